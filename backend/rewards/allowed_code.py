@@ -32,8 +32,7 @@ FILE = "trusted.json"
 RISKY_MODULES = (
     *("ctypes", "ftplib", "http", "httpx", "multiprocessing", "os", "pathlib", "requests", "shutil", "smtplib"),
     *("socket", "subprocess", "tempfile", "urllib"),
-)
-"""Modules that usually give access to files, programs or the network."""
+)  # modules that usually give access to files, programs or the network
 
 
 class TrustRecord:
@@ -190,7 +189,6 @@ class AllowedCode:
         self._record.add(new)
 
     def _read(self) -> dict[str, tuple[str, Rights]]:
-        """Path → SHA-256 and rights. A plain SHA-256 (older versions) means a confined process."""
         read = dict[str, tuple[str, Rights]]()
         for path, value in self._record.read().items():
             entry = value if isinstance(value, dict) else {"sha256": value}

@@ -28,8 +28,7 @@ from backend.rewards.worker_process import RewardWorker
 from backend.training.advantages import advantage_values
 from backend.utils.errors import UserError
 
-Line = Mapping[str, Any]
-"""A group as written by `backend.rewards.completion_lines.line_of`."""
+Line = Mapping[str, Any]  # A group as written by `backend.rewards.completion_lines.line_of`
 
 
 @dataclass(slots=True)
@@ -123,7 +122,6 @@ class RewardBench:
         return results
 
     def _scorer_of(self, settings: BenchSettings) -> Scorer:
-        """The last scorer if functions and files are unchanged, else a new one."""
         base = Path.cwd()
         named = {"reward_functions": list(settings.names), "reward_functions_file": str(settings.file or "")}
         files = code_files(named, base)
@@ -216,7 +214,6 @@ def score_lines(
 def _advantages(
     scores_by_row: Sequence[list[Any]], sizes: Sequence[int], weights: list[float], settings: BenchSettings
 ) -> list[float]:
-    """Advantages over all groups of equal size as in a training step, else group by group."""
     if not weights:
         return [0.0] * len(scores_by_row)
     if len(set(sizes)) > 1:

@@ -22,20 +22,15 @@ from backend.rewards.errors import class_name, text_of
 from backend.utils.text import quote
 
 Scores = list[float | None]
-Poll = Callable[[], None]
-"""Called repeatedly while user code runs; raising cancels the wait."""
+Poll = Callable[[], None]  # called repeatedly while user code runs; raising cancels the wait
 AsyncCall = tuple[int, Callable[[], Awaitable[Any]], Callable[[Any], Any]]
 """Function index, call, and reader of the awaited value."""
 
-LARGEST = 1e30
-"""Largest absolute score; float32 sums of squares overflow beyond it."""
-ASYNC_GRACE_S = 0.2
-"""Seconds for overdue async calls to be cancelled before they are interrupted."""
-_CANCEL_S = 0.1
-"""Seconds to cancel other async calls after a failure."""
+LARGEST = 1e30  # largest absolute score; float32 sums of squares overflow beyond it
+ASYNC_GRACE_S = 0.2  # seconds for overdue async calls to be cancelled before they are interrupted
+_CANCEL_S = 0.1  # seconds to cancel other async calls after a failure
 _POLL_S = 0.05
-_INTERRUPT_FOR_S = 1.0
-"""Seconds to interrupt a thread before abandoning it."""
+_INTERRUPT_FOR_S = 1.0  # seconds to interrupt a thread before abandoning it
 
 
 def wait_on() -> None:
@@ -107,8 +102,7 @@ class Caller:
     def __init__(self, mark: Callable[[int, bool], None] = lambda index, is_async: None) -> None:
         self.poll: Poll = wait_on
         self._mark = mark
-        self._running = -1
-        """Index of the async function that ran last."""
+        self._running = -1  # index of the async function that ran last
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def call(self, index: int, seconds: float, work: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
@@ -187,7 +181,6 @@ class Caller:
             loop.close()
 
     def _limited(self, seconds: float, work: Callable[[], Any]) -> Any:
-        """`work()`. Raises CallError."""
         try:
             return work()
         except BaseException as error:
@@ -230,7 +223,6 @@ class ThreadCaller(Caller):
 
 
 async def _awaited(awaitable: Awaitable[Any], seconds: float) -> Any:
-    """Await with asyncio's own limit, because a waiting `select` cannot be interrupted."""
     limit = asyncio.timeout(seconds)
     try:
         async with limit:
@@ -243,7 +235,6 @@ async def _awaited(awaitable: Awaitable[Any], seconds: float) -> Any:
 
 @types.coroutine
 def _marked(awaitable: Awaitable[Any], mark: Callable[[], None]) -> Generator[Any, Any, Any]:
-    """Await, calling `mark` at every resumption, to identify a function that blocks the loop."""
     steps: Any = awaitable.__await__()
     resume: Callable[[], Any] = functools.partial(next, steps)
     while True:

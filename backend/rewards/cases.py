@@ -22,8 +22,7 @@ from backend.utils.errors import UserError
 from backend.utils.files import read_text
 from backend.utils.whole_file import save_as
 
-TOLERANCE = 1e-6
-"""Absolute or relative tolerance of scores."""
+TOLERANCE = 1e-6  # absolute or relative tolerance of scores
 _SETTING = "cases"
 MOST_BYTES = 2**28
 

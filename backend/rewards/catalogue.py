@@ -37,25 +37,20 @@ DEFAULT_REWARDS = (
     "r1_strict_format_reward_func",
     "r1_soft_format_reward_func",
     "r1_count_xml",
-)
-"""Default of `reward_functions`."""
+)  # default of `reward_functions`
 COMPARING_REWARDS = (
     *("r1_accuracy_reward_func", "accuracy_reward", "math_eval", "multiple_choice", "choice_correctness", "jaccard"),
     "cosine_scaled_reward",
-)
-"""Shipped functions that need the dataset's answer."""
+)  # shipped functions that need the dataset's answer
 INPUTS = (
     *("prompts", "completions", "answer", "types", "completion_ids", "completions_ids"),
     *("trainer_state", "log_extra", "log_metric"),
-)
-"""Parameters filled from the sample. TRL documents `completions_ids` but passes `completion_ids`; both work."""
+)  # Parameters filled from the sample. TRL documents `completions_ids` but passes `completion_ids`; both work.
 CODE_TESTS = "code_tests"
 TEST_COLUMNS = (
     *("tests", "test_list", "test_cases", "verification_info", "input_output", "official_tests", "test", "unit_tests"),
-)
-"""Columns with tests for `code_tests`, in order of preference."""
-ALIAS = "name"
-"""Argument that renames an entry in metrics and tables."""
+)  # columns with tests for `code_tests`, in order of preference
+ALIAS = "name"  # argument that renames an entry in metrics and tables
 
 _SETTING = "reward_functions"
 _REWARD_FILE = "reward_functions_file"
@@ -69,8 +64,7 @@ _METRIC = re.compile(r"[A-Za-z0-9_.-]+")
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
 _BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 _KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "None": "none"}
-_LONGEST_NAME = 100
-"""Characters of a misspelt name to compare."""
+_LONGEST_NAME = 100  # characters of a misspelt name to compare
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -204,7 +198,6 @@ def split_names(entries: str | Iterable[Any]) -> list[str]:
 
 
 def _pieces(text: str) -> tuple[list[str], int]:
-    """(`text` split at top-level commas, unclosed brackets at its end)."""
     pieces, depth, quote, escaped = [""], 0, "", False
     for char in text:
         if quote:
@@ -517,7 +510,6 @@ def _registered(tree: ast.Module, source: str) -> list[RewardEntry]:
 
 
 def _entry(function: Function, name: str, label: str, source: str) -> RewardEntry:
-    """Parameters are those with a default or keyword-only, except inputs; others are columns."""
     args = function.args
     positional = [*args.posonlyargs, *args.args]
     defaults = [None] * (len(positional) - len(args.defaults)) + args.defaults
@@ -536,7 +528,6 @@ def _entry(function: Function, name: str, label: str, source: str) -> RewardEntr
 
 
 def _decorator_names(tree: ast.Module) -> set[str]:
-    """Our decorator's name in the file and its aliases."""
     imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
     aliases = (alias for node in imports for alias in node.names if alias.name == _REWARD_DECORATOR)
     return {_REWARD_DECORATOR} | {alias.asname for alias in aliases if alias.asname}

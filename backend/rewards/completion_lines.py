@@ -13,7 +13,6 @@ from backend.utils.files import read_text, user_path
 from backend.utils.text import quote
 
 MOST_BYTES = 2**31
-"""Maximum bytes of a completions file."""
 
 
 def read_groups(path: Path) -> list[Group]:

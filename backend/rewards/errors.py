@@ -17,11 +17,9 @@ from backend.utils.text import cut_in_the_middle, one_line, quote
 LONGEST_ERROR = 150
 LONGEST_MESSAGE = 200
 LONGEST_TRACEBACK = 20_000
-"""Characters of a traceback; keeps its end."""
 _MOST_FRAMES = 100
 _LONGEST_NAME, _LONGEST_FILE = 40, 24
-_LEAST_TEXT, _MOST_TEXT = 16, 80
-"""Characters of a prompt or completion in a message."""
+_LEAST_TEXT, _MOST_TEXT = 16, 80  # characters of a prompt or completion in a message
 _FUNCTION_NAME = 32
 _AFTER = ", on the prompt “{}” and the completion “{}”."
 _BUNDLED_MODULES = "; not in the app: use grpo-studio from pip"
@@ -88,7 +86,6 @@ class RewardError(UserError):
     """A reward function failed on completions; message on `reward_functions`."""
 
     def __init__(self, function: FunctionDescription, failure: Failure, sample: tuple[Problem, Completion]) -> None:
-        """Shortens the names first, then the failure, then prompt and completion."""
         problem, completion = sample
         before, room = _beginning_and_room(function, sample, failure.has_line)
         what = cut_in_the_middle(one_line(failure.what), room)

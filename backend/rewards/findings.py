@@ -14,13 +14,10 @@ from backend.rewards.catalogue import builtin_rewards, functions, parse_reward_f
 from backend.trainer.health.rules import Finding
 from backend.utils.errors import UserError
 
-SAME_REWARD = 1e-8
-"""Difference below which rewards are equal."""
-DOMINANT_SHARE = 0.9
-"""Share of the within-group spread that counts as dominant."""
+SAME_REWARD = 1e-8  # difference below which rewards are equal
+DOMINANT_SHARE = 0.9  # share of the within-group spread that counts as dominant
 SLOW_S = 0.25
-LEVELS = ("error", "warning", "good", "note")
-"""Levels of findings, in report order."""
+LEVELS = ("error", "warning", "good", "note")  # levels of findings, in report order
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 REQUIRED_TEXTS = {
@@ -30,8 +27,7 @@ REQUIRED_TEXTS = {
     "r1_soft_format_reward_func": _TAGS,
     "r1_count_xml": _TAGS,
     "think_format_reward": ("<think>", "</think>"),
-}
-"""Texts that a shipped function requires; `keyword` requires its argument."""
+}  # texts that a shipped function requires; `keyword` requires its argument
 _MARKS = re.compile(r"</?[A-Za-z_]\w*>|\\boxed|####")
 
 
@@ -109,7 +105,6 @@ def verdicts(sample: Sample) -> list[Finding]:
 
 
 def _no_signal(sample: Sample) -> Iterator[Finding]:
-    """Groups with equal rewards, and the likely reason."""
     flat = [
         group
         for group, spread in zip(sample.groups, sample.group_stds(sample.rewards), strict=True)
@@ -139,7 +134,6 @@ def _no_signal(sample: Sample) -> Iterator[Finding]:
 
 
 def _never_fires(sample: Sample) -> Iterator[Finding]:
-    """Functions that always score 0, by reason."""
     by_reason: dict[str, list[Scores]] = {}
     for scores in sample.functions:
         if not scores.known or any(scores.known):
@@ -168,7 +162,6 @@ def _never_fires(sample: Sample) -> Iterator[Finding]:
 
 
 def _others(sample: Sample) -> Iterator[Finding]:
-    """Failures, and functions that add nothing, dominate or are slow."""
     total = sum(scores.seconds for scores in sample.functions)
     for scores in sample.functions:
         if scores.error:

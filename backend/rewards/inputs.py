@@ -63,7 +63,6 @@ def inputs_for(samples: list[Sample], state: TrainerState, dialect: str) -> dict
 
 
 def _is_chat(problem: Problem) -> bool:
-    """True if the dataset has this prompt as messages; a system prompt may precede those of the column."""
     if "prompt" in problem.row:
         return isinstance(problem.row["prompt"], list)
     for column in problem.row.values():
@@ -139,7 +138,6 @@ def _check_name(function: str, name: Any) -> None:
 
 
 def _as_json(value: Any) -> Any:
-    """JSON-like values unchanged, NaN as None, others as text."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, Mapping):
         return {str(key): _as_json(item) for key, item in value.items()}

@@ -20,16 +20,12 @@ from typing import Any, NoReturn
 from backend.rewards.confinement.confine import confine_program, set_limits
 from backend.rewards.program_tests import OBSERVE, OBSERVE_PAIR, OPERATORS
 
-MOST_HASHED = 4096
-"""Maximum elements of a set or dict, against hash collisions."""
+MOST_HASHED = 4096  # maximum elements of a set or dict, against hash collisions
 REPORTS = 3
-"""Descriptor for reports."""
 LARGEST_FILE = 1 << 20
 MOST_FILES = 64
-FAILED = 1
-"""Exit code of a program that raised."""
-_MODULE = "solution"
-"""Module name for imports, as in `from solution import add`."""
+FAILED = 1  # exit code of a program that raised
+_MODULE = "solution"  # module name for imports, as in `from solution import add`
 _TAGS: dict[str, Any] = {"l": list, "t": tuple, "s": (set, frozenset), "d": dict}
 _KINDS: dict[str, Any] = {"l": list, "t": tuple, "s": set, "d": dict}
 
@@ -125,7 +121,6 @@ def _execute(source: str, module: ModuleType) -> None:
 
 
 def _run_tests(task: Mapping[str, Any], module: ModuleType) -> None:
-    """Run program, setup and every test; a failing test ends only itself."""
     write, dumps = os.write, json.dumps  # before the program can replace them
     current = 0
 
@@ -144,7 +139,6 @@ def _run_tests(task: Mapping[str, Any], module: ModuleType) -> None:
         report(current, number, claim(value))
 
     def observe_pair(number: int, name: str, left: Any, right: Any) -> None:
-        """Report both sides, or their comparison if they are not plain."""
         claims = claim(left), claim(right)
         if all(claims):
             report(current, number, {"value": ["t", *(each["value"] for each in claims)]})
@@ -152,7 +146,6 @@ def _run_tests(task: Mapping[str, Any], module: ModuleType) -> None:
             report(current, number, {} if any(claims) else {"truth": bool(OPERATORS[name](left, right))})
 
     def entry(name: str) -> Any:
-        """A function of the program, or a method of its class `Solution`."""
         found = getattr(module, name, None)
         return found if found is not None else getattr(module.Solution(), name)
 

@@ -47,17 +47,13 @@ from backend.utils.files import remove_tree, walk
 
 PRELOADED = (bisect, collections, functools, heapq, itertools, math, random, re, string, typing)
 """Modules to preload before forking."""
-MOST_OUTPUT = 256 << 10
-"""Maximum bytes of a task's output or reports."""
-MOST_FOLDER = 16 << 20
-"""Maximum bytes in a program's folder."""
-_GRACE_S = 5.0
-"""Seconds past the deadline to wait for an answer."""
+MOST_OUTPUT = 256 << 10  # maximum bytes of a task's output or reports
+MOST_FOLDER = 16 << 20  # maximum bytes in a program's folder
+_GRACE_S = 5.0  # seconds past the deadline to wait for an answer
 _START_S = 60.0
 _POLL_S = 0.02
 _FOLDER_POLL_S = 0.2
-_HEADER = struct.Struct("<II")
-"""Program number and JSON length."""
+_HEADER = struct.Struct("<II")  # program number and JSON length
 
 Task = Mapping[str, Any]
 TaskResult = Mapping[str, Any]
@@ -122,7 +118,6 @@ class ProgramRunner:
                 return None
 
     def _receive(self, deadline: float) -> tuple[int, Any]:
-        """Next answer and its program number. Raises EOFError, TimeoutError."""
         assert self._server is not None and self._server.stdout is not None
         file, received = self._server.stdout.fileno(), self._received
         while True:
@@ -199,7 +194,6 @@ def main(arguments: Sequence[str] = ()) -> None:
 
 
 def _run_tasks(request: Mapping[str, Any], folder: Path, server: int) -> list[TaskResult]:
-    """Run one program's tasks in a fork."""
     begun = time.monotonic()
     deadline = begun + request["deadline_s"]
     until = min(begun + 2 * request["seconds"], deadline)
@@ -266,7 +260,6 @@ def _run_task(task: Task, folder: Path, limits: Mapping[str, Any], until: float,
 
 
 def _take_places(task: Task, output: int, parent: int) -> None:
-    """Set up the fork's group, parent-death signal and descriptors 0 to 3."""
     os.setpgid(0, 0)
     if sys.platform == "linux":
         from backend.rewards.confinement.landlock import PR_SET_PDEATHSIG, prctl
@@ -288,7 +281,6 @@ def _take_places(task: Task, output: int, parent: int) -> None:
 
 
 def _read_all(file: int, received: bytearray) -> bool:
-    """Drain a non-blocking pipe; False at its end."""
     with suppress(BlockingIOError):
         while len(received) <= MOST_OUTPUT:
             piece = os.read(file, 1 << 16)
@@ -304,7 +296,6 @@ def _message(number: int, content: Any) -> bytes:
 
 
 def _read(file: int, count: int) -> bytes:
-    """Exactly so many bytes; fewer at the end."""
     received = b""
     while len(received) < count and (piece := os.read(file, count - len(received))):
         received += piece

@@ -99,10 +99,8 @@ class _Builder:
         self.observations = _Observations()
         self.setup: list[ast.stmt] = []
         self.tests: list[AssertTest] = []
-        self.functions: dict[str, frozenset[int]] = {}
-        """Asserting functions → observations that a call always makes."""
-        self._before: list[ast.stmt] = []
-        """Statements since the last test."""
+        self.functions: dict[str, frozenset[int]] = {}  # asserting functions → observations that a call always makes
+        self._before: list[ast.stmt] = []  # statements since the last test
 
     def add(self, module: ast.Module) -> None:
         for statement in module.body:
@@ -192,7 +190,6 @@ class _Observations(ast.NodeTransformer):
 
 
 def _conjuncts(condition: ast.expr) -> Iterator[ast.expr]:
-    """`a and b` asserts both."""
     if isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.And):
         for part in condition.values:
             yield from _conjuncts(part)
@@ -204,8 +201,7 @@ def _unparsed(statements: list[ast.stmt]) -> str:
     return ast.unparse(ast.fix_missing_locations(ast.Module(statements, [])))
 
 
-PREPARATIONS = ("test_setup_code", "test_imports")
-"""MBPP columns with code to run before tests."""
+PREPARATIONS = ("test_setup_code", "test_imports")  # MBPP columns with code to run before tests
 
 
 class UnusableTestsError(ValueError):
@@ -264,7 +260,6 @@ def _parsed(value: Any) -> Any:
 
 
 def _calls(name: str, cases: list[tuple[Any, Any]]) -> AssertTests:
-    """Calls of one function. Some datasets wrap the output, so `[3]` expects 3 or [3]."""
     if not name.isidentifier():
         raise UnusableTestsError(f"the function name {quote(name, 30)}")
     tests = AssertTests()
@@ -309,5 +304,4 @@ def _asserts(sources: list[str], row: Mapping[str, Any], most: int) -> AssertTes
 
 
 def _stream(value: Any) -> str:
-    """Standard input or output, possibly a list of lines."""
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)

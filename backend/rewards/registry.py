@@ -19,8 +19,7 @@ Ids = list[list[int]] | None
 Scores = list[float | None]
 Table = MutableMapping[str, RewardCallable]
 
-REWARD_REGISTRY: dict[str, RewardCallable] = {}
-"""Shipped functions in definition order."""
+REWARD_REGISTRY: dict[str, RewardCallable] = {}  # shipped functions in definition order
 
 # The innermost table comes last. Only `user_files.stand_in_library`, which holds a lock, pushes here.
 _tables: list[Table] = [REWARD_REGISTRY]

@@ -28,8 +28,7 @@ from backend.utils.errors import ConfigProblem, UserError
 _SETTING = "reward_functions"
 _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
-Dialect = Literal["ours", "trl"]
-"""Call convention, see `backend.rewards.inputs`."""
+Dialect = Literal["ours", "trl"]  # call convention, see `backend.rewards.inputs`
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +155,6 @@ def resolve(
 
 
 def _function(entry: RewardCall, call: RewardCallable, user_file: RewardFile | None) -> RewardFunction:
-    """Check the entry's arguments. Raises UserError on `reward_functions`."""
     is_shipped = user_file is None
     parameters: list[Parameter] = []
     try:

@@ -35,8 +35,7 @@ NOT_ISOLATED = (
     "Reward functions run inside the trainer's own process (reward_isolation: thread): one that crashes, exits or "
     "keeps Python's lock takes the run with it, and nothing keeps it from the run's files."
 )
-SharedProcesses = Mapping[bool, RewardWorker]
-"""Workers shared by runs, by network access."""
+SharedProcesses = Mapping[bool, RewardWorker]  # workers shared by runs, by network access
 
 _NO_NETWORK = re.compile(
     r"gaierror|URLError|Connect\w*Error|ConnectTimeout|Connection\w*Error|name resolution"
@@ -58,13 +57,11 @@ class Scorer:
     """A run's functions, loaded on first use, and again in a new worker."""
 
     def __init__(self, source: RewardSource, host: RewardWorker | FunctionHost, timeout_s: float) -> None:
-        """`timeout_s`: limit for executing files, and for a map function."""
         self.host = host
         host.start()  # a worker starts while the caller does something else
         self._source, self._timeout_s = source, timeout_s
         self._key = next(_keys)
-        self._generation = 0
-        """Generation of the process with loaded functions; 0 for none."""
+        self._generation = 0  # generation of the process with loaded functions; 0 for none
         self._stages: list[list[FunctionDescription]] = []
         self._notes: list[str] = []
 

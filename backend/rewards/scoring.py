@@ -38,10 +38,8 @@ from backend.rewards.user_files import RewardFile, stand_in_library
 from backend.types import Completion, Group
 from backend.utils.errors import UserError
 
-LONGEST_PRINTED = 2000
-"""Characters of printed output in the bench, from its end."""
-_ROW_WORDS = 90
-"""Characters for a row's problem."""
+LONGEST_PRINTED = 2000  # characters of printed output in the bench, from its end
+_ROW_WORDS = 90  # characters for a row's problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +174,7 @@ Request = LoadRequest | ScoreRequest | MapRequest
 class FunctionHost:
     """Functions of runs by key, called in this process by `caller`."""
 
-    generation = 1
-    """Process counter of a `RewardWorker`; constant here."""
+    generation = 1  # process counter of a `RewardWorker`; constant here
 
     def __init__(self, caller: Caller, notes: Sequence[str] = ()) -> None:
         self.caller, self._notes = caller, list(notes)
@@ -294,7 +291,6 @@ def score_step(
 
 
 def _stand_in_libraries(functions: Iterable[RewardFunction]) -> ExitStack:
-    """Stand-in mlx_lm_lora during calls, with the file's own functions."""
     stack = ExitStack()
     for user_file in {id(function.user_file): function.user_file for function in functions}.values():
         if user_file:

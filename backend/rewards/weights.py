@@ -13,11 +13,9 @@ from backend.types import Group
 
 Kind = Literal["constant", "linear", "adaptive"]
 
-STRUGGLING, SUCCEEDING = 0.3, 0.8
-"""Success rates that trigger a change of an adaptive weight."""
+STRUGGLING, SUCCEEDING = 0.3, 0.8  # success rates that trigger a change of an adaptive weight
 RAISE, LOWER = 1.2, 0.9
-LEAST, MOST = 0.1, 10.0
-"""Bounds of an adaptive weight, relative to its initial value."""
+LEAST, MOST = 0.1, 10.0  # bounds of an adaptive weight, relative to its initial value
 
 
 class WeightSchedule:

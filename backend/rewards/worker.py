@@ -23,12 +23,9 @@ from backend.rewards.confinement.guard import guard
 from backend.rewards.errors import describe_error
 from backend.rewards.scoring import FunctionHost, LoadRequest
 
-LOST_PIPE = 97
-"""Exit code for closed pipes."""
-SPOILED = 98
-"""Exit code if user code broke our code in the worker."""
-BEGIN = b"\x1e"
-"""Prefix of a line of ours; other bytes are user code's."""
+LOST_PIPE = 97  # exit code for closed pipes
+SPOILED = 98  # exit code if user code broke our code in the worker
+BEGIN = b"\x1e"  # prefix of a line of ours; other bytes are user code's
 
 _exit, _write, _getpid, _load = os._exit, os.write, os.getpid, pickle.load  # bound before user code can replace them
 _encode = json.JSONEncoder(ensure_ascii=True, allow_nan=False, default=str).encode

@@ -34,17 +34,12 @@ from backend.utils.errors import UserError
 from backend.utils.files import remove_tree
 
 LONGEST_ANSWER = 64 << 20
-"""Maximum bytes of an answer."""
-MOST_OUTPUT = 64 << 10
-"""Bytes of printed output to forward per request."""
+MOST_OUTPUT = 64 << 10  # bytes of printed output to forward per request
 
-START_S = 60.0
-"""Seconds for the worker to start or read a request."""
+START_S = 60.0  # seconds for the worker to start or read a request
 EXIT_S = 1.0
-"""Seconds for the worker to exit at the end of a run."""
 _EXIT_CODE_S = 0.5
-_GUARD_S = 6.0
-"""Seconds for the guard to kill descendants."""
+_GUARD_S = 6.0  # seconds for the guard to kill descendants
 _LAST_WORDS_S = 2.0
 _POLL_S = 0.05
 _WROTE_INTO_PIPE = "wrote something of its own into the pipe by which scores are returned"
@@ -72,10 +67,8 @@ class RewardWorker:
     """Runs reward functions in a confined process for one or more scorers, by key."""
 
     def __init__(self, network: bool = False) -> None:
-        """`network`: allow network access (`reward_network`)."""
         self.network = network
-        self.generation = 0
-        """Process counter; functions loaded in an earlier process are gone."""
+        self.generation = 0  # process counter; functions loaded in an earlier process are gone
         self._lock = threading.RLock()
         self._child: _Child | None = None
         self._keys: set[int] = set()
@@ -229,7 +222,6 @@ class _Child:
                 raise _WorkerLostError(f"returned more than {LONGEST_ANSWER >> 20} MB", index)
 
     def _ended(self) -> str:
-        """How the process ended, as words after a function's name."""
         try:
             code = self.process.wait(_EXIT_CODE_S)
         except subprocess.TimeoutExpired:

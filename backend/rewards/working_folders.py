@@ -11,8 +11,7 @@ from backend.utils import file_lock
 from backend.utils.file_lock import is_alive
 from backend.utils.files import remove_tree
 
-FOLDER_PREFIX = "grpo-studio-rewards-"
-"""Followed by the creator's pid."""
+FOLDER_PREFIX = "grpo-studio-rewards-"  # followed by the creator's pid
 
 
 def make_working_folder() -> tuple[Path, int]:

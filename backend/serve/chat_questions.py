@@ -17,11 +17,9 @@ from backend.utils.errors import UserError
 if TYPE_CHECKING:
     from backend.sampling.chat import Chat, Reply
 
-REPORT_EVERY_S = 0.03
-"""Interval of reports about an answer's text: as often as a screen shows it."""
+REPORT_EVERY_S = 0.03  # interval of reports about an answer's text: as often as a screen shows it
 
-_loaded: list[Chat] = []
-"""The chat that was loaded last; empty before."""
+_loaded: list[Chat] = []  # the chat that was loaded last; empty before
 
 
 def chat_load(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:

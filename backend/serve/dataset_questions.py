@@ -40,8 +40,7 @@ from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import quote
 
 _lock = threading.Lock()
-_open: tuple[Any, Any] | None = None
-"""What the process of map functions was started for, and its scorer."""
+_open: tuple[Any, Any] | None = None  # what the process of map functions was started for, and its scorer
 
 
 def map_rows_of(config: Config) -> tuple[MapRows | None, list[ConfigProblem]]:
@@ -80,10 +79,8 @@ def close() -> None:
 atexit.register(close)
 
 
-CELL = 240
-"""Characters of a cell that are sent for the table."""
-FULL_CELL, FULL_PROMPT = 20_000, 8_000
-"""Characters of a cell and tokens of a prompt that are sent for the selected row."""
+CELL = 240  # characters of a cell that are sent for the table
+FULL_CELL, FULL_PROMPT = 20_000, 8_000  # characters of a cell and tokens of a prompt that are sent for the selected row
 COUNT_CHUNK, REPORT_EVERY_S = 32, 0.25
 """Rows tokenised between two checks for cancellation; interval of progress reports."""
 
@@ -118,7 +115,6 @@ def preview_rows(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
 
 
 def _prompt_lengths(opened: LoadedDataset, split: str, indices: range, config: Config) -> list[int | None]:
-    """Tokens of these prompts, or None while the tokenizer is not loaded: the table does not wait for it."""
     if not is_warm(config):
         return [None] * len(indices)
     tokenizer = tokenizer_for(config)
@@ -152,7 +148,6 @@ def preview_row(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
 def _with_prompt(
     answer: dict[str, Any], index: int, row: Row, tokenizer: Any, config: Config, source: str
 ) -> dict[str, Any]:
-    """`answer` with the row's prompt added, or with the faults that prevent one."""
     try:
         problem, tokens = preview_problem(index, row, tokenizer, config, source)
     except UserError as mistake:
@@ -203,7 +198,6 @@ def preview_variety(request: dict[str, Any], call: QuestionCall) -> dict[str, An
 
 
 def _tokenizer(config: Config, answer: dict[str, Any]) -> Any:
-    """The tokenizer, or None with the reason in "faults" of `answer`."""
     try:
         return tokenizer_for(config)
     except UserError as mistake:
@@ -212,7 +206,6 @@ def _tokenizer(config: Config, answer: dict[str, Any]) -> Any:
 
 
 def _tally(opened: LoadedDataset, split: str, config: Config, tokenizer: Any) -> PromptLengths:
-    """The token counts of a split, counted again where something that its prompts depend on has changed."""
     depends = (tokenizer, *(str(getattr(config, key)) for key in _PROMPT_TEXT))
     counted_with, tally = opened.computed.get(("tally", split), (None, None))
     if counted_with != depends:

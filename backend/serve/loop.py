@@ -26,8 +26,7 @@ from backend.utils.child_process import claim_stdout, json_line
 from backend.utils.disk_faults import fault_of
 from backend.utils.errors import ConfigProblem, UserError
 
-POOL_THREADS = 4
-"""Threads for quick questions; most of them wait for a disk or the network."""
+POOL_THREADS = 4  # threads for quick questions; most of them wait for a disk or the network
 
 Message = dict[str, Any]
 
@@ -89,7 +88,6 @@ class Server:
 
 
 def _run_handler(question: Question, request: dict[str, Any], call: QuestionCall) -> Message:
-    """The last message about a question, without its id; never raises an Exception."""
     try:
         call.check()  # it may have been cancelled while it waited for a thread
         answer = json_safe(question.handler()(request, call))

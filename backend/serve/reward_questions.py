@@ -75,7 +75,6 @@ def sample(request: dict[str, Any], call: QuestionCall) -> list[dict[str, Any]]:
 
 @cache
 def _trial_sampler() -> Any:
-    """Keeps the model between questions. Imported when it is first needed, because scoring must not wait for mlx."""
     from backend.trainer.trial_sampling import TrialSampler
 
     return TrialSampler()

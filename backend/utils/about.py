@@ -19,7 +19,6 @@ from backend.utils.errors import UserError
 from backend.utils.places import project_root, resources
 
 HIDDEN = "…"
-"""Stands for a secret."""
 _SECRETS = (
     re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{8,}"),  # Hugging Face
     re.compile(r"\b(?:ghp|gho|ghs|github_pat)_\w{16,}"),  # GitHub
@@ -29,10 +28,8 @@ _SECRETS = (
     re.compile(r"(?i)((?<=token[=:])|(?<=token[=:] )|(?<=password[=:])|(?<=password[=:] ))[^\s,;'\"]+"),
 )
 _OTHER_HOMES = re.compile(r"(?<![\w/])/(?:home|Users)/[^/\s'\":]+")
-SHORTEST_NAME = 3
-"""Shorter user names are left in place outside paths: ordinary words contain them."""
-_ORDINARY = {"root", "user", "admin", "runner", "ubuntu"}
-"""User names that identify nobody."""
+SHORTEST_NAME = 3  # shorter user names are left in place outside paths: ordinary words contain them
+_ORDINARY = {"root", "user", "admin", "runner", "ubuntu"}  # user names that identify nobody
 
 
 def without_private(text: str, folders: Iterable[str] = ()) -> str:
@@ -63,7 +60,6 @@ def user_name() -> str:
 
 
 LOG_LINES = 60
-"""Last lines of a log that are in a report."""
 TITLE = "GRPO Studio problem report"
 EMPTY = "Write here what you did, what happened, and what you expected."
 
@@ -164,7 +160,6 @@ def is_newer(version: str, than: str) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """1.2.0 → (1, 2): zeros at the end mean nothing."""
     match = re.match(r"v?(\d+(?:\.\d+)*)", version)
     numbers = [int(part) for part in match.group(1).split(".")] if match else []
     while len(numbers) > 1 and not numbers[-1]:
@@ -173,8 +168,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 OURS = "grpo-studio"
-LONGEST_LICENCE = 60
-"""Characters of the metadata's field License that can be a name; longer ones are the text itself."""
+LONGEST_LICENCE = 60  # characters of the metadata's field License that can be a name; longer ones are the text itself
 _REQUIREMENT = re.compile(r"[\w.-]+(\[[^\]]*\])?")
 """The name of a requirement, with the extras that it asks for: mlx[cpu]."""
 _EXTRA = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
@@ -182,8 +176,7 @@ _LICENCE_FILE = re.compile(r"(^|/)(licen[cs]e|copying|notice|authors|copyright)[
 GENERAL_TEXTS = {
     "Apache": ("Apache-2.0.txt",),
     "LGPL-3": ("LGPL-3.0.txt", "GPL-3.0.txt"),  # the first adds to the second
-}
-"""Part of a licence's name → its text in resources/licences/, for packages that bring none."""
+}  # part of a licence's name → its text in resources/licences/, for packages that bring none
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,12 +25,9 @@ from backend.runs.events import json_safe
 from backend.utils.command import backend_command, backend_environment, is_bundled
 
 POLL_S = 0.05
-STDERR_TAIL = 2000
-"""Bytes of a child's stderr that are kept for the message of its end."""
-LAST_WORDS_S = 2.0
-"""Seconds to wait for the rest of its stderr, which a process that it started may keep open."""
-CHILD_VERB = "child"
-"""Hidden verb of a bundled app, which has no Python to run a module with."""
+STDERR_TAIL = 2000  # bytes of a child's stderr that are kept for the message of its end
+LAST_WORDS_S = 2.0  # seconds to wait for the rest of its stderr, which a process that it started may keep open
+CHILD_VERB = "child"  # hidden verb of a bundled app, which has no Python to run a module with
 
 
 def claim_stdout() -> TextIO:

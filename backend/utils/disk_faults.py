@@ -18,7 +18,6 @@ from backend.utils.files import reason
 from backend.utils.text import quote
 
 LONGEST_PLACE = 110
-"""Characters of a path in a message."""
 
 CAUSES = {
     errno.ENOSPC: "the disk is full",
@@ -38,12 +37,10 @@ CAUSES = {
     errno.EMFILE: "this process has too many files open",
     errno.ENFILE: "the system has too many files open",
 }
-"""errno → the cause, as the end of a sentence."""
 
 OF_DISKS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG, errno.ESTALE, errno.EMFILE, errno.ENFILE),
-)
-"""Errors that no program can cause by a wrong call: wherever they come from, the disk or its limits are at fault."""
+)  # errors that no program can cause by a wrong call: wherever they come from, the disk or its limits are at fault
 MLX_WRITING = ("[write]", "[save_safetensors]", "[save]", "[load] Failed to write")
 """Beginnings of mlx's RuntimeErrors for a file that it could not write; they keep no errno."""
 

@@ -14,11 +14,8 @@ from backend.utils.files import TEXT_LIMIT, is_text, read_text
 from backend.utils.text import about_path, quote
 
 YAML_LIMIT = 2**20
-"""Characters of a YAML document."""
 VALUES = 10_000
-"""Values that settings may hold."""
-DEPTH = 50
-"""Levels of lists and mappings, far below Python's recursion limit."""
+DEPTH = 50  # levels of lists and mappings, far below Python's recursion limit
 _MERGE = "tag:yaml.org,2002:merge"
 
 

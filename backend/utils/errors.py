@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass
 
 from backend.utils.text import one_line, quote, shorten
 
-LONGEST_KEY = 60
-"""Characters of `setting`: a key that a user misspelt may be of any length."""
+LONGEST_KEY = 60  # characters of `setting`: a key that a user misspelt may be of any length
 
 
 @dataclass(frozen=True, slots=True)

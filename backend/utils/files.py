@@ -16,12 +16,9 @@ from typing import BinaryIO, TypeGuard
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 
-LONGEST_NAME = 255
-"""Bytes of one part of a path, on every file system in use."""
-LONGEST_PATH = 1023 if sys.platform == "darwin" else 4095
-"""Bytes of a whole path: PATH_MAX without its final NUL."""
-TEXT_LIMIT = 16 * 2**20
-"""Bytes of a text file, where the caller knows no better limit."""
+LONGEST_NAME = 255  # bytes of one part of a path, on every file system in use
+LONGEST_PATH = 1023 if sys.platform == "darwin" else 4095  # bytes of a whole path: PATH_MAX without its final NUL
+TEXT_LIMIT = 16 * 2**20  # bytes of a text file, where the caller knows no better limit
 OWNER_ONLY = 0o700
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -216,7 +213,6 @@ def remove_tree(folder: Path) -> None:
 
 
 def _emptied(folder: str) -> list[str]:
-    """Folders in a folder, after its files are deleted."""
     folders: list[str] = []
     with suppress(OSError):
         os.chmod(folder, OWNER_ONLY)

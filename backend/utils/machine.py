@@ -16,15 +16,12 @@ from backend.utils.errors import UserError
 
 TREAT_CPU_AS = "GRPO_STUDIO_TREAT_CPU_AS"
 """The environment variable that makes a CPU take the choices of a GPU (`backend.engine.device`)."""
-PROCESS_BYTES = 600_000_000
-"""Memory of Python and the libraries beside MLX's arrays, data and tokenizer included."""
-USABLE_SHARE = 0.75
-"""Share of the memory that a run may use; the rest is for the system and other programs."""
+PROCESS_BYTES = 600_000_000  # memory of Python and the libraries beside MLX's arrays, data and tokenizer included
+USABLE_SHARE = 0.75  # share of the memory that a run may use; the rest is for the system and other programs
 GB_36 = 36 << 30
 LEAST_ADDRESS_SPACE = 3 << 29
 """Bytes that `ulimit -v` must allow. With less, libraries crash or wait for ever, without a word."""
 READ_S = 2.0
-"""Seconds that a command may take."""
 
 
 def require_address_space() -> None:
@@ -108,7 +105,6 @@ def _physical() -> int:
 
 
 def _available() -> int:
-    """Free memory and the caches that the kernel would give up for a program."""
     kilobytes = _read_proc("meminfo", "MemAvailable").partition(" ")[0]
     return int(kilobytes) * 1024 if kilobytes else _physical()
 

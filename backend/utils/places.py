@@ -9,12 +9,9 @@ from pathlib import Path
 
 from backend.utils.files import possible_path, user_path
 
-RUNS_VARIABLE = "GRPO_STUDIO_RUNS"
-"""Environment variable that moves the runs folder."""
-PREFS_VARIABLE = "GRPO_STUDIO_PREFS"
-"""Environment variable that moves the window's preferences."""
-BUNDLED = "Bundled "
-"""Beginning of a path inside our resources where it is shown."""
+RUNS_VARIABLE = "GRPO_STUDIO_RUNS"  # environment variable that moves the runs folder
+PREFS_VARIABLE = "GRPO_STUDIO_PREFS"  # environment variable that moves the window's preferences
+BUNDLED = "Bundled "  # beginning of a path inside our resources where it is shown
 
 
 def project_root() -> Path:

@@ -15,15 +15,13 @@ from typing import Any
 from backend.utils.files import open_regular, reason
 from backend.utils.text import quote
 
-LONGEST_HEADER = 100_000_000
-"""Bytes; the limit of the safetensors library itself."""
+LONGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors library itself
 BYTES = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
     **dict.fromkeys(("F32", "I32", "U32"), 4),
     **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
     **dict.fromkeys(("U8", "I8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
-}
-"""Type → bytes of one number."""
+}  # type → bytes of one number
 
 
 class BrokenFile(Exception):
@@ -106,5 +104,4 @@ def _array(name: str, about: Any) -> StoredArray:
 
 
 def _are_sizes(value: Any) -> bool:
-    """True for a list of at most 32 whole numbers, not negative, in 63 bits."""
     return isinstance(value, list) and len(value) <= 32 and all(type(n) is int and 0 <= n < 2**63 for n in value)

@@ -19,8 +19,7 @@ from backend.utils.text import quote
 
 PREFERENCE_FILES = (
     *("prefs.ini*", "draft*.yaml", "draft-*.lock", "trusted.json", "runs-cache.jsonl", "native-crash-*.txt"),
-)
-"""Files in the folder of preferences, which may hold the runs as well: only these are ever deleted there."""
+)  # files in the folder of preferences, which may hold the runs as well: only these are ever deleted there
 REMOVABLE = ("settings", "kernels")
 
 

@@ -6,18 +6,12 @@ import re
 import reprlib
 from pathlib import PurePath
 
-SHOWN = 80
-"""Characters of a value in a sentence: two values and their sentence stay below 200."""
-PATH_SHOWN = 120
-"""Characters of a path, which people look for and copy."""
-SENTENCE = 200
-"""Characters of a sentence about what a user supplied."""
-LONGEST = 2 * SENTENCE
-"""Characters of a sentence of several parts, such as one with advice."""
-WORD = 40
-"""Characters that a long word keeps in a sentence that has to be shortened."""
-_DIGITS = 40
-"""Longest whole number that is written out."""
+SHOWN = 80  # characters of a value in a sentence: two values and their sentence stay below 200
+PATH_SHOWN = 120  # characters of a path, which people look for and copy
+SENTENCE = 200  # characters of a sentence about what a user supplied
+LONGEST = 2 * SENTENCE  # characters of a sentence of several parts, such as one with advice
+WORD = 40  # characters that a long word keeps in a sentence that has to be shortened
+_DIGITS = 40  # longest whole number that is written out
 
 _TERMINAL = re.compile(r"\x1b(?:\[[0-9:;<=>?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)?")
 """A control sequence of a terminal: a colour, a movement, a title."""

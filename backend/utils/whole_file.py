@@ -48,7 +48,6 @@ def _blocks(content: str | Iterable[bytes]) -> Iterable[bytes]:
 
 
 def _create(draft: Path, mode: int | None) -> int:
-    """A descriptor of a new file. Raises OSError, FileExistsError too: nothing that is there is opened."""
     draft.unlink(missing_ok=True)  # a link itself, not what it leads to
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     handle = os.open(draft, flags, 0o666 if mode is None else mode)

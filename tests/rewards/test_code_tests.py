@@ -20,7 +20,7 @@ from backend.rewards.functions.code import same_output
 from backend.rewards.inputs import TrainerState
 from backend.rewards.program import NotPlainError, decoded, encoded
 from backend.rewards.program_runner import runner
-from backend.rewards.program_tests import ExpectedValue, UnusableTestsError, row_tests
+from backend.rewards.program_tests import UnusableTestsError, row_tests
 from backend.rewards.scorer import Scorer
 from backend.rewards.scoring import RewardSource
 from backend.rewards.worker_process import RewardWorker
@@ -34,9 +34,6 @@ def scores(texts: list[str], entry: str = "code_tests(seconds=0.5)", **row: Any)
     group = make_group(*texts, **row)
     report_of(group, [entry])
     return [next(iter(completion.scores.values())) for completion in group.completions]
-
-
-# ── what is run ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -53,13 +50,6 @@ def scores(texts: list[str], entry: str = "code_tests(seconds=0.5)", **row: Any)
 )
 def test_the_last_fenced_block_of_the_answer_is_run(text: str, program: str) -> None:
     assert code._program(text).strip() == program.strip()
-
-
-def test_huge_texts_are_cut_in_bounded_time() -> None:
-    began = time.perf_counter()
-    for text in ("```\n" * 500_000, "`" * 2_000_000, "\n" * 2_000_000, "a" * 2_000_000):
-        assert len(code._program(text)) <= code.LONGEST_PROGRAM
-    assert time.perf_counter() - began < 3
 
 
 FORMS: list[tuple[str, dict[str, Any], str, list[float]]] = [
@@ -124,8 +114,6 @@ def test_a_dataset_without_a_known_column_is_refused_before_the_run() -> None:
     assert faults("code_tests(column=mine)", tests="") and len(sentence) <= 220
 
 
-# ── hostile programs ─────────────────────────────────────────────────────────────────────────────────────────────────
-
 FORGED = b'[0]\\n[1]\\n[0, 0, {"value": true}]\\n[1, 1, {"value": true}]\\n[0, 0, {"truth": true}]\\n'
 HOSTILE = {
     "loops": "while True: pass",
@@ -183,23 +171,6 @@ def test_a_test_has_passed_at_its_end_alone(program: str, expected: float, test:
     assert scores([program], tests=[test]) == [expected]
 
 
-@pytest.mark.parametrize("name", ["reads a file", "writes a file", "lists a folder", "reaches a network"])
-def test_programs_that_are_refused_something_would_pass_otherwise(name: str, tmp_path: Path) -> None:
-    """Else the table above would hold whatever a program is refused."""
-    secret = tmp_path / "secret.txt"
-    secret.write_text("3")
-    here: dict[str, Any] = {}
-    exec(HOSTILE[name].replace("{secret}", str(secret)).replace("{home}", str(tmp_path)), here)
-    assert here["add"](1, 2) == 3
-
-
-def test_a_sleeping_program_takes_none_of_the_time_of_the_next_call() -> None:
-    began = time.monotonic()
-    assert scores(["import time\ntime.sleep(99)"], tests=ASSERTS) == [0.0]
-    assert scores([ADD], tests=ASSERTS) == [1.0]
-    assert time.monotonic() - began < 8
-
-
 def test_programs_that_get_no_turn_have_no_score_and_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code, "SHARE", 0.0)  # a second is left for the call
     texts = [f"import time\ntime.sleep(9)  # {n}" for n in range(8)]
@@ -238,9 +209,6 @@ def test_nothing_is_run_where_it_could_not_be_confined(monkeypatch: pytest.Monke
         scores([ADD], tests=ASSERTS)
 
 
-# ── values and outputs ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize(
     "value",
     [None, True, 3, -(2**90), 1.5, float("inf"), "é\ud800", b"\0", 1j, [1, [2]], (1,), {1, 2}, {"a": (1, None)}, {(1, 2): {3}}, [], {}],
@@ -271,8 +239,3 @@ def test_a_set_made_to_collide_is_refused() -> None:
 )  # fmt: skip
 def test_outputs_are_compared_as_judges_do(actual: str, expected: str, is_same: bool) -> None:
     assert same_output(actual, expected) is is_same
-
-
-def test_an_observation_that_cannot_be_compared_does_not_hold() -> None:
-    assert not ExpectedValue("right", "Lt", 3).holds("text") and not ExpectedValue("pair", "Eq").holds(3)
-    assert ExpectedValue("left", "In", 2).holds([1, 2]) and not ExpectedValue("truth").holds(1)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,7 +24,6 @@ from backend.rewards.worker_process import RewardWorker
 from backend.rewards.working_folders import FOLDER_PREFIX, make_working_folder
 from backend.types import Group
 from backend.utils import file_lock
-from backend.utils.errors import UserError
 from tests.support.scoring import make_group, score
 
 PRELUDE = "import asyncio, atexit, builtins, ctypes, fcntl, json, multiprocessing, os, re, resource, signal, subprocess, sys, threading, time\n"
@@ -73,8 +70,6 @@ def failure(scorer: Scorer, timeout_s: float = 20.0) -> str:
     assert "“What is 2 + 2?”" in fault.sentence and "completion “a”" in fault.sentence and "\n" not in fault.sentence
     return fault.sentence
 
-
-# ── as in the trainer's own process ──────────────────────────────────────────────────────────────────────────────────
 
 KINDS = """
 seen = []
@@ -132,9 +127,6 @@ def test_a_file_reads_and_imports_what_lies_beside_it_and_works_in_a_folder_of_i
     assert group.completions[0].reward == 1.0 and (folder / "scratch").is_file() and folder != Path.cwd()
     mine.host.stop()
     assert not folder.exists()
-
-
-# ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -240,39 +232,6 @@ def is_running(pid: int) -> bool:
             return False
         time.sleep(0.02)
     return True
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("class Odd(BaseException): pass\nraise Odd('no')\n", "mine.py cannot be loaded: Odd: no (mine.py, line 3)."),
-        ("os._exit(5)\n", "mine.py ended the process it ran in (exit code 5) while it was being loaded."),
-        ("time.sleep(1000)\n", "mine.py was still running after 0.3 s (reward_timeout) while it was being loaded."),
-    ],
-)  # fmt: skip
-def test_a_file_that_cannot_be_loaded_is_one_sentence(scorer, text: str, words: str) -> None:
-    with pytest.raises(UserError) as caught:
-        scorer(text, "f", timeout_s=0.3).load()
-    assert [fault.sentence for fault in caught.value.faults] == [words]
-
-
-def test_the_process_ends_with_its_parent_however_that_ends(tmp_path: Path) -> None:
-    code = (
-        "import sys, time\nfrom backend.rewards.worker_process import RewardWorker\n"
-        "process = RewardWorker(); process.start(); print(process.pid, flush=True); time.sleep(1000)\n"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
-    time.sleep(0.3)
-    assert Path(f"/proc/{pid}").exists()
-    os.kill(parent.pid, signal.SIGKILL)
-    parent.wait()
-    parent.stdout.close()
-    assert not is_running(pid)
-
-
-# ── what comes out is not trusted ────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_function_that_writes_into_the_pipe_is_told_so(scorer) -> None:

@@ -64,9 +64,6 @@ def processor_s() -> float:
     return time.process_time() + ended.ru_utime + ended.ru_stime
 
 
-# ── the bench ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_a_function_that_exits_or_holds_the_gil_does_not_take_the_others_along(
     bench: RewardBench, tmp_path: Path
 ) -> None:
@@ -176,10 +173,6 @@ def test_two_hundred_completions_are_scored_again_in_under_a_second(bench: Rewar
     assert processor_s() - began < 1.0
 
 
-# ── rewards, advantages, findings
-# ───────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_rewards_and_advantages_equal_those_of_a_training_step(bench: RewardBench, mine: Path) -> None:
     lines = [line("a", "bbb", "cc", "dddd"), line("aa", "a", "a", "aaaaa")]
     report = score_lines(bench, lines, BenchSettings(["length", "r1_int", "keyword(word=bb)"], [2.0, 1.0, -9.0], mine))
@@ -193,17 +186,6 @@ def test_rewards_and_advantages_equal_those_of_a_training_step(bench: RewardBenc
     assert "Integer Answer never fires: the model writes no <answer>." in [
         verdict["sentence"] for verdict in report["findings"]
     ]
-
-
-def test_groups_of_unequal_size_are_normalised_one_by_one_without_the_function_that_failed(
-    bench: RewardBench, tmp_path: Path
-) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(HEAD + LENGTH + BROKEN)
-    report = score_lines(bench, [line("a"), line("a", "bbb")], BenchSettings(["broken", "length"], [1.0, 1.0], file))
-    assert report["scored"][0][0] == {"rewards": {"length": 1.0}, "reward": 1.0, "advantage": 0.0}
-    assert [round(completion["advantage"], 2) for completion in report["scored"][1]] == [-0.71, 0.71]
-    assert report["findings"][0]["level"] == "error" and report["functions"][0]["error"]["line"] == 11
 
 
 def test_lines_keep_columns_messages_and_token_ids() -> None:
@@ -224,9 +206,6 @@ def test_a_line_for_each_completion_becomes_groups() -> None:
     assert [len(group.completions) for group in groups] == [2, 1, 1]
 
 
-# ── cases ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_cases_pass_until_the_function_changes(bench: RewardBench, mine: Path) -> None:
     case = new_case(line("bbb"), "bbb", {"length": 3.0})
     write_cases(mine, [case])
@@ -245,15 +224,6 @@ def test_a_case_keeps_the_entry_of_a_function_with_arguments(bench: RewardBench,
     case = new_case(line("so it is"), "so it is", {"says_so": 1.0}, {"says_so": entry, "length": "length"})
     assert case["calls"] == {"says_so": entry}
     assert rerun(bench, mine, [case], 20.0)[0].passed
-
-
-def test_a_case_that_cannot_be_read_names_its_line(mine: Path) -> None:
-    cases_file(mine).write_text('{"completion": "x", "expected": {"length": 1}}\n{"completion": "x"}\n')
-    with pytest.raises(UserError, match=r"Line 2 of mine\.cases\.jsonl needs a text under completion"):
-        read_cases(mine)
-
-
-# ── the window's questions ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def asked_score(file: Path, **about: Any) -> dict[str, Any]:
@@ -302,9 +272,6 @@ def test_pasted_text_is_lines_or_one_completion() -> None:
     )
     with pytest.raises(UserError, match="Line 1 of what was pasted"):
         handlers.read_completions({"text": "{broken"}, QuestionCall())
-
-
-# ── the command line ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def backend(*arguments: object) -> Result:

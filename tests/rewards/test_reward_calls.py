@@ -20,7 +20,6 @@ from backend.rewards.catalogue import (
     reward_faults,
     rewards_in_file,
     split_names,
-    with_absolute_file,
 )
 from backend.rewards.resolve import resolve
 from backend.utils.errors import UserError
@@ -245,12 +244,6 @@ def test_values_out_of_range_are_refused_before_a_run(text: str, words: str) -> 
     assert fault.sentence.startswith(canonical_entry(text)) and fault.sentence.endswith(".")
 
 
-def test_an_argument_wins_over_a_column_of_the_same_name() -> None:
-    group = make_group("so be it", "SO", word="nonsense", case=True)
-    score([group], resolve(["keyword(word=so)"]), [1.0], 5.0)
-    assert [completion.scores for completion in group.completions] == [{"keyword": 1.0}, {"keyword": 1.0}]
-
-
 OWN = '''
     from backend.rewards import register_reward_function
 
@@ -332,15 +325,3 @@ def test_plain_functions_of_a_file_are_listed_and_checked_without_running_it(wri
         f"There is no file {quote(tmp_path / 'gone.py')}.",
         "mine.md should be a Python file that ends in .py or .txt.",
     ]
-
-
-def test_a_syntax_error_in_a_file_before_colons_names_the_line(write, tmp_path: Path) -> None:
-    write("x = 1\ndef f(:\n")
-    assert sentences("mine.py::f", base=tmp_path) == ["mine.py has a syntax error on line 2: invalid syntax."]
-
-
-def test_paths_in_entries_are_relative_to_the_settings_file(write, tmp_path: Path) -> None:
-    path = write(PLAIN)
-    assert with_absolute_file("mine.py::brevity(limit=3)", tmp_path) == f"{path}::brevity(limit=3)"
-    for text in ("gone.py::f", "keyword(word=so)", "broken(", "mine.py"):
-        assert with_absolute_file(text, tmp_path) == text

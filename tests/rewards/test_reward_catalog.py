@@ -16,15 +16,13 @@ from backend.rewards.catalogue import (
     DEFAULT_REWARDS,
     Parameter,
     builtin_rewards,
-    canonical_entry,
     computes_names,
     nearest,
-    read_call,
     rewards_in_file,
+    scorable,
 )
 from backend.rewards.registry import REWARD_REGISTRY
 from backend.rewards.user_files import load_reward_file
-from backend.utils.errors import UserError
 
 
 @pytest.fixture
@@ -47,35 +45,6 @@ def test_the_catalogue_and_the_registry_agree() -> None:
         assert entry.scores.endswith(".") and " ".join((REWARD_REGISTRY[entry.name].__doc__ or "").split()).startswith(
             entry.scores
         )
-
-
-def test_the_defaults_are_the_five_in_the_documented_order_with_their_labels() -> None:
-    labels = {entry.name: entry.label for entry in builtin_rewards()}
-    assert [labels[name] for name in DEFAULT_REWARDS] == [
-        "Accuracy",
-        "Integer Answer",
-        "Strict Format",
-        "Soft Format",
-        "XML Count",
-    ]
-
-
-def test_short_names_have_one_full_name() -> None:
-    assert [
-        canonical_entry(n) for n in ("r1_accuracy", "r1_int", "r1_strict_format", "r1_soft_format", "r1_count_xml")
-    ] == [*DEFAULT_REWARDS]
-    assert canonical_entry("my_own") == "my_own"
-    shipped = [entry.name for entry in builtin_rewards()]
-    shorts = [name.removesuffix("_reward_func").removesuffix("_reward") for name in shipped]
-    assert [canonical_entry(short) for short in shorts] == shipped and len(set(shorts)) == len(shorts)
-
-
-def test_labels_of_shipped_functions_are_unique_and_their_names_are_entries() -> None:
-    entries = builtin_rewards()
-    assert len({entry.label for entry in entries}) == len(entries) >= 17
-    assert [call.text for call in map(read_call, (entry.name for entry in entries))] == [
-        entry.name for entry in entries
-    ]
 
 
 def test_parameters_are_read_from_text_as_python_reads_them() -> None:
@@ -196,12 +165,6 @@ def test_parsing_never_runs_the_file(write, tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_syntax_error_is_a_mistake_with_its_line(write) -> None:
-    with pytest.raises(UserError, match=r"reward_functions_file: mine.py has a syntax error on line 3") as caught:
-        rewards_in_file(write("x = 1\n\ndef broken(\n"))
-    assert caught.value.faults[0].setting == "reward_functions_file"
-
-
 def test_the_catalogue_loads_neither_the_rewards_nor_an_engine() -> None:
     code = "import sys, backend.rewards.catalogue as c; c.builtin_rewards(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
@@ -214,3 +177,16 @@ def test_the_catalogue_loads_neither_the_rewards_nor_an_engine() -> None:
         "sympy",
         "math_verify",
     } & set(loaded)
+
+
+NAMES = ["r1_accuracy", "r1_int", "accuracy_reward(name=right)", "mine.py::brevity", "jaccard"]
+
+
+def test_functions_that_compare_are_left_out_without_an_answer():
+    chosen = scorable(NAMES, [1.0, 2.0, 3.0, 4.0, 5.0], has_answer=False)
+    assert chosen.names == ["r1_int", "mine.py::brevity"] and chosen.weights == [2.0, 4.0]
+    assert chosen.left_out == ["r1_accuracy_reward_func", "right", "jaccard"]
+
+
+def test_with_an_answer_all_of_them_score():
+    assert scorable(NAMES, [], has_answer=True) == (NAMES, [1.0] * 5, [])

@@ -65,22 +65,6 @@ def test_the_window_spans_updates_and_forgets_older_steps() -> None:
     assert schedule.at(9) == pytest.approx([2.0 * 0.9 * 1.2 * 1.2, 1.0])
 
 
-def test_adaptive_weights_change_every_ten_steps_by_the_last_ten() -> None:
-    schedule, weights = adaptive(), []
-    for step in range(1, 21):
-        schedule.observe(step, {"a": 0.29 if step != 10 else 1.0, "b": 0.5})  # a: 0.361 at first, then 0.29
-        weights.append(schedule.at(step + 1))
-    assert weights == [[2.0, 1.0]] * 19 + [[2.0 * 1.2, 1.0]]
-
-
-def test_the_weight_of_a_function_without_an_opinion_is_kept() -> None:
-    schedule = adaptive(every=1, window=3)
-    schedule.observe(1, {"b": 0.0})
-    assert schedule.at(2) == [2.0, 1.2]
-    schedule.observe(9, {})  # long after: nothing is left in the window
-    assert schedule.at(10) == [2.0, 1.2]
-
-
 def test_adaptive_weights_stay_within_bounds_and_keep_their_sign() -> None:
     schedule = adaptive([2.0, -1.0, 0.0], "abc", every=1)
     for step in range(1, 100):
@@ -156,14 +140,6 @@ def test_a_state_of_another_schedule_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match="another schedule or of other reward functions"):
             other.restore(saved)
-
-
-def test_observing_a_step_twice_is_refused() -> None:
-    schedule = adaptive()
-    schedule.observe(3, {})
-    for step in (3, 1):
-        with pytest.raises(ValueError, match="was observed before; the last one was 3"):
-            schedule.observe(step, {})
 
 
 @pytest.mark.parametrize(

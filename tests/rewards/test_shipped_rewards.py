@@ -35,7 +35,6 @@ from tests.support.scoring import make_group, score, score_of, scores_of
     [
         ("4", "4", "4"),
         ("<think>3</think> 4\n", "4", "4"),
-        ("<reasoning>3</reasoning>4", "4", "4"),
         ("<think>a</think>b<think>c</think>4", "4", "4"),
         ("<think>3</think>5<answer> 4 </answer>6", "4", "4"),
         ("<think>\\boxed{3}</think> 4", "4", "4"),
@@ -43,12 +42,8 @@ from tests.support.scoring import make_group, score, score_of, scores_of
         ("so \\boxed{3} or \\boxed{\\frac{1}{2}}.", "so \\boxed{3} or \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"),
         ("\\fbox{4}", "\\fbox{4}", "4"),
         ("\\boxed{\\{1, 2\\}}", "\\boxed{\\{1, 2\\}}", "\\{1, 2\\}"),
-        ("\\boxed{\\}}", "\\boxed{\\}}", "\\}"),
-        ("a\\\\\\boxed{4}", "a\\\\\\boxed{4}", "4"),
         ("1 \\boxed{4", "1 \\boxed{4", "1 \\boxed{4"),  # not closed
         ("3\n#### 4\n5", "3\n#### 4\n5", "4"),
-        ("#### 3\n##### 4", "#### 3\n##### 4", "4"),
-        ("#### 3 \\boxed{4}", "#### 3 \\boxed{4}", "4"),
         ("<answer>so \\boxed{4}</answer>", "so \\boxed{4}", "4"),
         ("", "", ""),
     ],
@@ -71,49 +66,32 @@ def test_final_answer_finds_tag_box_mark_or_last_text(text: str, part: str, fina
         ("72", "", False),
         ("1,234", "1234", True),
         ("1234", "#### 1,234.00", True),
-        ("1 234", "\\boxed{1234}", True),
         ("-3", "−3", True),
-        ("3", "-3", False),
-        ("0", "-0", True),
         ("007", "7", True),
         ("9" * 400, "\\boxed{" + "9" * 400 + "}", True),
-        ("9" * 400, "\\boxed{" + "9" * 399 + "8}", False),
         ("$18.90", "It costs \\boxed{\\$18.9}", True),
         ("\\frac{1}{3}", "$\\frac13$", True),
-        ("\\frac{1}{3}", "\\boxed{1/3}", True),
         ("1/3", "0.33", False),
-        ("3/4", "So it is 3/4.", True),
         ("0.5", "\\boxed{50\\%}", True),
         ("1 1/2", "1.5", True),
-        ("1 1/2", "1", False),
         ("1e-3", "\\boxed{10^{-3}}", True),
-        ("2\\sqrt{3}", "\\boxed{\\sqrt{12}}", True),
         ("sqrt(12)", "\\boxed{2\\sqrt{3}}", True),
         ("2", "\\boxed{2\\sqrt{3}}", False),
         ("sin(x)", "\\boxed{\\sin(x)}", True),
         ("x^2+2x+1", "\\boxed{(x+1)^2}", True),
-        ("x^2+2x+1", "\\boxed{(x-1)^2}", False),
         ("(1,2)", "\\boxed{(1,2)}", True),
         ("(1,2)", "\\boxed{(2,1)}", False),
         ("[1,3)", "\\boxed{[1,3]}", False),
         ("\\{1,2\\}", "\\boxed{2,1}", True),
-        ("\\[x^2\\]", "\\boxed{x\\cdot x}", True),
         ("x=5", "5", True),
-        ("5 km", "\\boxed{5}", True),
         ("12", "\\boxed{12 apples}", True),
         ("Paris", "<answer>paris.</answer>", True),
         ("Paris", "<answer>pairs</answer>", False),  # as formulas they were one product of letters
         ("\\text{Paris}", "\\boxed{Paris}", True),
-        ("B", "\\boxed{\\text{b}}", True),
-        ("New York", "\\boxed{new  york}", True),
     ],
 )
 def test_accuracy_compares_mathematics_and_words(answer: str, text: str, right: bool) -> None:
     assert score_of("accuracy_reward", text, answer) == float(right)
-
-
-def test_of_a_huge_answer_the_last_500_characters_are_compared() -> None:
-    assert correct(["a" + "b" * 500, "a" + "b" * 499], ["b" * 500] * 2) == [True, False]
 
 
 def test_accuracy_has_no_opinion_without_a_dataset_answer() -> None:
@@ -187,35 +165,25 @@ def test_a_child_that_died_is_replaced_and_the_comparison_repeated(tmp_path: Pat
         ("1+1 = 14", None),  # a false equation is no answer, though it ends in one
         ("2^10", 1024),
         ("2**-2", Fraction(1, 4)),
-        ("-3 − 2", -5),
         ("7 // 2 + 7 % 2", 4),
         ("1/3", Fraction(1, 3)),
         ("0.1+0.2", Fraction(3, 10)),
-        ("1.5e3", 1500),
         ("1,234 + 1", 1235),
         ("007 + 1.007", Fraction(8007, 1000)),
         ("$5.", 5),
         ("", None),
-        ("=", None),
-        ("5 =", None),
         ("4**0.5", None),
         ("1/0", None),
-        ("0**-1", None),
         ("3(4)", None),
         ("x", None),
-        ("True", None),
         ("1j", None),
         ("1e999", None),
-        ("0x10", None),
-        ("1_000", None),
         ("1,23", None),
         ("__import__('os').getpid()", None),
-        ("(lambda: 1)()", None),
         ("9**9**9", None),
         ("(1/3)**5000", None),
         ("9" * 5000, None),
         ("(" * 240 + "1" + ")" * 240, None),
-        ("1" + "+1" * 200, 201),
         ("10**300*10**300*10**300*10**300*10**300", None),
     ],
 )
@@ -258,26 +226,18 @@ def test_math_eval_scores_the_value_of_the_expression() -> None:
         ("b", "(B)", True),
         ("C", "B", False),
         ("<answer>(B)</answer>", "B) Paris", True),
-        ("<answer>B. Paris</answer>", "B", True),
         ("<answer>B: A city</answer>", "B", True),
         ("\\boxed{\\text{B}}", "B", True),
-        ("#### B", "B", True),
         ("**B**", "B", True),
         ("A is wrong, and C too. The answer is B because C is not.", "B", True),
-        ("I think the correct option is (B), so the answer is a fact.", "B", True),
         ("Answer: A? No. Answer: **B**", "B", True),
-        ("The answer is B\nor not", "B", True),
         ("It is Paris.\nB", "B", True),
         ("<answer>A city</answer>", "A", False),  # an article
         ("A city", "A", False),
-        ("Because", "B", False),
         ("BC", "B", False),
         ("<answer>Paris (B)</answer>", "B", False),
-        ("the answer is banana", "B", False),
-        ("K", "B", False),
         ("A and C", "C, A", True),
         ("A, B, and D", "A, B, D", True),
-        ("A/C", "A & C", True),
         ("A and C", "A", False),
         ("A and C are wrong", "A, C", False),
         ("answer: B\n" + "." * 490, "B", True),
@@ -350,24 +310,16 @@ def test_a_pattern_that_backtracks_for_years_matches_nothing_and_ends() -> None:
         (' {"a": [1, {"b": null}]}\n', 1.0),
         ("[1, 2]", 0.5),
         ("3", 0.5),
-        ('"text"', 0.5),
-        ("null", 0.5),
         ("<think>{</think>{}", 1.0),
-        ("<answer>{}</answer>", 1.0),
         ('{\n"a": 1\n}', 1.0),
         ('```json\n{"a": 1}\n```', 1.0),
-        ("```\n[1]\n```", 0.5),
         ("```json\n{\n", 0.0),
-        ("``````", 0.0),
         ('{"a": ' + "9" * 10_000 + "}", 1.0),  # Python's own limit is 4300 digits
         ('{"a": NaN}', 0.0),
-        ("Infinity", 0.0),
         ("{'a': 1}", 0.0),
         ('{"a": 1} so', 0.0),
         ("", 0.0),
-        ("[" * 100_000, 0.0),
         ("[" * 100_000 + "]" * 100_000, 0.0),
-        ('{"a":' * 100_000, 0.0),
     ],
     ids=lambda value: str(value)[:20],
 )
@@ -387,19 +339,6 @@ def test_think_format_is_trls_with_white_space_free_before_it(text: str, before:
     assert score_of("think_format_reward", before + text) == expected
 
 
-def test_think_format_needs_one_closed_think_tag_at_the_start() -> None:
-    texts = [
-        "<think>a</think>b",
-        "<think></think>",
-        "<think>a",
-        "a<think>b</think>",
-        "<think>a<think>b</think>",
-        "</think>",
-        "",
-    ]
-    assert scores_of("think_format", texts) == [1, 1, 0, 0, 0, 0, 0]
-
-
 # Tokens
 
 
@@ -415,12 +354,9 @@ def test_repetition_is_the_share_of_repeated_token_runs() -> None:
 @pytest.mark.parametrize(
     ("entry", "length", "score"),
     [
-        ("(max_completion_length=100, cache=20)", 80, 0.0),
         ("(max_completion_length=100, cache=20)", 81, -0.05),
         ("(max_completion_length=100, cache=20)", 90, -0.5),
-        ("(max_completion_length=100, cache=20)", 100, -1.0),
         ("(max_completion_length=100, cache=20)", 101, -1.0),
-        ("(max_completion_length=100, cache=20)", 10_000, -1.0),
         ("(max_completion_length=100, cache=0)", 100, 0.0),
         ("(max_completion_length=100, cache=0)", 101, -1.0),
         ("(max_completion_length=100)", 90, -0.5),  # a fifth
@@ -499,15 +435,6 @@ def test_diversity_knows_the_groups_by_their_prompts() -> None:
     assert scores_of("diversity(ngram_size=1)", ["b a", "a b"]) == [0.0, 0.0]
     with pytest.raises(UserError, match="ngram_size must be from 1 to 20"):
         resolve(["diversity(ngram_size=0)"])
-
-
-@pytest.mark.parametrize(
-    ("answer", "text", "expected"),
-    [("B", "The answer is B", 1.0), ("B", "C", 0.0), ("A, C", "<answer>A</answer>", 0.5), ("B", "", 0.0), ("Paris", "B", None)],
-)  # fmt: skip
-def test_choice_correctness_is_the_overlap_of_the_options(answer: str, text: str, expected: float | None) -> None:
-    assert score_of("choice_correctness", text, answer) == expected
-    assert score_of("multiple_choice(partial=true)", text, answer) == expected
 
 
 def test_an_integer_answer_without_a_sign_is_digits_only() -> None:

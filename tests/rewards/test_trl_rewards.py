@@ -4,7 +4,6 @@ sentence."""
 from __future__ import annotations
 
 import asyncio
-import functools
 import math
 import time
 from contextlib import suppress
@@ -238,20 +237,6 @@ def test_trl_functions_get_columns_as_they_are() -> None:
 # trainer_state and logs
 
 
-def test_the_trainer_state_is_passed_with_a_default_outside_a_run() -> None:
-    steps = []
-
-    def takes_state(completions, trainer_state):
-        steps.append(trainer_state)
-        return [trainer_state.global_step / trainer_state.max_steps] * len(completions)
-
-    group = make_group("a")
-    scored({"mine": takes_state}, group, trainer_state=TrainerState(step=5, max_steps=10, epoch=0.5))
-    assert group.completions[0].scores == {"mine": 0.5} and steps[0].epoch == 0.5
-    scored({"mine": takes_state}, group)
-    assert group.completions[0].scores == {"mine": 0.0}
-
-
 def test_logged_columns_and_metrics_are_in_the_report() -> None:
     def first_logger(completions, log_extra, log_metric):
         log_extra("parts", completions[:1])
@@ -279,15 +264,6 @@ def test_logged_columns_and_metrics_are_in_the_report() -> None:
     }
     assert report.metrics == {"share": 1.5, "own/metric": 1.0}
     assert list(report.seconds) == ["one", "two", "kinds"]
-
-
-def test_a_column_belongs_to_the_function_that_logged_it_first() -> None:
-    def first_logger(completions, log_extra):
-        log_extra("parts", completions)
-        return [0.0] * len(completions)
-
-    sentence = failure({"one": first_logger, "two": first_logger})
-    assert "two raised ValueError: the column parts was logged by one already" in sentence
 
 
 # Async
@@ -403,15 +379,3 @@ def test_of_several_async_functions_the_failing_one_is_named(call, words: str) -
     group = make_group("a")
     scored({"good": good}, group)  # the event loop still works, or a new one is started
     assert group.completions[0].scores == {"good": 1.0}
-
-
-def test_a_sync_wrapper_of_an_async_function_is_called_synchronously() -> None:
-    @functools.wraps(good)
-    def wrapper(completions):
-        return asyncio.run(good(completions))
-
-    group = make_group("a")
-    scored(
-        {"wrapper": wrapper, "partial": functools.partial(good), "lambda": lambda completions: good(completions)}, group
-    )
-    assert group.completions[0].scores == {"wrapper": 1.0, "partial": 1.0, "lambda": 1.0}

@@ -18,7 +18,6 @@ from app.state.session import Session
 from app.window import Window
 from backend.runs.queue import QueueFile
 from backend.runs.run_folder import RunFolder
-from backend.utils.about import ProblemFacts, report
 from backend.utils.command import backend_command, backend_environment
 from backend.utils.places import RUNS_VARIABLE
 from tests.support import small_run
@@ -148,12 +147,6 @@ def test_a_reward_function_that_hunts_for_tokens_finds_none(watched: Watched) ->
     for token in (IN_ENVIRONMENT, IN_FILE):
         assert [name for name, content in contents.items() if token.encode() in content] == []
         assert token not in watched.output + "".join(watched.command_lines)
-
-
-def test_a_crash_report_has_no_token() -> None:
-    words = f"401 for Bearer {IN_ENVIRONMENT}"
-    text = report(ProblemFacts(words, f"Traceback\n  {words}", [words], {"system_prompt": words, "run_name": IN_FILE}))
-    assert "401 for Bearer" in text and "hf_In" not in text
 
 
 def test_the_window_listens_on_nothing(qtbot, tmp_path: Path) -> None:

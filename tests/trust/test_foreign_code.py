@@ -16,7 +16,6 @@ from backend.config import config
 from backend.rewards.allowed_code import TrustRecord, allow_named, code_files, require_allowed
 from backend.runs.queue import QueueFile
 from backend.runs.run_folder import RunFolder
-from backend.runs.steering import read_changes
 from backend.utils.errors import UserError
 from backend.utils.text import shorten
 from tests.support import small_run
@@ -131,16 +130,7 @@ def test_code_is_found_however_a_run_folder_names_it(how: str, theirs: Path, tmp
     small_run.write_config(run.config, {"model": "m", "data": "d"} | HIDDEN_NAMES[how])
     shutil.copy(theirs / "theirs.py", run.path)
     assert code_files(config.read(run.config)) == [run.path / "theirs.py"]
-    assert not Consent(tmp_path / "trusted.json").obtain_for_run(run)
-
-
-def test_changes_of_a_run_name_no_code(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "run")
-    small_run.write_config(run.config, {"model": "m", "data": "d"})
-    change = {"step": 1, "settings": {"reward_functions_file": ["", "theirs.py"]}}
-    run.changes.write_text(json.dumps({"v": 1, "changes": [change]}))
-    with pytest.raises(UserError, match="has reward_functions_file, which never changes during a run"):
-        read_changes(run)
+    assert not Consent(tmp_path / "trusted.json").obtain(config.read(run.config))
 
 
 def test_a_queue_of_somebody_else_starts_no_code(theirs: Path, tmp_path: Path) -> None:

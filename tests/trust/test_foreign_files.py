@@ -3,21 +3,17 @@ of the user's along."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from backend.config.config import parse
-from backend.config.other_programs.into_trl import LeftOut
 from backend.distributed.hosts_file import Host, HostsFile
 from backend.distributed.machine_check import copy_model
-from backend.export.trl_folder import Requirements, export_trl, readme
+from backend.export.trl_folder import export_trl
 from backend.export.writer import kept_files
-from backend.models.peft_files import _matching
 from backend.runs.saved_weights import find_adapter
 from backend.trainer.preflight import preflight
 from backend.utils.errors import UserError
@@ -63,42 +59,6 @@ def exported(models: Path, tmp_path: Path) -> Callable[..., Path]:
         return export_trl(parse(raw), "for-trl", tmp_path, overwrite=True).path
 
     return export
-
-
-def texts_below(folder: Path) -> str:
-    return "".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
-
-
-@pytest.mark.parametrize("place", ["helper.py", "parts/inside.py", "parts/folder"])
-def test_no_link_beside_a_reward_file_is_carried_into_an_export(
-    place: str, exported: Callable[..., Path], secret: Path, tmp_path: Path
-) -> None:
-    folder = exported()
-    assert (folder / "user_code" / "parts" / "__init__.py").is_file()
-    compile((folder / "rewards.py").read_text(), "rewards.py", "exec")  # `class` is no name there
-    link = tmp_path / "theirs" / place
-    link.unlink(missing_ok=True)
-    link.symlink_to(secret.parent if place.endswith("folder") else secret)
-    with pytest.raises(UserError, match="is a link") as refused:
-        exported()
-    assert link.name in refused.value.faults[0].sentence and len(refused.value.faults[0].sentence) <= 200
-    assert "a secret" not in texts_below(folder), "the folder that was there stays as it was"
-
-
-def test_a_reward_file_that_is_no_python_is_a_sentence(exported: Callable[..., Path], tmp_path: Path) -> None:
-    file = tmp_path / "theirs" / "theirs.py"
-    for content in (b"def f(:\n", b"x = '\xff'\n", b"a = 1\x00", b"(" * 5_000):
-        file.write_bytes(content)
-        with pytest.raises(UserError, match=r"theirs\.py") as refused:
-            exported()
-        assert refused.value.faults[0].setting == "reward_functions_file"
-
-
-def test_a_value_leaves_no_cell_of_the_readme() -> None:
-    left = [LeftOut("best_metric", "`| <img src=x> |`", "nothing")]
-    text = readme("theirs", Requirements(("trl",)), [], {}, left)
-    (row,) = (line for line in text.splitlines() if "<img" in line)
-    assert row.count("`") == 2 and row.replace("\\|", "").count("|") == 3
 
 
 @pytest.fixture
@@ -175,21 +135,3 @@ def test_an_adapter_is_never_fetched(name: str, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("socket.socket", no_socket)
     with pytest.raises(UserError, match="There is no adapter"):
         find_adapter(name, tmp_path)
-
-
-def test_an_adapter_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    (tmp_path / "theirs").mkdir()
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "theirs" / "adapters.safetensors").symlink_to(tmp_path / "pipe")
-    with pytest.raises(UserError, match="There is no adapter"):
-        find_adapter(str(tmp_path / "theirs"), tmp_path)
-
-
-def test_a_pattern_of_a_foreign_adapter_writes_out_no_billion_repetitions() -> None:
-    began = time.monotonic()
-    with pytest.raises(UserError, match="repetitions written out"):
-        _matching({"(.{1000000000})": 8}, "model.layers.0.self_attn.q_proj", 4)
-    with pytest.raises(UserError, match="repetitions written out"):
-        _matching({"((x{1000}){1000}){1000}": 8}, "model.layers.0.self_attn.q_proj", 4)
-    assert time.monotonic() - began < 5
-    assert _matching({r"layers\.\d{1,3}\.self_attn\.q_proj": 8}, "model.layers.0.self_attn.q_proj", 4) == 8

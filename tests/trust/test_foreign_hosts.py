@@ -87,21 +87,6 @@ def test_a_hosts_file_that_was_named_is_allowed_and_so_is_its_edit(
     assert [host.ssh for host in asked.others] == ["another.example"]
 
 
-def test_the_option_and_a_yaml_are_choices(models: Path, tmp_path: Path, contacted: Path) -> None:
-    run = RunFolder(tmp_path / "theirs")
-    file = write_run(run, models)
-    named = call("resume", run.path, "--hosts", file)
-    assert "never allowed" not in named.stderr and contacted.exists(), named.output
-    other = tmp_path / "other.json"
-    other.write_text(json.dumps(HOSTS))
-    contacted.unlink()
-    small_run.write_config(
-        tmp_path / "mine.yaml", small_run.settings_for(models, data=str(models / "rows.jsonl"), hosts=str(other))
-    )
-    trained = call("train", tmp_path / "mine.yaml", "--runs-dir", tmp_path / "runs")
-    assert "never allowed" not in trained.stderr and contacted.exists(), trained.output
-
-
 def test_a_hosts_file_is_no_reward_file_and_the_reverse(tmp_path: Path) -> None:
     """One record has both; being allowed as one says nothing about the other."""
     from backend.rewards.allowed_code import allow_named, require_allowed
@@ -118,11 +103,3 @@ def test_a_hosts_file_is_no_reward_file_and_the_reverse(tmp_path: Path) -> None:
         require_hosts(str(other))
     require_hosts(str(file))
     require_allowed(settings)
-
-
-def test_a_byte_order_mark_hides_no_file(tmp_path: Path) -> None:
-    """What a run can read is asked about."""
-    file = tmp_path / "hosts.json"
-    file.write_text(json.dumps(HOSTS), encoding="utf-8-sig")
-    with pytest.raises(UserError, match="was never allowed"):
-        require_hosts(str(file))

@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 from app.state.prefs import Prefs
-from backend.rewards.allowed_code import TrustRecord, allow_named
 from backend.runs.queue import QueueFile
 from backend.runs.run_folder import default_run_name, make_run_folder
 from backend.utils.files import restrict_to_user
 from backend.utils.places import RUNS_VARIABLE, preferences_folder
-from tests.support import small_run
 
 
 @pytest.fixture(autouse=True)
@@ -44,17 +42,6 @@ def test_a_run_in_a_shared_folder_is_private_and_the_folder_stays_shared(tmp_pat
     (shared / "mine").mkdir(mode=0o777)
     run = make_run_folder("mine", shared, reuse=True)
     assert (mode(shared), mode(run.path)) == (0o775, 0o700)
-
-
-def test_preferences_that_were_wider_are_mended(tmp_path: Path) -> None:
-    preferences_folder().mkdir(mode=0o777)
-    Prefs()
-    assert mode(preferences_folder()) == 0o700
-
-
-def test_what_was_allowed_is_private(tmp_path: Path) -> None:
-    allow_named(small_run.low_half(tmp_path))
-    assert mode(TrustRecord().file) == 0o600
 
 
 def test_a_link_and_what_it_leads_to_keep_their_rights(tmp_path: Path) -> None:

@@ -45,8 +45,6 @@ def test_the_document_names_tests_that_exist() -> None:
         assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), f"{file} has no test {name}"
 
 
-# ── never loaded ──
-
 OWN_PICKLES = [ROOT / "backend" / "rewards" / name for name in ("worker.py", "worker_process.py")]
 """What the trainer sends to its own scoring process, over a pipe; what comes back is JSON."""
 
@@ -90,26 +88,12 @@ def test_pickles_in_a_model_folder_are_not_read(name: str, tmp_path: Path) -> No
     assert not (tmp_path / "it-ran").exists()
 
 
-@pytest.mark.parametrize("name", ["rows.pkl", "rows.npz", "rows.pt"])
-def test_pickles_are_no_datasets(name: str, tmp_path: Path) -> None:
-    from backend.config.config import parse
-    from backend.data.rows import read_splits
-
-    raw = small_run.settings_for(tmp_path, data=str(tmp_path / name))
-    (tmp_path / name).write_bytes(pickle.dumps(Bomb(tmp_path / "it-ran")))
-    with pytest.raises(UserError):
-        read_splits(parse(raw))
-    assert not (tmp_path / "it-ran").exists()
-
-
 def test_yaml_has_no_tags(tmp_path: Path) -> None:
     for text in (f"a: !!python/object/apply:os.mkdir ['{tmp_path}/it-ran']", "a: !!set {b}", "!own x"):
         with pytest.raises(UserError, match="tags are not read"):
             parse_yaml(text, "it", "config")
     assert not (tmp_path / "it-ran").exists()
 
-
-# ── names and links ──
 
 NAMES = ("..", "../x", "a/b", "/etc", "a\\b", "a\0b", ".hidden", "a\nb", "\udcff", "a\u202eb", "x" * 300, "", "a:b")
 
@@ -160,29 +144,6 @@ def test_the_log_of_a_run_folder_is_a_file_before_a_word_is_written_to_it(tmp_pa
         append_regular(run.log)
 
 
-@pytest.mark.parametrize("place", ["events.jsonl", "completions.jsonl", "checkpoints/pipe"])
-def test_a_pipe_of_a_run_folder_is_waited_for_by_nobody(tmp_path: Path, place: str) -> None:
-    run = made_up_runs.make_run(tmp_path / "theirs", steps=2)
-    pipe = run.path / place
-    pipe.parent.mkdir(exist_ok=True)
-    pipe.unlink(missing_ok=True)
-    os.mkfifo(pipe)
-    for work in (disk_use.free_space, hold_lock):
-        with pytest.raises(UserError, match="is a pipe, and a run's folder holds only files and folders"):
-            work(run)
-
-
-def test_disk_use_follows_no_link(tmp_path: Path) -> None:
-    run = made_up_runs.make_run(tmp_path / "run", steps=2)
-    before = sum(disk_use.disk_use(run).values())
-    (tmp_path / "far").mkdir()
-    (tmp_path / "far" / "big").write_bytes(b"x" * 10**6)
-    (run.path / "fused").symlink_to(tmp_path / "far")
-    assert sum(disk_use.disk_use(run).values()) < before + 1000
-
-
-# ── what is shown ──
-
 HTML = '<b>bold</b><img src="/etc/passwd">'
 
 
@@ -202,9 +163,6 @@ def test_every_label_of_the_window_is_plain() -> None:
         allowed = 1 if path.name == "labels_and_buttons.py" else 0  # the class PlainLabel(QLabel)
         assert len(made) <= allowed, f"{path}: make labels with label() or PlainLabel"
     assert QLabel("x").textFormat() == Qt.TextFormat.AutoText
-
-
-# ── the network ──
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -254,9 +212,3 @@ def test_rank_0_listens_at_its_addresses_until_the_others_have_come() -> None:
     proven[1].close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(address, timeout=5)
-
-
-def test_updates_are_looked_for_only_where_that_was_chosen() -> None:
-    from app.state.prefs import Prefs
-
-    assert Prefs().check_updates is False

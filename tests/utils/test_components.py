@@ -42,18 +42,6 @@ def test_licences_are_found_without_a_list_of_files(monkeypatch: pytest.MonkeyPa
     assert about.component("odd-name").text == "Do what you like.\n\nAnd with this."
 
 
-def test_a_package_without_text_has_that_of_its_licence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    folder = tmp_path / "odd-1.0.dist-info"
-    folder.mkdir()
-    head = "Metadata-Version: 2.4\nName: odd\nVersion: 1.0\nLicense-Expression: "
-    (folder / "METADATA").write_text(f"{head}LGPL-3.0-only OR GPL-2.0-only\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    text = about.component("odd").text
-    assert text.startswith("GNU LESSER GENERAL PUBLIC LICENSE") and "GNU GENERAL PUBLIC LICENSE\n" in text
-    (folder / "METADATA").write_text(f"{head}WTFPL\n")
-    assert about.component("odd").text == ""
-
-
 def test_a_frozen_app_lists_what_it_has_from_the_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "system_licences").mkdir()
     for name in ("libssl3_3.0.20", "Python_3.11.7"):
@@ -82,7 +70,3 @@ def test_what_is_private_is_left_out(text: str, expected: str, monkeypatch: pyte
     monkeypatch.setenv("HOME", "/home/ada")
     monkeypatch.setattr(about, "user_name", lambda: "ada")
     assert without_private(text) == expected
-
-
-def test_a_temporary_folder_becomes_its_name() -> None:
-    assert without_private("in /tmp/abc/x", ["/tmp/abc"]) == "in abc/x"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from backend.runs.events import TAIL_BYTES, EventLog, JsonLines, read_events, write_all
+from backend.runs.events import TAIL_BYTES, JsonLines, read_events, write_all
 from backend.utils import whole_file
 from backend.utils.disk_faults import DiskError, Room, fault_of, room_on
 from backend.utils.whole_file import remove_folder, replace_file, save_as, whole_folder
@@ -42,19 +42,6 @@ def test_a_line_is_written_whole_or_not_at_all(tmp_path: Path, size_limit: None)
     rows.append({"n": 2})
     rows.close()
     assert [event["n"] for event in read_events(rows.path)] == [1, 2] and rows.path.stat().st_size == rows.size
-
-
-def test_a_failed_event_has_no_number_and_nobody_hears_of_it(tmp_path: Path, size_limit: None) -> None:
-    heard: list[int] = []
-    event_log = EventLog(tmp_path / "events.jsonl", lambda event: heard.append(event["seq"]))
-    event_log.followers.append(lambda event: heard.append(event["seq"]))
-    event_log.write("note", sentence="a")
-    with pytest.raises(DiskError):
-        event_log.write("note", sentence="x" * 9000)
-    event_log.write("note", sentence="b")
-    event_log.close()
-    assert heard == [0, 0, 1, 1] and [event["seq"] for event in read_events(event_log.path)] == [0, 1]
-    assert EventLog(event_log.path).seq == 2
 
 
 def test_a_disk_that_takes_a_part_at_a_time_gets_every_byte_once() -> None:
@@ -129,16 +116,6 @@ def test_drafts_of_processes_that_are_gone_are_deleted_by_the_next_writer(tmp_pa
     assert sorted(os.listdir(tmp_path)) == sorted([f".about.json.{os.getppid()}", f".other.json.{gone}", "about.json"])
 
 
-def test_a_draft_that_another_process_deletes_at_the_same_time_is_no_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draft = tmp_path / ".about.json.4194305"
-    draft.write_text("half")
-    monkeypatch.setattr(whole_file, "is_alive", lambda number: draft.unlink())
-    replace_file(tmp_path / "about.json", "new")
-    assert os.listdir(tmp_path) == ["about.json"]
-
-
 @pytest.mark.parametrize("target", ["theirs", "is not there"])
 def test_a_link_in_the_place_of_the_draft_is_not_followed(target: str, tmp_path: Path) -> None:
     """Its name can be guessed by whoever can write in the folder."""
@@ -149,15 +126,6 @@ def test_a_link_in_the_place_of_the_draft_is_not_followed(target: str, tmp_path:
     assert path.read_text() == "new" and not path.is_symlink()
     assert (tmp_path / "theirs").read_text() == "untouched"
     assert sorted(os.listdir(tmp_path)) == ["about.json", "theirs"]
-
-
-def test_the_rights_of_a_replaced_file_are_those_asked_for_and_else_those_of_any_new_file(tmp_path: Path) -> None:
-    replace_file(tmp_path / "file", "x")
-    (tmp_path / "other").write_text("x")
-    assert (tmp_path / "file").stat().st_mode == (tmp_path / "other").stat().st_mode
-    for mode in (0o600, 0o755):
-        replace_file(tmp_path / "file", "x", mode=mode)
-        assert (tmp_path / "file").stat().st_mode & 0o777 == mode
 
 
 def test_a_folder_is_replaced_whole_or_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,18 +160,6 @@ def test_a_folder_is_replaced_whole_or_stays(tmp_path: Path, monkeypatch: pytest
     assert os.listdir(tmp_path) == ["model"] and os.listdir(final) == ["a"]
     remove_folder(final)
     assert os.listdir(tmp_path) == []
-
-
-def test_the_first_folder_of_its_name_brings_the_folders_above_it_and_leaves_nothing_where_it_fails(
-    tmp_path: Path,
-) -> None:
-    final = tmp_path / "new" / "model"
-    with pytest.raises(DiskError, match=r"/model cannot be written: the disk is full"), whole_folder(final):
-        raise OSError(errno.ENOSPC, "No space left on device")
-    assert os.listdir(final.parent) == []
-    with whole_folder(final) as draft:
-        (draft / "a").write_text("x")
-    assert os.listdir(final) == ["a"]
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
-from backend.engine import device
 from backend.utils import machine
 
 GIB = 1 << 30
@@ -40,27 +38,9 @@ def test_a_working_set_that_the_user_has_raised_counts(as_on_a_mac: pytest.Monke
     machine.chip.cache_clear()
 
 
-@pytest.mark.skipif(sys.platform == "darwin", reason="there it is the chip's name")
-def test_elsewhere_there_is_no_chip_and_no_value_of_macos() -> None:
-    assert machine.chip() == "" and machine.sysctl("machdep.cpu.brand_string") == b""
-
-
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac's memory is shared otherwise")
 def test_on_linux_what_the_run_holds_already_counts_as_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_available", lambda: 10 * GIB)
     more = machine.machine_bytes(held=4 * GIB) - machine.machine_bytes()
     assert more == 3 * GIB, "three quarters of it"
     assert machine.machine_bytes() == int(7.5 * GIB) - machine.PROCESS_BYTES
-
-
-def test_the_environment_makes_a_cpu_choose_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(machine.TREAT_CPU_AS, "gpu")
-    assert machine.has_gpu() and device.on_gpu() and not device.on_cpu() and not device.on_x86()
-    monkeypatch.delenv(machine.TREAT_CPU_AS)
-    assert not device.on_gpu() or device.mx.default_device().type == device.mx.gpu
-    assert machine.has_gpu() == (sys.platform == "darwin")
-
-
-def test_proc_meminfo_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "MemTotal: 9 kB\nMemAvailable:    5 kB\n")
-    assert machine._available() == 5 * 1024

@@ -26,9 +26,6 @@ def test_the_runs_folder_follows_the_platform(tmp_path: Path, monkeypatch: pytes
     assert places.runs_folder() == tmp_path / "elsewhere"
 
 
-# ── LM Studio ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "home").mkdir()
@@ -76,11 +73,3 @@ def test_a_variable_that_names_no_path_is_told_by_its_name(named: str, monkeypat
             folder()
         assert told.value.faults[0].setting == variable
         monkeypatch.delenv(variable)
-
-
-def test_a_pointer_of_lm_studio_that_names_no_path_is_passed_over(home: Path) -> None:
-    (home / ".lmstudio-home-pointer").write_text("~nosuchuser/x")
-    assert places.lm_studio_home() == home / ".lmstudio"
-    (home / ".lmstudio").mkdir()
-    (home / ".lmstudio" / "settings.json").write_text(json.dumps({"downloadsFolder": "~nosuchuser/x"}))
-    assert places.lm_studio_models() == home / ".lmstudio" / "models"

@@ -27,7 +27,3 @@ def test_paths_prompts_and_tokens_are_left_out() -> None:
     text = report(ProblemFacts("Broken.", trace, [f"reading {Path.home()}/a"], settings))
     assert "secret" not in text and str(Path.home()) + "/" not in text and "hf_abc" not in text
     assert "model: …/model" in text and "data: owner/set" in text and "rewards.py" in text and "(17 characters)" in text
-
-
-def test_an_empty_report_asks_for_what_happened() -> None:
-    assert "what you expected" in report(ProblemFacts())

@@ -21,10 +21,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-_INSIDE = "GRPO_STUDIO_CONFINED"
-"""Set in the environment of confined processes."""
-LARGEST_FILE = 2 << 30
-"""Bytes of a file that reward functions may write."""
+_INSIDE = "GRPO_STUDIO_CONFINED"  # set in the environment of confined processes
+LARGEST_FILE = 2 << 30  # bytes of a file that reward functions may write
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +177,11 @@ _NEEDED = re.compile(
     r"|LD_LIBRARY_PATH|DYLD_\w+|PYTHON\w+|GRPO_\w+|HF_HOME|HF_HUB_CACHE|HUGGINGFACE_HUB_CACHE|HF_DATASETS_CACHE"
     r"|XDG_CACHE_HOME|NLTK_DATA|TORCH_HOME|SSL_CERT_FILE|SSL_CERT_DIR|OMP_\w+|MKL_\w+|OPENBLAS_\w+|VECLIB_\w+"
     r"|NUMEXPR_\w+|TOKENIZERS_PARALLELISM|COVERAGE_\w+"
-)
-"""Environment variables to pass on."""
+)  # environment variables to pass on
 _NEVER = re.compile(
     r"(?i).*(TOKEN|SECRET|PASSW|CREDENTIAL).*|HF_API_KEY|HUGGING\w*_KEY|GRPO_STUDIO_LOCK|SSH_\w+|GPG_\w+|DBUS_\w+"
     r"|XDG_RUNTIME_DIR|DISPLAY|WAYLAND_DISPLAY|XAUTHORITY|DOCKER_HOST|PYTHON(STARTUP|INSPECT)"
-)
-"""Variables never passed on: tokens, locks, session agents."""
+)  # variables never passed on: tokens, locks, session agents
 
 
 def confined_environment(

@@ -15,10 +15,8 @@ import time
 from contextlib import suppress
 from typing import NoReturn
 
-END_SIGNAL = signal.SIGTERM if sys.platform == "linux" else signal.SIGKILL
-"""Kills the process and its descendants."""
-GRACE_S = 1.0
-"""Seconds for the worker to end after its requests close."""
+END_SIGNAL = signal.SIGTERM if sys.platform == "linux" else signal.SIGKILL  # kills the process and its descendants
+GRACE_S = 1.0  # seconds for the worker to end after its requests close
 _ENDING_S = 5.0
 _BESIDE_POLL_S = 0.25
 
@@ -68,14 +66,12 @@ def guard_beside(watched: int) -> None:
 
 
 def _close_all_but(watched: int) -> None:
-    """Close pipes that must end with the worker."""
     if watched:  # closerange(0, 0) closes all there are
         os.closerange(0, watched)
     os.closerange(watched + 1, 1 << 16)
 
 
 def _watch(worker: int, watched: int) -> NoReturn:
-    """Main loop of a parent guard."""
     _close_all_but(watched)
     woken, wake = os.pipe()
     for end in (woken, wake):
@@ -112,7 +108,6 @@ def _watch(worker: int, watched: int) -> NoReturn:
 
 
 def _wait(worker: int, watched: int, woken: int) -> int | None:
-    """The worker's wait status; None if it must be killed."""
     poll = select.poll()
     poll.register(woken, select.POLLIN)
     poll.register(watched, 0)  # only the hang-up: the worker reads the requests

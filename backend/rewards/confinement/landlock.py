@@ -26,8 +26,7 @@ from pathlib import Path
 PR_SET_NO_NEW_PRIVS = 38
 PR_SET_SECCOMP = 22
 PR_SET_CHILD_SUBREAPER = 36
-PR_SET_PDEATHSIG = 1
-"""Numbers of prctl(2), from linux/prctl.h."""
+PR_SET_PDEATHSIG = 1  # numbers of prctl(2), from linux/prctl.h
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -57,8 +56,7 @@ def _checked(result: int) -> int:
     return result
 
 
-_KEPT_CAPABILITIES = 1 << 1 | 1 << 2
-"""In a container root needs these to read files of the user."""
+_KEPT_CAPABILITIES = 1 << 1 | 1 << 2  # in a container root needs these to read files of the user
 _CAPABILITY_VERSION = 0x20080522
 
 
@@ -84,20 +82,16 @@ def give_up_privileges() -> None:
         syscall(call, pointer(header), pointer(sets))
 
 
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-"""The same on every processor."""
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every processor
 _VERSION = _PATH_BENEATH = 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _REMOVE_DIR, _REMOVE_FILE = (1 << bit for bit in range(6))
-_MAKE = sum(1 << bit for bit in range(6, 13))
-"""Making devices, folders, files, sockets, pipes and links."""
+_MAKE = sum(1 << bit for bit in range(6, 13))  # making devices, folders, files, sockets, pipes and links
 _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 _ABSTRACT_SOCKETS, _SIGNALS = 1, 2
-_ON_A_FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
-"""Rights that apply to single files."""
+_ON_A_FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV  # rights that apply to single files
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-SHARED_MEMORY = "/dev/shm"
-"""Needed by `multiprocessing` locks and queues."""
+SHARED_MEMORY = "/dev/shm"  # Needed by `multiprocessing` locks and queues
 
 
 class _Ruleset(ctypes.Structure):
@@ -156,7 +150,6 @@ def _restrict(writable: list[str], readable: Iterable[str], reading: int, versio
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:
-    """Grant applicable `rights` below `path`, if it exists."""
     try:
         handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:

@@ -18,8 +18,7 @@ _SERVICES = (
     # starting programs outside the sandbox
     *("com.apple.coreservices.launchservicesd", "com.apple.lsd.open", "com.apple.coreservices.appleevents"),
     *("com.apple.xpc.smd", "com.apple.pasteboard.1"),
-)
-"""Services that could bypass the sandbox."""
+)  # services that could bypass the sandbox
 
 
 def profile(writable: Sequence[Path], unreadable: Iterable[Path], network: bool) -> str:

@@ -20,10 +20,8 @@ from typing import Any
 
 from backend.rewards.confinement.landlock import PR_SET_SECCOMP, pointer, prctl
 
-MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""`platform.machine()` → AUDIT_ARCH_…."""
-NEWEST = 469
-"""Newest call in the tables; newer numbers are the same on all processors."""
+MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # `platform.machine()` → AUDIT_ARCH_…
+NEWEST = 469  # newest call in the tables; newer numbers are the same on all processors
 
 # Name, number on x86_64, number on aarch64; "-" where the processor has no such call.
 _FORBIDDEN = """
@@ -62,8 +60,7 @@ NUMBERS = {
     for name, *numbers in _ROW.findall(_FORBIDDEN + _CONDITIONAL)
 }
 SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal")
-FORKS = ("fork", "vfork")
-"""Calls that only fork; `clone` also makes threads."""
+FORKS = ("fork", "vfork")  # calls that only fork; `clone` also makes threads
 NOT_THERE = ("io_uring_setup", "io_uring_enter", "io_uring_register", "clone3")
 """Calls reported as missing, because filters cannot inspect io_uring and clone3."""
 
@@ -71,18 +68,14 @@ _MODE_FILTER = 2
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
 _JUMP_EQUAL, _JUMP_ABOVE = 0x15, 0x25
-_CALL, _PROCESSOR, _FIRST_ARGUMENT = 0, 4, 16
-"""Offsets in `struct seccomp_data`."""
-_NEW_NAMESPACE_FLAGS = 0x7E020080
-"""CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET and NEWTIME."""
+_CALL, _PROCESSOR, _FIRST_ARGUMENT = 0, 4, 16  # offsets in `struct seccomp_data`
+_NEW_NAMESPACE_FLAGS = 0x7E020080  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET and NEWTIME
 _CLONE_THREAD = 0x10000
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
-"""Terminal controls that inject input."""
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C  # terminal controls that inject input
 _AF_INET, _AF_INET6, _AF_NETLINK = int(socket.AF_INET), int(socket.AF_INET6), 16
 """Network families; the C library needs netlink for name lookup."""
 
-Instruction = tuple[int, int, int, int]
-"""Code, jump if true, jump if false, constant."""
+Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, constant
 
 
 @dataclass(frozen=True, slots=True)

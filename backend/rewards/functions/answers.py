@@ -19,8 +19,7 @@ from backend.rewards.registry import Scores, Texts, Types, register_reward_funct
 
 # Evaluate arithmetic exactly, in fractions, by walking Python's syntax tree. Nothing is ever executed.
 
-LONGEST = 500
-"""Characters of an expression, at most."""
+LONGEST = 500  # characters of an expression, at most
 _BITS = 4096
 _SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "^": "**", "[": "(", "]": ")"})
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
@@ -58,7 +57,6 @@ def _side(text: str) -> Fraction | None:
 
 
 def _evaluate(node: ast.expr) -> Fraction:
-    """Raises ValueError for anything but arithmetic within bounds."""
     match node:
         case ast.Constant(int() | float() as number) if not isinstance(number, bool):
             return _bounded(Fraction(str(number)))
@@ -180,7 +178,6 @@ def _overlap(a: set[str], b: set[str]) -> float:
 
 
 def _choice(text: str) -> set[str]:
-    """The options that a completion settles on; empty where it names none."""
     part = answer_part(text)
     if extract_answer(text) or marked_answer(part):
         return _options(final_answer(text))

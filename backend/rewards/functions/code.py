@@ -27,12 +27,9 @@ from backend.rewards.program_tests import (
 )
 from backend.rewards.registry import Scores, Texts, Types, register_reward_function, require
 
-TOLERANCE = 1e-6
-"""The relative difference of two numbers in an output, where the expected one has a decimal point."""
-LONGEST_PROGRAM = 64 << 10
-"""Characters of a program that is run."""
-SHARE = 0.8
-"""Of the time that a call may take: with the rest the scores are returned."""
+TOLERANCE = 1e-6  # the relative difference of two numbers in an output, where the expected one has a decimal point
+LONGEST_PROGRAM = 64 << 10  # characters of a program that is run
+SHARE = 0.8  # of the time that a call may take: with the rest the scores are returned
 WITHOUT_RUN_S = 60.0
 _FENCE = re.compile(r"^[ \t]*```([^\n`]*)$", re.MULTILINE)
 
@@ -119,7 +116,6 @@ def code_tests(
 
 
 def _tests_of_rows(columns: Mapping[str, list[Any]], named: str, count: int, most: int) -> list[RowTests | None]:
-    """Tests of each completion's row; equal rows share one object. Raises ValueError."""
     present = [name for name, values in columns.items() if isinstance(values, list) and len(values) == count]
     name = tests_column(named, present)
     if not name:  # for a dataset that a run trains on, `backend.data.rows.check_columns` says so
@@ -139,7 +135,6 @@ def _tests_of_rows(columns: Mapping[str, list[Any]], named: str, count: int, mos
 
 
 def _program(text: str) -> str:
-    """The last fenced block of the answer, without a fence all of it; of an open last fence, what follows it."""
     text = answer_part(text)[-4 * LONGEST_PROGRAM :]
     fences = list(_FENCE.finditer(text))
     if len(fences) % 2 == 1:
@@ -169,7 +164,6 @@ def _same_word(word: str, wanted: str) -> bool:
 
 
 def _asserts_passed(tests: AssertTests, result: TaskResult) -> int:
-    """Tests that came to their end with all that they had to observe, and nothing but what is expected."""
     observed: dict[int, dict[int, bool]] = defaultdict(dict)
     """Test → number → True if every observation under it was as expected."""
     done: set[int] = set()

@@ -142,7 +142,6 @@ def known_ids(completions: list[str], completion_ids: list[list[int]] | None) ->
 
 
 def _repeated(ids: Sequence[int], size: int) -> float:
-    """1 − different n-grams / all n-grams."""
     count = len(ids) - size + 1
     if count < 1:
         return 0.0

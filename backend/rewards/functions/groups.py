@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from backend.rewards.registry import Scores, Texts, Types, register_reward_function, require
 
 LONGEST_NGRAM = 20
-MOST_WORDS = 4000
-"""Words of a completion that are compared: every pair of a group is."""
+MOST_WORDS = 4000  # words of a completion that are compared: every pair of a group is
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 Ngrams = frozenset[tuple[str, ...]]
@@ -39,7 +38,6 @@ def diversity(prompts: Texts, completions: Texts, answer: Texts, types: Types = 
 
 
 def _ngrams(text: str, size: int) -> Ngrams:
-    """The n-grams of a text; of one that is shorter, all of it as one."""
     # A pattern that finds word after word: of a huge text no more than these are looked for.
     words = [found[0].casefold() for found, _ in zip(_WORD.finditer(text), range(MOST_WORDS), strict=False)]
     if len(words) < size:
@@ -48,7 +46,6 @@ def _ngrams(text: str, size: int) -> Ngrams:
 
 
 def _differences(sets: Sequence[Ngrams]) -> list[float]:
-    """1 − the mean similarity of each set with the others, of which there is at least one."""
     similarity = [0.0] * len(sets)
     for i, first in enumerate(sets):
         for j in range(i):

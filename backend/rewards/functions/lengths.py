@@ -14,8 +14,7 @@ from backend.rewards.functions.formats import known_ids
 from backend.rewards.functions.math_equality import correct
 from backend.rewards.registry import Ids, Scores, Texts, Types, register_reward_function, require
 
-CACHE_SHARE = 0.2
-"""DAPO's ratio: a buffer of 4096 tokens before a limit of 20480 (arXiv:2503.14476)."""
+CACHE_SHARE = 0.2  # DAPO's ratio: a buffer of 4096 tokens before a limit of 20480 (arXiv:2503.14476)
 
 
 @register_reward_function("soft_overlong_punishment_reward", label="Soft Overlong")
@@ -94,7 +93,6 @@ def length_target(
 
 
 def _limit(limit: int | None, trainer_state: Any, completions: list[str]) -> int:
-    """The limit from the entry, else the run's; there may be none while only parameters are checked."""
     require(limit is None or limit >= 1, f"max_completion_length must be at least 1, not {limit}")
     limit = limit or getattr(trainer_state, "max_completion_length", None)
     require(bool(limit) or not completions, "it needs a max_completion_length")
@@ -108,6 +106,5 @@ def _overlong(length: int, limit: int, cache: int) -> float:
 
 
 def _cosine(length: int, limit: int, shortest: float, longest: float) -> float:
-    """From `shortest` at length 0 to `longest` at the limit and beyond."""
     share = min(length / limit, 1.0)
     return longest + 0.5 * (shortest - longest) * (1.0 + math.cos(math.pi * share))

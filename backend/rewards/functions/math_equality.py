@@ -20,10 +20,8 @@ from backend.rewards.functions.r1 import extract_answer
 from backend.utils import child_process
 from backend.utils.child_process import ChildEnded, ChildProcess, module_command
 
-LONGEST = 500
-"""Characters of an answer that are compared, the last of it."""
-PATIENCE = 5
-"""Comparisons that may run out of time in one call before the rest of it is compared as text."""
+LONGEST = 500  # characters of an answer that are compared, the last of it
+PATIENCE = 5  # comparisons that may run out of time in one call before the rest of it is compared as text
 LIMIT_S = 1.0
 """Processor time of one comparison. Wall-clock time would make a verdict depend on the load of the machine."""
 
@@ -61,7 +59,6 @@ def final_answer(text: str) -> str:
 
 
 def _boxed(text: str) -> str:
-    """The content of the last box up to its matching brace; empty where it is not closed."""
     start = max(text.rfind(box) + len(box) if box in text else -1 for box in _BOXES)
     depth = 1
     for brace in _BRACE.finditer(text, start) if start >= 0 else ():
@@ -86,7 +83,6 @@ def correct(completions: list[str], answers: list[str]) -> list[bool | None]:
 
 
 def _verdict_without_mathematics(reference: str, candidate: str) -> bool | None:
-    """The verdict on equal texts, words, whole numbers and an empty answer; None where mathematics has to decide."""
     reference, candidate = _normalized(reference), _normalized(candidate)
     if reference == candidate:
         return True
@@ -98,7 +94,6 @@ def _verdict_without_mathematics(reference: str, candidate: str) -> bool | None:
 
 
 def _normalized(text: str) -> str:
-    """Without case, dollar signs around it, `\\text{}` or the full stop at its end."""
     return " ".join(_TEXT_COMMAND.sub(r"\1", text).casefold().strip("$ \n.").split())
 
 
@@ -110,7 +105,6 @@ def _canonical_integer(text: str) -> str:
 
 @lru_cache(maxsize=10_000)
 def _math_verify_verdict(reference: str, candidate: str) -> bool | None:
-    """math-verify's verdict; None where it took too long."""
     return _math_verify.ask(reference, candidate)
 
 
@@ -193,7 +187,6 @@ def comparison() -> Callable[[str, str], bool]:
         return parse(text, configs, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
 
     def parsed(text: str) -> list[object]:
-        """As one formula if it can be; an answer with words is tried as prose first."""
         formula = f"${_formula(text)}$"
         first, second = (text, formula) if _PROSE.search(formula[1:-1]) else (formula, text)
         return read(first) or read(second)
@@ -209,7 +202,6 @@ def comparison() -> Callable[[str, str], bool]:
 
 
 def _formula(text: str) -> str:
-    """One formula without delimiters, in a notation that has one meaning only."""
     text = _DELIMITERS.sub(" ", text).strip().rstrip(".")
     text = _SPACED_THOUSANDS.sub(lambda match: match[0].replace(" ", ""), text)
     text = _MIXED_NUMBER.sub(r"(\1+\2/\3)", text)

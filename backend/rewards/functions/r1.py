@@ -86,12 +86,10 @@ def extract_answer(text: str) -> str:
 
 
 def _last_answer(text: str) -> int:
-    """Where the last `<answer>` with an `</answer>` behind it begins, or -1."""
     return text.rfind(_ANSWER, 0, max(text.rfind(_END_OF_ANSWER), 0))
 
 
 def _tags(text: str) -> tuple[str, str, str, str]:
-    """The four tags that count in this text: its first thought tag decides between `<think>` and `<reasoning>`."""
     first = _THOUGHT_TAG.search(text)
     word = first[1] if first else "think"
     return f"<{word}>", f"</{word}>", _ANSWER, _END_OF_ANSWER

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -61,18 +60,6 @@ def test_home_and_temporary_files_lie_in_its_folder_and_caches_are_found(tmp_pat
     assert Path(environment["HOME"]) == own / "home" and Path(environment["TMPDIR"]) == own / "tmp"
     assert Path(environment["HOME"], ".cache", "model").read_text() == "weights"
     assert Path(environment["TMPDIR"]).is_dir()
-
-
-def test_packages_of_the_user_are_still_found(tmp_path: Path) -> None:
-    """`pip install --user` puts them below the home folder, which is another one here."""
-    code = "import site; print(site.getusersitepackages())"
-    users = {"HOME": str(tmp_path / "user"), "PATH": os.environ["PATH"]}
-    there = subprocess.check_output([sys.executable, "-c", code], env=users, text=True)
-    base = subprocess.check_output(
-        [sys.executable, "-c", "import site; print(site.getuserbase())"], env=users, text=True
-    )
-    environment = confined_environment(tmp_path / "own", False, {**users, "PYTHONUSERBASE": base.strip()})
-    assert subprocess.check_output([sys.executable, "-c", code], env=environment, text=True) == there
 
 
 def test_a_module_beside_the_reward_file_is_imported(tmp_path: Path) -> None:

@@ -144,21 +144,3 @@ while len(list(folder.glob("bomb *"))) < 48:
     pids = [int(path.read_text()) for path in tmp_path.glob("bomb *")]
     assert len(pids) == 48
     assert not [pid for pid in pids if is_alive(pid)]
-
-
-def test_a_guard_without_subreapers_ends_the_group(tmp_path: Path) -> None:
-    """As on a Mac, where it stands beside the worker: the worker ends, its parent ends."""
-    code = CHILD.replace("guard import guard", "guard import guard_beside as guard").replace("os.setsid()", "pass")
-    for number, ending in enumerate(("os._exit(3)", "time.sleep(60)")):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        process = subprocess.Popen(
-            [sys.executable, "-c", f"{code}daemon('one'); {ending}", str(folder)],
-            stdin=subprocess.PIPE, cwd=folder, env=backend_environment(), start_new_session=True,
-        )  # fmt: skip
-        pids = [noted(folder, name) for name in ("worker", "one")]
-        assert process.stdin is not None
-        if number:
-            process.stdin.close()
-        assert process.wait(5) == (-signal.SIGKILL if number else 3)
-        wait_until_gone(*pids)
