@@ -60,24 +60,14 @@ METRICS = {
 """Metric → its label before the number, and its unit after it."""
 
 
-class LineDisplay:
-    """Prints a line every `every` steps, and for each note, warning and evaluation."""
-
-    def __init__(self, console: Console, every: int) -> None:
-        self.console, self.every = console, every
-
-    def __enter__(self) -> Callable[[Event], None]:
-        return self.show
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def show(self, event: Event) -> None:
-        if sentence := sentence_of(event):
-            print_line(self.console, sentence)
-        elif event["kind"] == "step" and event["step"] % self.every == 0:
-            values = {key: format_number(event["metrics"].get(key)) for key in METRICS}
-            numbers = "  ".join(f"{label} {values[key]}{unit}".strip() for key, (label, unit) in METRICS.items())
-            print_line(self.console, f"step {event['step']}  {numbers}")
+def show_line(console: Console, every: int, event: Event) -> None:
+    """Print a line every `every` steps, and for each note, warning and evaluation."""
+    if sentence := sentence_of(event):
+        print_line(console, sentence)
+    elif event["kind"] == "step" and event["step"] % every == 0:
+        values = {key: format_number(event["metrics"].get(key)) for key in METRICS}
+        numbers = "  ".join(f"{label} {values[key]}{unit}".strip() for key, (label, unit) in METRICS.items())
+        print_line(console, f"step {event['step']}  {numbers}")
 
 
 class LiveDisplay:

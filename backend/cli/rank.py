@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from backend.cli.common import BUG, FINISHED, USER_ERROR, Live, Stream, ignore_sighup, print_problems, verb
-from backend.cli.training import PreparedRun, SharedWork, prepared_run, train_or_exit
+from backend.cli.training import PreparedRun, prepared_run, train_or_exit
 from backend.config.config import load, read
 from backend.distributed.launcher import write_late_ending
 from backend.distributed.rank_process import (
@@ -150,12 +150,14 @@ def _lead(
         return leader.load_context(config, note, *rest)
 
     try:
-        return _train(run, orders, stream, progress, SharedWork(load_context, channel.check, orders.goes_on))
+        return _train(
+            run, orders, stream, progress, {"load": load_context, "look": channel.check, "goes_on": orders.goes_on}
+        )
     finally:
         channel.close()
 
 
-def _train(run: Path, orders: Orders, stream: bool, progress: bool | None, shared: SharedWork | None) -> int:
+def _train(run: Path, orders: Orders, stream: bool, progress: bool | None, shared: dict[str, Any] | None) -> int:
     """Train the run, from its checkpoint if any; check it first if no launcher has. Raises UserError."""
     folder = RunFolder(run)
     try:

@@ -40,7 +40,6 @@ from backend.utils.text import quote
 from backend.utils.whole_file import replace_file
 
 if TYPE_CHECKING:
-    from backend.trainer.run_context import LoadContext
     from backend.trainer.run_inputs import RunInputs
 
 
@@ -318,15 +317,6 @@ def launch_and_exit(run: PreparedRun, config: Config, stream: bool, progress: bo
     raise typer.Exit(end.exit_code if end.exit_code else FINISHED)
 
 
-@dataclass(frozen=True, slots=True)
-class SharedWork:
-    """Arguments of `backend.trainer.run_process.train` for rank 0 of a distributed run."""
-
-    load: LoadContext
-    look: Callable[[], None]
-    goes_on: bool
-
-
 def train_and_exit(run: PreparedRun, stream: bool, progress: bool | None) -> NoReturn:
     """Train here or on the machines of the run's settings, then exit with the run's code."""
     config = machine_settings(run)
@@ -343,14 +333,14 @@ def train_or_exit(
     *,
     quiet: bool = False,
     go_on_with: Sequence[str] = (),
-    shared: SharedWork | None = None,
+    shared: Mapping[str, Any] | None = None,
     command: str = "",
 ) -> None:
     """Train, and exit unless the run finished.
 
     After a GPU error, may replace this process by the verb and arguments `go_on_with` (default: `resume` of this
-    run), except on rank 0 of several machines (`shared`). `quiet` leaves stdout to the caller. `command` is for the
-    event log.
+    run), except on rank 0 of several machines (`shared`: more arguments of the trainer). `quiet` leaves stdout to the
+    caller. `command` is for the event log.
     """
     from backend.engine import cpu_setup
     from backend.runs.start_progress import progress_listener
@@ -377,7 +367,7 @@ def train_or_exit(
                 changes=run.changes,
                 warnings=run.warnings,
                 lock=run.lock,
-                **({} if shared is None else {"load": shared.load, "look": shared.look, "goes_on": shared.goes_on}),
+                **(shared or {}),
             )
         afterwards.process_ends = ending.exit_code != 0 and ending.kind != RESTART
         if ending.kind == RESTART and shared is not None:
@@ -395,12 +385,13 @@ def train_or_exit(
 @contextmanager
 def display(stream: bool, progress: bool | None, quiet: bool, steps_per_line: int) -> Iterator[Callable[[Any], None]]:
     """Yield a callback for events: a live display, lines of text, or JSON on stdout."""
-    from backend.cli.display import LineDisplay, LiveDisplay, new_console
+    from backend.cli.display import LiveDisplay, new_console, show_line
 
+    console = new_console(stderr=quiet)
     if stream:
         yield tell_json
-        return
-    console = new_console(stderr=quiet)
-    is_live = console.is_terminal if progress is None else progress
-    with LiveDisplay(console) if is_live else LineDisplay(console, steps_per_line) as echo:
-        yield echo
+    elif console.is_terminal if progress is None else progress:
+        with LiveDisplay(console) as echo:
+            yield echo
+    else:
+        yield partial(show_line, console, steps_per_line)

@@ -14,7 +14,7 @@ from backend.data.problems import PromptFormat, check_prompts
 from backend.data.prompts import PromptStream, TokenizedPrompts, measure_first_rows
 from backend.data.rows import SPLITS, Rows, Splits, check_columns, read_splits
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
-from backend.runs.checkpoints.checkpoint_score import check_metric
+from backend.runs.checkpoints.checkpoint import check_metric
 from backend.types import Problem
 from backend.utils.errors import UserError
 

@@ -16,8 +16,7 @@ from backend.config.config import Config
 from backend.export.export_run import export_finished, exports
 from backend.models.policy import load_start
 from backend.models.saving import adapter_config, model_bytes, save_model
-from backend.runs.checkpoints.checkpoint import Checkpoint, TrainingState, first_start, read_checkpoint
-from backend.runs.checkpoints.checkpoint_score import CheckpointScore
+from backend.runs.checkpoints.checkpoint import Checkpoint, CheckpointScore, TrainingState, first_start, read_checkpoint
 from backend.runs.checkpoints.checkpoint_writer import (
     CheckpointWriter,
     Snapshot,

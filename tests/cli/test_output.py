@@ -11,7 +11,7 @@ import pytest
 from rich.table import Table
 
 from backend.cli.common import force_utf8, json_line, tell, tell_file
-from backend.cli.display import new_console
+from backend.cli.display import new_console, show_line
 from backend.utils.text import visible
 
 HOSTILE = "a\x1b]0;title\x07\x9b31m\u202eb\r\x7f"
@@ -67,3 +67,18 @@ def test_no_encoding_ends_a_verb(encoding: str, written: bytes, monkeypatch: pyt
     tell("\ud800…", flush=True)
     assert into.getvalue() == written
     assert sys.stdin.read() == "hi\udcff"
+
+
+def test_a_line_of_progress_has_its_units_after_the_numbers() -> None:
+    console = new_console(file=io.StringIO(), width=80)
+    metrics = {
+        "reward": 1.5,
+        "reward_std": 0.2,
+        "time/step": 0.2234,
+        "peak_memory_gb": 3.0,
+        "rollout_tokens_per_second": 1234.0,
+    }
+    show_line(console, 5, {"kind": "step", "step": 4, "metrics": metrics})
+    show_line(console, 5, {"kind": "step", "step": 5, "metrics": metrics})
+    line = console.file.getvalue()  # pyright: ignore
+    assert line == "step 5  reward 1.5  ± std 0.2  KL –  clipped –  length –  1,234 tokens/s  0.223 s/step  3 GB\n"

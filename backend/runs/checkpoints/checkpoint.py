@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,11 @@ import mlx.core as mx
 import xxhash
 from pydantic import TypeAdapter, ValidationError
 
+from backend.config.changeable import STAGE_DATA
+from backend.config.config import Config
 from backend.models.saving import Arrays, HostArrays, save_arrays
-from backend.runs.events import RUN_FORMAT, first_and_last_events, read_events
+from backend.runs.events import RUN_FORMAT, first_and_last_events, is_number, read_events
+from backend.runs.metric_names import EVALUATION
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 from backend.runs.saved_weights import (
@@ -38,6 +41,7 @@ from backend.trainer.machine import gpu_error
 from backend.utils.disk_faults import writing
 from backend.utils.errors import UserError
 from backend.utils.files import read_regular, remove_tree
+from backend.utils.text import quote
 from backend.utils.whole_file import clear_drafts, remove_folder, whole_folder
 
 
@@ -308,3 +312,77 @@ def go_back(run: RunFolder, which: str) -> str:
     finally:
         os.close(lock)
     return f"The run was taken back from step {last} to its checkpoint of step {chosen.step}, and continues from there."
+
+
+def metric_of(config: Config, *, has_evaluations: bool) -> str:
+    """`best_metric`; the reward where that is empty, held-out if the run evaluates."""
+    return config.best_metric or (f"{EVALUATION}reward" if has_evaluations else "reward")
+
+
+def check_metric(config: Config, *, has_held_out: bool) -> None:
+    """Raises UserError where scores are of held-out prompts, and there are none."""
+    if config.best_metric.startswith(EVALUATION) and not has_held_out:
+        needs = f"{quote(config.best_metric, 50)} is of held-out prompts, and {quote(Path(config.data), 50)} has none."
+        raise UserError("best_metric", f"{needs} Name a Valid split, or set Validation share.")
+
+
+class CheckpointScore:
+    """Follows the metric of a run's scores, which are in the TrainingState."""
+
+    def __init__(self) -> None:
+        self._since_save: list[Any] = []
+
+    def take_step(self, metrics: Mapping[str, Any], config: Config, *, has_evaluations: bool) -> None:
+        self._since_save.append(metrics.get(metric_of(config, has_evaluations=has_evaluations)))
+
+    def take_evaluation(self, state: TrainingState, metrics: Mapping[str, Any], config: Config) -> None:
+        """Take the metrics of an evaluation after `state.step`."""
+        state.evaluated = state.step
+        metric = metric_of(config, has_evaluations=True)
+        if metric.startswith(EVALUATION):
+            state.score = mean_score([metrics.get(metric.removeprefix(EVALUATION))])
+            observe_score(state, state.score, state.step, config)
+
+    def begin_stage(
+        self, state: TrainingState, changed: Collection[str], config: Config, *, has_evaluations: bool
+    ) -> None:
+        """Begin another series of scores where a stage has other rewards, or other rows for scores of the steps."""
+        of_steps = not metric_of(config, has_evaluations=has_evaluations).startswith(EVALUATION)
+        others = ("reward_functions", "reward_weights", *(STAGE_DATA if of_steps else ()))
+        if config.stages and set(changed) & set(others):
+            state.score, state.best_score, state.best_step = None, None, 0
+            state.gain, state.scores_without_gain = None, 0
+            state.score_series += 1
+            self._since_save = []
+
+    def observe_save(self, state: TrainingState, config: Config, *, has_evaluations: bool) -> None:
+        """Count the score of the steps at a checkpoint that is due."""
+        if not metric_of(config, has_evaluations=has_evaluations).startswith(EVALUATION):
+            observe_score(state, mean_score(self._since_save), state.step, config)
+
+    def close_interval(self, state: TrainingState, config: Config, *, has_evaluations: bool) -> None:
+        """Put the score of a checkpoint, due or not, into the state."""
+        # None of them after a save that failed and is tried again: the score stands.
+        if self._since_save and not metric_of(config, has_evaluations=has_evaluations).startswith(EVALUATION):
+            state.score = mean_score(self._since_save)
+        self._since_save = []
+        state.score_metric, state.best_is_lowest = config.best_metric, config.best_is_lowest
+
+
+def mean_score(values: Sequence[Any]) -> float | None:
+    known = [float(value) for value in values if is_number(value)]
+    return sum(known) / len(known) if known else None
+
+
+def observe_score(state: TrainingState, score: float | None, step: int, config: Config) -> None:
+    """Count a score of `step` in the state. A gain is better than the last gain by more than
+    `early_stopping_min_delta`."""
+    if score is None:
+        return
+    sign = -1.0 if config.best_is_lowest else 1.0
+    if state.gain is None or sign * (score - state.gain) > config.early_stopping_min_delta:
+        state.gain, state.scores_without_gain = score, 0
+    else:
+        state.scores_without_gain += 1
+    if state.best_score is None or sign * score > sign * state.best_score:
+        state.best_score, state.best_step = score, step
