@@ -35,8 +35,6 @@ class TagHighlighter(QSyntaxHighlighter):
 
 
 class TextPane(QPlainTextEdit):
-    """A read-only text in the mono font, its tags coloured."""
-
     def __init__(self, name: str) -> None:
         super().__init__(readOnly=True)
         self.setFont(theme.mono_font())
@@ -51,8 +49,6 @@ class TextPane(QPlainTextEdit):
 
 
 class CompletionPane(QWidget):
-    """A completion under its title: its result, its scores, its text."""
-
     def __init__(self, title: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._names: Sequence[str] = ()
@@ -72,7 +68,6 @@ class CompletionPane(QWidget):
         self.text.setAccessibleName(title)
 
     def set_rewards(self, names: Sequence[str], labels: Sequence[str], weights: Sequence[float] = ()) -> None:
-        """Set the reward functions' metric names and labels."""
         self._names, self._labels, self._weights = names, labels, weights
 
     def show_completion(self, completion: Mapping[str, Any] | None) -> None:
@@ -96,8 +91,6 @@ class CompletionPane(QWidget):
 
 
 class CompletionDetail(QFrame):
-    """The prompt on the left and the completion with its scores on the right; with `upright`, one above the other."""
-
     def __init__(
         self, parent: QWidget | None = None, *, upright: bool = False, pane: CompletionPane | None = None
     ) -> None:

@@ -26,7 +26,6 @@ BAR_ROLE = ROLE.UserRole
 STOP_LABELS = {"eos": "ended", "string": "stop text", "length": "cut off"}
 """Stop reason of a completion → its label."""
 PREVIEW_CHARS, HEADER_CHARS = 400, 14
-"""Leading characters of a completion on its line; characters of a header's line."""
 MIN_FIGURE_WIDTH, MAX_FIGURE_WIDTH, MIN_TEXT_WIDTH, LOGGED_TEXT_WIDTH, DOT_WIDTH = 64, 124, 220, 112, 18
 
 
@@ -164,14 +163,12 @@ class CompletionModel(RowsModel):
         self.endResetModel()
 
     def extend(self, lines: Sequence[CompletionLine]) -> None:
-        """Show these lines, which begin with those that are shown."""
         if len(lines) > len(self.rows):
             self.beginInsertRows(QModelIndex(), len(self.rows), len(lines) - 1)
             self.rows = lines
             self.endInsertRows()
 
     def show_groups(self, rows: Sequence[Mapping[str, Any]], rewards: Sequence[str], labels: Sequence[str]) -> None:
-        """Show whole rows, each under its prompt."""
         self.set_columns(rewards, labels)
         self.show_lines([line for group, row in enumerate(rows) for line in lines_of_row(group, row)])
 
@@ -230,7 +227,6 @@ class CompletionModel(RowsModel):
         return self._fonts[min(column, 1)]
 
     def tip(self, row: CompletionLine, column: int) -> str | None:
-        """The text of a cell that may have too little room."""
         about = self.columns[column]
         is_cut = about.kind == "text" if row.completion is None else about.kind == "logged" and not about.is_figure
         return plain_tip(self.text(row, column)) if is_cut else None
@@ -259,19 +255,12 @@ class ScoreBarDelegate(QStyledItemDelegate):
 
 
 class CompletionTable(BaseTable):
-    """The table view over a CompletionModel.
+    """The table view over a CompletionModel."""
 
-    Signals:
-        chosen(row of completions.jsonl, completion or None) – the current line changed.
-        picked – the selected lines changed.
-        sort_requested(str, bool) – sort by this column of the facts, descending or not; "" for the order of the file.
-        touched – the user pressed a mouse button or a key in the table.
-    """
-
-    chosen = Signal(object, object)
-    picked = Signal()
-    sort_requested = Signal(str, bool)
-    touched = Signal()
+    chosen = Signal(object, object)  # row of completions.jsonl, completion or None
+    picked = Signal()  # the selected lines changed
+    sort_requested = Signal(str, bool)  # column of the facts ("": the order of the file), descending
+    touched = Signal()  # mouse button or key
 
     def __init__(
         self, model: CompletionModel, max_score_width: int = MAX_FIGURE_WIDTH, min_text_width: int = MIN_TEXT_WIDTH
@@ -290,7 +279,6 @@ class CompletionTable(BaseTable):
         self.selectionModel().selectionChanged.connect(lambda: self.picked.emit())
 
     def allow_sorting(self) -> None:
-        """A click on a header asks for sorting: descending, ascending, and as in the file again."""
         self.horizontalHeader().setSectionsClickable(True)
         self.horizontalHeader().sectionClicked.connect(self._cycle_sorting)
 
@@ -323,7 +311,6 @@ class CompletionTable(BaseTable):
         return [line for line in lines if line.completion is not None]
 
     def reset_view(self) -> None:
-        """After showing lines: span the prompts over the scores, size the columns, select the first completion."""
         self.clearSpans()  # Qt keeps spans by row number, also through a model reset
         model = self._completions
         # A flat list has no prompts, and reads a line from the file only to be shown.

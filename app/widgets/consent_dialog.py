@@ -19,7 +19,6 @@ from backend.rewards.allowed_code import CodeToAllow
 from backend.utils.text import quote
 
 MOST = 12
-"""Names, machines and programs that are listed."""
 IN_PROCESS = "It runs in its own process. It can read your files, though not keys and tokens in their usual places"
 IN_TRAINER = "It runs inside the trainer, with your rights: it can read and change your files and use the network."
 OR_SAYS_SO = "If the system cannot ensure that, the run says so."
@@ -38,8 +37,6 @@ Facts = list[tuple[str, str, str]]
 
 
 class AllowDialog(QDialog):
-    """A modal question."""
-
     def __init__(
         self,
         title: str,

@@ -41,7 +41,6 @@ NO_TEXT = "This package names its licence and ships no text of it."
 CLOSING = {"ask": "Ask", "keep": "Keep training", "stop": "Stop and save"}
 """Preference for closing the window while a run trains → its words."""
 MAX_CHARS = 60
-"""Most characters of a value in the table of presets."""
 EXPLANATION = (
     "Nothing is sent. Read the report, remove what you want to keep private, and paste it into a message or an issue. "
     "Your home folder, user name, access tokens, and the paths and prompts of your settings are left out already."
@@ -49,8 +48,6 @@ EXPLANATION = (
 
 
 class ChangeModel(RowsModel):
-    """(setting, value now, value then) as rows."""
-
     columns = (Column("Setting"), Column("Now"), Column("Then"))
 
     def text(self, row: tuple[str, str, str], column: int) -> str:
@@ -139,8 +136,6 @@ def value_label(setting: Setting, value: Any) -> str:
 
 
 class PreferencesDialog(QDialog):
-    """Notifications, and the effect of closing the window. Every choice takes effect at once."""
-
     notifies_changed = Signal(bool)  # bool
     shows_progress_changed = Signal(bool)
     closing_changed = Signal(str)
@@ -257,8 +252,6 @@ class GlossaryDialog(QDialog):
 
 
 class ProblemDialog(QDialog):
-    """A problem report, to be read, changed, and copied or saved."""
-
     def __init__(self, title: str, report: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.resize(on_screen(self, 680, 560))
@@ -283,7 +276,6 @@ class ProblemDialog(QDialog):
         show_text(self.done_label, "Copied.")
 
     def save(self) -> None:
-        """Write the report, as edited, to a file that the user chooses."""
         name = f"grpo-studio-problem-{date.today():%Y-%m-%d}.txt"
         path = save_file(self, "report", "Save the report", name, "Text (*.txt)")
         if path is None:

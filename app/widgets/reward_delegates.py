@@ -17,8 +17,6 @@ DECIMALS = 3
 
 
 class TickDelegate(QStyledItemDelegate):
-    """A centred check box in the theme's colours."""
-
     def paint(self, painter: QPainter, option: Any, index: Index) -> None:
         box = QRect(0, 0, check_box_side(), check_box_side())
         box.moveCenter(option.rect.center())

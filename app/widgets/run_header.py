@@ -36,12 +36,9 @@ STATE_ROLES = {state: role for state, (_, role) in STATES.items()}
 _DEFAULT_NAME = re.compile(r"(.+)-(\d{4}-\d\d-\d\d-\d{6})((?:-\d+)?)")
 """A run's default name: model and kind of training, timestamp, and a number if that name existed already."""
 NARROW = 860
-"""Width in pixels below which the buttons of a result go under its text."""
 
 
 class StateChip(QWidget):
-    """A run's state as a dot and a label."""
-
     def __init__(self) -> None:
         super().__init__()
         self._dot, self._label = Dot("placeholder"), PlainLabel()
@@ -68,8 +65,6 @@ class ElidedTitle(ElidedLabel):
 
 
 class RunHeader(QWidget):
-    """A title line, and for a live run a progress bar with a line of captions."""
-
     def __init__(self) -> None:
         super().__init__()
         self._name, self._when, self._chip = ElidedTitle(), label(role="muted"), StateChip()
@@ -139,8 +134,6 @@ class BeforeAfter:
 
 
 class ResultCard(QFrame):
-    """A card with a title, figures before → after, a sentence, advice and buttons."""
-
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._role = "muted"

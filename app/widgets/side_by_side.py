@@ -19,8 +19,6 @@ TITLES = {"base": "Base", "tuned": "Tuned", "model": "Model"}
 
 
 class SideBySide(QFrame):
-    """The prompt and its answer above, a completion of each side below."""
-
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("role", "card")

@@ -23,14 +23,10 @@ from app.widgets.basic.layout import column, grid, holder, on_screen, row, set_s
 from app.widgets.basic.number_format import file_size
 
 MakeTask = Callable[[list[str], QWidget], VerbProcess]
-"""Makes a process that has not been started, from a command line and a parent."""
 Account = dict[str, Any]
-"""{name, organisations, can_write, source}, or {} when logged out."""
 LogIn = Callable[[str, Callable[[Account], None], Callable[[str], None]], None]
-"""Checks a token and keeps it in the keychain."""
 MARGIN, SIDE = 16, 260
 FIRST_FILES = 9
-"""Files that are listed."""
 
 
 def cancel_before_closing(dialog: QWidget, task: VerbProcess | None, event: QCloseEvent) -> bool:
@@ -75,7 +71,6 @@ class VerbDialog(QDialog):
         set_shown(self.progress, True)
 
     def on_result(self, content: dict[str, Any]) -> None:
-        """A line of the verb that is not its progress."""
         raise NotImplementedError
 
     def on_end(self, outcome: Any, problem: str) -> None:

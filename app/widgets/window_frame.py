@@ -23,7 +23,6 @@ from app.widgets.run_header import STATES
 WIDE, NARROW, ROW, CORNER = 176, 56, 34, 6
 """Sidebar: its widths, the height of a row, and the radius of its corners."""
 MARGIN = 12
-"""Of the dashed frame on the drop overlay, and its radius."""
 
 
 class DropOverlay(QWidget):
@@ -146,8 +145,6 @@ class PageButton(QAbstractButton):
 
 
 class StatusStrip(QFrame):
-    """Run state, step of total, time left, peak memory, and one sentence, at the bottom of the window."""
-
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._dot = Dot("placeholder")
@@ -179,7 +176,6 @@ class StatusStrip(QFrame):
         show_text(self.memory, f"peak {figure(memory_gb, 'GB')}" if memory_gb is not None else "")
 
     def show_waiting(self, count: int, *, is_paused: bool = False) -> None:
-        """Show the number of runs in the queue; 0 hides it."""
         self.waiting.setText(f"{count} waiting{', paused' if is_paused else ''}")
         self.waiting.setAccessibleName(f"{count} runs wait in the queue")
         self.waiting.setVisible(count > 0)

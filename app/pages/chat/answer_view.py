@@ -22,7 +22,6 @@ from app.widgets.completion_table import STOP_LABELS
 FEWEST_LINES, MOST_LINES = 3, 8
 """Height of the prompt box: it grows with its text between these."""
 SHORT = 240
-"""Characters of thinking that stay unfolded."""
 TITLES = {"base": "Base", "tuned": "Tuned"}
 
 
@@ -87,8 +86,6 @@ class GrowingText(QTextEdit):
 
 
 class AnswerView(QFrame):
-    """A card with one answer."""
-
     def __init__(self, side: str, number: int, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("role", "card")

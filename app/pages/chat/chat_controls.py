@@ -17,12 +17,9 @@ from app.widgets.basic.layout import column, grid, holder, row, set_shown, set_s
 from app.widgets.basic.number_format import figure
 
 BROWSE = "browse"
-"""The value of the menu entry that asks for a folder."""
 
 
 class ModelBar(QWidget):
-    """The head of the page: a run and its checkpoint, or a model."""
-
     def __init__(self) -> None:
         super().__init__()
         self.models = ComboBox(name="Run or model", length=16)
@@ -65,8 +62,6 @@ class ModelBar(QWidget):
 
 
 class RowStrip(QWidget):
-    """Prompts of the run's held-out split, and the expected answer."""
-
     row_requested = Signal(int)
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -104,8 +99,6 @@ class RowStrip(QWidget):
 
 @dataclass(frozen=True, slots=True)
 class SamplingField:
-    """A number with its range; `whole` for an integer."""
-
     key: str
     title: str
     whole: bool
@@ -139,8 +132,6 @@ FIELDS = (
 
 
 class SamplingPanel(QFrame):
-    """A slim column of sampling settings, and the system message."""
-
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("role", "card")

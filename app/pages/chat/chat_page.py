@@ -24,11 +24,8 @@ from backend.runs.run_folder import RunFolder, all_runs
 from backend.utils.files import is_file
 
 CHECK_MS = 2000
-"""Interval of the checks for a run that is training."""
 LEFT_MS = 120_000
-"""Time after leaving the page until its model is unloaded."""
 WIDE = 980
-"""From this page width on the sampling settings are shown at first."""
 
 
 class ChatPage(QWidget):
@@ -143,7 +140,6 @@ class ChatPage(QWidget):
         self._show()
 
     def choose_run(self, run: RunFolder) -> None:
-        """Choose a run for another page, and load it if possible."""
         self._choice = run_choice(run)
         self._list_models()
         if not self._is_chosen_loaded and self.bar.load.isEnabled():

@@ -43,11 +43,8 @@ from app.widgets.completion_table import CompletionLine, CompletionModel, Comple
 from backend.utils.errors import UserError
 
 DETAIL, BESIDE = 250, 720
-"""Initial height of the detail below the table, and its initial width beside the table."""
 WIDE = 1500
-"""From this page width on the detail is beside the table."""
 MOST_LINES = 100_000
-"""Lines that a list of the whole run shows."""
 KEPT_LINES = 512
 """Lines kept once read: a table asks for each of the visible ones a hundred times a repaint."""
 SLICE_S = 0.010
@@ -202,8 +199,8 @@ class CompletionsPage(QWidget):
         self._on_run_changed()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """In a wide page the completion is beside the table, so that its lines are not too long to read."""
         super().resizeEvent(event)
+        # In a wide page the completion is beside the table, so that its lines are not too long to read.
         wide = self.width() >= theme.scaled(WIDE)
         orientation = Qt.Orientation.Horizontal if wide else Qt.Orientation.Vertical
         if orientation != self.parts.orientation():  # on a change only: the user may have moved the handle
@@ -224,8 +221,7 @@ class CompletionsPage(QWidget):
         self._refresh()
 
     def _forget(self) -> None:
-        """A resume has cut the file back: what is shown will get other rows."""
-        self._shown = None
+        self._shown = None  # a resume has cut the file back: what is shown will get other rows
         if self.completions is not None:
             self.completions.clear()
 
@@ -433,7 +429,6 @@ class CompletionsPage(QWidget):
         self._pick_or_explain(step)
 
     def pick(self, step: int) -> None:
-        """Show this step, or the nearest one that has completions, until Follow newest is ticked."""
         steps = self._steps()
         self._picked = _nearest(steps, step) if steps else step  # the nearest now: a step beyond the end would follow
         self.head.follow(False)
@@ -475,7 +470,6 @@ class CompletionsPage(QWidget):
             self.table.selectRow(row)
 
     def move(self, by: int) -> None:
-        """To the next completion that the filter leaves, or the previous one: in the list, or across steps."""
         line, completions = self.table.current_line, self.completions
         if completions is None or line is None:
             return

@@ -16,12 +16,9 @@ from app.widgets.basic.layout import column, holder, row, set_shown
 
 STEP, RUN = "step", "run"
 TYPING_MS = 300
-"""Pause after the last key before the search begins."""
 
 
 class StepHead(QWidget):
-    """The head of the page: what is shown, which step, and whether the newest is followed."""
-
     moved = Signal(int)
     typed = Signal(int)
 
@@ -55,8 +52,6 @@ class StepHead(QWidget):
 
 
 class FilterBar(QWidget):
-    """Search, scope, filter, and moving to the next completion that the filter leaves."""
-
     changed = Signal()  # query or scope
     moved = Signal(int)
 
@@ -106,7 +101,6 @@ class FilterBar(QWidget):
         self.filter.setCurrentIndex(max(0, self.filter.findData(name)))
 
     def reset(self) -> None:
-        """No filter, no search, no prompt, one step."""
         with QSignalBlocker(self):
             self.show_filter(ALL)
             self.search.forget()

@@ -34,7 +34,6 @@ from backend.utils.text import visible
 STRONGEST, CHANGED = 0.45, 0.30
 """Share of the colour behind the strongest token and a changed text: more would take the text's contrast below 4.5."""
 SHADES = 24
-"""Steps that strengths are rounded to, so that neighbours share one mark."""
 MOST_WORDS = 6000
 """Words of two texts together above which whole lines are compared: the time grows with the square."""
 FOLDABLE = {"think": "Thinking", "answer": "Answer"}
@@ -93,7 +92,6 @@ class ColouredTokens:
 
     @property
     def span(self) -> tuple[float, float]:
-        """The strengths that occur: a log-probability is never above zero, and a mark never below."""
         known = [x for x in self.strengths if x is not None]
         return (-1.0 if min(known, default=0) < 0 else 0.0), (1.0 if max(known, default=0) > 0 else 0.0)
 
@@ -192,7 +190,6 @@ class MarkedText(QObject):
         self._pane.setExtraSelections([])
 
     def show_tokens(self, tokens: ColouredTokens) -> None:
-        """Mark the tokens that make up the pane's text."""
 
         def format_of(kind: tuple[int | None, bool]) -> QTextCharFormat | None:
             shade, is_trained = kind
@@ -251,8 +248,6 @@ class MarkedText(QObject):
 
 
 class ReadingPane(CompletionPane):
-    """A completion whose parts can be folded and whose tokens can be coloured."""
-
     def __init__(self, title: str) -> None:
         super().__init__(title)
         self._own_title = title

@@ -74,8 +74,6 @@ class NameMenuField(Field):
 
 
 class ColumnMapping(QFrame):
-    """A card of combo boxes: configuration and splits in the first row, columns in the second."""
-
     edited = Signal(str, object)  # key, raw value
 
     def __init__(self, uses: Mapping[str, str], parent: QWidget | None = None) -> None:
@@ -108,7 +106,6 @@ class ColumnMapping(QFrame):
             field.show_value(values[key])
 
     def offer_columns(self, columns: Sequence[Mapping[str, str]]) -> None:
-        """Offer the dataset's columns: name, kind and example of each."""
         names = [each["name"] for each in columns]
         tips = {each["name"]: f"{each['kind']}: {each['example']}" for each in columns}
         for key, field in self.columns.items():
@@ -123,7 +120,6 @@ class ColumnMapping(QFrame):
             field.offer_splits(names, form, used.get(key.removesuffix("_split")))
 
     def show_problems(self, problems: Sequence[ConfigProblem]) -> None:
-        """Show the problems of its fields below them, in full width, each after its setting's label."""
         own = [problem for problem in problems if problem.setting in self.fields]
         show_text(self.problem, "\n".join(f"{SETTINGS[each.setting].label}: {each.sentence}" for each in own))
         wrong = {problem.setting for problem in own}

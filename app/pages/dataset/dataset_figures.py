@@ -17,7 +17,6 @@ from app.widgets.basic.number_format import DASH, ticks
 from app.widgets.basic.tables import LEFT, RIGHT
 
 BAR_PITCH = 7
-"""Pixels from one bar of the histogram to the next."""
 FIGURES = {
     "rows": ("Rows", "Rows of this split. Of a large file only the first are shown and counted, and ~ is an estimate."),
     "too_long": (
@@ -79,7 +78,6 @@ class DatasetFigures(QFrame):
         return self._numbers[key].text()
 
     def show_progress(self, seen: int, rows: int) -> None:
-        """Show how many prompts were tokenized."""
         self.progress.setVisible(0 < seen < rows)
         self.progress.setRange(0, max(1, rows))
         self.progress.setValue(seen)
@@ -160,8 +158,6 @@ class Histogram(QWidget):
 
 
 class VarietyFigures(QWidget):
-    """Names and values of figures in two columns."""
-
     COLUMNS = 2
 
     def __init__(self, parent: QWidget | None = None) -> None:

@@ -27,7 +27,6 @@ from backend.config.config import SETTINGS
 COMPARING = "Comparing the prompts…"
 UNCOUNTED = "Choose the column with the prompts to count their tokens."
 SHARES = (3, 2)
-"""Relative widths of the left and right cards."""
 MOVED_MS = 60
 """Rest of the cursor on a row before that row is requested: a held arrow key requests none on its way."""
 TRY = "Sample the model on the selected rows and score the completions (Ctrl+Shift+D)"
@@ -212,18 +211,16 @@ class DatasetPage(QWidget):
         return {"try_rows": self.dataset.split == "train" and 0 < selected <= MAX_ROWS}
 
     def try_rewards(self) -> None:
-        """Have the reward bench sample the model on the selected rows."""
         self.session.page_requested.emit("rewards")
         rows = [number + 1 for part in self.table.selected_ranges() for number in part]
         self.session.reward_rows_requested.emit(rows)
 
     def allow_map_function(self) -> None:
-        """Ask for consent to the file of the map function, and read the rows again with it."""
         if self.session.consent.obtain(self._mapping_settings()):
             self.dataset.reload()
 
     def _mapping_settings(self) -> dict[str, Any]:
-        """The file that the preview runs, in a confined process whatever the run's settings are."""
+        # The preview runs the file in a confined process whatever the run's settings are.
         return {key: self.draft.value(key) for key in ("reward_functions_file", "reward_network")}
 
     def _show_enabled(self) -> None:

@@ -24,12 +24,10 @@ CHUNK = 100
 MAX_REQUESTS = 2
 """Chunks requested at a time: the view covers two at most."""
 MAX_CHUNKS = 60
-"""Chunks that are kept."""
 PLACEHOLDER = "…"
 MIN_WIDE_WIDTH, MIN_WIDTH, MAX_WIDTH = 160, 56, 200
 """Width in pixels: least of the widest column, least and most of the others."""
 MEASURED_ROWS, MEASURED_CHARS = 30, 200
-"""Rows, and leading characters of each, that decide the width of a column."""
 ROW, TOKENS, FIRST = 0, 1, 2
 """Columns: the row's number, the tokens of its prompt, then the dataset's own."""
 VIEWS = {"prompt": "Prompt", "ids": "Ids", "columns": "Columns"}
@@ -79,7 +77,6 @@ class RowModel(RowsModel):
         self.repaint()
 
     def forget(self) -> None:
-        """Request the visible chunks again, to get their tokens."""
         for start in list(self._chunks)[:-MAX_REQUESTS]:  # the most recently used chunks are those on screen
             del self._chunks[start]
         for start in self._chunks:
@@ -97,7 +94,6 @@ class RowModel(RowsModel):
         self.release(start)
 
     def release(self, start: int) -> None:
-        """A requested chunk has come, or will not come."""
         self._requested.discard(start)
         self._request()
 
@@ -147,8 +143,6 @@ class RowModel(RowsModel):
 
 
 class RowTable(BaseTable):
-    """The table view over a RowModel."""
-
     chosen = Signal(int)  # row
     selected = Signal()
 
@@ -173,12 +167,10 @@ class RowTable(BaseTable):
             self.selectRow(0)
 
     def selected_ranges(self) -> list[range]:
-        """The selected rows as ascending ranges: all rows of a large dataset are one range."""
         selection: Any = self.selectionModel().selection()  # PySide's stub does not say that it can be iterated over
         return sorted((range(part.top(), part.bottom() + 1) for part in selection), key=lambda part: part.start)
 
     def set_placeholder(self, placeholder: str) -> None:
-        """Set the text shown while there are no rows."""
         if placeholder != self._placeholder:
             self._placeholder = placeholder
             self.setAccessibleDescription(placeholder)

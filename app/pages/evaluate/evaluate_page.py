@@ -24,7 +24,6 @@ KINDS = {"all": "All", "better": "Better", "worse": "Worse", "unchanged": "Same"
 LEAST_TABLES, LEAST_DETAIL, DETAIL = 236, 150, 180
 """Heights in pixels: least of the tables and the completions, and of the completions at first."""
 FIGURES_SHARE = 0.55
-"""Share of the width that the figures have beside the prompts."""
 NOT_YET = (
     "The model as it was before training and as it is now answer the same prompts.\n"
     "The result says how far apart the two are, and how sure that is."
@@ -32,8 +31,6 @@ NOT_YET = (
 
 
 class EvaluationForm(QWidget):
-    """A row of fields, and below it the progress of an evaluation or the error of the last one."""
-
     pressed = Signal()
 
     def __init__(self) -> None:
@@ -83,7 +80,6 @@ class EvaluationForm(QWidget):
             field.setEnabled(not phase)
 
     def options(self) -> list[str]:
-        """The options of the verb that the fields describe."""
         options = ["--split", self.split.currentData(), "--checkpoint", str(self.checkpoint.currentData() or "end")]
         for flag, line in (("--n", self.completions), ("--limit", self.limit)):
             options += [flag, str(int(line.text()))] if line.hasAcceptableInput() else []

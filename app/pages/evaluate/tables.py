@@ -20,7 +20,6 @@ from backend.trainer.evaluation.evaluation_rows import SAME, Decoding, MeanWithI
 
 NAME, BEFORE, AFTER, FOREST, CHANGE, INTERVAL = range(6)
 MIN_FOREST, MIN_NAME, MAX_NAME = 80, 104, 200
-"""Widths in pixels."""
 INTERVAL_ROLE = Qt.ItemDataRole.UserRole
 """Item role: (low, value, high) as places from 0 to 1 on the axis, the place of zero, and the colour."""
 ROW, PROMPT, ROW_BEFORE, ROW_AFTER, ROW_CHANGE = range(5)
@@ -50,7 +49,6 @@ class FigureLine:
         return self.after if self.difference is None else self.difference
 
     def fixed(self, value: float | None) -> str:
-        """A difference or end of an interval, with as many decimals as the largest mean has with three digits."""
         if value is None:
             return DASH
         factor = 100 if self.unit == "share" else 1
@@ -86,8 +84,6 @@ def figure_lines(decoding: Decoding, labels: Mapping[str, str]) -> list[FigureLi
 
 
 class FigureModel(RowsModel):
-    """Lines as rows: name, before, after, forest, difference, interval."""
-
     rows: Sequence[FigureLine]
 
     _axis = (0.0, 1.0)

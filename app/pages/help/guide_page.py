@@ -37,8 +37,6 @@ th {{ background-color: {hover}; font-weight: 600; }}
 
 
 class GuideContents(QWidget):
-    """A line that searches, and below it the chapters, or the headings that are found."""
-
     chosen = Signal(str)  # place
 
     def __init__(self) -> None:
@@ -61,7 +59,6 @@ class GuideContents(QWidget):
         self._fill("")
 
     def show_place(self, place: str) -> None:
-        """Mark the place that is shown, and open its chapter."""
         self._place = place
         tree, flags = self.tree, Qt.MatchFlag.MatchExactly | Qt.MatchFlag.MatchRecursive
         with QSignalBlocker(tree):
@@ -133,7 +130,6 @@ class GuideView(QTextBrowser):
         self.show_position(0)
 
     def show_position(self, position: int) -> None:
-        """Scroll so that this character is at the top."""
         self.document().size()
         cursor = QTextCursor(self.document())
         cursor.setPosition(min(position, self.document().characterCount() - 1))
@@ -142,7 +138,6 @@ class GuideView(QTextBrowser):
         self.position = position
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Keep the paragraph at the top, although lines break elsewhere at another width."""
         top = self.position
         self._is_fitting = True
         super().resizeEvent(event)
@@ -151,7 +146,6 @@ class GuideView(QTextBrowser):
         self.show_position(top)
 
     def _fit(self) -> None:
-        """Leave space after the last paragraph, so that it can be at the top too."""
         root = self.document().rootFrame()
         shape = root.frameFormat()
         shape.setBottomMargin(max(theme.SPACE, self.viewport().height() - theme.scaled(WHOLE_LINE)))
@@ -202,7 +196,6 @@ class GuidePage(QWidget):
         self.show_place(guide.CONTENTS)
 
     def show_place(self, place: str, origin: str = "") -> None:
-        """Show a chapter, at a paragraph if the place has an anchor."""
         if origin:
             self._earlier = [(guide.PAGE + origin, 0)]
         elif self.place and place != self.place:
@@ -210,7 +203,6 @@ class GuidePage(QWidget):
         self._show(place)
 
     def go_back(self) -> None:
-        """Show the previous place at its scroll position, or the page that led here."""
         if not self._earlier:
             return
         place, position = self._earlier.pop()
@@ -222,7 +214,6 @@ class GuidePage(QWidget):
         self.back.setEnabled(bool(self._earlier))
 
     def follow(self, link: str) -> None:
-        """Follow a link in the text to a place, a page of the app, or a web page in the browser."""
         place = guide.resolved(link, self.place.partition("#")[0])
         if place.startswith(guide.PAGE):
             self.session.page_requested.emit(place.removeprefix(guide.PAGE))

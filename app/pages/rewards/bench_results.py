@@ -33,9 +33,7 @@ REWARD, SCORES, MEAN, WEIGHT, TIME = range(5)
 HISTOGRAM_ROLE = Qt.ItemDataRole.UserRole
 """Item role of the Scores column: (scores, colour)."""
 BINS, MAX_BAR_WIDTH = 24, 16
-"""Bars of a histogram, and the largest width of one in pixels."""
 SHORT, TALL = 560, 760
-"""Heights of the page, in pixels, below which fewer findings and functions are shown."""
 LEVEL_ROLES = {"error": "bad", "warning": "warning", "note": "muted", "good": "good"}
 """Level of a finding → role of the palette."""
 STALE = {
@@ -47,8 +45,6 @@ NOT_RUN_ADVICE = "A run would stop before its first step."
 
 
 class BenchFunctionModel(RowsModel):
-    """The functions with their scores, means, weights and times."""
-
     columns = (
         Column("Reward", 148),
         Column("Scores"),
@@ -148,8 +144,6 @@ class ScoreHistogramDelegate(QStyledItemDelegate):
 
 
 class BenchFunctionTable(BaseTable):
-    """The table of functions, as high as its rows."""
-
     error_requested = Signal(object)  # function's row
 
     def __init__(self, model: BenchFunctionModel) -> None:
@@ -166,7 +160,6 @@ class BenchFunctionTable(BaseTable):
         self.activated.connect(self._show_error)
 
     def show_at_most(self, rows: int) -> None:
-        """Limit the height to this number of rows."""
         self._max_rows = rows
         self.fit_rows(rows, extra=1)
 
@@ -176,8 +169,6 @@ class BenchFunctionTable(BaseTable):
 
 
 class FindingsCard(QFrame):
-    """The findings, each with a dot in the colour of its level, the first one as headline."""
-
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("role", "card")
@@ -188,7 +179,6 @@ class FindingsCard(QFrame):
         self._max_count = 99
 
     def show_findings(self, findings: Sequence[Mapping[str, str]]) -> None:
-        """Show findings {"level", "sentence", "advice"} in their order."""
         self.findings = findings
         clear_layout(self._column)
         for i, finding in enumerate(self.findings[: self._max_count]):
@@ -208,8 +198,6 @@ class FindingsCard(QFrame):
 
 
 class BenchResults(QWidget):
-    """Findings, functions and completions."""
-
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         shown = QWidget(self)
@@ -225,7 +213,6 @@ class BenchResults(QWidget):
         self._stack.addWidget(shown)
 
     def fit(self, height: int) -> None:
-        """Limit findings and functions so that the completions get some of a page of this height, in pixels."""
         height = round(height / theme.text_scale())
         self.verdict.show_at_most(1 if height < SHORT else 2 if height < TALL else 99)
         self.board.show_at_most(3 if height < SHORT else 5 if height < TALL else 8)

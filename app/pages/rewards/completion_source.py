@@ -80,17 +80,14 @@ class CompletionSource(QFrame):
         bench.progress.connect(self._show_progress)
 
     def choose_rows(self, numbers: Sequence[int]) -> None:
-        """Enter these row numbers, as if they had been typed."""
         self.how.setCurrentIndex(self.how.findData("numbers"))
         self.numbers.setText(rows_text(numbers))
 
     def show_runs(self, runs: Sequence[Path]) -> None:
-        """Offer these runs, the newest first."""
         self.runs.fill({str(path): path.name for path in runs}, self.runs.currentData())
         self.load.setEnabled(bool(runs))
 
     def show_size(self, size: int) -> None:
-        """Show the form's group size as number of completions, until the user types another."""
         if not self.group_size.isModified():
             self.group_size.setText(str(size))
 

@@ -81,8 +81,6 @@ _FENCES = {1: "'''", 2: '"""'}
 
 
 class PythonHighlighter(QSyntaxHighlighter):
-    """Colours keywords, defined names, decorators, strings, numbers and comments."""
-
     def __init__(self, document: QTextDocument) -> None:
         super().__init__(document)
         theme.signals.changed.connect(self.rehighlight)
@@ -149,7 +147,6 @@ class CodeEditor(QPlainTextEdit):
         self._mark()
 
     def show_text(self, text: str) -> None:
-        """Replace the text, unmodified."""
         if text != self.toPlainText():
             line = self.textCursor().blockNumber() + 1
             self.setPlainText(text)
@@ -227,7 +224,6 @@ class CodeEditor(QPlainTextEdit):
         cursor.endEditBlock()
 
     def gutter(self) -> int:
-        """Width of the line numbers, in pixels."""
         return self.fontMetrics().horizontalAdvance("9") * max(2, len(str(self.blockCount()))) + 2 * theme.SPACE
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -236,7 +232,6 @@ class CodeEditor(QPlainTextEdit):
         self._numbers.setGeometry(QRect(inside.left(), inside.top(), self.gutter(), inside.height()))
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Paint the line numbers: the current one darker, the error line in red with an edge."""
         if watched is not self._numbers or event.type() != QEvent.Type.Paint or not isinstance(event, QPaintEvent):
             return super().eventFilter(watched, event)
         colours, painter = theme.palette(), QPainter(self._numbers)
@@ -321,7 +316,6 @@ class RewardFilePanel(QFrame):
         return self._stack.currentIndex() == 1 and self.editor.document().isModified()
 
     def open(self) -> None:
-        """Show the file that the settings name, unless it is shown already."""
         path = self.bench.reward_file
         if path == self.file and path is not None:
             return
@@ -370,7 +364,6 @@ class RewardFilePanel(QFrame):
             return False
 
     def save_file(self) -> None:
-        """Write the file and score again; a file that was allowed to run stays allowed."""
         path, consent = self.file, self.session.consent
         if path is None:
             return
@@ -415,7 +408,6 @@ class RewardFilePanel(QFrame):
         self.bench.score_quietly()
 
     def create(self) -> None:
-        """Write a new file from the template, and allow it to run, as its code is ours."""
         path = save_file(self, SETTING, "New reward file", "my_rewards.py", "Python (*.py)")
         if path is None:
             return

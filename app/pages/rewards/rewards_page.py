@@ -25,7 +25,6 @@ from app.widgets.completion_table import one_line
 from backend.runs.run_folder import all_runs
 
 NARROW = 900
-"""Below this width the scores are one of the views."""
 VIEWS = {"scores": "Scores", "completion": "Completion", "file": "Reward file", "cases": "Cases"}
 
 
@@ -224,7 +223,6 @@ class RewardsPage(QWidget):
         self.source.sample.click()
 
     def sample_rows(self, numbers: list[int]) -> None:
-        """Sample completions of these rows of the dataset."""
         self.source.choose_rows(numbers)
         self.sample()
 

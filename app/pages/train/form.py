@@ -23,7 +23,6 @@ from backend.config.setting import Setting
 from backend.utils.errors import ConfigProblem
 
 COLUMN, MAX_COLUMNS = 200, 4
-"""Least width of a column of fields, in pixels, and most columns."""
 
 
 class Form(TabArea):
@@ -53,7 +52,6 @@ class Form(TabArea):
         self.adopt(card.fields.values())
 
     def adopt(self, fields: Iterable[Field]) -> None:
-        """Add fields inside another widget."""
         for field in fields:
             self.fields[field.setting.key] = field
             field.edited.connect(self.edited)
@@ -68,7 +66,6 @@ class Form(TabArea):
             each.show_only(keys)
 
     def show_problems(self, problems: Iterable[ConfigProblem]) -> None:
-        """Show the first problem of each field below it, and open the card that hides it."""
         sentences = {problem.setting: problem.sentence for problem in reversed(list(problems))}
         for key, field in self.fields.items():
             field.show_problem(sentences.get(key, ""))
@@ -81,7 +78,6 @@ class Form(TabArea):
             field.show_warning(sentences.get(key, ""))
 
     def show_changed(self, changed: set[str], *, afresh: bool) -> None:
-        """Show the fields of these settings, which differ from their default, also in cards that are closed."""
         for each in self._cards:
             each.show_changed(changed & each.fields.keys(), afresh=afresh)
 
@@ -130,7 +126,6 @@ class Form(TabArea):
             self.focused.emit(field.setting.key)
 
     def scroll_to(self, widget: QWidget) -> None:
-        """Scroll to a widget on the next turn of the event loop, when it is laid out."""
         QTimer.singleShot(0, self, lambda: self.ensureWidgetVisible(widget, 0, 8 * theme.SPACE))
 
 
@@ -190,11 +185,9 @@ class SettingsCard(QFrame):
         return self.more.isChecked()
 
     def set_open(self, opened: bool) -> None:
-        """Show all fields, or only the basic ones and those that differ from their default."""
         self.more.setChecked(opened)
 
     def uncover(self, keys: Set[str]) -> None:
-        """Open the card if it hides one of these fields."""
         if keys & (self.fields.keys() - self._basic - self._changed):
             self.set_open(True)
 
@@ -205,7 +198,6 @@ class SettingsCard(QFrame):
         self.group_requested.emit(next(field for field in shown if field.setting.group == group))
 
     def group_starts(self) -> list[QWidget]:
-        """The first field below each heading."""
         starts: dict[str, QWidget] = {}
         for field in self.fields.values():
             if not field.isHidden():
@@ -218,7 +210,6 @@ class SettingsCard(QFrame):
         return [*above, *middle, *below, self.more, *self.links.values()]
 
     def show_only(self, applying: set[str]) -> None:
-        """Hide the fields of settings that do not apply, or disable those that stay visible."""
         self._applying = {key for key, field in self.fields.items() if key in applying or field.setting.stays_visible}
         for key, field in self.fields.items():
             if field.setting.stays_visible:
@@ -226,7 +217,6 @@ class SettingsCard(QFrame):
         self._flow()
 
     def show_changed(self, changed: set[str], *, afresh: bool) -> None:
-        """Show these fields also while the card is closed."""
         self._changed = changed if afresh else self._changed | changed
         self._flow()
 
@@ -274,7 +264,6 @@ class FieldGrid(QWidget):
         self._flow()
 
     def show_only(self, keys: set[str], *, headings: bool = True) -> None:
-        """Show the fields of these settings, with or without the headings of their groups, and hide the others."""
         shown = {field for field in self.fields if field.setting.key in keys}
         if (shown, headings) != (self.shown, self._has_headings):
             self.shown, self._has_headings = shown, headings

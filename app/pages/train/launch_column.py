@@ -26,14 +26,11 @@ WIDTH, NARROW_WIDTH = 296, 256
 """Width of the column in pixels before scaling: usual, and in a narrow page."""
 SHOWN_PROBLEMS = 6
 LISTED_MIN_SHARE = 0.01
-"""Parts of the memory below this share of the total are summed up as “Other”."""
 ROW_MIN_BYTES = 0.5e6
 """A smaller part gets no row: it would say 0 MB."""
 
 
 class LaunchColumn(TabArea):
-    """The column: plan and Run button, problems, memory, help, command."""
-
     problem_pressed = Signal(str)  # setting
     guide_pressed = Signal(str)  # setting
 
@@ -97,12 +94,10 @@ class LaunchColumn(TabArea):
         set_style_property(self.run, "role", "primary" if primary else "")
 
     def show_edited(self, name: str) -> None:
-        """Say that the form holds the settings of this waiting run."""
         self._edited.setVisible(bool(name))
         self._edited_name.setText(f"The settings of {name}, which waits in the queue")
 
     def show_problems(self, problems: Sequence[ConfigProblem], warnings: Sequence[ConfigProblem]) -> None:
-        """List up to SHOWN_PROBLEMS of each, below a link to its field."""
         self._problem_title.setText(counted(len(problems), "problem"))
         for whole, rows, listed, role in (
             (self._problems, self._problem_rows, problems, "problem"),
@@ -120,7 +115,6 @@ class LaunchColumn(TabArea):
                 rows.addWidget(label(f"and {len(listed) - SHOWN_PROBLEMS} more", role="muted"))
 
     def show_help(self, setting: Setting) -> None:
-        """Explain a setting: its help, limits, names in other programs and choices."""
         names = other_names(setting.key)
         elsewhere = f"Elsewhere called {', '.join(names)}." if names else ""
         choices = [f"{choice.label}: {choice.sentence}" for choice in setting.choices if choice.sentence]

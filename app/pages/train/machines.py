@@ -31,7 +31,6 @@ KEY = "machines"
 FIELDS = tuple(key for key, setting in SETTINGS.items() if setting.group == MACHINES)
 NAME, ADDRESS, STATE = 1, 2, 3
 MOST_ROWS = 8
-"""Rows that are shown without scrolling."""
 LEVELS: dict[Level, tuple[str, str]] = {
     "refuse": ("Refused", "problem"),
     "warn": ("Warning", ""),
@@ -133,8 +132,6 @@ class MachineModel(RowsModel):
 
 
 class MachinesPart(QObject):
-    """The card, with the list of machines, its buttons and the result of its check."""
-
     def __init__(self, session: Session, parent: QWidget) -> None:
         super().__init__(parent)
         machines = self._machines = session.machines
@@ -179,7 +176,6 @@ class MachinesPart(QObject):
         self._show()
 
     def _show(self) -> None:
-        """Show the machines: only a line where there are not several and the card is closed."""
         machines, report = self._machines, self._machines.report
         hosts, is_checking, command = machines.hosts, machines.is_checking, machines.command()
         set_shown(self._details, self.card.is_open or bool(hosts))

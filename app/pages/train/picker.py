@@ -73,7 +73,6 @@ class PickerEntry:
 
     @property
     def details(self) -> str:
-        """The text below the table: problems and remarks, then the path or id."""
         partial = f"{file_size(self.partial)} downloaded so far." if self.partial else ""
         gate = "Gated: accept its conditions on its page first." if self.gated else ""
         remarks = " ".join(filter(None, [self.refusal, partial, gate, *self.remarks]))
@@ -167,8 +166,6 @@ class PickerModel(RowsModel):
 
 
 class PickerTable(BaseTable):
-    """The table; its column of names takes the spare width."""
-
     def __init__(self, model: PickerModel, name: str) -> None:
         super().__init__(model=model, name=name, single=True)
         self.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # names of models differ at the end
@@ -181,8 +178,6 @@ class PickerTable(BaseTable):
 
 
 class DownloadRow(QWidget):
-    """A download: name, progress, and buttons to pause, resume and cancel."""
-
     def __init__(self, download: Download, downloads: Downloads) -> None:
         super().__init__()
         self.status = label(font=theme.figures_font(theme.CAPTION), role="muted", align=Qt.AlignmentFlag.AlignRight)
@@ -291,14 +286,12 @@ class Picker(QDialog):
         self.open()
 
     def show_local(self, items: Sequence[Mapping[str, Any]], favourites: set[str]) -> None:
-        """Show the entries on this machine, and favourites that are not here any more, to be downloaded again."""
         missing = sorted(id_ for id_ in favourites - {item["id"] for item in items} if is_hub_id(id_))
         self._local = [entry_from(item, favourites) for item in (*items, *({"id": id_} for id_ in missing))]
         self._loading = False
         self._show()
 
     def show_hub(self, words: str, items: Sequence[Mapping[str, Any]], favourites: set[str]) -> None:
-        """Show the Hub's entries for these words."""
         if words == self._hub_words:
             self._hub = [entry_from(item, favourites) for item in items]
             nothing = PickerLine(f"Hugging Face has no {self.repo_type} for “{words}”.", "note")
@@ -316,7 +309,6 @@ class Picker(QDialog):
             self.detail.setText(sentence)
 
     def show_download(self, download: Download, downloads: Downloads) -> None:
-        """Show the progress of a download; one that is done loses its row."""
         shown = self._downloads.get(download.id)
         if download.state == "done":
             if shown is not None:
@@ -342,7 +334,6 @@ class Picker(QDialog):
                 self.table.selectRow(place)
 
     def _list_rows(self) -> list[PickerRow]:
-        """Favourites, recent, other local entries and suggestions that match the typed text, then the Hub's."""
         typed = self.search.text().strip()
         words = typed.lower().split()
         matching = [entry for entry in self._local if entry.matches(words)]
@@ -432,7 +423,6 @@ class Picker(QDialog):
             self.choose_id(changed.id)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Arrow keys in the line edit move in the table, and letters typed in the table go to the line edit."""
         if event.type() != QEvent.Type.KeyPress or not isinstance(event, QKeyEvent):
             return super().eventFilter(watched, event)
         command = event.modifiers() & Qt.KeyboardModifier.ControlModifier

@@ -36,9 +36,7 @@ USE, LABEL, FUNCTION, SCORES, SOURCE, MEAN, WEIGHT = range(7)
 ROW = 38
 """Height of a row in pixels: two lines of text."""
 MIN_SCORES_WIDTH = 184
-"""Least width of the column “What it scores”."""
 COLUMNS = 3
-"""Arguments beside each other."""
 NOT_FOUND = "No function of this name was found."
 NONE_TICKED = (
     "No function is ticked, so the five defaults score: "
@@ -80,7 +78,6 @@ class RewardModel(DraggedRowsModel):
         self.means: Mapping[str, float] = {}
 
     def show_rewards(self, entries: Sequence[RewardEntry], names: Any, weights: Any) -> None:
-        """Show the functions with the config's ticks and weights."""
         listed = [str(name) for name in names] if isinstance(names, list) else []
         if not isinstance(weights, list) or not weights:
             weights = [1.0 if weights in ([], None, "") else None] * len(listed)
@@ -100,7 +97,6 @@ class RewardModel(DraggedRowsModel):
             self.set_rows(rows)
 
     def use_only(self, names: Sequence[str]) -> None:
-        """Tick exactly these functions, each with weight 1."""
         for each in self.rows:
             each.ticked, each.weight = each.entry.name in names, 1.0
         self._emit_picked()
@@ -225,7 +221,6 @@ class RewardTable(BaseTable):
         self._hide_columns()
 
     def show_means(self, means: Mapping[str, float]) -> None:
-        """Show the mean score of each function on the bench, by metric name."""
         self._model.means = dict(means)
         self._model.repaint()
         self._hide_columns()
@@ -260,8 +255,6 @@ class RewardTable(BaseTable):
 
 
 class RewardPanel(QWidget):
-    """The reward table with its heading and buttons."""
-
     picked = Signal(list, list)  # names, weights
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -333,7 +326,6 @@ class RewardPanel(QWidget):
         self.picked.emit(*names_and_weights(weights))
 
     def focusNextPrevChild(self, forward: bool) -> bool:
-        """Tab goes from the table to the fields of the arguments, which come and go and so are in no fixed order."""
         fields, focused = list(self.arguments.fields.values()), QApplication.focusWidget()
         chain = [self.table, *fields, self.use_defaults]
         if fields and focused in chain:
@@ -346,8 +338,6 @@ class RewardPanel(QWidget):
 
 
 class RewardArguments(QWidget):
-    """The description of a function, and its arguments as typed fields."""
-
     changed = Signal(str, str)  # old entry, new entry
 
     def __init__(self) -> None:

@@ -25,7 +25,6 @@ from backend.utils.files import exists, is_file
 FITS = {"fits": "Fits", "tight": "May not fit", "over": "Too large"}
 """Verdict on the memory → words for the column “Where”."""
 SETTLE_MS = 400
-"""Pause in typing before a model is looked up."""
 QUESTIONS = {"model": "models", "dataset": "datasets"}
 
 
@@ -83,7 +82,6 @@ class Picking(QObject):
         self._on_changed("")
 
     def open(self, field: PathField) -> None:
-        """Show the picker for this field, and request the models or datasets on this machine."""
         self._field = field
         kind = field.setting.kind
         if kind not in self._pickers:

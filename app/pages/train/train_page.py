@@ -40,16 +40,13 @@ from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.hub_cache import is_dataset_cached
 
 REWARD_FIELDS = ("reward_functions", "reward_weights", "reward_functions_file")
-"""Shown below the reward table, in this order, and not among the other fields of their section."""
 BASIC_FIELDS = (
     *("train_mode", "model", "data", "train_type", "iters", "batch_size", "learning_rate"),
     *("group_size", "max_completion_length"),
 )
-"""Always shown."""
 SETTLE_MS = 150
 """Pause in typing before problems are shown: a number half typed is not yet wrong."""
 ROOMY = 1000
-"""From this page width on the launch column has its full width."""
 DEMO = (
     "The demo is loaded: a small bundled model learns, from rewards alone, to work sums out instead of guessing them. "
     "It takes about a minute and downloads nothing. To train on your own questions, drop a csv or jsonl file anywhere."
@@ -57,7 +54,6 @@ DEMO = (
 WAIT_MS = 400
 """Time that the dataset line is visible before it asks for the dataset: not while the window is still opening."""
 FEW = 6
-"""Ignored settings of another program that the banner lists."""
 
 
 class TrainPage(QWidget):
@@ -138,7 +134,6 @@ class TrainPage(QWidget):
         self._rest_timer.start(0)  # validating all settings can wait until the page is built
 
     def _build_cards(self) -> list[QWidget]:
-        """Add a card for each section; returns the widgets that Tab visits."""
         form, tabs = self.form, list[QWidget]()
         for section, settings in sections().items():
             if section == "preference":
@@ -248,7 +243,6 @@ class TrainPage(QWidget):
         self._show_plan()
 
     def _import_adapter(self, field: AdapterField, folder: str) -> None:
-        """Import an adapter of peft through the service, and choose the result."""
 
         def on_imported(imported: dict[str, Any]) -> None:
             field.show_importing("")
@@ -280,15 +274,12 @@ class TrainPage(QWidget):
         self.search.take_focus()
 
     def show_next_group(self) -> None:
-        """Focus the first setting below the next heading."""
         self.form.focus_group(1)
 
     def show_previous_group(self) -> None:
-        """Focus the first setting below this heading, or the one before."""
         self.form.focus_group(-1)
 
     def reveal(self, key: str) -> None:
-        """Show and focus a setting."""
         if key == "reward_functions":
             self.form.scroll_to(self.rewards)
             self.rewards.table.setFocus(Qt.FocusReason.ShortcutFocusReason)
@@ -381,7 +372,6 @@ class DatasetLine(LinkButton):
     minimumSizeHint = sizeHint
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Paint the text elided, which QPushButton does not do, and grey until hovered or focused."""
         painter, colours = QPainter(self), theme.palette()
         is_active = self.underMouse() or self.hasFocus()
         font = theme.caption_font()

@@ -76,8 +76,6 @@ class NumberEdit(QLineEdit):
 
 
 class SearchEdit(QLineEdit):
-    """A line edit with a magnifying glass and a button that clears it."""
-
     def __init__(self, placeholder: str, name: str = "", parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setPlaceholderText(placeholder)
@@ -120,7 +118,6 @@ class ComboBox(QComboBox):
         event.ignore()  # Qt then offers the event to the scroll area of the page
 
     def choose(self, value: str) -> None:
-        """Select the item with this value."""
         index = self.findData(value)
         if index < 0:
             self.addItem(f"{value} (unknown)", value)

@@ -82,8 +82,6 @@ def app_icon() -> QIcon:
 
 
 class IconButton(QToolButton):
-    """A flat tool button with one of our icons, and text beside it if given."""
-
     def __init__(self, name: str, text: str = "", tip: str = "", parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._name = name

@@ -17,7 +17,6 @@ from app import theme
 from app.widgets.basic.layout import column, holder, row, set_shown
 
 REMOVE_KEYS = "Ctrl+Backspace" if sys.platform == "darwin" else "Delete"
-"""Removes the selection."""
 _KEYS = re.compile(r"\b(?:(?:Ctrl|Alt|Shift|Meta)\+)+[^\s),;]+")
 
 

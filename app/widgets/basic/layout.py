@@ -25,13 +25,11 @@ from PySide6.QtWidgets import (
 from app import theme
 
 WINDOW_FRAME = QSize(8, 40)
-"""The borders and title bar that a desktop adds to a window."""
 BY_KEYBOARD = (Qt.FocusReason.TabFocusReason, Qt.FocusReason.BacktabFocusReason, Qt.FocusReason.ShortcutFocusReason)
 
 Part = QWidget | QLayout | int | None
 """A part of a row or column: a widget, a layout, a gap in pixels, or None for a stretch."""
 Placed = Part | tuple[Part, int] | tuple[Part, int, Qt.AlignmentFlag]
-"""A part, with its stretch and alignment where it has any."""
 Margins = int | tuple[int, int, int, int]
 
 
@@ -155,7 +153,6 @@ class TabArea(QScrollArea):
         app.focusChanged.connect(self.follow_focus)
 
     def follow_focus(self) -> None:
-        """Scroll to the focused widget, unless it fills half of the view."""
         # The slot ignores the signal's arguments: PySide must not wrap a widget that is half destroyed.
         widget, page = QApplication.focusWidget(), self.widget()
         if widget is None or page is None or not page.isAncestorOf(widget):

@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 DASH = "–"
 MINUS = "−"
 THIN = "\u202f"
-"""Narrow no-break space (U+202F), between a figure and its unit."""
 
 _SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 

@@ -169,14 +169,12 @@ class BaseTable(QTableView):
         return sorted(index.row() for index in self.selectionModel().selectedRows()) if self.selectionModel() else []
 
     def selectRow(self, row: int) -> None:
-        """Select this row: alone, or with the others where the table is in multi-selection."""
         flags, modes = QItemSelectionModel.SelectionFlag, QAbstractItemView.SelectionMode
         command = flags.Select if self.selectionMode() == modes.MultiSelection else flags.ClearAndSelect
         column = max(self.horizontalHeader().logicalIndexAt(0), 0)  # the leftmost in view: nothing scrolls sideways
         self.selectionModel().setCurrentIndex(self.model().index(row, column), command | flags.Rows)
 
     def as_text(self, rows: list[int]) -> str:
-        """These rows as tab-separated text with a header line."""
         model, columns = self.model(), range(self.model().columnCount())
         roles, across = Qt.ItemDataRole, Qt.Orientation.Horizontal
         heads = [model.headerData(i, across, roles.AccessibleTextRole) or model.headerData(i, across) for i in columns]

@@ -21,9 +21,7 @@ from backend.utils.whole_file import save_as
 Format = Literal["png", "svg", "csv"]
 FORMATS: dict[Format, str] = {"png": "PNG image", "svg": "SVG drawing", "csv": "CSV table"}
 SHARPNESS = 2.0
-"""Pixels of a PNG per pixel of the screen's layout."""
 CHUNK = 4096
-"""Rows of a table that are converted at a time."""
 
 
 def write_chart(chart: QWidget, title: str, traces: Sequence[Trace], path: Path, format: Format) -> None:

@@ -23,12 +23,9 @@ from app.widgets.charts.plot import Plot
 from backend.utils.disk_faults import DiskError
 
 PLOT_HEIGHT, LEAST_HEIGHT = 214, 176
-"""Preferred and least height of a plot; whole rows fill the view, at least two of them."""
 MIN_WIDTH, COMFORTABLE_WIDTH = 300, 440
-"""Narrowest plot with up to three columns, and with four."""
 MAX_COLUMNS = 4
 TURN_MS = 12
-"""Pause between two plots of one refresh, in which the event loop handles input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +42,9 @@ class ChartGrid(TabArea):
     """Plots in rows of one to four.
 
     `content_of(i)` returns what plot `i` shows now, `is_included(i)` if it is in the grid at all.
-
-    Signals:
-        zoomed((first, last), or None) – the range of steps that all plots show now.
-        step_chosen(int) – a point of a curve was clicked.
     """
 
-    zoomed = Signal(object)
+    zoomed = Signal(object)  # range of steps (first, last) that all plots show, or None
     step_chosen = Signal(int)
 
     def __init__(

@@ -31,7 +31,6 @@ from app.widgets.charts.curves import Trace, has_spike, nearest_index, pile, ste
 from app.widgets.charts.plot_view import PlotView
 
 CORNER = 8
-"""Radius of the card's corners, as in the style sheet."""
 LEGEND_LINES = 4
 """Entries beyond these lines are only in the tool tip: the curves need the space."""
 
@@ -47,8 +46,6 @@ class LegendEntry:
 
 
 class Legend(QLabel):
-    """Entries in reading order, on up to LEGEND_LINES lines."""
-
     clicked = Signal(str)
 
     def __init__(self) -> None:
@@ -90,24 +87,14 @@ class Legend(QLabel):
 
 
 class Plot(QFrame):
-    """A chart card.
+    """A chart card."""
 
-    Signals:
-        hovered(step as int, or None) – the pointer or the keyboard is on a step, or has left the plot.
-        zoomed((first, last), or None) – a range of steps was selected, or all steps again.
-        step_chosen(int) – a point was clicked, or Return pressed on the marked step.
-        log_changed(bool) – the value axis was made logarithmic or linear.
-        save_requested(str) – save this chart as a file of this format (png, svg or csv).
-        explanation_requested – show what the guide says about this chart.
-        offer_taken – the link below the sentence in place of the curves was clicked.
-    """
-
-    hovered = Signal(object)
-    zoomed = Signal(object)
+    hovered = Signal(object)  # step that the pointer or the keyboard is on, or None
+    zoomed = Signal(object)  # selected range (first, last), or None for all steps
     step_chosen = Signal(int)
     log_changed = Signal(bool)
-    save_requested = Signal(str)
-    offer_taken = Signal()
+    save_requested = Signal(str)  # format
+    offer_taken = Signal()  # click on the link in place of the curves
     explanation_requested = Signal()
 
     def __init__(self, title: str, axis: str = "", unit: str = "", help: str = "") -> None:
@@ -134,7 +121,6 @@ class Plot(QFrame):
         theme.signals.changed.connect(self._restyle_when_visible)
 
     def build(self) -> None:
-        """Make the card's contents, once: for thirty plots at once that takes as long as the rest of the page."""
         if self.is_built:
             return
         self.is_built = True
@@ -231,11 +217,9 @@ class Plot(QFrame):
         self._smoothing = weight
 
     def set_span(self, span: tuple[float, float] | None, all_steps: tuple[float, float] | None = None) -> None:
-        """The steps to show: a selected range, else the run's, else those of the traces."""
         self._span, self._all_steps = span, all_steps
 
     def set_step_axis(self, title: str, text: Callable[[int], str], *, is_time: bool = False) -> None:
-        """The title of the horizontal axis, the name of a position on it, and if it counts seconds."""
         self._step_title, self._step_text, self._is_time = title, text, is_time
 
     def set_step(self, step: int | None) -> None:

@@ -27,13 +27,10 @@ from app.widgets.charts.curves import (
 )
 
 OVERHANG = 10
-"""How far a tick label may reach beyond the end of its axis, in pixels."""
 LEFT_AXIS, BOTTOM_AXIS = 64, 34
 """Sizes of the axes: the same in every plot, so that the plots of a column line up."""
 SHORT_CURVES = 600
-"""Plots with fewer points in total are drawn thicker and antialiased, which is slow for long curves."""
 NEAR_CURVE, NEAR_MARK = 24, 6
-"""Distance in pixels at which a click still means a point, and the pointer shows a mark's sentence."""
 WHEEL_ZOOM = 0.85
 BAND_ALPHA, AREA_ALPHA, RAW_ALPHA, LINE_ALPHA = 44, 110, 80, 120
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -49,7 +46,6 @@ MARKS: dict[MarkKind, tuple[str, str, int]] = {
 """Kind → colour, sign and its size."""
 WITH_LINE: tuple[MarkKind, ...] = ("health", "change", "resume")
 APART = 12
-"""Least distance of two signs in pixels."""
 MOST_SENTENCES = 6
 
 Span = tuple[float, float]
@@ -161,8 +157,6 @@ def thin_marks(marks: Sequence[Mark], span: Span, width: float) -> list[Mark]:
 
 
 class PlotView(pg.GraphicsView):
-    """Two axes and a ViewBox with curves."""
-
     hovered = Signal(object)  # a position on the step axis
     point_clicked = Signal(float)
     span_chosen = Signal(object)  # (first, last), or None for all steps
@@ -293,8 +287,7 @@ class PlotView(pg.GraphicsView):
             line.setData(steps, np.tile([low, top], len(steps) // 2), pen=pen)
 
     def _place_items(self) -> None:
-        """Move the items now: pyqtgraph else does so inside the paint event, and everything is painted twice."""
-        if self.sceneObj is not None:
+        if self.sceneObj is not None:  # else pyqtgraph does so inside the paint event, and everything is painted twice
             self.sceneObj.prepareForPaint()
 
     def resizeEvent(self, event: QResizeEvent | None) -> None:
@@ -307,7 +300,6 @@ class PlotView(pg.GraphicsView):
             self._step_line.setValue(step)
 
     def sentences_near(self, step: float) -> list[str]:
-        """Sentences of the marks a few pixels from this step."""
         first, last = self.box.viewRange()[0]
         reach = NEAR_MARK * (last - first) / max(1.0, self.box.width())
         near = [mark for mark in self._marks if abs(mark.step - step) <= reach]

@@ -105,7 +105,6 @@ class Field(QWidget):
             self._problem = self._show_caption(self._problem, sentence, "muted")
 
     def show_idle(self, is_idle: bool) -> None:
-        """Disable the control while another setting leaves it without effect, and show the link that turns that on."""
         self.control.setEnabled(not is_idle)
         if self._remedy is not None:
             self._remedy.setVisible(is_idle)
@@ -126,8 +125,6 @@ class Field(QWidget):
 
 
 class LineField(Field):
-    """A field with a line edit."""
-
     control: QLineEdit
 
     def build(self) -> QWidget:
@@ -153,7 +150,6 @@ class UndoKeys(QObject):
     """Gives the undo and redo shortcuts to the window's menu while a field has the focus."""
 
     REDO = QKeyCombination(Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier, Qt.Key.Key_Z)
-    """Our menu's redo shortcut, also on platforms where the standard one is another."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)

@@ -19,8 +19,6 @@ KEY = Qt.ItemDataRole.UserRole
 
 
 class SettingSearch(SearchEdit):
-    """A line edit with a popup of matching settings."""
-
     chosen = Signal(str)  # key of a setting
 
     def __init__(self, settings: Sequence[Setting], parent: QWidget | None = None) -> None:
@@ -44,12 +42,10 @@ class SettingSearch(SearchEdit):
         self.returnPressed.connect(self._choose_first)
 
     def take_focus(self) -> None:
-        """Focus the line and select its text, so that typing replaces it."""
         self.setFocus(Qt.FocusReason.ShortcutFocusReason)
         self.selectAll()
 
     def matching_keys(self) -> list[str]:
-        """Keys of the settings that match the text, best match first."""
         return [setting.key for setting in matching_settings(self.text(), self._settings)]
 
     def _update_matches(self, text: str) -> None:

@@ -12,7 +12,6 @@ from backend.config.setting import Setting
 from backend.utils import places
 
 _SEPARATORS = ",_ \u00a0\u2009\u202f'’"
-"""Accepted between thousands."""
 _GROUPED = re.compile(rf"[-+]?[1-9]\d{{0,2}}(?P<mark>[{_SEPARATORS}])\d{{3}}((?P=mark)\d{{3}})*(\.\d*)?")
 _ESCAPES = {"\\": "\\\\", "\n": "\\n", "\t": "\\t"}
 _PLAIN = {shown: plain for plain, shown in _ESCAPES.items()}
