@@ -156,9 +156,6 @@ class Policy:
         mx.eval(self.reference_model.parameters())
 
 
-# ── loading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True, slots=True)
 class Base:
     """A model in the configured precision without adapters; fields as in `Policy`.

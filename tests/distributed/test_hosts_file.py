@@ -127,12 +127,6 @@ def test_the_first_host_must_be_this_machine():
         assert first_host_problem(parse_hosts([first, {"ssh": "mac-b"}], "f"), "f") is None
 
 
-def test_ranks_of_this_machine_need_no_ssh():
-    hosts = parse_hosts([{"ssh": "mac-a"}, {"ssh": "mac-a"}, {"ssh": "mac-b"}, {"ssh": "localhost"}], "f")
-    assert [hosts.is_here(rank) for rank in range(4)] == [True, True, False, True]
-    assert [hosts.label(rank) for rank in (0, 2, 3)] == ["this machine (rank 0)", "mac-b", "this machine"]
-
-
 def _hosts(count: int, **about: Any) -> HostsFile:
     return HostsFile(tuple(Host(f"m{rank}", (f"10.0.0.{rank + 1}",)) for rank in range(count)), **about)
 

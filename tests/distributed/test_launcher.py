@@ -16,7 +16,6 @@ from typing import Any
 import psutil
 import pytest
 
-from backend.distributed import launcher
 from backend.distributed.hosts_file import Host, HostsFile, parse_hosts
 from backend.distributed.launcher import Launch, LaunchEnd, run_ranks, without
 from backend.distributed.rank_process import Orders
@@ -127,17 +126,6 @@ def test_a_rank_0_that_was_killed_has_its_ending_written(bench: Bench) -> None:
     assert last["sentence"].startswith("The process of rank 0, on this machine, was killed (signal 9).")
 
 
-@pytest.mark.proof
-def test_a_rank_0_that_hangs_is_killed_and_its_ending_written(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "ENDING_S", 1.0)
-    thread = bench.when_step(2, kill(1))
-    end = bench.launch(steps=400, wrong={0: "hang when lost"})
-    thread.join()
-    assert end.exit_code == 2
-    sentence = bench.events()[-1]["sentence"]
-    assert "(rank 1)" in sentence and sentence.endswith("The run goes on from its last checkpoint when it is resumed.")
-
-
 def test_a_stop_of_the_launcher_is_a_stop_of_rank_0(bench: Bench) -> None:
     thread = bench.when_step(2, lambda pids: os.kill(os.getpid(), signal.SIGTERM))
     end = bench.launch(steps=400)
@@ -151,35 +139,6 @@ def test_a_rank_that_does_not_start_is_told_with_its_last_words(bench: Bench) ->
     assert "ended before the run began: no such library" in bench.events()[-1]["sentence"]
 
 
-@pytest.mark.proof
-def test_workers_end_when_their_launcher_is_killed(bench: Bench) -> None:
-    """SIGKILL leaves it no time to end anything: workers find the end of their stdin, and rank 0 then has no
-    workers."""
-    code = f"""
-import json, os, sys
-sys.path.insert(0, {str(ROOT)!r})
-from pathlib import Path
-from backend.distributed.launcher import Launch, run_ranks
-from backend.distributed.rank_process import Orders
-from backend.distributed.hosts_file import Host, HostsFile
-from backend.runs.run_folder import RunFolder
-os.environ["GRPO_STUDIO_TEST_STEPS"] = "2000"
-host = Host("127.0.0.1", ("127.0.0.1",), program={str(bench.program)!r})
-run_ranks(Launch(RunFolder(Path({str(bench.run.path)!r})), HostsFile((host, host)), "ring", Orders("train")))
-"""
-    import subprocess
-
-    process = subprocess.Popen([sys.executable, "-c", code])
-    bench.when_step(1, lambda pids: process.kill()).join()
-    process.wait()
-    until = time.monotonic() + 10
-    while bench.left() and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not bench.left() and "hung up" in bench.events()[-1]["sentence"]
-
-
-# ── mpirun ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
 needs_mpi = pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed")
 
 
@@ -192,9 +151,6 @@ def test_three_ranks_of_mpirun_train_to_the_end(bench: Bench, capfd: pytest.Capt
     assert [(bench.run.path / "ranks" / f"rank-{rank}.log").read_text() for rank in (1, 2)] == [
         "this worker works\n"
     ] * 2
-
-
-# ── what is planned ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_machine_is_left_out_with_the_devices_that_lead_to_it() -> None:

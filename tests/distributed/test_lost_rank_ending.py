@@ -14,7 +14,7 @@ from backend.cli.training import PreparedRun, hosts_setting, machine_settings
 from backend.config.config import load, parse
 from backend.distributed.launcher import write_late_ending
 from backend.distributed.machine_check import plan_machines, require_one_machine
-from backend.distributed.ranks import LostRankError, RankInfo, WorkerError
+from backend.distributed.ranks import LostRankError, RankInfo
 from backend.distributed.weights import StepSnapshot
 from backend.runs.checkpoints import checkpoint
 from backend.runs.events import read_events
@@ -22,7 +22,7 @@ from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 from backend.runs.steering import read_changes
 from backend.trainer.control import handlers_restored
-from backend.trainer.ending import RESTART, Ending, ending_of
+from backend.trainer.ending import RESTART, Ending
 from backend.trainer.run_context import RunContext, load_context
 from backend.trainer.run_process import record_changes, train
 from backend.utils.errors import UserError
@@ -122,20 +122,6 @@ def test_a_run_that_goes_on_without_a_machine_has_no_ending_and_is_saved(raw: di
     assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [1]
 
 
-def test_a_bug_on_another_machine_is_told_with_its_traceback() -> None:
-    fault = WorkerError(MAC, "KeyError: 'x'", exit_code=1, traceback="Traceback …")
-
-    def work() -> Ending:
-        raise fault
-
-    ending = ending_of(work, lambda: 5)
-    assert (ending.exit_code, ending.step, ending.traceback) == (1, 5, "Traceback …")
-    assert ending.sentence == "hosts: On mac-b (rank 1): KeyError: 'x'"
-
-
-# ── where a run trains ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_the_machines_of_a_resumed_run_are_those_that_were_asked_for_last(raw: dict[str, Any], tmp_path: Path) -> None:
     run, file = RunFolder(tmp_path / "run"), tmp_path / "two.json"
     trained(raw, run, LosingParts(2))
@@ -166,10 +152,6 @@ def test_hosts_that_cannot_be_used_are_refused_before_anything_begins(raw: dict[
     with pytest.raises(UserError, match="A sweep trains on this machine alone"):
         require_one_machine(config, "A sweep")
     require_one_machine(parse(raw), "A sweep")
-
-
-# ── the last line of an event log
-# ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_an_ending_is_written_once_and_never_into_a_run_that_trains(raw: dict[str, Any], tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from backend.distributed import machine_check, machine_probe
 from backend.distributed.hosts_file import HostsFile, parse_hosts
 from backend.distributed.machine_check import CheckProgress, Wanted, check_machines, require_machines
 from backend.distributed.machine_report import (
-    COPY_LIMIT,
     CheckedMachine,
     LinkSpeed,
     MachineFacts,
@@ -217,18 +216,6 @@ def test_a_difference_is_one_sentence_with_its_level(changes: dict[str, Any], le
     found = findings_of(report_of(replace(MAC, **changes)), "owner/name", model_is_hub_id=True)
     assert [(finding.level, finding.rank) for finding in found] == ([(level, 1)] if level else [])
     assert all(says in finding.sentence and len(finding.sentence) <= 200 for finding in found)
-
-
-def test_a_large_model_is_not_copied_and_a_missing_folder_refused():
-    report = report_of(replace(MAC, model=""))
-    report.machines[0].facts = replace(MAC, model_bytes=COPY_LIMIT + 1)
-    assert report.without_model == []
-    (found,) = findings_of(report, "/models/large")
-    assert (
-        found.level == "refuse"
-        and "has no folder /models/large. With 8 GB it is above the 8 GB that are copied" in found.sentence
-    )
-    assert report_of(replace(MAC, model="")).without_model == [1]
 
 
 def test_the_gravest_come_first_and_a_report_survives_json():

@@ -62,11 +62,6 @@ def test_a_rank_three_times_slower_waits_for_nobody_and_nobody_for_it(prompts: i
     assert 2.0 < sum(rounds[0]) / sum(rounds[1]) < 4.5
 
 
-def test_the_first_step_finds_out_who_is_slow() -> None:
-    _, waiting = simulated(lambda rank, n: n * (3.0 if rank else 1.0), 2, RankPaces(2), 64)
-    assert waiting <= 0.1
-
-
 def test_everything_is_handed_out_at_once_where_a_round_costs_more_than_it_evens_out() -> None:
     """Decoding where the time is that of reading the weights: one completion takes as long as many."""
     rounds, waiting = steps(lambda rank, n: 10.0 + 0.01 * n, 2, 16)

@@ -60,10 +60,6 @@ def test_a_model_that_lost_much_earns_other_rewards(run: RunFolder, tmp_path: Pa
     assert found.exported != found.trained
 
 
-def test_the_adapter_alone_is_not_sampled_from(run: RunFolder, tmp_path: Path) -> None:
-    assert exported(run, tmp_path, held_out=4, format="adapter").held_out is None
-
-
 def test_without_held_out_prompts_it_is_refused_before_anything_is_written(run: RunFolder, tmp_path: Path) -> None:
     text = run.config.read_text(encoding="utf-8")
     lonely = RunFolder(tmp_path / "lonely")

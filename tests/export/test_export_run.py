@@ -17,7 +17,7 @@ import pytest
 from mlx_lm import utils as mlx_lm_utils
 
 from backend.config import config as spec_config
-from backend.export import atomic_folder, build, export_run, trained_weights, verify, writer
+from backend.export import atomic_folder, build, export_run, trained_weights, verify
 from backend.export.export_run import Export, ExportedModel, fuse_run, run_weights
 from backend.export.exports import FORMATS, exported_bytes
 from backend.runs.run_folder import RunFolder
@@ -187,20 +187,6 @@ def test_every_format_is_what_it_says_and_about_as_large(
     lost = report.verification.lost
     # A random model of 64 columns has little to lose; 4 bits lose much of it, 8 bits little.
     assert lost is not None and (lost > 0.1) == (format_ in ("4bit", "mxfp4"))
-
-
-@pytest.mark.parametrize("format_", ["8bit", "mxfp4"])
-def test_a_large_weight_is_quantised_in_blocks_to_the_same_codes(
-    trained_run: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format_: str
-) -> None:
-    run, _ = trained_run(hidden=64, dtype="bfloat16")
-    whole = stored(export(run, "folder", "whole", folder=tmp_path, format=format_).path)
-    sizes, quantize = [], mx.quantize
-    monkeypatch.setattr(writer, "BLOCK", 2048)
-    monkeypatch.setattr(mx, "quantize", lambda w, *given, **how: sizes.append(w.shape) or quantize(w, *given, **how))
-    blocks = stored(export(run, "folder", "blocks", folder=tmp_path, format=format_).path)
-    assert (32, 64) in sizes, "in blocks"
-    assert whole.keys() == blocks.keys() and all(mx.array_equal(whole[name], blocks[name]) for name in whole)
 
 
 def test_the_adapter_alone_is_what_mlx_lm_loads_and_names_its_base(trained_run: TrainedRun, tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ import pytest
 import yaml
 
 from backend.config.config import Config, parse
-from backend.config.other_programs.into_trl import into_trl, trl_yaml
 from backend.data.problems import PromptFormat, messages_of, problem_of
 from backend.export.trained_weights import AdapterFiles, TrainedWeights
 from backend.export.trl_folder import export_trl
@@ -36,7 +35,6 @@ from backend.training.losses import policy_terms
 from backend.types import Completion, Group
 from tests.support.random_models import tiny_tokenizer
 from tests.support.random_runs import PROMPT, furthest
-from tests.support.random_settings import random_config
 from tests.support.scoring import score
 from tests.support.torch_process import Torch
 
@@ -109,16 +107,6 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_documented_arguments_are_those_of_trls_parser(trl: Trl) -> None:
     assert sorted(yaml.safe_load(ARGUMENTS.read_text())) == trl.call("arguments")
-
-
-def test_trls_parser_takes_200_random_configurations(trl: Trl, tmp_path: Path) -> None:
-    refused: dict[int, Any] = {}
-    for seed in range(200):
-        file = tmp_path / f"{seed}.yaml"
-        file.write_text(trl_yaml(into_trl(random_config(random.Random(f"parser {seed}"))).words, "a file"))
-        if (answer := trl.call("parse", str(file))) != [[], ""]:
-            refused[seed] = answer
-    assert refused == {}
 
 
 GROUP, PROMPTS = 4, 2

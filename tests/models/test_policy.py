@@ -57,9 +57,6 @@ def refused(setting: str, **settings: Any) -> str:
     return fault.sentence
 
 
-# ---- adapters --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("arch", ["qwen3", "llama", "gemma3_text", "qwen3_moe", "mamba"])
 def test_only_adapters_train(models: Path, arch: str) -> None:
     policy = load_policy(config_of(folder_of(models, arch)))
@@ -124,9 +121,6 @@ def test_assign_restores_saved_weights_and_refuses_those_of_another_model(models
             policy.assign(wrong)
 
 
-# ---- reference -------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def twins(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
     """Collects every reference model that is copied from the policy."""
@@ -179,15 +173,6 @@ def test_no_reference_is_built_unless_something_reads_it(models: Path, twins: li
         assert load_policy(config_of(folder, **settings)).reference is not None
 
 
-def test_a_reference_with_other_tokens_is_refused(models: Path) -> None:
-    other = folder_of(models, vocab=300)
-    sentence = refused("reference_model_path", model=folder_of(models), beta=0.1, reference_model_path=str(other))
-    assert "vocab=300 has other tokens" in sentence
-
-
-# ---- full fine-tuning ------------------------------------------------------------------------------------------
-
-
 def test_every_weight_trains_under_full(models: Path) -> None:
     policy = load_policy(config_of(folder_of(models, tie=False), train_type="full", beta=0))
     assert policy.trainable().keys() == dict(tree_flatten(policy.model.parameters())).keys()
@@ -238,9 +223,6 @@ def test_saving_a_model_from_the_hub_needs_no_network(
     assert mx.array_equal(load(str(tmp_path))[0](TOKENS), policy.model(TOKENS))
 
 
-# ---- quantisation ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("train_type", "quantization"),
     [("lora", "6"), ("lora", "mxfp4"), ("dora", "4"), ("dora", "8")],
@@ -267,9 +249,6 @@ def test_quantising_a_model_that_cannot_be_quantised_is_refused(models: Path) ->
     narrow = random_models.tiny_model(models / "narrow", "qwen3_moe")
     sentence = refused("quantization", model=narrow, quantization="8")
     assert "64" in sentence and "None" in sentence
-
-
-# ---- models that cannot be loaded ------------------------------------------------------------------------------
 
 
 def test_a_missing_model_is_refused_by_name(models: Path, tmp_path: Path) -> None:

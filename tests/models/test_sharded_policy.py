@@ -17,7 +17,6 @@ from backend.models.policy import load_policy
 from backend.models.sharded_policy import check_divides, sharding_refusal
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.trainer import preflight
 from backend.utils.errors import UserError
 from tests.support import random_models, sharded_trial, small_run
 from tests.support.architectures.tiny_configs import model_types, tiny_config
@@ -153,9 +152,6 @@ def metrics_of(run: RunFolder) -> list[dict[str, float]]:
     ]
 
 
-# ── what is refused ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def refusal(folder: Path, size: int, **settings: Any) -> str:
     model, _, _ = check_opens(folder, str(folder), "model")
     with pytest.raises(UserError) as caught:
@@ -171,26 +167,12 @@ def test_heads_that_do_not_divide_are_refused_before_anything_is_read(tmp_path: 
     assert refusal(folder, 4).endswith("among 4 machines: its n_kv_heads of 2 does not divide by 4.")
 
 
-def test_keys_that_several_machines_share_take_no_adapters(tmp_path: Path) -> None:
-    folder = random_models.tiny_model(tmp_path / "model", "qwen3_5", own=tiny_config("qwen3_5"))
-    assert refusal(folder, 2, num_layers=-1).endswith("no adapter can follow how self_attn.v_proj is divided.")
-
-
 @pytest.mark.parametrize(
     ("arch", "reason"), [("qwen3", ""), ("gpt2", "has no code that divides"), ("minimax", "norms across")]
 )
 def test_an_architecture_divides_or_is_refused(arch: str, reason: str) -> None:
     sentence = sharding_refusal({"model_type": arch})
     assert reason in sentence and bool(reason) == bool(sentence)
-
-
-def test_a_model_is_checked_for_the_ranks_of_its_hosts_file(tmp_path: Path) -> None:
-    folder = random_models.tiny_model(tmp_path / "model", "qwen3", hidden=64, own=HEADS)
-    (tmp_path / "hosts.json").write_text(json.dumps([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * 3))
-    raw = {"model": str(folder), "data": "none", "hosts": str(tmp_path / "hosts.json"), "parallelism": "tensor"}
-    model, _, model_config = check_opens(folder, str(folder), "model")
-    with pytest.raises(UserError, match="not divide by 3"):
-        preflight.check_division(model, model_config, parse(raw))
 
 
 @pytest.mark.proof
