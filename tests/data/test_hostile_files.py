@@ -7,13 +7,10 @@ import json
 import os
 from pathlib import Path
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from backend.config.config import Config, parse
 from backend.data.dataset_columns import columns_of
-from backend.data.files import read_file
 from backend.data.rows import read_splits
 from backend.serve import dataset_questions
 from backend.serve.questions import QuestionCall
@@ -63,19 +60,6 @@ def test_a_pipe_is_never_opened(tmp_path: Path, is_folder: bool) -> None:
     os.mkfifo(tmp_path / "train.jsonl")
     assert sentence(tmp_path if is_folder else tmp_path / "train.jsonl").endswith("a pipe, a socket or a device.")
     assert columns_of(tmp_path / "train.jsonl") == []
-
-
-def parquet(path: Path, table: pyarrow.Table) -> Path:
-    pyarrow.parquet.write_table(table, path, compression="zstd")
-    return path
-
-
-def test_parquet_columns_of_one_name_are_refused_and_repeated_text_is_read(tmp_path: Path) -> None:
-    table = pyarrow.table({"prompt": ["What is 1 plus 1?"] * 5000, "answer": ["2"] * 5000})
-    assert len(read_file(parquet(tmp_path / "a.parquet", table))) == 5000
-    assert "two columns called prompt" in sentence(
-        parquet(tmp_path / "b.parquet", table.rename_columns(["prompt"] * 2))
-    )
 
 
 def test_the_page_survives_what_check_refuses(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import csv
 import json
 import time
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -322,37 +321,6 @@ def test_of_a_large_file_the_first_rows_are_shown_and_the_rest_is_estimated(
         split = ask("preview", MAPPED | {"data": str(file)})["splits"]["train"]
         assert split["rows"] == 40 and 900 < split["about"] < 1100, suffix
         assert len(ask("preview_rows", MAPPED | {"data": str(file)}, start=0, count=100)["rows"]) == 40
-
-
-def shared_text(path: Path, megabytes: int, rows: int) -> Path:
-    """A file of some kilobytes, all of whose rows share one long text."""
-    text = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * rows, pyarrow.int32()), ["y" * megabytes * 10**6])
-    table = pyarrow.table({"question": text, "solution": [str(n) for n in range(rows)]})
-    pyarrow.parquet.write_table(table, path, compression="zstd")
-    assert path.stat().st_size < 10**6
-    return path
-
-
-@pytest.mark.parametrize("settings", [{"streaming": True}, {}], ids=["streamed", "head"])
-def test_a_page_of_long_texts_does_not_hold_them_all(
-    ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
-) -> None:
-    """The columns were looked for in a list of all rows: a file of a few kilobytes took gigabytes of memory."""
-    from backend.data import files
-
-    file = shared_text(tmp_path / "rows.parquet", megabytes=2, rows=400)
-    if not settings:
-        monkeypatch.setattr(files, "LARGE_PARQUET", 1_000)
-    tracemalloc.start()
-    try:
-        overview = ask("preview", MAPPED | {"data": str(file)} | settings)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    split = overview["splits"]["train"]
-    assert 0 < split["rows"] < 100 and split["about"] == 400
-    assert (split["unanswered"], split["repeated"]) == (0, split["rows"] - 1)
-    assert peak < 300e6, f"{peak / 1e6:.0f} MB of 800 at once"
 
 
 def test_a_row_is_shown_as_it_is_cut(ask, tmp_path: Path) -> None:

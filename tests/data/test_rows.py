@@ -243,9 +243,3 @@ def test_an_answer_column_is_required_only_by_functions_that_compare() -> None:
     assert not check_columns(rows, settings(reward_functions=["r1_count_xml"]), "rows")
     for raw in ({"reward_functions": ["r1_accuracy"]}, {"reward_functions": ["mine"], "answer_feature": "solution"}):
         assert [fault.setting for fault in check_columns(rows, settings(**raw), "rows")] == ["answer_feature"]
-
-
-def test_a_list_of_messages_survives_parquet(tmp_path: Path) -> None:
-    rows = [{"prompt": [{"role": "user", "content": "hi"}], "answer": "x"}]
-    path = write(tmp_path / "a.parquet", rows)
-    assert read_splits(settings(path)).train == rows

@@ -178,34 +178,3 @@ def test_nothing_is_downloaded_before_a_yes(mac: Mac) -> None:
     mac.add_program("python3.13", PYTHON)
     assert mac.start(DECLINE="yes") == 0
     assert mac.environments == [] and not mac.text("did") and not mac.text("started")
-
-
-@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell[0])
-def test_the_python_it_takes_is_new_enough_built_for_this_machine_and_the_best_of_those(
-    shell: list[str], tmp_path: Path
-) -> None:
-    """The stand-ins evaluate the real check with a made-up version and processor."""
-    find = ROOT / "packaging" / "macos" / "light" / "find_python.sh"
-
-    def found(**programs: tuple[tuple[int, int], str]) -> str:
-        shutil.rmtree(tmp_path / "bin", ignore_errors=True)
-        (tmp_path / "bin").mkdir()
-        for name, (version, machine) in programs.items():
-            path = tmp_path / "bin" / name.replace("_", ".")
-            pretend = (
-                f"import sys, platform; sys.version_info = {(*version, 0)}; platform.machine = lambda: {machine!r}"
-            )
-            path.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{pretend}$2" "$3"\n')
-            path.chmod(0o755)
-        command = f'. "{find}"; program_folders() {{ echo "{tmp_path}/nowhere"; echo "{tmp_path}/bin"; }}; uname() {{ echo arm64; }}; find_python'
-        return subprocess.run([*shell, "-c", command], capture_output=True, text=True).stdout.strip().rpartition("/")[2]
-
-    assert found(python3=((3, 9), "arm64")) == ""
-    assert found(python3=((3, 15), "arm64")) == ""
-    assert found(python3=((3, 12), "x86_64")) == ""
-    assert found(python3=((3, 12), "arm64")) == "python3"
-    assert found(python3=((3, 14), "arm64"), python3_11=((3, 11), "arm64")) == "python3.11"
-    assert (
-        found(python3_13=((3, 13), "x86_64"), python3_12=((3, 12), "arm64"), python3_11=((3, 11), "arm64"))
-        == "python3.12"
-    )

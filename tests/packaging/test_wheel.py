@@ -7,11 +7,8 @@ import json
 import os
 import subprocess
 import sys
-import venv
 import zipfile
 from pathlib import Path
-
-import pytest
 
 from app.help_menu import DOCUMENTS
 from app.state import guide
@@ -56,36 +53,3 @@ def test_the_programs_find_ours_beside_another_package_of_the_same_name(wheel: P
     assert (done.returncode, done.stderr) == (2, "config: There is no file none.yaml.\n")
     child = [sys.executable, "-P", "-c", "import backend.utils.child_process"]
     subprocess.run(child, env=for_children, check=True, cwd=site)
-
-
-@pytest.mark.proof
-@pytest.mark.timeout(1800)  # two minutes on two quiet cores; 15 were not enough where ten processes shared them
-@pytest.mark.parametrize("form", ["wheel", "sdist"])
-def test_installed_into_an_empty_environment_it_trains_the_demo_and_opens_the_window(form: str, tmp_path: Path) -> None:
-    """The versions are those of constraints.txt; the shell knows no variable and no folder of this checkout."""
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", form, "-d", tmp_path], cwd=ROOT, check=True)
-    package = next(path for path in tmp_path.iterdir() if path.is_file())
-    venv.create(tmp_path / "venv", with_pip=True)
-    programs = tmp_path / "venv" / "bin"
-    options = ("--quiet", "--no-compile", "--constraint", ROOT / "constraints.txt")
-    subprocess.run([programs / "python", "-m", "pip", "install", *options, package], check=True, cwd=tmp_path)
-    (tmp_path / "home").mkdir()
-    bare = {"HOME": str(tmp_path / "home"), "PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path)}
-
-    def run(program: str, *arguments: str) -> str:
-        command = [programs / program, *arguments]
-        done = subprocess.run(command, env=bare, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, (
-            f"{program} ended with {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-        )
-        return done.stdout
-
-    assert f"grpo-studio {__version__}\n" in run("grpo-studio-backend", "--version")
-    result = json.loads(run("grpo-studio-backend", "demo", "--iters", "2", "--json", "--no-progress").splitlines()[-1])
-    assert (
-        Path(result["run"]).is_relative_to(tmp_path / "home") and 0 < result["before"] < 1 and 0 < result["after"] < 1
-    )
-    bare["QT_QPA_PLATFORM"] = "offscreen"
-    picture = tmp_path / "window.png"
-    run("grpo-studio", "--size", "1280x800", "--screenshot", str(picture))
-    assert picture.stat().st_size > 20_000, "a drawn page; an empty one takes a tenth of that"

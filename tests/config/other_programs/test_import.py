@@ -47,12 +47,6 @@ def test_a_file_for_trl_becomes_one_of_ours_with_trls_defaults(tmp_path: Path) -
     assert "epochs" not in text, "max_steps is given"
 
 
-def test_with_our_defaults_only_what_the_file_says_is_written(tmp_path: Path) -> None:
-    (tmp_path / "trl.yaml").write_text(TRL_FILE)
-    code, text, _ = call("import", str(tmp_path / "trl.yaml"), "--our-defaults")
-    assert code == 0 and "beta" not in text and "what TRL takes" not in text
-
-
 def test_a_file_for_mlx_lm_lora_keeps_its_own_lora_parameters(tmp_path: Path) -> None:
     (tmp_path / "theirs.json").write_text(
         json.dumps({"train": True, "model": "a/b", "data": "c/d", "lora_parameters": {"rank": 4}})
@@ -106,14 +100,6 @@ def test_what_cannot_be_imported_is_a_sentence_and_writes_nothing(text: str, say
     code, said, faults = call("import", str(tmp_path / "theirs.yaml"), "-o", str(tmp_path / "ours.yaml"))
     assert (code, said) == (2, "") and says in faults
     assert not (tmp_path / "ours.yaml").exists()
-
-
-def test_a_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
-    (tmp_path / "trl.yaml").write_text(TRL_FILE)
-    words = ("import", str(tmp_path / "trl.yaml"), "-o", str(tmp_path / "trl.yaml"))
-    code, _, faults = call(*words)
-    assert code == 2 and "is there already; take another name, or --overwrite." in faults
-    assert call(*words, "--overwrite")[0] == 0
 
 
 def test_what_a_script_names_and_its_arguments_do_not_is_still_to_be_given(tmp_path: Path) -> None:

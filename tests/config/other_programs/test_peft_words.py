@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from backend.config.config import SETTINGS, parse, problems
-from backend.config.other_programs.imported import import_file
-from backend.config.other_programs.keys import IgnoredKey, Refused
+from backend.config.other_programs.keys import Refused
 from backend.config.other_programs.peft import LORA_WORDS, OTHER_KINDS
 from backend.models.peft_files import OTHER_KINDS as NOT_CARRIED
 from backend.models.peft_files import read_settings
@@ -77,13 +76,6 @@ def test_another_kind_is_refused_with_what_is_nearest(kind: str, tmp_path: Path)
     assert set(named) <= SETTINGS.keys()
 
 
-def test_a_kind_that_nobody_knows_is_named() -> None:
-    assert sentences({"peft_type": "NEXT_YEARS"}) == [
-        "peft_config is of the kind NEXT_YEARS, which is unknown here; there are LoRA, rsLoRA and DoRA."
-    ]
-    assert "must be a mapping of LoraConfig's words, not ia3" in sentences("ia3")[0]
-
-
 def test_loras_words_are_read() -> None:
     values = meant(
         use_rslora=True, lora_dropout=0.1, modules_to_save=["lm_head"], target_modules="all-linear", use_dora=True
@@ -96,12 +88,6 @@ def test_loras_words_are_read() -> None:
         "q_proj",
         "v_proj",
     ]
-
-
-def test_import_writes_pefts_defaults(tmp_path: Path) -> None:
-    (tmp_path / "trl.json").write_text(json.dumps(FILE | {"peft_config": {"peft_type": "LORA", "r": 32}}))
-    text = import_file(tmp_path / "trl.json").text
-    assert "rank: 32" in text and "lora_alpha: 8" in text and "num_layers: -1" in text and "train_type: lora" in text
 
 
 ASKS: dict[str, Any] = {
@@ -128,12 +114,6 @@ def test_a_start_that_changes_the_model_is_refused_and_a_pattern_of_layers_too()
         assert "Adapters begin as peft's do by default" in sentences(ADAPTER | {"init_lora_weights": start})[0]
     assert sentences(ADAPTER | {"target_modules": r".*\.(q|v)_proj$"})[0].startswith("target_modules is a pattern, ")
     assert "which is no word of LoraConfig here" in sentences(ADAPTER | {"lora_r": 3})[0]
-
-
-@pytest.mark.parametrize("word", [word for word, fate in LORA_WORDS.items() if isinstance(fate, IgnoredKey)])
-def test_words_without_effect_change_nothing(word: str) -> None:
-    for value in (True, "text", {"a": 1}, [3]):
-        assert meant(**{word: value}) == meant()
 
 
 READ: dict[str, Any] = {

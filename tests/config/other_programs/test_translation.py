@@ -18,7 +18,6 @@ from backend.config.other_programs.translation import (
     other_names,
     program_of,
     read_words,
-    settings_of,
     with_changes,
 )
 from backend.config.other_programs.trl import TRL
@@ -147,13 +146,6 @@ def test_what_has_no_counterpart_is_one_sentence(raw: dict[str, Any], says: str)
     assert says in sentence(**raw) and len(sentence(**raw)) <= 200
 
 
-def test_trls_own_defaults_are_a_run() -> None:
-    """learning_rate 1e-6 and linear failed with a final rate of 2e-6, above the learning rate."""
-    config = parse(NEEDED | {"learning_rate": "1e-6", "lr_scheduler_type": "linear", "max_steps": 100})
-    assert (config.lr_schedule, config.lr_final, config.lr_decay_fraction) == ("linear", 0.0, 1.0)
-    assert (config.lr_warmup_steps, config.lr_warmup_init) == (0, 0.0)
-
-
 @pytest.mark.parametrize(
     ("raw", "ours"),
     [
@@ -221,19 +213,6 @@ def test_iterations_of_mlx_lm_lora_are_batches_of_which_every_kth_updates() -> N
     assert config.iters == 100 and config.prompts_per_step == 20
     assert config.iters * config.prompts_per_step == 1000 * 2
     assert (config.steps_per_eval, config.save_every, config.steps_per_report) == (20, 3, 1)
-
-
-def test_a_last_update_of_fewer_batches_is_told() -> None:
-    """Its last iteration updates with what is left."""
-    translation = read_words(THEIRS | {"iters": 25})
-    assert translation.values["iters"] == 3
-    told = next(line for line in account(translation) if line.startswith("gradient_accumulation_steps"))
-    assert "its 25 iterations are 3 updates of 10 batches each; its last update has 5 batches there and 10 here" in told
-
-
-def test_a_schedule_of_mlx_lm_counts_updates() -> None:
-    schedule = {"name": "cosine_decay", "arguments": [1e-4, 100], "warmup": 0}
-    assert made(**THEIRS, lr_schedule=schedule)["lr_decay_fraction"] == 1.0, "100 of its 100 updates"
 
 
 @pytest.mark.parametrize(
@@ -327,11 +306,6 @@ def test_a_change_by_a_word_of_the_files_program_replaces_that_line(
     assert {key: translation.values.get(key) for key in ours} == ours
 
 
-def test_a_change_by_another_word_for_one_setting_of_the_file_replaces_its_line() -> None:
-    translation = with_changes({"num_generations": 8, "no_cuda": True}, {"use_cpu": False})
-    assert (translation.values, translation.faults) == ({"group_size": 8}, [])
-
-
 def test_account_names_the_program_and_says_what_became_of_each_word() -> None:
     lines = account(read_words({"num_generations": 8, "ddp_backend": "nccl", "beta": 0.0}))
     assert lines[0].startswith("This is a file for TRL.")
@@ -397,10 +371,3 @@ def test_the_users_example_means_what_it_meant() -> None:
         "importance_sampling_level": "sequence", "reward_functions": ["exact_match", "by_type", "concise"],
         "reward_weights": [2.0, 1.5, 0.5], "reward_functions_file": "~/my_rewards.py",
     }  # fmt: skip
-
-
-def test_a_word_of_another_program_stands_for_our_settings_and_one_of_ours_for_itself() -> None:
-    assert settings_of("num_generations", TRL) == ("group_size",)
-    assert settings_of("ddp_backend", TRL) == ("ddp_backend",), "a word without effect"
-    for ours in ("group_size", "beta", "learning_rate", "max_prompt_length"):
-        assert settings_of(ours, TRL) == settings_of(ours) == (ours,)
