@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import tempfile
 import time
@@ -209,41 +208,6 @@ def test_a_wait_for_a_function_can_be_given_up(scorer) -> None:
     with pytest.raises(GivenUp):
         mine.score([make_group("a", "b")], 0, [1.0], 60.0, STATE, give_up)
     assert mine.host.pid is None
-
-
-def test_what_a_function_started_ends_with_its_process(scorer, capsys: pytest.CaptureFixture[str]) -> None:
-    text = (
-        "def bad(completions):\n"
-        "    child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(1000,)); child.start()\n"
-        "    print('left behind:', child.pid); os._exit(3)\n"
-    )
-    assert "(exit code 3)" in failure(scorer(text, "bad"))
-    (pid,) = re.findall(r"left behind: (\d+)", capsys.readouterr().err)
-    assert not is_running(int(pid))
-
-
-def is_running(pid: int) -> bool:
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return False
-        except OSError:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def test_a_function_that_writes_into_the_pipe_is_told_so(scorer) -> None:
-    text = (
-        "def is_open_for_writing(file):\n"
-        "    try: return fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY\n"
-        "    except OSError: return False\n"
-        "def bad(completions):\n"
-        "    [os.write(file, b'{}\\n') for file in range(3, 50) if is_open_for_writing(file)]\n"
-        "    return [1.0] * len(completions)\n"
-    )
-    assert "bad of mine.py, line 5, wrote something of its own into the pipe" in failure(scorer(text, "bad"))
 
 
 def test_working_folders_of_killed_trainers_are_deleted_and_others_are_not(

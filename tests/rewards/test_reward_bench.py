@@ -4,7 +4,6 @@ command line."""
 from __future__ import annotations
 
 import json
-import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from backend.__main__ import app
 from backend.rewards.allowed_code import read_code
 from backend.rewards.bench import BenchSettings, RewardBench, score_lines
 from backend.rewards.cases import cases_file, new_case, read_cases, rerun, write_cases
-from backend.rewards.completion_lines import group_of, groups_in, line_of, merge_consecutive
+from backend.rewards.completion_lines import group_of, line_of
 from backend.runs.run_folder import RunFolder
 from backend.serve import reward_questions as handlers
 from backend.serve.questions import Cancelled, QuestionCall
@@ -56,12 +55,6 @@ def scores(bench: RewardBench, names: list[str], file: Path | None, timeout: flo
         result.name: result
         for result in bench.score(BenchSettings(names, file=file, timeout_s=timeout), [line("a", "bbb")])
     }
-
-
-def processor_s() -> float:
-    """CPU seconds of this process and of its finished children."""
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + ended.ru_utime + ended.ru_stime
 
 
 def test_a_function_that_exits_or_holds_the_gil_does_not_take_the_others_along(
@@ -154,25 +147,6 @@ def test_cancelling_kills_the_process_at_once(bench: RewardBench, tmp_path: Path
     assert bench.worker.pid is None and time.monotonic() < until + 2
 
 
-def test_two_hundred_completions_are_scored_again_in_under_a_second(bench: RewardBench, tmp_path: Path) -> None:
-    """Changed file included: a fresh interpreter reads it. Processor seconds, for other tests may run at the same
-    time."""
-    file = tmp_path / "my_rewards.py"
-    file.write_text(HEAD + LENGTH)
-    lines = [line(*["<think>17 and 25 are 42</think><answer>42</answer>" * 12] * 8) for _ in range(25)]
-    settings = BenchSettings(
-        ["length", "r1_accuracy", "r1_int", "r1_strict_format", "r1_soft_format", "r1_count_xml"], [1.0] * 6, file
-    )
-    score_lines(bench, lines, settings)
-    bench.close()
-    file.write_text(HEAD + LENGTH + "\n# edited\n")
-    began = processor_s()
-    report = score_lines(bench, lines, settings)
-    bench.close()
-    assert sum(map(len, report["scored"])) == 200
-    assert processor_s() - began < 1.0
-
-
 def test_rewards_and_advantages_equal_those_of_a_training_step(bench: RewardBench, mine: Path) -> None:
     lines = [line("a", "bbb", "cc", "dddd"), line("aa", "a", "a", "aaaaa")]
     report = score_lines(bench, lines, BenchSettings(["length", "r1_int", "keyword(word=bb)"], [2.0, 1.0, -9.0], mine))
@@ -200,12 +174,6 @@ def test_lines_keep_columns_messages_and_token_ids() -> None:
     assert line_of(group)["completions"] == row["completions"] and line_of(group)["columns"] == {"kind": 3}
 
 
-def test_a_line_for_each_completion_becomes_groups() -> None:
-    rows = [{"prompt": p, "completion": c, "answer": "1"} for p, c in (("p", "a"), ("p", "b"), ("q", "c"), ("p", "d"))]
-    groups = merge_consecutive(groups_in("\n".join(map(json.dumps, rows)), "x"))
-    assert [len(group.completions) for group in groups] == [2, 1, 1]
-
-
 def test_cases_pass_until_the_function_changes(bench: RewardBench, mine: Path) -> None:
     case = new_case(line("bbb"), "bbb", {"length": 3.0})
     write_cases(mine, [case])
@@ -217,13 +185,6 @@ def test_cases_pass_until_the_function_changes(bench: RewardBench, mine: Path) -
     assert rerun(bench, mine, read_cases(mine), 20.0)[0].failures == ("length gave no score; 3 is expected.",)
     write_cases(mine, [])
     assert not cases_file(mine).exists()
-
-
-def test_a_case_keeps_the_entry_of_a_function_with_arguments(bench: RewardBench, mine: Path) -> None:
-    entry = "keyword(word=so, name=says_so)"
-    case = new_case(line("so it is"), "so it is", {"says_so": 1.0}, {"says_so": entry, "length": "length"})
-    assert case["calls"] == {"says_so": entry}
-    assert rerun(bench, mine, [case], 20.0)[0].passed
 
 
 def asked_score(file: Path, **about: Any) -> dict[str, Any]:

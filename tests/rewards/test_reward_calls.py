@@ -199,26 +199,6 @@ def test_wrong_arguments_are_found_from_the_text_and_again_when_resolving(text: 
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "keyword(word=a), keyword(word=b, name=b)",
-        "math_eval(tolerance=0)",  # a whole number is a number
-        "soft_overlong_punishment(cache=none)",
-        "soft_overlong_punishment(max_completion_length=512, cache=64)",
-        "soft_overlong_punishment(cache=64)",
-        "soft_overlong_punishment(max_completion_length=1, cache=1)",
-        "cosine_scaled(min_value_wrong=-0.5, max_value_wrong=-0.5, min_value_correct=1, max_value_correct=1)",
-        "length_target(target=1)",
-        "repetition_penalty(ngram_size=100, max_penalty=0)",
-        r'regex_match(pattern=r"^\d+\b")',
-    ],
-)
-def test_valid_arguments_resolve(text: str) -> None:
-    assert sentences(*split_names(text)) == []
-    assert len(resolve(split_names(text))) == len(split_names(text))
-
-
-@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("repetition_penalty(ngram_size=0)", "ngram_size must be from 1 to 100, not 0"),

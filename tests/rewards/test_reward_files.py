@@ -88,24 +88,6 @@ def test_a_file_written_for_mlx_lm_lora_loads_and_scores_unchanged(write, name: 
     assert run(path, "per_type")[0] == {"per_type": 0.5}
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        f"import {LIBRARY} as lib",
-        "from mlx_lm_lora.trainer import grpo_reward_functions as lib",
-        "import mlx_lm_lora; lib = mlx_lm_lora.trainer.grpo_reward_functions",
-        "import backend.rewards as lib",
-    ],
-)
-def test_every_way_to_import_the_decorator_registers_here(write, line: str) -> None:
-    path = write(f"""
-        {line}
-        @lib.register_reward_function()
-        def mine(prompts, completions, answer, types=None): return [0] * len(completions)
-    """)
-    assert list(load_reward_file(path).functions) == ["mine"]
-
-
 def test_the_stand_in_has_every_name_of_the_librarys_module(write) -> None:
     path = write(f"""
         from {LIBRARY} import *

@@ -89,14 +89,6 @@ def test_success_is_a_score_above_the_middle_of_the_range_so_far() -> None:
     assert adaptive([1], ["a"]).observe_scores(1, graded(a=[-2.0, -0.75])) == {"a": 0.5}
 
 
-def test_the_weight_of_a_function_that_returned_only_zero_is_kept() -> None:
-    schedule = adaptive([1.0], ["a"], every=1)
-    for step in range(1, 20):
-        assert schedule.observe_scores(step, graded(a=[0.0, 0.0])) == {}
-    assert schedule.at(20) == [1.0]
-    assert schedule.observe_scores(20, graded(a=[0.5, 0.5])) == {"a": 1.0}
-
-
 def random_run(schedule: WeightSchedule, steps: range, seed: int) -> list[list[float]]:
     weights = []
     for step in steps:

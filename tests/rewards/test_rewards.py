@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from backend.rewards import calls as timeout
-from backend.rewards import get_reward_function, register_reward_function, registry
+from backend.rewards import get_reward_function
 from backend.rewards.catalogue import DEFAULT_REWARDS
 from backend.rewards.errors import RewardError
 from backend.rewards.resolve import resolve
@@ -129,25 +129,6 @@ def test_a_huge_hostile_completion_is_scored_in_linear_time(text: str) -> None:
 
 
 # Registering and resolving
-
-
-def test_registering_takes_a_name_or_the_functions_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    table: dict = {}
-    monkeypatch.setattr(registry, "_tables", [table])
-
-    @register_reward_function("other")
-    def named_function(completions): ...
-
-    @register_reward_function()
-    def two(completions): ...
-
-    @register_reward_function
-    def three(completions): ...
-
-    assert table == {"other": named_function, "two": two, "three": three}
-    assert get_reward_function("two") is two
-    with pytest.raises(KeyError, match="other, two, three"):
-        get_reward_function("four")
 
 
 def test_all_unknown_names_are_reported_at_once_each_with_the_nearest() -> None:

@@ -19,7 +19,6 @@ from backend.rewards.inputs import TrainerState
 from backend.rewards.resolve import resolve
 from backend.rewards.scorer import ScoreReport
 from backend.types import Completion, Group, Problem
-from backend.utils.errors import UserError
 from tests.support.scoring import make_group, reward_function, score
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}]
@@ -126,26 +125,6 @@ def test_each_file_is_run_once_and_may_be_the_registering_one_too(write, tmp_pat
     score([group], functions, [1.0] * 3, 5.0)
     # `known` is called our way, with texts; `mine` is the same function, called as TRL calls it
     assert group.completions[0].scores == {"known": 1.0, "mine": 0.0, "other": 0.0}
-
-
-@pytest.mark.parametrize(
-    ("text", "entry", "words"),
-    [
-        (TRL_FILE, "trl_file.py::formt_reward", "trl_file.py has no function formt_reward; the nearest is format_reward, and it has"),
-        ("import trl\n", "trl_file.py::f", "trl_file.py cannot be loaded: ModuleNotFoundError: No module named 'trl' (trl_file.py, line 1)."),
-        ("def f(:\n", "trl_file.py::f", "trl_file.py has a syntax error on line 1"),
-        ("x = 5\n", "trl_file.py::x", "x is not a function whose arguments can be read."),
-        ("x = 5\n", "gone.py::x", "There is no file"),
-    ],
-)  # fmt: skip
-def test_a_file_that_cannot_be_used_is_refused_before_a_run(
-    write, tmp_path: Path, text: str, entry: str, words: str
-) -> None:
-    write(text)
-    with pytest.raises(UserError) as caught:
-        resolve([entry], base=tmp_path)
-    (fault,) = caught.value.faults
-    assert fault.setting == "reward_functions" and fault.sentence.startswith(words)
 
 
 @pytest.mark.parametrize(
@@ -295,25 +274,6 @@ def test_async_functions_run_concurrently() -> None:
         ("third", 3.0),
     ]
     assert all(report.seconds[name] >= 0.04 for name in ("first", "second", "third"))
-
-
-def test_async_functions_keep_their_event_loop_from_step_to_step() -> None:
-    # A client's connections belong to the event loop that opened them; a loop of each step's own would leave them dead.
-    futures: list[asyncio.Future] = []
-
-    async def awaits(completions):
-        if not futures:
-            futures.append(asyncio.get_running_loop().create_future())
-            futures[0].set_result(1.0)
-        return [
-            await asyncio.wait_for(asyncio.shield(futures[0]), 1),
-            float(futures[0].get_loop() is asyncio.get_running_loop()),
-        ]
-
-    group = make_group("a", "b")
-    for _ in range(2):
-        scored({"mine": awaits}, group)
-        assert [completion.scores["mine"] for completion in group.completions] == [1.0, 1.0]
 
 
 def test_the_first_async_function_to_fail_ends_the_others() -> None:

@@ -13,9 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from app.state.prefs import Prefs
-from app.state.session import Session
-from app.window import Window
 from backend.runs.queue import QueueFile
 from backend.runs.run_folder import RunFolder
 from backend.utils.command import backend_command, backend_environment
@@ -147,11 +144,3 @@ def test_a_reward_function_that_hunts_for_tokens_finds_none(watched: Watched) ->
     for token in (IN_ENVIRONMENT, IN_FILE):
         assert [name for name, content in contents.items() if token.encode() in content] == []
         assert token not in watched.output + "".join(watched.command_lines)
-
-
-def test_the_window_listens_on_nothing(qtbot, tmp_path: Path) -> None:
-    before = listening(os.getpid())
-    window = Window(Session(Prefs(tmp_path / "prefs")))
-    qtbot.addWidget(window)
-    window.show()
-    assert listening(os.getpid()) <= before

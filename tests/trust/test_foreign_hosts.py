@@ -9,9 +9,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from backend.__main__ import app
-from backend.distributed.hosts_file import AllowedHosts, allow_hosts, require_hosts
+from backend.distributed.hosts_file import AllowedHosts
 from backend.runs.run_folder import RunFolder
-from backend.utils.errors import UserError
 from tests.support import small_run
 
 VERBS = app()
@@ -85,21 +84,3 @@ def test_a_hosts_file_that_was_named_is_allowed_and_so_is_its_edit(
     asked = record.missing(str(file))
     assert asked is not None and asked.changed, "the window asks about the new contents"
     assert [host.ssh for host in asked.others] == ["another.example"]
-
-
-def test_a_hosts_file_is_no_reward_file_and_the_reverse(tmp_path: Path) -> None:
-    """One record has both; being allowed as one says nothing about the other."""
-    from backend.rewards.allowed_code import allow_named, require_allowed
-
-    file, settings = tmp_path / "hosts.json", {"reward_functions_file": str(tmp_path / "hosts.json")}
-    file.write_text(json.dumps(HOSTS))
-    allow_hosts(str(file))
-    with pytest.raises(UserError, match="was never allowed"):
-        require_allowed(settings)
-    other, settings = tmp_path / "other.json", {"reward_functions_file": str(tmp_path / "other.json")}
-    other.write_text(json.dumps(HOSTS))
-    allow_named(settings)
-    with pytest.raises(UserError, match="was never allowed"):
-        require_hosts(str(other))
-    require_hosts(str(file))
-    require_allowed(settings)

@@ -12,7 +12,6 @@ import pytest
 from app.state.prefs import Prefs
 from backend.runs.queue import QueueFile
 from backend.runs.run_folder import default_run_name, make_run_folder
-from backend.utils.files import restrict_to_user
 from backend.utils.places import RUNS_VARIABLE, preferences_folder
 
 
@@ -42,10 +41,3 @@ def test_a_run_in_a_shared_folder_is_private_and_the_folder_stays_shared(tmp_pat
     (shared / "mine").mkdir(mode=0o777)
     run = make_run_folder("mine", shared, reuse=True)
     assert (mode(shared), mode(run.path)) == (0o775, 0o700)
-
-
-def test_a_link_and_what_it_leads_to_keep_their_rights(tmp_path: Path) -> None:
-    (tmp_path / "far").mkdir(mode=0o755)
-    (tmp_path / "link").symlink_to(tmp_path / "far")
-    restrict_to_user(tmp_path / "link")
-    assert mode(tmp_path / "far") == 0o755

@@ -7,27 +7,18 @@ import ast
 import os
 import pickle
 import re
-import secrets
-import socket
-import subprocess
-import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QLabel
 
 from app.message_boxes import QuestionBox
 from app.widgets.basic.labels import label, plain_tip
 from backend.cli.training import logging_to
 from backend.config.checks import cross_setting_faults
-from backend.distributed import wire
 from backend.export.destinations import safe_name
 from backend.runs import disk_use
 from backend.runs.run_lock import hold_lock
-from backend.utils.command import backend_command, backend_environment
 from backend.utils.documents import parse_yaml
 from backend.utils.errors import UserError
 from backend.utils.files import append_regular
@@ -156,33 +147,6 @@ def test_text_of_others_is_never_html(qtbot) -> None:
     assert plain_tip(HTML).startswith("<p>&lt;b&gt;") and plain_tip("a & b") == "a & b"
 
 
-def test_every_label_of_the_window_is_plain() -> None:
-    """One that is made otherwise takes what looks like HTML for HTML."""
-    for path in (path for path in SOURCES if "app" in path.parts):
-        made = re.findall(r"(?<!\w)QLabel\(", path.read_text(encoding="utf-8"))
-        allowed = 1 if path.name == "labels_and_buttons.py" else 0  # the class PlainLabel(QLabel)
-        assert len(made) <= allowed, f"{path}: make labels with label() or PlainLabel"
-    assert QLabel("x").textFormat() == Qt.TextFormat.AutoText
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_warm_process_listens_on_nothing(tmp_path: Path) -> None:
-    """A process without sockets of its own: none that listens, none that is connected."""
-    process = subprocess.Popen(
-        backend_command("serve"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=backend_environment(), cwd=tmp_path
-    )
-    try:
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(b'{"id": 1, "ask": "models"}\n')
-        process.stdin.flush()
-        assert process.stdout.readline(), "its answer: everything that it starts with is there"
-        handles = [os.readlink(f"/proc/{process.pid}/fd/{name}") for name in os.listdir(f"/proc/{process.pid}/fd")]
-        assert not [handle for handle in handles if handle.startswith("socket:")]
-    finally:
-        process.kill()
-        process.communicate()
-
-
 OPENS_PORTS = ROOT / "backend" / "distributed" / "wire.py"
 """Where rank 0 of a run on several machines listens."""
 
@@ -196,19 +160,3 @@ def test_one_module_opens_ports() -> None:
         path for path in SOURCES if "bench" not in path.parts and forbidden.search(path.read_text(encoding="utf-8"))
     ]
     assert found == [OPENS_PORTS]
-
-
-def test_rank_0_listens_at_its_addresses_until_the_others_have_come() -> None:
-    """Not at every address of the machine, and not a moment longer."""
-    listeners = wire.listen(["127.0.0.1"])
-    address = listeners[0].getsockname()
-    assert address[0] == "127.0.0.1" and address[1] > 0
-    secret, came = secrets.token_bytes(32), time.monotonic() + 10
-    worker = threading.Thread(target=lambda: wire.connect([address], secret, 1, came).close())
-    worker.start()
-    proven = wire.accept(listeners, secret, {1}, came)
-    worker.join()
-    assert list(proven) == [1]
-    proven[1].close()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(address, timeout=5)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
-import itertools
 import os
 import resource
 import shutil
@@ -14,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from backend.runs.events import TAIL_BYTES, JsonLines, read_events, write_all
+from backend.runs.events import TAIL_BYTES, JsonLines, read_events
 from backend.utils import whole_file
 from backend.utils.disk_faults import DiskError, Room, fault_of, room_on
 from backend.utils.whole_file import remove_folder, replace_file, save_as, whole_folder
@@ -42,22 +40,6 @@ def test_a_line_is_written_whole_or_not_at_all(tmp_path: Path, size_limit: None)
     rows.append({"n": 2})
     rows.close()
     assert [event["n"] for event in read_events(rows.path)] == [1, 2] and rows.path.stat().st_size == rows.size
-
-
-def test_a_disk_that_takes_a_part_at_a_time_gets_every_byte_once() -> None:
-    class Slow(io.RawIOBase):
-        """Takes three bytes, or none, or says that it would block."""
-
-        taken, says = b"", itertools.cycle([3, 0, None])
-
-        def write(self, data: Any, /) -> int | None:
-            count = next(self.says)
-            self.taken += bytes(data[: count or 0])
-            return count
-
-    file = Slow()
-    write_all(file, b'{"n": 1234}\n')
-    assert file.taken == b'{"n": 1234}\n'
 
 
 def test_half_a_line_of_a_killed_process_is_cut_off_when_the_file_is_opened(tmp_path: Path) -> None:

@@ -126,21 +126,3 @@ def test_the_worker_ends_with_a_guard_that_is_killed(tmp_path: Path) -> None:
     process.kill()
     process.wait()
     wait_until_gone(worker)
-
-
-def test_a_small_fork_bomb_is_over_with_its_worker(tmp_path: Path) -> None:
-    code = """
-for index in range(6):
-    if os.fork() == 0:
-        os.setsid()
-        for generation in range(3):
-            os.fork()
-        note(f"bomb {os.getpid()}")
-        time.sleep(60)
-while len(list(folder.glob("bomb *"))) < 48:
-    time.sleep(0.005)
-"""
-    assert start(tmp_path, code).wait(20) == 0
-    pids = [int(path.read_text()) for path in tmp_path.glob("bomb *")]
-    assert len(pids) == 48
-    assert not [pid for pid in pids if is_alive(pid)]
