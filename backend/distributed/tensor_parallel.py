@@ -34,7 +34,7 @@ from backend.sampling.grammar import Grammar
 from backend.sampling.rollout import Poll, Sampler, decode_costs
 from backend.sampling.row_costs import RowCosts
 from backend.sampling.sampler import Sampling
-from backend.trainer.run_context import LEARNERS, Engine, RunContext, StepLimits
+from backend.trainer.run_context import LEARNERS, Engine, RunContext
 from backend.training.batch import Batch
 from backend.training.learner import Learner
 from backend.training.not_finite import NotFiniteError
@@ -174,13 +174,15 @@ class LeadingEngine(Engine):
         add_up = lambda x: self.ranks.sum([x])[0]  # noqa: E731
         return self.together(LOAD, body, lambda: load_sharded_policy(config, self.ranks.group, note, add_up))
 
-    def build(self, policy: Policy, config: Config, steps: int, limits: StepLimits) -> tuple[Learner, Sampler]:
+    def build(
+        self, policy: Policy, config: Config, steps: int, of_learner: dict[str, Any], of_rollout: dict[str, Any]
+    ) -> tuple[Learner, Sampler]:
         costs = decode_costs(policy.model)
-        of_rollout = limits.rollout | {"stop": config.stop, "merge": True}
-        body = {"steps": steps, "learner": limits.learner, "rollout": of_rollout, "costs": asdict(costs)}
+        of_rollout = of_rollout | {"stop": config.stop, "merge": True}
+        body = {"steps": steps, "learner": of_learner, "rollout": of_rollout, "costs": asdict(costs)}
 
         def build() -> tuple[Learner, Sampler]:
-            learner = LEARNERS[config.train_mode](policy, config, steps, **limits.learner)
+            learner = LEARNERS[config.train_mode](policy, config, steps, **of_learner)
             rollout = LeadingSampler(self, config, policy, config.max_completion_length, **of_rollout, costs=costs)
             self.parts = ModelParts(policy, learner, rollout)
             self._check_alike(self.ranks.gather(self.parts.decisions()))

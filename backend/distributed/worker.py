@@ -30,7 +30,7 @@ from backend.models.policy import load_policy
 from backend.rewards.scorer import Scorer, begin_scorer
 from backend.trainer.machine import KeepAwake, StepSize
 from backend.trainer.memory.plan import refuse_too_large
-from backend.trainer.run_context import StepContext, build_step_context
+from backend.trainer.run_context import StepContext, step_parts
 from backend.training.not_finite import NotFiniteError
 from backend.types import Problem
 
@@ -81,7 +81,7 @@ class Worker:
             self._load(body)
         elif kind == "build":
             assert self._scorer is not None
-            self.parts = build_step_context(
+            parts = step_parts(
                 self.policy,
                 self.config,
                 self._scorer,
@@ -91,6 +91,7 @@ class Worker:
                 most=StepSize(**body["most"]),
                 stages=self.stages,
             )
+            self.parts = StepContext(**parts)
             self.parts.learner.forward.ranks = self._ranks
             check_same_base(self.parts, self.config, self._ranks, [])
         elif kind == "follow":  # the leader's state: that of a checkpoint, or of the start

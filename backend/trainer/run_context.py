@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import mlx.core as mx
 
 from backend.config.config import Config
-from backend.config.notes import config_notes
 from backend.data.problems import PromptFormat
 from backend.data.prompts import BackgroundTokenizer, PromptStream, TokenizedPrompts
 from backend.data.rows import Rows, data_seed
@@ -131,9 +130,6 @@ class RunContext(StepContext):
     def of_ranks(self) -> dict[str, Any]:
         """The fields of `started` about the processes that share the run."""
         return {"ranks": 1}
-
-    def first_notes(self, config: Config) -> list[str]:
-        return [*self.learner.algorithm.notes, *self.scoring.notes(), *config_notes(config), *self.slow_paths]
 
     def new_notes(self) -> list[str]:
         """Sentences for the user since the last call."""
@@ -265,14 +261,6 @@ class RunContext(StepContext):
             self.policy.restore_reference(saved.reference())
 
 
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """The memory plan's limits, as keywords of the learner's builder and of `Sampler`."""
-
-    learner: dict[str, Any]
-    rollout: dict[str, Any]
-
-
 class Engine:
     """Loads the model of a run and builds what computes with it. `own`: the optimizer and schedule of the program that
     trains."""
@@ -283,15 +271,15 @@ class Engine:
     def load(self, config: Config, note: Note, base: Base | None = None) -> Policy:
         return load_policy(config, note, base)
 
-    def build(self, policy: Policy, config: Config, steps: int, limits: StepLimits) -> tuple[Learner, Sampler]:
-        learner = LEARNERS[config.train_mode](policy, config, steps, own=self.own, **limits.learner)
-        return learner, Sampler(policy, config.max_completion_length, stop=config.stop, **limits.rollout)
+    def build(
+        self, policy: Policy, config: Config, steps: int, of_learner: dict[str, Any], of_rollout: dict[str, Any]
+    ) -> tuple[Learner, Sampler]:
+        """Learner and sampler with the memory plan's limits as keywords."""
+        learner = LEARNERS[config.train_mode](policy, config, steps, own=self.own, **of_learner)
+        return learner, Sampler(policy, config.max_completion_length, stop=config.stop, **of_rollout)
 
 
-C = TypeVar("C", bound=StepContext)
-
-
-def build_step_context(
+def step_parts(
     policy: Policy,
     config: Config,
     scorer: Scorer,
@@ -302,22 +290,21 @@ def build_step_context(
     most: StepSize = WHOLE_STEP,
     stages: Sequence[Config] = (),
     engine: Engine | None = None,
-    make: Callable[..., C] = StepContext,
-) -> C:
-    """The context around a loaded policy, for a run of `steps` steps and prompts of these lengths in tokens. The rest
-    is as in `load_context`. Raises UserError."""
+) -> dict[str, Any]:
+    """The fields of `StepContext` around a loaded policy, for a run of `steps` steps and prompts of these lengths in
+    tokens. The rest is as in `load_context`. Raises UserError."""
     scoring = ScoringStages(config, scorer, steps)
     plan = plan_memory(config, policy, longest_prompts, note, stages)
-    limits = StepLimits(learner_limits(plan, most), rollout_limits(plan, most))
-    learner, rollout = (engine or Engine()).build(policy, config, scoring.steps, limits)
-    return make(
-        policy=policy,
-        learner=learner,
-        rollout=rollout,
-        scoring=scoring,
-        sampling=Sampling.of(config),
-        steps=scoring.steps,
-    )
+    limits = learner_limits(plan, most), rollout_limits(plan, most)
+    learner, rollout = (engine or Engine()).build(policy, config, scoring.steps, *limits)
+    return {
+        "policy": policy,
+        "learner": learner,
+        "rollout": rollout,
+        "scoring": scoring,
+        "sampling": Sampling.of(config),
+        "steps": scoring.steps,
+    }
 
 
 @dataclass(slots=True)
@@ -366,22 +353,7 @@ def load_context(
     for sentence in background_tokenizer.new_notes():
         note(sentence)
     longest = [each.longest for each in prompts.all().values()]
-    slow_prompts = [sentence for each in prompts.all().values() for sentence in each.slow_paths]
-
-    def make_run_context(*, rollout: Sampler, **of_step: Any) -> RunContext:
-        return make(
-            rollout=rollout,
-            **of_step,
-            prompt_stream=PromptStream(prompts.training, data_seed(config)),
-            background_tokenizer=background_tokenizer,
-            evaluation_sets=evaluation_sets,
-            test=test,
-            stage_prompts=prompts.of_stages,
-            longest_prompts=longest,
-            slow_paths=list(dict.fromkeys([*policy.split_model.slow_paths, *rollout.slow_paths, *slow_prompts])),
-        )
-
-    return build_step_context(
+    parts = step_parts(
         policy,
         config,
         inputs.scorer,
@@ -391,7 +363,18 @@ def load_context(
         most=most,
         stages=stages,
         engine=engine,
-        make=make_run_context,
+    )
+    slow_prompts = [sentence for each in prompts.all().values() for sentence in each.slow_paths]
+    slow_paths = [*policy.split_model.slow_paths, *parts["rollout"].slow_paths, *slow_prompts]
+    return make(
+        **parts,
+        prompt_stream=PromptStream(prompts.training, data_seed(config)),
+        background_tokenizer=background_tokenizer,
+        evaluation_sets=evaluation_sets,
+        test=test,
+        stage_prompts=prompts.of_stages,
+        longest_prompts=longest,
+        slow_paths=list(dict.fromkeys(slow_paths)),
     )
 
 

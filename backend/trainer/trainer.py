@@ -13,6 +13,7 @@ import mlx.core as mx
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from backend.config.config import Config
+from backend.config.notes import config_notes
 from backend.export.export_run import export_finished, exports
 from backend.models.policy import load_start
 from backend.models.saving import adapter_config, model_bytes, save_model
@@ -137,7 +138,8 @@ class Trainer:
         for error in errors[self.state.gpu_errors_told :]:  # the event log was cut back before their notes
             self.warn(error.sentence)
         self.state.gpu_errors_told = len(errors)
-        for sentence in parts.first_notes(self.config):
+        algorithm, scoring = parts.learner.algorithm, parts.scoring
+        for sentence in [*algorithm.notes, *scoring.notes(), *config_notes(self.config), *parts.slow_paths]:
             self.note(sentence)
         # So that no later process needs the adapter, which may have changed by then.
         if saved is None and self.config.adapter:

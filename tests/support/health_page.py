@@ -12,10 +12,7 @@ BEGIN, END = "<!-- rules: begin -->\n", "<!-- rules: end -->\n"
 
 def table() -> str:
     """One row per rule, in the order in which findings are shown."""
-    rows = (
-        f"| `{rule.code}` | {rule.threshold.value:g} | {rule.needs} | {rule.threshold.means} |\n"
-        for rule in RULES.values()
-    )
+    rows = (f"| `{rule.code}` | {rule.threshold:g} | {rule.needs} | {rule.when} |\n" for rule in RULES.values())
     return "| rule | limit | from step | found when |\n|---|---|---|---|\n" + "".join(rows)
 
 

@@ -167,7 +167,7 @@ class RankTable(BaseTable):
                 cell.setTextAlignment(_alignment(title))
                 cell.setFont(theme.figures_font())
                 cell.setToolTip(plain_tip("\n".join(filter(None, lines))))
-                waits_long = title == "Waiting" and (rank.waiting_share or 0) > RULES["machines_wait"].threshold.value
+                waits_long = title == "Waiting" and (rank.waiting_share or 0) > RULES["machines_wait"].threshold
                 if rank.is_lost:
                     cell.setForeground(colours.bad if title in ("Machine", "State") else colours.muted)
                 else:

@@ -55,15 +55,6 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Threshold:
-    """A limit, in words that follow “when”, and where the number comes from."""
-
-    value: float
-    means: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
 class Sign:
     """What a rule saw. `value` and `limit` (where it is not the threshold) are in the metric's unit. `about`: the
     reward functions it is about. `advice` replaces the rule's."""
@@ -89,7 +80,9 @@ class Rule:
     title: str
     chart: str
     metric: str
-    threshold: Threshold
+    threshold: float
+    when: str
+    source: str
     advice: str
     look: Look
     setting: str = ""
@@ -101,9 +94,9 @@ def findings(recent: Recent) -> list[Finding]:
     """What all rules find at the newest step."""
     found: list[Finding] = []
     for rule in RULES.values():
-        if (sign := rule.look(recent, rule.threshold.value)) is None:
+        if (sign := rule.look(recent, rule.threshold)) is None:
             continue
-        code, limit = " ".join((rule.code, *sign.about)), rule.threshold.value if sign.limit is None else sign.limit
+        code, limit = " ".join((rule.code, *sign.about)), rule.threshold if sign.limit is None else sign.limit
         advice, metric = sign.advice or rule.advice, sign.metric or rule.metric
         found.append(Finding(code, sign.sentence, advice, rule.level, metric, sign.value, limit, dict(sign.settings)))
     return found
@@ -261,7 +254,7 @@ def flat(recent: Recent, threshold: float) -> Sign | None:
 @rule()
 def drifting(recent: Recent, threshold: float) -> Sign | None:
     kl = recent.median("kl")
-    if kl is None or kl <= threshold or _has_exploded(recent, RULES["kl_exploding"].threshold.value):
+    if kl is None or kl <= threshold or _has_exploded(recent, RULES["kl_exploding"].threshold):
         return None
     return Sign(
         kl,
@@ -470,7 +463,7 @@ def cut_off(recent: Recent, threshold: float) -> Sign | None:
         f"“Cut off at the limit” is {share:.0%} {OVER_WINDOW} (above {threshold:.0%} too many answers are never "
         f"finished): these completions reached {length:,} tokens."
     )
-    if (recent.mean("completions/repetition") or 0.0) <= RULES["repetition"].threshold.value:
+    if (recent.mean("completions/repetition") or 0.0) <= RULES["repetition"].threshold:
         return Sign(share, sentence, {"max_completion_length": length * 2})
     advice = (
         "They say the same again and again, so more room would not end them: lower Completion, and strengthen a "
@@ -557,10 +550,9 @@ def machines_wait(recent: Recent, threshold: float) -> Sign | None:
 def _read_rules() -> Iterator[Rule]:
     numbers = {"WINDOW": WINDOW, "LONG": LONG, "SUDDEN": SUDDEN, "SETTLED": SETTLED, "SAMPLING_SHARE": SAMPLING_SHARE}
     for code, texts in yaml.safe_load((resources() / "health_rules.yaml").read_text(encoding="utf-8")).items():
-        when, source = (texts.pop(name).format(**numbers) for name in ("when", "source"))
-        threshold = Threshold(float(texts.pop("threshold")), when, source)
+        texts |= {name: texts[name].format(**numbers) for name in ("when", "source")}
         look, needs = _LOOKS[code]
-        yield Rule(code, threshold=threshold, look=look, needs=needs, **texts)
+        yield Rule(code, look=look, needs=needs, **texts | {"threshold": float(texts["threshold"])})
 
 
 RULES = {rule.code: rule for rule in _read_rules()}
