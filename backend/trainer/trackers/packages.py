@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +96,7 @@ def write_tables(about: AboutRun) -> None:
     metrics = ([record.step, *map(record.metrics().get, names)] for record in all_records())
     replace_file(about.folder.path / METRICS, _csv_lines(["step", *names], metrics))
     groups = (group for record in all_records() for group in record.groups)
-    completions = (row for group in groups for row in records.rows(group, list(rewards)))
-    replace_file(about.folder.path / COMPLETIONS, _csv_lines(records.columns(list(rewards)), completions))
+    replace_file(about.folder.path / COMPLETIONS, _csv_lines(*records.table(groups, list(rewards))))
 
 
 def _csv_lines(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[bytes]:
@@ -136,8 +135,8 @@ class TensorBoardFiles:
         for name, value in record.metrics().items():
             self._writer.add_scalar(name, value, record.step)
         if record.groups:
-            header, rows = records.table(record.groups)
-            lines = ["|".join(map(_cell, line)) for line in (header, ["---"] * len(header), *rows[:ROWS])]
+            header, rows = records.table(record.groups, records.reward_columns(record.groups))
+            lines = ["|".join(map(_cell, line)) for line in (header, ["---"] * len(header), *islice(rows, ROWS))]
             self._writer.add_text("completions", "\n".join(lines), record.step)
 
     def flush(self, sent: Sent) -> None:

@@ -39,8 +39,8 @@ class StepRecord:
     def logged(self, package: Any) -> dict[str, Any]:
         metrics: dict[str, Any] = self.metrics()
         if self.groups:
-            names, lines = table(self.groups)
-            metrics["completions"] = package.Table(columns=names, data=lines)
+            names, lines = table(self.groups, reward_columns(self.groups))
+            metrics["completions"] = package.Table(columns=names, data=list(lines))
         return metrics
 
 
@@ -53,28 +53,19 @@ def reward_columns(groups: Iterable[GroupRow]) -> list[str]:
     return list(names)
 
 
-def columns(rewards: Sequence[str]) -> list[str]:
-    """The columns of TRL's table of completions, and ours."""
-    return [*FIRST_COLUMNS, *rewards, *LAST_COLUMNS]
-
-
-def table(groups: Sequence[GroupRow]) -> tuple[list[str], list[list[Any]]]:
-    """(the columns, a row for each completion) of the groups of one step."""
-    rewards = reward_columns(groups)
-    return columns(rewards), [row for group in groups for row in rows(group, rewards)]
-
-
-def rows(group: GroupRow, rewards: Sequence[str]) -> list[list[Any]]:
-    """A row for each completion of a group, in the order of `columns`; missing values are None."""
-    return [
+def table(groups: Iterable[GroupRow], rewards: Sequence[str]) -> tuple[list[str], Iterator[list[Any]]]:
+    """(the columns of TRL's table of completions and ours, a row for each completion); missing values are None."""
+    rows = (
         [
             *(group.get("step"), group.get("prompt"), completion.get("text")),
             *(_mapping(completion.get("rewards")).get(name) for name in rewards),
             *(completion.get("advantage"), completion.get("reward"), group.get("answer")),
             *(completion.get("stop"), completion.get("tokens")),
         ]
+        for group in groups
         for completion in group.get("completions") or ()
-    ]
+    )
+    return [*FIRST_COLUMNS, *rewards, *LAST_COLUMNS], rows
 
 
 def _mapping(value: Any) -> dict[str, Any]:
