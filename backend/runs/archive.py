@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import yaml
 
@@ -70,8 +70,8 @@ def summary(run: RunFolder) -> Summary:
     # A clone's event log begins with its parent's; a change of the length is newer than the start.
     if started and (ending or {}).get("reason") != "cloned" and "iters" not in _changed(run):
         iterations = started.get("iterations")
-    machines = cast("list[Any]", m) if isinstance(m := started.get("machines"), list) else []
-    names = [cast("dict[str, Any]", machine).get("machine") for machine in machines if isinstance(machine, dict)]
+    machines = m if isinstance(m := started.get("machines"), list) else []
+    names = [machine.get("machine") for machine in machines if isinstance(machine, dict)]
     return Summary(
         name=run.name,
         path=str(run.path),
@@ -143,7 +143,7 @@ def training_run(folder: Path | None = None) -> RunFolder | None:
 
 def _metrics(step: Event) -> dict[str, Any]:
     metrics = step.get("metrics")
-    return cast("dict[str, Any]", metrics) if isinstance(metrics, dict) else {}
+    return metrics if isinstance(metrics, dict) else {}
 
 
 def raw_settings(run: RunFolder) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def raw_settings(run: RunFolder) -> dict[str, Any]:
         raw = yaml.load(text, Loader=_SafeLoader) if is_flat else parse_yaml(text, run.name, "config")
     except (UserError, ValueError, OverflowError, yaml.YAMLError):
         return {}
-    return (cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}) | _changed(run)
+    return (raw if isinstance(raw, dict) else {}) | _changed(run)
 
 
 def _changed(run: RunFolder) -> dict[str, Any]:

@@ -3,7 +3,7 @@ the step of a row is checked: code that shows a row must expect missing keys."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict, cast
+from typing import Any, Literal, NotRequired, TypedDict
 
 from backend.runs.events import is_step, parse_line
 
@@ -69,8 +69,8 @@ class ScoringRow(TypedDict):
 
 def parse_group_row(line: bytes) -> GroupRow | None:
     """The row of one line of completions.jsonl; None for anything but a JSON object with a step."""
-    row = parse_line(line)
-    return cast("GroupRow", row) if row is not None and is_step(row.get("step")) else None
+    row: Any = parse_line(line)
+    return row if row is not None and is_step(row.get("step")) else None
 
 
 # JSON escapes every quote inside a string, so the first two occur nowhere else in a line.
@@ -93,12 +93,12 @@ def without_token_data(line: bytes) -> bytes:
 
 def token_ids(tokens: Any) -> list[int]:
     """The ids of a row's `tokens`; empty where it has a count."""
-    ids = cast("list[Any]", tokens) if isinstance(tokens, list) else []
+    ids = tokens if isinstance(tokens, list) else []
     return ids if all(isinstance(token, int) for token in ids) else []
 
 
 def token_count(tokens: Any) -> int | None:
     """The number of a row's `tokens`, ids or a count; None where neither is."""
     if isinstance(tokens, list):
-        return len(cast("list[Any]", tokens))
+        return len(tokens)
     return tokens if isinstance(tokens, int) else None

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from io import RawIOBase
 from pathlib import Path
 from types import NoneType
-from typing import Any, BinaryIO, TypeGuard, cast
+from typing import Any, BinaryIO, TypeGuard
 
 from pydantic_core import from_json
 
@@ -64,10 +64,10 @@ def is_step(value: object) -> TypeGuard[int]:
     return type(value) is int and value >= 0
 
 
-def is_number(value: object) -> TypeGuard[float]:
+def is_number(value: Any) -> TypeGuard[float]:
     """True for a number that is finite as a float; not for booleans."""
     try:
-        return type(value) in (int, float) and math.isfinite(cast("float", value))
+        return type(value) in (int, float) and math.isfinite(value)
     except OverflowError:
         return False
 
@@ -116,9 +116,9 @@ def json_safe(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): json_safe(item) for key, item in cast("Mapping[Any, Any]", value).items()}
+        return {str(key): json_safe(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [json_safe(item) for item in cast("list[Any]", value)]
+        return [json_safe(item) for item in value]
     return str(value) if isinstance(value, Path) else value
 
 
@@ -199,7 +199,7 @@ class EventLog(JsonLines):
         if (error := self.take_echo_error()) is not None:
             raise error
         times = {} if "t" in fields else {"t": time.time(), "mono": round(time.monotonic(), 3)}
-        event = cast("Event", json_safe({"v": VERSION, "seq": self.seq, **times, "kind": kind, **fields}))
+        event = json_safe({"v": VERSION, "seq": self.seq, **times, "kind": kind, **fields})
         self.append(event)
         self.seq += 1
         if self._echo is not None:
@@ -279,7 +279,7 @@ def parse_line(line: bytes) -> Event | None:
         return None
     if not isinstance(value, dict):
         return None
-    value = cast("Event", value)
+    value = value
     return well_formed(value) if "kind" in value and "completions" not in value else value
 
 
@@ -344,7 +344,7 @@ def check_format(run: RunFolder) -> None:
     for path in [run.changes, *run.checkpoints.glob("[0-9]*/state.json")]:
         with contextlib.suppress(UserError):  # what is damaged is reported where it is needed
             content = read_json(path, "run")
-            contents += [cast("dict[str, Any]", content)] if isinstance(content, dict) else []
+            contents += [content] if isinstance(content, dict) else []
     newest = max((v for each in contents if is_step(v := each.get("v"))), default=RUN_FORMAT)
     if newest > RUN_FORMAT:
         knows = f"this version of GRPO Studio knows formats up to {RUN_FORMAT}"

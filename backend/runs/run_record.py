@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any, cast
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -71,7 +71,7 @@ def _content(run: RunFolder) -> dict[str, Any]:
     content = read_json(run.about, "about", advice="fix or delete it") if os.path.lexists(run.about) else {}
     if not isinstance(content, dict):
         raise UserError("about", about_path(run.about, " does not hold the notes of a run; fix or delete it."))
-    return cast("dict[str, Any]", content)
+    return content
 
 
 def _notes(content: dict[str, Any], run: RunFolder) -> RunNotes:
@@ -366,7 +366,7 @@ def value_text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list | tuple):
-        return ", ".join(map(value_text, cast("Iterable[Any]", value))) or MISSING
+        return ", ".join(map(value_text, value)) or MISSING
     return path_text(" ".join(str(value).split()))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from backend.config.config import SETTINGS
 from backend.config.other_programs.translation import NAMES
@@ -193,7 +193,7 @@ def _matches(value: Any, wanted: str, *, whole: bool) -> bool:
     if value is None:
         return False
     if isinstance(value, list | tuple):
-        return any(_matches(item, wanted, whole=whole) for item in cast("Iterable[Any]", value))
+        return any(_matches(item, wanted, whole=whole) for item in value)
     number, bound = _number(value), _number(wanted)
     if number is not None and bound is not None and not isinstance(value, str):
         return math.isclose(number, bound, rel_tol=1e-9)

@@ -89,19 +89,15 @@ def best_of(checkpoints: Iterable[SavedWeights]) -> SavedWeights | None:
 def find_checkpoint(run: RunFolder, which: str) -> SavedWeights:
     """The checkpoint `which`: "best", "last" or a step. Raises UserError, with the existing steps."""
     checkpoints = saved_weights(run)
-    if not checkpoints:
-        raise UserError("checkpoint", f"The run {run.name} has no checkpoint.")
-    if which == "last":
-        return checkpoints[-1]
-    if which == "best":
-        if (best := best_of(checkpoints)) is None:
-            raise UserError("checkpoint", f"No checkpoint of the run {run.name} has a score; name a step, or last.")
-        return best
-    found = next((saved for saved in checkpoints if str(saved.step) == (which.strip().lstrip("0") or "0")), None)
+    named = {str(saved.step): saved for saved in checkpoints}
+    if (best := best_of(checkpoints)) is not None:
+        named["best"] = best
+    if checkpoints:
+        named["last"] = checkpoints[-1]
+    found = named.get(which.strip().lstrip("0") or "0")
     if found is None:
-        steps = ", ".join(str(saved.step) for saved in checkpoints)
-        sentence = f"The run {run.name} has no checkpoint {which}; there are {steps}, best and last."
-        raise UserError("checkpoint", sentence)
+        there = f"; there are {' and '.join(', '.join(named).rsplit(', ', 1))}" if named else ""
+        raise UserError("checkpoint", f"The run {run.name} has no checkpoint {which}{there}.")
     return found
 
 

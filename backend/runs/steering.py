@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -52,7 +52,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(_shown, cast("list[Any]", value))) + "]"
+        return "[" + ", ".join(map(_shown, value)) + "]"
     return "empty" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -217,4 +217,4 @@ def read_request(path: Path) -> dict[str, Any]:
         settings = read_json(path, "run")["settings"]
     except (UserError, TypeError, KeyError):
         return {}
-    return cast("dict[str, Any]", settings) if isinstance(settings, dict) else {}
+    return settings if isinstance(settings, dict) else {}

@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import yaml
 
@@ -135,7 +135,7 @@ def text_of(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, list):
-        return "+".join(map(text_of, cast("list[Any]", value))) or "none"
+        return "+".join(map(text_of, value)) or "none"
     return str(value)
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -203,7 +203,7 @@ class SweepResults:
 
     def best_run(self) -> MemberResult | None:
         runs = [run for run in self.winner.runs if run.value is not None] if self.winner else []
-        return max(runs, key=lambda run: cast("float", run.value), default=None)
+        return max(runs, key=lambda run: run.value or 0.0, default=None)
 
     def to_dict(self) -> dict[str, Any]:
         rows = [
