@@ -25,20 +25,20 @@ def call(*arguments: str) -> Result:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Preferences and runs in one folder, as they are by default, with a file in it that is not ours."""
-    for name in (
+    for name in [
         "GRPO_STUDIO_RUNS",
         "GRPO_STUDIO_PREFS",
         "HF_HOME",
         "HF_HUB_CACHE",
         "HUGGINGFACE_HUB_CACHE",
         "XDG_CACHE_HOME",
-    ):
+    ]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     folder = places.preferences_folder()
-    for name in (
+    for name in [
         "prefs.ini",
         "draft.yaml",
         "draft-2.yaml",
@@ -46,7 +46,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "trusted.json",
         "native-crash-1.txt",
         "mine.txt",
-    ):
+    ]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("12345")
     run = make_run_folder("trained")
