@@ -1,8 +1,4 @@
-"""Checks across settings. Each runs only when all settings it reads are valid, so that an invalid one hides no other
-problem.
-
-Nothing here opens a file: see `backend.trainer.preflight` for what is on disk.
-"""
+"""Checks across settings. Each runs only when all settings it reads are valid. Nothing here opens a file."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Every setting of a run, declared once. Form, YAML, command line, checks and help are read from this list.
 
-The keys are those of the YAML file; a file written for mlx-lm-lora or TRL is translated
-(`backend.config.other_programs`). To add a setting, add one field in `backend.config.settings` and the line that uses
-it. Where other code depends on a group of settings, tag the field (`used_by`) and ask `keys_used_by`.
+Code that depends on a group of settings tags the fields (`used_by`) and asks `keys_used_by`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Checks of the names of models and datasets: a folder, a file, or an id on Hugging Face.
-
-Form, `check` and the trainer take their sentences from here. Nothing is loaded and no request is sent: whether a
-well-formed id exists shows when it is fetched.
-"""
+"""Checks of the names of models and datasets: a folder, a file, or an id on Hugging Face. Sends no request."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
-"""Remarks on valid settings: combinations that are probably not meant, and values far from the usual. They stop
-nothing.
+"""Remarks on valid settings that are probably not meant, and on values far from the usual. They stop nothing.
 
-The usual ranges are our judgement: TRL's default where it has one and ours, mostly an order of magnitude to either
-side. Narrower ones have a reason: below a temperature of 0.3 the completions of a group hardly differ, above 2 they are
-noise; a top-p below 0.5 samples from another distribution than the one trained; an epsilon above 0.5 clips almost
-nothing, except in CISPO, where it bounds the weight.
+The ranges are mostly an order of magnitude around TRL's and our defaults.
 """
 
 from __future__ import annotations

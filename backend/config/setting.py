@@ -1,8 +1,4 @@
-"""The description of a setting: a pydantic field with label, help, unit, limits, and when it applies.
-
-`backend.config.config` declares every setting with `setting(…)`; form, command line, checks and documentation read
-the `Setting` objects.
-"""
+"""The description of a setting: a pydantic field with label, help, unit, limits, and when it applies."""
 
 from __future__ import annotations
 

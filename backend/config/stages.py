@@ -1,7 +1,6 @@
 """The stages of a run: consecutive parts of it with settings and training rows of their own.
 
-A stage's settings hold from its first step to its last, like a planned change of settings (`backend.runs.steering`
-combines both). What a stage does not name is the run's own.
+What a stage does not name is the run's own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Derived values of the learning-rate settings, and runs whose optimizer or schedule is an object of the calling
-program.
+"""Derived values of the learning-rate settings, and runs whose optimizer or schedule is an object of the calling program.
 
-For such an object config.yaml has `own` as the name and a description (`own_optimizer`, `own_schedule`), so that the
-run can be shown, compared, exported and evaluated. Only training needs the objects. Functions take a `Config`.
+For such an object config.yaml has `own` as the name and a description, so that the run can be shown and evaluated.
 """
 
 from __future__ import annotations

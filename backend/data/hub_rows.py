@@ -1,6 +1,6 @@
 """Load a Hugging Face dataset with `datasets`, only from its own repository, without decoding media.
 
-An unreachable Hub is detected within seconds, and the cache is used instead.
+If the Hub cannot be reached, the cache is used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Data of the Dataset page: splits, columns and likely roles, gaps, a row's prompt, lengths.
 
-Uses `backend.data.rows` and `backend.data.problems`, so it shows what training reads. Downloads nothing; without the
-model there are messages but no tokens.
+Shows what training reads. Downloads nothing; without the model there are messages but no tokens.
 """
 
 from __future__ import annotations

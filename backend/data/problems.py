@@ -1,7 +1,4 @@
-"""Turn a dataset row into a Problem: chat messages, rendered with the chat template and tokenised.
-
-A prompt that leaves no room for the completion is dropped or, if configured, cut on the left.
-"""
+"""Turn a dataset row into a Problem: chat messages, rendered with the chat template and tokenised."""
 
 from __future__ import annotations
 

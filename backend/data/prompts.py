@@ -1,8 +1,4 @@
-"""Prompts of a run, tokenised when a step needs them, and their order.
-
-All chats are checked before the first step. `BackgroundTokenizer` tokenises the rest in a thread to count long rows and
-find errors; it never affects the prompts of a step.
-"""
+"""Prompts of a run, tokenised when a step needs them or in the background, and their order."""
 
 from __future__ import annotations
 

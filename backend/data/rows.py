@@ -1,7 +1,4 @@
-"""Rows of a run's dataset splits and evaluation sets, and the steps applied to them.
-
-A dataset is a file, a folder or a Hub id. Map function, prompt template and answer pattern make new rows.
-"""
+"""Rows of a run's dataset splits and evaluation sets, and the steps applied to them."""
 
 from __future__ import annotations
 

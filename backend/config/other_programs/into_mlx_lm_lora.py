@@ -1,7 +1,4 @@
-"""Our settings as a YAML file for mlx-lm-lora, and the settings that it has no key for.
-
-A file exported and read again by `translation` is the same run, except for what was left out.
-"""
+"""Our settings as a YAML file for mlx-lm-lora, and the settings that it has no key for."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """A run's settings as arguments of TRL (`trl grpo --config`), and what of them is not carried over.
 
-Where TRL's table only renames a setting, the same row is read backwards; where it regroups, a function here undoes it.
-What is written here and read again by `translation` is the same run, except for `left_out` and for what the exported
-folder's own files carry. The exported train.py follows our learning-rate curve; what is written here is what `trl grpo`
-does without that script.
+Rows of TRL's table that only rename a setting are read backwards; the functions here undo the others. The exported
+train.py follows our learning-rate curve; these arguments are what `trl grpo` does without it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Tables of the keys of another program, and the file whose keys are being translated.
 
 A program is one table, key → `Translated`, `IgnoredKey` or `Refused`, and functions that read several keys together.
-Translation, `check`, `import`, the window's notes, the search and docs/other-programs.md use these tables.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Translates the keys and values of TRL, mlx-lm-lora, mlx-lm and mlx-grpo into our settings, and reports on each key.
 
-Works on the raw mapping of a YAML file or of the form: renames, regroups and converts units, but validates nothing.
-Where two programs have a key, or a key is ours too, the program that the file is written for decides.
+Validates nothing. Where two programs have a key, or a key is ours too, the program of the file decides.
 """
 
 from __future__ import annotations
