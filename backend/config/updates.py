@@ -1,4 +1,4 @@
-"""Derived values of the learning-rate settings, and runs whose optimizer or schedule is an object of the calling program.
+"""Derived values of the learning-rate settings, and runs whose optimizer or schedule is an object of the caller.
 
 For such an object config.yaml has `own` as the name and a description, so that the run can be shown and evaluated.
 """
