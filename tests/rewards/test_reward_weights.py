@@ -52,19 +52,6 @@ def test_an_adaptive_weight_rises_where_a_function_struggles_and_falls_where_it_
     assert schedule.at(5) == [2.0 * 1.2, 1.0 * 0.9]  # exactly 0.3 and 0.8 are neither
 
 
-def test_the_window_spans_updates_and_forgets_older_steps() -> None:
-    schedule = adaptive(every=2, window=4)
-    for step, rate in enumerate([1.0, 1.0, 0.0, 0.0], 1):
-        schedule.observe(step, {"a": rate, "b": 0.5})
-    assert schedule.at(5) == [2.0 * 0.9, 1.0]  # 1.0 after two steps, then a mean of 0.5
-    schedule.observe(5, {"a": 0.0})
-    schedule.observe(6, {"a": 0.0})  # the ones are out of the window
-    assert schedule.at(7) == [2.0 * 0.9 * 1.2, 1.0]
-    schedule.observe(7, {"a": 0.0})
-    schedule.observe(8, {"a": 0.5})  # and the zeros before it are not
-    assert schedule.at(9) == pytest.approx([2.0 * 0.9 * 1.2 * 1.2, 1.0])
-
-
 def test_adaptive_weights_stay_within_bounds_and_keep_their_sign() -> None:
     schedule = adaptive([2.0, -1.0, 0.0], "abc", every=1)
     for step in range(1, 100):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from backend.rewards.confinement.confine import confined_environment
-from backend.utils.command import backend_environment
 
 SECRETS = (
     *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "GITHUB_TOKEN", "GH_TOKEN", "AWS_SECRET_ACCESS_KEY", "NPM_TOKEN"),
@@ -60,12 +57,3 @@ def test_home_and_temporary_files_lie_in_its_folder_and_caches_are_found(tmp_pat
     assert Path(environment["HOME"]) == own / "home" and Path(environment["TMPDIR"]) == own / "tmp"
     assert Path(environment["HOME"], ".cache", "model").read_text() == "weights"
     assert Path(environment["TMPDIR"]).is_dir()
-
-
-def test_a_module_beside_the_reward_file_is_imported(tmp_path: Path) -> None:
-    (tmp_path / "helper.py").write_text("ANSWER = 7")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import helper, backend; print(helper.ANSWER)"
-    environment = backend_environment(confined_environment(tmp_path / "own"))
-    assert (
-        subprocess.check_output([sys.executable, "-c", code], env=environment, text=True, cwd=tmp_path / "own") == "7\n"
-    )
