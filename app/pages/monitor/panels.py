@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import (
+    QColor,
     QFont,
     QFontMetrics,
     QGuiApplication,
     QHideEvent,
     QResizeEvent,
     QShowEvent,
-    QStandardItem,
-    QStandardItemModel,
 )
 from PySide6.QtWidgets import QFrame, QHeaderView, QPlainTextEdit, QSizePolicy, QWidget
 
@@ -27,7 +27,7 @@ from app.widgets.basic.icons import IconButton
 from app.widgets.basic.labels import label, plain_tip
 from app.widgets.basic.layout import column, row, set_shown
 from app.widgets.basic.number_format import DASH, MINUS, THIN, figure, finite, signed
-from app.widgets.basic.tables import ROW_HEIGHT, BaseTable
+from app.widgets.basic.tables import ROW_HEIGHT, BaseTable, RowsModel
 from backend.trainer.health.rules import RULES
 from backend.utils.files import open_regular
 from backend.utils.text import as_in_a_terminal
@@ -98,86 +98,90 @@ def _change(now: float | None, start: float | None, number: str, unit: str) -> s
     return f"{'+' if change > 0 else MINUS}{size}" if size.strip("0,.") else ""
 
 
+@dataclass(frozen=True, slots=True)
+class RankColumn:
+    """A column of the ranks: `width` in pixels, 0 to share what is left."""
+
+    title: str
+    width: int
+    text: Callable[[RankNow], str]
+    tip: str = ""
+
+    @property
+    def is_figure(self) -> bool:
+        return self.title not in ("Machine", "Chip", "State")
+
+
 def _memory(rank: RankNow) -> str:
     peak = figure(rank.memory_gb, "GB")
     return f"{peak} of {figure(rank.info.memory_gb, 'GB')}" if rank.info.memory_gb else peak
 
 
-def _prompts(rank: RankNow) -> str:
-    return figure(None if rank.prompts is None else round(rank.prompts))
-
-
-RANK_COLUMNS: tuple[tuple[str, int, Callable[[RankNow], str], str], ...] = (
-    ("Rank", 48, lambda rank: str(rank.info.rank), "Rank 0 runs on this machine and writes the run folder"),
-    ("Machine", 0, lambda rank: rank.info.machine, ""),
-    ("Chip", 0, lambda rank: rank.info.chip, ""),
-    ("Sampling", 118, lambda rank: figure(rank.sampling, "tokens/s"), "Sampling speed in the newest step"),
-    ("Learning", 118, lambda rank: figure(rank.learning, "tokens/s"), "Training speed in the newest step"),
-    ("Prompts", 64, _prompts, "Prompts of the newest step that this rank sampled"),
-    ("Peak memory", 146, _memory, "Largest memory use so far, and the machine's memory"),
-    ("Waiting", 72, lambda rank: figure(rank.waiting_share, "share"), "Share of the newest step spent waiting"),
-    ("State", 56, lambda rank: "Lost" if rank.is_lost else "", "Lost: the machine stopped answering"),
+RANK_COLUMNS = (
+    RankColumn("Rank", 48, lambda rank: str(rank.info.rank), "Rank 0 runs on this machine and writes the run folder"),
+    RankColumn("Machine", 0, lambda rank: rank.info.machine),
+    RankColumn("Chip", 0, lambda rank: rank.info.chip),
+    RankColumn("Sampling", 118, lambda rank: figure(rank.sampling, "tokens/s"), "Sampling speed in the newest step"),
+    RankColumn("Learning", 118, lambda rank: figure(rank.learning, "tokens/s"), "Training speed in the newest step"),
+    RankColumn(
+        "Prompts",
+        64,
+        lambda rank: figure(None if rank.prompts is None else round(rank.prompts)),
+        "Prompts of the newest step that this rank sampled",
+    ),
+    RankColumn("Peak memory", 146, _memory, "Largest memory use so far, and the machine's memory"),
+    RankColumn(
+        "Waiting", 72, lambda rank: figure(rank.waiting_share, "share"), "Share of the newest step spent waiting"
+    ),
+    RankColumn("State", 56, lambda rank: "Lost" if rank.is_lost else "", "Lost: the machine stopped answering"),
 )
-"""Title, width in pixels (0 shares what is left), text of a cell, tip of the header."""
-TEXTS = ("Machine", "Chip", "State")
 MOST_RANKS = 4
 """Rows that are shown without scrolling: the charts need the room."""
+
+
+class RankModel(RowsModel):
+    columns = RANK_COLUMNS
+
+    def text(self, row: RankNow, column: int) -> str:
+        return self.columns[column].text(row)
+
+    def colour(self, row: RankNow, column: int) -> QColor:
+        title, colours = self.columns[column].title, theme.palette()
+        if row.is_lost:
+            return colours.bad if title in ("Machine", "State") else colours.muted
+        waits_long = title == "Waiting" and (row.waiting_share or 0) > RULES["machines_wait"].threshold
+        return colours.warning if waits_long else colours.text
+
+    def tip(self, row: RankNow, column: int) -> str:
+        info = row.info
+        versions = ((name, number) for name, number in (("mlx", info.mlx), ("Python", info.python)) if number)
+        where = f"at {info.address}" if info.address else "this machine" if info.rank == 0 else ""
+        lines = (where, ", ".join(map(" ".join, versions)), f"Its output: {info.log}" if info.log else "")
+        return plain_tip("\n".join(filter(None, lines)))
 
 
 class RankTable(BaseTable):
     """The machines of a run as it trains, a row for each rank. `card` holds it."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._ranks: Sequence[RankNow] = ()
-        self._cells = QStandardItemModel(0, len(RANK_COLUMNS), self)
-        self.setModel(self._cells)
+    def __init__(self) -> None:
+        super().__init__()
+        self._ranks = RankModel(self)
+        self.setModel(self._ranks)
         self.setAccessibleName("Machines of the run")
         header, modes = self.horizontalHeader(), QHeaderView.ResizeMode
-        for number, (title, width, _, tip) in enumerate(RANK_COLUMNS):
-            head = QStandardItem(title)
-            head.setToolTip(tip)
-            head.setTextAlignment(_alignment(title))
-            self._cells.setHorizontalHeaderItem(number, head)
-            header.setSectionResizeMode(number, modes.Interactive if width else modes.Stretch)
-            if width:
-                self.setColumnWidth(number, theme.scaled(width))
+        for number, about in enumerate(RANK_COLUMNS):
+            header.setSectionResizeMode(number, modes.Interactive if about.width else modes.Stretch)
+            if about.width:
+                self.setColumnWidth(number, theme.scaled(about.width))
         self.card = self.in_card()
         self.card.hide()
-        theme.signals.changed.connect(self._fill)
 
     def show_ranks(self, ranks: Sequence[RankNow]) -> None:
         set_shown(self.card, bool(ranks))
-        if list(ranks) != self._ranks:
-            self._ranks = list(ranks)
-            self._fill()
+        if list(ranks) != self._ranks.rows:
+            self._ranks.set_rows(ranks)
         rows = theme.scaled(ROW_HEIGHT) * min(len(ranks), MOST_RANKS)
         self.setFixedHeight(self.horizontalHeader().sizeHint().height() + rows + 4)
-
-    def _fill(self) -> None:
-        colours = theme.palette()
-        self._cells.setRowCount(len(self._ranks))
-        for y, rank in enumerate(self._ranks):
-            info = rank.info
-            versions = ((name, number) for name, number in (("mlx", info.mlx), ("Python", info.python)) if number)
-            where = f"at {info.address}" if info.address else "this machine" if info.rank == 0 else ""
-            lines = (where, ", ".join(map(" ".join, versions)), f"Its output: {info.log}" if info.log else "")
-            for x, (title, _, text, _) in enumerate(RANK_COLUMNS):
-                cell = QStandardItem(text(rank))
-                cell.setTextAlignment(_alignment(title))
-                cell.setFont(theme.figures_font())
-                cell.setToolTip(plain_tip("\n".join(filter(None, lines))))
-                waits_long = title == "Waiting" and (rank.waiting_share or 0) > RULES["machines_wait"].threshold
-                if rank.is_lost:
-                    cell.setForeground(colours.bad if title in ("Machine", "State") else colours.muted)
-                else:
-                    cell.setForeground(colours.warning if waits_long else colours.text)
-                self._cells.setItem(y, x, cell)
-
-
-def _alignment(title: str) -> Qt.AlignmentFlag:
-    side = Qt.AlignmentFlag.AlignLeft if title in TEXTS else Qt.AlignmentFlag.AlignRight
-    return side | Qt.AlignmentFlag.AlignVCenter
 
 
 MAX_READ = 64 << 10

@@ -105,9 +105,6 @@ class SteeringPanel(QDialog):
         self.answer.setText("" if is_refusal else sentence)
         self.problem.setText(sentence if is_refusal else "")
 
-    def focus_setting(self, key: str) -> None:
-        self.fields[key].control.setFocus(Qt.FocusReason.ShortcutFocusReason)
-
     def _show_history(self, changes: Sequence[Change]) -> None:
         clear_layout(self._history)
         set_shown(self._history_title, bool(changes))
@@ -192,7 +189,7 @@ class RunSteering(QObject):
         self.panel.raise_()
         self.panel.activateWindow()
         if key:
-            self.panel.focus_setting(key)
+            self.panel.fields[key].control.setFocus(Qt.FocusReason.ShortcutFocusReason)
 
     def finish_step(self) -> None:
         if self._session.run is None:

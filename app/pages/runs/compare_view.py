@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PySide6.QtCore import QPointF, QRect, QSignalBlocker, QSize, Qt, QTimer, Signal
+from PySide6.QtCore import QItemSelectionModel, QPointF, QRect, QSignalBlocker, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import (
     QGuiApplication,
     QHideEvent,
@@ -21,8 +21,6 @@ from PySide6.QtGui import (
     QResizeEvent,
     QShortcut,
     QShowEvent,
-    QStandardItem,
-    QStandardItemModel,
 )
 from PySide6.QtWidgets import (
     QAbstractButton,
@@ -47,7 +45,7 @@ from app.widgets.basic.dialogs import save_file
 from app.widgets.basic.labels import button, explain_at, label, plain_tip
 from app.widgets.basic.layout import FlowLayout, clear_layout, column, row
 from app.widgets.basic.number_format import duration, figure
-from app.widgets.basic.tables import BaseTable
+from app.widgets.basic.tables import BaseTable, Column, RowsModel
 from app.widgets.charts.chart_grid import ChartContent, ChartExport, ChartGrid
 from app.widgets.charts.curves import Trace
 from app.widgets.charts.plot import Plot
@@ -83,6 +81,7 @@ WIDE = 1700
 """From this width on the tables are beside the charts."""
 NEWS_MS = 500
 """Tables and charts are drawn at most this often while runs are read or train."""
+SELECT_ROW = QItemSelectionModel.SelectionFlag.Select | QItemSelectionModel.SelectionFlag.Rows
 Write = Callable[[Sequence[Sequence[str]]], str]
 
 
@@ -172,6 +171,20 @@ class RunLegend(QWidget):
         return [chip.run for chip in self.chips if chip.isChecked()]
 
 
+class TextsModel(RowsModel):
+    """Rows of texts under a header of texts."""
+
+    def show_table(self, table: Sequence[Sequence[str]]) -> None:
+        self.columns = [Column(title) for title in table[0]]
+        self.set_rows(table[1:])
+
+    def text(self, row: Sequence[str], column: int) -> str:
+        return row[column]
+
+    def tip(self, row: Sequence[str], column: int) -> str:
+        return plain_tip(row[column])
+
+
 class ComparisonTable(BaseTable):
     """A read-only table of texts: its first row is the header, its first column names the rows."""
 
@@ -179,32 +192,23 @@ class ComparisonTable(BaseTable):
         super().__init__()
         self.setAccessibleName(name)
         self.table: list[list[str]] = []
-        self._cells = QStandardItemModel(self)
-        self.setModel(self._cells)
+        self._texts = TextsModel(self)
+        self.setModel(self._texts)
         self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         self.setTextElideMode(Qt.TextElideMode.ElideMiddle)
-        self.horizontalHeader().setDefaultAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter)
         self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
 
     def show_table(self, table: Sequence[Sequence[str]]) -> None:
         rows = [list(cells) for cells in table]
         if rows == self.table:
             return
-        if [len(cells) for cells in rows] != [len(cells) for cells in self.table]:
-            self._cells.clear()
-            for cells in rows[1:]:
-                self._cells.appendRow([QStandardItem() for _ in cells])
-        self.table = rows
-        self._cells.setHorizontalHeaderLabels(rows[0])
-        for y, cells in enumerate(rows[1:]):
-            for x, text in enumerate(cells):
-                item = self._cells.item(y, x)
-                item.setText(text)
-                item.setFont(theme.figures_font())
-                item.setToolTip(plain_tip(text))
+        chosen, self.table = self.selected_rows(), rows
+        self._texts.show_table(rows)
         self.resizeColumnsToContents()
-        for place in range(self._cells.columnCount()):
+        for place in range(len(rows[0])):
             self.setColumnWidth(place, min(self.columnWidth(place) + theme.SPACE, theme.scaled(WIDEST_COLUMN)))
+        for number in chosen:
+            self.selectionModel().select(self._texts.index(number, 0), SELECT_ROW)
 
 
 class SharedPromptPanel(QWidget):

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import (
-    QAbstractTableModel,
     QModelIndex,
     QObject,
-    QPersistentModelIndex,
     QPointF,
     QRectF,
     QSignalBlocker,
@@ -36,13 +34,12 @@ from app.widgets.basic import icons
 from app.widgets.basic.labels import button, label, plain_tip
 from app.widgets.basic.layout import column, on_screen, row
 from app.widgets.basic.number_format import DASH, duration, figure, file_size, moment, signed
-from app.widgets.basic.tables import BaseTable
+from app.widgets.basic.tables import LEFT, RIGHT, BaseTable, Index, RowsModel
 from app.widgets.run_header import STATE_LABELS, STATE_ROLES
 from backend.config.config import SETTINGS
 from backend.runs.run_record import RunRecord, value_text
 from backend.runs.run_search import RunField, field_of
 
-Index = QModelIndex | QPersistentModelIndex
 ROLE = Qt.ItemDataRole
 SORT, CURVE = ROLE.UserRole, ROLE.UserRole + 1
 """Item roles: the sort key, and the numbers of a small curve."""
@@ -83,22 +80,6 @@ def width_of(field: RunField) -> int:
     return theme.scaled(OWN_WIDTHS.get(field.key, WIDTHS[field.kind]))
 
 
-def cell_text(field: RunField, record: RunRecord) -> str:
-    value = field.value(record)
-    if field.kind in WRITERS:
-        return WRITERS[field.kind](value)
-    if field.key == "state":
-        return STATE_LABELS[value]
-    if field.kind == "steps":
-        total = record.summary.iterations
-        return f"{value:,} of {total:,}" if total else f"{value:,}"
-    if field.kind == "number" and field.key not in SETTINGS:
-        return figure(value, field.unit)
-    if value in (None, ""):
-        return DASH if field.key in SETTINGS or field.key == "model" else ""
-    return value_text(value)
-
-
 def sort_key(field: RunField, record: RunRecord) -> Any:
     """Values of one kind for every run: a number that is missing sorts below all others."""
     value = field.value(record)
@@ -109,33 +90,13 @@ def sort_key(field: RunField, record: RunRecord) -> Any:
     return float(value) if isinstance(value, int | float) else float("-inf")
 
 
-def cell_colour(field: RunField, record: RunRecord) -> QColor:
-    colours = theme.palette()
-    if field.key == "state":
-        return getattr(colours, STATE_ROLES[record.summary.state])
-    if field.kind == "change" and (change := field.value(record)):
-        return colours.advantage_above if change > 0 else colours.advantage_below
-    return colours.text if field.key in (NAME, "reward", "held_out") else colours.muted
-
-
-def cell_tip(field: RunField, record: RunRecord) -> str:
-    texts = {
-        NAME: "\n".join(filter(None, (record.summary.path, record.notes_problem))),
-        "model": record.summary.model,
-        "note": record.notes.note,
-        "state": record.summary.sentence,
-    }
-    return plain_tip(texts.get(field.key) or "")
-
-
-class RunModel(QAbstractTableModel):
+class RunModel(RowsModel):
     """Runs as rows. A row that changes is replaced in place, so that the selection and the scroll position survive."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.rows: list[RunRecord] = []
         self.columns: list[RunField] = columns_of(DEFAULT_COLUMNS)
-        theme.signals.changed.connect(self._recolour)
 
     def set_columns(self, keys: Sequence[str]) -> None:
         self.beginResetModel()
@@ -150,10 +111,10 @@ class RunModel(QAbstractTableModel):
                 del self.rows[i]
                 self.endRemoveRows()
 
-    def set_rows(self, records: Sequence[RunRecord]) -> None:
+    def set_rows(self, rows: Sequence[RunRecord]) -> None:
         places = {record.summary.path: i for i, record in enumerate(self.rows)}
-        new = [record for record in records if record.summary.path not in places]
-        for record in records:
+        new = [record for record in rows if record.summary.path not in places]
+        for record in rows:
             i = places.get(record.summary.path)
             if i is not None and self.rows[i] != record:
                 self.rows[i] = record
@@ -163,56 +124,70 @@ class RunModel(QAbstractTableModel):
             self.rows += new
             self.endInsertRows()
 
-    def record_at(self, path: Path) -> RunRecord | None:
-        return next((record for record in self.rows if record.summary.path == str(path)), None)
-
-    def _recolour(self) -> None:
-        if self.rows:
-            self.dataChanged.emit(self.index(0, 0), self.index(len(self.rows) - 1, len(self.columns) - 1))
-
-    def rowCount(self, parent: Index = QModelIndex()) -> int:
-        return 0 if parent.isValid() else len(self.rows)
-
-    def columnCount(self, parent: Index = QModelIndex()) -> int:
-        return 0 if parent.isValid() else len(self.columns)
-
     def headerData(self, section: int, orientation: Qt.Orientation, role: int = ROLE.DisplayRole) -> Any:
+        field = self.columns[section]
         if orientation != Qt.Orientation.Horizontal:
             return None
-        field = self.columns[section]
-        if role == ROLE.DisplayRole:
-            return "" if field.kind == "flag" else field.title
-        if role == ROLE.ToolTipRole:
-            return plain_tip(field.help or field.title)
-        if role == ROLE.TextAlignmentRole:
-            return _alignment(field)
-        return field.title if role == ROLE.AccessibleTextRole else None
+        texts = {
+            ROLE.DisplayRole: "" if field.kind == "flag" else field.title,
+            ROLE.ToolTipRole: plain_tip(field.help or field.title),
+            ROLE.AccessibleTextRole: field.title,
+        }
+        return _alignment(field) if role == ROLE.TextAlignmentRole else texts.get(ROLE(role))
 
     def data(self, index: Index, role: int = ROLE.DisplayRole) -> Any:
-        record, field = self.rows[index.row()], self.columns[index.column()]
-        if role == ROLE.DisplayRole:
-            return cell_text(field, record)
-        if role == SORT:
-            return sort_key(field, record)
-        if role == CURVE:
-            return record.curve if field.kind == "curve" else None
         if role == ROLE.TextAlignmentRole:
-            return _alignment(field)
-        if role == ROLE.FontRole:
-            return theme.figures_font()
-        if role == ROLE.ToolTipRole:
-            return cell_tip(field, record)
-        if field.key == FAVOURITE:
-            starred, colours = record.notes.favourite, theme.palette()
-            if role == ROLE.DecorationRole:
-                return icons.icon("star-filled" if starred else "star", colours.clip if starred else colours.faint, 16)
-            return ("favourite" if starred else "not a favourite") if role == ROLE.AccessibleTextRole else None
-        return cell_colour(field, record) if role == ROLE.ForegroundRole else None
+            return _alignment(self.columns[index.column()])
+        return super().data(index, role)
+
+    def text(self, row: RunRecord, column: int) -> str:
+        field = self.columns[column]
+        value = field.value(row)
+        if field.kind in WRITERS:
+            return WRITERS[field.kind](value)
+        if field.key == "state":
+            return STATE_LABELS[value]
+        if field.kind == "steps":
+            total = row.summary.iterations
+            return f"{value:,} of {total:,}" if total else f"{value:,}"
+        if field.kind == "number" and field.key not in SETTINGS:
+            return figure(value, field.unit)
+        if value in (None, ""):
+            return DASH if field.key in SETTINGS or field.key == "model" else ""
+        return value_text(value)
+
+    def colour(self, row: RunRecord, column: int) -> QColor:
+        field, colours = self.columns[column], theme.palette()
+        if field.key == "state":
+            return getattr(colours, STATE_ROLES[row.summary.state])
+        if field.kind == "change" and (change := field.value(row)):
+            return colours.advantage_above if change > 0 else colours.advantage_below
+        return colours.text if field.key in (NAME, "reward", "held_out") else colours.muted
+
+    def tip(self, row: RunRecord, column: int) -> str:
+        texts = {
+            NAME: "\n".join(filter(None, (row.summary.path, row.notes_problem))),
+            "model": row.summary.model,
+            "note": row.notes.note,
+            "state": row.summary.sentence,
+        }
+        return plain_tip(texts.get(self.columns[column].key) or "")
+
+    def extra(self, row: RunRecord, index: Index, role: int) -> Any:
+        field, starred, colours = self.columns[index.column()], row.notes.favourite, theme.palette()
+        if role == SORT:
+            return sort_key(field, row)
+        if role == CURVE:
+            return row.curve if field.kind == "curve" else None
+        if field.key == FAVOURITE and role == ROLE.DecorationRole:
+            return icons.icon("star-filled" if starred else "star", colours.clip if starred else colours.faint, 16)
+        if field.key == FAVOURITE and role == ROLE.AccessibleTextRole:
+            return "favourite" if starred else "not a favourite"
+        return None
 
 
 def _alignment(field: RunField) -> Qt.AlignmentFlag:
-    is_left = field.kind in ("text", "curve", "flag")
-    return (Qt.AlignmentFlag.AlignLeft if is_left else Qt.AlignmentFlag.AlignRight) | Qt.AlignmentFlag.AlignVCenter
+    return LEFT if field.kind in ("text", "curve", "flag") else RIGHT
 
 
 class SparklineDelegate(QStyledItemDelegate):
@@ -249,17 +224,11 @@ class _TestedRows(QSortFilterProxyModel):
 
 
 class RunTable(BaseTable):
-    """The table view, through a proxy model that sorts and filters.
-
-    Signals:
-        opened – Enter, or a double click.
-        star_pressed(path) – the star of a run was clicked.
-        columns_changed([(key, width), …]) – the user has moved or resized a column.
-    """
+    """The table view, through a proxy model that sorts and filters."""
 
     opened = Signal()
-    star_pressed = Signal(object)
-    columns_changed = Signal(list)
+    star_pressed = Signal(object)  # the run's path
+    columns_changed = Signal(list)  # (key, width) of each
 
     def __init__(self, model: RunModel) -> None:
         super().__init__()

@@ -329,7 +329,8 @@ class RunsPage(QWidget):
         self.run_actions.menu(self).popup(self.more_button.mapToGlobal(QPoint(0, self.more_button.height())))
 
     def _toggle_star(self, path: Path) -> None:
-        if (record := self.model.record_at(path)) is not None:
+        record = next((record for record in self.model.rows if record.summary.path == str(path)), None)
+        if record is not None:
             self.run_actions.note(path, {"favourite": not record.notes.favourite})
 
     def _choose_name(self, name: str) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QModelIndex, QPersistentModelIndex, QRectF, Qt, Signal
-from PySide6.QtGui import QHideEvent, QPainter, QResizeEvent, QShowEvent, QStandardItem, QStandardItemModel
+from PySide6.QtCore import QObject, QRectF, Qt, Signal
+from PySide6.QtGui import QColor, QHideEvent, QPainter, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QFrame,
@@ -25,14 +25,13 @@ from app.widgets.basic.controls import ComboBox, Segments, Switch
 from app.widgets.basic.labels import button, label, plain_tip
 from app.widgets.basic.layout import TabArea, column, row, set_shown, set_style_property
 from app.widgets.basic.number_format import DASH, duration, figure
-from app.widgets.basic.tables import BaseTable
+from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel
 from backend.config.config import SETTINGS
 from backend.config.setting import Setting
 from backend.runs.sweeps.sweep import SweepPlan, text_of
 from backend.runs.sweeps.sweep_results import (
     ConfigurationResult,
     MemberResult,
-    SweepFolder,
     SweepResults,
     settings_of_runs,
 )
@@ -51,9 +50,15 @@ STATES = {
 }
 STATE_ROLES = {"finished": "good", "training": "accent", "failed": "bad", "stopped": "warning"}
 MEMBER_STATES = {"given up": "Stopped early"}
-FIGURES = (("± sd", 72), ("Seeds", 62), ("Step", 72), ("Completions", 104), ("State", 96))
-"""Columns after that of the value, and their widths."""
-VALUE_WIDTH, NUMBER_WIDTH, SETTING_WIDTH = 120, 44, 88
+FIGURES = (
+    Column("± sd", 72, True),
+    Column("Seeds", 62, True),
+    Column("Step", 72, True),
+    Column("Completions", 104, True),
+    Column("State", 96),
+)
+"""Columns after that of the value."""
+SETTING_WIDTH = 88
 SHARE = Qt.ItemDataRole.UserRole
 """Item role of a cell with a bar: its length, 0 … 1."""
 DECLINED = "The reward file was not allowed to run, so nothing was started."
@@ -153,9 +158,7 @@ class VariedRows(QWidget):
 class BarDelegate(QStyledItemDelegate):
     """Paints a bar below the figure of a cell with role SHARE."""
 
-    def paint(
-        self, painter: QPainter, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex
-    ) -> None:
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         super().paint(painter, option, index)
         share = index.data(SHARE)
         if share is not None:
@@ -169,96 +172,91 @@ class BarDelegate(QStyledItemDelegate):
             painter.restore()
 
 
+class SweepModel(RowsModel):
+    """A row for each configuration, best first."""
+
+    def __init__(self, parent: QObject) -> None:
+        super().__init__(parent)
+        self.results: SweepResults | None = None
+        self.varied: list[str] = []
+
+    def show_results(self, results: SweepResults | None) -> None:
+        ranked = results.ranked if results is not None else []
+        self.beginResetModel()
+        self.results, self.rows = results, ranked
+        self.varied = list(ranked[0].settings) if ranked else []
+        if results is not None and ranked:
+            head = [Column("No.", 44), *(Column(SETTINGS[key].label) for key in self.varied)]
+            self.columns = [*head, Column(f"Held-out {results.metric}", 120), *FIGURES]
+        else:
+            self.columns = ()
+        self.endResetModel()
+
+    def text(self, row: ConfigurationResult, column: int) -> str:
+        winner = self.results.winner if self.results is not None else None
+        is_best = winner is not None and winner.number == row.number
+        state = "Best" if is_best else MEMBER_STATES.get(row.state, row.state.capitalize())
+        seeds = f"{sum(run.value is not None for run in row.runs)} of {len(row.runs)}"
+        texts = [str(row.number), *(text_of(value) for value in row.settings.values()), figure(row.value)]
+        return [*texts, figure(row.sd), seeds, f"{row.step:,}", f"{row.completions:,}", state][column]
+
+    def colour(self, row: ConfigurationResult, column: int) -> QColor:
+        colours = theme.palette()
+        if column == len(self.columns) - 1:
+            return getattr(colours, STATE_ROLES.get(row.state, "muted"))
+        return colours.muted if row.state == "given up" or not 0 < column <= len(self.varied) + 1 else colours.text
+
+    def tip(self, row: ConfigurationResult, column: int) -> str:
+        lines = []
+        for run in row.runs:
+            value = figure(run.value) if run.value is not None else DASH
+            state = MEMBER_STATES.get(run.state, run.state)
+            lines.append(f"{run.run}: {state}, step {run.step:,}, {value}. {run.sentence}")
+        return plain_tip("\n".join(lines))
+
+    def extra(self, row: ConfigurationResult, index: Index, role: int) -> float | None:
+        if role != SHARE or row.value is None or index.column() != len(self.varied) + 1:
+            return None
+        values = [other.value for other in self.rows if other.value is not None]
+        span = max(values) - min(values)
+        # The lowest keeps a little, to be seen.
+        return 0.04 + 0.96 * (row.value - min(values)) / span if span else 1.0
+
+
 class SweepTable(BaseTable):
-    """The results: a row for each configuration, best first, with a bar for its value."""
+    """The results, with a bar for the value of each configuration."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.results: SweepResults | None = None
-        self._cells = QStandardItemModel(self)
-        self.setModel(self._cells)
+        self.cells = SweepModel(self)
+        self.setModel(self.cells)
         self.setItemDelegate(BarDelegate(self))
         self.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
         self.setAccessibleName("Configurations of the sweep")
         self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
-        theme.signals.changed.connect(self._recolour)
-
-    def _recolour(self) -> None:
-        self.show_results(self.results)
-
-    @property
-    def _varied(self) -> list[str]:
-        return list(self.results.ranked[0].settings) if self.results is not None and self.results.ranked else []
 
     def show_results(self, results: SweepResults | None) -> None:
         chosen = self.selected_configuration()
-        self.results = results
-        ranked = results.ranked if results is not None else []
-        self._cells.setRowCount(0)
-        self._cells.setColumnCount(0)
-        if results is None or not ranked:
-            return
-        titles = ["No.", *(SETTINGS[key].label for key in self._varied), f"Held-out {results.metric}"]
-        titles += [title for title, _ in FIGURES]
-        for place, title in enumerate(titles):
-            head = QStandardItem(title)
-            is_left = place <= len(self._varied) + 1 or place == len(titles) - 1
-            side = Qt.AlignmentFlag.AlignLeft if is_left else Qt.AlignmentFlag.AlignRight
-            head.setTextAlignment(side | Qt.AlignmentFlag.AlignVCenter)
-            self._cells.setHorizontalHeaderItem(place, head)
-        for each in ranked:
-            self._cells.appendRow(self._row(each, results))
-        self._fit()
-        numbers = [each.number for each in ranked]
-        self.selectRow(numbers.index(chosen.number) if chosen is not None and chosen.number in numbers else 0)
-
-    def _row(self, each: ConfigurationResult, results: SweepResults) -> list[QStandardItem]:
-        is_best = results.winner is not None and results.winner.number == each.number
-        state = "Best" if is_best else MEMBER_STATES.get(each.state, each.state.capitalize())
-        seeds = f"{sum(run.value is not None for run in each.runs)} of {len(each.runs)}"
-        texts = [str(each.number), *(text_of(value) for value in each.settings.values()), figure(each.value)]
-        texts += [figure(each.sd), seeds, f"{each.step:,}", f"{each.completions:,}", state]
-        tip = plain_tip("\n".join(_about(run) for run in each.runs))
-        value_column, colours, cells = len(each.settings) + 1, theme.palette(), []
-        for place, text in enumerate(texts):
-            cell = QStandardItem(text)
-            cell.setTextAlignment(self._cells.horizontalHeaderItem(place).textAlignment())
-            cell.setFont(theme.figures_font())
-            cell.setToolTip(tip)
-            is_muted = each.state == "given up" or place == 0 or place > value_column
-            cell.setForeground(colours.muted if is_muted else colours.text)
-            cells.append(cell)
-        cells[-1].setForeground(getattr(colours, STATE_ROLES.get(each.state, "muted")))
-        if each.value is not None:
-            values = [other.value for other in results.ranked if other.value is not None]
-            span = max(values) - min(values)
-            # The lowest keeps a little, to be seen.
-            cells[value_column].setData(0.04 + 0.96 * (each.value - min(values)) / span if span else 1.0, SHARE)
-        return cells
+        self.cells.show_results(results)
+        if self.cells.rows:
+            self._fit()
+            numbers = [each.number for each in self.cells.rows]
+            self.selectRow(numbers.index(chosen.number) if chosen is not None and chosen.number in numbers else 0)
 
     def selected_configuration(self) -> ConfigurationResult | None:
         rows = self.selected_rows()
-        ranked = self.results.ranked if self.results is not None else []
-        return ranked[rows[0]] if rows and rows[0] < len(ranked) else None
+        return self.cells.rows[rows[0]] if rows and rows[0] < len(self.cells.rows) else None
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._fit()
 
     def _fit(self) -> None:
-        count = len(self._varied)
-        if not count:
-            return
-        figures = [theme.scaled(width) for width in (VALUE_WIDTH, *(width for _, width in FIGURES))]
-        number = theme.scaled(NUMBER_WIDTH)
-        rest = max(theme.scaled(SETTING_WIDTH), (self.viewport().width() - number - sum(figures)) // count)
-        for place, width in enumerate([number, *[rest] * count, *figures]):
-            self.setColumnWidth(place, width)
-
-
-def _about(run: MemberResult) -> str:
-    value = figure(run.value) if run.value is not None else DASH
-    return f"{run.run}: {MEMBER_STATES.get(run.state, run.state)}, step {run.step:,}, {value}. {run.sentence}"
+        if count := len(self.cells.varied):
+            widths = [theme.scaled(column.width) for column in self.cells.columns]
+            rest = max(theme.scaled(SETTING_WIDTH), (self.viewport().width() - sum(widths)) // count)
+            for place, width in enumerate(widths):
+                self.setColumnWidth(place, width or rest)
 
 
 class SweepsPage(QWidget):
@@ -485,18 +483,14 @@ class SweepsPage(QWidget):
     def _resume(self) -> None:
         if self.session.is_training:
             self.session.message.emit(ONE_TRAINING)
-        elif self.sweeps.folder is not None and self._may_run_code(self.sweeps.folder):
-            self.sweeps.resume()
-
-    def _may_run_code(self, folder: SweepFolder) -> bool:
-        try:
-            allowed = self.session.consent.obtain(*settings_of_runs(folder), base=folder.path)
-        except UserError as error:
-            self.session.message.emit(error.faults[0].sentence)
-            return False
-        if not allowed:
-            self.session.message.emit(DECLINED)
-        return allowed
+        elif (folder := self.sweeps.folder) is not None:
+            try:
+                if self.session.consent.obtain(*settings_of_runs(folder), base=folder.path):
+                    self.sweeps.resume()
+                else:
+                    self.session.message.emit(DECLINED)
+            except UserError as error:
+                self.session.message.emit(error.faults[0].sentence)
 
 
 def forecast_words(taken: SweepForecast) -> str:
