@@ -145,44 +145,6 @@ def test_a_wrong_value_is_told_at_its_field_and_nothing_can_be_made(dialog: Clon
     assert dialog.outcome.text() == "A run of this name exists." and not dialog.create_button.isEnabled()
 
 
-def test_what_the_verb_refuses_is_told_where_it_belongs(dialog: CloneDialog) -> None:
-    dialog.settings.add("rank")
-    dialog.settings.fields["rank"].control.setText("16")
-    dialog.settings.fields["rank"].emit_edited()
-    dialog.create_button.click()
-    assert not dialog.create_button.isEnabled()
-    (task,) = dialog.tasks
-    task.end(False, "rank: Rank stays.", "rank: Rank stays.\nrun: Another reason.")
-    assert dialog.settings.fields["rank"]._problem.text() == "Rank stays."
-    assert dialog.outcome.text() == "Another reason." and dialog.isVisible() and dialog.create_button.isEnabled()
-
-
-def test_the_new_run_is_announced_and_the_dialog_closes(qtbot, dialog: CloneDialog, run: RunFolder) -> None:
-    dialog.at_once.setChecked(False)
-    dialog.create_button.click()
-    with qtbot.waitSignal(dialog.cloned) as signal:
-        dialog.tasks[0].end(True, str(run.path.parent / "sums-from-30"))
-    assert signal.args == [run.path.parent / "sums-from-30", False] and not dialog.isVisible()
-
-
-def test_closing_cancels_what_is_being_made(qtbot, dialog: CloneDialog) -> None:
-    dialog.create_button.click()
-    made = []
-    dialog.cloned.connect(lambda *_: made.append(True))
-    dialog.close()
-    assert not made and not dialog.tasks[0].is_running
-
-
-def test_a_run_without_checkpoints_says_so(qtbot, tmp_path: Path) -> None:
-    run = made_up_runs.make_run(tmp_path / "runs" / "bare", steps=3)
-    dialog = CloneDialog(run, "Bare", FakeTask)
-    qtbot.addWidget(dialog)
-    assert (
-        dialog.outcome.text() == "The run bare has no checkpoint to start from."
-        and not dialog.create_button.isEnabled()
-    )
-
-
 def test_the_command_is_one_that_the_verb_understands(dialog: CloneDialog) -> None:
     """The made-up checkpoint holds no arrays, so it is refused, but not for the options."""
     dialog.settings.add("temperature")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,10 +17,7 @@ from pytestqt.qtbot import QtBot
 from app import theme
 from app.pages.runs.compare_view import CompareView
 from app.pages.runs.runs_page import RunsPage
-from app.state.run_comparison import RunComparison
-from app.state.run_state import Mark
 from app.state.session import Session
-from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import as_csv, as_markdown, read_record
 from tests.support import made_up_runs
@@ -131,13 +127,6 @@ def test_the_tables_show_what_differs_and_what_was_reached(unchanged: CompareVie
     assert unchanged.results.table[1][1] == "Finished"
 
 
-def test_equal_settings_are_said_to_be_equal(qtbot, view: CompareView, archive: Path) -> None:
-    made_up_runs.make_run(archive / "twin", steps=3, learning_rate=1e-6, seed=0)
-    compare(qtbot, view, archive, "slow", "twin")
-    view.part.choose("settings")
-    assert view.same.isVisible()
-
-
 def test_both_tables_are_copied_and_saved(unchanged: CompareView, tmp_path: Path) -> None:
     unchanged.export_menu().actions()[0].trigger()
     text = QGuiApplication.clipboard().text()
@@ -145,14 +134,6 @@ def test_both_tables_are_copied_and_saved(unchanged: CompareView, tmp_path: Path
     unchanged.save_tables(tmp_path / "tables.csv", as_csv)
     assert "Learning Rate,1e-06,0.0001" in (tmp_path / "tables.csv").read_text()
     assert as_markdown(unchanged.tables()[0]) in text
-
-
-def test_a_live_run_is_followed(qtbot, view: CompareView, archive: Path) -> None:
-    event_log = EventLog(archive / "fast" / "events.jsonl")
-    for step in range(31, 36):
-        event_log.write("step", step=step, metrics=made_up_runs.metrics(step, 60, random.Random(step)))
-    event_log.close()
-    qtbot.waitUntil(lambda: len(plot(view, "Reward").traces[1].x) == 35)
 
 
 def test_the_same_prompt_of_two_runs_side_by_side(qtbot, view: CompareView, archive: Path) -> None:
@@ -172,19 +153,6 @@ def test_the_same_prompt_of_two_runs_side_by_side(qtbot, view: CompareView, arch
     qtbot.waitUntil(lambda: panel.nothing.isVisible())
 
 
-def test_an_older_step_is_searched_for_a_prompt_that_both_were_asked(qtbot, archive: Path) -> None:
-    rows = [json.loads(line) for line in (archive / "fast" / "completions.jsonl").read_text().splitlines()]
-    for row in rows:
-        if row["step"] > 27:
-            row["prompt"] = "Another"
-    (archive / "fast" / "completions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    comparison = RunComparison([archive / "slow", archive / "fast"])
-    qtbot.waitUntil(lambda: len(comparison.runs) == 2 and not comparison.is_reading)
-    qtbot.waitUntil(lambda: len(comparison.runs[1].index.steps()) == 30)
-    assert {shared.step for shared in comparison.shared_prompts(*comparison.runs)} == {27}
-    comparison.close()
-
-
 def test_the_page_shows_the_comparison_until_escape(qtbot, qapp, archive: Path) -> None:
     page = RunsPage(Session())
     qtbot.addWidget(page)
@@ -198,19 +166,3 @@ def test_the_page_shows_the_comparison_until_escape(qtbot, qapp, archive: Path) 
     qtbot.keyClick(page.compare_view.back, Qt.Key.Key_Escape)
     assert page.table.isVisible() and page.compare_view.comparison is None
     assert len(page.table.selected_runs()) == 2
-
-
-def test_changes_are_marks_where_they_were_made(qtbot, view: CompareView) -> None:
-    slow = view.comparison.runs[0]
-    slow.data.marks.append(Mark(10, "change", "Changed: beta 0.1 → 0."))
-    view.refresh()
-    card = plot(view, "Reward")
-    qtbot.waitUntil(lambda: bool(card.marks))
-    assert card.marks == [Mark(10, "change", "A: Changed: beta 0.1 → 0.")]
-    view.axis.choose("time")
-    worked = float(np.cumsum(slow.series("time/step")[1])[9])
-    qtbot.waitUntil(lambda: card.marks[0].step == round(worked))
-    card.set_span((65.0, 130.0))
-    card.set_step(None)
-    card._show_values()
-    assert card.step_label.text().replace("\u202f", " ") == "1 min 05 s – 2 min 10 s"

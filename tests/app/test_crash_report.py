@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from PySide6.QtGui import QGuiApplication
 
 from app.crash_catcher import CrashCatcher
 from app.state.prefs import Prefs
@@ -71,13 +70,6 @@ def test_an_exception_in_a_thread_is_reported_in_the_window(catcher: CrashCatche
     assert "thread “read ahead”: ZeroDivisionError" in text and "Traceback" in text
 
 
-def test_ctrl_c_is_no_fault(catcher: CrashCatcher) -> None:
-    caught: list[object] = []
-    catcher.caught.connect(lambda *parts: caught.append(parts))
-    sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert not caught
-
-
 CRASH = """
 import ctypes, sys
 from pathlib import Path
@@ -102,22 +94,6 @@ def test_a_native_crash_is_found_at_the_next_start(tmp_path: Path, qapp) -> None
 
 
 # ── the dialog ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_the_report_can_be_edited_copied_and_saved(
-    window: Window, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    window.menus["report"].trigger()
-    dialog = window.findChild(ProblemDialog)
-    dialog.text.setPlainText("only this")
-    dialog.copy()
-    assert QGuiApplication.clipboard().text() == "only this"
-    monkeypatch.setattr("app.widgets.menu_dialogs.save_file", lambda *_: tmp_path / "report.txt")
-    dialog.save()
-    assert (tmp_path / "report.txt").read_text() == "only this" and "Saved" in dialog.done_label.text()
-    monkeypatch.setattr("app.widgets.menu_dialogs.save_file", lambda *_: tmp_path / "none" / "report.txt")
-    dialog.save()
-    assert "cannot be written" in dialog.done_label.text()
 
 
 def test_a_fault_of_the_helper_process_is_offered(window: Window, qtbot) -> None:

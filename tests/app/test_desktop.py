@@ -18,7 +18,6 @@ from app.__main__ import connect_desktop
 from app.desktop import LauncherIcon, Notifier
 from app.state.prefs import Prefs
 from app.state.run import Run
-from app.state.run_notices import RunNotices
 from app.state.session import Session
 from app.widgets.menu_dialogs import PreferencesDialog
 from app.window import Window
@@ -96,19 +95,6 @@ def test_notifications_and_progress_reach_a_linux_desktop(desktop, qapp: QApplic
     bus.close()
 
 
-@needs_bus
-def test_a_desktop_that_goes_away_is_no_error(desktop, qapp: QApplication, qtbot) -> None:
-    from app.desktop import SessionBus
-
-    bus = SessionBus()
-    notifier = Notifier(bus)
-    assert notifier.show("one", "")
-    subprocess.run(["kill", "-9", str(desktop.pid)], check=True)
-    bus.close()
-    os.environ["DBUS_SESSION_BUS_ADDRESS"] = "unix:path=/nowhere"
-    assert not Notifier(SessionBus()).show("two", "")
-
-
 def test_the_icon_in_a_macs_menu_bar_goes_when_the_user_comes_back(
     qapp: QApplication, qtbot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,17 +168,6 @@ def test_an_end_and_trouble_are_told_once(window: Window, heard: Heard, qtbot) -
     assert heard.percents[-1] is None and "%" not in window.windowTitle()
 
 
-def test_what_was_so_before_is_no_news(window: Window, heard: Heard, qtbot) -> None:
-    folder = made_up_runs.make_run(places.runs_folder() / "old", steps=3, ending="failed")
-    write(folder, "health", code="identical", level="warning", sentence="All the same.", advice="", step=3)
-    window.session.open_run(folder.path)
-    run = window.session.run
-    assert run is not None
-    qtbot.waitUntil(lambda: not run.is_live)
-    qtbot.wait(50)
-    assert heard.notices == []
-
-
 @pytest.mark.parametrize("why", ["in front", "switched off"])
 def test_nothing_is_told_to_who_looks_or_does_not_want_it(
     window: Window, heard: Heard, qtbot, monkeypatch: pytest.MonkeyPatch, why: str
@@ -206,16 +181,6 @@ def test_nothing_is_told_to_who_looks_or_does_not_want_it(
     qtbot.waitUntil(lambda: run.state == "crashed")
     qtbot.wait(50)
     assert heard.notices == []
-
-
-def test_a_run_that_fails_at_once_is_news_to_who_started_it(qapp: QApplication, qtbot) -> None:
-    folder = made_up_runs.make_run(places.runs_folder() / "run", steps=0, ending="failed")
-    run, notices, raised = Run(folder), RunNotices(), []
-    notices.raised.connect(lambda title, _: raised.append(title))
-    notices.follow(run, is_launched=True)
-    qtbot.waitUntil(lambda: bool(raised))
-    assert raised == ["run failed"]
-    run.close()
 
 
 def test_preferences_take_effect_at_once(window: Window, heard: Heard, qtbot) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from app.state import draft as drafts
 from app.state.draft import Draft
 from backend.config import config
 from backend.config.config import SETTINGS
@@ -14,7 +13,6 @@ from backend.config.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
 from backend.rewards.catalogue import DEFAULT_REWARDS
 from backend.utils import places
 from backend.utils.errors import UserError
-from backend.utils.text import quote
 
 SEED_STYLE = """\
 train_mode: grpo
@@ -48,11 +46,6 @@ def sentences(draft: Draft, key: str) -> list[str]:
     return [fault.sentence for fault in draft.problems() if fault.setting == key]
 
 
-def test_a_new_draft_has_the_defaults_and_lacks_model_and_data(draft: Draft):
-    assert {key: draft.value(key) for key in SETTINGS} == {key: about.default for key, about in SETTINGS.items()}
-    assert [fault.setting for fault in draft.problems()] == ["model", "data"]
-
-
 def test_a_half_typed_value_is_kept_and_is_a_problem(draft: Draft):
     with_model_and_data(draft).set("learning_rate", "1e-")
     assert draft.value("learning_rate") == "1e-"
@@ -60,28 +53,6 @@ def test_a_half_typed_value_is_kept_and_is_a_problem(draft: Draft):
     draft.set("learning_rate", "1e-5")
     assert not draft.problems()
     assert draft.config().learning_rate == 1e-5
-
-
-def test_update_sets_all_values_before_it_emits_changed(draft: Draft):
-    seen = []
-    draft.changed.connect(
-        lambda key: seen.append((key, draft.value("reward_functions"), draft.value("reward_weights")))
-    )
-    draft.update({"reward_functions": ["r1_count_xml"], "reward_weights": [2.0]})
-    assert seen == [("reward_functions", ["r1_count_xml"], [2.0]), ("reward_weights", ["r1_count_xml"], [2.0])]
-
-
-def test_an_empty_list_of_reward_functions_means_the_defaults(draft: Draft, tmp_path: Path):
-    with_model_and_data(draft).set("reward_functions", [])
-    assert draft.problems() == [] and draft.config().reward_functions == list(DEFAULT_REWARDS)
-    assert draft.sound_config().reward_functions == list(DEFAULT_REWARDS)
-    draft.save(tmp_path / "none.yaml")
-    again = Draft()
-    again.load(tmp_path / "none.yaml")
-    assert again.value("reward_functions") == list(DEFAULT_REWARDS), "a file names what scores"
-    (tmp_path / "empty.yaml").write_text("model: a/b\ndata: a/b\nreward_functions: []\n")
-    again.load(tmp_path / "empty.yaml")
-    assert again.problems() == [] and again.config().reward_functions == list(DEFAULT_REWARDS)
 
 
 def test_an_unknown_reward_function_is_named_with_the_nearest(draft: Draft):
@@ -114,13 +85,6 @@ def test_a_broken_reward_file_is_one_problem_with_its_line(draft: Draft, tmp_pat
     assert "line 3" in sentences(draft, "reward_functions_file")[0]
 
 
-def test_a_missing_path_is_a_problem_and_a_hub_id_is_not(draft: Draft, tmp_path: Path):
-    with_model_and_data(draft).set("data", str(tmp_path / "absent.jsonl"))
-    assert sentences(draft, "data") == [f"There is no file or folder {quote(tmp_path / 'absent.jsonl')}."]
-    draft.update({"data": "someone/data", "model": str(tmp_path)})
-    assert "config.json" in sentences(draft, "model")[0]
-
-
 def test_keys_of_other_trainings_are_left_out_and_listed(draft: Draft, tmp_path: Path):
     text = "model: a/b\ndata: a/b\ntrain: true\nqat_bits: 8\njudge: null\ndpo_cpo_loss_type: sigmoid\ndelta: 50.0\n"
     (tmp_path / "theirs.yaml").write_text(
@@ -148,18 +112,6 @@ def test_a_config_exported_for_mlx_lm_lora_loads_back_equal(tmp_path: Path):
     assert back == config.parse({key: value for key, value in settings.items() if key != "scale_rewards"})
 
 
-def test_a_config_in_mlx_lm_loras_spelling_loads(draft: Draft, tmp_path: Path):
-    (tmp_path / "grpo.yaml").write_text(SEED_STYLE)
-    draft.load(tmp_path / "grpo.yaml")
-    assert not draft.problems()
-    read = draft.config()
-    assert (read.data, read.rank, read.scale, read.quantization) == ("mlx-community/Dolci-Think-RL-7B-2k", 4, 10.0, "4")
-    assert read.reward_functions == ["r1_accuracy_reward_func", "r1_int_reward_func"]
-    assert read.reward_weights == [2.0, 1.5]
-    assert draft.path == tmp_path / "grpo.yaml"
-    assert not draft.dirty
-
-
 @pytest.mark.parametrize(
     ("text", "word"),
     [("temprature: 1", "temperature"), ("- a", "a list"), ("a: [", "line"), ("tools: 2", "not built yet")],
@@ -171,12 +123,6 @@ def test_a_file_with_unknown_keys_is_refused_and_changes_nothing(draft: Draft, t
         draft.load(tmp_path / "bad.yaml")
     assert draft.value("seed") == 7
     assert draft.path is None
-
-
-def test_an_invalid_value_is_loaded_and_becomes_a_problem(draft: Draft, tmp_path: Path):
-    (tmp_path / "cold.yaml").write_text("model: a/b\ndata: a/b\ntemperature: 0\n")
-    draft.load(tmp_path / "cold.yaml")
-    assert sentences(draft, "temperature")
 
 
 def test_save_and_load_give_the_same_config(draft: Draft, tmp_path: Path):
@@ -230,14 +176,6 @@ def test_iterations_are_kept_beside_epochs(tmp_path: Path, qapp):
     second.restore(None)
     assert (second.value("epochs"), second.value("iters")) == (2, 7)
     assert "iters" not in second.as_yaml()
-
-
-def test_edits_are_autosaved(tmp_path: Path, qtbot, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(drafts, "AUTOSAVE_MS", 1)
-    draft = Draft(tmp_path / "draft.yaml")
-    draft.set("seed", 11)
-    qtbot.waitUntil(lambda: draft.autosave.exists())
-    assert config.read(draft.autosave)["seed"] == 11
 
 
 def test_autosaving_to_an_unwritable_path_emits_a_sentence_and_keeps_the_values(tmp_path: Path, qtbot):
@@ -296,13 +234,6 @@ def test_the_demo_is_recognised_until_it_is_changed(draft: Draft, tmp_path: Path
     draft.set("iters", 60)
     draft.flush()
     assert not draft.autosave.exists()
-
-
-@pytest.mark.parametrize("stages", ["x", [3], [{}], [{"iters": "a"}], [{"iters": 5}, {"reward_weights": 1}]])
-def test_invalid_stages_are_a_problem_and_the_summary_still_works(draft: Draft, stages: object):
-    draft.set("stages", stages)
-    assert "stages" in [fault.setting for fault in draft.problems()]
-    assert "completions" in draft.summary()
 
 
 def test_the_summary_counts_completions_per_step_and_steps_of_stages(draft: Draft):

@@ -3,7 +3,6 @@ offers."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -135,15 +134,6 @@ def test_stopped(window: Window, qtbot) -> None:
     assert buttons[0] == "Resume from step 20" and window.menus["resume"].isEnabled()
 
 
-def test_failed(window: Window, qtbot) -> None:
-    folder = running()
-    write(folder, "failed", step=30, sentence="reward_functions: The reward file is gone.")
-    shown(window, folder, qtbot, "failed")
-    title, text, buttons = card(window)
-    assert title.startswith("Failed") and "The reward file is gone." in text and "Edit settings" in buttons
-    assert window.strip.sentence.text() == "The reward file is gone."
-
-
 def test_the_settings_of_a_failed_run_open_at_the_one_that_its_sentence_is_about(window: Window, qtbot) -> None:
     folder, asked = running(), list[str]()
     window.session.field_requested.connect(asked.append)
@@ -188,17 +178,6 @@ def test_a_run_that_paused_by_itself_says_why(window: Window, qtbot) -> None:
         assert run.data.pause_reason == "" and card(window) == ("", "", [])
 
 
-def test_crashed(window: Window, qtbot) -> None:
-    folder = running()
-    with trained(folder):
-        run = shown(window, folder, qtbot, "running")
-    qtbot.waitUntil(lambda: run.state == "crashed")
-    title, text, buttons = card(window)
-    assert title.startswith("Crashed") and "ended after step 30" in text and "step 20 is saved" in text
-    assert buttons[:2] == ["Resume from step 20", "Open log"]
-    assert "without saying why" in window.strip.sentence.text()
-
-
 TRAINER = """
 import sys, time
 from pathlib import Path
@@ -233,24 +212,6 @@ def test_killed(window: Window, qtbot) -> None:
         trainer.wait()
 
 
-def test_half_a_line(window: Window, qtbot) -> None:
-    """What a killed process has half written is no event, before and after it is completed."""
-    folder = running()
-    line = json.dumps({"v": 1, "seq": 99, "t": time.time(), "kind": "step", "step": 31, "metrics": {"reward": 7.0}})
-    with trained(folder), folder.events.open("a") as event_log:
-        run = shown(window, folder, qtbot, "running")
-        event_log.write(line[:40])
-        event_log.flush()
-        run.poll()
-        assert (run.step, run.data.steps.latest("reward")) != (31, 7.0) and run.state == "running"
-        event_log.write(line[40:] + "\n")
-        event_log.flush()
-        qtbot.waitUntil(lambda: run.step == 31)
-    folder.events.write_bytes(folder.events.read_bytes() + b'{"v": 1, "kind": "fini')
-    qtbot.waitUntil(lambda: run.state == "crashed")
-    assert run.step == 31
-
-
 # ── it does not end ─────────────────────────────────────────────────────────────────────────────
 
 
@@ -281,15 +242,6 @@ def test_the_silence_of_a_resumed_run_counts_from_its_new_process(
     with trained(folder):
         advance(monkeypatch, run, 310)
         assert run.silence == "No sign of life for 5 min."
-
-
-def test_a_pause_is_no_silence(window: Window, qtbot, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = running()
-    write(folder, "phase", phase="paused")
-    with trained(folder):
-        run = shown(window, folder, qtbot, "paused")
-        advance(monkeypatch, run, 7200)
-        assert run.silence == "" and card(window)[0] == "Paused"
 
 
 @pytest.mark.parametrize("jump_s", [8 * 3600, -8 * 3600], ids=["asleep for a night", "clock set back"])
@@ -415,13 +367,6 @@ def test_a_crash_is_offered_to_be_resumed_once(
     write(folder, "step", step=138, metrics={})
     age(folder)
     assert crash_offer(session.run.folder, session.prefs.offered_crash) is not None, "another crash of the same run"
-
-
-@pytest.mark.parametrize("ending", ["finished", "stopped", "failed"])
-def test_other_endings_are_not_offered(ending: str) -> None:
-    folder = made_up_runs.make_run(places.runs_folder() / "run", steps=3, ending=ending)
-    age(folder)
-    assert crash_offer(folder, "") is None
 
 
 @pytest.mark.parametrize(

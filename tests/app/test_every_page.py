@@ -17,7 +17,6 @@ from app.pages import PAGES
 from app.state.prefs import Prefs
 from app.state.session import Session
 from app.window import Window
-from backend.config.config import SETTINGS
 from tests.support.diaries import recording
 from tests.support.windows import SilentService, active_window
 
@@ -46,38 +45,12 @@ def new_window(tmp_path: Path, qtbot) -> Iterator[Window]:
         yield window
 
 
-def tab_stops(window: Window) -> list[QWidget]:
-    """Every widget that Tab stops at, in tab order."""
-    stops = []
-    widget = window.nextInFocusChain()
-    while widget is not window:
-        if widget.isVisible() and widget.isEnabled() and widget.focusPolicy() & Qt.FocusPolicy.TabFocus:
-            stops.append(widget)
-        widget = widget.nextInFocusChain()
-    return stops
-
-
 def test_no_plain_label_shows_markup(window: Window):
     for key in PAGE_KEYS:
         window.show_page(key)
     plain = [label for label in window.findChildren(QLabel) if label.textFormat() == Qt.TextFormat.PlainText]
     assert "Trains every weight" in window.pages["train"].launch.details.text()
     assert [label.text() for label in plain if re.search(r"</?(p|b|br|a|span)\b|&nbsp;", label.text())] == []
-
-
-def test_every_setting_is_a_tab_stop_on_train(window: Window):
-    window.show_page("train")
-    page = window.pages["train"]
-    for key in SETTINGS:
-        page.reveal(key)  # opens what is behind Advanced
-    stops = set(tab_stops(window))
-    missing = [
-        key
-        for key, field in page.form.fields.items()
-        if field.isVisible() and field.control.isEnabled() and field.control not in stops
-    ]
-    assert not missing, missing
-    assert len([widget for widget in stops if page.form.isAncestorOf(widget)]) > 60
 
 
 MOST_WIDGETS = {

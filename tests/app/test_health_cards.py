@@ -12,7 +12,6 @@ from PySide6.QtWidgets import QWidget
 from app import theme
 from app.pages.monitor.health_cards import HealthCards
 from app.pages.monitor.monitor_page import MonitorPage
-from app.state.charts import CHARTS
 from app.state.guide import place_of_rule
 from app.state.run_notices import take_up
 from app.state.session import Session
@@ -80,14 +79,6 @@ def test_more_than_two_fold_and_past_ones_say_until_when(cards: HealthCards) -> 
     assert cards.rows() == [] and cards.more.text() == "1 finding of earlier steps"
     cards.show_episodes([])
     assert cards.isHidden()
-
-
-def test_rules_speak_in_the_words_of_the_charts() -> None:
-    charts = {chart.title: chart for chart in CHARTS}
-    for rule in RULES.values():
-        assert rule.chart in charts, rule.chart
-        shown = next(chart.title for chart in CHARTS if chart.shows(rule.metric) and not chart.held_out)
-        assert shown == rule.chart, (rule.code, shown)
 
 
 @pytest.fixture(scope="module")

@@ -78,27 +78,6 @@ def test_a_run_of_a_newer_version_is_shown_with_a_sentence_and_not_started(
     assert not sentence(window)
 
 
-def test_that_code_was_not_allowed_is_said_until_it_is(window: Window, tmp_path: Path, qtbot) -> None:
-    """The strip went on saying that the reward file was not allowed to run, after the user had allowed it."""
-    file = tmp_path / "mine.py"
-    file.write_text(
-        'from backend.rewards import register_reward_function\n\n@register_reward_function("mine")\n'
-        "def mine(completions, **kwargs):\n    return [1.0 for _ in completions]\n"
-    )
-    session = window.session
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "1", "answer": "1"}\n')
-    (tmp_path / "m").mkdir()
-    session.draft.update({"model": str(tmp_path / "m"), "data": str(tmp_path / "rows.jsonl")})
-    session.draft.update({"reward_functions_file": str(file), "reward_functions": ["mine"]})
-    session.consent.ask = lambda requests: False
-    assert not session.starter._may_run_code(session.draft.values())
-    assert "not allowed to run" in sentence(window)
-    session.consent.ask = lambda requests: True
-    assert session.consent.obtain(session.draft.values())
-    session.draft.set("seed", 3)
-    qtbot.waitUntil(lambda: sentence(window) == "")
-
-
 def test_a_problem_that_stopped_run_is_said_until_it_is_mended(window: Window, qtbot) -> None:
     """“No reward function is ticked” stayed in the strip after Undo had ticked them again. No tick means the defaults
     since."""
@@ -128,15 +107,3 @@ def test_a_page_that_is_not_shown_cannot_take_the_keyboard(window: Window, qtbot
     for what in ("Sampling", "", "Scoring", ""):
         source.show_busy(what)
         assert QApplication.focusWidget() is field
-
-
-def test_the_source_that_was_used_keeps_the_focus_when_its_inputs_return(window: Window, qtbot) -> None:
-    window.show_page("rewards")
-    window.activateWindow()
-    qtbot.waitUntil(lambda: window.isActiveWindow())
-    source = window.pages["rewards"].source
-    source.sample.setFocus()
-    source.show_busy("Sampling")
-    assert QApplication.focusWidget() is source.cancel
-    source.show_busy("")
-    assert QApplication.focusWidget() is source.sample

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from app.widgets.basic.number_format import figure, signed
 from backend.runs.events import METRICS, EventLog
 from backend.runs.run_folder import RunFolder
 from tests.support import made_up_runs
-from tests.support.diaries import recording
 
 
 @pytest.fixture(scope="module")
@@ -87,43 +85,6 @@ def test_an_unknown_metric_appears_in_other_and_nowhere_else() -> None:
     assert titles["Other"] == ["mine/own"]
     assert "time/extra" in titles["Step time"]
     assert [title for title, metrics in titles.items() if "mine/own" in metrics] == ["Other"]
-
-
-def test_every_metric_of_an_evaluation_is_drawn_once() -> None:
-    """Curves and the edges of their bands: the valid split's metrics, and those of a named set."""
-    evaluation = next(event for event in recording("healthy-grpo").events if event["kind"] == "eval")["metrics"]
-    names = [*evaluation, *(f"hard/{name}" for name in evaluation)]
-    charts = [chart for chart in CHARTS if chart.held_out]
-    assert {"entropy", "kl", "completions/distinct_2", "reward_std_within_groups"} <= set(evaluation)
-    curves = {chart.title: curves_of(chart, names, []) for chart in charts}
-    drawn = Counter(name for of_chart in curves.values() for curve in of_chart for name in curve.metrics)
-    assert drawn == Counter(names)
-    other = {curve.metric for curve in curves["Other of evaluations"] if not curve.metric.startswith("hard/")}
-    of_less_use = {
-        "completions/clipped_ratio",
-        "completions/min_terminated_length",
-        "completions/max_terminated_length",
-        "frac_reward_zero_std",
-    }
-    assert other <= of_less_use | {"time/eval"}, "the first is the share that is cut off"
-    assert [(curve.metric, curve.label) for curve in curves["Held-out KL"]] == [("kl", "KL"), ("hard/kl", "hard")]
-
-
-def test_charts_of_evaluations_come_with_the_evaluations(
-    show_run, session: Session, page: MonitorPage, tmp_path: Path
-) -> None:
-    show_run(recording("healthy-grpo").unpack(tmp_path / "with"))
-    titles = [plot.title for plot in page.grid.included_plots()]
-    assert {"Held-out reward", "Held-out entropy", "Held-out KL", "Held-out spread"} <= set(titles)
-    page.grid.draw(plot(page, "Held-out KL"))  # it is below what is in view
-    assert len(plot(page, "Held-out KL").traces[0].x) == len(
-        [event for event in recording("healthy-grpo").events if event["kind"] == "eval"]
-    )
-    show_run(recording("straggler").unpack(tmp_path / "without"))  # it was not evaluated
-    titles = [plot.title for plot in page.grid.included_plots()]
-    assert [title for title in titles if title.startswith("Held-out")] == [
-        "Held-out reward"
-    ] and "Other of evaluations" not in titles
 
 
 def test_without_a_run_there_is_one_button_and_it_leads_to_train(qtbot, page: MonitorPage, session: Session) -> None:
@@ -204,12 +165,6 @@ def test_a_failed_run_says_why_and_can_be_resumed(
     page.verdict.buttons()[0].click()
     assert started == [folder] and session.run.state == "starting"
     assert not page.verdict.isVisible()
-
-
-def test_a_crashed_run_without_a_checkpoint_offers_to_start_over(page: MonitorPage, show_run, tmp_path: Path) -> None:
-    show_run(made_up_runs.make_run(tmp_path / "run", steps=3, ending=None))
-    assert page.verdict.title.text() == "Crashed after step 3"
-    assert button_texts(page)[0] == "Start over"
 
 
 def test_a_tile_shows_the_change_with_the_precision_of_its_figure(qtbot) -> None:
@@ -294,22 +249,6 @@ def test_a_event_log_that_is_being_read_says_so(
     session.run._follower.offset //= 2
     page._show_progress(session.run)
     assert page.header.doing.text() == "Step 9 of 60 · reading the event log, 50%"
-
-
-def test_the_line_above_the_charts_is_a_warning_before_any_other_note(
-    tmp_path: Path, page: MonitorPage, show_run
-) -> None:
-    """After a GPU error the next process writes its own notes, which must not cover the sentence on what happened."""
-    folder = made_up_runs.make_run(tmp_path / "retried", steps=3, total=9, ending=None)
-    event_log = EventLog(folder.events)
-    for level, sentence in (("warning", "macOS stopped the GPU's work."), ("info", "Prompts are read twice.")):
-        event_log.write("note", level=level, sentence=sentence)
-    event_log.close()
-    show_run(folder)
-    page.findings.unfold(True)
-    (row,) = page.findings.rows()
-    assert row.text.text() == "macOS stopped the GPU's work."
-    assert page.note.text() == page.note.toolTip() == "Prompts are read twice."
 
 
 def test_a_run_on_several_machines_shows_each_and_who_was_lost(

@@ -105,10 +105,6 @@ def test_a_character_split_between_two_reads_is_decoded(qtbot) -> None:
     assert outcome == ProcessOutcome(True, 0, "last", "café and more\nlast")
 
 
-def test_only_the_last_state_of_a_progress_line_counts(qtbot) -> None:
-    assert python(qtbot, "print('10 %\\r50 %\\r100 %\\r\\nSaved.')")[1] == ["100 %", "Saved."]
-
-
 def test_a_failure_has_the_last_line_of_stderr_as_its_sentence(qtbot) -> None:
     outcome, lines = python(
         qtbot, "import sys; print('working'); print('The folder is full.', file=sys.stderr); sys.exit(2)"

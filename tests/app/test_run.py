@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 import random
 import time
@@ -18,7 +17,6 @@ from PySide6.QtCore import QCoreApplication
 from app.state.run import Run
 from app.state.run_files import log_lines
 from app.state.run_state import RunState, Series, number
-from backend.runs.archive import first_and_last_means
 from backend.runs.events import EventLog, JsonLines, truncate_file
 from backend.runs.run_folder import RunFolder
 from tests.support import made_up_runs
@@ -95,13 +93,6 @@ def test_the_clock_leaves_out_loading_and_pauses() -> None:
     assert run_state.elapsed_s() == pytest.approx(2 + 2 + 0.5 + 2)
     assert run_state.eta_s(1038) == pytest.approx(7 * (2 + 0.5 + 2) / 2)
     assert run_state.eta_s(1039) == pytest.approx(7 * (2 + 0.5 + 2) / 2 - 1), "it decreases between steps"
-
-
-def test_the_clock_stops_between_a_crash_and_its_resume() -> None:
-    run_state = RunState()
-    for t, kind in ((0, "started"), (0, "phase"), (10, "step"), (5000, "started"), (5000, "phase"), (5004, "step")):
-        run_state.apply({"kind": kind, "t": t, "phase": "sampling", "step": t, "metrics": {}, "iterations": 9})
-    assert run_state.elapsed_s() == pytest.approx(14)
 
 
 def test_null_and_missing_metrics_are_gaps() -> None:
@@ -267,22 +258,6 @@ def test_the_log_tail_shows_the_last_state_of_a_progress_line(follow_run, tmp_pa
     assert log_lines(run.folder.log, 3) == ["two", "100%", "last �"]
     folder.log.write_text("x" * 70_000 + "\nend\n")
     assert log_lines(run.folder.log, 3) == ["end"]
-
-
-def test_completions_are_found_by_step(follow_run, tmp_path: Path) -> None:
-    folder = made_up_runs.make_run(tmp_path / "run", steps=30)
-    run = follow_run(folder)
-    newest = run.index.rows()
-    assert len(newest) == 4 and {row["step"] for row in newest} == {30}
-    assert [len(row["completions"]) for row in run.index.rows(7)] == [8, 8, 8, 8] and run.index.rows(7)[0]["step"] == 7
-    assert run.index.rows(31) == []
-
-
-def test_before_and_after_average_over_several_steps() -> None:
-    assert first_and_last_means(range(100)) == (4.5, 94.5)
-    assert first_and_last_means([1.0, math.nan, None, 3.0]) == (1.0, 3.0)
-    assert first_and_last_means([2.0]) == (None, 2.0)
-    assert first_and_last_means([]) == (None, None)
 
 
 def test_a_long_event_log_is_read_in_slices_between_turns_of_the_event_loop(qtbot, tmp_path: Path) -> None:

@@ -51,18 +51,3 @@ def test_an_unanswered_request_expires(folder: RunFolder) -> None:
     second.take_over()
     os.utime(folder.window_request, (0, 0))
     assert looked(first, second) == [False, True], "an old request, of a window that is gone perhaps, moves nobody"
-
-
-def test_a_run_that_has_ended_is_nobodys(folder: RunFolder) -> None:
-    first, second = RunControl(folder), RunControl(folder)
-    looked(first, second)
-    for control in (first, second):
-        control.update(live=False)
-        assert not control.is_elsewhere
-
-
-def test_a_folder_that_cannot_be_written_has_no_control_to_share(tmp_path: Path) -> None:
-    control = RunControl(RunFolder(tmp_path / "gone"))
-    assert looked(control) == [False]
-    with pytest.raises(UserError, match="cannot be written"):
-        control.take_over()

@@ -106,18 +106,6 @@ def test_the_form_waits_as_a_run_and_its_settings_can_be_changed(session: Sessio
     assert session.messages.current and session.messages.current.sentence == "first waits with these settings."
 
 
-def test_settings_of_a_run_that_begins_meanwhile_are_not_changed(session: Session, qtbot) -> None:
-    run = prepared("a")
-    session.queue.add(run)
-    session.queue.edit(run)
-    lock = session.queue.file.hold_runner_lock()
-    session.queue.file.start_next(lambda _: None)
-    session.queue.refresh()
-    assert session.queue.edited is None
-    os.close(lock)
-    session.close_run()
-
-
 @pytest.mark.parametrize(("shown", "follows"), [("", True), ("live", True), ("archived", False)])
 def test_the_next_run_is_shown_to_who_watched_the_one_before(session: Session, shown: str, follows: bool) -> None:
     """Nobody who reads an older run is taken away from it."""

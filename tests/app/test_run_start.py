@@ -63,16 +63,6 @@ def test_a_starting_run_says_how_far_it_has_come_with_its_rows(folder: RunFolder
     run.close()
 
 
-def test_a_stop_before_the_first_step_is_seen(folder: RunFolder, qapp) -> None:
-    """The state stayed Starting, as if nothing had been clicked."""
-    run = Run(folder)
-    with locked(folder):
-        run.poll()
-        run.send("stop")
-        assert run.state == "stopping"
-    run.close()
-
-
 def test_a_run_whose_rows_take_minutes_to_check_is_not_taken_for_one_that_crashed(
     folder: RunFolder, monkeypatch, qapp
 ) -> None:

@@ -99,17 +99,6 @@ def test_a_locked_run_is_running_and_cannot_be_trashed(qtbot, page: RunsPage, ar
     assert page.buttons["trash"].isEnabled() and page.buttons["resume"].isEnabled()
 
 
-def test_a_run_that_begins_to_train_behind_our_back_stays(qtbot, page: RunsPage, archive: Path) -> None:
-    messages = []
-    page.session.message.connect(messages.append)
-    page.table.choose(archive / "failed")
-    handle = os.open(RunFolder(archive / "failed").lock, os.O_RDWR | os.O_CREAT)
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    page.run_actions.trash()  # the table still believes that it has failed
-    os.close(handle)
-    assert (archive / "failed" / "events.jsonl").exists() and "being trained by another process" in messages[0]
-
-
 def test_the_search_finds_words_and_settings_and_says_what_it_does_not_understand(page: RunsPage) -> None:
     page.search.setText("FAIL")
     assert names(page) == ["failed"] and page.search_line.text() == "1 of 3 runs."
@@ -160,12 +149,6 @@ def test_the_menu_has_every_action_and_enables_those_that_apply(page: RunsPage, 
     assert entries["Compare 2 runs"].isEnabled() and not entries["Resume"].isEnabled()
     entries["Copy path"].trigger()
     assert QGuiApplication.clipboard().text() == f"{archive / 'failed'}\n{archive / 'finished'}"
-
-
-def test_an_empty_archive_shows_the_way_to_train(qtbot, page: RunsPage, archive: Path) -> None:
-    shutil.rmtree(archive)
-    reread(qtbot, page)
-    assert page.nothing.isVisible() and names(page) == []
 
 
 def test_any_setting_and_metric_can_be_a_column_and_is_one_at_the_next_start(qtbot, page: RunsPage) -> None:
@@ -231,17 +214,6 @@ def test_archived_runs_are_hidden_and_come_back(page: RunsPage, archive: Path) -
     page.run_actions.do("archive")
     page.archived.setChecked(False)
     assert "failed" in names(page)
-
-
-def test_broken_notes_are_told_and_cannot_be_edited(qtbot, page: RunsPage, archive: Path) -> None:
-    (archive / "failed" / "about.json").write_text("{")
-    reread(qtbot, page)
-    page.table.choose(archive / "failed")
-    assert "is not valid JSON" in page.details.problem.text() and not page.details.title.isEnabled()
-    messages = []
-    page.session.message.connect(messages.append)
-    page.run_actions.do("favourite")
-    assert "is not valid JSON" in messages[0] and (archive / "failed" / "about.json").read_text() == "{"
 
 
 def cloned(folder: Path, parent: str) -> None:

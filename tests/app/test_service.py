@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -73,22 +72,6 @@ def wait_until(qtbot: QtBot, condition: Callable[[], object]) -> None:
     qtbot.waitUntil(lambda: bool(condition()))
 
 
-def test_ask_returns_before_the_answer_is_passed_to_the_callback(qtbot: QtBot, service: Service):
-    replies = Replies()
-    began = time.monotonic()
-    replies.ask(service, "echo", name="é")
-    assert time.monotonic() - began < 0.2 and not replies.answers
-    wait_until(qtbot, lambda: replies.answers)
-    assert replies.answers == [{"name": "é"}] and replies.progress == [{"half": 1}] and not replies.faults
-
-
-def test_an_answer_read_in_several_chunks_is_joined(qtbot: QtBot, service: Service):
-    replies = Replies()
-    replies.ask(service, "slow")
-    wait_until(qtbot, lambda: replies.answers)
-    assert replies.answers == ["é" * 9]
-
-
 def test_no_callback_of_a_cancelled_question_is_called(qtbot: QtBot, service: Service, cancelled: Path):
     replies, after = Replies(), Replies()
     number = replies.ask(service, "echo")
@@ -116,16 +99,6 @@ def test_a_process_that_dies_refuses_its_questions_and_is_replaced(qtbot: QtBot,
     again.ask(service, "echo", x=2)
     wait_until(qtbot, lambda: again.answers)
     assert again.answers == [{"x": 2}]
-
-
-def test_a_process_that_dies_twice_in_a_row_is_not_started_again(qtbot: QtBot, service: Service):
-    for tries in range(1, 4):
-        replies = Replies()
-        replies.ask(service, "die")
-        assert not replies.faults, "never before ask has returned"
-        wait_until(qtbot, lambda replies=replies: replies.faults)
-        assert ("Open GRPO Studio again" in replies.faults[0].sentence) == (tries > 1)
-    assert service._process is None
 
 
 def test_a_command_that_cannot_be_started_refuses(qtbot: QtBot):

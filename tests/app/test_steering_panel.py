@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,24 +131,6 @@ def test_a_change_is_asked_for_answered_listed_and_undone(qtbot, steering: RunSt
     )
     QTest.mouseClick(undo, Qt.MouseButton.LeftButton)
     assert live.asked() == {"learning_rate": 1e-5}
-
-
-def test_a_refusal_of_the_trainer_is_shown(qtbot, steering: RunSteering, live: LiveRun) -> None:
-    panel = panel_of(steering)
-    type_into(panel, "beta", "0.3")
-    QTest.mouseClick(panel.apply_button, Qt.MouseButton.LeftButton)
-    live.event_log.write("note", level="warning", sentence="The change was not made. No.", answers="change")
-    qtbot.waitUntil(lambda: "The change was not made. No." in shown_texts(panel))
-    assert panel.fields["beta"].value() == 0.3 and panel.revert_button.isEnabled(), "to be mended, or put back"
-
-
-def test_what_is_typed_stays_when_another_change_is_taken(qtbot, steering: RunSteering, live: LiveRun) -> None:
-    panel = panel_of(steering)
-    type_into(panel, "beta", "0.3")
-    live.folder.change_request.write_text(json.dumps({"settings": {"top_k": 5}}))
-    live.take(Change(14, {"top_k": (20, 5)}))
-    qtbot.waitUntil(lambda: panel.fields["top_k"].value() == 5)
-    assert panel.fields["beta"].value() == 0.3 and panel.apply_button.isEnabled()
 
 
 def test_the_panel_opens_at_the_conditions_and_closes_with_the_run(qtbot, steering: RunSteering, live: LiveRun) -> None:

@@ -24,7 +24,6 @@ from backend.runs.sweeps.sweep_results import (
     sweep_folder,
     write_results,
 )
-from backend.utils.errors import UserError
 from backend.utils.places import demo_config, runs_folder
 
 BASE: dict[str, Any] = {"model": "m", "data": "d", "iters": 80, "steps_per_eval": 10, "group_size": 4, "batch_size": 2}
@@ -77,44 +76,6 @@ def test_the_fields_are_a_sweep_over_the_form(page: SweepsPage) -> None:
     assert "6 configurations × 2 seeds: 12 runs" in page.what.text()
     page.halves.setChecked(False)
     assert page.plan.halving is None and page.first_rung.isHidden()
-
-
-def test_a_random_search_draws_from_what_the_rows_say(page: SweepsPage) -> None:
-    page.show()
-    page.search.choose("random")
-    row = page.varied.rows[0]
-    row.draw.choose("log_uniform")
-    row.values.setText("1e-5, 1e-3")  # not below the final rate of the demo
-    page.trials.setText("5")
-    assert page.plan is not None and len(page.plan.configurations) == 5
-    assert page.plan.over == {"learning_rate": {"log_uniform": [1e-5, 1e-3]}}
-
-
-@pytest.mark.parametrize(
-    ("form", "words"),
-    [
-        (SweepForm(varied=(VariedSetting("learning_rate", ""),)), "must have a list of values"),
-        (SweepForm(varied=(VariedSetting("learning_rate", "fast"),)), "must be a number, not 'fast'"),
-        (SweepForm(seeds="one"), "list of whole numbers"),
-        (SweepForm(search="random", trials="many"), "needs trials"),
-        (SweepForm(keep="half"), "not half"),
-        (SweepForm(first_rung="7"), "no multiple of Eval, 10"),
-        (SweepForm(name=" "), "cannot be a folder's name"),
-    ],
-)
-def test_what_is_wrong_is_said_in_a_sentence(form: SweepForm, words: str) -> None:
-    with pytest.raises(UserError) as raised:
-        form.plan(BASE)
-    assert words in raised.value.faults[0].sentence
-
-
-def test_a_fault_is_shown_beside_its_row_and_nothing_starts(page: SweepsPage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeps_module, "start_detached", lambda *_: pytest.fail("started"))
-    page.show()
-    page.varied.rows[0].values.setText("-1")
-    assert "above 0, not -1" in page.problem.text() and page.varied.rows[0].values.property("problem") is True
-    page.start()
-    assert not page.start_button.isEnabled() and not sweep_folder("sweep").path.exists()
 
 
 def test_the_forecast_counts_what_is_given_up_and_one_base() -> None:

@@ -67,21 +67,6 @@ def test_a_pause_or_another_field_starts_a_new_step(draft: Draft, history: Histo
     assert (draft.value("run_name"), draft.value("seed")) == ("a", 0)
 
 
-def test_typing_that_is_deleted_again_is_no_step(draft: Draft, history: History):
-    draft.set("seed", 7)
-    draft.set("run_name", "a")
-    draft.set("run_name", "")
-    assert (history.count(), history.undoText()) == (1, "Seed")
-
-
-def test_undo_restores_reward_names_and_weights_together(draft: Draft, history: History):
-    before = draft.value("reward_functions")
-    draft.update({"reward_functions": ["r1_count_xml"], "reward_weights": [2.0]})
-    assert history.undoText() == "Reward functions"
-    history.undo()
-    assert (draft.value("reward_functions"), draft.value("reward_weights")) == (before, [])
-
-
 def test_undoing_an_opened_file_restores_the_previous_file_too(draft: Draft, history: History, tmp_path: Path):
     (tmp_path / "a.yaml").write_text("model: a/b\ndata: a/b\nseed: 3\n")
     (tmp_path / "b.yaml").write_text("model: a/b\ndata: a/b\nseed: 4\n")
@@ -95,17 +80,6 @@ def test_undoing_an_opened_file_restores_the_previous_file_too(draft: Draft, his
     history.redo()
     history.redo()
     assert (draft.value("seed"), draft.path) == (4, tmp_path / "b.yaml")
-
-
-def test_undoing_past_a_save_leaves_the_form_unsaved(draft: Draft, history: History, tmp_path: Path):
-    draft.set("seed", 7)
-    draft.save(tmp_path / "c.yaml")
-    assert not draft.dirty
-    history.undo()
-    assert draft.path == tmp_path / "c.yaml"
-    assert draft.dirty, "the file says 7"
-    history.redo()
-    assert not draft.dirty
 
 
 def test_a_preset_and_a_new_config_are_one_step_each(draft: Draft, history: History):
@@ -172,18 +146,3 @@ def test_undo_keys_undo_the_form_and_not_the_line_edit(window: Window, qtbot):
     assert field.control.hasFocus(), "the cursor stays where it was"
     QTest.keyClick(field.control, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier)
     assert field.control.text() == "first"
-
-
-def test_undo_on_another_page_shows_the_form(window: Window):
-    window.session.draft.set("seed", 5)
-    window.show_page("runs")
-    window.menus["undo"].trigger()
-    assert window.current_page == "train"
-
-
-def test_the_file_restored_by_undo_is_restored_at_the_next_launch(window: Window, tmp_path: Path):
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.yaml").write_text("model: a/b\ndata: a/b\n")
-        window.session.load_config(tmp_path / f"{name}.yaml")
-    window.menus["undo"].trigger()
-    assert window.session.prefs.config_file == tmp_path / "a.yaml"

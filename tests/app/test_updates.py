@@ -110,22 +110,6 @@ def test_three_kinds_of_lists_are_read(release_list: ReleaseList, content: dict[
     assert found and found["version"].startswith("2.0") and found["page"] in ("", "https://example.org")
 
 
-@pytest.mark.parametrize(
-    ("content", "status", "words"),
-    [
-        (b"<html>", 200, "is not JSON"),
-        (b"[]", 200, "names no version"),
-        (b'{"version": 3}', 200, "names no version"),
-        (b"", 404, "cannot be read"),
-        (b" " * (5 << 20), 200, "too large"),
-    ],
-)
-def test_a_broken_list_is_a_sentence(release_list: ReleaseList, content: bytes, status: int, words: str) -> None:
-    release_list.content, release_list.status = content, status
-    with pytest.raises(UserError, match=words):
-        ask(release_list.address)
-
-
 @pytest.mark.parametrize("address", ["file:///etc/passwd", "http://example.org/x", "ftp://example.org"])
 def test_only_https_is_asked(address: str) -> None:
     with pytest.raises(UserError, match="https"):

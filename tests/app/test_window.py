@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import QMimeData, QObject, QPointF, Qt, QUrl, Signal
 from PySide6.QtGui import QDropEvent, QFileOpenEvent
-from PySide6.QtWidgets import QApplication
 from typer.testing import CliRunner
 
 import app.__main__ as start
-from app import config_files, theme
+from app import config_files
 from app.desktop import FileOpener
 from app.menus import MENUS, RUN_ACTIONS
 from app.state.prefs import Prefs
@@ -30,10 +29,8 @@ from app.window import Window
 from backend.__main__ import app as verbs
 from backend.config import first_choices
 from backend.runs.run_folder import RunFolder, make_run_folder
-from backend.runs.run_lock import hold_lock
 from backend.utils import places
 from backend.utils.command import backend_command
-from backend.utils.text import quote
 from tests.support import made_up_runs
 
 
@@ -106,15 +103,6 @@ def enabled(window: Window) -> set[str]:
 # Pages
 
 
-def test_pages_are_built_when_first_shown(window: Window):
-    assert window.pages == {}
-    window.show_page("train")
-    page = window.pages["train"]
-    window.show_page("train")
-    assert window.pages == {"train": page}
-    assert window.sidebar.buttons["train"].isChecked()
-
-
 # Menus
 
 
@@ -154,18 +142,6 @@ def test_every_action_and_every_entry_of_a_menu_has_a_shortcut_of_its_own(window
     assert set(bare) <= {"Quit"}
 
 
-def test_menu_entries_switch_pages_and_themes(window: Window):
-    window.menus["train"].trigger()
-    assert "train" in window.pages
-    (dark,) = [
-        action for menu in window.menuBar().actions() for action in menu.menu().actions() if action.text() == "Dark"
-    ]
-    dark.trigger()
-    assert theme.is_dark()
-    assert window.session.prefs.theme == "dark"
-    window.set_theme("light")
-
-
 # The run
 
 
@@ -186,26 +162,6 @@ def test_buttons_and_strip_follow_the_run(window: Window, session: Session):
     assert enabled(window) == {"run"}
     assert window.strip.sentence.text() == "The dataset has no rows."
     assert not window.strip.left.isVisible()
-
-
-def test_a_sentence_about_a_run_is_removed_when_the_run_changes_state(window: Window, session: Session):
-    """“… is still training” was shown beside “Finished”, and the problem of a failed run beside the resumed run."""
-    run = show_run(session, FakeRun("starting"))
-    session.message.emit("first is still training.")
-    run.set_state("running")
-    assert window.strip.sentence.text() == "first is still training."
-    run.set_state("finished")
-    assert window.strip.sentence.text() == ""
-    run.problem = "The dataset has no rows."
-    run.set_state("failed")
-    run.problem = ""
-    run.set_state("starting")
-    assert window.strip.sentence.text() == ""
-    run.problem = "It was killed."
-    run.set_state("crashed")
-    session.run = None
-    session.run_changed.emit()
-    assert window.strip.sentence.text() == ""
 
 
 def test_the_toolbar_sends_control_words_to_the_run(window: Window, session: Session):
@@ -259,58 +215,7 @@ def test_a_second_run_is_refused_while_one_is_live(window: Window, session: Sess
     assert window.strip.sentence.text().startswith("One run at a time")
 
 
-def test_reattach_opens_the_run_that_is_still_training(session: Session, qtbot):
-    old = make_run_folder("old")
-    old.config.write_text("model: a\n")
-    old.events.write_text(
-        '{"v": 1, "seq": 0, "t": 1.0, "kind": "finished", "step": 1, "reason": "", "sentence": "Done."}\n'
-    )
-    live = make_run_folder("live")
-    live.config.write_text("model: a\n")
-    handle = hold_lock(live)
-    try:
-        assert session.reattach()
-        assert session.run.folder.name == "live"
-        session.open_run(old.path)
-        qtbot.waitUntil(lambda: not session.run.is_live)
-        assert session.is_training, "also while another run is shown"
-        session.stop_training()
-        assert live.control.read_text() == "stop"
-    finally:
-        os.close(handle)
-        session.close_run()
-    assert not session.is_training
-    assert not session.reattach()
-
-
-def test_run_is_offered_again_once_the_process_of_the_last_run_is_gone(window: Window, session: Session, qtbot):
-    """The event log says finished first. On a busy machine the process lived on when the window read it, and the
-    toolbar offered the queue for good."""
-    ended = make_run_folder("ended")
-    ended.config.write_text("model: a\n")
-    ended.events.write_text(
-        '{"v": 1, "seq": 0, "t": 1.0, "kind": "finished", "step": 1, "reason": "", "sentence": "Done."}\n'
-    )
-    handle = hold_lock(ended)
-    try:
-        assert session.reattach()
-        qtbot.waitUntil(lambda: not session.run.is_live)
-        assert window.menus["queue_run"] in window.toolbar.actions(), "no other run can start yet"
-    finally:
-        os.close(handle)
-    qtbot.waitUntil(lambda: window.menus["run"] in window.toolbar.actions())
-    assert window.menus["queue_run"] not in window.toolbar.actions()
-
-
 # Closing
-
-
-@pytest.mark.parametrize(("answer", "closes", "sent"), [("keep", True, []), ("stop", True, ["stop"]), ("cancel", False, [])])  # fmt: skip
-def test_closing_while_a_run_is_live_asks(window: Window, session: Session, monkeypatch, answer, closes, sent):
-    run = show_run(session, FakeRun())
-    monkeypatch.setattr(window, "ask_about_training", lambda: answer)
-    assert window.close() is closes
-    assert run.sent == sent
 
 
 def test_size_and_theme_are_restored(window: Window, session: Session, qtbot):
@@ -482,11 +387,6 @@ def test_applying_a_preset_is_one_undo_step(window: Window):
     assert window.strip.sentence.text() == "GSPO is set."
 
 
-def test_the_command_is_copied_from_the_menu(window: Window):
-    window.menus["copy_command"].trigger()
-    assert QApplication.clipboard().text() == window.session.draft.command_text()
-
-
 def read_by_a_shell(command: str, folder: Path) -> tuple[int, str]:
     """Exit code and stderr of the copied verb in this process, its words as a shell in `folder` reads them."""
     words = subprocess.run(f"printf '%s\\0' {command}", shell=True, capture_output=True, text=True, cwd=folder).stdout
@@ -526,12 +426,6 @@ def test_two_windows_autosave_to_files_of_their_own(tmp_path: Path, qapp):
     first_prefs.release()
     third = Prefs(tmp_path / "shared")
     assert third.claim() == 1, "the form of a window that was closed is the next one's"
-
-
-def test_a_file_that_cannot_be_opened_is_a_sentence_in_the_strip(window: Window, tmp_path: Path):
-    (tmp_path / "bad.yaml").write_text("temprature: 1\n")
-    window.files.open_path(tmp_path / "bad.yaml")
-    assert window.strip.sentence.text() == "There is no setting temprature. Did you mean temperature?"
 
 
 def test_the_settings_of_a_run_are_loaded_and_save_does_not_overwrite_them(window: Window, tmp_path: Path, monkeypatch):
@@ -579,14 +473,6 @@ def test_the_first_launch_shows_the_demo(session: Session):
     assert session.draft.is_demo
     assert session.draft.path is None, "Save must not write over the bundled file"
     assert not session.draft.problems()
-
-
-def test_a_missing_demo_shows_a_message_and_the_defaults(session: Session, demo: Path):
-    demo.unlink()
-    messages: list[str] = []
-    session.messages.said.connect(messages.append)
-    session.restore()
-    assert messages == [f"There is no file {quote(demo)}. The form shows the defaults."]
 
 
 def test_a_later_launch_restores_the_form(session: Session):
