@@ -32,8 +32,6 @@ YAML = "Config (*.yaml)"
 
 
 class ConfigFiles(QObject):
-    """What replaces, saves and exports the form of a window."""
-
     def __init__(self, window: Window) -> None:
         super().__init__(window)
         self._window, self.session = window, window.session
@@ -51,12 +49,10 @@ class ConfigFiles(QObject):
             self.open_path(path)
 
     def open_path(self, path: Path) -> None:
-        """Open a YAML file in the form, after asking about edits that would be lost."""
         if self._may_replace_form():
             self.session.load_config(path)
 
     def open_settings(self, run: RunFolder) -> None:
-        """Load a run's settings into the form, after asking about edits that would be lost."""
         if self._may_replace_form():
             self.session.load_settings(run)
 
@@ -66,7 +62,6 @@ class ConfigFiles(QObject):
             self.session.queue.edit(run)
 
     def show_presets(self) -> None:
-        """Show the presets."""
         try:
             panel = PresetPanel(presets(), self.session.draft.values(), self._window)
         except UserError as error:
@@ -76,7 +71,7 @@ class ConfigFiles(QObject):
         panel.open()
 
     def save(self) -> bool:
-        """Save to the form's file; False when that was cancelled or failed."""
+        """False if it was cancelled or failed."""
         path = self.session.draft.path
         return self._save_to(path) if path is not None else self.save_as()
 
@@ -95,12 +90,10 @@ class ConfigFiles(QObject):
         return True
 
     def copy_command(self) -> None:
-        """Copy the command that does what Run does in a terminal."""
         QApplication.clipboard().setText(self.session.draft.command_text())
         self.session.messages.note("Copied the command that trains what the form says.")
 
     def export_for_mlx_lm_lora(self) -> None:
-        """Write the form as a config for mlx-lm-lora, and show which settings that program lacks."""
         try:
             text, missing = mlx_lm_lora_yaml(self.session.draft.config())
             path = self.choose_export_path()
@@ -114,7 +107,7 @@ class ConfigFiles(QObject):
             self.session.messages.note(f"Wrote {path.name}.{left}")
 
     def export_for_trl(self) -> None:
-        """Write a folder that trains with TRL, in a process: its rows and model are copied."""
+        """Write a folder that trains with TRL, in a process."""
         try:
             text = dump(self.session.draft.config())
         except UserError as error:
@@ -131,7 +124,6 @@ class ConfigFiles(QObject):
         task.start()
 
     def show_trl_outcome(self, outcome: ProcessOutcome, file: Path) -> None:
-        """Say where the folder is and what it lacks, or why there is none."""
         shutil.rmtree(file.parent, ignore_errors=True)
         text = outcome.sentence
         if outcome.ok:

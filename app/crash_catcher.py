@@ -15,20 +15,14 @@ from typing import TextIO
 from PySide6.QtCore import QMessageLogContext, QObject, QtMsgType, Signal, qInstallMessageHandler
 
 QT_MESSAGES = 30
-"""Last messages of Qt that are kept."""
 
 
 class CrashCatcher(QObject):
-    """Signals: caught(str, str) – a sentence and a traceback.
-
-    Attributes:
-        qt_messages – the last warnings and errors of Qt.
-    """
+    """Emits `caught` with a sentence and a traceback. `file`: where native crashes of this window are written."""
 
     caught = Signal(str, str)
 
     def __init__(self, file: Path, parent: QObject | None = None) -> None:
-        """`file`: where native crashes of this window are written."""
         super().__init__(parent)
         self.qt_messages: deque[str] = deque(maxlen=QT_MESSAGES)
         self._file = file
@@ -37,7 +31,7 @@ class CrashCatcher(QObject):
         self._hooks = sys.excepthook, threading.excepthook
 
     def install(self) -> str:
-        """Begin; returns what the last process that used the file has left in it, "" where it ended in peace."""
+        """Begin; returns what the last process left in the file."""
         sys.excepthook, threading.excepthook = self._on_exception, self._on_thread_exception
         qInstallMessageHandler(self._on_qt_message)
         left = ""
@@ -49,7 +43,7 @@ class CrashCatcher(QObject):
         return left
 
     def remove(self) -> None:
-        """End: what happens while Python and Qt are torn down concerns nobody any more."""
+        """End, before Python and Qt are torn down."""
         sys.excepthook, threading.excepthook = self._hooks
         qInstallMessageHandler(None)
         if self._stream is not None:

@@ -31,7 +31,7 @@ DOCUMENTS = {"What is stored where": "runs.md"}
 
 
 class TextDialog(QDialog):
-    """Shows Markdown, or HTML of our own, in the browser `text`. Not modal: it is read while the window is used."""
+    """Shows Markdown, or HTML of our own. Not modal."""
 
     def __init__(self, title: str, text: str, parent: QWidget | None = None, *, is_html: bool = False) -> None:
         super().__init__(parent)
@@ -53,7 +53,7 @@ class TextDialog(QDialog):
 
 
 class HelpMenu(QObject):
-    """Explains the window. `qt_messages` are the last warnings of Qt, for a report."""
+    """`qt_messages`: the last warnings of Qt, for a report."""
 
     def __init__(self, window: Window) -> None:
         super().__init__(window)
@@ -61,7 +61,6 @@ class HelpMenu(QObject):
         self.qt_messages: Collection[str] = ()
 
     def show_guide(self, place: str = CONTENTS) -> None:
-        """Show a place of the guide."""
         origin = self._window.current_page
         self._window.show_page("guide")
         guide = self._window.pages["guide"]
@@ -75,7 +74,6 @@ class HelpMenu(QObject):
         self.show_guide(place_of_setting(field.setting.key) if field is not None else place_about(focused) or CONTENTS)
 
     def show_glossary(self) -> None:
-        """The glossary, with a line that searches it."""
         from app.state.guide import found_terms, glossary
 
         dialog = self._window.findChild(GlossaryDialog)
@@ -93,7 +91,6 @@ class HelpMenu(QObject):
         TextDialog(title, section, self._window).show()
 
     def show_shortcuts(self) -> None:
-        """Every shortcut, by menu, as the desktop writes it."""
         parts = []
         for top in self._window.menuBar().actions():
             rows = [action for action in _leaves(top) if not action.shortcut().isEmpty()]
@@ -105,11 +102,7 @@ class HelpMenu(QObject):
             parts.append("</table>" if rows else "")
         TextDialog("Keyboard shortcuts", "".join(parts), self._window, is_html=True).show()
 
-    def check_for_updates(self) -> None:
-        self.session.updates.check_now()
-
     def set_update_checks(self) -> None:
-        """Check for updates at every start, or no longer."""
         from backend.utils.about import NO_FEED, feed
 
         prefs = self.session.prefs
@@ -127,7 +120,7 @@ class HelpMenu(QObject):
         AboutDialog(facts(), about.components(), self._window).open()
 
     def report_problem(self, problem: ProblemFacts | None = None) -> None:
-        """Show the report of this problem, else of the helper process's last failure, else an empty one to fill in."""
+        """Show the report of this problem, or of the helper process's last failure, or an empty one."""
         if self._window.findChild(ProblemDialog) is not None:
             return  # the first of several faults that follow from each other is the one to report
         problem = problem or self.session.last_fault or ProblemFacts(settings=self.session.draft.values())
@@ -135,18 +128,15 @@ class HelpMenu(QObject):
         ProblemDialog(title, report(problem), self._window).show()
 
     def report_caught(self, sentence: str, trace: str) -> None:
-        """Show the report of an exception in the window, or of the crash of the one before."""
         self.report_problem(ProblemFacts(sentence, trace, list(self.qt_messages), self.session.draft.values()))
 
     def report_run(self, run: Run) -> None:
-        """Show the report of a run that ended by a bug."""
         trace = str((run.data.ending or {}).get("traceback") or "")
         log = log_lines(run.folder.log, LOG_LINES)
         self.report_problem(ProblemFacts(run.problem, trace, log, raw_settings(run.folder)))
 
 
 def facts() -> dict[str, str]:
-    """What About shows beside the icon."""
     from backend.utils import about
 
     computes = machine.chip() if machine.has_gpu() else ""

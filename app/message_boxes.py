@@ -10,21 +10,23 @@ from PySide6.QtWidgets import QCheckBox, QMessageBox, QWidget
 
 def ask(parent: QWidget, question: str, detail: str, answers: Mapping[str, str]) -> str:
     """Ask, and return the key of the answer."""
-    return _asked(QuestionBox(parent, question, detail, answers))
+    box = QuestionBox(parent, question, detail, answers)
+    box.exec()
+    return box.answer
 
 
 def ask_and_remember(
     parent: QWidget, question: str, detail: str, answers: Mapping[str, str], remember: str
 ) -> tuple[str, bool]:
-    """As `ask`, with a check box below it: (the answer, whether the box was ticked)."""
-    box = QuestionBox(parent, question, detail, answers)
-    check = QCheckBox(remember)
+    """As `ask`, with a check box: (the answer, True if it was ticked)."""
+    box, check = QuestionBox(parent, question, detail, answers), QCheckBox(remember)
     box.setCheckBox(check)
-    return _asked(box), check.isChecked()
+    box.exec()
+    return box.answer, check.isChecked()
 
 
 class QuestionBox(QMessageBox):
-    """The box; `answer` is the key of the button that was clicked, the last where it was closed."""
+    """`answer`: key of the button that was clicked, the last if it was closed."""
 
     def __init__(self, parent: QWidget, question: str, detail: str, answers: Mapping[str, str]) -> None:
         super().__init__(QMessageBox.Icon.NoIcon, "", question, parent=parent)
@@ -41,8 +43,3 @@ class QuestionBox(QMessageBox):
     def answer(self) -> str:
         clicked = self.clickedButton()
         return next((key for key, own in zip(self._keys, self._buttons, strict=True) if own is clicked), self._keys[-1])
-
-
-def _asked(box: QuestionBox) -> str:
-    box.exec()
-    return box.answer

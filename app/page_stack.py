@@ -14,11 +14,7 @@ from app.widgets.basic.layout import TabArea
 
 
 class PageStack(QStackedWidget):
-    """The central widget.
-
-    Attributes:
-        pages – the pages built so far, by key.
-    """
+    """`pages`: those built so far, by key."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -31,7 +27,7 @@ class PageStack(QStackedWidget):
         app.focusChanged.connect(self._keep_focus_here)
 
     def show_page(self, key: str) -> QWidget:
-        """Show a page, building it the first time. Raises KeyError for an unknown key."""
+        """Build it the first time. Raises KeyError."""
         if key not in self._entries:
             raise KeyError(f"There is no page {key}.")
         if key not in self.pages:
@@ -43,15 +39,13 @@ class PageStack(QStackedWidget):
 
     @property
     def current_key(self) -> str:
-        """The key of the current page; "" before the first."""
         return next((key for key, page in self.pages.items() if page is self.currentWidget()), "")
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._fit()
 
-    def _keep_focus_here(self) -> None:
-        """Give the focus back when a page that is not shown takes it."""
+    def _keep_focus_here(self) -> None:  # away from pages that are not shown
         widget = QApplication.focusWidget()
         if widget is None:
             return

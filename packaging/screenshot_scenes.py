@@ -36,7 +36,7 @@ def live_scenes(window: Any, wait: Wait) -> Iterator[tuple[str, Any]]:
     wait(lambda: run.state == "paused")
     yield "monitor-paused", window
     page = window.pages["monitor"]
-    page.change_settings()
+    page.steering.open()
     panel = page.steering.panel
     panel._on_edited("temperature", 0.8)
     panel.fields["temperature"].show_value(0.8)

@@ -1,1 +1,1 @@
-"""The window's state without widgets: the draft, the session, runs, the warm service process. Qt signals only."""
+"""The window's state, without widgets."""

@@ -70,7 +70,7 @@ CHARTS: tuple[Chart, ...] = tuple(
 def curves_of(
     chart: Chart, names: Iterable[str], rewards: list[str], charts: tuple[Chart, ...] = CHARTS
 ) -> list[Curve]:
-    """The chart's curves in a run with these metrics and reward functions: those it lists, then matches."""
+    """Curves in a run with these metrics and reward functions: those listed, then matches."""
     at = charts.index(chart) if chart in charts else 0
     earlier = [other for other in charts[:at] if other.held_out == chart.held_out]
     own = {name for curve in chart.curves for name in curve.metrics}
@@ -109,7 +109,7 @@ def label_of(reward: str) -> str:
 
 
 def has_place(chart: Chart, curves: Iterable[Curve], metrics: Iterable[str], *, has_steps: bool) -> bool:
-    """True if a run with these metrics has numbers for this chart, or should say why not."""
+    """The run has numbers for this chart, or should say why not."""
     recorded = set(metrics)
     explains = any(curve.metric == ("reward" if chart.held_out else "kl") for curve in chart.curves)
     is_expected = not has_steps and not chart.held_out

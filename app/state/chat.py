@@ -1,4 +1,4 @@
-"""A conversation with a run or a model: turns of base and tuned, scored by the run's rewards."""
+"""A conversation with a run or a model, scored by the run's rewards."""
 
 from __future__ import annotations
 
@@ -46,8 +46,6 @@ class ChatAnswer:
 
 @dataclass(slots=True)
 class ChatTurn:
-    """A prompt and its answers by side. `is_first`: it begins a conversation."""
-
     prompt: str
     expected: str
     answers: dict[str, ChatAnswer]
@@ -115,9 +113,7 @@ class ChatWithModel(QObject):
         self._may_score = choice.is_run and self.consent.obtain(choice.settings)
         self._service = self._make_service(self)
         self._set_state("loading")
-        self._service.ask(
-            "chat_load", self._on_loaded, on_refused=self._on_load_refused, name=choice.name, checkpoint=checkpoint
-        )
+        self._service.ask("chat_load", self._on_loaded, on_refused=self._fail, name=choice.name, checkpoint=checkpoint)
 
     def unload(self) -> None:
         """End the model's process."""
@@ -134,11 +130,8 @@ class ChatWithModel(QObject):
             self.notes.append("The reward file was not allowed to run, so answers are not scored.")
         self._set_state("ready")
 
-    def _on_load_refused(self, faults: list[ConfigProblem]) -> None:
-        self.unload()
-        self._fail(faults)
-
     def _fail(self, faults: Sequence[ConfigProblem]) -> None:
+        self.unload()
         self.problem = " ".join(fault.sentence for fault in faults)
         self._set_state("failed")
 
@@ -178,7 +171,10 @@ class ChatWithModel(QObject):
             return
         if self.row is not None and prompt == self.row.prompt:
             self._first, self._opening_row = len(self.turns), self.row.number
-        turns = {side: self._turns_of(side) for side in sides}
+        turns: dict[str, list[list[str]]] = {}
+        for side in sides:
+            given = [(turn.prompt, turn.answers[side]) for turn in self.turns[self._first :] if side in turn.answers]
+            turns[side] = [[asked, answer.text] for asked, answer in given if answer.state != "failed"]
         is_first = self._first == len(self.turns)
         self.turns.append(ChatTurn(prompt, expected, {side: ChatAnswer() for side in sides}, is_first))
         self._set_state("answering")
@@ -202,11 +198,6 @@ class ChatWithModel(QObject):
             self._service.cancel(self._question)
             self._end_answers("stopped")
 
-    def _turns_of(self, side: str) -> list[list[str]]:
-        present = self.turns[self._first :]
-        answered = [turn for turn in present if side in turn.answers and turn.answers[side].state != "failed"]
-        return [[turn.prompt, turn.answers[side].text] for turn in answered]
-
     def _on_progress(self, progress: dict[str, Any]) -> None:
         index = len(self.turns) - 1
         for side, text in progress.get("new_text", {}).items():
@@ -214,16 +205,13 @@ class ChatWithModel(QObject):
             answer.text += text
             answer.state = "writing"
             self.answer_changed.emit(index, side)
-        if "side" in progress:
-            self._on_reply(index, progress["side"], progress)
-
-    def _on_reply(self, index: int, side: str, reply: dict[str, Any]) -> None:
-        answer = self.turns[index].answers[side]
-        # The text of all tokens: pieces differ from it where a tokenizer cleans up spaces.
-        answer.text, answer.group = reply.pop("text"), reply.pop("group")
-        answer.figures, answer.state = reply, "done"
-        self.answer_changed.emit(index, side)
-        self._score(index, side)
+        if side := progress.get("side"):  # its answer has ended
+            answer = self.turns[index].answers[side]
+            # The text of all tokens: pieces differ from it where a tokenizer cleans up spaces.
+            answer.text, answer.group = progress.pop("text"), progress.pop("group")
+            answer.figures, answer.state = progress, "done"
+            self.answer_changed.emit(index, side)
+            self._score(index, side)
 
     def _on_answered(self, _answer: Any) -> None:
         self._question = None
@@ -236,7 +224,6 @@ class ChatWithModel(QObject):
                 answer.problem = sentence
         self._end_answers("failed")
         if self._service is not None and not self._service.is_running:  # the model is gone with its process
-            self.unload()
             self._fail(faults)
 
     def _end_answers(self, state: Literal["stopped", "failed"]) -> None:
@@ -324,7 +311,7 @@ class ChatWithModel(QObject):
 
 
 def sampling_of(choice: ChatChoice) -> dict[str, Any]:
-    """The sampling settings of a run, or the defaults, as `ChatWithModel.send` takes them."""
+    """Sampling settings as `ChatWithModel.send` takes them."""
     try:
         config = choice.config
     except UserError:
@@ -387,7 +374,6 @@ def memory_sentence(choice: ChatChoice, checkpoint: str) -> str:
 
 
 def needed_bytes(choice: ChatChoice, checkpoint: str) -> int | None:
-    """Bytes that the chat's process will hold; None where the model's size is not known."""
     try:
         settings = choice.config
     except UserError:

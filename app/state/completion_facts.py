@@ -1,4 +1,4 @@
-"""Facts of every completion in columns of numbers (about 40 bytes each), filters over them, and export."""
+"""Facts of every completion in columns of numbers, filters over them, and export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consent to run the user's reward code: asked before a file first runs, and again when its contents have changed."""
+"""Consent to run the user's code and to contact machines."""
 
 from __future__ import annotations
 

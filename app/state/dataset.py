@@ -1,4 +1,4 @@
-"""The form's dataset as the helper process reads it: one object per session, shared by all widgets that show it."""
+"""The form's dataset as the helper process reads it."""
 
 from __future__ import annotations
 
@@ -114,8 +114,6 @@ class Dataset(QObject):
         self._rest_timer.timeout.connect(lambda: self.refresh())
         self._draft.changed.connect(self._on_changed)
 
-    # Watching
-
     def watch(self, watcher: QObject, *, count_all: bool = True) -> None:
         """Keep the data current for a widget. `count_all`: count every prompt, not only a sample."""
         self._watchers[id(watcher)] = count_all
@@ -130,8 +128,6 @@ class Dataset(QObject):
                 self._requested_for = None
         if not any(self._watchers.values()):
             self._cancel("preview_counts", "preview_variety")
-
-    # Data
 
     def settings(self) -> dict[str, Any]:
         valid_values = self._draft.valid_values()
@@ -158,12 +154,6 @@ class Dataset(QObject):
         """Setting → the column that it probably is."""
         return self.preview.get("likely", {})
 
-    def accept_suggestions(self) -> None:
-        self._draft.update(self.suggested_columns)
-
-    def split_choices(self) -> list[str]:
-        return self.choices["splits"] or self.preview.get("names", [])
-
     def summary_line(self) -> tuple[str, bool]:
         """(“2,048 rows · question → prompt · 3 too long” or a problem, True for a problem)."""
         if self.faults:
@@ -187,8 +177,6 @@ class Dataset(QObject):
             self._cancel("preview_counts", "preview_variety")
             self._reset_figures()
             self._request_counts()
-
-    # Requests
 
     def refresh(self, again: bool = False) -> None:
         """Request missing data, if there are watchers. `again`: even if no setting has changed."""
@@ -222,28 +210,19 @@ class Dataset(QObject):
     def reload(self) -> None:
         self.refresh(again=True)
 
-    def request_rows(self, start: int, count: int, on_answer: OnAnswer, owner: QObject) -> int:
-        """Request a range of rows; returns the number of the request."""
-        return self._request("preview_rows", on_answer, None, owner, start=start, count=count)
-
-    def request_row(self, index: int, on_answer: OnAnswer, owner: QObject) -> int:
-        return self._request("preview_row", on_answer, on_answer, owner, index=index)
-
-    def cancel(self, number: int) -> None:
-        self._service.cancel(number)
-
-    def _request(
-        self, question: str, on_answer: OnAnswer, on_progress: OnAnswer | None, owner: QObject, **which: int
+    def request(
+        self, question: str, on_answer: OnAnswer, owner: QObject, *, in_parts: bool = False, **which: int
     ) -> int:
+        """Ask about rows of the split; returns the number of the request. `in_parts`: progress is an answer too."""
         settings, split = self.settings(), self.split
 
-        def current(callback: OnAnswer) -> OnAnswer:
-            return lambda answer: callback(answer if (self.settings(), self.split) == (settings, split) else None)
+        def current(answer: dict[str, Any] | None) -> None:
+            on_answer(answer if (self.settings(), self.split) == (settings, split) else None)
 
         return self._service.ask(
             question,
-            current(on_answer),
-            on_progress=current(on_progress) if on_progress else None,
+            current,
+            on_progress=current if in_parts else None,
             on_refused=lambda _: on_answer(None),
             owner=owner,
             settings=settings,
@@ -318,8 +297,6 @@ class Dataset(QObject):
         if dataset:
             self._service.ask("preview_choices", on_choices, owner=self, settings=settings)
 
-    # Download
-
     def download(self) -> None:
         self._cancel("download")
 
@@ -346,8 +323,6 @@ class Dataset(QObject):
 
     def try_again(self) -> None:
         (self.download if self._fetch_failed else self.reload)()
-
-    # Counts and variety
 
     @property
     def can_count(self) -> bool:

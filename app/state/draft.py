@@ -1,4 +1,4 @@
-"""The config being edited: the only holder of setting values in the app, with undo."""
+"""The config being edited, with undo."""
 
 from __future__ import annotations
 
@@ -91,8 +91,6 @@ def is_equivalent(left: Any, right: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FormState:
-    """The value of every setting, the values on disk, and the path of that file."""
-
     values: Mapping[str, Any]
     on_disk: Mapping[str, Any]
     path: Path | None
@@ -145,8 +143,6 @@ class Draft(QObject):
         self._on_disk: Mapping[str, Any] = defaults()
         self._timer = QTimer(self, singleShot=True, interval=AUTOSAVE_MS)
         self._timer.timeout.connect(self.flush)
-
-    # Values
 
     def value(self, key: str) -> Any:
         return self._values[key]
@@ -237,8 +233,6 @@ class Draft(QObject):
         """It differs from its file, or from the values it started with."""
         return not all(is_equivalent(self._values[key], self._on_disk[key]) for key in SETTINGS)
 
-    # Files
-
     def load(self, path: Path, *, as_preset: bool = False, over: Mapping[str, Any] | None = None) -> None:
         """Load a YAML file, with the values `over` its own.
 
@@ -285,8 +279,6 @@ class Draft(QObject):
         except DiskError as error:
             self.save_failed.emit(error.faults[0].sentence)
 
-    # Problems
-
     def problems(self) -> list[ConfigProblem]:
         """All problems that need no trainer to find, in the form's order."""
         sound = self.sound_config()
@@ -327,8 +319,6 @@ class Draft(QObject):
         if computes_names or not isinstance(names, list):
             return []
         return catalogue.reward_faults([str(name) for name in names], self._known_rewards())
-
-    # As a config, a command and a summary
 
     def config(self) -> Config:
         """The settings as the trainer reads them. Raises UserError."""
@@ -384,10 +374,8 @@ class Draft(QObject):
         except UserError:
             return None
 
-    # Rewards
-
     def rewards(self) -> list[RewardEntry]:
-        """Reward functions that can be ticked: own, shipped, and entries with arguments or a file."""
+        """Reward functions that can be ticked."""
         known, names = self._known_rewards(), self._values["reward_functions"]
         plain = {entry.name for entry in known}
         called = [text for text in map(str, names if isinstance(names, list) else ()) if text not in plain]

@@ -1,4 +1,4 @@
-"""The evaluations of a run: those in its folder, and the process that makes a new one."""
+"""The evaluations of a run, and the process that makes one."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Evaluations(QObject):
         self.refresh()
 
     def refresh(self, show: Path | None = None) -> None:
-        """List the folder again; show the evaluation at `show`, else the same, else the newest."""
+        """Show the evaluation at `show`, else the same, else the newest."""
         self.listed = []
         for path in evaluations_of(self._run) if self._run is not None else ():
             with suppress(UserError):  # no evaluation

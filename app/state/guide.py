@@ -104,7 +104,7 @@ def resolved(link: str, chapter: str) -> str:
 
 
 def chapter_html(chapter: str) -> str:
-    """A chapter, or another document that ships, as HTML for Qt's text widgets. Raises OSError."""
+    """A document as HTML for Qt's text widgets. Raises OSError."""
     markdown = MarkdownIt("commonmark", {"html": True}).enable("table")
     markdown.add_render_rule("fence", _code_html)
     tokens = markdown.parse((folder() / chapter).read_text(encoding="utf-8"))
@@ -122,7 +122,7 @@ def chapter_html(chapter: str) -> str:
 
 
 def documents() -> set[str]:
-    """The files that the guide consists of or refers to, relative to docs: what has to ship with the app."""
+    """The files, relative to docs, that have to ship with the app."""
     names = [chapter[0].place for chapter in chapters()]
     linked = (link for name in names for link in _LINK.findall((folder() / name).read_text(encoding="utf-8")))
     outside = {link.partition("#")[0].removeprefix("../") for link in linked if link.startswith("../")}
@@ -130,7 +130,7 @@ def documents() -> set[str]:
 
 
 def is_shown(place: str) -> bool:
-    """True if a link to this place leads anywhere: to a page, to the web, or to a document that is there."""
+    """True if a link to this place leads anywhere."""
     return ":" in place or (folder() / place.partition("#")[0]).is_file()
 
 

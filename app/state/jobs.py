@@ -23,7 +23,7 @@ State = Literal["running", "paused", "failed", "done"]
 
 @dataclass(slots=True)
 class Download:
-    """A model or dataset being downloaded: bytes `done` of `total`, or the `sentence` why it failed."""
+    """Bytes `done` of `total`; `sentence`: why it failed."""
 
     id: str
     repo_type: str
@@ -120,7 +120,7 @@ class Downloads(QObject):
 
 
 class Updates(QObject):
-    """The update check, off until the user turns it on. Emits `told` with the result in one sentence."""
+    """The update check. `told`: its result in one sentence."""
 
     told = Signal(str)
 
@@ -129,7 +129,6 @@ class Updates(QObject):
         self._prefs, self._service = prefs, service
 
     def check_at_start(self) -> bool:
-        """Check if the user wants that and the last check was a day ago."""
         is_due = time.time() - self._prefs.updates_checked > DAY_S
         if is_due := bool(self._prefs.check_updates and is_due and about.feed()):
             self._ask(is_asked=False)

@@ -1,4 +1,4 @@
-"""The machines of the form's run: the hosts file as it is edited, and the check, made by the helper process."""
+"""The machines of the form's run, and the check of them."""
 
 from __future__ import annotations
 
@@ -151,13 +151,13 @@ class Machines(QObject):
         return replace(self._file, hosts=self.hosts).is_here(rank)
 
     def short_command(self) -> str:
-        """`command` as a line with file names in place of paths, and without environment variables."""
+        """`command` in short, for reading."""
         words = self._command()
         pairs = zip(words, ["", *words], strict=False)
         return shell_line([Path(word).name for word, before in pairs if "--env" not in (word, before) and word != "-P"])
 
     def command(self) -> str:
-        """The line that starts all ranks by hand; "" while there is no saved list."""
+        """The line that starts all ranks by hand, or ""."""
         return shell_line(self._command())
 
     def _command(self) -> list[str]:

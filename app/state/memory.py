@@ -1,4 +1,4 @@
-"""The memory of a run as the window shows it, from the figures of `backend.trainer.memory.estimate`."""
+"""The memory of a run as the window shows it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMES = {
 
 
 def memory_parts_of(config: Config, prompt: int | None = None) -> MemoryParts | None:
-    """The memory of a run in its largest phase; None for an unknown model. `prompt`: tokens of the longest."""
+    """The memory of a run in its largest phase, or None. `prompt`: the longest prompt's tokens."""
     from backend.models.suggested_models import suggested
     from backend.trainer.memory.model_shape import shape_of
     from backend.utils.hub_cache import local_folder
@@ -39,7 +39,6 @@ def memory_parts_of(config: Config, prompt: int | None = None) -> MemoryParts | 
 
 
 def memory_parts_of_shape(config: Config, shape: ModelShape, prompt: int | None = None) -> MemoryParts:
-    """The memory of a run with a model of this shape, whichever the config names."""
     from backend.trainer.memory.estimate import estimate_run, machines_note
     from backend.utils.machine import machine_bytes
 

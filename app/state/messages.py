@@ -23,7 +23,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One sentence. `cause` is its key; it stays while `holds()`, until it is withdrawn, or NOTICE_S for a NOTICE."""
+    """It stays while `holds()`, until it is withdrawn, or for NOTICE_S."""
 
     sentence: str
     cause: str = NOTICE

@@ -66,7 +66,7 @@ class Prefs(QObject):
         self.settings = QSettings(str(self.folder / "prefs.ini"), QSettings.Format.IniFormat)
 
     def claim(self) -> int:
-        """Lock the first form that no other window has; returns its number, from 1."""
+        """Lock the first form that no other window has; returns its number."""
         for number in range(1, MAX_WINDOWS + 1):
             handle = file_lock.try_hold(self.folder / f"draft-{number}.lock")
             if handle is not None:
@@ -96,7 +96,6 @@ class Prefs(QObject):
         return "config_file" if self.slot == 1 else f"config_file_{self.slot}"
 
     def folder_of(self, kind: str) -> Path | None:
-        """Folder in which a file of this kind (config, dataset, model, …) was last chosen."""
         return self._path(f"folder_{kind}")
 
     def remember_folder(self, kind: str, folder: Path) -> None:

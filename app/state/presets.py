@@ -1,4 +1,4 @@
-"""Presets: YAML files whose first comment lines are a title and a sentence, and what each would change in a form."""
+"""Presets, and what a dropped dataset does to the form."""
 
 from __future__ import annotations
 

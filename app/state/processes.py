@@ -124,7 +124,7 @@ class ProcessOutcome:
 
 
 class VerbProcess(ChildProcess):
-    """A short backend verb (export, evaluate, check). `line`: printed on either stream; `done`: its outcome, once."""
+    """A short backend verb. `done`: its outcome, once."""
 
     line = Signal(str)
     done = Signal(object)
@@ -230,7 +230,7 @@ class Service(QObject):
             self._send({"cancel": number})
 
     def close(self, *, wait: bool = True) -> None:
-        """Cancel every question and end the process; without `wait`, delete this object once it has ended."""
+        """Without `wait`, this object is deleted once the process has ended."""
         self._is_closed = True
         for number in list(self._questions):
             self.cancel(number)

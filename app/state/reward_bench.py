@@ -1,4 +1,4 @@
-"""The reward bench: groups of completions, their scores by each reward function, and findings."""
+"""The reward bench: completions and their scores."""
 
 from __future__ import annotations
 
@@ -103,8 +103,6 @@ class RewardBench(QObject):
         self._rest_timer.timeout.connect(self.score_quietly)
         draft.changed.connect(self._on_setting)
 
-    # Loading completions
-
     def sample(self, how: str, count: int, numbers: Sequence[int], group_size: int, seed: int) -> None:
         choice = {"how": how, "count": count, "numbers": list(numbers), "group_size": group_size, "seed": seed}
         self._load("sample", "Sampling", "sampled from the model", settings=self.draft.values(), **choice)
@@ -141,8 +139,6 @@ class RewardBench(QObject):
         self._end_request()
         self.changed.emit()
         self.score()
-
-    # Scoring
 
     def score(self) -> None:
         """Score the completions, after asking for missing consent."""
@@ -208,8 +204,6 @@ class RewardBench(QObject):
     def count(self) -> int:
         return sum(len(group["completions"]) for group in self.groups)
 
-    # Cases
-
     @property
     def reward_file(self) -> Path | None:
         return reward_file(self.draft.values())
@@ -236,8 +230,6 @@ class RewardBench(QObject):
             self.score_quietly()
 
         self._ask("reward_cases", "Keeping the case", on_edited, file=str(file), **edit)
-
-    # Requests
 
     def _ask(self, question: str, activity: str, on_answer: Any, **arguments: Any) -> None:
         self.cancel()  # one request at a time; an answer to an older one must not replace what is shown after it

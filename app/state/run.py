@@ -1,4 +1,4 @@
-"""One run, live or archived: follows its folder in short slices on the event loop and signals what is new."""
+"""One run, live or archived, followed on the event loop."""
 
 from __future__ import annotations
 
@@ -34,17 +34,15 @@ from backend.utils.files import read_regular
 from backend.utils.whole_file import replace_file
 
 LIVE_MS, IDLE_MS, BEHIND_MS = 250, 1000, 4
-"""Polling intervals: of a live run, of one that has ended, and while there is more to read than one poll takes."""
+"""Polling intervals: of a live run, of one that has ended, while there is more to read."""
 NEWS_MS, NEWS_BEHIND_MS = 500, 2000
-"""Least time between two `changed`, at the end of the event log and before it: drawing takes time too."""
+"""Least time between two `changed`, at the end of the event log and before it."""
 SLICE = 256 << 10
 """Bytes of event log parsed in one go: about 2 ms."""
 BUDGET_S, INDEX_BUDGET_S = 0.02, 0.008
-"""Seconds that a poll may read before it returns to the event loop, and of that for the index of the completions."""
+"""Seconds of a poll, and of that for the index of the completions."""
 LOG_END = 4096
-"""Bytes at the end of the log that may hold the progress of a start."""
 SILENT_S = 300.0
-"""A live run that writes nothing for longer is called silent."""
 ANSWER_S = 5.0
 """How long a request for control stands: a window that does not answer by then hangs."""
 
@@ -99,7 +97,6 @@ class Run(QObject):
         self._timer.start(0)  # the first poll comes from the event loop, when the caller has connected to the signals
 
     def close(self) -> None:
-        """Stop following."""
         self._timer.stop()
         self.control.release()
 
@@ -121,7 +118,6 @@ class Run(QObject):
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds of work."""
         return self.data.elapsed_s(self.clock.now() if self.is_live else None)
 
     @property
@@ -188,12 +184,11 @@ class Run(QObject):
         request_change(self.folder, settings)
 
     def take_over(self) -> None:
-        """Take the control from the window that has it. Raises UserError."""
         self.control.take_over()
         self.poll()
 
     def expect_process(self) -> None:
-        """A process was just launched: the run counts as starting until that process holds the lock."""
+        """A process was just launched for this run."""
         self._stop_requested = False
         self._expected_until = time.monotonic() + STARTUP_GRACE_S
         self.poll()
@@ -315,7 +310,7 @@ class Run(QObject):
 
 
 class RunClock:
-    """Unix time as the writer of an event log sees it: its newest event, plus monotonic time since that was read."""
+    """Unix time as the writer of an event log sees it: its newest event, plus monotonic time since."""
 
     def __init__(self) -> None:
         self.monotonic = time.monotonic
@@ -323,23 +318,20 @@ class RunClock:
         self._process_since = float("-inf")
 
     def expect(self) -> None:
-        """A process has just been started: its silence counts from now."""
         self._process_since = self.now()
 
     def hear(self, t: float) -> None:
-        """An event with this unix time has just been written."""
         self._then, self._at = t, self.monotonic()
 
     def now(self) -> float:
         return self._then + self.monotonic() - self._at
 
     def silence_s(self, last_t: float) -> float:
-        """Seconds since the newest event, at `last_t`."""
         return max(0.0, self.now() - max(last_t, self._process_since))
 
 
 class RunControl:
-    """One window's control of a live run: the first window has it, others may take over."""
+    """One window's control of a live run; others may take it over."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -370,7 +362,7 @@ class RunControl:
                 self._folder.window_request.unlink(missing_ok=True)
 
     def take_over(self) -> None:
-        """Ask the window that controls the run to give it up; `update` then takes it. Raises DiskError."""
+        """Ask the other window for the control; `update` then takes it. Raises DiskError."""
         replace_file(self._folder.window_request, self._name)
         self._has_asked = True
 
@@ -380,7 +372,6 @@ class RunControl:
             raise UserError("run", "Another window controls this run. Take over there first.")
 
     def release(self) -> None:
-        """Give the control up."""
         self._let_go()
         self._has_asked = self.is_elsewhere = False
 

@@ -1,4 +1,4 @@
-"""Several runs followed together, for charts with a curve for each, over steps, tokens or seconds of work."""
+"""Several runs followed together, for charts with a curve for each."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from backend.runs.completion_rows import CompletionRow, GroupRow
 from backend.runs.run_folder import RunFolder
 
 AXES = {"step": "Step", "tokens": "Tokens", "time": "Time"}
-"""Key of an x axis → its title."""
 POINTS = 2000
-"""Points of a curve over tokens or time: runs share them, so that a position has a value in each."""
+"""Points of a curve over tokens or time."""
 SEARCHED_STEPS = 100
-"""The number of steps that both runs recorded are searched, from the newest, for a prompt that both were asked."""
+"""Newest common steps that are searched for a prompt of both."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedMetric:
-    """One chart of a comparison: a metric, and the title of the Monitor chart that it belongs to."""
+    """A chart of a comparison; `chart`: title of the Monitor chart that it belongs to."""
 
     metric: str
     title: str
@@ -38,8 +37,6 @@ class ComparedMetric:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrompt:
-    """A prompt that two runs were asked at the same step, and each run's group of completions."""
-
     step: int
     groups: tuple[GroupRow, GroupRow]
 
@@ -96,7 +93,7 @@ class RunComparison(QObject):
             run.close()
 
     def metrics(self) -> list[ComparedMetric]:
-        """Metrics of at least one run in the order of the Monitor page, the reward first."""
+        """Metrics of at least one run, the reward first, then as on Monitor."""
         rewards = list(dict.fromkeys(name for run in self.runs for name in run.reward_names))
         found = []
         for chart in CHARTS:
@@ -121,7 +118,6 @@ class RunComparison(QObject):
         return resampled(x, values, self._grid(axis)) if not metric.held_out else (np.round(x), values)
 
     def changes(self, run: Run, axis: str) -> list[tuple[int, str]]:
-        """(x, sentence) of every change of settings during a run."""
         found = [(mark.step, mark.sentence) for mark in run.data.marks if mark.kind == "change"]
         if axis == "step" or not found:
             return found
@@ -155,7 +151,6 @@ class RunComparison(QObject):
         return (float(grid[0]), float(grid[-1])) if len(grid) > 1 else None
 
     def shared_prompts(self, first: Run, second: Run) -> list[SharedPrompt]:
-        """Prompts of both runs at the newest of SEARCHED_STEPS common steps that has one."""
         common = sorted(set(first.index.steps()) & set(second.index.steps()), reverse=True)
         for step in common[:SEARCHED_STEPS]:
             theirs = {group.get("prompt"): group for group in second.index.rows(step)}

@@ -1,4 +1,4 @@
-"""completions.jsonl of a run: an index by step, facts of every completion, and a full-text search."""
+"""completions.jsonl of a run: index by step, facts, full-text search."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def read_line(path: Path, offset: int) -> bytes:
 
 
 class CompletionIndex:
-    """Step → byte range in the file, in the order written. A row is parsed only when it is asked for."""
+    """Step → byte range in the file. A row is parsed when it is asked for."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

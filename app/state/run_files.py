@@ -1,4 +1,4 @@
-"""What the window reads of a run's files beside the event log: checkpoints, the end of the log, settings in force."""
+"""What the window reads of a run's files beside the event log."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from backend.utils.files import open_regular
 from backend.utils.text import as_in_a_terminal, quote
 
 LOG_TAIL = 64 << 10
-"""Bytes at the end of a log that `log_lines` reads."""
 LAST_WORDS = 200
-"""Characters of a log's last line that a message shows."""
 DISK = "disk: "
-"""The last line of a log begins with this where the disk took no more lines of the event log."""
+"""Begins the last line of a log if the disk took no more of the event log."""
 STEERED_STATES = ("running", "paused")
 _SETTING = re.compile(r"^[a-z_]+: ")
 _ROUTINE = re.compile(r"step \d+  |BLAS is |.+(…|/s\.)$")
@@ -28,7 +26,6 @@ _ROUTINE = re.compile(r"step \d+  |BLAS is |.+(…|/s\.)$")
 
 
 def newest_checkpoint(folder: RunFolder) -> int | None:
-    """The step of a run's newest complete checkpoint; None if it has none."""
     # A checkpoint is written under a hidden name, which is no number, and renamed when it is complete.
     names = [path.parent.name for path in folder.checkpoints.glob("*/state.json")]
     return max((int(name) for name in names if name.isdigit()), default=None)
@@ -72,14 +69,13 @@ def silence_advice(pid: object, checkpoint: int | None) -> str:
 
 
 def log_lines(path: Path, n: int) -> list[str]:
-    """The last `n` lines of a log, as a terminal shows them."""
+    """The last `n` lines, as a terminal shows them."""
     text = last_lines(path, LOG_TAIL).decode("utf-8", errors="replace")
     lines = text.removesuffix("\n").split("\n") if text else []
     return [as_in_a_terminal(line) for line in lines[-n:]]
 
 
 def last_lines(path: Path, max_bytes: int) -> bytes:
-    """The last complete lines of a file, in at most `max_bytes`."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -91,7 +87,6 @@ def last_lines(path: Path, max_bytes: int) -> bytes:
 
 
 def modified_ns(path: Path) -> int:
-    """When the file was last written, in nanoseconds; 0 if it does not exist."""
     try:
         return path.stat().st_mtime_ns
     except OSError:
@@ -99,7 +94,6 @@ def modified_ns(path: Path) -> int:
 
 
 def file_size(path: Path) -> int:
-    """The bytes of a file; 0 if it does not exist."""
     try:
         return path.stat().st_size
     except OSError:
@@ -108,7 +102,7 @@ def file_size(path: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CrashOffer:
-    """The question about a run that crashed while no window looked. `key` tells this crash from every other."""
+    """The question about a run that crashed unseen; `key` identifies this crash."""
 
     folder: RunFolder
     key: str
@@ -118,13 +112,13 @@ class CrashOffer:
 
 
 def last_run(folder: Path | None = None) -> RunFolder | None:
-    """The run in `folder` (the runs folder by default) that has trained last; None where none has begun."""
+    """The run that has trained last, or None."""
     begun = (run for run in all_runs(folder) if not is_fresh(run))
     return max(begun, key=lambda run: modified_ns(run.events), default=None)
 
 
 def crash_offer(run: RunFolder, offered: str) -> CrashOffer | None:
-    """The offer to resume this run; None if it has not crashed, or `offered` is the key of this crash."""
+    """None if it has not crashed, or `offered` is the key of this crash."""
     about = summary(run)
     key = f"{run.path}:{file_size(run.events)}"
     if about.state != "crashed" or key == offered:

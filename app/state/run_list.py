@@ -1,4 +1,4 @@
-"""The runs folder as the window sees it: records for the table, and the queue of runs that wait."""
+"""Records of all runs for the table, and the queue of waiting runs."""
 
 from __future__ import annotations
 
@@ -222,7 +222,6 @@ class RunQueue(QObject):
             self.ensure_runner()
 
     def ensure_runner(self) -> bool:
-        """Start the process that runs the queue, if runs wait and none is alive."""
         self.refresh()
         is_launching = time.monotonic() < self._launched_until
         if self.has_runner or is_launching or self.now.is_paused or not self.waiting:
@@ -238,7 +237,7 @@ class RunQueue(QObject):
         return True
 
     def edit(self, run: RunFolder) -> None:
-        """From now on the form holds this run's settings, until they are kept or editing stops."""
+        """The form holds this run's settings from now on."""
         self.edited = run
         self.changed.emit()
 

@@ -1,4 +1,4 @@
-"""News of a run: notifications for a user who looks elsewhere, and the health findings that Monitor shows."""
+"""News of a run: notifications and health findings."""
 
 from __future__ import annotations
 
@@ -21,14 +21,11 @@ if TYPE_CHECKING:
 
 ENDINGS = ("finished", "stopped", "failed", "crashed")
 TROUBLE = ("warning", "bad")
-"""Levels of a health finding that raise a notification."""
 LONGEST_NOTE = 600
-"""Characters shown of a note: an event log may come from another person."""
 LEVELS = ("error", "warning", "info")
 
 
 def finite_rewards(run: Run) -> list[float]:
-    """The finite rewards of a run."""
     rewards = run.series("reward")[1]
     return rewards[np.isfinite(rewards)].tolist()
 
@@ -39,11 +36,7 @@ def reward_before_and_after(run: Run) -> tuple[float | None, float | None]:
 
 
 class RunNotices(QObject):
-    """Follows the run that is shown, and raises each piece of news once.
-
-    Signals:
-        raised(title, sentence) – something that a notification should say.
-    """
+    """Follows the run on show, and raises each piece of news once: (title, sentence)."""
 
     raised = Signal(str, str)
 
@@ -55,7 +48,7 @@ class RunNotices(QObject):
         self._was_silent = False
 
     def follow(self, run: Run | None, *, is_launched: bool = False) -> None:
-        """Follow this run from now on. `is_launched`: it was just started, so that even an end at once is news."""
+        """`is_launched`: it was just started, so that even an end at once is news."""
         self._run = run
         self._was_live = is_launched
         self._was_silent = False
@@ -100,21 +93,16 @@ def _result(run: Run) -> str:
 
 
 class Findings:
-    """The health findings of the run on show."""
-
     def __init__(self) -> None:
-        self._dismissed: set[tuple[str, int | None]] = set()
-
-    def dismiss(self, episode: Episode) -> None:
-        self._dismissed.add((episode.code, episode.since))
+        self.dismissed: set[tuple[str, int | None]] = set()  # code and first step
 
     def of(self, run: Run) -> list[Episode]:
-        """Those that hold, the worst first, the trainer's warnings among them."""
+        """Those that hold, the worst first, then past ones."""
         episodes = [*reported(run.data.health)]
         for note in run.data.notes:
             if note.get("level") == "warning" and "answers" not in note:
                 episodes.append(Episode(note_text(note), "Warning", "warning", note_text(note), "", None))
-        episodes = [episode for episode in episodes if (episode.code, episode.since) not in self._dismissed]
+        episodes = [episode for episode in episodes if (episode.code, episode.since) not in self.dismissed]
 
         def rank(episode: Episode) -> tuple[int, int]:
             return LEVELS.index(episode.level) if episode.level in LEVELS else 1, -(episode.since or 0)
@@ -124,15 +112,11 @@ class Findings:
 
 
 def note_text(note: Mapping[str, Any]) -> str:
-    """The sentence of a note on one printable line."""
     return quote(note.get("sentence") or "", LONGEST_NOTE)
 
 
 def take_up(session: Session, run: Run | None, settings: Mapping[str, Any]) -> None:
-    """Apply the settings that a finding proposes: in a live run where they can change, else in the form, with Undo.
-
-    Raises UserError where the run cannot be asked.
-    """
+    """Apply settings in the live run if they can change there, else in the form. Raises UserError."""
 
     def shown(value: Any) -> str:
         return f"{value:g}" if isinstance(value, float) else f"“{value}”" if isinstance(value, str) else str(value)

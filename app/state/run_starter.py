@@ -68,7 +68,6 @@ class RunStarter:
             session.message.emit(f"{folder.name} waits in the queue.")
 
     def resume(self, folder: RunFolder, *options: str) -> None:
-        """Resume a run in a new process with options of the verb, and show it."""
         session = self._session
         session.messages.withdraw(START)
         if self._is_busy():

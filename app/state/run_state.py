@@ -1,4 +1,4 @@
-"""The state of one run, reduced from its event log: metrics by step, phase, clock, ending."""
+"""The state of one run, reduced from its event log."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from backend.runs.events import ENDINGS, KINDS, Event
 
 FIRST_CAPACITY = 1024
 BATCH = 256
-"""Rows that wait as dicts before they are stored together: numpy converts a table in a tenth of the time."""
+"""Rows that wait to be stored together, which is ten times as fast."""
 
 Row = tuple[int, Mapping[str, Any]]
 
 
 class Series:
-    """Metrics by step: growing columns of float64, all as long as the column of steps. Reading is a view."""
+    """Metrics by step, in growing columns of float64. Reading is a view."""
 
     def __init__(self) -> None:
         self._size = 0
@@ -39,7 +39,7 @@ class Series:
         return self._size + len(self._waiting)
 
     def append(self, step: int, values: Mapping[str, Any]) -> None:
-        """Append a step, replacing it and all after it if it exists. `values` must not be changed afterwards."""
+        """Append a step, replacing it and all after it. `values` must not change afterwards."""
         if self._last is not None and step <= self._last:
             self._store()
             self._size = int(np.searchsorted(self._steps[: self._size], step))
@@ -115,7 +115,6 @@ def _table(rows: Sequence[Iterable[Any]], width: int) -> np.ndarray:
 
 
 def number(value: Any) -> float:
-    """`value` as a float; NaN for anything but a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
     try:
@@ -130,7 +129,7 @@ MarkKind = Literal["eval", "checkpoint", "change", "health", "resume"]
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A mark on the charts: something that happened at a step, which may explain the bend of a curve."""
+    """Something that happened at a step, which may explain the bend of a curve."""
 
     step: int
     kind: MarkKind
@@ -152,9 +151,8 @@ PHASE_WORDS = {
 }
 
 RATE_WINDOW = 50
-"""Steps that the time left is estimated from: steady, and still able to follow completions that grow longer."""
+"""Steps that the time left is estimated from."""
 KEPT = 200
-"""Notes and health findings kept in memory."""
 
 
 class RunState:
@@ -228,7 +226,7 @@ class RunState:
         return self._clock.seconds + self._clock.since_last(now)
 
     def eta_s(self, now: float | None = None) -> float | None:
-        """Estimated seconds left, from the rate of the last steps; None while there is no step."""
+        """Estimated seconds left, from the rate of the last steps; None before a step."""
         if self.ending or not self.iterations or not self._step_times:
             return None
         (first, then), (last, at) = self._step_times[0], self._step_times[-1]
@@ -238,7 +236,6 @@ class RunState:
         return max(0.0, seconds_per_step * max(0, self.iterations - last) - (self.elapsed_s(now) - at))
 
     def apply(self, event: Event) -> None:
-        """Apply one event."""
         kind = event.get("kind")
         if not isinstance(kind, str) or kind not in KINDS:
             return
@@ -315,7 +312,7 @@ def _is_count(value: Any) -> TypeGuard[int]:
 
 @dataclass(frozen=True, slots=True)
 class RankNow:
-    """A rank of a run on several machines at the newest step; None for what was not measured."""
+    """A rank at the newest step; None for what was not measured."""
 
     info: RankInfo
     sampling: float | None

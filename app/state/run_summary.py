@@ -1,4 +1,4 @@
-"""A run described in words, from valid settings: a summary, and details worth knowing before it starts."""
+"""A run described in words, from valid settings."""
 
 from __future__ import annotations
 

@@ -99,8 +99,6 @@ class Session(QObject):
         self.run_changed.connect(self._await_release)
         self.run_state_changed.connect(self._await_release)
 
-    # Services
-
     @cached_property
     def service(self) -> Service:
         """The client of the helper process."""
@@ -176,10 +174,7 @@ class Session(QObject):
         queue.started.connect(self._on_queue_started)
         return queue
 
-    # The form
-
     def restore(self) -> None:
-        """Restore the form of the last session, or load the demo at the first launch."""
         try:
             if self.prefs.draft_file.exists():
                 self.draft.restore(self.prefs.config_file)
@@ -250,12 +245,11 @@ class Session(QObject):
         self.field_requested.emit(key)
 
     def use_two_updates(self) -> None:
-        """Set the form to two updates per rollout, so that the ratio can be clipped."""
         self.draft.set("num_iterations", 2)
         self._say_undoable("Updates per rollout is 2 in the form, for the next run; a running one keeps its own.")
 
     def while_form_stays(self) -> Callable[[], bool]:
-        """Return a function that is True as long as the form is the same as now."""
+        """A function that is True as long as the form stays the same."""
         values, path = self.draft.values(), self.draft.path
         return lambda: (self.draft.values(), self.draft.path) == (values, path)
 
@@ -268,8 +262,6 @@ class Session(QObject):
     def _remember_file(self, key: str = "") -> None:
         if not key and self.prefs.config_file != self.draft.path:
             self.prefs.config_file = self.draft.path
-
-    # The run that is shown
 
     def open_run(self, path: Path) -> None:
         """Show a run."""
@@ -317,8 +309,6 @@ class Session(QObject):
         """Chat with this run's model."""
         self.page_requested.emit("chat")
         self.chat_requested.emit(folder)
-
-    # The run that trains
 
     @property
     def is_training(self) -> bool:

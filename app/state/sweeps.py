@@ -1,4 +1,4 @@
-"""The sweeps of this machine: results as the sweep's detached process writes them, and the form of a new sweep."""
+"""The sweeps of this machine, and the form of a new one."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ OWN = {"run_name", "lm_studio_name"}
 
 @dataclass(frozen=True, slots=True)
 class VariedSetting:
-    """A setting, its values as text, and how a random search draws: list, uniform, log_uniform."""
+    """`draw`: list, uniform or log_uniform."""
 
     key: str
     text: str

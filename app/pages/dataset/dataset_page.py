@@ -104,7 +104,7 @@ class DatasetPage(QWidget):
         dataset = self.dataset
         self.path.edited.connect(self.draft.set)
         self.mapping.edited.connect(self.draft.set)
-        self.mapping.use.clicked.connect(dataset.accept_suggestions)
+        self.mapping.use.clicked.connect(lambda: self.draft.update(dataset.suggested_columns))
         self.draft.changed.connect(self._on_changed)
         dataset.changed.connect(self._show_all)
         dataset.counts_changed.connect(self._show_counts)
@@ -146,7 +146,8 @@ class DatasetPage(QWidget):
         self._stack.setCurrentWidget({"none": self.nothing, "absent": self.absent}.get(dataset.state, unread))
         self._show_values()
         configs = dataset.choices["configs"]
-        self.mapping.offer_splits(preview.get("form", "file"), dataset.split_choices(), configs, dataset.splits)
+        names = dataset.choices["splits"] or preview.get("names", [])
+        self.mapping.offer_splits(preview.get("form", "file"), names, configs, dataset.splits)
         self.mapping.offer_columns(preview.get("columns", ()))
         self._show_values()
         self.mapping.show_problems(dataset.faults)
@@ -277,14 +278,14 @@ class DatasetPage(QWidget):
             else:
                 self.model.add_chunk(start, answer["rows"], answer["tokens"])
 
-        self.dataset.request_rows(start, CHUNK, add, owner=self)
+        self.dataset.request("preview_rows", add, self, start=start, count=CHUNK)
 
     def _request_row(self) -> None:
         index = self.table.currentIndex().row()
         if index < 0:
             return
         if self._row_request:
-            self.dataset.cancel(self._row_request)
+            self.session.service.cancel(self._row_request)
         generation = self._generation
 
         def show(answer: dict[str, Any] | None) -> None:
@@ -293,7 +294,7 @@ class DatasetPage(QWidget):
             if answer is not None and generation == self._generation:
                 self.detail.show_row(index, answer, self.dataset.prompt_limit)
 
-        self._row_request = self.dataset.request_row(index, show, owner=self)
+        self._row_request = self.dataset.request("preview_row", show, self, in_parts=True, index=index)
 
 
 def lengths_caption(dataset: Dataset) -> str:

@@ -24,13 +24,10 @@ from backend.trainer.health.watch import Episode
 from backend.utils.errors import UserError
 
 FOLDED = 2
-"""Findings that are shown at most while the rest is folded."""
 NARROW = 860
-"""Width in pixels below which a row's buttons go under its text."""
 ROW_OF_CHARTS, TALL_PAGE = 176, 680
 """Least height of a row of charts; height of a page from which on two rows of them stay in view."""
 ROLES = {"error": "bad", "warning": "warning", "info": "accent"}
-"""Level → palette role of a row's edge."""
 
 
 class HealthRow(QFrame):
@@ -112,7 +109,7 @@ class HealthCards(QFrame):
             self._show_rows()
 
     def set_room(self, folded: int, unfolded: int) -> None:
-        """The pixels that the cards may take, folded and unfolded."""
+        """Pixels that the cards may take, folded and unfolded."""
         if (folded, unfolded) != (self._room, self._open_room):
             self._room, self._open_room = folded, unfolded
             self._fit()
@@ -202,7 +199,6 @@ class HealthCards(QFrame):
         self.show_episodes(self._findings.of(run) if run is not None else [])
 
     def _read_completions(self, step: int, rule: str) -> None:
-        self._session.page_requested.emit("completions")
         # Filters that show just what a rule is about have its name.
         self._session.completions_requested.emit(step, rule if rule in FILTERS else None)
 
@@ -217,7 +213,7 @@ class HealthCards(QFrame):
             self._session.message.emit(error.faults[0].sentence)
 
     def _dismiss(self, episode: Episode) -> None:
-        self._findings.dismiss(episode)
+        self._findings.dismissed.add((episode.code, episode.since))
         self.show_run(self._run)
 
 

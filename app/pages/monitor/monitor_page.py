@@ -80,19 +80,6 @@ class MonitorPage(QWidget):
         session.run_changed.connect(self._on_run_changed)
         self._on_run_changed()
 
-    # Slots of the Run menu
-
-    def change_settings(self) -> None:
-        self.steering.open()
-
-    def stop_when(self) -> None:
-        self.steering.open("stop_when")
-
-    def finish_step(self) -> None:
-        self.steering.finish_step()
-
-    # Showing the run
-
     def _on_run_changed(self) -> None:
         self._run = self.session.run
         self.charts.show_run(self._run)
@@ -174,8 +161,6 @@ class MonitorPage(QWidget):
         has_room = self.height() >= theme.scaled(ROOM_FOR_RANKS)
         self.ranks.show_ranks(ranks_of(run.data.started, run.data.ending, run.data.steps.latest) if has_room else [])
 
-    # The card with the result
-
     def _show_verdict(self) -> None:
         run = self._run
         if run is None or (run.state in ("starting", "running", "stopping") and not run.silence):
@@ -212,7 +197,7 @@ class MonitorPage(QWidget):
             advice = f"{waits} It resumes by itself; Resume does so now." if run.data.pause_reason else ""
             actions = [
                 CardAction("Resume", lambda: self._send("resume"), primary=True),
-                CardAction("Change settings…", self.change_settings),
+                CardAction("Change settings…", self.steering.open),
             ]
             show("Paused", "warning", run.data.pause_reason or waits, advice, actions=actions)
         elif run.state == "finished":

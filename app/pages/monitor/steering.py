@@ -191,6 +191,9 @@ class RunSteering(QObject):
         if key:
             self.panel.fields[key].control.setFocus(Qt.FocusReason.ShortcutFocusReason)
 
+    def stop_when(self) -> None:
+        self.open("stop_when")
+
     def finish_step(self) -> None:
         if self._session.run is None:
             return

@@ -31,17 +31,14 @@ Runs = Sequence[RunRecord]
 
 @dataclass(frozen=True, slots=True)
 class TrashedRun:
-    """A run's folder before, and where it lies now; `trashed` is None where the desktop does not say."""
+    """`trashed`: where it lies now, None if the desktop does not say."""
 
     path: Path
     trashed: Path | None
 
 
 def move_to_trash(run: RunFolder) -> TrashedRun:
-    """Move a run to the desktop's trash.
-
-    Raises UserError for a run that is being trained, and where the desktop has no trash for it.
-    """
+    """Raises UserError for a run that is being trained, or without a trash."""
     handle = hold_lock(run)
     try:
         place = move_by_desktop(run.path)
@@ -51,7 +48,7 @@ def move_to_trash(run: RunFolder) -> TrashedRun:
 
 
 def move_by_desktop(path: Path) -> Path:
-    """Have the desktop move a folder to its trash; returns its place there, as far as known. Raises UserError."""
+    """Returns the place in the trash, as far as known. Raises UserError."""
     file = QFile(str(path))
     if not file.moveToTrash():
         raise UserError("run", f"{path} could not be moved to the trash: {file.errorString()}.")
@@ -59,7 +56,7 @@ def move_by_desktop(path: Path) -> Path:
 
 
 def restore(run: TrashedRun) -> None:
-    """Move a run back out of the trash. Raises UserError where its place is taken, or it is no longer in the trash."""
+    """Move a run back out of the trash. Raises UserError."""
     if run.trashed is None or not run.trashed.exists():
         raise UserError("run", f"{run.path.name} is no longer in the trash.")
     if run.path.exists():
@@ -73,7 +70,7 @@ def restore(run: TrashedRun) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunAction:
-    """One entry of the menu: its text for a selection, the condition under which it is enabled, its keys."""
+    """An entry of the menu: its text for a selection, when it is enabled, its keys."""
 
     key: str
     text: Callable[[Runs], str]
@@ -101,10 +98,6 @@ def _can_resume(runs: Runs) -> bool:
     return _one(runs) and runs[0].summary.state in RESUMABLE
 
 
-def _several(runs: Runs) -> bool:
-    return len(runs) > 1
-
-
 def _text(text: str, several: str = "") -> Callable[[Runs], str]:
     return lambda runs: several.format(len(runs)) if several and len(runs) > 1 else text
 
@@ -115,7 +108,7 @@ def _toggle(name: str, on: str, off: str) -> Callable[[Runs], str]:
 
 ACTIONS: tuple[RunAction | None, ...] = (
     RunAction("open", _text("Open"), _one, "Return"),
-    RunAction("compare", _text("Compare", "Compare {} runs"), _several, "Return"),
+    RunAction("compare", _text("Compare", "Compare {} runs"), lambda runs: len(runs) > 1, "Return"),
     RunAction("resume", _text("Resume"), _can_resume),
     RunAction("queue", _text("Resume in the queue"), _can_resume),
     RunAction("chat", _text("Chat"), _has_trained),
@@ -140,16 +133,10 @@ ACTIONS: tuple[RunAction | None, ...] = (
 
 
 class RunActions(QObject):
-    """Does them. `of_page` are those of compare, clone, rename and free, which need the page itself.
+    """Does them. `of_page`: those that need the page itself."""
 
-    Signals:
-        changed([paths]) – notes of these runs were written.
-        moved – runs were moved to the trash, or back.
-        refused(sentence) – why something was not done.
-    """
-
-    changed = Signal(list)
-    moved = Signal()
+    changed = Signal(list)  # paths of runs whose notes were written
+    moved = Signal()  # to the trash, or back
     refused = Signal(str)
 
     def __init__(
