@@ -36,6 +36,7 @@ from backend.data.rows import (
 from backend.export.atomic_folder import move_into_place, nearest_existing, staging_folder
 from backend.export.destinations import safe_name
 from backend.export.original_files import converted_from
+from backend.rewards import functions as functions  # registers them
 from backend.rewards.allowed_code import code_files, read_code
 from backend.rewards.catalogue import locate_reward_file, metric_name, reward_call
 from backend.rewards.registry import REWARD_REGISTRY, RewardCallable
