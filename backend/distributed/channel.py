@@ -29,9 +29,9 @@ from backend.trainer.machine import gpu_error
 from backend.utils.errors import UserError
 
 MEETING_PATIENCE_S = 60.0
-"""Seconds for the ranks to connect, once all of them have met in MLX."""
+"""Seconds for the ranks to connect."""
 GOODBYE_PATIENCE_S = 10.0
-"""Seconds for a worker to end once its leader has closed the channel."""
+"""Seconds for a worker to end after the leader's goodbye."""
 FAULT = "fault"
 
 
@@ -79,7 +79,7 @@ class LeaderChannel:
     ) -> None:
         self.machines = list(machines)
         self.on_failure: Callable[[LostRankError | WorkerError], None] = lambda failure: None
-        """Called once, in any thread, as soon as a failure is known."""
+        """Receives the first failure, in any thread."""
         self._ranks = ranks
         self._changed = threading.Condition()
         self._inbox: deque[ChannelMessage] = deque()
@@ -102,7 +102,6 @@ class LeaderChannel:
         self._connections[rank].send(kind, body, arrays)
 
     def send_to_all(self, kind: str, body: Mapping[str, Any] | None = None, arrays: Arrays | None = None) -> None:
-        """As `send`, to every worker; the message is encoded once."""
         frame = encode(kind, body or {}, arrays or {})
         for each in self._connections.values():
             each.send_frame(frame)
@@ -115,7 +114,6 @@ class LeaderChannel:
             return self._inbox.popleft() if self._inbox else None
 
     def check(self) -> None:
-        """Raise the known LostRankError or WorkerError."""
         if self._failure is not None:
             raise self._failure
 
@@ -131,7 +129,6 @@ class LeaderChannel:
         raise self._failure
 
     def close(self) -> None:
-        """Send what is waiting and a goodbye, and hang up."""
         for each in self._connections.values():
             each.close()
 

@@ -27,9 +27,9 @@ from backend.training.collectives import Collectives
 from backend.utils.errors import UserError
 
 POLL_S = 0.1
-"""Seconds between two calls of `check` while a collective is under way."""
+"""Seconds between two calls of `check`."""
 REASON_WITHIN_S = 30.0
-"""Seconds in which `check` may find the machine to blame for a failed collective."""
+"""Seconds in which `check` may find the reason."""
 FIRST_BYTES = 1016
 """Bytes that travel with the length; a longer value takes a second round."""
 
@@ -45,11 +45,10 @@ class FlatCollectives(Collectives):
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self.waiting: Callable[[float], None] = do_nothing
-        """Receives the seconds that a collective has taken; may raise."""
         self.waited_s = 0.0
-        """Seconds in `gather`, `concatenate` and `barrier`: little data, so the wait for slower ranks."""
+        """Seconds of waiting for slower ranks."""
         self.summed_s = 0.0
-        """Seconds in `sum` and `broadcast`: the transfer, since a `gather` precedes each."""
+        """Seconds of transfers."""
 
     def all_sum(self, x_N: mx.array) -> mx.array:
         """The sum over the ranks, evaluated."""
@@ -60,7 +59,6 @@ class FlatCollectives(Collectives):
         raise NotImplementedError
 
     def pulse(self) -> dict[str, int]:
-        """This rank's part of a heartbeat."""
         return {"entered": self.entered, "left": self.left}
 
     def sum(self, arrays: Sequence[mx.array]) -> list[mx.array]:
@@ -128,9 +126,8 @@ class MlxCollectives(FlatCollectives):
     def __init__(self, group: mx.distributed.Group, device: mx.DeviceType = mx.cpu) -> None:
         super().__init__(group.rank(), group.size())
         self.check: Callable[[], None] = do_nothing
-        """Called while a collective is waited for; raises what is known of a lost rank."""
+        """Raises for a lost rank; called while waiting."""
         self.group = group
-        """A sharded model sums over it inside its passes, never during a call of this object."""
         self._device = device
         self._calls: queue.SimpleQueue[tuple[Callable[[], mx.array], Future[mx.array]]] = queue.SimpleQueue()
         threading.Thread(target=self._communicate, name="collectives", daemon=True).start()

@@ -19,7 +19,6 @@ from backend.utils.command import BUNDLED_PROGRAM, backend_command, is_bundled
 from backend.utils.places import project_root
 
 CONNECT_S = 8
-"""Seconds that ssh may take to connect."""
 SSH_OPTIONS = shlex.split(
     f"-T -o BatchMode=yes -o ConnectTimeout={CONNECT_S} -o ServerAliveInterval=5 -o ServerAliveCountMax=3 "
     "-o LogLevel=ERROR"
@@ -33,7 +32,7 @@ LIBRARY_VARIABLE = "MLX_MPI_LIBNAME"
 FILES_VARIABLE = "GRPO_STUDIO_FILES"
 """Variable with a JSON object for `mlx_files`."""
 _USUAL_FOLDERS = ("/opt/homebrew/bin", "/usr/local/bin", "/opt/local/bin")
-"""Homebrew's and MacPorts', which a Mac app lacks in its PATH."""
+"""A Mac app lacks these in its PATH."""
 
 
 def rank_program(host: Host, verb: str, *arguments: str) -> list[str]:

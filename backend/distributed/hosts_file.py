@@ -37,9 +37,9 @@ BACKENDS = ("ring", "mpi", "nccl", "jaccl", "jaccl-ring")
 """The backends of `mlx.launch`."""
 AUTO = "auto"
 WANTED = (AUTO, "ring", "mpi", "jaccl", "nccl")
-"""Values of the setting `distributed_backend`; only a hosts file names jaccl-ring."""
+"""Values of `distributed_backend`."""
 LARGEST_SOUND_RING = 2
-"""With more ranks 3 to 4 % of the ring's sums never end (mlx#4475)."""
+"""Longer rings hang now and then (mlx#4475)."""
 HERE = ("127.0.0.1", "localhost")
 """Names of this machine."""
 
@@ -110,15 +110,15 @@ class Host:
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
     ssh: Annotated[str, AfterValidator(_ssh_name)]
-    """Name or address for ssh, with or without a user; 127.0.0.1 is this machine."""
+    """As ssh takes it; 127.0.0.1 is this machine."""
     ips: Annotated[tuple[Annotated[str, AfterValidator(_address)], ...], Field(max_length=16), _empty_as_tuple] = ()
-    """IPv4 addresses at which the other machines reach it; over several cables, one each."""
+    """IPv4 addresses, one for each cable."""
     rdma: Annotated[tuple[Annotated[Device, PlainValidator(_device)], ...], _empty_as_tuple] = ()
-    """The RDMA device that leads to each host of the file; None for itself."""
+    """The RDMA device that leads to each host."""
     program: Path_ = ""
-    """A Python that has GRPO Studio there, or grpo-studio-backend. Empty: as here."""
+    """A Python with GRPO Studio, or grpo-studio-backend."""
     folder: Path_ = ""
-    """Folder of a checkout there. Empty: as here."""
+    """A checkout there."""
 
     def to_json(self) -> dict[str, Any]:
         """The entry of the file, empty keys of ours left out."""

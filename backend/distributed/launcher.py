@@ -61,17 +61,16 @@ from backend.utils.text import quote
 
 POLL_S = 0.2
 MEETING_S = 120.0
-"""Seconds for the ranks until all are connected: each machine loads Python and MLX."""
+"""Seconds for the ranks until all are connected."""
 ENDING_S = 25.0
-"""Seconds for rank 0 to save and end once a machine is lost."""
+"""Seconds to save and end after a loss."""
 EXITING_S = 10.0
-"""Seconds for rank 0 to end once it has reported its exit code."""
+"""Seconds to end after reporting an exit code."""
 LEAVING_S = {True: 8.0, False: 1.0}
-"""Seconds for workers to end by themselves after rank 0, by success."""
+"""Seconds for workers to end, by success."""
 MPI_PATIENCE_S = 3.0
-"""Seconds for mpirun to end its ranks."""
 FIRST_PORT, PORTS = 20_000, 10_000
-"""Ports that a run chooses from: below those that systems hand out by themselves."""
+"""Below those that systems hand out."""
 RESUMED = "The run goes on from its last checkpoint when it is resumed."
 
 _UNDER_MPI = """
@@ -168,11 +167,10 @@ class _Start:
         self._by_mpi = launch.backend == "mpi" and self._size > 1
         self._port = free_port(self._hosts)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        """The process of each rank, or its ssh; under mpirun only mpirun's, as rank 0's."""
+        """Of each rank; under mpirun only mpirun's."""
         self._deadline: float | None = None
-        """When rank 0 is killed (monotonic): a machine is lost, and it has not ended."""
+        """When rank 0 is killed (monotonic)."""
         self._why = ""
-        """The reason, as far as the launcher knows."""
 
     def run(self) -> LaunchEnd:
         self._orders.give(self._launch.orders)

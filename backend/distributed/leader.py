@@ -40,11 +40,11 @@ from backend.training.not_finite import check_sampled, check_scores
 from backend.types import Group, Problem
 
 LEAST_S = 120.0
-"""Seconds that a rank which answers may always take."""
+"""Seconds that any work may take."""
 TIMES = 10.0
-"""How many times as long as usual work may take besides."""
+"""Times the usual seconds that it may take besides."""
 FIRST_S = 3600.0
-"""The time limit of the first step, which compiles kernels."""
+"""Seconds that the first step may take."""
 SERVING_S = 0.02
 """Seconds to wait for a message."""
 
@@ -87,18 +87,16 @@ class SharedSampling:
         self._scheduler = PromptScheduler(len(problems), order.group_size, paces, size)
         self._idle = set(range(1, size))
         self._given: dict[int, tuple[int, float]] = {}
-        """Rank → (completions of the round that it works on, when it got them)."""
+        """Rank → (completions of its round, when given)."""
         self.rounds: list[SampledRound] = []
         self.took_s = 0.0
 
     @property
     def groups(self) -> list[Group]:
-        """In the order of the problems."""
         return [group for each in sorted(self.rounds, key=lambda each: each.start) for group in each.groups]
 
     @property
     def logged(self) -> dict[str, float]:
-        """The metrics that reward functions logged: means over the rounds by their completions."""
         totals: dict[str, tuple[float, int]] = {}
         for each in self.rounds:
             for name, value in (each.logged or {}).items():
@@ -233,9 +231,9 @@ class LeaderContext(RunContext):
     config: Config
     """The settings that the workers have."""
     notes: list[str] = field(default_factory=list)
-    """New messages of workers for the user."""
+    """New messages of workers."""
     kept: StepSnapshot | None = None
-    """The state that the present step's updates began with."""
+    """The state before the present step's updates."""
 
     def begin(self) -> None:
         learner = self.learner

@@ -59,28 +59,26 @@ from backend.utils.own_files import own_file
 from backend.utils.text import quote
 
 FACTS_S = 45.0
-"""Seconds for a machine to answer: the connection, and Python starting from a cold disk."""
+"""Seconds for a machine to answer."""
 LINK_S = 45.0
-"""Seconds for a measurement: loading mlx, connecting, and 30 sums; over Wi-Fi about 20 s."""
+"""Seconds for a measurement; Wi-Fi takes 20."""
 GRACE_S = 2.0
 STALLED_S = 30.0
-"""Seconds in which a copy may make no progress."""
+"""Seconds without progress of a copy."""
 POLL_S = 0.2
 OF_SSH = 255
-"""ssh's exit code for an error of its own."""
+"""ssh's own exit code."""
 _SSH_HINTS = {
     "Permission denied": "refuses your key. Put it there with: ssh-copy-id {ssh}",
     "Host key verification failed": "is not known to ssh yet. Connect once by hand: ssh {ssh}",
     "Connection refused": "accepts no ssh. Turn on Remote Login there (System Settings, General, Sharing).",
     "timed out": "does not answer. It may be asleep, switched off, or on another network.",
 }
-"""ssh's words → the rest of a sentence that begins with the machine."""
+"""ssh's words → rest of a sentence."""
 _UNPACK = 'mkdir -p "$1" && tar -xf - -C "$1" && mv "$1/$2.part" "$1/$2"'
-"""For sh on another machine: the folder of a copied model, and its config.json, which comes last, so that nothing takes
-half a folder for a model."""
+"""Unpacks a model; config.json comes last."""
 
 Stage = Literal["reading", "read", "copying", "measuring"]
-"""A stage of the check of a machine."""
 
 
 class NotReachedError(Exception):
@@ -96,7 +94,6 @@ class Wanted:
     model: str = ""
     reward_file: str = ""
     copies: bool = False
-    """Copy the model to machines that lack it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +101,9 @@ class CheckProgress:
     """Receives the progress of a check, from several threads."""
 
     reached: Callable[[int, Stage, float | None], None] = lambda rank, stage, share: None
-    """(rank, stage, the share of a copy that is done)."""
+    """(rank, stage, share of a copy)."""
     check: Callable[[], None] = lambda: None
-    """Called several times a second; raises to give up."""
+    """Raises to give up."""
 
 
 def check_machines(

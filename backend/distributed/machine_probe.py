@@ -45,10 +45,9 @@ from backend.utils.text import quote
 MARKER = "grpo-studio "
 CUDA_PACKAGES = ("mlx-cuda-13", "mlx-cuda-12", "mlx-cuda")
 DEVICES_S = 5.0
-"""Seconds for the list of RDMA devices."""
 LATENCY_SUMS = 21
 SMALL_BYTES = 1_000_000
-"""Of the first large sum; if it exceeds SLOW_S, no larger one follows."""
+"""Of the first large sum."""
 SLOW_S = 1.0
 
 

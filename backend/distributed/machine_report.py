@@ -14,18 +14,17 @@ from backend.utils.text import quote
 
 Level = Literal["refuse", "warn", "info"]
 LEVELS: tuple[Level, ...] = ("refuse", "warn", "info")
-"""refuse: a run would not start; warn: it would be slow or slightly different."""
+"""refuse: no run would start; warn: slower or different."""
 
 COPY_LIMIT = 8_000_000_000
-"""Bytes of the largest model to copy."""
 RESERVE = 2_000_000_000
-"""Bytes that must stay free on a machine's disk."""
+"""Bytes to leave free on a disk."""
 GRADIENT_BYTES = 20_000_000
-"""Of a LoRA adapter of rank 8 on a 4B model, in float32."""
+"""Of a rank-8 LoRA of a 4B model."""
 SLOW_SUM_S = 2.0
-"""Seconds of such a sum from which the connection is called slow."""
+"""Seconds of a slow sum of GRADIENT_BYTES."""
 SLOW_LATENCY_S = 0.02
-"""Seconds of a sum of one number: a cable takes less than 1 ms."""
+"""Seconds of a slow sum of one number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,26 +36,23 @@ class MachineFacts:
     system: str = ""
     chip: str = ""
     device: str = ""
-    """gpu or cpu: what a run computes on there."""
+    """gpu or cpu"""
     memory: int = 0
     memory_free: int = 0
     memory_usable: int = 0
-    """The part that a run may use."""
     disk_free: int | None = None
-    """On the disk where models are kept."""
     python: str = ""
     grpo_studio: str = ""
     code: str = ""
-    """A digest of GRPO Studio's source files; "" in a frozen app."""
+    """Digest of our source files."""
     mlx: str = ""
     mlx_lm: str = ""
     has_mpi: bool = False
     rdma_devices: tuple[str, ...] = ()
     model: str = ""
-    """A digest of the model's files; "" without them."""
+    """Digest of the model's files."""
     model_bytes: int = 0
     has_reward_file: bool | None = None
-    """None without a reward file in the settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +60,9 @@ class LinkSpeed:
     """How fast `ranks` ranks sum numbers together."""
 
     latency_s: float
-    """The median of sums of one number."""
+    """Of sums of one number."""
     bytes_per_second: float
-    """Of a large sum: its bytes over its time."""
+    """Of a large sum."""
     ranks: int = 2
 
     @property
@@ -125,7 +121,6 @@ class MachineReport:
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> MachineReport:
-        """The inverse of `to_dict`, after a passage through JSON."""
         return TypeAdapter(cls).validate_python(raw)
 
     def link_sentence(self) -> str:

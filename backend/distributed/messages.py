@@ -31,7 +31,6 @@ COLUMNS: dict[str, Any] = {
     "log_held": np.float32,
     "mask": np.uint8,
 }
-"""The lists of a completion, one value a token."""
 
 
 def pack_groups(groups: Sequence[Group], *, is_scored: bool = False) -> Packed:
@@ -100,7 +99,7 @@ class SamplingOrder:
     epoch: float
     seed: int
     position: int
-    """The first problem's number in the run: with the seed, it fixes the random numbers."""
+    """The first problem's number in the run."""
     group_size: int
     scoring: list[dict[str, Any]]
     """State of adaptive reward weights."""

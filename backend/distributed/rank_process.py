@@ -20,21 +20,19 @@ import psutil
 from backend.trainer import control
 
 ORDERS_VARIABLE = "GRPO_STUDIO_LAUNCH"
-"""Environment variable of rank 0 with the folder of its orders."""
+"""Names the folder of rank 0's orders."""
 WATCH_VARIABLE = "GRPO_STUDIO_WATCH_STDIN"
 """Variable: end with stdin, which the launcher holds open."""
 BACKEND_VARIABLE = "GRPO_STUDIO_BACKEND"
-"""Environment variable with the backend of MLX over which the ranks meet."""
+"""The backend over which the ranks meet."""
 ADDRESSES_VARIABLE = "GRPO_STUDIO_ADDRESSES"
-"""Environment variable of rank 0 with its addresses in the hosts file, separated by commas."""
+"""Rank 0's addresses, separated by commas."""
 RESTART_RANKS = 75
-"""Exit code of a rank 0 that has saved and asks for a new start of all ranks."""
+"""Exit code: start all ranks again."""
 LEADER_LOST = 74
-"""Exit code of a worker that has lost its leader."""
+"""Exit code of a worker without a leader."""
 STOPPED = 3
-"""Exit code of a worker that was stopped alone."""
 STOP_PATIENCE_S = 30.0
-"""Seconds for rank 0 to stop and save."""
 
 _REPORTING = threading.Lock()
 
@@ -44,11 +42,11 @@ class Orders:
     """The launcher's orders to rank 0."""
 
     command: str
-    """The command line of the launcher, for the event log."""
+    """The launcher's command line, for the event log."""
     is_checked: bool = False
     """Settings and files were checked already."""
     goes_on: bool = False
-    """The ranks start again without a lost one."""
+    """Restart without a lost rank."""
     notes: list[str] = field(default_factory=list)
     """Messages for the event log."""
     warnings: list[str] = field(default_factory=list)
@@ -63,7 +61,6 @@ class OrdersFolder:
     path: Path
 
     def give(self, orders: Orders) -> None:
-        """Before the ranks are started; deletes the reports of an earlier rank 0."""
         (self.path / "report.json").unlink(missing_ok=True)
         _write(self.path / "orders.json", asdict(orders))
 
@@ -102,7 +99,7 @@ BACKEND_MARKS = {
     "PMIX_RANK": "mpi",
     "PMI_RANK": "mpi",
 }
-"""Environment variable → the backend whose ranks have it."""
+"""Environment variable → backend that sets it."""
 
 
 def backend_of(environment: Mapping[str, str] = os.environ) -> str:

@@ -17,9 +17,9 @@ from backend.utils.machine import chip
 from backend.utils.text import quote
 
 MACHINE_VARIABLE = "GRPO_STUDIO_MACHINE"
-"""Environment variable with the name of this machine in the hosts file."""
+"""This machine's name in the hosts file."""
 LOG_VARIABLE = "GRPO_STUDIO_RANK_LOG"
-"""Environment variable with the place of this process's output, for a person."""
+"""The place of this process's output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +28,15 @@ class RankInfo:
 
     rank: int
     machine: str
-    """As in the hosts file, or its host name."""
     address: str = ""
-    """Where rank 0 sees it; "" for rank 0 itself."""
+    """As rank 0 sees it."""
     pid: int = 0
     chip: str = ""
     memory_gb: float = 0.0
     mlx: str = ""
     python: str = ""
     log: str = ""
-    """Place of its output, for a person."""
+    """Place of its output."""
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> RankInfo:

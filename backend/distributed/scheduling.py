@@ -20,19 +20,19 @@ from backend.distributed.messages import SampledRound
 from backend.trainer.run_context import StepContext
 
 FIRST_SHARE = 0.75
-"""Share of its even part that a rank gets in one round."""
+"""Share of its even part in one round."""
 UNKNOWN_SHARE = 0.5
-"""The same while the pace of some rank is not known yet."""
+"""The same while some pace is unknown."""
 ROUNDS = 24
-"""Rounds of a rank that its pace is fitted to."""
+"""Rounds that a pace is fitted to."""
 FADING = 0.9
-"""Weight of a round, against the one after it."""
+"""Weight of a round against the next."""
 IDLE_GAIN = 0.9
-"""Factor of an idle rank's seconds per step, so that it is tried again in time."""
+"""Per step, so that a slow rank is tried again."""
 NEW_SPEED = 0.5
-"""Weight of a step's speed of learning, against the mean of those before."""
+"""Weight of a step's learning speed."""
 UNSEEN_GAIN = 1.1
-"""Factor of the learning speed of a rank without rows, so that it is tried again."""
+"""So that a rank without rows is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,6 @@ class RankPaces:
         self._rounds = [deque[tuple[int, float]](maxlen=ROUNDS) for _ in range(size)]
 
     def observe(self, rank: int, completions: int, seconds: float) -> None:
-        """A round is sampled and scored."""
         self._rounds[rank].append((completions, max(seconds, 1e-9)))
 
     def assume_faster(self, rank: int) -> None:
@@ -97,7 +96,7 @@ class PromptScheduler:
         self.prompts, self._each, self._paces, self._size = prompts, completions_each, paces, size
         self.left = prompts
         self._free_at = [0.0] * size
-        """When each rank should be done with its round, in seconds on the caller's clock."""
+        """When each rank should be done."""
 
     def take(self, rank: int, now: float) -> range:
         """The next prompts for a free rank; may be empty."""
@@ -109,7 +108,6 @@ class PromptScheduler:
         return taken
 
     def is_free(self, rank: int, now: float) -> None:
-        """The rank is done with its round, earlier than expected or not."""
         self._free_at[rank] = now
 
     def _count(self, rank: int, now: float) -> int:
@@ -210,7 +208,6 @@ class StepShares:
         return self._speeds or list(of_sampling)
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of the step, once all reports are there."""
         step_s = self._sampling_s + self._learning[0].seconds
         metrics = {"waiting_share": 0.0, "time/gradient_sum": self._learning[0].summed_s}
         for rank in range(self._size):

@@ -45,13 +45,10 @@ T = TypeVar("T")
 
 CALLS = tuple(f"sharded: {call}" for call in ("load", "build", "begin", "change", "sample", "learn", "held out", "end"))
 LOAD, BUILD, BEGIN, CHANGE, SAMPLE, LEARN, HELD_OUT, END = CALLS
-"""Kinds of announcement. LOAD is the first one of a run."""
 HERE, GO, GIVE_UP = "sharded: here", "sharded: go", "sharded: give up"
 """Messages of a meeting."""
 POLL_S = 0.1
-"""Seconds between two checks of the other ranks."""
 REASON_WITHIN_S = 20.0
-"""Seconds in which the channel may find the machine to blame for a failed pass."""
 _OF_LINK = re.compile(r"\[(ring|mpi|jaccl|nccl|distributed)\]|peer|communicat", re.IGNORECASE)
 """mlx's words for a link that has failed."""
 
@@ -245,7 +242,6 @@ class ShardedContext(RunContext):
     config: Config
     """The settings of the present step."""
     kept: StepSnapshot | None = None
-    """The state before the present step's updates."""
 
     def begin(self) -> None:
         mx.eval(self.learner.optimizer.state)  # this thread's, from a checkpoint
@@ -277,7 +273,6 @@ class ShardedContext(RunContext):
         return metrics
 
     def take_back(self) -> None:
-        """Good for saving: asks mlx for nothing, since a pass may be hanging."""
         if self.kept is not None:
             self.policy.masters = tree_unflatten([*self.kept.trained.items()])
             self.learner.restore(self.kept.moments, self.kept.updates, self.kept.algorithm)

@@ -30,16 +30,15 @@ CHALLENGE = 32
 """Bytes."""
 RANK = struct.Struct("<I")
 PROOF_PATIENCE_S = 10.0
-"""Seconds for one whole proof, however its bytes arrive."""
+"""Seconds for one whole proof."""
 CONNECT_PATIENCE_S = 3.0
-"""Seconds for an attempt to reach an address."""
 BACKLOG = 128
 
 PREFIX = struct.Struct("<4sIQ")
 """MAGIC, bytes of the header, bytes of the arrays."""
 MAGIC = b"GRS2"
 LONGEST_HEADER, LONGEST_ARRAYS = 256 << 20, 16 << 30
-"""Bytes. Problems are sent whole, with their prompts and rows."""
+"""Bytes."""
 PIECE = 1 << 20
 """Bytes read at once."""
 DTYPES = frozenset(
@@ -47,14 +46,13 @@ DTYPES = frozenset(
 )
 
 LOST_AFTER_S = 12.0
-"""Seconds of silence after which the other end counts as lost."""
+"""Seconds of silence until the other end is lost."""
 HEARTBEAT_S = 1.0
 CLOSING_PATIENCE_S = 3.0
-"""Seconds for a connection that is closed to send its last messages."""
+"""Seconds to send the last messages."""
 
 HEARTBEAT, GOODBYE = "heartbeat", "goodbye"
 ENDED = "hung up: its process has ended"
-"""Why a connection is lost that was closed without a goodbye."""
 
 Arrays = Mapping[str, np.ndarray]
 Message = tuple[str, dict[str, Any], dict[str, np.ndarray]]
@@ -188,7 +186,7 @@ def connect(addresses: Sequence[tuple[str, int]], secret: bytes, rank: int, dead
 
 
 TYPE, VALUE = "\0type", "\0value"
-"""Keys of a mapping that stands for a value that JSON lacks."""
+"""Keys of a mapping that JSON lacks."""
 _READ: dict[str, Callable[[str], Any]] = {
     "bytes": base64.b64decode,
     "datetime": datetime.fromisoformat,
