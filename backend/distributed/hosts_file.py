@@ -283,7 +283,6 @@ def choose_backend(hosts: HostsFile, wanted: str = AUTO, *, has_mpi: bool, has_c
 
 
 def _missing_device(hosts: HostsFile, ring: bool = False) -> tuple[int, int] | None:
-    """The first pair of ranks without an RDMA device; of a ring, neighbours only."""
     count = len(hosts.hosts)
     for rank, host in enumerate(hosts.hosts):
         for other in range(count):

@@ -157,8 +157,6 @@ def write_late_ending(run: RunFolder, kind: str, sentence: str) -> bool:
 
 
 class _Start:
-    """One start of the ranks, until rank 0 has ended. `requests`: stop signals received."""
-
     def __init__(self, launch: Launch, folder: Path, requests: Sequence[int]) -> None:
         self._launch, self._hosts, self._requests = launch, launch.hosts, requests
         self._size = len(self._hosts.hosts)
@@ -197,7 +195,6 @@ class _Start:
         return rank_program(self._hosts.hosts[rank], "rank", "--run", str(self._launch.run.path), *self._launch.options)
 
     def _variables(self, rank: int) -> dict[str, str]:
-        """A rank's own part of its environment; a single process meets nobody."""
         host, backend = self._hosts.hosts[rank], self._launch.backend if self._size > 1 else "mpi"
         variables, files = mlx_environment(self._hosts, backend, rank, self._port)
         variables = program_environment(host) | variables | {FILES_VARIABLE: json.dumps(files)}
@@ -262,7 +259,7 @@ class _Start:
             time.sleep(POLL_S)
 
     def _on_ended_worker(self, rank: int, code: int, has_met: bool) -> None:
-        """Rank 0 finds out by itself, unless it has not begun or is stopped."""
+        # Rank 0 finds out by itself, unless it has not begun or is stopped.
         name = self._hosts.label(rank)
         if not has_met:
             words = last_line(self._log(rank))
@@ -315,7 +312,6 @@ class _Start:
         return LaunchEnd("failed", 2, f"The process of rank 0, on this machine, was killed{how}. {RESUMED}")
 
     def _end_processes(self, patience_s: float) -> None:
-        """Wait, then end the processes. What runs on other machines ends with its ssh or mpirun."""
         until = time.monotonic() + patience_s
         for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -132,8 +132,6 @@ class SharedSampling:
         self.took_s = self._clock() - began
 
     def _serve(self, wait_s: float) -> None:
-        """Collect finished rounds and hand out more; waits up to `wait_s` for a message. Raises LostRankError for a
-        hung worker."""
         while (message := self._workers.receive(wait_s)) is not None:
             wait_s = 0.0
             machine = self._workers.machines[message.rank]

@@ -155,7 +155,6 @@ def _empty_report(hosts: HostsFile) -> MachineReport:
 
 
 def _ask(hosts: HostsFile, rank: int, request: dict[str, Any], timeout_s: float, poll: Callable[[], None]) -> Any:
-    """The answer of a process on the machine of a rank. Raises NotReachedError."""
     host, is_here = hosts.hosts[rank], hosts.is_here(rank)
     name = "This machine" if is_here else quote(host.ssh, 40)
     program, variables = rank_program(host, PROBE), program_environment(host)
@@ -215,7 +214,6 @@ def _read_facts(
 
 
 def _choose(report: MachineReport, hosts: HostsFile, name: str, wanted: Wanted) -> list[MachineFinding]:
-    """Set the report's backend; returns refusals."""
     found: list[MachineFinding] = []
     if problem := first_host_problem(hosts, name):
         found.append(MachineFinding("refuse", 0, problem.sentence))
@@ -235,7 +233,6 @@ def _findings(report: MachineReport, wanted: Wanted) -> list[MachineFinding]:
 
 
 def _link_speed(report: MachineReport, hosts: HostsFile, progress: CheckProgress) -> LinkSpeed | None:
-    """As the slowest rank measured it; for MPI over a ring to one other machine. Raises NotReachedError."""
     backend, ranks = report.backend, list(range(len(hosts.hosts)))
     if backend == "mpi":
         ranks = [0, next((each.rank for each in report.machines if not each.is_here), 1)]

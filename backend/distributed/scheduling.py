@@ -79,7 +79,7 @@ class RankPaces:
 
 
 def _fitted(rounds: Sequence[tuple[int, float]]) -> Pace:
-    """Line through the rounds by weighted least squares; through the origin where it would fall or begin below 0."""
+    # Weighted least squares; through the origin where the line would fall or begin below 0.
     weighted = [(FADING**age, n, s) for age, (n, s) in enumerate(reversed(rounds))]
     total = sum(w for w, _, _ in weighted)
     mean_n, mean_s = sum(w * n for w, n, _ in weighted) / total, sum(w * s for w, _, s in weighted) / total
@@ -129,7 +129,6 @@ class PromptScheduler:
         return min(max(1, int(share * even)), self.left)
 
     def _even_part(self, rank: int, free_at: Sequence[float]) -> float:
-        """This rank's share of the remaining prompts if all ended together."""
         paces = [self._paces[other] for other in range(self._size)]
 
         def done_by(end: float, other: int) -> float:

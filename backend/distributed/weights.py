@@ -80,7 +80,6 @@ def check_same_base(parts: Trained, config: Config, ranks: Collectives, machines
 
 
 def _bit_sum(arrays: dict[str, mx.array]) -> int:
-    """Sum of all bits modulo 2³²: exact in any order."""
     sums = [x.reshape(-1).view(_WORDS[x.itemsize]).astype(mx.uint32).sum() for x in arrays.values() if x.size]
     return int(mx.stack(sums).sum()) if sums else 0
 

@@ -112,7 +112,6 @@ class Worker:
             self.parts.rest()
 
     def _load(self, body: dict[str, Any]) -> None:
-        """Loads again where the leader had to begin again."""
         self._keep_awake.start()
         maybe_set_recommended_wired_limit()
         self._files = write_reward_code(body["code"], self._folder)

@@ -332,7 +332,6 @@ def _imported(source: str, *, lazy: bool) -> Iterator[str]:
 
 
 def _shipped(config: Config) -> list[RewardCallable]:
-    """Reward functions to ship: those used, or all if a user file may refer to them."""
     if code_files(config.model_dump()):
         return list(REWARD_REGISTRY.values())
     return [REWARD_REGISTRY[reward_call(entry, REWARD_REGISTRY).function] for entry in config.reward_functions]
@@ -390,7 +389,6 @@ def copy_user_code(config: Config, folder: Path) -> Config:
 
 
 def _copy_code(path: Path, home: Path) -> None:
-    """Copy a file and the modules it imports from its folder. Raises UserError for a link out of it."""
     if (home / path.name).exists():
         return
     shutil.copyfile(own_file(path, path.parent, _SETTING), home / path.name)
@@ -403,7 +401,6 @@ def _copy_code(path: Path, home: Path) -> None:
 
 
 def _copy_folder(source: Path, target: Path, setting: str) -> None:
-    """Copy a folder without hidden files and caches. Raises UserError for a link out of it."""
     target.mkdir()
     for path in own_files(source, setting, but=("__pycache__",)):
         copy = target / path.relative_to(source)

@@ -235,7 +235,6 @@ class _Wanted:
 
 
 def _free_after_use(layer: nn.Module, reopened: Callable[[], nn.Module]) -> None:
-    """Compute a layer in float32, then drop its weights. A second call reads them again."""
     kind, is_freed = type(layer), False
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -88,10 +88,6 @@ def in_format(model: nn.Module, config: dict[str, Any], format_: ExportFormat) -
 
 
 def _plain(layer: nn.Module, dtype: mx.Dtype, keeps_bits: bool) -> nn.Module:
-    """Remove adapter and packing, keeping float types (`dtype` if packed).
-
-    With `keeps_bits` the layer is packed again.
-    """
     children: list[Any] = list(layer.children().values())
     base: Any = next((child for child in children if isinstance(child, nn.Module) and "weight" in child), layer)
     packing = {key: getattr(base, key) for key in PACKING} if _is_packed(base) else {}
@@ -121,7 +117,7 @@ def _is_large(module: nn.Module) -> bool:
 
 
 def _quantise_in_blocks(model: nn.Module, floats: dict[str, mx.array]) -> None:
-    """Quantise in blocks: same codes, less memory, since MXFP4 on a CPU takes 40 bytes per number."""
+    # The same codes with less memory: MXFP4 on a CPU takes 40 bytes a number.
     for name, module in model.named_modules():
         if name not in floats or not _is_packed(module):
             continue

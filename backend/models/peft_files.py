@@ -216,7 +216,6 @@ def merged_model(adapter: PeftAdapter, original: OriginalFiles) -> nn.Module:
 
 
 def _sorted_by_layer(header: Mapping[str, StoredArray]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """(layer → A, B or magnitude → array; original tensor → array). Raises UserError for other arrays."""
     layers: dict[str, dict[str, str]] = {}
     whole: dict[str, str] = {}
     for stored, about in header.items():

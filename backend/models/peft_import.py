@@ -346,10 +346,7 @@ def _whole_arrays(adapter: PeftAdapter, origin: Origin, model: nn.Module) -> dic
 
 
 def _without_tied_head(adapter: PeftAdapter, origin: Origin, model: nn.Module) -> Mapping[str, mx.array]:
-    """Drop an output layer that equals its tied embedding.
-
-    Raises UserError if they differ: peft trains a copy by default.
-    """
+    # By default peft trains a copy of a tied embedding.
     whole = adapter.whole
     if not origin.is_tied:
         return whole

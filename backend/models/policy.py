@@ -336,7 +336,6 @@ def _prepare_full_training(model: nn.Module, note: Callable[[str], None]) -> dic
 def _load_reference(
     model: nn.Module, tokenizer: Any, config: ModelSettings, loaded: dict[str, nn.Module]
 ) -> nn.Module | None:
-    """The untrained model, or another one cached in `loaded` by path; None if not needed."""
     if not config.needs_reference:
         return None
     if not config.reference_model_path:
