@@ -16,7 +16,6 @@ from backend.data.preview import open_dataset
 from backend.data.problems import PromptFormat
 from backend.data.prompts import TokenizedPrompts
 from backend.models.policy import load_policy
-from backend.runs.run_folder import RunFolder
 from backend.sampling import chat as sides_module
 from backend.sampling.chat import Chat, ChatQuestion, Turn, find_source, load_sides
 from backend.sampling.rollout import Sampler
@@ -206,13 +205,3 @@ def test_what_there_is_not_is_told_in_a_sentence(
     with pytest.raises(UserError) as mistake:
         find_source(name, checkpoint, places)
     assert sentence in mistake.value.faults[0].sentence
-
-
-def test_a_run_whose_checkpoints_were_deleted_answers_with_its_adapters(models: Path, tmp_path: Path):
-    run = make_run(tmp_path / "run", models)
-    run.adapters.mkdir()
-    (run.checkpoints / "000008" / "adapters.safetensors").rename(run.adapters / "adapters.safetensors")
-    source = find_source(str(run.path))
-    assert source.weights is not None and (source.weights.key, source.weights.step) == ("end", None)
-    assert list(load_sides(source).sides) == ["base", "tuned"]
-    assert RunFolder(tmp_path / "run").adapters.is_dir()

@@ -119,16 +119,6 @@ def test_tokens_and_log_probabilities_follow_from_a_full_forward_pass(
             np.testing.assert_allclose(completion.log_kept, np.array(again.log_kept_B), atol=1e-4)
 
 
-def test_prefill_in_chunks_changes_nothing(rollouts: Callable[..., Sampler]) -> None:
-    unchunked, chunked = (
-        with_problems(rollouts("qwen3", 12, prefill_chunk=chunk).sample(problems(), 2, Sampling(), 0, 0))
-        for chunk in (2048, 16)
-    )
-    assert [completion.tokens for _, completion in unchunked] == [completion.tokens for _, completion in chunked]
-    for (_, a), (_, b) in zip(unchunked, chunked, strict=True):
-        np.testing.assert_allclose(a.logps, b.logps, atol=1e-5)
-
-
 @pytest.mark.parametrize("arch", ["qwen3", "gemma3_text", "mamba"])
 def test_greedy_tokens_are_those_of_mlx_lms_own_generator(rollouts: Callable[..., Sampler], arch: str) -> None:
     rollout = rollouts(arch, 16, [319])
@@ -180,38 +170,6 @@ def test_the_length_limit_is_exact(rollouts: Callable[..., Sampler], arch: str, 
         assert completion.stop == ("eos" if completion.tokens[-1] == 319 else "length")
         assert len(completion.tokens) == len(completion.logps) == max_tokens or completion.stop == "eos"
         assert np.abs(full_logps(policy, p.tokens, completion.tokens, 1.0) - completion.logps).max() < 1e-4
-
-
-def stop_across_tokens(policy: Policy, completion: Completion) -> str | None:
-    """A two-letter string that spans two adjacent tokens and occurs nowhere earlier in the completion, or None."""
-    for t in range(6, len(completion.tokens) - 1):
-        left, right = (policy.tokenizer.decode([token]) for token in completion.tokens[t : t + 2])
-        word = left[-1:] + right[:1]
-        plain = word.isascii() and word.isprintable() and len(left + right) > 2
-        if plain and word not in policy.tokenizer.decode(completion.tokens[: t + 1]):
-            return word
-    return None
-
-
-def test_a_stop_string_across_two_tokens_ends_a_completion(models: Path) -> None:
-    policy = policy_of(models, eos=[319])
-    free = with_problems(Sampler(policy, 40).sample(problems([5, 3]), 16, Sampling(), 0, 0))
-    i, word = next(
-        (i, word) for i, (_, completion) in enumerate(free) if (word := stop_across_tokens(policy, completion))
-    )
-    stopping = Sampler(policy, 40, stop=["never there", word])
-    stopped = with_problems(stopping.sample(problems([5, 3]), 16, Sampling(), 0, 0))
-    for (_, completion), (_, unstopped) in zip(stopped, free, strict=True):
-        assert completion.tokens == unstopped.tokens[: len(completion.tokens)]
-        assert (completion.stop == "string") == (word in unstopped.text)
-        assert len(completion.tokens) == len(completion.logps) == len(completion.log_kept)
-        np.testing.assert_allclose(completion.logps, unstopped.logps[: len(completion.tokens)], atol=1e-4)
-        if completion.stop == "string":
-            assert word in completion.text
-            assert word not in policy.tokenizer.decode(completion.tokens[:-1]), (
-                "it ends with the token that completes the string"
-            )
-    assert stopped[i][1].stop == "string" and len(stopped[i][1].tokens) < 40
 
 
 class Enough(Exception):

@@ -12,7 +12,6 @@ from mlx.optimizers import schedulers
 
 from backend.config.config import parse
 from backend.training.schedules import learning_rates, schedule
-from backend.utils.errors import UserError
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "schedules.json").read_text())
 
@@ -66,21 +65,3 @@ def test_a_schedule_at_its_ends() -> None:
     assert all(rate(u) >= rate(u + 1) for u in range(10, 99)) and all(rate(u) < rate(u + 1) for u in range(10))
     with pytest.raises(ValueError, match="lr_schedule is one of constant"):
         schedule("plateau", 1.0, 10)
-
-
-@pytest.mark.parametrize(
-    ("settings", "key", "words"),
-    [
-        ({"lr_schedule": "cosine", "lr_final": 1e-4}, "lr_final", "above the learning rate"),
-        ({"lr_schedule": "step", "lr_final": 0}, "lr_final", "never reaches 0"),
-        ({"lr_schedule": "reduce_lr_on_plateau"}, "lr_schedule", "it is one of constant"),
-        ({"optimizer": "sgd", "optimizer_bits": 8}, "optimizer_bits", "The state of sgd is not built in 8 bits"),
-        ({"optimizer_config": {"adamw": {"bias_correction": False}}}, "optimizer", "always on"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_what_cannot_be_is_refused_in_a_sentence(settings: dict[str, Any], key: str, words: str) -> None:
-    with pytest.raises(UserError) as caught:
-        config_of(**settings)
-    (fault,) = caught.value.faults
-    assert fault.setting == key and words in fault.sentence and len(fault.sentence) <= 200
