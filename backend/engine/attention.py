@@ -94,7 +94,12 @@ def blocked_attention(
             ]
             dq, *dkv = zip(*grads, strict=True)
             d_queries.append(reduce(add, dq))
-            d_arrays = _accumulate(d_arrays, [x for pair in zip(*dkv, strict=True) for x in pair])
+            of_block = [x for pair in zip(*dkv, strict=True) for x in pair]
+            if d_arrays:  # an earlier block attends to the first keys only
+                more = [x.shape[2] - y.shape[2] for x, y in zip(d_arrays, of_block, strict=True)]
+                of_block = [mx.pad(y, [(0, 0), (0, 0), (0, n), (0, 0)]) for y, n in zip(of_block, more, strict=True)]
+                of_block = [x + y for x, y in zip(d_arrays, of_block, strict=True)]
+            d_arrays = of_block
         return (
             _concatenate_queries(d_queries[::-1]),
             *(d.astype(x.dtype) for d, x in zip(d_arrays, arrays, strict=True)),
@@ -196,13 +201,6 @@ def _merge(partials: Sequence[_PartialSoftmax]) -> tuple[mx.array, mx.array]:
     total = sum(factor * partial.total for factor, partial in rescaled)
     out = sum((factor / total) * partial.out for factor, partial in rescaled)
     return out, peak + mx.log(total)  # pyright: ignore
-
-
-def _accumulate(sums: list[mx.array], grads: list[mx.array]) -> list[mx.array]:
-    if not sums:
-        return grads
-    none = ((0, 0), (0, 0))
-    return [x + mx.pad(y, [*none, (0, x.shape[2] - y.shape[2]), (0, 0)]) for x, y in zip(sums, grads, strict=True)]
 
 
 def _concatenate_queries(blocks: Sequence[mx.array]) -> mx.array:

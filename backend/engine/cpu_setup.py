@@ -79,17 +79,13 @@ def use_own_kernel_folder() -> Path | None:
         except OSError:  # another user's, or a full disk: mlx could not write there either
             return None
         if lock is not None:  # held until this process ends
-            _link_whole_libraries(common, own / CACHE)
+            newest = time.time() - SETTLED_S
+            with suppress(OSError):  # then they are compiled again
+                for library in common.glob("*/cpu/*.so"):
+                    link = own / CACHE / library.relative_to(common)
+                    if library.stat().st_mtime < newest and not link.exists():
+                        link.parent.mkdir(parents=True, exist_ok=True)
+                        link.hardlink_to(library)
             os.environ["TMPDIR"] = str(own)
             return own
     return None
-
-
-def _link_whole_libraries(common: Path, own: Path) -> None:
-    newest = time.time() - SETTLED_S
-    with suppress(OSError):  # then they are compiled again
-        for library in common.glob("*/cpu/*.so"):
-            link = own / library.relative_to(common)
-            if library.stat().st_mtime < newest and not link.exists():
-                link.parent.mkdir(parents=True, exist_ok=True)
-                link.hardlink_to(library)

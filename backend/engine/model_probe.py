@@ -36,9 +36,21 @@ class _Unsupported(Exception):
 def split(model: nn.Module) -> SplitModel:
     """The model as body and head, patched, with every fast path that agrees with the plain one."""
     install(model)
-    split_model, states = _body_and_linear_head(model) or _body_and_output_layer(model)
+    try:
+        split_model, states = _body_and_linear_head(model) or cut_before_output_layer(model)
+    except NoOutputLayer as reason:
+        split_model, states = _uncut(model), model(PROBE)
+        split_model.slow_paths.append(UNSPLIT.format(reason=reason))
     split_model, states = _sharing_keys(model, split_model, states)
-    _keep_stream_in_float32(model, split_model.hidden, states)
+    # Where the stream cannot be kept in float32, sampler and learner both have the model's own, and nothing is slower.
+    if states.dtype in residual_stream.NAMES and residual_stream.costs_nothing():
+        hidden = split_model.hidden
+        try:
+            residual_stream.mark(model, lambda: hidden(PROBE))
+            if not _are_close(hidden(PROBE), states):
+                residual_stream.unmark(model)
+        except Exception:  # the code of any model runs here, with types that it was not written for
+            residual_stream.unmark(model)
     # mlx is lazy: shape and type are known without running anything.
     split_model.vocab_size, split_model.dtype = split_model.logits(states).shape[-1], states.dtype
     try:
@@ -93,15 +105,6 @@ def _cut_before_head(model: nn.Module) -> SplitModel:
     return SplitModel(lambda tokens, cache=None: body(tokens, cache=cache), logits, head, cut=_cut_before_head)
 
 
-def _body_and_output_layer(model: nn.Module) -> tuple[SplitModel, mx.array]:
-    try:
-        return cut_before_output_layer(model)
-    except NoOutputLayer as reason:
-        split_model = _uncut(model)
-        split_model.slow_paths.append(UNSPLIT.format(reason=reason))
-        return split_model, model(PROBE)
-
-
 def _uncut(model: nn.Module) -> SplitModel:
     return SplitModel(lambda tokens, cache=None: model(tokens, cache=cache), lambda hidden: hidden, cut=_uncut)
 
@@ -132,17 +135,6 @@ def _are_close(actual: mx.array, expected: mx.array) -> bool:
     tolerance = 1e-3 if expected.dtype == mx.float32 else 0.1
     # NaN must fail too.
     return bool(mx.abs(actual - expected).max() <= tolerance * mx.abs(expected).max())
-
-
-def _keep_stream_in_float32(model: nn.Module, hidden: Callable[..., mx.array], own: mx.array) -> None:
-    if own.dtype not in residual_stream.NAMES or not residual_stream.costs_nothing():
-        return
-    try:
-        residual_stream.mark(model, lambda: hidden(PROBE))
-        if not _are_close(hidden(PROBE), own):
-            residual_stream.unmark(model)
-    except Exception:  # the code of any model runs here, with types that it was not written for
-        residual_stream.unmark(model)
 
 
 def _prefix_layers(model: nn.Module, split_model: SplitModel) -> int:

@@ -78,16 +78,15 @@ def _cut_at(model: nn.Module, depth: int, states: mx.array) -> tuple[SplitModel,
 def _possible_bodies(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
     first, owner = model.layers[0], model  # pyright: ignore
     while True:
-        inside = (name for name, child in owner.items() if isinstance(child, nn.Module) and _contains(child, first))
+        children = (
+            (name, child) for name, child in owner.items() if isinstance(child, nn.Module) and child is not first
+        )
+        inside = (name for name, child in children if any(part is first for part in child.modules()))
         name = next(inside, None)
         if name is None:
             return
         yield owner, name
         owner = owner[name]
-
-
-def _contains(module: nn.Module, layer: nn.Module) -> bool:
-    return module is not layer and any(part is layer for part in module.modules())
 
 
 def _body(owner: nn.Module, name: str) -> Callable[..., mx.array]:

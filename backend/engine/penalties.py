@@ -45,7 +45,10 @@ class SeenTokens(NamedTuple):
 def penalised(logits_NV: mx.array, seen: SeenTokens, penalties: Penalties) -> tuple[mx.array, mx.array]:
     """(float32 logits after the penalties [N, V], their slopes ∂ z′ / ∂ z at the columns of `seen` [N, L])."""
     logits_NV = logits_NV.astype(mx.float32)
-    count_NL = _counts(seen, logits_NV.shape[-1])
+    # IN_PROMPT where the column's token is in the prompt, plus IN_COMPLETION each time it is in the completion.
+    row_N1, zeros_NV = mx.arange(seen.token_NL.shape[0])[:, None], mx.zeros(logits_NV.shape, mx.int32)
+    count_NV = zeros_NV.at[row_N1, seen.token_NL].add(seen.weight_NL)
+    count_NL = mx.take_along_axis(count_NV, seen.token_NL, axis=-1)
     before_NL = mx.take_along_axis(logits_NV, seen.token_NL, axis=-1)
     repetition = penalties.repetition
     slope_NL = mx.where(count_NL > 0, mx.where(before_NL > 0, 1 / repetition, repetition), 1.0)
@@ -67,12 +70,6 @@ def penalised_with_autodiff(logits_NV: mx.array, seen: SeenTokens, penalties: Pe
     after_NV, slope_NL = penalised(constant_NV, seen, penalties)
     slope_NV = in_unpenalised(mx.ones_like(constant_NV), seen, slope_NL)
     return logits_NV.astype(mx.float32) * slope_NV + (after_NV - constant_NV * slope_NV)
-
-
-def _counts(seen: SeenTokens, vocabulary: int) -> mx.array:
-    row_N1 = mx.arange(seen.token_NL.shape[0])[:, None]
-    zeros_NV = mx.zeros((seen.token_NL.shape[0], vocabulary), mx.int32)
-    return mx.take_along_axis(zeros_NV.at[row_N1, seen.token_NL].add(seen.weight_NL), seen.token_NL, axis=-1)
 
 
 @dataclass(frozen=True, slots=True)

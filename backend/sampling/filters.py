@@ -10,7 +10,7 @@ since its additions into histograms are atomic. Sums in float64 on a CPU: float3
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -145,7 +145,11 @@ def _floor_by_histogram(mass_BV: mx.array, top_p: float) -> mx.array:
         if need_B1 is not None:
             # Only masses with the digits found so far count; the others add 0, to any bin.
             counted_BV = masked(mass_BV, bits_BV >> (shift + width) == beside_row(prefix_B1))
-        sum_BN = _sums_by_digit(counted_BV.astype(mx.float64), (bits_BV >> shift) & ((1 << width) - 1), 1 << width)
+        # A scatter-add along an axis, which mlx offers as the gradient of a gather only; `.at[…].add` takes eight times
+        # as long.
+        digit_BV, empty_BN = (bits_BV >> shift) & ((1 << width) - 1), mx.zeros((B, 1 << width), mx.float64)
+        gather = partial(mx.take_along_axis, indices=digit_BV, axis=-1)
+        _, (sum_BN,) = mx.vjp(gather, [empty_BN], [counted_BV.astype(mx.float64)])
         # The mass in each bin and above falls from bin to bin, so the number of bins that reach `need` gives the last
         # of them. The first bin reaches it, but for rounding.
         beyond_BN = beside_row(above_B1) + mx.cumsum(sum_BN, axis=-1, reverse=True, inclusive=False)
@@ -155,13 +159,3 @@ def _floor_by_histogram(mass_BV: mx.array, top_p: float) -> mx.array:
         above_B1 = mx.take_along_axis(beyond_BN, digit_B1, axis=-1)
         prefix_B1 = (prefix_B1 << width) | digit_B1
     return prefix_B1.view(mx.float32)
-
-
-def _sums_by_digit(mass_BV: mx.array, digit_BV: mx.array, bins: int) -> mx.array:
-    def at_digits(bins_BN: mx.array) -> mx.array:
-        return mx.take_along_axis(bins_BN, digit_BV, axis=-1)
-
-    # A scatter-add along an axis, which mlx offers as the gradient of a gather only; `.at[…].add` takes eight times as
-    # long.
-    _, (sum_BN,) = mx.vjp(at_digits, [mx.zeros((mass_BV.shape[0], bins), mass_BV.dtype)], [mass_BV])
-    return sum_BN

@@ -75,7 +75,9 @@ class DecodingBlock(nn.Module):
         qkv = attention.q_proj.output.projection.step(normed, with_kernel=self.uses_kernels)
         rotation = cache.step.rotation(self.rope(), heads.size)
         rotate = rotated_heads if self.uses_kernels else rotated_heads_plain
-        queries, kv = rotate(qkv[:, 0], rotation, heads, head_norms(attention))
+        q_norm, k_norm = attention.get("q_norm"), attention.get("k_norm")
+        norms = HeadNorms(q_norm.weight, k_norm.weight, q_norm.eps) if q_norm is not None else None
+        queries, kv = rotate(qkv[:, 0], rotation, heads, norms)
         keys, values = cache.write(kv)
         attended = mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=attention.scale, mask=cache.step.mask(heads.queries)
@@ -144,21 +146,6 @@ def rotated_size(rope: Any) -> int:
         return 0
     size = getattr(rope, "dims", None) or getattr(rope, "dim", 0)
     return size if isinstance(size, int) and size % 2 == 0 else 0
-
-
-def head_norms(attention: Any) -> HeadNorms | None:
-    if "q_norm" not in attention:
-        return None
-    return HeadNorms(attention.q_norm.weight, attention.k_norm.weight, attention.q_norm.eps)
-
-
-def share_rotations(blocks: list[DecodingBlock]) -> None:
-    """Let blocks whose rotary embeddings turn alike share one, so that a step computes it once."""
-    step = StepContext(mx.array(1000), mx.array([0, 700, 1000]), mx.arange(1))
-    seen: dict[bytes, Any] = {}
-    for block in blocks:
-        rotation = step.rotation(block.rope(), block.heads.size)
-        block.rotate_as(seen.setdefault(np.array(rotation).tobytes(), block.rope()))
 
 
 PROBE = mx.array([[1, 2, 3, 2]])  # tokens of the trial pass
@@ -271,7 +258,11 @@ class FusedModel:
             # The model decodes no rows at different positions: `Rollout` finds that out too, and tells it.
             except Exception:
                 return ""
-            share_rotations(list(blocks.values()))
+            # Blocks whose rotary embeddings turn alike share one, so that a step computes it once.
+            places, seen = StepContext(mx.array(1000), mx.array([0, 700, 1000]), mx.arange(1)), {}
+            for block in blocks.values():
+                rotation = places.rotation(block.rope(), block.heads.size)
+                block.rotate_as(seen.setdefault(np.array(rotation).tobytes(), block.rope()))
             copies: list[tuple[nn.Module, nn.Module]] = []
             model = replace_modules(self.model, blocks, copies)
             split_model = self.split_model.of_tree(model)

@@ -85,7 +85,11 @@ class Sampler:
         self._compiled_steps: dict[Sampling, Callable[..., Any]] = {}
         self._grammars = GrammarCache(policy.tokenizer, policy.eos_ids, policy.split_model.vocab_size)
         self.completions = 0  # sampled so far, evaluations included
-        reason = self._batching_obstacle()
+        other_caches = {type(cache).__name__ for cache in new_prompt_cache(policy.model)} - {KVCache.__name__}
+        if other_caches:
+            reason = f"the model's {' and '.join(sorted(other_caches))} cannot hold rows of unequal length"
+        else:
+            reason = self._trial_decode()
         if reason:
             self.slow_paths.append(f"Completions are decoded one group at a time: {reason}.")
         self.has_continuous_batching = not reason  # rows of unequal length are decoded together
@@ -198,13 +202,6 @@ class Sampler:
 
             self._compiled_steps[sampling] = compiled_by_shape(decode, [self.fused.model.state])
         return self._compiled_steps[sampling]
-
-    def _batching_obstacle(self) -> str:
-        other_caches = {type(cache) for cache in new_prompt_cache(self.policy.model)} - {KVCache}
-        if other_caches:
-            names = " and ".join(sorted(cache.__name__ for cache in other_caches))
-            return f"the model's {names} cannot hold rows of unequal length"
-        return self._trial_decode()
 
     def _trial_decode(self) -> str:
         """Decode three short prompts together and compare with the whole model. Returns why it failed, or ""."""

@@ -155,12 +155,11 @@ def sample_tokens(
         logits_BV, _ = penalised(logits_BV, seen, sampling.penalties)
     if mask_BM is None:
         return _sample(logits_BV, uniform_B, sampling)
-    return _sample_held(logits_BV, uniform_B, sampling, mask_BM)
-
-
-def _sample_held(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling, mask_BM: mx.array) -> ConstrainedTokens:
+    # A sample of what the grammar allows, by its own largest logit: against the policy's all of it may be 0 in float32.
     logits_BV = logits_BV.astype(mx.float32)
-    held_BV = mx.where(_allowed(mask_BM, logits_BV.shape[-1]), logits_BV, -mx.inf)
+    bits_BMW = (mask_BM[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1  # the lowest first
+    is_allowed_BV = bits_BMW.reshape(mask_BM.shape[0], -1)[:, : logits_BV.shape[-1]] > 0
+    held_BV = mx.where(is_allowed_BV, logits_BV, -mx.inf)
     token_B, logp_B, log_kept_B = _sample(held_BV, uniform_B, sampling)
     temperature = sampling.temperature or 1.0
     # log Z of all, by the same blocks as the sample's.
@@ -171,11 +170,6 @@ def _sample_held(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling, m
     # Rounding may make the share of a grammar that allows everything larger than 1.
     log_held_B = mx.minimum(policy_logp_B - logp_B, 0.0)
     return ConstrainedTokens(token_B, policy_logp_B, log_kept_B + log_held_B, log_held_B)
-
-
-def _allowed(mask_BM: mx.array, V: int) -> mx.array:
-    bits_BMW = (mask_BM[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1
-    return bits_BMW.reshape(mask_BM.shape[0], -1)[:, :V] > 0
 
 
 def _sample(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling) -> SampledTokens:
@@ -283,7 +277,10 @@ def _kept(logits_BV: mx.array, mass_BV: mx.array, top_BK: mx.array | None, sampl
     keep_BV = []
     if top_BK is not None:
         # By logit: a mass that another kernel computed from the same logit may differ by a rounding on a GPU.
-        keep_BV.append(logits_BV >= beside_row(_floor_logit(top_BK, sampling)))
+        floor_B1 = top_BK[:, :1]
+        if sampling.top_p < 1:  # on what top-k leaves
+            floor_B1 = least_inside(top_BK, _mass(top_BK, top_BK[:, -1:], sampling.temperature), sampling.top_p)
+        keep_BV.append(logits_BV >= beside_row(floor_B1))
     elif sampling.top_p < 1:
         keep_BV.append(mass_BV >= beside_row(nucleus_floor(mass_BV, sampling.top_p)))
     # min-p keeps p(v) ≥ min_p · max p (arXiv:2407.01082); in masses max is 1, and normalisation cancels.
@@ -292,23 +289,15 @@ def _kept(logits_BV: mx.array, mass_BV: mx.array, top_BK: mx.array | None, sampl
     return reduce(masked, keep_BV, mass_BV)
 
 
-def _floor_logit(top_BK: mx.array, sampling: Sampling) -> mx.array:
-    """[B, 1]: the least logit that top-k, and top-p on what it leaves, keep."""
-    if sampling.top_p == 1:
-        return top_BK[:, :1]
-    mass_BK = _mass(top_BK, top_BK[:, -1:], sampling.temperature)
-    return least_inside(top_BK, mass_BK, sampling.top_p)
-
-
 def keyed_uniforms(seed: int, keys: list[tuple[int, ...]], count: int) -> np.ndarray:
     """[len(keys), count] float32 in [0, 1): row i depends on `seed` and keys[i] alone (Philox)."""
-    rows = [np.random.Generator(np.random.Philox(key=_hash(seed, key))).random(count, np.float32) for key in keys]
+    rows: list[np.ndarray] = []
+    for key in keys:
+        # Not Python's hash(), which has 64 bits and may differ between versions; Philox takes a key of 128.
+        digest = hashlib.blake2b(repr((seed, key)).encode(), digest_size=16).digest()
+        generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+        rows.append(generator.random(count, np.float32))
     return np.stack(rows)
-
-
-def _hash(seed: int, key: tuple[int, ...]) -> int:
-    # Not Python's hash(), which has 64 bits and may differ between versions; Philox takes a key of 128.
-    return int.from_bytes(hashlib.blake2b(repr((seed, key)).encode(), digest_size=16).digest(), "little")
 
 
 Agree = Callable[[Sequence[mx.array]], Sequence[mx.array]]  # rank 0's values of arrays that every rank has computed

@@ -64,7 +64,14 @@ class Scheduler:
         # Ended rows fill the batch up to `size`, which has a trace already. Living rows come first: `compact` relies on
         # it.
         keep = np.concatenate([alive, np.flatnonzero(~is_open)[: size - len(alive) - admitted]])
-        if admitted or size != len(rows) or self._has_wrong_capacity(alive):
+        has_right_columns = False
+        if not admitted and size == len(rows):
+            # Columns last for a chunk, and three quarters of them would not, without the unused ones on the left.
+            steps = self._chunk_steps(int(rows.generated[alive].min()))
+            unused = int(rows.pad[alive].min(initial=rows.slot))
+            needed = capacity(rows.slot - unused + steps)
+            has_right_columns = rows.slot + steps <= rows.capacity and 4 * needed > 3 * rows.capacity
+        if not has_right_columns:
             admissions = self.queue.admit(admitted) if admitted else []
             # An admitted row has 1 token, from its prefill; the row with the fewest decides how long the next chunk is.
             steps = self._chunk_steps(1 if admitted else int(rows.generated[alive].min()))
@@ -121,12 +128,6 @@ class Scheduler:
 
     def _chunk_steps(self, fewest_generated: int) -> int:
         return min(DECODE_CHUNK, self.outputs.max_tokens - fewest_generated)
-
-    def _has_wrong_capacity(self, alive: np.ndarray) -> bool:
-        rows = self.rows
-        steps = self._chunk_steps(int(rows.generated[alive].min()))
-        needed = capacity(rows.slot - rows.unused_columns(alive) + steps)
-        return rows.slot + steps > rows.capacity or 4 * needed <= 3 * rows.capacity
 
 
 def to_host(sampled: Sequence[Sampled]) -> Iterator[np.ndarray]:
@@ -229,10 +230,6 @@ class KVRows:
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in (*self.keys, *self.values))
-
-    def unused_columns(self, alive: np.ndarray) -> int:
-        """Columns on the left that are padding in all of these rows."""
-        return int(self.pad[alive].min(initial=self.slot))
 
     def compact(self, keep: np.ndarray, alive: int, admissions: Sequence[AdmittedRows], free_columns: int) -> None:
         """Copy the rows `keep` and the admitted ones into new arrays, right-aligned, with `free_columns` after them.
