@@ -239,22 +239,16 @@ def answer(
 def score(config: Config, replies: Sequence[Reply]) -> list[dict[str, Any]]:
     """Score each reply in the sandbox: {"rewards": {function: score}, "reward"}; without an answer, by the functions
     that need none. Raises UserError if a function fails."""
-    from backend.rewards.bench import BenchSettings, RewardBench, score_lines
+    from backend.cli.rewards import score_all
+    from backend.rewards.bench import BenchSettings
     from backend.rewards.completion_lines import line_of
 
     has_answer = bool(replies[0].problem.answer)
     names, weights, _ = scorable(config.reward_functions, config.reward_weights, has_answer=has_answer)
     if not names:
         return [{"rewards": {}, "reward": None} for _ in replies]
-    bench = RewardBench()
     settings = replace(BenchSettings.of(config), names=names, weights=weights)
-    try:
-        scored = score_lines(bench, [line_of(reply.group) for reply in replies], settings)
-    finally:
-        bench.close()
-    errors = [function["error"]["sentence"] for function in scored["functions"] if function["error"]]
-    if errors:
-        raise UserError("reward_functions", " ".join(errors))
+    scored = score_all([line_of(reply.group) for reply in replies], settings)
     return [{"rewards": row["rewards"], "reward": row["reward"]} for (row,) in scored["scored"]]
 
 

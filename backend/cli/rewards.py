@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from backend.cli.common import USER_ERROR, AsJson, tell, tell_error, tell_json, verb
-from backend.config.config import Config
+from backend.config.config import SETTINGS, keys_used_by, parse, problems, read
+from backend.config.other_programs.translation import translate
+from backend.rewards.bench import BenchSettings, RewardBench, score_lines
+from backend.rewards.cases import cases_file, read_cases, rerun
+from backend.rewards.catalogue import builtin_rewards, locate_reward_file, rewards_in_file
+from backend.rewards.completion_lines import line_of, merge_consecutive, read_groups
+from backend.runs.saved_weights import with_adapter
 from backend.utils.errors import ConfigProblem, UserError
+from backend.utils.files import is_folder
+from backend.utils.text import quote
+from backend.utils.whole_file import save_as
 
 rewards = typer.Typer(help="List reward functions, or score completions with them.", no_args_is_help=True)
 
@@ -23,10 +33,6 @@ def list_rewards(
     as_json: AsJson = False,
 ) -> None:
     """List all reward functions; parses a reward file without running it."""
-    from dataclasses import asdict
-
-    from backend.rewards.catalogue import builtin_rewards, locate_reward_file, rewards_in_file
-
     entries = [*builtin_rewards(), *(rewards_in_file(locate_reward_file(file)) if file else ())]
     if as_json:
         tell_json([asdict(entry) for entry in entries], default=str)
@@ -43,17 +49,14 @@ def score_rewards(
     as_json: AsJson = False,
 ) -> None:
     """Score given completions with the config's reward functions and weights; prints the verdict on stderr."""
-    from backend.config.config import keys_used_by, parse, problems, read
-    from backend.config.other_programs.translation import translate
-    from backend.rewards.completion_lines import line_of, merge_consecutive, read_groups
-
     raw, keys = read(config), keys_used_by("rewards", "scoring")
     lines = [line_of(group) for group in merge_consecutive(read_groups(completions))]
     # Only the settings of rewards matter. A misspelt key is in no table: all that begin with "reward" count.
     if found := [each for each in problems(raw) if each.setting in keys or each.setting.startswith("reward")]:
         raise UserError(found)
     used = {key: value for key, value in translate(raw)[0].items() if key in keys}
-    _print_scores(_score(parse({"model": "-", "data": "-", **used}), lines), as_json)
+    settings = BenchSettings.of(parse({"model": "-", "data": "-", **used}))
+    _print_scores(score_all(lines, settings), as_json)
 
 
 @rewards.command("sample")
@@ -65,11 +68,7 @@ def sample_rewards(
     as_json: AsJson = False,
 ) -> None:
     """Sample completions from the initial model and score them; prints the verdict on stderr."""
-    from backend.config.config import parse, read
-    from backend.rewards.completion_lines import line_of
-    from backend.runs.saved_weights import with_adapter
     from backend.trainer.trial_sampling import Pick, TrialSampler
-    from backend.utils.whole_file import save_as
 
     settings = parse(with_adapter(read(config)))
     pick = Pick("random", count)
@@ -84,7 +83,7 @@ def sample_rewards(
     lines = [line_of(group) for group in groups]
     if out is not None:
         save_as(out, "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines))
-    _print_scores(_score(settings, lines), as_json, lines)
+    _print_scores(score_all(lines, BenchSettings.of(settings)), as_json, lines)
 
 
 @rewards.command("cases")
@@ -94,13 +93,6 @@ def rerun_cases(
     as_json: AsJson = False,
 ) -> None:
     """Run the test cases of a reward file; exits with 2 if one fails."""
-    from backend.config.config import SETTINGS
-    from backend.rewards.bench import RewardBench
-    from backend.rewards.cases import cases_file, read_cases, rerun
-    from backend.rewards.catalogue import locate_reward_file
-    from backend.utils.files import is_folder
-    from backend.utils.text import quote
-
     path = locate_reward_file(file).resolve()
     if is_folder(path):
         raise UserError("file", f"{quote(path)} is a folder, not a reward file.")
@@ -127,12 +119,11 @@ def rerun_cases(
         raise typer.Exit(USER_ERROR)
 
 
-def _score(settings: Config, lines: Sequence[Any]) -> dict[str, Any]:
-    from backend.rewards.bench import BenchSettings, RewardBench, score_lines
-
+def score_all(lines: Sequence[Any], settings: BenchSettings) -> dict[str, Any]:
+    """Score groups in the sandbox. Raises UserError if a function fails, since a run would stop there."""
     bench = RewardBench()
     try:
-        scored = score_lines(bench, lines, BenchSettings.of(settings))
+        scored = score_lines(bench, lines, settings)
     finally:
         bench.close()
     errors = [function["error"]["sentence"] for function in scored["functions"] if function["error"]]
