@@ -33,7 +33,7 @@ def do_nothing() -> None: ...
 
 
 class Stopped(Exception):
-    """Raised out of an interrupted step: the trainer then saves the last finished one."""
+    """Raised out of an interrupted step."""
 
 
 class StopPending(BaseException):

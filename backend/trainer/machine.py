@@ -23,8 +23,7 @@ from backend.utils.errors import UserError
 from backend.utils.machine import printed_by
 
 GPU_TIMEOUT_VARIABLE = "AGX_RELAX_CDM_CTXSTORE_TIMEOUT"
-"""Makes macOS wait longer before it stops the GPU's work in favour of the display (mlx#3267). Apple documents it
-nowhere."""
+"""Makes macOS wait longer before it stops the GPU's work in favour of the display (mlx#3267)."""
 
 
 def relax_gpu_timeout(config: Config) -> None:

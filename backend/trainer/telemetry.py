@@ -39,7 +39,7 @@ CHILDREN_EVERY_S = 30.0
 GPU_EVERY_S = 2.0
 """Seconds between two readings of the GPU, each of a command that takes some 10 ms."""
 GPU_STATISTICS = ("/usr/sbin/ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator")
-"""The driver's own counters, which every user may read; powermetrics would need administrator rights."""
+"""The driver's own counters, which every user may read."""
 
 TIMED_PHASES = ("rollout", "reward", "train")
 """Phases of a step; the rest of its time is `time/other`."""

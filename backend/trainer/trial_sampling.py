@@ -30,7 +30,7 @@ WITHOUT_REFERENCE = {
     "reference_model_path": "",
     "ratio_against": "old",
 }
-"""Settings under which no reference is loaded: sampling needs none."""
+"""Settings under which no reference is loaded."""
 
 SMALLEST_MODEL = WITHOUT_REFERENCE | {
     "train_type": "lora",
@@ -40,10 +40,9 @@ SMALLEST_MODEL = WITHOUT_REFERENCE | {
     "modules_to_save": [],
     "grad_checkpoint": False,
 }
-"""Settings that load as little as possible: no reference, and one fresh adapter, which changes no output (B = 0)."""
+"""Settings that load as little as possible: one fresh adapter changes no output (B = 0)."""
 
 ADAPTER_SHAPE = ("train_type", "num_layers", "rank", "scale", "lora_keys", "modules_to_save")
-"""Settings that an adapter to start from has to fit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,3 +87,32 @@ def kinds(run: RunFolder) -> list[str]:
 
 def steps(run: RunFolder) -> list[int]:
     return [event["step"] for event in read_events(run.events) if event["kind"] == "step"]
+
+
+def events(run: RunFolder, *kinds: str) -> list[dict[str, Any]]:
+    return [event for event in read_events(run.events) if event["kind"] in kinds]
+
+
+def arrays(path: Path) -> dict[str, Any]:
+    """The arrays of a safetensors file, as numpy's."""
+    import mlx.core as mx
+    import numpy as np
+
+    loaded: Any = mx.load(str(path))
+    return {name: np.array(x) for name, x in loaded.items()}
+
+
+def weights(run: RunFolder) -> dict[str, Any]:
+    """The weights of the newest checkpoint."""
+    from backend.runs.checkpoints import checkpoint
+
+    saved = checkpoint.newest(run)
+    assert saved is not None
+    return arrays(saved.weights_file)
+
+
+def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    """True if the arrays are equal to the last bit."""
+    import numpy as np
+
+    return first.keys() == second.keys() and all(np.array_equal(x, second[name]) for name, x in first.items())

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from backend.engine import patches
-from backend.runs.checkpoints import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.sampling.scheduler import Scheduler
 from backend.utils.machine import TREAT_CPU_AS
 from tests.support import small_run
+from tests.support.small_run import weights
 
 USUAL: dict[str, Any] = {"iters": 3, "group_size": 4, "num_iterations": 2, "beta": 0.05, "learning_rate": 1e-3, "save_every": 2,
                          "max_completion_length": 6, "top_p": 0.9, "top_k": 0}  # fmt: skip
@@ -34,12 +34,6 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv(TREAT_CPU_AS, "gpu")
     yield
     patches.uninstall()
-
-
-def weights(run: RunFolder) -> dict[str, np.ndarray]:
-    saved = checkpoint.newest(run)
-    assert saved is not None
-    return {name: np.array(x) for name, x in saved.weights().items()}
 
 
 @pytest.mark.parametrize("name", [pytest.param("every weight", marks=pytest.mark.proof), *list(CASES)[1:]])

@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -21,6 +20,7 @@ from backend.trainer.control import handlers_restored
 from backend.trainer.evaluation.comparison import find_evaluated
 from backend.trainer.run_context import RunContext
 from tests.support import small_run
+from tests.support.small_run import arrays, same
 
 HELD_OUT = {"validation_split": 0.25, "val_batches": 1, "steps_per_eval": 1, "save_every": 1, "keep_checkpoints": 1}
 
@@ -50,15 +50,6 @@ def copied(three_steps: RunFolder, run: RunFolder) -> RunFolder:
     """A copy of it to change."""
     shutil.copytree(three_steps.path, run.path)
     return run
-
-
-def arrays(path: Path) -> dict[str, np.ndarray]:
-    loaded: Any = mx.load(str(path))
-    return {name: np.array(x) for name, x in loaded.items()}
-
-
-def same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
-    return first.keys() == second.keys() and all(np.array_equal(x, second[name]) for name, x in first.items())
 
 
 def evaluated(monkeypatch: pytest.MonkeyPatch, scores: dict[int, dict[str, float]]) -> None:

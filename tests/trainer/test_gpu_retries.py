@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backend.runs.checkpoints import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import LOCK_VARIABLE
@@ -26,6 +25,7 @@ from backend.trainer.ending import RESTART
 from backend.trainer.machine import MEMORY, GpuErrorLog
 from tests.support import failing_gpu, small_run
 from tests.support.failing_gpu import OUT_OF_MEMORY
+from tests.support.small_run import events, weights
 
 SETTINGS: dict[str, Any] = {
     "iters": 4, "batch_size": 2, "group_size": 4, "num_iterations": 2, "beta": 0.05, "learning_rate": 1e-3, "dropout": 0.1,
@@ -62,18 +62,8 @@ def train_until_it_ends(raw: dict[str, Any], run: RunFolder, failures: failing_g
         assert run.is_locked(), "no other process, and no window, may see the run as ended"
 
 
-def events(run: RunFolder, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_events(run.events) if event["kind"] == kind]
-
-
 def warnings(run: RunFolder) -> list[str]:
     return [event["sentence"] for event in events(run, "note") if event["level"] == "warning"]
-
-
-def weights(run: RunFolder) -> dict[str, np.ndarray]:
-    saved = checkpoint.newest(run)
-    assert saved is not None
-    return {name: np.array(x) for name, x in saved.weights().items()}
 
 
 def assert_whole(run: RunFolder, steps: int = 4) -> None:

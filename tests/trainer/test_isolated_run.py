@@ -10,9 +10,9 @@ import pytest
 
 from backend.cli.training import logging_to
 from backend.rewards.allowed_code import allow_named
-from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from tests.support import small_run
+from tests.support.small_run import events
 
 REWARDS = """
 import os
@@ -46,10 +46,6 @@ def raw(tmp_path: Path):
         return small_run.settings_for(tmp_path, **about, **{"reward_isolation": "process", **changes})
 
     return make
-
-
-def events(run: RunFolder, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_events(run.events) if event["kind"] == kind]
 
 
 def notes(run: RunFolder) -> list[str]:

@@ -7,14 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
-from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import best_of, find_checkpoint, saved_weights
 from tests.support import small_run
+from tests.support.small_run import arrays, events
 
 OTHERS: dict[str, Any] = {
     "learning_rate": 3e-3, "temperature": 1.3, "top_k": 5, "beta": 0.05, "epsilon": 0.3, "group_size": 3, "batch_size": 2,
@@ -62,11 +61,6 @@ def whole(staged: dict[str, Any], inputs: Path) -> RunFolder:
     return run
 
 
-def arrays(path: Path) -> dict[str, np.ndarray]:
-    loaded: Any = mx.load(str(path))
-    return {name: np.array(x) for name, x in loaded.items()}
-
-
 def same_at(first: RunFolder, second: RunFolder, step: int) -> bool:
     mine, theirs = (find_checkpoint(run, str(step)).path for run in (first, second))
     files = ("adapters.safetensors", "optimizer.safetensors")
@@ -77,10 +71,6 @@ def same_at(first: RunFolder, second: RunFolder, step: int) -> bool:
 def rows_of(run: RunFolder, after: int = 0) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in run.completions.read_text().splitlines()]
     return [line for line in lines if line["step"] > after]
-
-
-def events(run: RunFolder, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_events(run.events) if event["kind"] == kind]
 
 
 def test_a_stage_equals_a_run_with_its_settings_that_goes_on_from_the_same_checkpoint(

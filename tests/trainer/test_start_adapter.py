@@ -7,8 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-import numpy as np
 import pytest
 import yaml
 
@@ -18,6 +16,7 @@ from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import find_checkpoint
 from backend.trainer.preflight import check
 from tests.support import small_run
+from tests.support.small_run import arrays, same
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +43,6 @@ def first(raw: dict[str, Any], inputs: Path) -> RunFolder:
     run = RunFolder(inputs / "runs" / "first")
     small_run.train_here(raw, run)
     return run
-
-
-def arrays(path: Path) -> dict[str, np.ndarray]:
-    loaded: Any = mx.load(str(path))
-    return {name: np.array(x) for name, x in loaded.items()}
-
-
-def same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
-    return first.keys() == second.keys() and all(np.array_equal(x, second[name]) for name, x in first.items())
 
 
 def steps_of(run: RunFolder) -> list[dict[str, Any]]:

@@ -13,12 +13,12 @@ import pytest
 
 from backend.config.config import parse
 from backend.runs.checkpoints import checkpoint
-from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.steering import Change, read_changes, request_change
 from backend.trainer import telemetry
 from backend.trainer.control import handlers_restored
 from tests.support import small_run
+from tests.support.small_run import events
 
 Echo = Callable[[dict[str, Any]], None]
 SETTINGS: dict[str, Any] = {
@@ -67,10 +67,6 @@ def changed(raw: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Ru
     settings, under which step 3 would have been evaluated."""
     run = RunFolder(tmp_path_factory.mktemp("changed") / "run")
     return trained(raw, run, asking(run, CHANGED))
-
-
-def events(run: RunFolder, *kinds: str) -> list[dict[str, Any]]:
-    return [event for event in read_events(run.events) if event["kind"] in kinds]
 
 
 def numbers(run: RunFolder) -> list[tuple[Any, ...]]:

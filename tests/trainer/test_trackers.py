@@ -365,6 +365,16 @@ def test_where_a_resume_changed_steps_that_wandb_has_a_second_run_begins(made_up
     assert wandb.inits[0]["id"] != wandb.inits[1]["id"] and wandb.inits[1]["name"] == "one, part 2"
 
 
+def test_a_run_folder_of_somebody_else_names_no_run_of_mine(made_up: MadeUpRun, wandb: FakeWandb) -> None:
+    made_up.folder.trackers.mkdir()
+    kept = {"v": 1, "id": "0123456789abcdef", "part": 1, "step": 5, "evaluations": {}, "changes": []}
+    for content in (json.dumps(kept), json.dumps(kept | {"id": "../../mine"}), "[]", "{", "null"):
+        (made_up.folder.trackers / "wandb.json").write_text(content)
+        made_up.step(1)
+        track(made_up.folder, "wandb", may_upload=True, say=print)
+        assert wandb.inits[-1]["id"] not in content and wandb.logged[-1][0] == 1
+
+
 class FakeTrackio:
     def __init__(self) -> None:
         self.kept: list[Any] = []

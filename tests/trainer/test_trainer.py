@@ -28,6 +28,7 @@ from backend.trainer.control import handlers_restored
 from backend.training.learner import Learner
 from backend.utils.command import backend_command, backend_environment
 from tests.support import small_run
+from tests.support.small_run import events, same, weights
 
 REWARDS = '''
 import itertools, os, time
@@ -94,21 +95,6 @@ def settings(inputs: Path, reward: str | list[str] = "share", **changes: Any) ->
     names = [reward] if isinstance(reward, str) else reward
     rewards = {"reward_functions": names, "reward_weights": [], "reward_functions_file": str(inputs / "rewards.py")}
     return small_run.settings_for(inputs, **rewards | changes)
-
-
-def events(run: RunFolder, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_events(run.events) if event["kind"] == kind]
-
-
-def weights(run: RunFolder) -> dict[str, np.ndarray]:
-    """The weights of the newest checkpoint."""
-    saved = checkpoint.newest(run)
-    assert saved is not None
-    return {name: np.array(x) for name, x in saved.weights().items()}
-
-
-def same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
-    return first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
 
 
 def completion_steps(run: RunFolder) -> list[int]:

@@ -79,7 +79,7 @@ MODEL_KEYS = (
     *("model", "tokenizer", "quantization", "dtype", "train_type", "num_layers", "rank", "scale", "dropout"),
     *("lora_keys", "lora_alpha", "use_rslora", "modules_to_save"),
 )
-"""Settings that a run's checkpoint fits; another config cannot change them."""
+"""Settings that a run's checkpoint decides."""
 
 
 @dataclass(frozen=True, slots=True)
