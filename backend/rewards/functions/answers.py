@@ -65,17 +65,14 @@ def _evaluate(node: ast.expr) -> Fraction:
         case ast.UnaryOp(ast.UAdd(), operand):
             return _evaluate(operand)
         case ast.BinOp(left, ast.Pow(), right):
-            return _power(_evaluate(left), _evaluate(right))
+            base, exponent = _evaluate(left), _evaluate(right)
+            bits = max(base.numerator.bit_length(), base.denominator.bit_length())
+            if exponent.denominator != 1 or bits * abs(exponent) > _BITS:
+                raise ValueError("no whole exponent, or too large a power")
+            return base**exponent.numerator
         case ast.BinOp(left, sign, right) if type(sign) in _OPERATORS:
             return _bounded(Fraction(_OPERATORS[type(sign)](_evaluate(left), _evaluate(right))))
     raise ValueError("no arithmetic")
-
-
-def _power(base: Fraction, exponent: Fraction) -> Fraction:
-    bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-    if exponent.denominator != 1 or bits * abs(exponent) > _BITS:
-        raise ValueError("no whole exponent, or too large a power")
-    return base**exponent.numerator
 
 
 def _bounded(number: Fraction) -> Fraction:

@@ -176,7 +176,13 @@ def _asserts_passed(tests: AssertTests, result: TaskResult) -> int:
             case [int() as index] if type(index) is int:
                 done.add(index)
             case [int() as index, int() as number, {**claim}] if type(index) is int:
-                observed[index][number] = observed[index].get(number, True) and _holds(tests, number, claim)
+                expected, holds = tests.expected.get(number), False
+                with suppress(NotPlainError, RecursionError):
+                    if "truth" in claim:  # of two objects that are no plain values
+                        holds = expected is not None and expected.form == "pair" and claim["truth"] is True
+                    elif expected is not None and "value" in claim:
+                        holds = expected.holds(decoded(claim["value"]))
+                observed[index][number] = observed[index].get(number, True) and holds
     return sum(
         index in done
         and test.required <= observed[index].keys()
@@ -184,15 +190,3 @@ def _asserts_passed(tests: AssertTests, result: TaskResult) -> int:
         and all(observed[index].values())
         for index, test in enumerate(tests.tests)
     )
-
-
-def _holds(tests: AssertTests, number: int, claim: Mapping[str, Any]) -> bool:
-    expected = tests.expected.get(number)
-    if expected is None:
-        return False
-    if "truth" in claim:  # of two objects that are no plain values
-        return expected.form == "pair" and claim["truth"] is True
-    try:
-        return "value" in claim and expected.holds(decoded(claim["value"]))
-    except (NotPlainError, RecursionError):
-        return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
 
 from backend.rewards.registry import Scores, Texts, Types, register_reward_function, require
 
@@ -30,10 +29,19 @@ def diversity(prompts: Texts, completions: Texts, answer: Texts, types: Types = 
         groups[key].append(index)
     scores: list[float | None] = [None] * len(completions)
     for members in groups.values():
-        if len(members) > 1:
-            differences = _differences([_ngrams(completions[index], ngram_size) for index in members])
-            for index, difference in zip(members, differences, strict=True):
-                scores[index] = difference
+        if len(members) < 2:
+            continue
+        sets = [_ngrams(completions[index], ngram_size) for index in members]
+        similarity = [0.0] * len(sets)
+        for i, first in enumerate(sets):
+            for j in range(i):
+                common = len(first & sets[j])
+                union = len(first) + len(sets[j]) - common
+                shared = common / union if union else 1.0
+                similarity[i] += shared
+                similarity[j] += shared
+        for index, total in zip(members, similarity, strict=True):
+            scores[index] = 1.0 - total / (len(sets) - 1)
     return scores
 
 
@@ -43,19 +51,3 @@ def _ngrams(text: str, size: int) -> Ngrams:
     if len(words) < size:
         return frozenset({tuple(words)} if words else ())
     return frozenset(tuple(words[start : start + size]) for start in range(len(words) - size + 1))
-
-
-def _differences(sets: Sequence[Ngrams]) -> list[float]:
-    similarity = [0.0] * len(sets)
-    for i, first in enumerate(sets):
-        for j in range(i):
-            shared = _similarity(first, sets[j])
-            similarity[i] += shared
-            similarity[j] += shared
-    return [1.0 - total / (len(sets) - 1) for total in similarity]
-
-
-def _similarity(a: Ngrams, b: Ngrams) -> float:
-    common = len(a & b)
-    union = len(a) + len(b) - common
-    return common / union if union else 1.0

@@ -35,19 +35,22 @@ _TEXT_COMMAND = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}")
 
 def answer_part(text: str) -> str:
     """The text in the last closed `<answer>`; without one, what follows the last thought; else all of it. Stripped."""
-    return extract_answer(text) or after_thoughts(text)
-
-
-def after_thoughts(text: str) -> str:
-    """What follows the last `</think>` or `</reasoning>`, stripped; all of the text without one."""
+    if answer := extract_answer(text):
+        return answer
     end = max((text.rfind(tag) + len(tag) for tag in ("</think>", "</reasoning>") if tag in text), default=0)
     return text[end:].strip()
 
 
 def marked_answer(text: str) -> str:
     """The content of the last `\\boxed{…}`, else the line after the last `####` (GSM8K); else empty."""
-    if boxed := _boxed(text):
-        return boxed
+    start = max(text.rfind(box) + len(box) if box in text else -1 for box in _BOXES)
+    depth = 1
+    for brace in _BRACE.finditer(text, start) if start >= 0 else ():
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if not depth and (boxed := text[start : brace.start()].strip()):
+            return boxed
+        if not depth:
+            break
     _, mark, rest = text.rpartition("####")
     return rest.strip().partition("\n")[0].strip() if mark else ""
 
@@ -56,16 +59,6 @@ def final_answer(text: str) -> str:
     """The marked answer of the answer part, else the whole answer part."""
     part = answer_part(text)
     return marked_answer(part) or part
-
-
-def _boxed(text: str) -> str:
-    start = max(text.rfind(box) + len(box) if box in text else -1 for box in _BOXES)
-    depth = 1
-    for brace in _BRACE.finditer(text, start) if start >= 0 else ():
-        depth += {"{": 1, "}": -1}.get(brace[0], 0)
-        if not depth:
-            return text[start : brace.start()].strip()
-    return ""
 
 
 def correct(completions: list[str], answers: list[str]) -> list[bool | None]:

@@ -73,7 +73,13 @@ def r1_count_xml(prompts: Texts, completions: Texts, answer: Texts, types: Types
     Trailing is what follows the last `</answer>`, white space at the very end left out; without that tag nothing
     trails. `<reasoning>` is taken for `<think>`. 0 for an empty completion, and for one with 500 characters too many.
     """
-    return [_xml_count(text) for text in completions]
+    scores: list[float | None] = []
+    for text in completions:
+        count = sum(text.count(tag) == 1 for tag in _tags(text))
+        _, closed, rest = text.rpartition(_END_OF_ANSWER)
+        trailing = len(rest.rstrip()) if closed else 0
+        scores.append(max(0.0, 0.125 * count - 0.001 * trailing))
+    return scores
 
 
 def extract_answer(text: str) -> str:
@@ -111,10 +117,3 @@ def _is_strict(text: str) -> bool:
         return False
     between = text[text.index(end_of_thought) + len(end_of_thought) : text.index(answer)]
     return text.startswith(thought) and text.endswith(end_of_answer) and not between.strip()
-
-
-def _xml_count(text: str) -> float:
-    count = sum(text.count(tag) == 1 for tag in _tags(text))
-    _, closed, rest = text.rpartition(_END_OF_ANSWER)
-    trailing = len(rest.rstrip()) if closed else 0
-    return max(0.0, 0.125 * count - 0.001 * trailing)
