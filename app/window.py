@@ -143,7 +143,7 @@ class Window(QMainWindow):
         session.queue.changed.connect(self._show_queue)
         session.consent.ask = lambda requests: ask_consent(requests, self)
         session.consent.ask_hosts = lambda request: HostsDialog(request, self).is_allowed()
-        session.starter.confirm_over_memory = self.ask_about_memory
+        session.starter.confirm_over_memory = self._ask_about_memory
         theme.signals.changed.connect(self.menus.update_icons)
 
     def show_page(self, key: str) -> None:
@@ -424,7 +424,7 @@ class Window(QMainWindow):
             self.session.prefs.when_closing = answer
         return answer
 
-    def ask_about_memory(self, memory_parts: MemoryParts) -> bool:
+    def _ask_about_memory(self, memory_parts: MemoryParts) -> bool:
         advice = memory_parts.advice or "The run would end as soon as memory runs out."
         answers = {"no": "Change the settings", "yes": "Run all the same", "cancel": "Cancel"}
         return ask(self, memory_parts.sentence, advice, answers) == "yes"

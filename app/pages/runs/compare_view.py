@@ -73,7 +73,6 @@ POSITIONS: dict[str, tuple[str, Callable[[int], str]]] = {
     "tokens": ("tokens", lambda x: f"{x:,} tokens"),
     "time": ("working time", duration),
 }
-"""Key of an x axis → its title below the charts, and the name of a position."""
 PARTS = {"results": "Results", "settings": "Settings that differ", "completions": "Completions"}
 NO_SHARED_PROMPT = "These two runs have no prompt in common in the newest steps that both recorded."
 TABLES_HEIGHT, TABLES_WIDTH, WIDEST_COLUMN = 210, 760, 260
@@ -87,7 +86,7 @@ Write = Callable[[Sequence[Sequence[str]]], str]
 
 @dataclass(frozen=True, slots=True)
 class ComparedName:
-    """The names of a run: `letter` in the charts, `title` beside it in the legend. `index` is its colour's."""
+    """`letter` in the charts, `title` in the legend; `index` is that of its colour."""
 
     index: int
     letter: str
@@ -101,11 +100,8 @@ class ComparedName:
 
 def letter_of(index: int) -> str:
     """A, B, … Z, AA, AB, …"""
-    letters, index = "", index + 1
-    while index:
-        index, rest = divmod(index - 1, 26)
-        letters = chr(ord("A") + rest) + letters
-    return letters
+    rest, letter = divmod(index, 26)
+    return (letter_of(rest - 1) if rest else "") + chr(ord("A") + letter)
 
 
 class RunChip(QAbstractButton):
@@ -303,7 +299,7 @@ class CompareView(QWidget):
         escape.setContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
         self.title = label(font=theme.title_font())
         self.axis = Segments(AXES, "Horizontal axis")
-        self.axis.chosen.connect(lambda _: self._change_axis())
+        self.axis.chosen.connect(self._change_axis)
         self.legend = RunLegend()
         self.legend.shown_changed.connect(self._draw_charts)
         self.part = Segments(PARTS, "Below the charts")
@@ -337,8 +333,6 @@ class CompareView(QWidget):
         if self.parts.orientation() != orientation or event.oldSize().width() < 0:
             self.parts.setOrientation(orientation)
             self.parts.setSizes([10_000, theme.scaled(TABLES_WIDTH if wide else TABLES_HEIGHT)])
-
-    # The runs
 
     def compare(self, records: Sequence[RunRecord]) -> None:
         self.close_runs()
@@ -397,8 +391,6 @@ class CompareView(QWidget):
             ComparedName(i, letter_of(i), record.title, record.summary.name) for i, record in enumerate(self._records)
         ]
 
-    # Charts
-
     def _build_grid(self) -> None:
         self._drop_grid()
         plots = [Plot(one.title, one.axis, one.unit, one.help) for one in self._metrics]
@@ -410,7 +402,7 @@ class CompareView(QWidget):
         ChartExport(self.grid, lambda: "comparison", self.message.emit)  # the grid owns it
         self._charts.addWidget(self.grid)
 
-    def _change_axis(self) -> None:
+    def _change_axis(self, _key: str) -> None:
         if self.grid is not None:
             self.grid.forget_span()  # a range on the old axis means nothing on the new one
         self._draw_charts()
@@ -444,8 +436,6 @@ class CompareView(QWidget):
         shown = [trace for trace in traces if trace.has_data]
         return ChartContent(shown, "None of the runs shown has this metric.", marks)
 
-    # Tables
-
     def tables(
         self, write: Callable[[str, Any], str] = lambda _name, value: value_text(value)
     ) -> list[list[list[str]]]:
@@ -468,17 +458,16 @@ class CompareView(QWidget):
         return result_of(record, [pair for pair in pairs if pair[1] == pair[1]], finite_rewards(run))
 
     def export_menu(self) -> QMenu:
-        menu = QMenu(self)
+        menu, clipboard = QMenu(self), QGuiApplication.clipboard()
         formats: tuple[tuple[str, str, Write], ...] = (("Markdown", ".md", as_markdown), ("CSV", ".csv", as_csv))
         for name, _, write in formats:
-            menu.addAction(f"Copy as {name}", lambda write=write: self._copy_tables(write))
+            menu.addAction(
+                f"Copy as {name}", lambda write=write: clipboard.setText("\n".join(map(write, self.tables())))
+            )
         menu.addSeparator()
         for name, suffix, write in formats:
             menu.addAction(f"Save as {name}…", partial(self._ask_where, name, suffix, write))
         return menu
-
-    def _copy_tables(self, write: Write) -> None:
-        QGuiApplication.clipboard().setText("\n".join(map(write, self.tables())))
 
     def _ask_where(self, name: str, suffix: str, write: Write) -> None:
         path = save_file(self, "tables", "Save the tables", f"comparison{suffix}", f"{name} (*{suffix})")

@@ -21,9 +21,7 @@ from backend.runs.disk_use import PARTS
 from backend.runs.run_record import RunRecord, tags_in, value_text
 
 SAVE_AFTER_MS = 600
-"""Pause after the last key before a note is saved."""
 MOST_RELATIVES = 8
-"""Rows of the family that are visible without scrolling."""
 FAINT_PARTS = 0.005
 """Parts of the disk use below this share are not listed."""
 

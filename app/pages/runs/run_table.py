@@ -276,10 +276,6 @@ class RunTable(BaseTable):
         logical = [head.logicalIndex(place) for place in range(len(self._rows.columns))]
         return [(self._rows.columns[i].key, self.columnWidth(i)) for i in logical]
 
-    def set_test(self, test: Callable[[RunRecord], bool]) -> None:
-        self.sorted.test = test
-        self.sorted.invalidateFilter()
-
     def _emit_columns(self) -> None:
         if not self._is_arranging:
             self.columns_changed.emit(self.columns())

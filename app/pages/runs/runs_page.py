@@ -186,8 +186,6 @@ class RunsPage(QWidget):
         fits = self.parts.height() >= theme.scaled(LOWEST) and len(self.table.selected_rows()) == 1
         self._details_card.setVisible(self.details_button.isChecked() and (beside or fits))
 
-    # Reading
-
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         self.refresh()
@@ -235,8 +233,6 @@ class RunsPage(QWidget):
             self.table.selectRow(0)
         self._show_choice()
 
-    # Showing
-
     def _filter(self) -> None:
         query = self.search.text()
         try:
@@ -250,7 +246,8 @@ class RunsPage(QWidget):
             notes = record.notes
             return (notes.favourite or not favourites) and (archived or not notes.archived) and passes(record)
 
-        self.table.set_test(is_shown)
+        self.table.sorted.test = is_shown
+        self.table.sorted.invalidateFilter()
         shown = self.table.sorted.rowCount()
         narrowed = bool(query.strip()) or favourites
         self._report_search(f"{shown:,} of {len(self.model.rows):,} runs." if narrowed else "")
@@ -290,8 +287,6 @@ class RunsPage(QWidget):
             self.table.show_columns([(key, widths.get(key, 0)) for key in keys])
             self.session.prefs.run_columns = self.table.columns()
             self.table.choose(*chosen)
-
-    # Actions
 
     def open(self) -> None:
         self.run_actions.do("compare" if len(self.table.selected_rows()) > 1 else "open")

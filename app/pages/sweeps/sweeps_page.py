@@ -299,8 +299,8 @@ class SweepsPage(QWidget):
         column(area, into=self)
         self.sweeps.changed.connect(self._show_results)
         self.sweeps.told.connect(session.message)
-        session.draft.changed.connect(lambda _: self._show_plan_if_visible())
-        session.time_forecast.changed.connect(self._show_plan_if_visible)
+        session.draft.changed.connect(lambda _: self.isVisible() and self._show_plan())
+        session.time_forecast.changed.connect(lambda: self.isVisible() and self._show_plan())
 
     def _build_form(self) -> QFrame:
         begin = SweepForm()
@@ -368,12 +368,6 @@ class SweepsPage(QWidget):
         super().hideEvent(event)
         self.sweeps.watch(False)
 
-    # The new sweep
-
-    def _show_plan_if_visible(self) -> None:
-        if self.isVisible():
-            self._show_plan()
-
     def form(self) -> SweepForm:
         return SweepForm(
             self.name.text(),
@@ -429,8 +423,6 @@ class SweepsPage(QWidget):
                 name = f"{name.rstrip('0123456789').rstrip('-')}-{number}"
                 number += 1
             self.name.setText(name)
-
-    # Results
 
     def _show_results(self) -> None:
         names, folder, results = self.sweeps.names(), self.sweeps.folder, self.sweeps.results
