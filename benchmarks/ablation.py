@@ -93,7 +93,7 @@ def group_by_group() -> Off:
     """Sampling decodes one group after the other, as for models whose rows cannot be of unequal length."""
     from backend.sampling.rollout import Sampler
 
-    return mock.patch.object(Sampler, "_batching_obstacle", lambda rollout: "switched off")
+    return mock.patch.object(Sampler, "_trial_decode", lambda rollout: "switched off")
 
 
 def no_compaction() -> Off:
@@ -157,7 +157,7 @@ def unpinned_threads() -> Off:
     """Python's thread and mlx's run on whichever cores the system chooses."""
     from backend.engine import cpu
 
-    return mock.patch.object(cpu, "_threads", list)
+    return mock.patch.object(cpu, "_mlx_threads", list)
 
 
 def mlx_attention() -> Off:

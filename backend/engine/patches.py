@@ -121,12 +121,7 @@ def scaled_dot_product_attention(
 ) -> mx.array:
     """Blocked attention in training, vectors in a large decoding step on x86; else mlx-lm's own."""
     if sinks is None:  # an extra logit in each head's softmax (gpt-oss), which neither of ours computes
-        inputs, has_plain_mask = None, isinstance(mask, str)
-        if isinstance(cache, (PrefixRecorder, PrefixReader)):
-            inputs = cache.attention_inputs(keys, values, mask)  # None: the model has changed what the cache returned
-        elif cache is None and has_plain_mask and keys.shape[2] > 1:
-            # Whole rows. They are padded on the right, where causality hides it, so "causal" is the complete mask.
-            inputs = AttentionInputs(keys, values)
+        inputs = _training_inputs(keys, values, cache, mask)
         if inputs is not None:
             return blocked_attention(queries, inputs.keys, inputs.values, scale, inputs.prompts)
         # `is`: a model that has changed the mask must get attention with its own mask.
@@ -139,6 +134,14 @@ def scaled_dot_product_attention(
     # and in training, they stay in float32.
     wide = (x.astype(mx.float32) for x in (queries, keys, values))
     return MLX_LM_ATTENTION(*wide, cache=cache, scale=scale, mask=mask, sinks=sinks).astype(values.dtype)
+
+
+def _training_inputs(keys: mx.array, values: mx.array, cache: Any, mask: Any) -> AttentionInputs | None:
+    if isinstance(cache, (PrefixRecorder, PrefixReader)):
+        return cache.attention_inputs(keys, values, mask)  # None: the model has changed what the cache returned
+    # Whole rows. They are padded on the right, where causality hides it, so "causal" is the complete mask.
+    whole_rows = cache is None and isinstance(mask, str) and keys.shape[2] > 1
+    return AttentionInputs(keys, values) if whole_rows else None
 
 
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
