@@ -167,7 +167,7 @@ class Window(QMainWindow):
         if page is not None and hasattr(page, "find_text"):
             page.find_text()
         else:
-            self.do_on_page("train", "find_setting")
+            self.do_on_page("train", "search.take_focus")
 
     @property
     def current_page(self) -> str:

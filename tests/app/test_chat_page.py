@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PySide6.QtCore import QObject, Qt
+from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
 from app import theme
@@ -20,9 +19,9 @@ from app.pages.chat.chat_page import ChatPage
 from app.state.prefs import Prefs
 from app.state.session import Session
 from backend.runs.run_folder import RunFolder
-from backend.utils.errors import ConfigProblem
 from tests.support.latency import LatencyProbe
 from tests.support.trained_run import make_run
+from tests.support.windows import Asked, ServiceByHand
 
 MINE = '''from backend.rewards import register_reward_function
 
@@ -32,40 +31,6 @@ def long(completions, **kwargs):
     return [len(text) / 10 for text in completions]
 '''
 SCORED = {"rewards": {"r1_int_reward_func": 0.5, "r1_count_xml": 0.25}, "reward": 0.625, "advantage": 0.0}
-
-
-@dataclass
-class Asked:
-    """A question that waits for its answer."""
-
-    name: str
-    arguments: dict[str, Any]
-    answer: Callable[[Any], None]
-    refuse: Callable[[list[ConfigProblem]], None]
-    report: Callable[[dict[str, Any]], None]
-
-
-class ServiceByHand(QObject):
-    """Remembers questions; the test answers them."""
-
-    def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__(parent)
-        self.asked: list[Asked] = []
-        self.cancelled: list[int] = []
-        self.is_running, self.retired = True, False
-
-    def ask(self, question: str, on_answer: Any, *, on_refused: Any = None, on_progress: Any = None, owner: Any = None, **more: Any) -> int:  # fmt: skip
-        self.asked.append(Asked(question, more, on_answer, on_refused, on_progress))
-        return len(self.asked)
-
-    def cancel(self, number: int) -> None:
-        self.cancelled.append(number)
-
-    def close(self, *, wait: bool = True) -> None:
-        self.retired = True
-
-    def last(self, name: str) -> Asked:
-        return next(asked for asked in reversed(self.asked) if asked.name == name)
 
 
 @pytest.fixture(scope="module")

@@ -63,16 +63,6 @@ def choose(panel: ExportPanel, **keys: str) -> None:
         box.setCurrentIndex(box.findData(key))
 
 
-def test_every_state_of_the_run_is_there_to_choose(make_panel: MakePanel) -> None:
-    weights = make_panel().choices.weights
-    assert [(weights.itemText(i), weights.itemData(i)) for i in range(weights.count())] == [
-        ("End of the run", ""),
-        ("Best checkpoint: step 10, reward 0.75", "best"),
-        ("Checkpoint of step 20, reward 0.5", "20"),
-        ("Checkpoint of step 10, reward 0.75", "10"),
-    ]
-
-
 def test_the_command_is_what_was_chosen(make_panel: MakePanel, run: RunFolder, tmp_path: Path) -> None:
     panel = make_panel()
     chosen = ["--to", "lmstudio", "--name", "run", "--format", "full", "--held-out", "32", "--json"]

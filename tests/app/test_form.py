@@ -225,16 +225,6 @@ def test_changed_setting_is_shown(page: TrainPage):
     assert not field.isVisible()
 
 
-def test_card_state_is_remembered(page: TrainPage, tmp_path: Path, qtbot):
-    card_of(page, "keep_checkpoints").more.click()
-    page.reveal("reward_timeout")
-    again = TrainPage(Session(Prefs(tmp_path / "prefs")))
-    qtbot.addWidget(again)
-    again.show()
-    assert again.form.fields["keep_checkpoints"].isVisible()
-    assert not again.form.fields["reward_timeout"].isVisible(), "what a search opened, the user did not open"
-
-
 def test_unusual_value_is_a_warning(page: TrainPage, qtbot):
     fix_problems(page.draft)
     fill(page.form.fields["iters"], 10**7)
@@ -301,19 +291,6 @@ def test_a_dropped_folder_is_the_model(page: TrainPage, tmp_path: Path):
     )
     line.dropEvent(drop)
     assert page.draft.value("model") == str(tmp_path)
-
-
-def test_show_all_functions(page: TrainPage, qtbot):
-    known = page.draft.rewards()
-    assert len(known) > 5
-    assert page.rewards.more.text() == f"Show {len(known) - 5} more"
-    page.draft.set("reward_functions", [known[-1].name])
-    assert [row.entry.name for row in page.rewards.model.ticked] == [known[-1].name]
-    click_cell(page, 5, USE)
-    assert len(rows(page)) == 6, "a row whose tick is taken away stays where it was"
-    page.rewards.more.click()
-    assert [name for name, *_ in rows(page)] == [entry.name for entry in known]
-    assert page.rewards.more.isHidden()
 
 
 def test_no_ticks_mean_the_defaults(page: TrainPage):

@@ -4,13 +4,12 @@ which never blocks."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PySide6.QtCore import QObject, Qt
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 from pytestqt.qtbot import QtBot
 
@@ -21,6 +20,7 @@ from app.state.machines import ALONE, Machines
 from backend.distributed.hosts_file import read_hosts
 from backend.distributed.machine_report import CheckedMachine, LinkSpeed, MachineFacts, MachineFinding, MachineReport
 from backend.utils.errors import ConfigProblem
+from tests.support.windows import ServiceByHand
 
 FACTS = MachineFacts(
     "mac-a",
@@ -47,35 +47,9 @@ REPORT = MachineReport(
 )
 
 
-class AskedService(QObject):
-    """Notes what was asked; the test answers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[dict[str, Any]] = []
-        self.cancelled: list[int] = []
-
-    def ask(
-        self,
-        question: str,
-        on_answer: Callable[[Any], None],
-        *,
-        on_refused: Any,
-        on_progress: Any,
-        owner: QObject,
-        **arguments: Any,
-    ) -> int:
-        self.on_answer, self.on_refused, self.on_progress = on_answer, on_refused, on_progress
-        self.asked.append({"question": question, **arguments})
-        return len(self.asked)
-
-    def cancel(self, number: int) -> None:
-        self.cancelled.append(number)
-
-
 @pytest.fixture
-def service() -> AskedService:
-    return AskedService()
+def service(qapp) -> ServiceByHand:
+    return ServiceByHand()
 
 
 @pytest.fixture
@@ -90,7 +64,7 @@ def consent(tmp_path: Path) -> Consent:
 
 
 @pytest.fixture
-def machines(draft: Draft, service: AskedService, consent: Consent) -> Machines:
+def machines(draft: Draft, service: ServiceByHand, consent: Consent) -> Machines:
     return Machines(draft, lambda: service, consent)  # pyright: ignore[reportArgumentType]
 
 
@@ -125,33 +99,32 @@ def test_edit_and_save(draft: Draft, machines: Machines, file: Path):
     assert len(machines.hosts) == 3 and not machines.is_edited
 
 
-def test_check(draft: Draft, machines: Machines, service: AskedService, file: Path):
+def test_check(draft: Draft, machines: Machines, service: ServiceByHand, file: Path):
     draft.set("hosts", str(file))
     draft.set("model", "owner/name")
     machines.check()
     machines.check()  # one at a time
     (asked,) = service.asked
-    assert (asked["question"], asked["model"], asked["copies"], asked["name"]) == (
-        "check_machines",
-        "owner/name",
-        False,
-        "two macs.json",
+    told = asked.arguments
+    assert (asked.name, told["model"], told["copies"], told["name"]) == (
+        *("check_machines", "owner/name"),
+        *(False, "two macs.json"),
     )
-    assert asked["hosts"]["hosts"][1]["ssh"] == "mac-b"
-    service.on_progress({"rank": 1, "stage": "copying", "share": 0.42})
+    assert told["hosts"]["hosts"][1]["ssh"] == "mac-b"
+    service.asked[-1].report({"rank": 1, "stage": "copying", "share": 0.42})
     assert str(machines.stages[1]) == "Copying 42 %" and machines.is_checking
-    service.on_answer(json.loads(json.dumps(REPORT.to_dict())))
+    service.asked[-1].answer(json.loads(json.dumps(REPORT.to_dict())))
     assert machines.report == REPORT and machines.can_copy and not machines.is_checking and not machines.stages
     machines.check(copies=True)
     assert machines.report == REPORT  # shown while the copy goes on
     machines.stop()
-    assert service.cancelled == [2] and service.asked[1]["copies"] and not machines.is_checking
+    assert service.cancelled == [2] and service.asked[1].arguments["copies"] and not machines.is_checking
     machines.check()
     assert machines.report is None
-    service.on_refused([ConfigProblem("hosts", "Something is wrong.")])
+    service.asked[-1].refuse([ConfigProblem("hosts", "Something is wrong.")])
     assert machines.problem == "Something is wrong."
     machines.check()
-    service.on_answer(REPORT.to_dict())
+    service.asked[-1].answer(REPORT.to_dict())
     machines.rename(1, "other")
     assert machines.report is None  # it was about another machine
     machines.check()
@@ -159,7 +132,7 @@ def test_check(draft: Draft, machines: Machines, service: AskedService, file: Pa
     assert service.cancelled == [2, 5]
 
 
-def test_card(qtbot: QtBot, file: Path, service: AskedService, monkeypatch: pytest.MonkeyPatch):
+def test_card(qtbot: QtBot, file: Path, service: ServiceByHand, monkeypatch: pytest.MonkeyPatch):
     from app.state.session import Session
 
     session = Session()
@@ -182,7 +155,7 @@ def test_card(qtbot: QtBot, file: Path, service: AskedService, monkeypatch: pyte
     panel.remove.click()
     panel.check.click()
     assert panel.stop.isVisible() and not panel.check.isVisible()
-    service.on_answer(REPORT.to_dict())
+    service.asked[-1].answer(REPORT.to_dict())
     texts = [model.index(1, column).data() for column in range(len(COLUMNS))]
     assert texts[3:] == ["Answered", "Apple M4 Max", "40.0 of 64.0\u00a0GB", "1000\u00a0GB", "No"]
     assert free_memory(replace(FACTS, memory_free=640 * 10**6)) == "640\u00a0MB of 64.0\u00a0GB"

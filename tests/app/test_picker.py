@@ -23,6 +23,7 @@ from app.state.processes import Service
 from app.state.session import Session
 from tests.models.test_hub import FILES, GGUF, MLX, Repo
 from tests.support.hub_server import HubStandIn
+from tests.support.windows import ServiceByHand
 
 NOW = time.time()
 LOCAL: list[dict[str, Any]] = [
@@ -140,47 +141,18 @@ def test_suggested_models(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch):
     assert row_texts(picker)[:2] == ["[Suggested downloads]", "mlx-community/Llama-3.2-1B-Instruct-4bit"]
 
 
-class FakeDesk(Service):
-    """Records questions, and answers when a test calls it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: dict[int, tuple[str, dict[str, Any]]] = {}
-        self.cancelled: list[int] = []
-
-    def ask(
-        self,
-        question: str,
-        answer: Any,
-        *,
-        on_refused: Any = None,
-        on_progress: Any = None,
-        owner: Any = None,
-        **with_: Any,
-    ):
-        number = len(self.asked) + 1
-        self.asked[number] = (question, {"answer": answer, "refused": on_refused, "told": on_progress, **with_})
-        return number
-
-    def cancel(self, number: int) -> None:
-        self.cancelled.append(number)
-
-    def last(self, question: str) -> dict[str, Any]:
-        return next(about for name, about in reversed(self.asked.values()) if name == question)
-
-
 def test_a_download_is_paused_resumed_and_done(qtbot: QtBot):
-    service = FakeDesk()
+    service = ServiceByHand()
     downloads = Downloads(service)
     download = downloads.start("model", "a/b")
     assert downloads.start("model", "a/b") is download and len(service.asked) == 1, "not twice at a time"
-    service.last("download")["told"]({"phase": "downloading", "done": 10, "total": 40})
+    service.last("download").report({"phase": "downloading", "done": 10, "total": 40})
     assert (download.done, download.total, download.state) == (10, 40, "running")
     downloads.pause(download)
     assert service.cancelled == [1] and download.state == "paused" and downloads.of("model") == [download]
     downloads.start("model", "a/b")
     with qtbot.waitSignal(downloads.finished):
-        service.last("download")["answer"]({"place": "/p"})
+        service.last("download").answer({"place": "/p"})
     assert download.state == "done" and downloads.of("model") == []
 
 

@@ -9,7 +9,7 @@ import pytest
 from PySide6.QtCore import QModelIndex, Qt
 from PySide6.QtTest import QTest
 
-from app.pages.train.reward_panel import LABEL, MEAN, SCORES, SOURCE, USE, RewardPanel
+from app.pages.train.reward_panel import LABEL, SCORES, SOURCE, USE, RewardPanel
 from app.state.draft import Draft
 from backend.rewards.catalogue import DEFAULT_REWARDS
 
@@ -79,15 +79,6 @@ def test_alt_arrow_moves_a_row(panel: RewardPanel, draft: Draft) -> None:
     assert draft.value("reward_functions") == [B, C, D, E, A]
     QTest.keyClick(table, Qt.Key.Key_Up, Qt.KeyboardModifier.AltModifier)
     assert draft.value("reward_functions") == [B, C, D, A, E]
-
-
-def test_means_of_the_bench(panel: RewardPanel, draft: Draft) -> None:
-    assert panel.table.isColumnHidden(MEAN), "until there are some"
-    panel.table.show_means({A: 0.8125, "says_so": 0.25})
-    draft.set("reward_functions", [A, "keyword(word=so, name=says_so)"])
-    assert not panel.table.isColumnHidden(MEAN)
-    shown = {row.entry.name: panel.model.index(place, MEAN).data() for place, row in enumerate(panel.model.rows)}
-    assert (shown[A], shown["keyword(word=so, name=says_so)"], shown[B]) == ("0.812", "0.250", "–")
 
 
 def test_entry_with_arguments(panel: RewardPanel, draft: Draft, tmp_path: Path) -> None:

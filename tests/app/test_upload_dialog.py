@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from PySide6.QtCore import Qt, QUrl
 from PySide6.QtGui import QTextDocument
-from PySide6.QtWidgets import QLabel, QLineEdit
+from PySide6.QtWidgets import QLineEdit
 
 from app.state.processes import VerbProcess
 from app.widgets import upload_dialog
@@ -99,16 +99,6 @@ def test_the_card_is_drawn_with_its_settings_table_and_picture(
     card.anchorClicked.emit(QUrl("https://arxiv.org/abs/2402.03300"))
     card.anchorClicked.emit(QUrl("training.yaml"))
     assert opened == ["https://arxiv.org/abs/2402.03300"]
-
-
-def test_repository_files_and_account_are_shown_and_nothing_starts_by_itself(make_dialog: MakeDialog):
-    dialog = make_dialog(files=12)
-    texts = [label.text() for label in dialog.findChildren(QLabel)]
-    assert {"someone/sums", "Private: others cannot see it.", "Files, 2.00\u202fMB", "file-0", "and 3 more"} <= set(
-        texts
-    )
-    assert dialog.account_label.text() == "someone (token from keychain)" and not dialog.token.isVisible()
-    assert dialog.upload.isEnabled() and dialog.outcome_label.text() == "Nothing has been sent yet."
 
 
 def test_a_token_goes_to_the_keychain_and_is_forgotten_here(make_dialog: MakeDialog, logins: Logins):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QWidget
 from pytestqt.qtbot import QtBot
 
 from app.state.processes import Service
 from app.state.session import Session
 from app.window import Window
+from backend.utils.errors import ConfigProblem
 
 PATIENCE_MS = 60_000
 
@@ -23,6 +26,40 @@ class SilentService(Service):
     def _start(self) -> bool:
         self._process = None
         return True
+
+
+@dataclass
+class Asked:
+    """A question that waits for its answer."""
+
+    name: str
+    arguments: dict[str, Any]
+    answer: Callable[[Any], None]
+    refuse: Callable[[list[ConfigProblem]], None]
+    report: Callable[[dict[str, Any]], None]
+
+
+class ServiceByHand(QObject):
+    """Remembers questions; the test answers them."""
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.asked: list[Asked] = []
+        self.cancelled: list[int] = []
+        self.is_running, self.retired = True, False
+
+    def ask(self, question: str, on_answer: Any, *, on_refused: Any = None, on_progress: Any = None, owner: Any = None, **more: Any) -> int:  # fmt: skip
+        self.asked.append(Asked(question, more, on_answer, on_refused, on_progress))
+        return len(self.asked)
+
+    def cancel(self, number: int) -> None:
+        self.cancelled.append(number)
+
+    def close(self, *, wait: bool = True) -> None:
+        self.retired = True
+
+    def last(self, name: str) -> Asked:
+        return next(asked for asked in reversed(self.asked) if asked.name == name)
 
 
 class PatientQtBot(QtBot):

@@ -64,7 +64,8 @@ class LaunchColumn(TabArea):
         self._help = label("Select a setting to see its help.", role="muted", wrap=True)
         self._help_key = label(font=theme.mono_font(theme.CAPTION), role="muted", wrap=True, selectable=True)
         tip = "Effect and advice on values (F1)"
-        self.more = LinkButton("More in the guide", on_click=self._open_guide, tip=tip)
+        self.more = LinkButton("More in the guide", tip=tip)
+        self.more.clicked.connect(lambda: self.guide_pressed.emit(self._help_key.text()))
         self.more.hide()
         texts = (self._help_title, self._help, self._help_key, (self.more, 0, left))
         about = holder(column(*texts, spacing=4, margins=indent))
@@ -78,9 +79,6 @@ class LaunchColumn(TabArea):
         page = holder(column(*parts, spacing=2 * theme.SPACE, margins=(0, 0, 0, 2 * theme.SPACE)))
         page.setObjectName("page")
         self.setWidget(page)
-
-    def _open_guide(self) -> None:
-        self.guide_pressed.emit(self._help_key.text())
 
     def show_plan(self, summary: str, details: Sequence[str]) -> None:
         """Show the run in one sentence and, below it, a paragraph for each of `details`."""

@@ -270,9 +270,6 @@ class TrainPage(QWidget):
         for key in cards:
             self.session.prefs.set_card_open(key, is_open)
 
-    def find_setting(self) -> None:
-        self.search.take_focus()
-
     def show_next_group(self) -> None:
         self.form.focus_group(1)
 

@@ -39,7 +39,7 @@ class SettingSearch(SearchEdit):
         popup.setMinimumWidth(theme.scaled(420))
         self.setCompleter(completer)
         completer.activated[QModelIndex].connect(lambda index: self._choose(index.data(KEY)))  # pyright: ignore
-        self.returnPressed.connect(self._choose_first)
+        self.returnPressed.connect(lambda: [self._choose(key) for key in self.matching_keys()[:1]])
 
     def take_focus(self) -> None:
         self.setFocus(Qt.FocusReason.ShortcutFocusReason)
@@ -55,10 +55,6 @@ class SettingSearch(SearchEdit):
             item.setData(setting.key, KEY)
             item.setToolTip(f"<p>{setting.help}</p>")
             self._model.appendRow(item)
-
-    def _choose_first(self) -> None:
-        if keys := self.matching_keys():
-            self._choose(keys[0])
 
     def _choose(self, key: str) -> None:
         QTimer.singleShot(0, self, self.clear)  # the completer writes its text into the line after this signal
