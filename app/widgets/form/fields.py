@@ -241,8 +241,11 @@ class PathField(LineField):
         self.tab_stops.append(self.browse)
         if self.setting.kind in ("dataset", "adapter"):
             menu = QMenu(self.browse)
-            menu.aboutToShow.connect(lambda: self.fill_menu(menu))
             give_menu(self.browse, menu)
+            if self.setting.kind == "adapter":  # the runs that have adapters change
+                menu.aboutToShow.connect(lambda: self.fill_menu(menu))
+            else:
+                self.fill_menu(menu)
         else:
             choose = self.choose_folder if self.setting.kind == "model" else self.choose_file
             self.browse.clicked.connect(lambda _checked=False: choose())
