@@ -32,7 +32,8 @@ RANK = struct.Struct("<I")
 PROOF_PATIENCE_S = 10.0
 """Seconds for one whole proof."""
 CONNECT_PATIENCE_S = 3.0
-BACKLOG = 128
+MOST_STRANGERS = 128
+"""Unproven connections at one time; one more hangs up on the oldest. Below the 256 open files of a macOS process."""
 
 PREFIX = struct.Struct("<4sIQ")
 """MAGIC, bytes of the header, bytes of the arrays."""
@@ -75,7 +76,7 @@ def listen(addresses: Sequence[str]) -> list[socket.socket]:
     for address in dict.fromkeys(addresses):
         try:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            sockets.append(socket.create_server((address, 0), family=family, backlog=BACKLOG))
+            sockets.append(socket.create_server((address, 0), family=family, backlog=MOST_STRANGERS))
         except OSError as error:
             why = error
     if not sockets:
@@ -91,23 +92,36 @@ def accept(
     Each connection is proven in its own thread, so a silent stranger holds up nobody.
     """
     proven: dict[int, socket.socket] = {}
+    strangers: dict[socket.socket, None] = {}  # the oldest first
     changed, done = threading.Condition(), threading.Event()
 
+    def claim(rank: int, connection: socket.socket) -> None:
+        with changed:
+            if rank not in ranks or rank in proven or connection not in strangers or done.is_set():
+                raise HandshakeError
+            del strangers[connection]
+            proven[rank] = connection
+            changed.notify_all()
+
     def prove(connection: socket.socket) -> None:
-        with contextlib.suppress(OSError, HandshakeError):
-            rank = admit(connection, secret)
+        try:
+            admit(connection, secret, lambda rank: claim(rank, connection))
+        except (OSError, HandshakeError):
             with changed:
-                if rank in ranks and not done.is_set():
-                    proven[rank] = connection
-                    changed.notify_all()
-                    return
-        connection.close()
+                strangers.pop(connection, None)
+            connection.close()
 
     def receive(listener: socket.socket) -> None:
         listener.settimeout(0.2)
         while not done.is_set():
             with contextlib.suppress(OSError):  # nobody, or gone again
                 connection, _ = listener.accept()
+                with changed:
+                    if len(strangers) >= MOST_STRANGERS:
+                        oldest = next(iter(strangers))
+                        del strangers[oldest]
+                        oldest.shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
+                    strangers[connection] = None
                 threading.Thread(target=prove, args=(connection,), daemon=True, name="handshake").start()
 
     threads = [threading.Thread(target=receive, args=(each,), daemon=True, name="listener") for each in listeners]
@@ -122,8 +136,8 @@ def accept(
     return proven
 
 
-def admit(connection: socket.socket, secret: bytes) -> int:
-    """Rank 0's side of a handshake. → the proven rank. Raises HandshakeError or OSError."""
+def admit(connection: socket.socket, secret: bytes, claim: Callable[[int], None]) -> None:
+    """Rank 0's side of a handshake: `claim` the proven rank, then prove itself. Raises HandshakeError or OSError."""
     ends = time.monotonic() + PROOF_PATIENCE_S
     mine = secrets.token_bytes(CHALLENGE)
     connection.sendall(mine)
@@ -131,8 +145,8 @@ def admit(connection: socket.socket, secret: bytes) -> int:
     rank, theirs, proof = answer[: RANK.size], answer[RANK.size : -CHALLENGE], answer[-CHALLENGE:]
     if not hmac.compare_digest(proof, _proof(secret, b"worker", mine, theirs, rank)):
         raise HandshakeError
+    claim(RANK.unpack(rank)[0])
     connection.sendall(_proof(secret, b"leader", theirs, mine, rank))
-    return RANK.unpack(rank)[0]
 
 
 def introduce(connection: socket.socket, secret: bytes, rank: int) -> None:

@@ -200,7 +200,9 @@ def proven_rank(worker: Callable[[socket.socket], Any]) -> int:
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        return wire.admit(here, SECRET)
+        proven: list[int] = []
+        wire.admit(here, SECRET, proven.append)
+        return proven[0]
     finally:
         here.close()
         thread.join(3)
@@ -250,11 +252,13 @@ class Listening:
         return proven
 
 
-def test_strangers_neither_take_a_place_nor_hold_it_up() -> None:
+def test_strangers_neither_take_a_place_nor_hold_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
     rank0 = Listening()
+    monkeypatch.setattr(wire, "MOST_STRANGERS", 8)  # of 20, the oldest 12 are hung up on
     strangers = [socket.create_connection(rank0.address) for _ in range(20)]
     strangers[1].sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
     proven = rank0.accept()
+    assert strangers[0].recv(100) and not strangers[0].recv(100)
     assert list(proven) == [1] and rank0.connected[0].getsockname() == proven[1].getpeername()
     with pytest.raises(OSError):  # nobody is admitted any more
         socket.create_connection(rank0.address, timeout=1)
