@@ -118,6 +118,22 @@ def test_progress_then_the_result_with_its_figures(
     assert not panel.reveal.isVisible() and not panel.details_label.isVisible()
 
 
+def test_ollama_keeps_the_model_itself(qtbot, make_panel: MakePanel, run: RunFolder) -> None:
+    panel = make_panel(f"print({json.dumps(RESULT | {'place': 'Ollama, as run'})!r})")
+    choose(panel, target="ollama")
+    assert not panel.start.isEnabled()
+    assert panel.outcome_label.text() == "Ollama takes GGUF files only; choose a GGUF format."
+    choose(panel, format="gguf-q8_0")
+    assert panel.choices.folder.text() == "Among Ollama's own models." and not panel.choices.choose.isVisible()
+    panel.choices.overwrite.setChecked(True)
+    chosen = ["--to", "ollama", "--name", "run", "--format", "gguf-q8_0", "--overwrite", "--json"]
+    assert panel.command()[-10:] == ["export", str(run.path), *chosen]
+    panel.start.click()
+    qtbot.waitUntil(panel.outcome_label.isVisible)
+    assert panel.outcome_label.text() == "The model is in Ollama, as run (2.50\u202fMB)."
+    assert not panel.reveal.isVisible()
+
+
 def test_an_error_is_shown_in_place_and_export_can_be_tried_again(qtbot, make_panel: MakePanel) -> None:
     refusal = "import sys; print('{\"progress\": \"Writing.\"}'); print('export: The disk is full.', file=sys.stderr)"
     refusal += "; sys.exit(2)"

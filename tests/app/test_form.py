@@ -147,6 +147,22 @@ def test_mlx_lm_lora_config_opens(page: TrainPage, tmp_path: Path, monkeypatch):
     assert not banner.isVisible()
 
 
+def test_trl_config_opens_converted(page: TrainPage, tmp_path: Path):
+    (tmp_path / "trl.yaml").write_text(
+        "model_name_or_path: a/b\ndataset_name: c/d\nper_device_train_batch_size: 16\ngradient_accumulation_steps: 2\n"
+        "num_generations: 8\nmax_steps: 50\nuse_vllm: true\n"
+    )
+    page.session.load_config(tmp_path / "trl.yaml")
+    page._show_problems()
+    config, banner = page.draft.config(), page.translated_file
+    assert (config.model, config.data, config.iters) == ("a/b", "c/d", 50)
+    assert (config.batch_size, config.gradient_accumulation_steps) == (2, 2)
+    said = banner.sentence.text()
+    assert said.startswith("trl.yaml is a file for TRL;") and "Ignored: use_vllm (" in said
+    assert "max_steps → iters: 50" in banner.translated.text()
+    assert "16 × 2 completions an update are 4 prompts of 8" in banner.translated.text()
+
+
 def test_controls_have_names_and_descriptions(page: TrainPage):
     for key, field in page.form.fields.items():
         assert field.label.buddy() is field.control, key

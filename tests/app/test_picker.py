@@ -14,13 +14,14 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.pages.train import source_picking
-from app.pages.train.picker import STAR, WHERE, Picker, PickerEntry, PickerLine
+from app.pages.train.picker import STAR, WHERE, DownloadRow, Picker, PickerEntry, PickerLine
 from app.pages.train.source_picking import suggested_models
 from app.pages.train.train_page import TrainPage
 from app.state.jobs import Downloads
 from app.state.prefs import Prefs
 from app.state.processes import Service
 from app.state.session import Session
+from backend.utils.errors import ConfigProblem
 from tests.models.test_hub import FILES, GGUF, MLX, Repo
 from tests.support.hub_server import HubStandIn
 from tests.support.windows import ServiceByHand
@@ -154,6 +155,20 @@ def test_a_download_is_paused_resumed_and_done(qtbot: QtBot):
     with qtbot.waitSignal(downloads.finished):
         service.last("download").answer({"place": "/p"})
     assert download.state == "done" and downloads.of("model") == []
+
+
+def test_a_failed_download_says_why_and_can_be_tried_again(qtbot: QtBot):
+    service = ServiceByHand()
+    downloads = Downloads(service)
+    download = downloads.start("model", "a/b")
+    line = DownloadRow(download, downloads)
+    qtbot.addWidget(line)
+    service.last("download").refuse([ConfigProblem("model", "The disk is full.")])
+    line.show_progress(download)
+    assert download.state == "failed" and line.trouble.text() == "The disk is full." and "stopped" in line.status.text()
+    line.pause.click()
+    line.show_progress(download)
+    assert download.state == "running" and len(service.asked) == 2 and line.trouble.isHidden()
 
 
 @pytest.fixture

@@ -89,6 +89,13 @@ def test_the_nearest_word_is_suggested(arguments: list[str], words: str) -> None
     assert result.exit_code == 2 and words in result.stderr
 
 
+@pytest.mark.parametrize("verb", [["check", "x.yaml"], ["runs"], ["where"]])
+def test_every_verb_refuses_a_hub_without_an_address(verb: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://[::1")
+    result = call(*verb)
+    assert result.exit_code == 2 and result.stderr.startswith("HF_ENDPOINT: http://[::1 is no web address;")
+
+
 # ── completion ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

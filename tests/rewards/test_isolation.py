@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -208,6 +209,23 @@ def test_a_wait_for_a_function_can_be_given_up(scorer) -> None:
     with pytest.raises(GivenUp):
         mine.score([make_group("a", "b")], 0, [1.0], 60.0, STATE, give_up)
     assert mine.host.pid is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_process_ends_with_its_parent_however_that_ends() -> None:
+    code = (
+        "import time\nfrom backend.rewards.worker_process import RewardWorker\n"
+        "process = RewardWorker(); process.start(); print(process.pid, flush=True); time.sleep(1000)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        stat = Path(f"/proc/{int(parent.stdout.readline())}/stat")
+        assert stat.exists()
+        parent.kill()
+    until = time.monotonic() + 5
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < until, "it goes on without its trainer"
+        time.sleep(0.02)
 
 
 def test_working_folders_of_killed_trainers_are_deleted_and_others_are_not(

@@ -181,6 +181,38 @@ def test_a_stop_waits_for_the_checkpoint_being_written(tmp_path: Path, monkeypat
     assert small_run.train_here(raw, run).kind == "finished" and small_run.steps(run) == [1, 2, 3]
 
 
+def test_a_failed_checkpoint_is_written_again_when_the_run_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw, run = small_run.settings_for(tmp_path, iters=3, save_every=1), RunFolder(tmp_path / "run")
+    write, fails = mx.save_safetensors, iter([True])
+
+    def first_fails(*args: Any, **more: Any) -> None:
+        if next(fails, False):
+            raise RuntimeError("[write] Unable to write 8 bytes to file.")
+        write(*args, **more)
+
+    monkeypatch.setattr(mx, "save_safetensors", first_fails)
+    ending = small_run.train_here(raw, run, stop_when(run, lambda event: event.get("phase") == "saving"))
+    assert (ending.kind, ending.step) == ("stopped", 1)
+    assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [1]
+
+
+@pytest.mark.parametrize("damage", ["no adapters", "no config", "older adapters"])
+def test_a_resume_publishes_the_adapters_of_its_checkpoint(tmp_path: Path, damage: str) -> None:
+    """A process was killed between its checkpoint and the copy in adapters/."""
+    raw, run = small_run.settings_for(tmp_path, iters=2), RunFolder(tmp_path / "run")
+    assert small_run.train_here(raw, run).kind == "finished"
+    weights, config = run.adapters / "adapters.safetensors", run.adapters / "adapter_config.json"
+    expected = weights.read_bytes(), config.read_bytes()
+    if damage == "older adapters":
+        weights.write_bytes(b"of step 1")
+    else:
+        (weights if damage == "no adapters" else config).unlink()
+    assert small_run.train_here(raw, run).kind == "finished"
+    assert (weights.read_bytes(), config.read_bytes()) == expected and small_run.steps(run) == [1, 2]
+
+
 def test_saving_holds_no_second_copy_of_the_model_in_full_fine_tuning(tmp_path: Path) -> None:
     from tests.support.random_models import tiny_model
 

@@ -23,6 +23,7 @@ from backend.runs.checkpoints import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import LOCK_VARIABLE
+from backend.runs.sweeps import run_sweep as sweep_module
 from backend.runs.sweeps.run_sweep import SweepInputs, run_sweep
 from backend.runs.sweeps.sweep import SweepPlan, parse_sweep
 from backend.runs.sweeps.sweep_results import (
@@ -36,6 +37,7 @@ from backend.runs.sweeps.sweep_results import (
 from backend.trainer.control import STOP_SIGNALS
 from backend.trainer.ending import RESTART, Ending
 from backend.trainer.run_context import RunContext, SharedResources, load_context
+from backend.training.learner import Learner
 from backend.utils.command import backend_command, backend_environment
 from tests.support import failing_gpu, small_run
 from tests.support.random_models import tiny_model
@@ -261,6 +263,25 @@ def test_a_stopped_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
             "a run that has learned nothing has no moments to keep"
         )
     _same_as_uninterrupted(plan, folder, tmp_path)
+
+
+@pytest.mark.usefixtures("signal_handlers_restored")
+@pytest.mark.parametrize("during", ["the base", "an update"])
+def test_ctrl_c_while_mlx_compiles_stops_a_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, during: str) -> None:
+    """A terminal sends SIGINT to mlx's compiler too, and mlx then finds no library to load."""
+    plan, folder = sweep_of(tmp_path, TWO)
+
+    def interrupted(*_: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        raise RuntimeError("Could not load C++ shared library kernel.so: cannot open shared object file")
+
+    owner, name = (sweep_module, "load_base") if during == "the base" else (Learner, "_apply")
+    monkeypatch.setattr(owner, name, interrupted)
+    ending, results = train(plan, folder)
+    assert (ending.kind, ending.exit_code, results.state) == ("stopped", 3, "stopped")
+    first = results.run(plan.members()[0].run)
+    assert (first.state, first.step) == ("waiting" if during == "the base" else "stopped", 0)
+    assert "SIGINT was received" in (ending.sentence if during == "the base" else first.sentence)
 
 
 def _stop_after(folder: SweepFolder, reports: int) -> Callable[[SweepResults], None]:

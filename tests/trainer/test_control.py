@@ -124,6 +124,13 @@ def test_a_word_that_came_since_the_run_was_locked_is_obeyed(inputs: Path, run: 
     assert (ending.kind, ending.step) == ("stopped", 0) and words(run) == ["stop"] and not run.is_locked()
 
 
+def test_an_unknown_word_is_refused_and_the_run_goes_on(inputs: Path, run: RunFolder) -> None:
+    ending = small_run.train_here(small_run.settings_for(inputs), run, after(run, 1, "st\x00p"))
+    assert ending.kind == "finished" and small_run.steps(run) == [1, 2, 3] and not words(run)
+    (note,) = [event for event in small_run.events(run, "note") if event["level"] == "warning"]
+    assert note["sentence"] == "The control word “st\x00p” is unknown and was ignored."
+
+
 def test_a_requested_save_is_a_checkpoint_of_the_step_that_was_running(inputs: Path, run: RunFolder) -> None:
     ending = small_run.train_here(small_run.settings_for(inputs, iters=4), run, after(run, 2, "save"))
     assert ending.kind == "finished"

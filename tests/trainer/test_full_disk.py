@@ -19,6 +19,7 @@ from backend.runs import events as events_module
 from backend.runs import guards
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
+from backend.trainer import ending as endings
 from backend.trainer.preflight import check
 from backend.utils import disk_faults
 from backend.utils.disk_faults import LONGEST_PLACE, Room
@@ -88,6 +89,29 @@ def test_a_line_that_cannot_be_written_ends_the_run_with_a_sentence_and_resuming
     assert ending.sentence == f"disk: {place} cannot be written: the disk is full." and place.endswith(f"/run/{name}")
     last = list(read_events(run.events))[-1]
     assert (last["kind"], last["sentence"]) == ("failed", ending.sentence) and "traceback" not in last
+    assert small_run.train_here(settings(inputs), run).kind == "finished"
+    assert_equal(run, unbroken)
+
+
+def test_a_run_whose_last_line_cannot_be_written_says_so_and_can_be_resumed(
+    inputs: Path, unbroken: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, write_all, count = RunFolder(tmp_path / "run"), events_module.write_all, 0
+
+    def full(file: Any, data: bytes) -> None:
+        nonlocal count
+        count += Path(file.name).name == "events.jsonl"
+        if Path(file.name).name == "events.jsonl" and count > 9:
+            raise FULL()
+        write_all(file, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(events_module, "write_all", full)
+        patch.setattr(endings, "LAST_LINE_RETRY_S", 0.1)
+        ending = small_run.train_here(settings(inputs), run)
+    assert (ending.kind, ending.exit_code) == ("failed", 2)
+    assert ending.sentence.count("events.jsonl cannot be written") == 1
+    assert list(read_events(run.events))[-1]["kind"] not in ("failed", "finished") and not run.is_locked()
     assert small_run.train_here(settings(inputs), run).kind == "finished"
     assert_equal(run, unbroken)
 

@@ -51,3 +51,13 @@ def test_lists_and_forms_have_those_of_the_end(run: RunFolder, tmp_path: Path, q
     assert session.load_settings(run)
     assert session.draft.value("temperature") == ENDED
     assert session.messages.current and "as they were at its end" in session.messages.current.sentence
+
+
+def test_a_damaged_list_of_changes_is_told(run: RunFolder, tmp_path: Path, qapp) -> None:
+    run.changes.write_text("{")
+    session = Session(Prefs(tmp_path / "prefs"))
+    before = session.draft.values()
+    assert not session.load_settings(run) and session.draft.values() == before
+    assert session.messages.current and "changes.json is not valid JSON" in session.messages.current.sentence
+    assert "changes.json is not valid JSON" in run_choice(run).problem
+    assert archive.raw_settings(run)["temperature"] == BEGAN

@@ -73,5 +73,3 @@ def test_no_reward_function_keeps_a_run_from_stopping(tmp_path: Path, run: RunFo
     why = "SIGTERM was received" if asks == "SIGTERM" else "it was asked to stop"
     assert ending.sentence == f"Stopped at step 0 because {why}; everything is saved."
     assert small_run.kinds(run).count("command") == 1
-
-    # And the `with` has flushed what Python still held.
