@@ -65,8 +65,11 @@ class Steering:
     def take(self, begun: int) -> tuple[str, str]:
         """Record the change that the window has requested, if it is valid; `begun` is the last step that has begun. →
         level and sentence."""
+        asked = take_request(self._run)
+        if not asked:
+            return "warning", "The change was not made: its request cannot be read."
         try:
-            change = self.record(take_request(self._run), begun)
+            change = self.record(asked, begun)
         except UserError as error:
             return "warning", " ".join(["The change was not made.", *(fault.sentence for fault in error.faults)])
         return "info", change.sentence if change else "Nothing was changed: the settings have these values already."

@@ -212,14 +212,18 @@ def test_a_wait_for_a_function_can_be_given_up(scorer) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_process_ends_with_its_parent_however_that_ends() -> None:
+def test_a_function_that_hangs_ends_with_its_trainer(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("import os, sys, time\nprint(os.readlink('/proc/self'), file=sys.stderr)\ntime.sleep(1000)\n")
     code = (
-        "import time\nfrom backend.rewards.worker_process import RewardWorker\n"
-        "process = RewardWorker(); process.start(); print(process.pid, flush=True); time.sleep(1000)\n"
+        "import sys\nfrom pathlib import Path\nfrom backend.rewards.scorer import Scorer\n"
+        "from backend.rewards.scoring import RewardSource\nfrom backend.rewards.worker_process import RewardWorker\n"
+        "file = Path(sys.argv[1])\nsource = RewardSource([[f'{file}::f']], None, file.parent, (file,))\n"
+        "Scorer(source, RewardWorker(), 60).load()\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        stat = Path(f"/proc/{int(parent.stdout.readline())}/stat")
+    with subprocess.Popen([sys.executable, "-c", code, str(file)], stderr=subprocess.PIPE, text=True) as parent:
+        assert parent.stderr is not None
+        stat = Path(f"/proc/{int(parent.stderr.readline())}/stat")
         assert stat.exists()
         parent.kill()
     until = time.monotonic() + 5

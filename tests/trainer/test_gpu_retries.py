@@ -22,7 +22,7 @@ from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import LOCK_VARIABLE
 from backend.trainer.control import STOP_SIGNALS
 from backend.trainer.ending import RESTART
-from backend.trainer.machine import MEMORY, GpuErrorLog
+from backend.trainer.machine import MEMORY, TIMEOUT, GpuErrorLog
 from tests.support import failing_gpu, small_run
 from tests.support.failing_gpu import OUT_OF_MEMORY
 from tests.support.small_run import events, weights
@@ -115,6 +115,18 @@ def test_a_retried_run_equals_one_that_was_resumed_by_hand_with_the_smaller_micr
     assert small_run.train_here(raw, by_hand).kind == "finished"
     assert all(np.array_equal(x, weights(by_hand)[name]) for name, x in weights(run).items())
     assert run.completions.read_text() == by_hand.completions.read_text()
+
+
+@pytest.mark.parametrize("step", [0, 1], ids=["the first evaluation", "the first step"])
+def test_a_timeout_before_the_first_checkpoint_is_retried(inputs: Path, run: RunFolder, step: int) -> None:
+    timeout = failing_gpu.METAL + "Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)."
+    raw, failures = settings(inputs, steps_per_eval=4, validation_split=0.25), [["sampling", step, timeout]]
+    ending = train_until_it_ends(raw, run, failures)
+    assert ending.kind == "finished" and not failures, ending.sentence
+    (told,) = warnings(run)
+    assert "(retry 1 of 3)" in told and told.endswith(TIMEOUT.advice)
+    assert [event["step"] for event in events(run, "eval")] == [0, 4]
+    assert_whole(run)
 
 
 def test_after_the_last_retry_the_run_ends_with_a_sentence_and_a_person_s_resume_has_new_ones(

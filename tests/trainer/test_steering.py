@@ -166,6 +166,17 @@ def test_a_change_that_cannot_be_is_refused_whole_and_the_run_goes_on(raw: dict[
     assert not run.changes.exists() and small_run.steps(run) == [1, 2]
 
 
+def test_a_damaged_request_is_refused_and_the_run_goes_on(raw: dict[str, Any], run: RunFolder) -> None:
+    def echo(event: dict[str, Any]) -> None:
+        if event["kind"] == "step" and event["step"] == 1:
+            run.change_request.write_text('{"settings": {"beta": 0.')
+
+    trained(raw | {"iters": 2, "steps_per_eval": 0}, run, echo)
+    (note,) = [event for event in events(run, "note") if event["level"] == "warning"]
+    assert note["sentence"] == "The change was not made: its request cannot be read."
+    assert not run.change_request.exists() and small_run.steps(run) == [1, 2]
+
+
 def test_finish_step_ends_after_the_step_in_flight(
     raw: dict[str, Any], unchanged: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
