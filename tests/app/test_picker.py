@@ -143,7 +143,7 @@ def test_suggested_models(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_download_is_paused_resumed_and_done(qtbot: QtBot):
-    service = ServiceByHand()
+    service: Any = ServiceByHand()
     downloads = Downloads(service)
     download = downloads.start("model", "a/b")
     assert downloads.start("model", "a/b") is download and len(service.asked) == 1, "not twice at a time"
@@ -158,7 +158,7 @@ def test_a_download_is_paused_resumed_and_done(qtbot: QtBot):
 
 
 def test_a_failed_download_says_why_and_can_be_tried_again(qtbot: QtBot):
-    service = ServiceByHand()
+    service: Any = ServiceByHand()
     downloads = Downloads(service)
     download = downloads.start("model", "a/b")
     line = DownloadRow(download, downloads)
