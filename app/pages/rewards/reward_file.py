@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QEvent, QFileSystemWatcher, QObject, QRect, Qt, Signal
+from PySide6.QtCore import QEvent, QFileSystemWatcher, QRect, QSize, Qt, Signal
 from PySide6.QtGui import (
     QColor,
     QFont,
@@ -119,6 +119,20 @@ def _char_format(kind: str) -> QTextCharFormat:
     return made
 
 
+class LineNumbers(QWidget):
+    """The line numbers beside the text, painted by the editor (see Qt's example “Code Editor”)."""
+
+    def __init__(self, editor: CodeEditor) -> None:
+        super().__init__(editor)
+        self._editor = editor
+
+    def sizeHint(self) -> QSize:
+        return QSize(self._editor.gutter(), 0)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        self._editor.paint_numbers(event)
+
+
 class CodeEditor(QPlainTextEdit):
     """An editor for Python with line numbers and a marked error line. Tab indents, so Escape leaves the editor."""
 
@@ -135,12 +149,11 @@ class CodeEditor(QPlainTextEdit):
         keys = "Python source. Tab indents; Escape leaves the editor; Ctrl+S saves and scores."
         self.setAccessibleDescription(with_key_names(keys))
         self.colours = PythonHighlighter(self.document())
-        self._numbers = QWidget(self)
-        self._numbers.installEventFilter(self)
+        self._numbers = LineNumbers(self)
         self._error_line = 0
         self._sentence = ""
-        self.blockCountChanged.connect(lambda: self.setViewportMargins(self.gutter(), 0, 0, 0))
-        self.updateRequest.connect(lambda: self._numbers.update())
+        self.blockCountChanged.connect(lambda _: self.setViewportMargins(self.gutter(), 0, 0, 0))
+        self.updateRequest.connect(self._scroll_numbers)
         self.cursorPositionChanged.connect(self._mark)
         theme.signals.changed.connect(self._mark)
         self.setViewportMargins(self.gutter(), 0, 0, 0)
@@ -231,9 +244,13 @@ class CodeEditor(QPlainTextEdit):
         inside = self.contentsRect()
         self._numbers.setGeometry(QRect(inside.left(), inside.top(), self.gutter(), inside.height()))
 
-    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        if watched is not self._numbers or event.type() != QEvent.Type.Paint or not isinstance(event, QPaintEvent):
-            return super().eventFilter(watched, event)
+    def _scroll_numbers(self, rect: QRect, dy: int) -> None:
+        if dy:
+            self._numbers.scroll(0, dy)
+        else:
+            self._numbers.update(0, rect.y(), self._numbers.width(), rect.height())
+
+    def paint_numbers(self, event: QPaintEvent) -> None:
         colours, painter = theme.palette(), QPainter(self._numbers)
         painter.fillRect(event.rect(), colours.field)
         painter.setFont(theme.mono_font(theme.CAPTION))
@@ -249,7 +266,6 @@ class CodeEditor(QPlainTextEdit):
             if is_error:
                 painter.fillRect(QRect(0, round(top), 3, round(height)), colours.bad)
             block, top = block.next(), top + height
-        return True
 
     def _mark(self) -> None:
         colours = theme.palette()
