@@ -41,7 +41,7 @@ def live_scenes(window: Any, wait: Wait) -> Iterator[tuple[str, Any]]:
     panel._on_edited("temperature", 0.8)
     panel.fields["temperature"].show_value(0.8)
     yield "change-settings", panel
-    panel.change.click()
+    panel.apply_button.click()
     wait(lambda: run.data.notes)  # the trainer says from which step on it holds
     panel.close()
     run.send("resume")

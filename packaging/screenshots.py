@@ -268,7 +268,7 @@ def show_worse_row(window) -> None:
     page = window.pages["evaluate"]
     settled(window, window)
     page.decoding.choose("sampled")
-    page.kind.choose("worse" if any(line.kind == "worse" for line in page.row_model.lines) else "all")
+    page.kind.choose("worse" if any(line.kind == "worse" for line in page.row_model.rows) else "all")
 
 
 def mixed_step(run) -> int:
