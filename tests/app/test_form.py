@@ -453,3 +453,14 @@ def test_run_with_problems_shows_the_first_problem(page: TrainPage):
     assert messages == ["Choose a base model: a folder, or an id on Hugging Face. There is 1 more problem."]
     assert page.session.run is None
     assert not places.runs_folder().exists(), "nothing is created"
+
+
+def test_builders_take_properties_and_slots(qtbot) -> None:
+    clicks = []
+    switch = controls.Switch(name="Sound", checked=True, clicked=lambda on: clicks.append(on))
+    qtbot.addWidget(switch)
+    assert (switch.accessibleName(), switch.isChecked(), clicks) == ("Sound", True, [])
+    switch.click()
+    assert clicks == [False]
+    with pytest.raises(AttributeError, match="volume"):
+        controls.Switch(volume=11)

@@ -11,7 +11,6 @@ from PySide6.QtGui import (
     QColor,
     QDragEnterEvent,
     QDropEvent,
-    QFont,
     QFontMetrics,
     QGuiApplication,
     QIcon,
@@ -36,7 +35,7 @@ from PySide6.QtWidgets import (
 
 from app import theme
 from app.widgets.basic import icons
-from app.widgets.basic.layout import row
+from app.widgets.basic.layout import configure, row
 
 
 class NumberEdit(QLineEdit):
@@ -47,10 +46,10 @@ class NumberEdit(QLineEdit):
         unit: str = "",
         parent: QWidget | None = None,
         *,
-        name: str = "",
         text: str = "",
         width: int = 0,
         integers: tuple[int, int] | None = None,
+        **settings: Any,
     ) -> None:
         """`width` in pixels before scaling; `integers`: only whole numbers from the first to the second."""
         super().__init__(text, parent)
@@ -58,13 +57,11 @@ class NumberEdit(QLineEdit):
         self.setFont(theme.figures_font())
         self.setTextMargins(0, 0, QFontMetrics(self.font()).horizontalAdvance(unit) + 8 if unit else 0, 0)
         self.setMinimumWidth(theme.scaled(72))
-        if name:
-            self.setAccessibleName(name)
         if width:
-            self.setFixedWidth(theme.scaled(width))
             self.setAlignment(Qt.AlignmentFlag.AlignRight)
         if integers:
             self.setValidator(QIntValidator(*integers, self))
+        configure(self, width=width, **settings)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)
@@ -76,12 +73,9 @@ class NumberEdit(QLineEdit):
 
 
 class SearchEdit(QLineEdit):
-    def __init__(self, placeholder: str, name: str = "", parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setPlaceholderText(placeholder)
-        self.setAccessibleName(name or placeholder)
-        self.setClearButtonEnabled(True)
-        self.setProperty("role", "search")
+    def __init__(self, placeholder: str, name: str = "", parent: QWidget | None = None, **settings: Any) -> None:
+        super().__init__(parent, placeholderText=placeholder, clearButtonEnabled=True)
+        configure(self, name=name or placeholder, role="search", **settings)
         icons.Tint(self.addAction(QIcon(), QLineEdit.ActionPosition.LeadingPosition), "search")
 
 
@@ -92,19 +86,18 @@ class ComboBox(QComboBox):
         self,
         parent: QWidget | None = None,
         *,
-        name: str = "",
         length: int = 6,
         items: Mapping[Any, str] | None = None,
+        **settings: Any,
     ) -> None:
         """`length`: the minimum width, in characters; `items`: value → text."""
         super().__init__(parent)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # not WheelFocus, which takes the focus while scrolling
         self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
         self.setMinimumContentsLength(length)
-        if name:
-            self.setAccessibleName(name)
         for value, text in (items or {}).items():
             self.addItem(text, value)
+        configure(self, **settings)
 
     def fill(self, items: Mapping[Any, str], chosen: Any = None) -> None:
         """Replace the items (value → text), unless they are the same, and select `chosen`, else the first."""
@@ -128,12 +121,11 @@ class ComboBox(QComboBox):
 class Switch(QAbstractButton):
     """A toggle switch with the word On or Off beside it."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, parent: QWidget | None = None, **settings: Any) -> None:
+        super().__init__(parent, checkable=True, cursor=Qt.CursorShape.PointingHandCursor)
         self._track = theme.scaled_size(QSize(32, 18))
-        self.setCheckable(True)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        self.setCursor(Qt.CursorShape.PointingHandCursor)
+        configure(self, **settings)
         theme.signals.changed.connect(self.update)
 
     def sizeHint(self) -> QSize:
@@ -164,9 +156,10 @@ def check_box_side() -> int:
 class CheckBox(QCheckBox):
     """A check box painted in the theme's colours, which a style sheet cannot give to the mark."""
 
-    def __init__(self, text: str, parent: QWidget | None = None) -> None:
+    def __init__(self, text: str, parent: QWidget | None = None, **settings: Any) -> None:
         super().__init__(text, parent)
         self.setAttribute(Qt.WidgetAttribute.WA_Hover)
+        configure(self, **settings)
 
     def sizeHint(self) -> QSize:
         text, side = self.fontMetrics().size(0, self.text()), check_box_side()
@@ -199,10 +192,12 @@ def draw_check_box(painter: QPainter, box: QRect, ticked: bool, *, focused: bool
 class PathEdit(QLineEdit):
     """A line edit that takes a file or folder dropped on it if `accepts(path)`."""
 
-    def __init__(self, accepts: Callable[[Path], bool] = lambda path: True, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(
+        self, accepts: Callable[[Path], bool] = lambda path: True, parent: QWidget | None = None, **settings: Any
+    ) -> None:
+        super().__init__(parent, acceptDrops=True)
         self._accepts = accepts
-        self.setAcceptDrops(True)
+        configure(self, **settings)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
         path = dropped_file(event)
@@ -233,10 +228,10 @@ def dropped_file(event: QDropEvent) -> Path | None:
 class ProseEdit(QPlainTextEdit):
     """A plain text edit of a fixed number of lines."""
 
-    def __init__(self, lines: int, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setTabChangesFocus(True)
+    def __init__(self, lines: int, parent: QWidget | None = None, **settings: Any) -> None:
+        super().__init__(parent, tabChangesFocus=True)
         self.setFixedHeight(self.fontMetrics().lineSpacing() * lines + 18)
+        configure(self, **settings)
 
 
 class LinkButton(QPushButton):
@@ -248,15 +243,11 @@ class LinkButton(QPushButton):
         parent: QWidget | None = None,
         *,
         on_click: Callable[[], object] | None = None,
-        tip: str = "",
-        name: str = "",
+        role: str = "link",
+        **settings: Any,
     ) -> None:
-        super().__init__(text, parent)
-        self.setProperty("role", "link")
-        self.setFlat(True)
-        self.setCursor(Qt.CursorShape.PointingHandCursor)
-        self.setToolTip(tip)
-        self.setAccessibleName(name)
+        super().__init__(text, parent, flat=True, cursor=Qt.CursorShape.PointingHandCursor)
+        configure(self, role=role, **settings)
         if on_click is not None:
             self.clicked.connect(lambda _checked=False: on_click())
 
@@ -306,14 +297,13 @@ class ElidedLabel(QLabel):
         elide_mode: Qt.TextElideMode = Qt.TextElideMode.ElideRight,
         parent: QWidget | None = None,
         *,
-        font: QFont | None = None,
         colour: str = "muted",
+        **settings: Any,
     ) -> None:
         """`colour` is a role of the palette."""
         super().__init__(parent)
         self._elide_mode, self._colour = elide_mode, colour
-        if font is not None:
-            self.setFont(font)
+        configure(self, **settings)
 
     def sizeHint(self) -> QSize:
         return QSize(40, super().sizeHint().height())  # QLabel's hint would widen the window to the text
@@ -332,9 +322,9 @@ class Segments(QWidget):
 
     chosen = Signal(str)  # key
 
-    def __init__(self, labels: Mapping[str, str], name: str, parent: QWidget | None = None) -> None:
+    def __init__(self, labels: Mapping[str, str], name: str, parent: QWidget | None = None, **settings: Any) -> None:
         super().__init__(parent)
-        self.setAccessibleName(name)
+        configure(self, name=name, **settings)
         self._group = QButtonGroup(self)
         self.buttons = {key: QToolButton() for key in labels}
         for key, button in self.buttons.items():

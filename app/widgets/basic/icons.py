@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache, lru_cache
+from typing import Any
 
 from PySide6.QtCore import QByteArray, QObject, QRectF, Qt
 from PySide6.QtGui import QAction, QColor, QIcon, QPainter, QPixmap
@@ -10,6 +11,7 @@ from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import QToolButton, QWidget
 
 from app import theme
+from app.widgets.basic.layout import configure
 from backend.utils import places
 
 SIZE = 18
@@ -82,12 +84,12 @@ def app_icon() -> QIcon:
 
 
 class IconButton(QToolButton):
-    def __init__(self, name: str, text: str = "", tip: str = "", parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._name = name
-        self.setText(text)
-        self.setToolTip(tip)
-        self.setAccessibleName(text or tip)
+    def __init__(
+        self, icon_name: str, text: str = "", tip: str = "", parent: QWidget | None = None, **settings: Any
+    ) -> None:
+        super().__init__(parent, text=text)
+        self._name = icon_name
+        configure(self, tip=tip, **{"name": text or tip, **settings})
         beside, alone = Qt.ToolButtonStyle.ToolButtonTextBesideIcon, Qt.ToolButtonStyle.ToolButtonIconOnly
         self.setToolButtonStyle(beside if text else alone)
         self._draw()

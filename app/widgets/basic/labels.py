@@ -14,7 +14,7 @@ from PySide6.QtGui import QCursor, QFont, QKeySequence
 from PySide6.QtWidgets import QLabel, QMenu, QProgressBar, QPushButton, QWidget
 
 from app import theme
-from app.widgets.basic.layout import column, holder, row, set_shown
+from app.widgets.basic.layout import column, configure, holder, row, set_shown
 
 REMOVE_KEYS = "Ctrl+Backspace" if sys.platform == "darwin" else "Delete"
 _KEYS = re.compile(r"\b(?:(?:Ctrl|Alt|Shift|Meta)\+)+[^\s),;]+")
@@ -51,19 +51,18 @@ def label(
     wrap: bool = False,
     align: Qt.AlignmentFlag | None = None,
     selectable: bool = False,
+    **settings: Any,
 ) -> QLabel:
-    """A plain-text label; `role` is one of the style sheet's (muted, caption, problem)."""
+    """A plain-text label; `role` is one of the style sheet's (muted, caption, problem). `settings`: `configure`."""
     widget = PlainLabel(text)
     widget.setWordWrap(wrap)
     if font is not None:
         widget.setFont(font)
-    if role:
-        widget.setProperty("role", role)
     if align is not None:
         widget.setAlignment(align)
     if selectable:
         widget.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-    return widget
+    return configure(widget, role=role, **settings)
 
 
 def show_text(label: QLabel | QPushButton, text: str) -> None:
@@ -79,16 +78,22 @@ def from_home(path: str) -> str:
 
 
 def button(
-    text: str, on_click: Callable[[], object] | None = None, *, primary: bool = False, tip: str = ""
+    text: str,
+    on_click: Callable[[], object] | None = None,
+    *,
+    primary: bool = False,
+    tip: str = "",
+    role: str = "",
+    menu: QMenu | None = None,
+    **settings: Any,
 ) -> QPushButton:
-    """A button that calls `on_click()`; keys in `tip` are portable (“Ctrl+G”)."""
+    """A button that calls `on_click()` or opens `menu`; keys in `tip` are portable (“Ctrl+G”)."""
     widget = QPushButton(text)
-    widget.setToolTip(with_key_names(tip))
-    if primary:
-        widget.setProperty("role", "primary")
     if on_click is not None:
         widget.clicked.connect(lambda _checked=False: on_click())
-    return widget
+    if menu is not None:
+        give_menu(widget, menu)
+    return configure(widget, tip=with_key_names(tip), role="primary" if primary else role, **settings)
 
 
 def give_menu(button: QPushButton, menu: QMenu) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from PySide6.QtCore import QCoreApplication, QEvent, QPoint, QRect, QRectF, QSize, Qt
 from PySide6.QtGui import QPainter, QPen
@@ -27,6 +28,7 @@ from app import theme
 WINDOW_FRAME = QSize(8, 40)
 BY_KEYBOARD = (Qt.FocusReason.TabFocusReason, Qt.FocusReason.BacktabFocusReason, Qt.FocusReason.ShortcutFocusReason)
 
+W = TypeVar("W", bound=QWidget)
 Part = QWidget | QLayout | int | None
 """A part of a row or column: a widget, a layout, a gap in pixels, or None for a stretch."""
 Placed = Part | tuple[Part, int] | tuple[Part, int, Qt.AlignmentFlag]
@@ -94,6 +96,7 @@ def splitter(
     stretch: Sequence[int] = (),
     upright: bool = False,
     sizes: Sequence[int] = (),
+    **settings: Any,
 ) -> QSplitter:
     """Parts that the user can resize, beside each other or, if `upright`, one above the other."""
     made = QSplitter(childrenCollapsible=False, handleWidth=gap)
@@ -104,27 +107,54 @@ def splitter(
         made.setStretchFactor(place, share)
     if sizes:
         made.setSizes(sizes)
-    return made
+    return configure(made, **settings)
 
 
-def holder(layout: QLayout) -> QWidget:
-    widget = QWidget()
-    widget.setLayout(layout)
+def configure(
+    widget: W, *, name: str = "", tip: str = "", role: str = "", width: int = 0, shown: bool = True, **settings: Any
+) -> W:
+    """Set what a widget needs and return it; the builders and widgets of this folder pass their `**settings` here.
+
+    `name` is the accessible name, `tip` the tool tip, `role` the style sheet's, `width` fixed, in pixels before
+    scaling. Other settings are the widget's Qt properties (`placeholderText="none"`) and slots for its signals
+    (`textEdited=self.search`). Raises AttributeError for an unknown one.
+    """
+    if name:
+        widget.setAccessibleName(name)
+    if tip:
+        widget.setToolTip(tip)
+    if role:
+        widget.setProperty("role", role)
+    if width:
+        widget.setFixedWidth(theme.scaled(width))
+    if not shown:
+        widget.hide()
+    is_property = {key: widget.metaObject().indexOfProperty(key) >= 0 for key in settings}
+    for key in sorted(settings, key=is_property.__getitem__, reverse=True):  # first values set, then signals connected
+        if is_property[key]:
+            widget.setProperty(key, settings[key])
+        else:
+            getattr(widget, key).connect(settings[key])
     return widget
 
 
-def card(layout: QLayout | None = None, role: str = "card") -> QFrame:
+def holder(layout: QLayout, **settings: Any) -> QWidget:
+    widget = QWidget()
+    widget.setLayout(layout)
+    return configure(widget, **settings)
+
+
+def card(layout: QLayout | None = None, role: str = "card", **settings: Any) -> QFrame:
     """A framed card (or banner) with this layout."""
     frame = QFrame()
-    frame.setProperty("role", role)
     if layout is not None:
         frame.setLayout(layout)
-    return frame
+    return configure(frame, role=role, **settings)
 
 
-def wrap_in_card(view: QWidget) -> QFrame:
+def wrap_in_card(view: QWidget, **settings: Any) -> QFrame:
     """A card that holds one table or list."""
-    return card(column(view, margins=4))
+    return card(column(view, margins=4), **settings)
 
 
 class NestedStack(QStackedLayout):

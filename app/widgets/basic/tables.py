@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QAbstractItemView, QFrame, QHeaderView, QTableView
 
 from app import theme
 from app.widgets.basic.labels import plain_tip
-from app.widgets.basic.layout import wrap_in_card
+from app.widgets.basic.layout import configure, wrap_in_card
 
 Index = QModelIndex | QPersistentModelIndex
 ROW_HEIGHT = 28
@@ -130,7 +130,12 @@ class BaseTable(QTableView):
     """A table view whose selected rows are copied as tab-separated text, headers first."""
 
     def __init__(
-        self, parent: QWidget | None = None, *, model: RowsModel | None = None, name: str = "", single: bool = False
+        self,
+        parent: QWidget | None = None,
+        *,
+        model: RowsModel | None = None,
+        single: bool = False,
+        **settings: Any,
     ) -> None:
         """`single`: one row can be selected. The columns get their widths, and share the rest where it is 0."""
         super().__init__(parent)
@@ -142,8 +147,7 @@ class BaseTable(QTableView):
         self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
         self.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
         self.setTabKeyNavigation(False)
-        self.setProperty("role", "table")
-        self.setAccessibleName(name)
+        configure(self, role="table", **settings)
         self.verticalHeader().hide()
         self.verticalHeader().setDefaultSectionSize(theme.scaled(ROW_HEIGHT))
         header = self.horizontalHeader()
