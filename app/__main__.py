@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from backend.utils import places
 from backend.utils.command import backend_command, backend_environment
-from backend.utils.environment import require_environment
 from backend.utils.errors import UserError
 from backend.utils.files import resolved, user_path
+from backend.utils.machine import require_environment
 
 if TYPE_CHECKING:
     from PySide6.QtWidgets import QApplication

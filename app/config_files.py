@@ -22,8 +22,8 @@ from backend.config.config import dump
 from backend.config.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
 from backend.runs.run_folder import RunFolder
 from backend.utils.command import backend_command
+from backend.utils.disk import save_as
 from backend.utils.errors import UserError
-from backend.utils.whole_file import save_as
 
 if TYPE_CHECKING:
     from app.window import Window

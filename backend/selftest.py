@@ -41,8 +41,8 @@ from backend.types import Group
 from backend.utils.about import without_private
 from backend.utils.child_process import ChildProcess
 from backend.utils.command import backend_command, backend_environment, is_bundled, window_command
+from backend.utils.disk import save_as
 from backend.utils.places import RUNS_VARIABLE, demo_config, project_root, resources
-from backend.utils.whole_file import save_as
 
 SIDE = 32
 LOGP_TOLERANCE = 0.02

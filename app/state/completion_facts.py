@@ -16,7 +16,7 @@ import numpy as np
 
 from backend.rewards.catalogue import CODE_TESTS, COMPARING_REWARDS
 from backend.runs.completion_rows import parse_group_row, token_count
-from backend.utils.disk_faults import cause
+from backend.utils.disk import cause
 from backend.utils.errors import UserError
 from backend.utils.files import open_regular
 from backend.utils.text import quote

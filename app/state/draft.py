@@ -26,10 +26,9 @@ from backend.rewards.catalogue import RewardEntry
 from backend.runs.saved_weights import adapter_settings, find_adapter
 from backend.utils import places
 from backend.utils.command import backend_command, shell_line
-from backend.utils.disk_faults import DiskError
+from backend.utils.disk import DiskError, replace_file, save_as
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import exists
-from backend.utils.whole_file import replace_file, save_as
 
 if TYPE_CHECKING:
     from app.state.presets import Preset

@@ -29,9 +29,9 @@ from backend.runs.run_folder import RunFolder
 from backend.runs.start_progress import StartProgress
 from backend.runs.steering import Change, changed, config_at, read_changes, request_change
 from backend.utils import file_lock
+from backend.utils.disk import replace_file
 from backend.utils.errors import UserError
 from backend.utils.files import read_regular
-from backend.utils.whole_file import replace_file
 
 LIVE_MS, IDLE_MS, BEHIND_MS = 250, 1000, 4
 """Polling intervals: of a live run, of one that has ended, while there is more to read."""

@@ -19,9 +19,8 @@ from backend.runs.queue import Queue, QueueFile, is_fresh
 from backend.runs.run_folder import RunFolder, all_runs
 from backend.runs.run_record import RunNotes, RunRecord, read_record, record_of, stamp
 from backend.utils.command import backend_command
-from backend.utils.disk_faults import DiskError
+from backend.utils.disk import DiskError, replace_file
 from backend.utils.errors import UserError
-from backend.utils.whole_file import replace_file
 
 CACHE = "runs-cache.jsonl"
 SLICE_S = 0.010

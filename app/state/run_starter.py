@@ -15,8 +15,8 @@ from backend.runs.events import check_format
 from backend.runs.run_folder import RunFolder, default_run_name, make_run_folder
 from backend.runs.steering import run_config
 from backend.utils.command import backend_command
+from backend.utils.disk import replace_file
 from backend.utils.errors import UserError
-from backend.utils.whole_file import replace_file
 
 if TYPE_CHECKING:
     from app.state.session import Session

@@ -29,8 +29,7 @@ from app.widgets.basic.layout import TabArea, column, grid, holder, on_screen, r
 from app.widgets.basic.tables import BaseTable, Column, RowsModel
 from app.widgets.form import value_text
 from backend.config.setting import Setting
-from backend.utils.disk_faults import DiskError
-from backend.utils.whole_file import save_as
+from backend.utils.disk import DiskError, save_as
 
 if TYPE_CHECKING:
     from app.state.guide import GlossaryEntry

@@ -46,9 +46,9 @@ from backend.trainer.memory.plan import learner_limits, plan_memory, rollout_lim
 from backend.training.batch import Batch, pack
 from backend.training.grpo import grpo_learner
 from backend.types import Completion, Group, Problem
+from backend.utils.disk import save_as
 from backend.utils.errors import UserError
 from backend.utils.machine import machine_bytes, processor
-from backend.utils.whole_file import save_as
 
 FORMAT = 1
 BITS, GROUP = 4, 64

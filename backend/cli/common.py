@@ -17,10 +17,10 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from backend.trainer.machine import fault_of_gpu
-from backend.utils.disk_faults import fault_of
-from backend.utils.environment import require_environment
+from backend.utils.disk import fault_of
 from backend.utils.errors import UserError
 from backend.utils.files import user_path
+from backend.utils.machine import require_environment
 from backend.utils.text import visible
 
 FINISHED, BUG, USER_ERROR, STOPPED = 0, 1, 2, 3

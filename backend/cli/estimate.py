@@ -14,7 +14,7 @@ from backend.distributed.machine_report import LinkSpeed
 from backend.trainer.memory.estimate import Estimate
 from backend.trainer.memory.model_shape import ModelShape
 from backend.trainer.memory.phases import MemoryModel
-from backend.utils.disk_faults import gigabytes
+from backend.utils.disk import gigabytes
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import exists, possible_path
 from backend.utils.machine import has_gpu

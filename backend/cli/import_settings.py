@@ -47,7 +47,7 @@ def import_settings(
 
 def _import_file(file: Path, target: Path | None, *, overwrite: bool, their_defaults: bool) -> None:
     from backend.config.other_programs.imported import import_file
-    from backend.utils.whole_file import save_as
+    from backend.utils.disk import save_as
 
     if target is not None and target.exists() and not overwrite:
         raise UserError("output", f"{quote(target)} is there already; take another name, or --overwrite.")

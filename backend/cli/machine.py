@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
+import tempfile
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from backend.cli.common import STOPPED, USER_ERROR, AsJson, tell, tell_error, tell_json, verb
 from backend.trainer.memory.estimate import format_bytes
-from backend.utils.disk_faults import gigabytes
+from backend.utils import places
+from backend.utils.disk import gigabytes
 from backend.utils.errors import UserError
-from backend.utils.files import is_folder
+from backend.utils.file_lock import is_held
+from backend.utils.files import is_folder, walk
+from backend.utils.hub_cache import hub_cache
+from backend.utils.text import quote
 
 if TYPE_CHECKING:
     from backend.distributed.machine_report import MachineReport
+
+
+PREFERENCE_FILES = (
+    *("prefs.ini*", "draft*.yaml", "draft-*.lock", "trusted.json", "runs-cache.jsonl", "native-crash-*.txt"),
+)  # files in the folder of preferences, which may hold the runs as well: only these are ever deleted there
 
 
 @verb
@@ -25,12 +38,15 @@ def where(
     as_json: AsJson = False,
 ) -> None:
     """List every folder that GRPO Studio writes to, with sizes; --remove deletes after a confirmation."""
-    from backend.utils import stored
-
     if yes and not remove:
         raise UserError("yes", "--yes goes with --remove settings or --remove kernels.")
     if remove:
-        files = stored.remove(remove) if yes else stored.removable_files(remove)
+        files = _removable_files(remove)
+        for path in files if yes else ():
+            try:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            except OSError as error:
+                raise UserError("remove", f"{path} cannot be deleted: {error.strerror}.") from None
         if as_json:
             tell_json({"deleted": yes, "files": [str(path) for path in files]})
             return
@@ -39,14 +55,67 @@ def where(
         done = "Deleted." if yes else f"Would be deleted by: where --remove {remove} --yes"
         tell(done if files else "There is nothing to delete.")
         return
-    rows = stored.stored_places()
+    rows = _stored_places()
     if as_json:
-        tell_json([row.to_dict() for row in rows])
+        tell_json(rows)
         return
     for row in rows:
-        size = f"{row.bytes / 1e6:,.1f} MB in {row.files:,} files" if row.files else "nothing yet"
-        shared = ", shared with other programs" if row.is_shared else ""
-        tell(f"{row.title}: {size}{shared}\n    {row.path}\n    {row.remedy}")
+        size = f"{row['bytes'] / 1e6:,.1f} MB in {row['files']:,} files" if row["files"] else "nothing yet"
+        shared = ", shared with other programs" if row["is_shared"] else ""
+        tell(f"{row['title']}: {size}{shared}\n    {row['path']}\n    {row['remedy']}")
+
+
+def _removable_files(key: str) -> list[Path]:
+    """What `--remove` deletes. Raises UserError for another key, and while a window uses the preferences."""
+    if key == "kernels":
+        return [_kernel_cache()] if _kernel_cache().is_dir() else []
+    if key != "settings":
+        raise UserError("remove", f"{quote(key, 40)} cannot be removed by a command; settings and kernels can.")
+    files = _preference_files()
+    if any(is_held(file) for file in files if file.suffix == ".lock"):
+        sentence = "A window of GRPO Studio is open, and would write its preferences again; close it first."
+        raise UserError("remove", sentence)
+    return files
+
+
+def _preference_files() -> list[Path]:
+    folder = places.preferences_folder()
+    return sorted(path for pattern in PREFERENCE_FILES for path in folder.glob(pattern) if path.is_file())
+
+
+def _kernel_cache() -> Path:
+    """The folder in which mlx keeps what it compiles for a CPU, for every program that uses it."""
+    return Path(tempfile.gettempdir()) / "mlx"
+
+
+def _stored_places() -> list[dict[str, Any]]:
+    """Everything that is stored, ours first."""
+    by_hand, preferences = "Delete the folder by hand.", places.preferences_folder()
+    keep_runs = "Move runs to the trash on the Runs page, or delete the folder by hand: they hold what was trained."
+    models = places.lm_studio_models() / "grpo-studio"
+    rows = [
+        ("runs", "runs", places.runs_folder(), keep_runs),
+        ("settings", "preferences, stored forms", preferences, "where --remove settings deletes it."),
+        ("lm-studio", "models in LM Studio", models, "Delete models in LM Studio."),
+        ("kernels", "kernels compiled by mlx", _kernel_cache(), "where --remove kernels deletes it."),
+        ("hub", "Hugging Face cache", hub_cache(), "Other programs use it too; hf cache deletes from it."),
+    ]
+    if sys.platform == "darwin":
+        logs = Path.home() / "Library" / "Logs" / "GRPO Studio"
+        rows[-1:-1] = [
+            ("environments", "Python packages of the light app", preferences / "environments", by_hand),
+            ("logs", "logs of the light app", logs, by_hand),
+        ]
+    stored: list[dict[str, Any]] = []
+    for key, title, path, remedy in rows:
+        files = [entry.path for entry in walk(path) if not entry.is_dir(follow_symlinks=False)]
+        sizes: list[int] = []
+        for file in _preference_files() if key == "settings" else files:
+            with suppress(OSError):  # deleted in the meantime
+                sizes.append(os.lstat(file).st_size)  # what a link points to counts where it lies
+        about = {"key": key, "title": title, "path": str(path), "bytes": sum(sizes), "files": len(sizes)}
+        stored.append(about | {"is_shared": key in ("kernels", "hub"), "remedy": remedy})
+    return stored
 
 
 @verb

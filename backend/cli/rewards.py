@@ -18,10 +18,10 @@ from backend.rewards.cases import cases_file, read_cases, rerun
 from backend.rewards.catalogue import builtin_rewards, locate_reward_file, rewards_in_file
 from backend.rewards.completion_lines import line_of, merge_consecutive, read_groups
 from backend.runs.saved_weights import with_adapter
+from backend.utils.disk import save_as
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import is_folder
 from backend.utils.text import quote
-from backend.utils.whole_file import save_as
 
 rewards = typer.Typer(help="List reward functions, or score completions with them.", no_args_is_help=True)
 

@@ -11,7 +11,7 @@ import typer
 
 from backend.cli.common import BUG, USER_ERROR, ExistingRunsDir, print_problems, tell, verb
 from backend.cli.completions import RunName
-from backend.utils.disk_faults import disk_fault, fault_of
+from backend.utils.disk import disk_fault, fault_of
 
 
 @verb

@@ -32,12 +32,11 @@ from backend.runs.steering import run_config
 from backend.trainer.control import StopPending, do_nothing, handlers_restored, look_for_stop_word, remove_word
 from backend.trainer.machine import relax_gpu_timeout
 from backend.utils.command import backend_command, backend_environment, shell_line
-from backend.utils.disk_faults import DiskError, writing
+from backend.utils.disk import DiskError, replace_file, writing
 from backend.utils.documents import parse_yaml
 from backend.utils.errors import UserError
 from backend.utils.files import append_regular, require_plain_files, user_path
 from backend.utils.text import quote
-from backend.utils.whole_file import replace_file
 
 if TYPE_CHECKING:
     from backend.trainer.run_inputs import RunInputs

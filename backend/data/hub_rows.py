@@ -20,8 +20,7 @@ from backend.models import inventory
 from backend.models.hub import check_reachable
 from backend.runs.start_progress import tell
 from backend.utils.errors import UserError
-from backend.utils.hub_cache import is_dataset_cached, local_folder
-from backend.utils.own_files import is_own
+from backend.utils.hub_cache import is_dataset_cached, is_own, local_folder
 from backend.utils.text import quote
 
 OPENED = {"hf", "file", "local", "zip", "tar", "dir"}

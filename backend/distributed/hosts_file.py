@@ -24,11 +24,11 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError
 
 from backend.rewards.allowed_code import TrustRecord
+from backend.utils.disk import save_as
 from backend.utils.documents import parse_json
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import read_bytes, read_text, resolved, user_path
 from backend.utils.text import quote
-from backend.utils.whole_file import save_as
 
 HOSTS_LIMIT = 2**18
 """Bytes of a hosts file."""

@@ -54,7 +54,7 @@ from backend.runs.run_lock import hold_lock
 from backend.trainer import control
 from backend.trainer.machine import GPU_TIMEOUT_VARIABLE as TIMEOUT_VARIABLE
 from backend.utils.command import backend_environment
-from backend.utils.disk_faults import writing
+from backend.utils.disk import writing
 from backend.utils.errors import UserError
 from backend.utils.files import make_private_folder
 from backend.utils.text import quote

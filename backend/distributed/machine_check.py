@@ -54,8 +54,7 @@ from backend.utils.child_process import ChildEnded, ChildProcess, ChildTimeout
 from backend.utils.command import backend_environment
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import is_folder, user_path
-from backend.utils.hub_cache import local_folder
-from backend.utils.own_files import own_file
+from backend.utils.hub_cache import local_folder, own_file
 from backend.utils.text import quote
 
 FACTS_S = 45.0

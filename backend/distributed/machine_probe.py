@@ -34,7 +34,7 @@ from backend.distributed.commands import mlx_files, mpirun
 from backend.distributed.machine_report import GRADIENT_BYTES, RESERVE, LinkSpeed, MachineFacts
 from backend.utils.child_process import claim_stdout, json_line
 from backend.utils.command import is_bundled
-from backend.utils.disk_faults import require_room, room_on
+from backend.utils.disk import require_room, room_on
 from backend.utils.errors import UserError
 from backend.utils.files import is_file, is_folder, is_folder_name, user_path
 from backend.utils.hub_cache import hub_cache, local_folder, repo_cache

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from backend.trainer.memory.estimate import format_bytes
-from backend.utils.disk_faults import gigabytes
+from backend.utils.disk import gigabytes
 from backend.utils.text import quote
 
 Level = Literal["refuse", "warn", "info"]

@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from backend.utils import file_lock
-from backend.utils.disk_faults import LONGEST_PLACE, gigabytes
+from backend.utils.disk import LONGEST_PLACE, gigabytes, sync, sync_tree
 from backend.utils.errors import UserError
 from backend.utils.text import quote
-from backend.utils.whole_file import sync, sync_tree
 
 
 @contextlib.contextmanager

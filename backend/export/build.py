@@ -32,7 +32,7 @@ from backend.models import policy
 from backend.models.peft_files import merged_model, read_peft_adapter
 from backend.models.tokenizers import load_tokenizer
 from backend.trainer.memory.model_shape import shape_of
-from backend.utils.disk_faults import cause, disk_errors_of
+from backend.utils.disk import cause, writing
 from backend.utils.errors import UserError
 
 GGUF_FILE = "model.gguf"
@@ -137,7 +137,7 @@ def build(
         gguf_file.check(original_of(trained), trained.tokenizer)
     atomic_folder.check_free_space(destination.workshop, needed_bytes(trained, format_, len(samples)))
     target = destination.target
-    with disk_errors_of(target), atomic_folder.staging_folder(destination.workshop, target) as staging:
+    with writing(target, also_computes=True), atomic_folder.staging_folder(destination.workshop, target) as staging:
         trained, built = trained.pinned(staging / "adapters"), staging / "new"
         progress("Computing what the trained model answers.")
         tokenizer, tolerance = load_tokenizer(trained.tokenizer), _tolerance(trained, format_)

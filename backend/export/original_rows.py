@@ -25,7 +25,7 @@ from backend.export.trained_weights import TrainedWeights
 from backend.export.writer import KEPT_FILES, Done, counter, write_safetensors
 from backend.models.adapters import array_names
 from backend.utils.errors import UserError
-from backend.utils.own_files import own_file
+from backend.utils.hub_cache import own_file
 
 COPIED = (*KEPT_FILES, "config.json", "*.safetensors.index.json", "LICENSE*", "*processor*.json")
 """Files of the original to copy unchanged."""

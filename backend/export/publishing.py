@@ -29,9 +29,9 @@ from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import END, find_choice
 from backend.runs.steering import run_config
 from backend.trainer.evaluation import evaluation_rows
+from backend.utils.disk import replace_file
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder
-from backend.utils.whole_file import replace_file
 
 CARD = "README.md"
 

@@ -40,11 +40,10 @@ from backend.rewards import functions as functions  # registers them
 from backend.rewards.allowed_code import code_files, read_code
 from backend.rewards.catalogue import locate_reward_file, metric_name, reward_call
 from backend.rewards.registry import REWARD_REGISTRY, RewardCallable
-from backend.utils.disk_faults import disk_errors_of
+from backend.utils.disk import writing
 from backend.utils.errors import UserError
 from backend.utils.files import read_text, resolved, user_path
-from backend.utils.hub_cache import local_folder
-from backend.utils.own_files import own_file, own_files
+from backend.utils.hub_cache import local_folder, own_file, own_files
 from backend.utils.places import project_root, resources
 from backend.utils.text import quote
 
@@ -121,7 +120,7 @@ def export_trl(
     target = parent / safe_name(name)
     _check_target(target, overwrite)
     model = trl_model(config)
-    with disk_errors_of(target), staging_folder(nearest_existing(parent), target) as staging:
+    with writing(target, also_computes=True), staging_folder(nearest_existing(parent), target) as staging:
         new = staging / "new"
         new.mkdir()
         settings = _write(config, model, name, new, tell)

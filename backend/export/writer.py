@@ -23,7 +23,7 @@ from backend.export.trained_weights import TrainedWeights
 from backend.export.verify import in_float32
 from backend.models import policy
 from backend.utils.errors import UserError
-from backend.utils.own_files import own_file
+from backend.utils.hub_cache import own_file
 
 KEPT_FILES = (
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt"),

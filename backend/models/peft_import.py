@@ -37,12 +37,11 @@ from backend.models.peft_files import (
 )
 from backend.models.saving import save_arrays
 from backend.models.tokenizers import load_tokenizer
-from backend.utils.disk_faults import disk_errors_of
+from backend.utils.disk import whole_folder, writing
 from backend.utils.errors import UserError
 from backend.utils.files import is_file
 from backend.utils.hub_cache import local_folder
 from backend.utils.text import quote, shown_path
-from backend.utils.whole_file import whole_folder
 
 ARRAYS, CONFIG = "adapters.safetensors", "adapter_config.json"
 LINEAR, EXPERTS = (nn.Linear, nn.QuantizedLinear), (SwitchLinear, QuantizedSwitchLinear)
@@ -101,7 +100,7 @@ def import_adapter(
     progress("Carrying the adapter onto the model.")
     carried = carried_adapter(adapter, origin, model)
     about = _adapter_config(name, carried, adapter.settings, model)
-    with disk_errors_of(to), whole_folder(to) as draft:
+    with writing(to, also_computes=True), whole_folder(to) as draft:
         save_arrays(draft / ARRAYS, carried.arrays())
         (draft / CONFIG).write_text(json.dumps(about, indent=2), encoding="utf-8")
         progress("Loading it back and comparing.")

@@ -17,9 +17,8 @@ from backend.export.writer import write_model, write_safetensors
 from backend.models.adapters import adapted_layer_count, lora_parameters, whole_modules
 from backend.models.policy import Policy
 from backend.models.tokenizers import tokenizer_folder
-from backend.utils.disk_faults import require_room
+from backend.utils.disk import require_room, whole_folder
 from backend.utils.files import names_folder
-from backend.utils.whole_file import whole_folder
 
 Arrays = dict[str, mx.array]
 HostArrays = dict[str, np.ndarray]

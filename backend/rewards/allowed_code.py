@@ -23,10 +23,9 @@ from backend.config.other_programs.translation import translate
 from backend.rewards.catalogue import functions, locate_reward_file, read_call, split_names
 from backend.runs.run_lock import LOCK_VARIABLE
 from backend.utils import places
-from backend.utils.disk_faults import DiskError
+from backend.utils.disk import DiskError, replace_file
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import make_private_folder, read_bytes
-from backend.utils.whole_file import replace_file
 
 FILE = "trusted.json"
 RISKY_MODULES = (

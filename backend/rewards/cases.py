@@ -17,10 +17,9 @@ from backend.rewards.bench import BenchSettings, RewardBench
 from backend.rewards.catalogue import builtin_rewards, computes_names, reward_call, rewards_in_file
 from backend.runs.completion_rows import token_ids
 from backend.utils import documents
-from backend.utils.disk_faults import writing
+from backend.utils.disk import save_as, writing
 from backend.utils.errors import UserError
 from backend.utils.files import read_text
-from backend.utils.whole_file import save_as
 
 TOLERANCE = 1e-6  # absolute or relative tolerance of scores
 _SETTING = "cases"

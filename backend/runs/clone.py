@@ -33,11 +33,10 @@ from backend.runs.saved_weights import find_checkpoint
 from backend.runs.steering import own_config, read_changes
 from backend.training.learner import optimizer_of
 from backend.training.optimizers import state_arrays
-from backend.utils.disk_faults import cause, is_of_mlx
+from backend.utils.disk import cause, is_of_mlx, replace_file, sync, sync_tree
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import require_plain_files, restrict_to_user
 from backend.utils.text import quote
-from backend.utils.whole_file import replace_file, sync, sync_tree
 
 Reference = Literal["base", "clone"]
 

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, TypeGuard
 from pydantic_core import from_json
 
 from backend.runs.run_folder import RunFolder
-from backend.utils.disk_faults import DiskError, writing
+from backend.utils.disk import DiskError, writing
 from backend.utils.documents import read_json
 from backend.utils.errors import UserError
 from backend.utils.files import open_regular, reason

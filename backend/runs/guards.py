@@ -17,7 +17,7 @@ from backend.runs.run_folder import RunFolder
 from backend.trainer.control import Control, Stopped
 from backend.trainer.memory.model_shape import ModelShape
 from backend.trainer.memory.phases import MemoryModel
-from backend.utils.disk_faults import LONGEST_PLACE, gigabytes, room_on
+from backend.utils.disk import LONGEST_PLACE, gigabytes, room_on
 from backend.utils.text import quote
 
 LOOK_EVERY_S = 0.3

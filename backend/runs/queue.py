@@ -20,11 +20,11 @@ from typing_extensions import TypedDict
 from backend.runs.events import has_finished
 from backend.runs.run_folder import RunFolder
 from backend.utils import file_lock, places
+from backend.utils.disk import replace_file
 from backend.utils.documents import read_json
 from backend.utils.errors import UserError
 from backend.utils.files import is_folder_name, make_private_folder, resolved
 from backend.utils.text import about_path, quote
-from backend.utils.whole_file import replace_file
 
 FILE, LOCK, RUNNER_LOCK, LOG = "queue.json", "queue.lock", "queue-runner.lock", "queue.log"
 _ADVICE = "fix or delete it, the runs keep their folders"

@@ -13,9 +13,9 @@ from backend.runs.events import Event, EventLog, JsonLines, after_last_newline, 
 from backend.runs.run_folder import RunFolder, make_run_folder
 from backend.runs.run_lock import hold_lock
 from backend.trainer.control import Control, Stopped
+from backend.utils.disk import replace_file
 from backend.utils.errors import UserError
 from backend.utils.files import open_regular, read_bytes, require_plain_files
-from backend.utils.whole_file import replace_file
 
 LOOK_S = 0.1
 BETWEEN_PROCESSES_S = 2.0  # longest wait before the first event of a process: a run may have been resumed the next day

@@ -10,11 +10,11 @@ from datetime import datetime
 from pathlib import Path
 
 from backend.utils import file_lock
+from backend.utils.disk import replace_file
 from backend.utils.errors import UserError
 from backend.utils.files import is_file, is_folder_name, make_private_folder, restrict_to_user, user_path
 from backend.utils.places import runs_folder
 from backend.utils.text import quote, shown_path
-from backend.utils.whole_file import replace_file
 
 
 class _Entry:

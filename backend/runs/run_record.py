@@ -25,12 +25,12 @@ from backend.runs.disk_use import disk_use
 from backend.runs.events import TAIL_BYTES, Event, is_number, parse_line
 from backend.runs.run_folder import RunFolder
 from backend.runs.steering import read_changes
+from backend.utils.disk import replace_file
 from backend.utils.documents import read_json, whole_number
 from backend.utils.errors import UserError
 from backend.utils.files import open_regular, user_path
 from backend.utils.places import path_text
 from backend.utils.text import about_path, quote, visible
-from backend.utils.whole_file import replace_file
 
 
 @dataclass(frozen=True, slots=True)

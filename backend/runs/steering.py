@@ -19,10 +19,10 @@ from backend.config.stages import faults_in_course, first_step, scoring_of, stag
 from backend.config.updates import OF_THE_RATE, OWN
 from backend.runs.events import first_and_last_events
 from backend.runs.run_folder import RunFolder
+from backend.utils.disk import replace_file
 from backend.utils.documents import read_json
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import about_path, quote
-from backend.utils.whole_file import replace_file
 
 VERSION = 1
 _ADVICE = "fix or delete it (the run then goes on without its changes)"

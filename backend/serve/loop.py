@@ -23,7 +23,7 @@ from backend.runs.events import json_safe
 from backend.serve.questions import QUESTIONS, Cancelled, Question, QuestionCall
 from backend.trainer.machine import fault_of_gpu
 from backend.utils.child_process import claim_stdout, json_line
-from backend.utils.disk_faults import fault_of
+from backend.utils.disk import fault_of
 from backend.utils.errors import ConfigProblem, UserError
 
 POOL_THREADS = 4  # threads for quick questions; most of them wait for a disk or the network

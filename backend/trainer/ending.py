@@ -13,7 +13,7 @@ from backend.distributed.ranks import LostRankError, WorkerError
 from backend.runs.events import EventLog
 from backend.trainer.control import Stopped
 from backend.trainer.machine import GpuError, gpu_error
-from backend.utils.disk_faults import DiskError, fault_of
+from backend.utils.disk import DiskError, fault_of
 from backend.utils.errors import UserError
 
 RESTART = "restart"

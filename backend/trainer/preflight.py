@@ -46,7 +46,7 @@ from backend.trainer.run_inputs import (
 )
 from backend.trainer.scoring import scoring_stages
 from backend.trainer.trackers.targets import chosen, missing_fault
-from backend.utils.disk_faults import require_room
+from backend.utils.disk import require_room
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import user_path
 from backend.utils.machine import machine_bytes

@@ -42,7 +42,7 @@ from backend.trainer.run_inputs import RunInputs
 from backend.trainer.steering import Steering
 from backend.trainer.trackers.follow import RunTrackers
 from backend.trainer.trainer import Trainer
-from backend.utils.disk_faults import DiskError
+from backend.utils.disk import DiskError
 from backend.utils.errors import UserError
 
 

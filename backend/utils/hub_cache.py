@@ -1,4 +1,8 @@
-"""What the environment says of Hugging Face's libraries: their cache and the Hub's address. Asks no Hub."""
+"""Hugging Face's cache and the Hub's address, by the environment, and files of folders that may be a stranger's.
+
+Asks no Hub. A link or a path in a stranger's folder could lead to any file of this machine, which would be carried
+along unseen where the folder is copied or read as rows.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from backend.utils.errors import UserError
-from backend.utils.files import is_folder, user_path
+from backend.utils.files import is_folder, resolved, user_path
 from backend.utils.text import quote
 
 RepoType = Literal["model", "dataset"]
@@ -80,3 +84,42 @@ def snapshot_of(repo: Path) -> Path | None:
         return named
     folders = [folder for folder in (repo / "snapshots").glob("*") if folder.is_dir()]
     return max(folders, key=lambda folder: folder.stat().st_mtime, default=None)
+
+
+def is_own(path: Path, folder: Path) -> bool:
+    """True if `path`, its links followed, is in `folder`, or in the blobs of a snapshot of Hugging Face's cache."""
+    home, target = resolved(folder), resolved(path)
+    blobs = home.parent.parent / "blobs"
+    is_snapshot = home.parent.name == "snapshots" and not blobs.is_symlink()
+    return target.is_relative_to(home) or (is_snapshot and target.parent == blobs)
+
+
+def own_file(path: Path, folder: Path, setting: str) -> Path:
+    """`path`, a file below `folder`. Raises UserError on `setting` for a link that leads out of the folder.
+
+    Other programs' folders of models have links into Hugging Face's cache: what lies there was downloaded.
+    """
+    if is_own(path, folder) or resolved(path).is_relative_to(resolved(hub_cache())):
+        return path
+    advice = "put what it leads to in its place."
+    raise UserError(setting, f"{quote(path, 100)} is a link that leads out of its folder; {advice}")
+
+
+def own_files(folder: Path, setting: str, *, but: tuple[str, ...] = ()) -> list[Path]:
+    """Files of a folder and of the folders in it, by name, without hidden ones and those named in `but`.
+
+    Raises UserError on `setting` for a link that `own_file` refuses and for any to a folder, which may have no end;
+    OSError for a folder that cannot be read.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    found: list[Path] = []
+    for parent, folders, names in os.walk(folder, onerror=fail):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in but)
+        if link := next((path for name in folders if (path := Path(parent, name)).is_symlink()), None):
+            raise UserError(setting, f"{quote(link, 100)} is a link to a folder; put the folder in its place.")
+        kept = sorted(name for name in names if not name.startswith(".") and name not in but)
+        found += (own_file(Path(parent, name), folder, setting) for name in kept)
+    return found

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from backend.utils.errors import UserError
+from backend.utils.hub_cache import require_hub_address
 
 TREAT_CPU_AS = "GRPO_STUDIO_TREAT_CPU_AS"
 """The environment variable that makes a CPU take the choices of a GPU (`backend.engine.device`)."""
@@ -24,8 +25,12 @@ LEAST_ADDRESS_SPACE = 3 << 29
 READ_S = 2.0
 
 
-def require_address_space() -> None:
-    """Raise UserError where the system lets a process have too little memory for Python, mlx and their libraries."""
+def require_environment() -> None:
+    """Raise UserError where no verb could work with what the system and the user's shell set for this process.
+
+    That is an HF_ENDPOINT that is no address, and too little memory for Python, mlx and their libraries.
+    """
+    require_hub_address()
     allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
     if allowed != resource.RLIM_INFINITY and allowed < LEAST_ADDRESS_SPACE:
         allows = f"The system lets this process have {allowed / 2**30:.2g} GB of address space (ulimit -v)"

@@ -14,7 +14,7 @@ from backend.runs.checkpoints import checkpoint
 from backend.runs.checkpoints.checkpoint import TrainingState, all_checkpoints, newest, state_of
 from backend.runs.run_folder import RunFolder
 from backend.trainer.machine import MEMORY, gpu_error
-from backend.utils import whole_file
+from backend.utils import disk
 from backend.utils.errors import UserError
 from tests.support import failing_gpu
 
@@ -116,7 +116,7 @@ def test_a_failed_save_is_a_mistake_and_leaves_older_checkpoints_alone(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(whole_file, "sync", full)
+    monkeypatch.setattr(disk, "sync", full)
     with pytest.raises(UserError, match=r"disk: .*/000002 cannot be written: the disk is full\."):
         save(run, 2)
     assert [folder.name for folder in run.checkpoints.iterdir()] == ["000001"] and steps(run) == [1]

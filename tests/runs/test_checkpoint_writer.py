@@ -25,7 +25,7 @@ from backend.runs.events import EventLog, JsonLines, read_events
 from backend.runs.run_folder import RunFolder
 from backend.sampling.rollout import Sampler
 from backend.training.learner import Learner
-from backend.utils import whole_file
+from backend.utils import disk
 from backend.utils.errors import UserError
 from tests.support import small_run
 
@@ -122,7 +122,7 @@ def test_a_failed_write_is_raised_by_wait_and_the_next_one_may_succeed(
 ) -> None:
     checkpoint_writer = writer_of(run)
     with monkeypatch.context() as patch:
-        patch.setattr(whole_file, "sync", lambda path: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        patch.setattr(disk, "sync", lambda path: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         checkpoint_writer.begin(lambda: snapshot_of(1, {"x": mx.ones(2)}))
         with pytest.raises(UserError, match=r"disk: .*/000001 cannot be written: the disk is full\."):
             checkpoint_writer.wait()

@@ -9,7 +9,7 @@ import pytest
 
 from backend.runs.disk_use import disk_use
 from backend.runs.run_folder import RunFolder
-from backend.utils.disk_faults import gigabytes
+from backend.utils.disk import gigabytes
 from backend.utils.files import remove_tree, require_plain_files
 
 

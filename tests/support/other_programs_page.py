@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from backend.config.other_programs.keys import IgnoredKey, Refused, Translated, Words
 from backend.config.other_programs.peft import LORA_WORDS, OTHER_KINDS
 from backend.config.other_programs.translation import PROGRAMS
+from backend.utils.disk import replace_file
 from backend.utils.places import project_root
-from backend.utils.whole_file import replace_file
 
 PAGE = project_root() / "docs" / "other-programs.md"
 

@@ -21,8 +21,8 @@ from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer import ending as endings
 from backend.trainer.preflight import check
-from backend.utils import disk_faults
-from backend.utils.disk_faults import LONGEST_PLACE, Room
+from backend.utils import disk
+from backend.utils.disk import LONGEST_PLACE, Room
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 from tests.support import small_run
@@ -188,7 +188,7 @@ def test_a_disk_without_room_for_the_run_refuses_it_with_both_numbers(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = settings(inputs)
-    monkeypatch.setattr(disk_faults, "room_on", lambda folder: Room(5_000_000, None))
+    monkeypatch.setattr(disk, "room_on", lambda folder: Room(5_000_000, None))
     (fault,) = check(raw)
     assert fault.setting == "disk"
     assert re.fullmatch(r"The run needs 1[67]\.?\d* MB on the disk of .*, which has 5 MB free\.", fault.sentence), (
@@ -197,5 +197,5 @@ def test_a_disk_without_room_for_the_run_refuses_it_with_both_numbers(
     with pytest.raises(UserError, match="disk: The run needs"):
         new_run(raw, tmp_path / "runs", "a")
     assert not (tmp_path / "runs").exists()
-    monkeypatch.setattr(disk_faults, "room_on", lambda folder: None)
+    monkeypatch.setattr(disk, "room_on", lambda folder: None)
     assert check(raw) == []

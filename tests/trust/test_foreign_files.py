@@ -17,8 +17,7 @@ from backend.export.writer import kept_files
 from backend.runs.saved_weights import find_adapter
 from backend.trainer.preflight import preflight
 from backend.utils.errors import UserError
-from backend.utils.hub_cache import hub_cache
-from backend.utils.own_files import own_file, own_files
+from backend.utils.hub_cache import hub_cache, own_file, own_files
 from tests.support import small_run
 
 SECRET = "KEY = 'a secret of the user'\n"

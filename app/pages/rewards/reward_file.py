@@ -34,9 +34,9 @@ from app.widgets.basic.dialogs import open_file, save_file
 from app.widgets.basic.labels import EmptyState, button, label, plain_tip, show_text, with_key_names
 from app.widgets.basic.layout import column, holder, row
 from backend.rewards.allowed_code import Rights, read_code
+from backend.utils.disk import save_as
 from backend.utils.errors import UserError
 from backend.utils.files import read_text
-from backend.utils.whole_file import save_as
 
 SETTING = "reward_functions_file"
 INDENT = "    "

@@ -65,8 +65,7 @@ from backend.runs.run_record import (
     settings_table,
     value_text,
 )
-from backend.utils.disk_faults import DiskError
-from backend.utils.whole_file import save_as
+from backend.utils.disk import DiskError, save_as
 
 POSITIONS: dict[str, tuple[str, Callable[[int], str]]] = {
     "step": ("step", lambda x: f"step {x:,}"),

@@ -16,7 +16,7 @@ from PySide6.QtWidgets import QWidget
 
 from app import theme
 from app.widgets.charts.curves import EMPTY, Trace
-from backend.utils.whole_file import save_as
+from backend.utils.disk import save_as
 
 Format = Literal["png", "svg", "csv"]
 FORMATS: dict[Format, str] = {"png": "PNG image", "svg": "SVG drawing", "csv": "CSV table"}

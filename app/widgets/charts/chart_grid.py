@@ -20,7 +20,7 @@ from app.widgets.basic.layout import TabArea, reserve_gutter
 from app.widgets.charts.chart_files import FORMATS, Format, write_chart
 from app.widgets.charts.curves import Trace
 from app.widgets.charts.plot import Plot
-from backend.utils.disk_faults import DiskError
+from backend.utils.disk import DiskError
 
 PLOT_HEIGHT, LEAST_HEIGHT = 214, 176
 MIN_WIDTH, COMFORTABLE_WIDTH = 300, 440

@@ -38,11 +38,10 @@ from backend.runs.saved_weights import (
     saved_weights,
 )
 from backend.trainer.machine import gpu_error
-from backend.utils.disk_faults import writing
+from backend.utils.disk import clear_drafts, remove_folder, whole_folder, writing
 from backend.utils.errors import UserError
 from backend.utils.files import read_regular, remove_tree
 from backend.utils.text import quote
-from backend.utils.whole_file import clear_drafts, remove_folder, whole_folder
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,7 @@ from backend.runs.run_folder import RunFolder
 from backend.trainer.not_finite import weights_error
 from backend.training.learner import Learner
 from backend.training.not_finite import not_finite_arrays
-from backend.utils.disk_faults import writing
-from backend.utils.whole_file import copy_file, replace_file
+from backend.utils.disk import replace_file, writing
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,9 @@ def publish_adapters(run: RunFolder, arrays: Path, about: Mapping[str, Any]) -> 
     with writing(folder):
         folder.mkdir(exist_ok=True)  # without parents: a run's folder that is gone must not come back half
     # Weights before config: readers need both files.
-    copy_file(arrays, folder / "adapters.safetensors")
+    published = folder / "adapters.safetensors"
+    with writing(published), arrays.open("rb") as file:
+        replace_file(published, iter(partial(file.read, 1 << 20), b""))
     replace_file(folder / "adapter_config.json", json.dumps(about, indent=2) + "\n")
 
 

@@ -51,7 +51,7 @@ from backend.trainer.run_inputs import RunInputs, read_inputs
 from backend.trainer.run_process import end_run, open_run, save_without_gpu, stops_as_exceptions
 from backend.trainer.trackers.follow import RunTrackers
 from backend.trainer.trainer import Trainer
-from backend.utils.disk_faults import DiskError
+from backend.utils.disk import DiskError
 from backend.utils.errors import ConfigProblem, UserError
 
 POLL_S = 0.3

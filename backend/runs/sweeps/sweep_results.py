@@ -19,13 +19,12 @@ from backend.config.config import dump, parse, read
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder, make_run_folder, modified_at
 from backend.runs.sweeps.sweep import SweepPlan, dump_sweep, load_sweep
-from backend.utils.disk_faults import writing
+from backend.utils.disk import replace_file, writing
 from backend.utils.documents import read_json
 from backend.utils.errors import UserError
 from backend.utils.files import is_file, is_folder_name, make_private_folder, user_path
 from backend.utils.places import runs_folder
 from backend.utils.text import about_path
-from backend.utils.whole_file import replace_file
 
 RunState = Literal["waiting", "training", "given up", "finished", "stopped", "failed"]
 SweepState = Literal["waiting", "running", "finished", "stopped", "failed"]

@@ -19,11 +19,10 @@ from backend.rewards.catalogue import canonical_entry, metric_name, nearest, rea
 from backend.runs.completion_rows import CompletionRow
 from backend.runs.events import json_safe, parse_line
 from backend.runs.run_folder import RunFolder
-from backend.utils.disk_faults import DiskError, writing
+from backend.utils.disk import DiskError, replace_file, writing
 from backend.utils.errors import UserError
 from backend.utils.files import open_regular, read_bytes
 from backend.utils.text import quote
-from backend.utils.whole_file import replace_file
 
 VERSION = 1
 

@@ -21,8 +21,8 @@ from backend.rewards.resolve import Arguments, RewardFunction, resolve
 from backend.rewards.scorer import Scorer, begin_scorer, reward_source
 from backend.rewards.scoring import FunctionHost, RewardSource
 from backend.rewards.user_files import RewardFile, load_reward_file
+from backend.utils.disk import replace_file
 from backend.utils.errors import UserError
-from backend.utils.whole_file import replace_file
 
 FILE = "own_functions.py"
 """In the run's folder."""

@@ -21,10 +21,10 @@ from backend.runs.run_folder import RunFolder, default_run_name, find_run, make_
 from backend.trainer.control import Stopped, handlers_restored
 from backend.trainer.library.own_functions import OwnFunctions, begin_own_scorer
 from backend.trainer.machine import relax_gpu_timeout
-from backend.utils.environment import require_environment
+from backend.utils.disk import replace_file
 from backend.utils.errors import UserError
+from backend.utils.machine import require_environment
 from backend.utils.text import quote
-from backend.utils.whole_file import replace_file
 
 if TYPE_CHECKING:
     from backend.trainer.library.own_updates import GivenOptimizer

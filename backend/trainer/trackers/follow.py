@@ -25,7 +25,7 @@ from backend.trainer.trackers.targets import DEFAULT_PROJECT, TRACKERS, chosen, 
 from backend.utils import file_lock
 from backend.utils.child_process import module_command
 from backend.utils.command import backend_environment
-from backend.utils.disk_faults import DiskError, disk_fault, fault_of, writing
+from backend.utils.disk import DiskError, disk_fault, fault_of, writing
 from backend.utils.errors import UserError
 from backend.utils.files import make_private_folder, open_regular, require_plain_files
 from backend.utils.text import quote

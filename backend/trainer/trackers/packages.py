@@ -33,12 +33,11 @@ from backend.runs.run_folder import RunFolder
 from backend.runs.steering import read_changes
 from backend.trainer.trackers import records
 from backend.trainer.trackers.records import AboutRun, RecordReader, Sent, StepRecord
-from backend.utils.disk_faults import writing
+from backend.utils.disk import replace_file, writing
 from backend.utils.documents import read_json
 from backend.utils.errors import UserError
 from backend.utils.files import make_private_folder
 from backend.utils.places import preferences_folder
-from backend.utils.whole_file import replace_file
 
 METRICS, COMPLETIONS = "metrics.csv", "completions.csv"
 REST, LEAST_REST_S = 20.0, 5.0

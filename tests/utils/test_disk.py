@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from backend.runs.events import TAIL_BYTES, JsonLines, read_events
-from backend.utils import whole_file
-from backend.utils.disk_faults import DiskError, Room, fault_of, room_on
-from backend.utils.whole_file import remove_folder, replace_file, save_as, whole_folder
+from backend.utils import disk
+from backend.utils.disk import DiskError, Room, fault_of, remove_folder, replace_file, room_on, save_as, whole_folder
 
 
 @pytest.fixture
@@ -123,9 +122,9 @@ def test_a_folder_is_replaced_whole_or_stays(tmp_path: Path, monkeypatch: pytest
 
     nothing: Any = lambda *_: None  # noqa: E731
     for where, name, broken in (
-        (whole_file, "sync", full),
+        (disk, "sync", full),
         (Path, "rename", full_at_the_end),
-        (whole_file, "nothing", nothing),
+        (disk, "nothing", nothing),
     ):
         with (
             monkeypatch.context() as patch,
