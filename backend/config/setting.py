@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import types
-import typing
+import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, cast, get_args, get_origin
 
 from pydantic import Field
 from pydantic.fields import FieldInfo
@@ -110,51 +113,51 @@ class Setting:
 _RANGES = {"within": ("ge", "le"), "above": ("gt", "le"), "below": ("ge", "lt"), "between": ("gt", "lt")}
 
 
-def setting(default: Any, label: str, help: str, *, section: str, **about: Any) -> Any:
-    """Declare a setting.
+def setting(default: Any, label: str, *, section: str, **about: Any) -> Any:
+    """Declare a setting; the text under the declaration is its help.
 
     `about` takes a range (low, high) or (low, high, unit) and fields of `Setting`. The range is `within` (both ends
     included), `above` (without its lower end), `below` (without its upper end) or `between` (without both).
     """
     limits: dict[str, Any] = {}
     for name in about.keys() & _RANGES.keys():
-        *ends, about["unit"] = (*about.pop(name), "")[:3]
-        limits = dict(zip(_RANGES[name], ends, strict=True)) | {"allow_inf_nan": False}
-    extra = {"section": section, "label": label, "help": help, **about}
+        from_, to = _RANGES[name]
+        low, high, about["unit"] = (*about.pop(name), "")[:3]
+        about |= {"low": low, "low_open": from_ == "gt", "high": high, "high_open": to == "lt"}
+        limits = {from_: low, to: high, "allow_inf_nan": False}
+    extra = {"section": section, "label": label, **about}
     return Field(default, **limits, json_schema_extra={"setting": extra})  # pyright: ignore
+
+
+@cache
+def _helps() -> dict[str, str]:
+    """Key → the text under its declaration, which Python does not keep."""
+    helps: dict[str, str] = {}
+    for file in (Path(__file__).parent / "settings").glob("*.py"):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            for field, text in pairwise(node.body) if isinstance(node, ast.ClassDef) else ():
+                match field, text:
+                    case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(help))):
+                        helps[key] = " ".join(help.split())
+                    case _:
+                        pass
+    return helps
+
+
+_KINDS: dict[Any, Kind] = {bool: "bool", int: "int", float: "float", str: "text", list: "list", dict: "mapping"}
 
 
 def setting_from_field(key: str, field: FieldInfo) -> Setting:
     """The Setting behind a pydantic field declared with `setting`."""
-    extra = dict(typing.cast("dict[str, Any]", field.json_schema_extra)["setting"])
-    annotation, optional = field.annotation, False
-    if get_origin(annotation) in (typing.Union, types.UnionType):
-        optional = type(None) in get_args(annotation)
-        annotation = next(part for part in get_args(annotation) if part is not type(None))
-    choices = tuple(Choice(*entry) for entry in extra.pop("choices", ()))
-    limits = {
-        name: getattr(entry, name)
-        for entry in field.metadata
-        for name in ("gt", "ge", "lt", "le")
-        if getattr(entry, name, None) is not None
-    }
+    about = dict(cast("dict[str, Any]", field.json_schema_extra)["setting"])
+    types = get_args(field.annotation) if isinstance(field.annotation, UnionType) else (field.annotation,)
+    choices = tuple(Choice(*entry) for entry in about.pop("choices", ()))
     return Setting(
         key=key,
-        kind=extra.pop("kind", None) or ("choice" if choices else _kind(annotation)),
+        kind=about.pop("kind", None) or ("choice" if choices else _KINDS[get_origin(types[0]) or types[0]]),
         default=field.get_default(call_default_factory=True),
+        help=_helps()[key],
         choices=choices,
-        low=limits.get("gt", limits.get("ge")),
-        high=limits.get("lt", limits.get("le")),
-        low_open="gt" in limits,
-        high_open="lt" in limits,
-        optional=optional,
-        **extra,
+        optional=NoneType in types,
+        **about,
     )
-
-
-def _kind(annotation: Any) -> Kind:
-    if get_origin(annotation) is list:
-        return "numbers" if get_args(annotation)[0] is float else "list"
-    if get_origin(annotation) is dict:
-        return "mapping"
-    return typing.cast("Kind", {bool: "bool", int: "int", float: "float", str: "text"}[annotation])

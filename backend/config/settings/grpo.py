@@ -29,57 +29,32 @@ _CORRECTED = ("sampling_correction", ("auto", "token_truncate", "token_mask", "s
 class GrpoFields(BaseModel):
     """Sampling, loss, advantages and rewards."""
 
-    beta: float = _preference(
-        0.1,
-        "Beta (KL weight)",
-        "KL penalty that keeps the model near the reference. 0 turns it off; then only Log KL measures the KL, at the "
-        "price of a reference pass.",
-        within=(0, 1_000_000),
-        known_as=("Beta", "KL weight"),
-    )
+    beta: float = _preference(0.1, "Beta (KL weight)", within=(0, 1_000_000), known_as=("Beta", "KL weight"))
+    """KL penalty that keeps the model near the reference. 0 turns it off; then only Log KL measures the KL, at the
+    price of a reference pass."""
     reference_model_path: str = _preference(
-        "",
-        "Reference model path",
-        "Model to stay near. Empty: the base model before training, which needs no second copy with LoRA.",
-        kind="model",
-        known_as=("Reference model",),
-        used_by=("task",),
+        "", "Reference model path", kind="model", known_as=("Reference model",), used_by=("task",)
     )
-    sync_ref_model: bool = _advanced_preference(
-        False, "Reference follows", "Moves the reference towards the policy from time to time."
-    )
-    ref_model_mixup_alpha: float = _advanced_preference(
-        0.6, "Mix-up", "Share of the policy in the new reference.", above=(0, 1), when=("sync_ref_model", (True,))
-    )
+    """Model to stay near. Empty: the base model before training, which needs no second copy with LoRA."""
+    sync_ref_model: bool = _advanced_preference(False, "Reference follows")
+    """Moves the reference towards the policy from time to time."""
+    ref_model_mixup_alpha: float = _advanced_preference(0.6, "Mix-up", above=(0, 1), when=("sync_ref_model", (True,)))
+    """Share of the policy in the new reference."""
     ref_model_sync_steps: int = _advanced_preference(
-        512,
-        "Sync every",
-        "Updates between two moves of the reference.",
-        within=(1, NEVER, "updates"),
-        when=("sync_ref_model", (True,)),
+        512, "Sync every", within=(1, NEVER, "updates"), when=("sync_ref_model", (True,))
     )
-    log_kl: bool = _advanced_preference(
-        False,
-        "Log KL at weight 0",
-        "Measures the KL for the charts at KL weight 0. Costs a reference pass.",
-        when=("beta", (0, 0.0)),
-    )
+    """Updates between two moves of the reference."""
+    log_kl: bool = _advanced_preference(False, "Log KL at weight 0", when=("beta", (0, 0.0)))
+    """Measures the KL for the charts at KL weight 0. Costs a reference pass."""
     kl_estimator: str = _advanced_preference(
-        "k3",
-        "KL estimator",
-        "Formula of the KL term per token. The default works; the other is the documented formula, to the letter.",
-        choices=[(entry.key, entry.name, entry.sentence) for entry in kl_estimators()],
+        "k3", "KL estimator", choices=[(entry.key, entry.name, entry.sentence) for entry in kl_estimators()]
     )
-    use_bias_correction_kl: bool = _advanced_preference(
-        True,
-        "Bias-corrected KL",
-        "Multiplies the KL estimate by the ratio, which corrects its gradient off-policy (TRL's default).",
-        when=("kl_estimator", ("k3",)),
-    )
+    """Formula of the KL term per token. The default works; the other is the documented formula, to the letter."""
+    use_bias_correction_kl: bool = _advanced_preference(True, "Bias-corrected KL", when=("kl_estimator", ("k3",)))
+    """Multiplies the KL estimate by the ratio, which corrects its gradient off-policy (TRL's default)."""
     ratio_against: str = _advanced_preference(
         "old",
         "Ratio against",
-        "Denominator of the importance ratio.",
         choices=[
             ("old", "Policy that sampled", "As in the papers and TRL."),
             (
@@ -89,136 +64,79 @@ class GrpoFields(BaseModel):
             ),
         ],
     )
-    group_size: int = _generation(
-        4,
-        "Group",
-        "Completions sampled per prompt and compared with each other. More give a steadier signal and cost more.",
-        within=(2, MOST_COMPLETIONS, "completions"),
-    )
+    """Denominator of the importance ratio."""
+    group_size: int = _generation(4, "Group", within=(2, MOST_COMPLETIONS, "completions"))
+    """Completions sampled per prompt and compared with each other. More give a steadier signal and cost more."""
     max_completion_length: int = _generation(
-        512,
-        "Completion",
-        "Longest completion.",
-        within=(1, MOST_TOKENS, "tokens"),
-        used_by=("prompt_limit", "scoring", "duration"),
+        512, "Completion", within=(1, MOST_TOKENS, "tokens"), used_by=("prompt_limit", "scoring", "duration")
     )
-    temperature: float = _generation(
-        0.8,
-        "Temp",
-        "Randomness of sampling; log-probabilities use the same temperature. 0 is invalid: all completions would "
-        "be equal.",
-        above=(0, 10),
-    )
-    top_p: float = _generation(
-        0.95, "Top P", "Samples from the likeliest tokens that make up this share. 1: off.", above=(0, 1)
-    )
-    top_k: int = _generation(
-        20, "Top K", "Samples from this many likeliest tokens. 0: off.", within=(0, MOST_TOKENS, "tokens")
-    )
-    min_p: float = _generation(
-        0.0, "Min P", "Drops tokens below this share of the likeliest one. 0: off.", within=(0, 1)
-    )
-    repetition_penalty: float = _sampling(
-        1.0,
-        "Repetition penalty",
-        "Divides the logits of tokens that prompt or completion contain (negative ones are multiplied). Part of "
-        "the policy; 1: off.",
-        above=(0, 10),
-    )
-    presence_penalty: float = _sampling(
-        0.0,
-        "Presence penalty",
-        "Subtracted from the logit of every token that the completion contains. Part of the policy; 0: off.",
-        within=(-10, 10),
-    )
-    frequency_penalty: float = _sampling(
-        0.0,
-        "Frequency penalty",
-        "Subtracted from a token's logit once per occurrence in the completion. Part of the policy; 0: off.",
-        within=(-10, 10),
-    )
-    output_regex: str = _sampling(
-        "",
-        "Output regex",
-        "Constrains completions to this regular expression; a completion may end only at a full match. Empty: "
-        "free text.",
-        kind="prose",
-    )
-    output_schema: str = _sampling(
-        "",
-        "Output schema",
-        "Constrains completions to JSON of this JSON schema, as text or a file. Empty: free text.",
-        kind="prose",
-    )
-    epsilon: float = _generation(1e-4, "Epsilon", "Clip range below 1: how far the ratio may fall.", between=(0, 1))
-    epsilon_high: float | None = _generation(
-        None, "Epsilon high", "Clip range above 1. Empty: as Epsilon; DAPO sets it higher.", above=(0, 1_000_000)
-    )
+    """Longest completion."""
+    temperature: float = _generation(0.8, "Temp", above=(0, 10))
+    """Randomness of sampling; log-probabilities use the same temperature. 0 is invalid: all completions would be
+    equal."""
+    top_p: float = _generation(0.95, "Top P", above=(0, 1))
+    """Samples from the likeliest tokens that make up this share. 1: off."""
+    top_k: int = _generation(20, "Top K", within=(0, MOST_TOKENS, "tokens"))
+    """Samples from this many likeliest tokens. 0: off."""
+    min_p: float = _generation(0.0, "Min P", within=(0, 1))
+    """Drops tokens below this share of the likeliest one. 0: off."""
+    repetition_penalty: float = _sampling(1.0, "Repetition penalty", above=(0, 10))
+    """Divides the logits of tokens that prompt or completion contain (negative ones are multiplied). Part of the
+    policy; 1: off."""
+    presence_penalty: float = _sampling(0.0, "Presence penalty", within=(-10, 10))
+    """Subtracted from the logit of every token that the completion contains. Part of the policy; 0: off."""
+    frequency_penalty: float = _sampling(0.0, "Frequency penalty", within=(-10, 10))
+    """Subtracted from a token's logit once per occurrence in the completion. Part of the policy; 0: off."""
+    output_regex: str = _sampling("", "Output regex", kind="prose")
+    """Constrains completions to this regular expression; a completion may end only at a full match. Empty: free
+    text."""
+    output_schema: str = _sampling("", "Output schema", kind="prose")
+    """Constrains completions to JSON of this JSON schema, as text or a file. Empty: free text."""
+    epsilon: float = _generation(1e-4, "Epsilon", between=(0, 1))
+    """Clip range below 1: how far the ratio may fall."""
+    epsilon_high: float | None = _generation(None, "Epsilon high", above=(0, 1_000_000))
+    """Clip range above 1. Empty: as Epsilon; DAPO sets it higher."""
     grpo_loss_type: str = _generation(
-        "grpo",
-        "GRPO Loss",
-        "How token losses are averaged. GRPO is the mean of the paper and of TRL; the mean over all tokens in MLX "
-        "LoRA Studio's guide is BNPO.",
-        choices=[(entry.key, entry.name, entry.sentence) for entry in losses()],
+        "grpo", "GRPO Loss", choices=[(entry.key, entry.name, entry.sentence) for entry in losses()]
     )
+    """How token losses are averaged. GRPO is the mean of the paper and of TRL; the mean over all tokens in MLX LoRA
+    Studio's guide is BNPO."""
     importance_sampling_level: str = _generation(
         "token",
         "Importance",
-        "Whether the ratio is taken for each token or for the whole completion.",
         choices=[(entry.key, entry.name, entry.sentence) for entry in levels()],
         default_entry="Default",
     )
-    delta: float | None = _loss(
-        None,
-        "Delta",
-        "Upper bound of the ratio where nothing else clips it (two-sided clipping, INTELLECT-2). Empty: off.",
-        above=(1, 1_000_000),
-    )
-    sapo_temperature_pos: float = _sapo(
-        1.0, "SAPO temperature, better", "Sharpness of the gate for completions above the group's mean."
-    )
-    sapo_temperature_neg: float = _sapo(
-        1.05, "SAPO temperature, worse", "Sharpness of the gate for completions below the group's mean."
-    )
-    vespo_k_pos: float = _vespo(2.0, "VESPO k, better", "Exponent of the ratio for completions above the group's mean.")
-    vespo_lambda_pos: float = _vespo(
-        3.0, "VESPO lambda, better", "Decay of the weight for completions above the group's mean."
-    )
-    vespo_k_neg: float = _vespo(3.0, "VESPO k, worse", "Exponent of the ratio for completions below the group's mean.")
-    vespo_lambda_neg: float = _vespo(
-        2.0, "VESPO lambda, worse", "Decay of the weight for completions below the group's mean."
-    )
-    top_entropy_quantile: float = _entropy(
-        1.0, "Entropy share", "Share of the most uncertain tokens that the policy term uses. 1: all.", within=(0, 1)
-    )
-    entropy_coef: float = _entropy(0.0, "Entropy bonus", "Bonus for entropy, against collapse. 0: off.", within=(0, 1))
-    entropy_adaptive: bool = _entropy(
-        False,
-        "Adaptive entropy bonus",
-        "Moves the bonus by 0.005 after each update: up at or below the target entropy, else down.",
-    )
-    entropy_target: float = _entropy(
-        0.2,
-        "Entropy target",
-        "Target entropy of the adaptive bonus.",
-        within=(0, 100, "nats"),
-        when=("entropy_adaptive", (True,)),
-    )
-    off_policy_mask_threshold: float | None = _loss(
-        None,
-        "Off-policy mask",
-        "Skips worse-than-average completions that drifted further than this. Empty: none.",
-        above=(0, 1_000_000, "nats a token"),
-    )
-    mask_truncated_completions: bool = _loss(
-        False,
-        "Mask truncated completions",
-        "Does not train on completions cut at the length limit; their reward still counts in the group.",
-    )
+    """Whether the ratio is taken for each token or for the whole completion."""
+    delta: float | None = _loss(None, "Delta", above=(1, 1_000_000))
+    """Upper bound of the ratio where nothing else clips it (two-sided clipping, INTELLECT-2). Empty: off."""
+    sapo_temperature_pos: float = _sapo(1.0, "SAPO temperature, better")
+    """Sharpness of the gate for completions above the group's mean."""
+    sapo_temperature_neg: float = _sapo(1.05, "SAPO temperature, worse")
+    """Sharpness of the gate for completions below the group's mean."""
+    vespo_k_pos: float = _vespo(2.0, "VESPO k, better")
+    """Exponent of the ratio for completions above the group's mean."""
+    vespo_lambda_pos: float = _vespo(3.0, "VESPO lambda, better")
+    """Decay of the weight for completions above the group's mean."""
+    vespo_k_neg: float = _vespo(3.0, "VESPO k, worse")
+    """Exponent of the ratio for completions below the group's mean."""
+    vespo_lambda_neg: float = _vespo(2.0, "VESPO lambda, worse")
+    """Decay of the weight for completions below the group's mean."""
+    top_entropy_quantile: float = _entropy(1.0, "Entropy share", within=(0, 1))
+    """Share of the most uncertain tokens that the policy term uses. 1: all."""
+    entropy_coef: float = _entropy(0.0, "Entropy bonus", within=(0, 1))
+    """Bonus for entropy, against collapse. 0: off."""
+    entropy_adaptive: bool = _entropy(False, "Adaptive entropy bonus")
+    """Moves the bonus by 0.005 after each update: up at or below the target entropy, else down."""
+    entropy_target: float = _entropy(0.2, "Entropy target", within=(0, 100, "nats"), when=("entropy_adaptive", (True,)))
+    """Target entropy of the adaptive bonus."""
+    off_policy_mask_threshold: float | None = _loss(None, "Off-policy mask", above=(0, 1_000_000, "nats a token"))
+    """Skips worse-than-average completions that drifted further than this. Empty: none."""
+    mask_truncated_completions: bool = _loss(False, "Mask truncated completions")
+    """Does not train on completions cut at the length limit; their reward still counts in the group."""
     sampling_correction: str = _loss(
         "auto",
         "Sampling correction",
-        "Corrects the gap between sampling and learning: 16-bit rounding, and tokens cut by top-p, top-k and min-p.",
         choices=[
             ("auto", "Automatic", "By sequence with constrained output; else by token in 16 bits, none in 32."),
             ("none", "None", "Leave it."),
@@ -232,16 +150,14 @@ class GrpoFields(BaseModel):
             ("sequence_mask", "Sequence, masked", "One ratio per completion; drops completions outside the limits."),
         ],
     )
-    sampling_correction_max: float | None = _loss(
-        3.0, "Largest correction", "Upper limit of the ratio. Empty: none.", above=(0, 1_000_000), when=_CORRECTED
-    )
-    sampling_correction_min: float | None = _loss(
-        None, "Smallest correction", "Lower limit of the ratio. Empty: none.", above=(0, 1_000_000), when=_CORRECTED
-    )
+    """Corrects the gap between sampling and learning: 16-bit rounding, and tokens cut by top-p, top-k and min-p."""
+    sampling_correction_max: float | None = _loss(3.0, "Largest correction", above=(0, 1_000_000), when=_CORRECTED)
+    """Upper limit of the ratio. Empty: none."""
+    sampling_correction_min: float | None = _loss(None, "Smallest correction", above=(0, 1_000_000), when=_CORRECTED)
+    """Lower limit of the ratio. Empty: none."""
     scale_rewards: str = _advantages(
         "group",
         "Scale rewards",
-        "Divisor of the distance from the group's mean.",
         choices=[
             ("group", "Group", "The standard deviation of the group."),
             ("batch", "Batch", "The standard deviation of the whole batch."),
@@ -249,20 +165,20 @@ class GrpoFields(BaseModel):
         ],
         used_by=("scoring",),
     )
+    """Divisor of the distance from the group's mean."""
     advantage_baseline: str = _advantages(
         "group",
         "Baseline",
-        "What a completion's reward is compared with.",
         choices=[
             ("group", "Group mean", "The mean of the whole group, as in GRPO."),
             ("leave_one_out", "Leave one out", "The mean of the other completions of the group (RLOO)."),
         ],
         used_by=("scoring",),
     )
+    """What a completion's reward is compared with."""
     multi_objective_aggregation: str = _advantages(
         "sum_then_normalize",
         "Several rewards",
-        "How several reward functions become one advantage.",
         choices=[
             ("sum_then_normalize", "Sum, then normalise", "Adds the weighted scores, then compares."),
             (
@@ -273,49 +189,39 @@ class GrpoFields(BaseModel):
         ],
         used_by=("scoring",),
     )
-    skip_zero_signal: bool = _advantages(
-        True,
-        "Skip groups without signal",
-        "Skips passes for completions that cannot move the policy. Changes no gradient.",
-    )
-    dynamic_sampling: bool = _advantages(
-        False, "Dynamic sampling", "Samples more prompts until every group of the step has different rewards (DAPO)."
-    )
+    """How several reward functions become one advantage."""
+    skip_zero_signal: bool = _advantages(True, "Skip groups without signal")
+    """Skips passes for completions that cannot move the policy. Changes no gradient."""
+    dynamic_sampling: bool = _advantages(False, "Dynamic sampling")
+    """Samples more prompts until every group of the step has different rewards (DAPO)."""
     dynamic_sampling_rounds: int = _advantages(
-        10,
-        "Rounds at most",
-        "Sampling rounds per step before it continues with what it has.",
-        within=(1, 10_000, "rounds"),
-        when=("dynamic_sampling", (True,)),
+        10, "Rounds at most", within=(1, 10_000, "rounds"), when=("dynamic_sampling", (True,))
     )
+    """Sampling rounds per step before it continues with what it has."""
     reward_functions: list[str] = _generation(
         list(DEFAULT_REWARDS),
         "Custom reward function names",
-        "Functions that score a completion, in order, separated by commas. Empty: the five defaults.",
         kind="rewards",
         empty_is_default=True,
         known_as=("Default Reward Functions", "Reward functions", "Use All Defaults"),
         used_by=("task", "row_view", "rewards", "scoring"),
     )
+    """Functions that score a completion, in order, separated by commas. Empty: the five defaults."""
     reward_weights: list[float] = _generation(
-        [],
-        "Reward weights",
-        "One number per function. Empty: 1 for each.",
-        kind="numbers",
-        used_by=("task", "rewards", "scoring"),
+        [], "Reward weights", kind="numbers", used_by=("task", "rewards", "scoring")
     )
+    """One number per function. Empty: 1 for each."""
     reward_functions_file: str = _generation(
         "",
         "Reward functions Python file",
-        "A Python file (.py or .txt) that registers your own functions.",
         kind="file",
         known_as=("Reward functions file",),
         used_by=("task", "rewards", "scoring"),
     )
+    """A Python file (.py or .txt) that registers your own functions."""
     reward_weight_schedule: str = _course(
         "constant",
         "Weight schedule",
-        "Whether the weights change over the run.",
         choices=[
             ("constant", "Constant", "The weights as they stand."),
             ("linear", "Linear", "Along a line to the final weights."),
@@ -327,32 +233,21 @@ class GrpoFields(BaseModel):
         ],
         used_by=("rewards",),
     )
+    """Whether the weights change over the run."""
     reward_weights_final: list[float] = _course(
-        [],
-        "Final weights",
-        "Weights at the last step, one per function.",
-        kind="numbers",
-        when=("reward_weight_schedule", ("linear",)),
-        used_by=("rewards",),
+        [], "Final weights", kind="numbers", when=("reward_weight_schedule", ("linear",)), used_by=("rewards",)
     )
-    stages: list[dict[str, Any]] = _course(
-        [],
-        "Stages",
-        "Parts of the run in sequence, each with iters and its own settings, such as reward_functions, data, "
-        "learning_rate or group_size. Together they set the length of the run.",
-        kind="stages",
-    )
+    """Weights at the last step, one per function."""
+    stages: list[dict[str, Any]] = _course([], "Stages", kind="stages")
+    """Parts of the run in sequence, each with iters and its own settings, such as reward_functions, data,
+    learning_rate or group_size. Together they set the length of the run."""
     reward_timeout: float = _reward_limits(
-        60.0,
-        "Reward timeout",
-        "A reward function that takes longer than this in one step stops the run.",
-        above=(0, 1_000_000, "s"),
-        used_by=("rewards", "scoring"),
+        60.0, "Reward timeout", above=(0, 1_000_000, "s"), used_by=("rewards", "scoring")
     )
+    """A reward function that takes longer than this in one step stops the run."""
     reward_isolation: str = _reward_limits(
         "process",
         "Reward isolation",
-        "Where reward functions run.",
         choices=[
             (
                 "process",
@@ -368,10 +263,8 @@ class GrpoFields(BaseModel):
         ],
         used_by=("rewards",),
     )
+    """Where reward functions run."""
     reward_network: bool = _reward_limits(
-        False,
-        "Reward network",
-        "Reward functions may use the network, for example to ask a judge.",
-        when=("reward_isolation", ("process",)),
-        used_by=("rewards", "scoring"),
+        False, "Reward network", when=("reward_isolation", ("process",)), used_by=("rewards", "scoring")
     )
+    """Reward functions may use the network, for example to ask a judge."""
