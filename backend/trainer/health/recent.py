@@ -25,6 +25,8 @@ EVALUATIONS = 8
 SOLVED_SPREAD = 0.5
 """Spread of the rewards over their mean below which nearly all completions succeed: with rewards of 0 and 1 it is
 0.5 at 80 %."""
+LOWEST_RATE = 1e-6
+"""A proposed learning rate is never below."""
 LIKELY, CERTAIN = 2.0, 4.0
 """Standard errors by which two means differ in all likelihood, and from which on a difference is a finding."""
 
@@ -74,9 +76,12 @@ class Recent:
     def setting(self, key: str) -> Any:
         return self._settings.get(key, SETTINGS[key].default)
 
-    def scaled(self, key: str, factor: float) -> float:
-        """The setting's value times `factor`, in two digits: a proposal."""
-        return float(f"{self.setting(key) * factor:.2g}")
+    def slower(self, factor: float) -> dict[str, float]:
+        """The learning rate times `factor`, in two digits: a proposal."""
+        return {"learning_rate": float(f"{self.setting('learning_rate') * factor:.2g}")}
+
+    def faster(self, factor: float) -> dict[str, float]:
+        return {"learning_rate": max(LOWEST_RATE, *self.slower(factor).values())}
 
     def values(self, name: str, count: int = WINDOW) -> list[float]:
         """The metric in the last `count` steps where it was measured; [] while there are fewer steps."""
@@ -84,6 +89,11 @@ class Recent:
 
     def mean(self, name: str, count: int = WINDOW) -> float | None:
         values = self.values(name, count)
+        return sum(values) / len(values) if values else None
+
+    def mean_at_first(self, name: str) -> float | None:
+        """The mean over the run's first steps."""
+        values = known(self.first, name)
         return sum(values) / len(values) if values else None
 
     def median(self, name: str, count: int = WINDOW) -> float | None:
