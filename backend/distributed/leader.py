@@ -336,9 +336,10 @@ class LeaderContext(RunContext):
         self.leader.measuring.observe(time.perf_counter() - began)
         return metrics
 
-    def test_metrics(self, step: int, config: Config, poll: Callable[[float], None]) -> dict[str, float]:
-        self.begin()  # the weights may be those of the best checkpoint now
-        return super().test_metrics(step, config, poll)
+    def evaluate(self, split: str, step: int, config: Config, poll: Callable[[float], None]) -> dict[str, float]:
+        if split == "test":
+            self.begin()  # the weights may be those of the best checkpoint now
+        return super().evaluate(split, step, config, poll)
 
     def _send_groups(self, kind: str, groups: list[Group]) -> None:
         body, arrays = pack_groups(groups)

@@ -12,8 +12,6 @@ import mlx.nn as nn
 from backend.config.config import Config, parse
 from backend.config.model_and_data_names import check_reference, check_weights, model_source
 from backend.config.updates import require_no_program
-from backend.data.problems import PromptFormat, check_prompts
-from backend.data.rows import SPLITS, Splits, check_columns
 from backend.distributed.hosts_file import read_hosts
 from backend.distributed.machine_check import plan_machines
 from backend.engine import device
@@ -33,17 +31,7 @@ from backend.runs.steering import stage_configs
 from backend.sampling.grammar import check_grammar
 from backend.trainer.memory.estimate import estimate_run
 from backend.trainer.memory.model_shape import shape_of
-from backend.trainer.run_inputs import (
-    RunInputs,
-    StageRows,
-    check_evaluation_sets,
-    check_held_out,
-    held_out_settings,
-    read_rows,
-    read_stages,
-    stage_error,
-    used_splits,
-)
+from backend.trainer.run_inputs import RunInputs, check_held_out, prompt_sets, read_rows
 from backend.trainer.scoring import scoring_stages
 from backend.trainer.trackers.targets import chosen, missing_fault
 from backend.utils.disk import require_room
@@ -90,13 +78,10 @@ def preflight(
             _caught(problems, lambda: plan_machines(config))
         tokenizer = _check_models(config, runs_dir or runs_folder(), problems)
         _caught(problems, lambda: check_grammar(config, tokenizer))
-        splits = _caught(problems, lambda: _read_and_check_data(config, tokenizer, scorer))
-        stages: tuple[StageRows, ...] | None = None
+        inputs = _caught(problems, lambda: _read_data(config, tokenizer, scorer))
         steps = config.iters
-        if splits is not None:
-            stages = _caught(problems, lambda: _check_stages(config, splits, tokenizer, scorer))
-            if config.epochs:  # at most: rows that are too long are left out
-                steps = -(-config.epochs * len(splits.train) // config.prompts_per_step)
+        if inputs is not None and config.epochs:  # at most: rows that are too long are left out
+            steps = -(-config.epochs * len(inputs.splits.train) // config.prompts_per_step)
         # Last: the process of the reward functions has been starting meanwhile.
         _caught(problems, lambda: scoring_stages(config, scorer.load(), steps))
         problems += filter(None, map(missing_fault, chosen(config.report_to)))
@@ -105,8 +90,8 @@ def preflight(
     except BaseException:
         scorer.close()
         raise
-    assert splits is not None and stages is not None
-    return RunInputs(splits, scorer, stages)
+    assert inputs is not None
+    return inputs
 
 
 def _caught(problems: list[ConfigProblem], check_part: Callable[[], T]) -> T | None:
@@ -209,29 +194,9 @@ def _check_quantised(folder: Path, config: Config) -> None:
         raise UserError("train_type", what)
 
 
-def _read_and_check_data(config: Config, tokenizer: Any, scorer: Scorer) -> Splits:
-    splits = read_rows(config, scorer)
-    of_held_out = held_out_settings(config, stage_configs(config))
-    for split in (split for split in SPLITS if splits.rows(split) and not (split == "train" and config.stages)):
-        if faults := check_columns(splits.rows(split), of_held_out, splits.source.get(split, config.data)):
-            raise UserError(faults)
-    check_evaluation_sets(splits, of_held_out, tokenizer)
-    check_held_out(splits, config)
-    for split in used_splits(config) if tokenizer is not None else ():
-        if splits.rows(split):
-            source = splits.source.get(split, config.data)
-            check_prompts(splits.rows(split), tokenizer, PromptFormat.of(of_held_out), source)
-    return splits
-
-
-def _check_stages(config: Config, splits: Splits, tokenizer: Any, scorer: Scorer) -> tuple[StageRows, ...]:
-    stages = read_stages(config, splits, scorer)
-    for index, (own, of_stage) in enumerate(zip(stages, stage_configs(config) if stages else [], strict=True)):
-        try:
-            if faults := check_columns(own.rows, of_stage, own.source):
-                raise UserError(faults)
-            if tokenizer is not None:
-                check_prompts(own.rows, tokenizer, PromptFormat.of(of_stage), own.source)
-        except UserError as error:
-            raise stage_error(index, error) from None
-    return stages
+def _read_data(config: Config, tokenizer: Any, scorer: Scorer) -> RunInputs:
+    inputs = read_rows(config, scorer)
+    for each in prompt_sets(config, inputs, stage_configs(config)):
+        each.check(tokenizer)
+    check_held_out(inputs.splits, config)
+    return inputs

@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from backend.config.config import Config
+from backend.config.stages import Stages, stage_at
 from backend.data.problems import PromptFormat
 from backend.data.prompts import BackgroundTokenizer, PromptStream, TokenizedPrompts
 from backend.data.rows import Rows, data_seed
@@ -24,7 +25,7 @@ from backend.sampling.sampler import Sampling
 from backend.trainer.evaluation.evaluate import evaluation_metrics, sample_of, scored_groups
 from backend.trainer.machine import StepSize
 from backend.trainer.memory.plan import WHOLE_STEP, learner_limits, plan_memory, refuse_too_large, rollout_limits
-from backend.trainer.run_inputs import EvaluationSets, RunInputs, RunPrompts, StagePrompts, check_held_out, read_inputs
+from backend.trainer.run_inputs import RunInputs, StageRows, check_held_out, prompt_sets, read_inputs
 from backend.trainer.scoring import ScoringStages
 from backend.trainer.telemetry import StepTimer
 from backend.training.batch import Batch, pack
@@ -88,6 +89,7 @@ class StepContext:
         return StepSize(tokens, min(self.rollout.rows or every_row, every_row))
 
     def rest(self) -> None:
+        """Called before a pause."""
         mx.clear_cache()
 
     def close(self) -> None:
@@ -108,14 +110,32 @@ class SamplingContext:
     groups: list[Group] = field(default_factory=list[Group])
 
 
+@dataclass(slots=True)
+class StagePrompts:
+    """The training rows and prompts of each stage. Stages with the same rows and format share them."""
+
+    stages: Stages
+    rows: Sequence[StageRows]
+    prompts: Sequence[TokenizedPrompts]
+    present: int = 0
+
+    def begin(self, step: int, stream: PromptStream) -> None:
+        """Let the stream take the prompts of the stage of `step`."""
+        index = stage_at(self.stages, step)
+        if self.prompts[index] is not stream.problems:
+            stream.go_on_with(self.prompts[index], are_same_rows=self.rows[index] is self.rows[self.present])
+        self.present = index
+
+
 @dataclass
 class RunContext(StepContext):
-    """Everything that one run computes with. `longest_prompts`: tokens of the longest prompt of each set. `slow_paths`:
-    a sentence for each part that does not take its fastest path, with the reason."""
+    """Everything that one run computes with. `evaluation_sets`: the prompts of the valid split under "", and those of
+    `eval_data` by name. `longest_prompts`: tokens of the longest prompt of each set. `slow_paths`: a sentence for each
+    part that does not take its fastest path, with the reason."""
 
     prompt_stream: PromptStream
     background_tokenizer: BackgroundTokenizer
-    evaluation_sets: EvaluationSets
+    evaluation_sets: dict[str, list[Problem]]
     test: list[Problem]
     stage_prompts: StagePrompts | None
     longest_prompts: list[int]
@@ -193,13 +213,25 @@ class RunContext(StepContext):
             work.poll("scoring", None)  # a command that came while the functions ran
         return logged
 
-    def evaluate(self, step: int, config: Config, poll: Callable[[float], None]) -> dict[str, float]:
-        return self.evaluation_sets.metrics(
-            lambda problems, poll: self.held_out(problems, config.val_batches, step, config, poll), poll
-        )
+    def evaluate(self, split: str, step: int, config: Config, poll: Callable[[float], None]) -> dict[str, float]:
+        """Metrics of the split "test"; or of the valid split and, under names such as `gsm8k/reward`, of the sets of
+        `eval_data`. Without a valid split the first of these has the plain names too, which early stopping reads."""
+        if split == "test":
+            return self.held_out(self.test, config.test_batches, step, config, poll)
+        total, before = sum(map(len, self.evaluation_sets.values())), 0
+        found: dict[str, float] = {}
+        for name, problems in self.evaluation_sets.items():
 
-    def test_metrics(self, step: int, config: Config, poll: Callable[[float], None]) -> dict[str, float]:
-        return self.held_out(self.test, config.test_batches, step, config, poll)
+            def report(done: float, before: int = before, count: int = len(problems)) -> None:
+                poll((before + done * count) / total)
+
+            measured = self.held_out(problems, config.val_batches, step, config, report)
+            if not name or not found:
+                found |= measured
+            if name:
+                found |= {f"{name}/{key}": value for key, value in measured.items()}
+            before += len(problems)
+        return found
 
     def held_out(
         self, problems: list[Problem], count: int, step: int, config: Config, poll: Callable[[float], None]
@@ -343,36 +375,41 @@ def load_context(
     stages = stages or stage_configs(config)
     refuse_too_large(config, stages)
     policy = engine.load(config, note, shared.base if shared else None)
-    make_prompts = shared.tokenized if shared else TokenizedPrompts
-    prompts = RunPrompts.tokenize(config, stages, inputs, policy.tokenizer, make_prompts)
+    prompts, of_stages = dict[str, TokenizedPrompts](), list[TokenizedPrompts]()
+    counts_rows = config.epochs > 0 and not config.stages  # the length of the run is the number of rows that fit
+    for each in prompt_sets(config, inputs, stages):
+        found = (known for known in of_stages if known.are_of(each.rows, PromptFormat.of(each.config)))
+        if (made := next(found, None) if each.stage else None) is None:
+            make_prompts = shared.tokenized if shared else TokenizedPrompts
+            made = each.tokenize(policy.tokenizer, make_prompts, all_rows=counts_rows and each.name == "train")
+            prompts[each.name] = made
+        if each.stage:
+            of_stages.append(made)
+    training = of_stages[0] if config.stages else prompts["train"]
+    steps = -(-config.epochs * training.fitting // config.prompts_per_step) if counts_rows else config.iters
     for sentence in inputs.splits.notes:
         note(sentence)
     check_held_out(inputs.splits, config)
-    evaluation_sets, test = prompts.evaluation_sets(config), prompts.test(config)
-    background_tokenizer = BackgroundTokenizer(prompts.all())
+    count = config.val_batches * config.prompts_per_evaluation_batch
+    named = ["valid", *inputs.splits.evals]
+    evaluation_sets = {"" if name == "valid" else name: prompts[name].first(count) for name in named if name in prompts}
+    count = config.test_batches * config.prompts_per_evaluation_batch
+    test = prompts["test"].first(count) if "test" in prompts else []
+    background_tokenizer = BackgroundTokenizer(prompts)
     for sentence in background_tokenizer.new_notes():
         note(sentence)
-    longest = [each.longest for each in prompts.all().values()]
-    parts = step_parts(
-        policy,
-        config,
-        inputs.scorer,
-        prompts.steps(config),
-        longest,
-        note,
-        most=most,
-        stages=stages,
-        engine=engine,
-    )
-    slow_prompts = [sentence for each in prompts.all().values() for sentence in each.slow_paths]
+    longest = [each.longest for each in prompts.values()]
+    limits = {"most": most, "stages": stages, "engine": engine}
+    parts = step_parts(policy, config, inputs.scorer, steps, longest, note, **limits)
+    slow_prompts = [sentence for each in prompts.values() for sentence in each.slow_paths]
     slow_paths = [*policy.split_model.slow_paths, *parts["rollout"].slow_paths, *slow_prompts]
     return make(
         **parts,
-        prompt_stream=PromptStream(prompts.training, data_seed(config)),
+        prompt_stream=PromptStream(training, data_seed(config)),
         background_tokenizer=background_tokenizer,
         evaluation_sets=evaluation_sets,
         test=test,
-        stage_prompts=prompts.of_stages,
+        stage_prompts=StagePrompts(config.stages, inputs.stages, of_stages) if config.stages else None,
         longest_prompts=longest,
         slow_paths=list(dict.fromkeys(slow_paths)),
     )

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import mlx.core as mx
@@ -238,7 +238,7 @@ class Trainer:
     def after_step(self, step: int) -> None:
         """Evaluate and save when due; obey commands that had to wait for the end of the step."""
         if self._evaluation_is_due(step):
-            self.evaluate(step)
+            self.evaluate("valid")
         self.room.wait()
         is_due = step % self.config.save_every == 0
         if is_due:
@@ -267,18 +267,16 @@ class Trainer:
     def evaluate_if_due(self) -> None:
         """Evaluate after the last finished step, unless that is done already."""
         if self._evaluation_is_due(self.state.step) and self.state.evaluated < self.state.step:
-            self.evaluate(self.state.step)
+            self.evaluate("valid")
 
-    def evaluate(self, step: int) -> None:
-        metrics = self._evaluate("valid", lambda poll: self.parts.evaluate(step, self.config, poll))
-        self.score.take_evaluation(self.state, metrics, self.config)
-
-    def _evaluate(self, split: str, measure: Callable[[Callable[[float], None]], dict[str, float]]) -> dict[str, float]:
-        step, began, metrics = self.state.step, self.clock(), measure(lambda done: self.poll("evaluating", done))
+    def evaluate(self, split: str) -> None:
+        step, began = self.state.step, self.clock()
+        metrics = self.parts.evaluate(split, step, self.config, lambda done: self.poll("evaluating", done))
         mx.synchronize()  # raises what has failed on the GPU, before the figures count
         took = {"time/eval": self.clock() - began}
         self.metrics.take(self.event_log.write("eval", step=step, split=split, metrics=metrics | took))
-        return metrics
+        if split == "valid":
+            self.score.take_evaluation(self.state, metrics, self.config)
 
     def complete(self) -> Ending:
         """After the last step: evaluate and save what is missing, evaluate the test split, write the model, export."""
@@ -292,7 +290,7 @@ class Trainer:
             self.load_best()
         early, steps = self.planned_end, self.parts.steps
         if self.parts.test:
-            self._evaluate("test", lambda poll: self.parts.test_metrics(step, config, poll))
+            self.evaluate("test")
         if config.train_type == "full":
             self.room.wait(lambda: model_bytes(self.parts.policy))
             save_model(self.parts.policy, config, self.folder.model)

@@ -17,13 +17,12 @@ import yaml
 
 from backend.config.config import Config, parse
 from backend.data.problems import PromptFormat, messages_of, problem_of
-from backend.data.rows import Rows, Splits
+from backend.data.rows import Rows, Splits, read_splits
 from backend.export.trl_folder import export_trl, needed_modules
 from backend.rewards.catalogue import builtin_rewards
 from backend.rewards.inputs import TrainerState
 from backend.rewards.resolve import resolve
 from backend.rewards.scorer import begin_scorer
-from backend.trainer.run_inputs import read_rows
 from backend.types import Completion, Group
 from backend.utils.errors import UserError
 from backend.utils.places import demo_folder
@@ -111,7 +110,7 @@ def splits(config: Config) -> Splits:
     """The rows that the run itself reads."""
     scorer = begin_scorer(config)
     try:
-        return read_rows(config, scorer)
+        return read_splits(config, scorer.map_rows)
     finally:
         scorer.close()
 

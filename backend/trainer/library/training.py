@@ -271,17 +271,11 @@ def resume(
     calls = CallbackCalls(callbacks, folder.path)
     _prepare_engine(settings)
     from backend.trainer.library.own_updates import GivenUpdates
-    from backend.trainer.run_inputs import RunInputs, read_rows
+    from backend.trainer.run_inputs import read_inputs
 
     given = GivenUpdates(optimizer, schedule, settings)
     given.require_those_of(settings)
-    scorer = begin_own_scorer(settings, own.calls)
-    try:
-        scorer.load()
-        inputs = RunInputs(read_rows(settings, scorer), scorer)
-    except BaseException:
-        scorer.close()
-        raise
+    inputs = read_inputs(settings, scorer=begin_own_scorer(settings, own.calls))
     return _train(settings, folder, inputs, calls, "backend.resume", changes, given.engine())
 
 
