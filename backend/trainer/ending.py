@@ -4,12 +4,12 @@ continues in the next process."""
 from __future__ import annotations
 
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from backend.distributed.ranks import LostRankError, WorkerError
+from backend.runs.checkpoints.checkpoint import Damaged, DamagedCheckpoint
 from backend.runs.events import EventLog
 from backend.trainer.control import Stopped
 from backend.trainer.machine import GpuError, gpu_error
@@ -18,9 +18,6 @@ from backend.utils.errors import UserError
 
 RESTART = "restart"
 
-LAST_LINE_RETRY_S = 2.0
-"""Seconds in which the event log's last line is tried again on a full disk."""
-
 
 @dataclass(frozen=True, slots=True)
 class Ending:
@@ -28,7 +25,7 @@ class Ending:
 
     `reason` of a run that finished early: "stop_when" or "early_stopping". `ends_with`: the step whose weights a
     finished run leaves, where that is not its last. `gpu_text`: mlx's own text. `lost_rank`: the machine without which
-    the run could not continue.
+    the run could not continue. `damaged`: the checkpoint that could not be loaded.
     """
 
     kind: str
@@ -41,57 +38,58 @@ class Ending:
     gpu_error: GpuError | None = None
     gpu_text: str = ""
     lost_rank: int | None = None
+    damaged: Damaged | None = None
 
 
 def ending_of(work: Callable[[], Ending], last_step: Callable[[], int]) -> Ending:
     """Call `work` and turn its exception into an Ending. `last_step` is called afterwards, and returns the last
     finished step."""
+
+    def failed(error: object, exit_code: int = 2) -> Ending:
+        return Ending("failed", last_step(), str(error), exit_code)
+
     try:
         return work()
     except Stopped as stop:
         step = last_step()
         return Ending("stopped", step, f"Stopped at step {step} because {stop}; everything is saved.", 3)
     except LostRankError as lost:
-        return Ending("failed", last_step(), str(lost), 2, lost_rank=lost.rank)
+        return replace(failed(lost), lost_rank=lost.rank)
     except WorkerError as error:  # as if it had gone wrong here, but with the machine's name
         gpu = gpu_error(RuntimeError(error.gpu_text)) if error.gpu_text else None
         gpu = gpu and replace(gpu, happened=f"{error.place}: {gpu.happened}")
-        ending = Ending("failed", last_step(), str(error), error.exit_code, error.traceback)
-        return replace(ending, gpu_error=gpu, gpu_text=error.gpu_text)
+        ending = failed(error, error.exit_code)
+        return replace(ending, traceback=error.traceback, gpu_error=gpu, gpu_text=error.gpu_text)
+    except DamagedCheckpoint as error:
+        return replace(failed(error), damaged=error.damaged)
     except UserError as error:
         if error.traceback:
             write = getattr(sys.stderr, "write_to_log", sys.stderr.write)  # a terminal gets the sentence alone
             write(error.traceback)
-        return Ending("failed", last_step(), str(error), 2)
+        return failed(error)
     except Exception as error:
         if (gpu := gpu_error(error)) is not None:
             # For log.txt. Without a traceback: where in our code mlx noticed the error says nothing.
             traceback.print_exception(error, limit=0)
-            sentence = f"{gpu.happened} {gpu.advice}"
-            return Ending("failed", last_step(), sentence, 2, gpu_error=gpu, gpu_text=str(error))
+            return replace(failed(f"{gpu.happened} {gpu.advice}"), gpu_error=gpu, gpu_text=str(error))
         if (disk := fault_of(error)) is not None:  # from code that is not ours
-            return Ending("failed", last_step(), str(disk), 2)
+            return failed(disk)
         traceback.print_exc()
-        return Ending("failed", last_step(), f"{type(error).__name__}: {error}", 1, traceback.format_exc())
+        return replace(failed(f"{type(error).__name__}: {error}", 1), traceback=traceback.format_exc())
 
 
 def write_ending(event_log: EventLog, ending: Ending) -> Ending:
-    """Write the event log's last line. → the ending; a failure if the line could not be written in LAST_LINE_RETRY_S
-    seconds: then the run counts as crashed."""
+    """Write the event log's last line. → the ending; a failure if the line could not be written: then the run counts
+    as crashed."""
     event = {"step": ending.step, "reason": ending.reason or ending.kind, "sentence": ending.sentence}
     extra = {"ends_with": ending.ends_with, "lost_rank": ending.lost_rank, "traceback": ending.traceback or None}
     event |= {name: value for name, value in extra.items() if value is not None}
-    before, until = event_log.seq, time.monotonic() + LAST_LINE_RETRY_S
-    while True:
-        try:
-            event_log.write(ending.kind, **event)
-        except DiskError as error:
-            if event_log.seq != before or time.monotonic() > until:  # written, and its echo failed; or no more time
-                return after_fault(ending, error)
-            time.sleep(LAST_LINE_RETRY_S / 10)
-        else:
-            error = event_log.take_echo_error()
-            return after_fault(ending, error) if error else ending
+    try:
+        event_log.write(ending.kind, **event)
+    except DiskError as error:
+        return after_fault(ending, error)
+    error = event_log.take_echo_error()
+    return after_fault(ending, error) if error else ending
 
 
 def after_fault(ending: Ending, error: DiskError) -> Ending:

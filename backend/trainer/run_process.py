@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,15 +21,12 @@ from backend.models.saving import save_model
 from backend.runs.checkpoints import checkpoint
 from backend.runs.checkpoints.checkpoint import (
     Checkpoint,
-    Damaged,
-    DamagedCheckpoint,
     TrainingState,
     newest_whole,
     set_aside,
 )
 from backend.runs.completion_rows import parse_group_row
 from backend.runs.events import EventLog, check_format, last_events, parse_line, truncate_file
-from backend.runs.guards import FolderPlace
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hand_on_lock, hold_lock, inherited_lock
 from backend.trainer.control import Stopped, StopPending
@@ -80,8 +75,7 @@ def train(
         lock = hold_lock(run) if inherited is None else inherited
     trackers = RunTrackers(run)
     try:
-        notes = [*warnings]
-        starts_trackers = inherited is None  # those of the program before, in this process, still follow the run
+        notes, starts_trackers = [*warnings], inherited is None  # else they still follow the run
         while True:
             trainer, saved = open_run(config, run, echo, changes=changes, keep_words=keep_words, notes=notes)
             if starts_trackers:
@@ -91,21 +85,11 @@ def train(
             trainer.load_parts = load
             if look is not None:
                 trainer.control.also_look(look)
-            damaged: list[Damaged] = []
-
-            def work(trainer: Trainer = trainer, saved: Checkpoint | None = saved) -> Ending:
-                try:
-                    with stops_as_exceptions(trainer, trainer.control.obey_signal):
-                        return trainer.run(saved, command, inputs)
-                except DamagedCheckpoint as found:
-                    damaged.append(found.damaged)  # noqa: B023
-                    raise
-
-            ending = ending_of(work, lambda trainer=trainer: trainer.state.step)
-            if not damaged:
+            ending = ending_of(partial(_run, trainer, saved, command, inputs), partial(_step_of, trainer))
+            if ending.damaged is None:
                 break
             trainer.close()
-            notes.append(set_aside(damaged[0]))
+            notes.append(set_aside(ending.damaged))
             changes, keep_words = None, True  # recorded already; meant for this process
         ending = end_run(trainer, ending, config.retry_on_gpu_error if may_restart else 0, goes_on=goes_on)
         if ending.kind == RESTART:
@@ -116,6 +100,15 @@ def train(
         if inputs is not None:
             inputs.scorer.close()  # where the run ended before it took them over
         os.close(lock)
+
+
+def _run(trainer: Trainer, saved: Checkpoint | None, command: str, inputs: RunInputs | None) -> Ending:
+    with stops_as_exceptions(trainer, trainer.control.obey_signal):
+        return trainer.run(saved, command, inputs)
+
+
+def _step_of(trainer: Trainer) -> int:
+    return trainer.state.step
 
 
 def record_changes(config: Config, run: RunFolder, changes: Mapping[str, Any]) -> None:
@@ -238,21 +231,29 @@ def stops_as_exceptions(trainer: Trainer, obey_signal: Callable[[], None]) -> It
 def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0, *, goes_on: bool = False) -> Ending:
     """Save what is not saved yet, write the event log's last line unless the run goes on, and close the files. → the
     ending as it became. `gpu_retries`: how often a GPU error may become a RESTART."""
-    place = trainer.held.place()
+    place, step = trainer.held.place(), trainer.state.step
     if place.state in ("deleted", "out of reach"):
         trainer.close()
-        return Ending("failed", trainer.state.step, f"run: {_loss_of_folder(place, trainer.state.step)}", 2)
+        lost = (
+            "was deleted while it trained"
+            if place.state == "deleted"
+            else "is out of reach, its disk unmounted perhaps"
+        )
+        sentence = f"The folder of the run {place.path.name} {lost}, so step {step} could not be saved."
+        if place.state == "out of reach":
+            sentence += " Resume the run once it is back."
+        return Ending("failed", step, f"run: {sentence}", 2)
     if place.state == "moved" and ending.kind != "finished":
         with contextlib.suppress(UserError):  # it was begun where the folder no longer is
             trainer.saver.wait()
-        trainer.move_to(RunFolder(place.path))
+        trainer.folder = trainer.control.run = trainer.saver.run = RunFolder(place.path)
         moved = f"because its folder was moved to {place.path}; everything is saved there."
         ending = Ending("stopped", ending.step, f"Stopped at step {ending.step} {moved}", 3)
     try:
         if ending.gpu_error is not None:
             ending = _after_gpu_error(trainer, ending, ending.gpu_error, gpu_retries)
         elif ending.kind != "finished":
-            ending = _save_before(trainer, ending)
+            ending = _saved(trainer, ending)
         if ending.lost_rank is not None and goes_on:
             ending = replace(ending, kind=RESTART)
         elif ending.lost_rank is not None:
@@ -273,30 +274,16 @@ def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0, *, goes_on: 
     return ending
 
 
-def _loss_of_folder(place: FolderPlace, step: int) -> str:
-    name = place.path.name
-    if place.state == "deleted":
-        return f"The folder of the run {name} was deleted while it trained, so step {step} could not be saved."
-    return (
-        f"The folder of the run {name} is out of reach, its disk unmounted perhaps, so step {step} could not be "
-        "saved; resume the run once it is back."
-    )
+def _saved(trainer: Trainer, ending: Ending) -> Ending:
+    """Save the last finished step. → the ending, with what went wrong then."""
 
-
-def _save_before(trainer: Trainer, ending: Ending) -> Ending:
-
-    def save_last_step() -> Ending:
-        with contextlib.suppress(UserError):  # a checkpoint that could not be written is tried once more below
-            trainer.saver.wait()
-        trainer.take_back_updates()
-        if trainer.saver.saved_step != trainer.state.step and trainer.has_whole_step:
-            trainer.save()
-            trainer.saver.wait()
+    def save() -> Ending:
+        trainer.save_last_step()
         if ending.kind == "stopped" and trainer.config.train_type == "full" and trainer.has_whole_step:
             save_model(trainer.parts.policy, trainer.config, trainer.folder.model)
         return ending
 
-    result = ending_of(save_last_step, lambda: trainer.state.step)
+    result = ending_of(save, partial(_step_of, trainer))
     if ending.kind == "stopped" or result.sentence == ending.sentence:
         return result
     return replace(result, sentence=f"{ending.sentence} {result.sentence}")
@@ -308,32 +295,19 @@ def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries:
     try:
         logged = log.add(error, ending.gpu_text, step=step, in_use=trainer.step_size, retries=retries)
     except DiskError as full:  # without the log the next process would take the same large steps
-        save_without_gpu(trainer)
+        trainer.save_without_gpu()
         return replace(ending, sentence=f"{ending.sentence} It is not retried. {full.faults[0].sentence}")
     if logged.is_retried:  # before saving, so that the checkpoint's length of the event log includes the note
         trainer.warn(logged.sentence)
         trainer.state.gpu_errors_told = len(log.errors)
-    save_without_gpu(trainer)
+    trainer.save_without_gpu()
+    ending = replace(ending, sentence=logged.sentence)
     if not logged.is_retried:
-        return replace(ending, sentence=logged.sentence)
+        return ending
 
     def hand_on() -> Ending:
         trainer.control.obey()
         trainer.control.hand_on_signals()
-        return replace(ending, kind=RESTART, sentence=logged.sentence)
+        return replace(ending, kind=RESTART)
 
-    return ending_of(hand_on, lambda: step)
-
-
-def save_without_gpu(trainer: Trainer) -> None:
-    """Save the last finished step if it is still in memory."""
-    try:
-        with contextlib.suppress(UserError):
-            trainer.saver.wait()
-        trainer.take_back_updates()
-        if trainer.saver.saved_step != trainer.state.step and trainer.has_whole_step:
-            trainer.save_without_gpu()
-    except UserError as error:
-        sys.stderr.write(f"{error}\n")  # in log.txt; the run is not lost
-    except (RuntimeError, MemoryError):
-        traceback.print_exc()
+    return ending_of(hand_on, partial(_step_of, trainer))

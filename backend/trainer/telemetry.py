@@ -4,7 +4,6 @@ use, versions."""
 from __future__ import annotations
 
 import math
-import os
 import platform
 import re
 import statistics
@@ -129,15 +128,6 @@ def report_health(event_log: EventLog, settings: Mapping[str, Any], events: Iter
             event_log.write("health", **fields)
 
     event_log.followers.append(follow)
-
-
-def write_started(
-    event_log: EventLog, about: Mapping[str, Any], resumed_from: int | None, reward_files: Mapping[str, str]
-) -> None:
-    """Write `started`: `about`, this process, its device and versions."""
-    process = {"pid": os.getpid(), "device": str(mx.default_device()), "versions": versions()}
-    files = {"reward_files": reward_files} if reward_files else {}
-    event_log.write("started", **about, **process, resumed_from=resumed_from, **files)
 
 
 @cache

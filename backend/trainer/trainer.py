@@ -5,8 +5,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
+import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 import mlx.core as mx
@@ -38,10 +42,11 @@ from backend.trainer.run_context import LoadContext, RunContext, SamplingContext
 from backend.trainer.run_inputs import RunInputs
 from backend.trainer.scoring import changed_files, fingerprints
 from backend.trainer.steering import MetricWatch, PlannedEnd, Steering, early_stop
-from backend.trainer.telemetry import PhaseReporter, StepTimer, group_row, report_health, token_data_of, write_started
+from backend.trainer.telemetry import PhaseReporter, StepTimer, group_row, report_health, token_data_of, versions
 from backend.training.batch import completion_metrics
 from backend.training.variety import variety_metrics
 from backend.types import Group
+from backend.utils.errors import UserError
 
 
 class Trainer:
@@ -127,8 +132,18 @@ class Trainer:
         files = fingerprints(self.config)
         # Of the settings of the next step: a resume may have lengthened the run.
         steps = parts.steps_of(self.steering.config_at(self.state.step + 1))
-        about = {"command": command, "model": self.config.model, "iterations": steps} | parts.of_ranks()
-        write_started(self.event_log, about, saved.state.step if saved else None, files)
+        self.event_log.write(
+            "started",
+            command=command,
+            model=self.config.model,
+            iterations=steps,
+            **parts.of_ranks(),
+            pid=os.getpid(),
+            device=str(mx.default_device()),
+            versions=versions(),
+            resumed_from=saved.state.step if saved else None,
+            **({"reward_files": files} if files else {}),
+        )
         if warning := changed_files(self.reward_files, files, self.state.step):
             self.warn(warning)
         self.state.began = self.state.began or first_start(self.folder)
@@ -335,11 +350,30 @@ class Trainer:
         """Begin a checkpoint of the last finished step; `saver.wait` writes its event."""
         self.saver.begin(self._snapshot)
 
+    def save_last_step(self) -> None:
+        """Save the last finished step, unless it is saved or no longer in memory."""
+        if self._has_unsaved_step():
+            self.save()
+            self.saver.wait()
+
     def save_without_gpu(self) -> None:
-        """Save the last finished step in this thread and on the CPU: after an error the GPU may refuse all further
-        work. On a Mac the CPU reads the arrays where they are."""
-        with mx.stream(mx.cpu):
-            self.saver.write_here(self._snapshot())
+        """`save_last_step` in this thread and on the CPU: after an error the GPU may refuse all further work. On a Mac
+        the CPU reads the arrays where they are. Prints errors: the run is not lost."""
+        try:
+            if self._has_unsaved_step():
+                with mx.stream(mx.cpu):
+                    self.saver.write_here(self._snapshot())
+        except UserError as error:
+            sys.stderr.write(f"{error}\n")
+        except (RuntimeError, MemoryError):
+            traceback.print_exc()
+
+    def _has_unsaved_step(self) -> bool:
+        with suppress(UserError):  # a checkpoint that could not be written is tried once more
+            self.saver.wait()
+        if self.has_parts and not self.has_whole_step:  # a step was interrupted between its updates
+            self.parts.take_back()
+        return self.saver.saved_step != self.state.step and self.has_whole_step
 
     def _snapshot(self) -> Snapshot:
         self.event_log.write("phase", phase="saving")
@@ -372,15 +406,6 @@ class Trainer:
         """True if the weights are those of the last finished step: loaded, and neither in nor between the next
         step's updates."""
         return self.has_parts and self.parts.learner.is_whole and self.parts.learner.updates == self.state.updates
-
-    def take_back_updates(self) -> None:
-        """Where a step was interrupted between its updates: restore the weights before them, if they were kept."""
-        if self.has_parts and not self.has_whole_step:
-            self.parts.take_back()
-
-    def move_to(self, folder: RunFolder) -> None:
-        self.folder = self.control.run = folder
-        self.saver.run = folder
 
     def close(self) -> None:
         self.keep_awake.stop()

@@ -19,7 +19,6 @@ from backend.runs import events as events_module
 from backend.runs import guards
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.trainer import ending as endings
 from backend.trainer.preflight import check
 from backend.utils import disk
 from backend.utils.disk import LONGEST_PLACE, Room
@@ -107,7 +106,6 @@ def test_a_run_whose_last_line_cannot_be_written_says_so_and_can_be_resumed(
 
     with monkeypatch.context() as patch:
         patch.setattr(events_module, "write_all", full)
-        patch.setattr(endings, "LAST_LINE_RETRY_S", 0.1)
         ending = small_run.train_here(settings(inputs), run)
     assert (ending.kind, ending.exit_code) == ("failed", 2)
     assert ending.sentence.count("events.jsonl cannot be written") == 1

@@ -48,7 +48,7 @@ from backend.trainer.ending import RESTART, Ending, ending_of
 from backend.trainer.preflight import preflight
 from backend.trainer.run_context import SharedResources, load_context
 from backend.trainer.run_inputs import RunInputs, read_inputs
-from backend.trainer.run_process import end_run, open_run, save_without_gpu, stops_as_exceptions
+from backend.trainer.run_process import end_run, open_run, stops_as_exceptions
 from backend.trainer.trackers.follow import RunTrackers
 from backend.trainer.trainer import Trainer
 from backend.utils.disk import DiskError
@@ -456,7 +456,7 @@ class MemberRun:
     def save_without_gpu(self) -> None:
         """Save after a GPU error of another run, which may have made the GPU useless to this process."""
         if self.trainer is not None:
-            save_without_gpu(self.trainer)
+            self.trainer.save_without_gpu()
 
     def leave(self) -> None:
         """Close the run without an ending, for the next process."""
