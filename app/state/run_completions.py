@@ -6,8 +6,7 @@ import json
 import os
 import re
 import time
-from bisect import bisect_right
-from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
@@ -18,8 +17,8 @@ from app.state.completion_facts import CompletionFacts, Query, listed_completion
 from backend.runs.completion_rows import GroupRow, TokenData, parse_group_row, without_token_data
 from backend.utils.files import open_regular
 
-SLICE, READ_BYTES, TAIL = 1 << 20, 128 << 10, 4 << 20
-"""Bytes that the index, and that facts and search read at a time; searched at the end for the newest step."""
+SLICE, READ_BYTES = 1 << 20, 128 << 10
+"""Bytes that the index, and that facts and search read at a time."""
 MOST_HITS = 20_000
 """Matching completions after which a search ends."""
 SLICE_S = 0.006
@@ -32,72 +31,44 @@ _STEP = re.compile(rb'^\s*\{\s*"step":\s*(\d+)\b')
 
 
 class LineReader:
-    """Complete lines of a growing file in order. A file that became shorter is read again from its start.
+    """Complete lines of a growing file in order.
 
-    `offset`: where the next line begins; `size`: bytes of the file at the last call; `was_cut`: everything read before
-    the last cut is void.
+    `offset`: where the next line begins; `was_cut`: the file had become shorter, so everything read before is void and
+    the next call reads from the start.
     """
 
-    def __init__(self, path: Path, slice_size: int = SLICE) -> None:
-        self.path = path
-        self._slice_size = slice_size
-        self.clear()
-
-    def clear(self) -> None:
-        self.offset = self.size = self._waiting = 0
+    def __init__(self, path: Path, slice_size: int) -> None:
+        self.path, self._slice_size = path, slice_size
+        self.offset = self._size = 0
         self.was_cut = False
-        self._partial: list[bytes] = []  # read, but its newline was not written yet
-        self._pending: Iterator[tuple[int, bytes]] = iter(())
-
-    @property
-    def is_behind(self) -> bool:
-        return self.offset + self._waiting < self.size
 
     @property
     def share(self) -> float:
-        return (self.offset + self._waiting) / self.size if self.size else 1.0
-
-    def next(self) -> tuple[int, bytes] | None:
-        """(offset, line) of the next line, or None."""
-        placed = next(self._pending, None)
-        if placed is None:
-            self._pending = iter(self.read())
-            placed = next(self._pending, None)
-        return placed
+        return self.offset / self._size if self._size else 1.0
 
     def read(self) -> list[tuple[int, bytes]]:
-        """(offset, line without its newline) of the next slice."""
+        """(offset, line) of the next slice, or of one longer line; none at the end of the file."""
         try:
             with open_regular(self.path) as file:
-                size = os.fstat(file.fileno()).st_size
-                is_cut = size < self.offset + self._waiting
-                file.seek(self.offset + self._waiting)
-                chunk = b"" if is_cut else file.read(self._slice_size)
+                self._size = os.fstat(file.fileno()).st_size
+                file.seek(self.offset)
+                chunk = file.read(self._slice_size)
+                if b"\n" not in chunk:
+                    chunk += file.readline()
         except OSError:
-            size, is_cut, chunk = 0, self.offset > 0, b""
-        if is_cut:
-            self.clear()
-            self.was_cut = True
-        self.size = size
-        lines, newline, rest = chunk.rpartition(b"\n")
-        text = b"".join([*self._partial, lines])
-        if newline:
-            self._partial, self._waiting = [], 0
-        if rest:
-            self._partial.append(rest)
-            self._waiting += len(rest)
-        if not newline:
-            return []
-        placed = _placed(text, self.offset)
-        self.offset += len(text) + 1
+            self._size, chunk = 0, b""
+        self.was_cut = self._size < self.offset
+        complete = chunk[: chunk.rfind(b"\n") + 1]
+        placed = _placed(complete, self.offset)
+        self.offset = 0 if self.was_cut else self.offset + len(complete)
         return placed
 
 
 def _placed(text: bytes, offset: int) -> list[tuple[int, bytes]]:
     placed = []
-    for line in text.split(b"\n"):
+    for line in text.splitlines(keepends=True):
         placed.append((offset, line))
-        offset += len(line) + 1
+        offset += len(line)
     return placed
 
 
@@ -115,44 +86,29 @@ class CompletionIndex:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lines = LineReader(path)
         self.clear()
 
     def clear(self) -> None:
-        self._lines.clear()
-        self._steps: list[int] = []
-        self._ranges: list[tuple[int, int]] = []
-        self._tail: tuple[int, int, int] | None = None
+        self._lines = LineReader(self.path, SLICE)
+        self._ranges: dict[int, tuple[int, int]] = {}
 
     def steps(self) -> list[int]:
         """Steps read so far, ascending."""
-        return [*self._steps, self._tail[0]] if self._tail else self._steps
+        return list(self._ranges)
 
     def advance(self) -> bool:
-        """Index the next slice of the file; True if there is more."""
-        is_first = self._lines.offset == 0
+        """Index the next slice of the file; True if there may be more."""
         placed = self._lines.read()
         if self._lines.was_cut:
             self.clear()
-            placed = self._lines.read()
+            return True
         for start, line in placed:
-            step = _step_of(line)
-            if step is None:
-                continue
-            end = start + len(line) + 1
-            while self._steps and self._steps[-1] > step:  # after a resume, a repeated step replaces all later ones
-                self._steps.pop()
-                self._ranges.pop()
-            if self._steps and self._steps[-1] == step:
-                self._ranges[-1] = (self._ranges[-1][0], end)
-            else:
-                self._steps.append(step)
-                self._ranges.append((start, end))
-        if is_first and self._lines.is_behind:
-            self._tail = self._newest_step()
-        if self._tail and self._lines.offset > self._tail[1]:
-            self._tail = None
-        return self._lines.is_behind
+            match = _STEP.match(line)
+            row = None if match else parse_group_row(line)
+            step = int(match[1]) if match else row["step"] if row else None
+            if step is not None:
+                self._ranges[step] = (self._ranges.get(step, (start, 0))[0], start + len(line))
+        return bool(placed)
 
     def rows(self, step: int | None = None) -> list[GroupRow]:
         """The rows of a step, by default the newest, without token data."""
@@ -160,13 +116,8 @@ class CompletionIndex:
 
     def placed_rows(self, step: int | None = None) -> list[tuple[int, GroupRow]]:
         """As `rows`, each with its offset in the file."""
-        if self._tail and step in (None, self._tail[0]):
-            wanted, start, end = self._tail
-        else:
-            at = len(self._steps) - 1 if step is None else bisect_right(self._steps, step) - 1
-            if at < 0 or (step is not None and self._steps[at] != step):
-                return []
-            wanted, (start, end) = self._steps[at], self._ranges[at]
+        wanted = next(reversed(self._ranges), None) if step is None else step
+        start, end = self._ranges.get(wanted, (0, 0)) if wanted is not None else (0, 0)
         try:
             with open_regular(self.path) as file:
                 file.seek(start)
@@ -176,43 +127,15 @@ class CompletionIndex:
         rows = ((offset, parse_group_row(without_token_data(line))) for offset, line in _placed(text, start))
         return [(offset, row) for offset, row in rows if row is not None and row["step"] == wanted]
 
-    def _newest_step(self) -> tuple[int, int, int] | None:
-        try:
-            with open_regular(self.path) as file:
-                start = max(0, os.fstat(file.fileno()).st_size - TAIL)
-                file.seek(start)
-                start += len(file.readline())  # the first line is cut
-                text = file.read(TAIL)
-        except OSError:
-            return None
-        complete = text[: text.rfind(b"\n") + 1]
-        rows = [(_step_of(line), at, at + len(line) + 1) for at, line in _placed(complete, start)]
-        rows = [(step, at, end) for step, at, end in rows if step is not None]
-        if not rows or rows[0][1] <= self._lines.offset:
-            return None
-        newest = rows[-1][0]
-        of_newest = [row for row in rows if row[0] == newest]
-        if len(of_newest) == len(rows):  # it may have begun before the tail
-            return None
-        return newest, of_newest[0][1], of_newest[-1][2]
 
+class FactsReader:
+    """Reads the facts of all rows, or of those with a text in a prompt, completion or logged text, in either case.
 
-def _step_of(line: bytes) -> int | None:
-    match = _STEP.match(line)
-    if match:
-        return int(match[1])
-    row = parse_group_row(line)
-    return row["step"] if row else None
-
-
-class TextSearch:
-    """Searches prompts, completions and logged texts for a text, case-insensitively.
-
-    `facts`: the rows with a match; `matches`: numbers of the matching completions among them. `is_done`: the end of the
+    `matches`: numbers of the completions with the text among `facts`, at most MOST_HITS. `is_done`: the end of the
     file, or MOST_HITS, was reached; `is_void`: the file was cut back.
     """
 
-    def __init__(self, path: Path, text: str) -> None:
+    def __init__(self, path: Path, text: str = "") -> None:
         self.text = text
         self.facts = CompletionFacts()
         self.matches: list[int] = []
@@ -230,22 +153,25 @@ class TextSearch:
         return len(self.matches) >= MOST_HITS
 
     def advance(self, seconds: float) -> bool:
-        """Search for about so long; True if there is more."""
+        """Read for about so long; True if there is more."""
         deadline = time.perf_counter() + seconds
         self.is_done = self.is_void or self.is_cut_short
         while not self.is_done and time.perf_counter() < deadline:
-            placed = self._lines.next()
-            if placed is None:
-                self.is_void = self._lines.was_cut
-                self.is_done = self.is_void or not self._lines.is_behind
-            elif self._in_line.search(placed[1]):
-                self._take(*placed)
-                self.is_done = self.is_cut_short
+            placed = self._lines.read()
+            self.is_void = self._lines.was_cut
+            for offset, line in placed:
+                if self._in_line.search(line) and not self.is_cut_short:
+                    self._take(offset, line)
+            self.is_done = not placed or self.is_cut_short
         return not self.is_done
 
     def _take(self, offset: int, line: bytes) -> None:
         row = parse_group_row(without_token_data(line))
         if row is None:
+            return
+        before = len(self.facts)
+        if not self.text:
+            self.facts.append(row, offset)
             return
         completions = listed_completions(row)
         if self._in_text.search(str(row.get("prompt"))):
@@ -255,7 +181,6 @@ class TextSearch:
             found = [any(isinstance(text, str) and self._in_text.search(text) for text in each) for each in texts]
             places = [place for place, is_found in enumerate(found) if is_found]
         if places:
-            before = len(self.facts)
             self.facts.append(row, offset)
             self.matches += [before + place for place in places]
 
@@ -280,13 +205,10 @@ class RunCompletions(QObject):
     def __init__(self, path: Path, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.path = path
-        self.facts = CompletionFacts()
-        self.search: TextSearch | None = None
-        self._lines = LineReader(path, READ_BYTES)
-        self._rows: dict[int, GroupRow | None] = {}
-        self._is_wanted = False
-        self._is_caught_up = False
-        self._has_news = False
+        self.search: FactsReader | None = None
+        self.row_at = lru_cache(KEPT_ROWS)(self._read_row)
+        self._all = FactsReader(path)
+        self._is_wanted = self._has_news = False
         self._last_grew = 0.0
         self._timer = QTimer(self)
         self._timer.timeout.connect(self.advance)
@@ -300,26 +222,37 @@ class RunCompletions(QObject):
             self._timer.stop()
 
     def clear(self) -> None:
-        self.facts.clear()
-        self._lines.clear()
-        self._is_caught_up = False
-        self._rows.clear()
+        self._all = FactsReader(self.path)
+        self.row_at.cache_clear()
         if self.search is not None:
-            self.search = TextSearch(self.path, self.search.text)
+            self.search = FactsReader(self.path, self.search.text)
         self.voided.emit()
+
+    @property
+    def facts(self) -> CompletionFacts:
+        return self._all.facts
+
+    @property
+    def _shown(self) -> FactsReader:
+        return self.search if self.search is not None else self._all
+
+    @property
+    def found(self) -> CompletionFacts:
+        """The facts that `select` numbers refer to."""
+        return self._shown.facts
 
     @property
     def share(self) -> float:
         """Share of what is asked for that was read, 0 to 1."""
-        return self.search.share if self.search is not None else self._lines.share
+        return self._shown.share
 
     @property
     def is_complete(self) -> bool:
-        return self.search.is_done if self.search is not None else self._is_caught_up
+        return self._shown.is_done
 
     def find(self, text: str) -> None:
         """Search for a text; "" ends the search."""
-        self.search = TextSearch(self.path, text) if text else None
+        self.search = FactsReader(self.path, text) if text else None
         self._has_news, self._last_grew = True, 0.0
         if self._is_wanted:
             self._timer.start(0)
@@ -331,38 +264,19 @@ class RunCompletions(QObject):
             self._emit_grew()
             self._timer.setInterval(PAINT_MS)
             return
-        was_complete = self.is_complete
-        behind = False
-        if self.search is not None and not self.search.is_cut_short:
-            before = len(self.search.matches)
-            behind = self.search.advance(SLICE_S)
-            if self.search.is_void:
+        was_complete, is_behind = self.is_complete, False
+        for reader in dict.fromkeys((self._shown, self._all)):
+            before = len(reader.facts), reader.is_done
+            is_behind = reader.advance(SLICE_S)
+            if reader.is_void:
                 self.clear()
                 return
-            self._has_news = self._has_news or len(self.search.matches) > before or not behind
-        if not behind:
-            behind = self._read_facts(time.perf_counter() + SLICE_S)
-            self._has_news = self._has_news or self._is_caught_up == behind
-            self._is_caught_up = not behind
-        if self._has_news and (not behind or self.is_complete != was_complete):
+            self._has_news = self._has_news or (len(reader.facts), reader.is_done) != before
+            if is_behind:
+                break
+        if self._has_news and (not is_behind or self.is_complete != was_complete):
             self._emit_grew()
-        self._timer.setInterval(BEHIND_MS if behind else CAUGHT_UP_MS)
-
-    def _read_facts(self, deadline: float) -> bool:
-        while time.perf_counter() < deadline:
-            placed = self._lines.next()
-            if placed is None:
-                if self._lines.was_cut:
-                    self.clear()
-                    return True
-                if not self._lines.is_behind:
-                    return False
-                continue
-            row = parse_group_row(without_token_data(placed[1]))
-            if row is not None:
-                self.facts.append(row, placed[0])
-                self._has_news = True
-        return True
+        self._timer.setInterval(BEHIND_MS if is_behind else CAUGHT_UP_MS)
 
     def _emit_grew(self) -> None:
         self._has_news, self._last_grew = False, time.monotonic()
@@ -375,11 +289,6 @@ class RunCompletions(QObject):
             return None
         return int(np.searchsorted(self.facts.column("row"), row)) + place
 
-    @property
-    def found(self) -> CompletionFacts:
-        """The facts that `select` numbers refer to."""
-        return self.search.facts if self.search is not None else self.facts
-
     def select(self, query: Query) -> np.ndarray:
         """Numbers in `found` of what the query and the search leave."""
         chosen = select(self.found, query, self.facts.largest or None)
@@ -387,12 +296,8 @@ class RunCompletions(QObject):
             return chosen
         return np.intersect1d(chosen, np.array(self.search.matches, np.int64), assume_unique=True)
 
-    def row_at(self, offset: int) -> GroupRow | None:
-        if offset not in self._rows:
-            if len(self._rows) >= KEPT_ROWS:
-                self._rows.pop(next(iter(self._rows)))
-            self._rows[offset] = parse_group_row(without_token_data(read_line(self.path, offset)))
-        return self._rows[offset]
+    def _read_row(self, offset: int) -> GroupRow | None:
+        return parse_group_row(without_token_data(read_line(self.path, offset)))
 
     def token_data(self, offset: int, place: int) -> TokenData | None:
         """The tokens of a completion, None if not recorded."""
