@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from array import array
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, groupby
-from typing import Any, Literal, TypeGuard, cast
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,112 +17,53 @@ from backend.distributed.hosts_file import MOST_HOSTS
 from backend.distributed.ranks import RankInfo
 from backend.runs import archive
 from backend.runs.archive import WorkClock
-from backend.runs.events import ENDINGS, KINDS, Event
-
-FIRST_CAPACITY = 1024
-BATCH = 256
-"""Rows that wait to be stored together, which is ten times as fast."""
-
-Row = tuple[int, Mapping[str, Any]]
+from backend.runs.events import ENDINGS, KINDS, Event, is_step
 
 
 class Series:
-    """Metrics by step, in growing columns of float64. Reading is a view."""
+    """Metrics by step, in growing columns."""
 
     def __init__(self) -> None:
-        self._size = 0
-        self._last: int | None = None
-        self._steps = np.empty(FIRST_CAPACITY, dtype=np.int64)
-        self._columns: dict[str, np.ndarray] = {}
-        self._waiting: list[Row] = []
+        self._steps = array("q")
+        self._columns: dict[str, array[float]] = {}
 
     def __len__(self) -> int:
-        return self._size + len(self._waiting)
+        return len(self._steps)
 
-    def append(self, step: int, values: Mapping[str, Any]) -> None:
-        """Append a step, replacing it and all after it. `values` must not change afterwards."""
-        if self._last is not None and step <= self._last:
-            self._store()
-            self._size = int(np.searchsorted(self._steps[: self._size], step))
-        self._waiting.append((step, values))
-        self._last = step
-        if len(self._waiting) >= BATCH:
-            self._store()
+    def append(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Append a step, replacing it and all after it."""
+        if self._steps and step <= self._steps[-1]:
+            size = bisect_left(self._steps, step)
+            for column in (self._steps, *self._columns.values()):
+                del column[size:]
+        for name in values.keys() - self._columns.keys():
+            self._columns[name] = array("d", [math.nan]) * len(self._steps)
+        self._steps.append(step)
+        for name, column in self._columns.items():
+            value = values.get(name)
+            column.append(math.nan if value is None else value)
 
     @property
     def span(self) -> tuple[int, int] | None:
         """First and last step, or None."""
-        self._store()
-        return (int(self._steps[0]), int(self._steps[self._size - 1])) if self._size else None
+        return (self._steps[0], self._steps[-1]) if self._steps else None
 
     def names(self) -> list[str]:
         """Metrics in the order of their first appearance."""
-        self._store()
         return list(self._columns)
 
     def get(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(steps `[n]` int64, values `[n]` float64 with NaN in gaps), read-only."""
-        self._store()
+        """(steps `[n]` int64, values `[n]` float64 with NaN in gaps)."""
         column = self._columns.get(name)
-        n = 0 if column is None else self._size
-        views = self._steps[:n].view(), np.empty(0) if column is None else column[:n].view()
-        for view in views:
-            view.flags.writeable = False
-        return views
+        return (np.empty(0, np.int64), np.empty(0)) if column is None else (np.array(self._steps), np.array(column))
 
     def latest(self, name: str) -> float | None:
-        """The last finite value, or None."""
-        values = self.get(name)[1]
-        return next((float(value) for value in values[::-1] if math.isfinite(value)), None)
+        """The last value that is not missing, or None."""
+        return next((value for value in reversed(self._columns.get(name, ())) if value == value), None)
 
     def first(self, name: str) -> float | None:
-        """The first finite value, or None."""
-        return next((float(value) for value in self.get(name)[1] if math.isfinite(value)), None)
-
-    def _store(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for names, group in groupby(waiting, key=lambda row: tuple(row[1])):
-            rows = list(group)
-            end = self._size + len(rows)
-            while end > len(self._steps):
-                self._steps = _doubled(self._steps, self._size)
-                self._columns = {name: _doubled(column, self._size) for name, column in self._columns.items()}
-            self._steps[self._size : end] = [step for step, _ in rows]
-            table = _table([values.values() for _, values in rows], len(names))
-            for name in names:
-                if name not in self._columns:
-                    self._columns[name] = np.empty(len(self._steps))
-                    self._columns[name][: self._size] = np.nan
-            values = dict(zip(names, table.T, strict=True))
-            for name, column in self._columns.items():
-                column[self._size : end] = values.get(name, np.nan)
-            self._size = end
-
-
-def _doubled(column: np.ndarray, size: int) -> np.ndarray:
-    larger = np.empty(2 * len(column), dtype=column.dtype)
-    larger[:size] = column[:size]
-    return larger
-
-
-def _table(rows: Sequence[Iterable[Any]], width: int) -> np.ndarray:
-    cells = list(chain.from_iterable(rows))
-    if set(map(type, cells)) <= {int, float, type(None)}:  # numpy converts these as `number` does
-        with suppress(OverflowError):  # an int beyond the range of a float
-            table = np.array(cells, dtype=float).reshape(len(rows), width)
-            table[np.isinf(table)] = np.nan
-            return table
-    return np.array([number(cell) for cell in cells]).reshape(len(rows), width)
-
-
-def number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return math.nan
-    try:
-        number = float(value)
-    except OverflowError:
-        return math.nan
-    return number if math.isfinite(number) else math.nan
+        """The first value that is not missing, or None."""
+        return next((value for value in self._columns.get(name, ()) if value == value), None)
 
 
 MarkKind = Literal["eval", "checkpoint", "change", "health", "resume"]
@@ -153,6 +95,12 @@ PHASE_WORDS = {
 RATE_WINDOW = 50
 """Steps that the time left is estimated from."""
 KEPT = 200
+NEEDED = {
+    **dict.fromkeys(("step", "eval"), ("step", "metrics")),
+    "checkpoint": ("step",),
+    "change": ("step", "settings"),
+}
+"""Kind of event → fields without which it says nothing."""
 
 
 class RunState:
@@ -193,9 +141,9 @@ class RunState:
     @property
     def phase_progress(self) -> float | None:
         """Share of the phase that is done, 0 to 1, or None."""
-        progress, done, total = (number(self._phase_event.get(key)) for key in ("progress", "done", "total"))
-        share = done / total if total > 0 else progress
-        return min(1.0, max(0.0, share)) if share == share else None
+        progress, done, total = (self._phase_event.get(key) for key in ("progress", "done", "total"))
+        share = done / total if done is not None and total else progress
+        return None if share is None else min(1.0, max(0.0, share))
 
     @property
     def is_empty(self) -> bool:
@@ -236,8 +184,9 @@ class RunState:
         return max(0.0, seconds_per_step * max(0, self.iterations - last) - (self.elapsed_s(now) - at))
 
     def apply(self, event: Event) -> None:
+        """Take an event as `backend.runs.events` reads it: each field is missing, None or of its type."""
         kind = event.get("kind")
-        if not isinstance(kind, str) or kind not in KINDS:
+        if kind not in KINDS or any(event.get(field) is None for field in NEEDED.get(kind, ())):  # or it is damaged
             return
         self._clock.take(event)
         if kind in ENDINGS:
@@ -245,69 +194,59 @@ class RunState:
             self.phase, self._phase_event = "", {}
             self.paused = self.stopping = False
             return
-        step, metrics = event.get("step"), event.get("metrics")
-        has_step = _is_count(step)
+        step, metrics = event.get("step", self.step), event.get("metrics", {})
         match kind:
             case "started":
-                self._start(event)
+                self.clear_process()
+                if self.step:
+                    self.marks.append(Mark(self.step, "resume", f"Resumed after step {self.step:,}."))
+                self.started = event
+                self.iterations = event.get("iterations") or self.iterations
             case "phase":
-                phase = event.get("phase", event.get("name"))
-                self.phase = phase if isinstance(phase, str) else ""
-                self._phase_event = event
+                self.phase, self._phase_event = event.get("phase") or "", event
                 self.paused = self.phase == "paused"
             case "command":
-                word = event.get("word", event.get("command"))
+                word = event.get("word")
                 self.stopping = self.stopping or word == "stop"
                 if word in ("pause", "resume"):
                     self.paused = word == "pause"
                     self.phase = "" if word == "resume" else self.phase
-            case "step" if has_step and isinstance(metrics, dict):
-                self._add_step(step, metrics)
-            case "eval" if has_step and isinstance(metrics, dict):
+            case "step":
+                self._take_step(step, metrics)
+            case "eval":
                 if event.get("split") == "test":  # measured once, at the end: a result, not a curve
                     self.test_metrics = metrics
                 else:
                     self.evals.append(step, metrics)
-                    reward = number(metrics.get("reward"))
-                    result = f"Evaluated: held-out reward {reward:.3g}." if reward == reward else "Evaluated."
+                    reward = metrics.get("reward")
+                    result = "Evaluated." if reward is None else f"Evaluated: held-out reward {reward:.3g}."
                     self.marks.append(Mark(step, "eval", result))
-            case "checkpoint" if has_step:
+            case "checkpoint":
                 self.saved_step = step
                 self.marks.append(Mark(step, "checkpoint", "Saved: a checkpoint."))
-            case "change" if has_step and isinstance(settings := event.get("settings"), dict):
-                pairs = {key: pair for key, pair in settings.items() if isinstance(pair, list) and len(pair) == 2}
-                shown = {key: ["none" if value is None else value for value in pair] for key, pair in pairs.items()}
-                text = ", ".join(f"{key} {old} → {new}" for key, (old, new) in shown.items())
-                self.marks.append(Mark(step, "change", f"Changed: {text}." if text else "Settings were changed."))
-                length = settings.get("iters")
-                if isinstance(length, list) and _is_count(length[-1]):
-                    self.iterations = length[-1]
+            case "change":
+                self._take_change(step, event["settings"])
             case "health":
                 self.health.append(event)
-                if isinstance(sentence := event.get("sentence"), str):
-                    self.marks.append(Mark(step if has_step else self.step, "health", sentence))
+                if event.get("sentence"):
+                    self.marks.append(Mark(step if step is not None else self.step, "health", event["sentence"]))
             case "note":
                 self.notes.append(event)
 
-    def _start(self, event: Event) -> None:
-        self.clear_process()
-        if self.step:
-            self.marks.append(Mark(self.step, "resume", f"Resumed after step {self.step:,}."))
-        self.started = event
-        iterations = event.get("iterations")
-        if isinstance(iterations, int) and iterations > 0:
-            self.iterations = iterations
-
-    def _add_step(self, step: int, metrics: Mapping[str, Any]) -> None:
+    def _take_step(self, step: int, metrics: Mapping[str, Any]) -> None:
         self.steps.append(step, metrics)
         self.step = step
         self._step_times.append((step, self._clock.seconds))
         if any(note.get("during") == "pause" for note in self.notes):  # the pause is over
             self.notes = deque((note for note in self.notes if note.get("during") != "pause"), maxlen=KEPT)
 
-
-def _is_count(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62
+    def _take_change(self, step: int, settings: Mapping[str, Any]) -> None:
+        pairs = {key: pair for key, pair in settings.items() if isinstance(pair, list) and len(pair) == 2}
+        shown = {key: ["none" if value is None else value for value in pair] for key, pair in pairs.items()}
+        text = ", ".join(f"{key} {old} → {new}" for key, (old, new) in shown.items())
+        self.marks.append(Mark(step, "change", f"Changed: {text}." if text else "Settings were changed."))
+        if "iters" in pairs and is_step(pairs["iters"][1]):
+            self.iterations = pairs["iters"][1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,34 +266,17 @@ def ranks_of(
     started: Mapping[str, Any] | None, ending: Mapping[str, Any] | None, latest: Callable[[str], Any]
 ) -> list[RankNow]:
     """The ranks of a run on several machines, else []. `latest` returns the newest value of a metric."""
-    started = started or {}
-    ranks: Any = started.get("ranks")
-    if not _is_count(ranks) or not 1 < ranks <= MOST_HOSTS:
+    started, ending = started or {}, ending or {}
+    ranks = started.get("ranks")
+    if not is_step(ranks) or not 1 < ranks <= MOST_HOSTS:
         return []
     infos = {rank: RankInfo(rank, "") for rank in range(ranks)}
-    entries: Any = started.get("machines")
-    for entry in cast("list[Any]", entries) if isinstance(entries, list) else []:
-        with suppress(TypeError, ValueError, KeyError):  # a damaged event log
-            info = RankInfo.from_dict(entry)
-            infos[info.rank] = info
-
-    def measured(metric: str) -> float | None:
-        value = number(latest(metric))
-        return value if value == value else None
-
-    found, step_s = [], measured("time/step")
+    with suppress(TypeError, ValueError, KeyError):  # a damaged event log
+        infos |= {(info := RankInfo.from_dict(entry)).rank: info for entry in started.get("machines") or ()}
+    found, step_s = [], latest("time/step")
     for rank in range(ranks):
-        of_rank = f"ranks/{rank}/"
-        waited = measured(f"{of_rank}waiting")
-        found.append(
-            RankNow(
-                infos[rank],
-                sampling=measured(f"{of_rank}tokens_per_second"),
-                learning=measured(f"{of_rank}learn_tokens_per_second"),
-                prompts=measured(f"{of_rank}prompts"),
-                memory_gb=measured(f"{of_rank}memory"),
-                waiting_share=waited / step_s if waited is not None and step_s else None,
-                is_lost=(ending or {}).get("lost_rank") == rank,
-            )
-        )
+        names = ("tokens_per_second", "learn_tokens_per_second", "prompts", "memory", "waiting")
+        *measured, waited = (latest(f"ranks/{rank}/{name}") for name in names)
+        share = waited / step_s if waited is not None and step_s else None
+        found.append(RankNow(infos[rank], *measured, share, is_lost=ending.get("lost_rank") == rank))
     return found

@@ -61,7 +61,7 @@ _NUMBERS = {int, float, NoneType}
 
 
 def is_step(value: object) -> TypeGuard[int]:
-    return type(value) is int and value >= 0
+    return type(value) is int and 0 <= value < 1 << 62  # readers keep steps in 64 bits
 
 
 def is_number(value: Any) -> TypeGuard[float]:
