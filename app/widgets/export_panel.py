@@ -49,7 +49,7 @@ class ExportChoices(QWidget):
         self._can_compare = exports.has_held_out_prompts(run)
         has_adapter = exports.has_adapter(run)
         formats = {key: about.label for key, about in FORMATS.items() if about.kind != "adapter" or has_adapter}
-        self.weights = ComboBox(items={choice.key: choice.label for choice in exports.weights_choices(run)})
+        self.weights = ComboBox(items=exports.weights_choices(run))
         self.format = ComboBox(items=formats)
         self.target = ComboBox(items={key: about.label for key, about in TARGETS.items()})
         top_left = Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft

@@ -1,22 +1,27 @@
-"""Destinations of an export: LM Studio's models folder, any folder, Ollama, or an upload folder."""
+"""Where an export goes: LM Studio's models folder, any folder, Ollama, or an upload folder.
+
+A folder is built in a hidden staging folder and renamed to its target, so it is never seen half written.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from backend.config.checks import cross_setting_faults
-from backend.export import atomic_folder
 from backend.export.exports import PUBLISHER
-from backend.export.modelfile import MODELFILE
 from backend.runs.run_folder import RunFolder
-from backend.utils import places
+from backend.utils import file_lock, places
+from backend.utils.disk import LONGEST_PLACE, gigabytes, sync, sync_tree
 from backend.utils.errors import UserError
 from backend.utils.files import resolved
+from backend.utils.text import quote
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +33,20 @@ class Destination:
     overwrite: bool = False
 
     def check(self) -> None:
-        """Raise UserError for anything that would make the export fail."""
-        atomic_folder.check_target(self.target, overwrite=self.overwrite)
+        """Raise UserError if `target` exists, unless it is a model and may be overwritten."""
+        if not os.path.lexists(self.target):
+            return
+        if not self.overwrite:
+            there = f"There is a model at {self.target} already"
+            raise UserError("overwrite", f"{there}; choose another name, or overwrite it.")
+        if not any((self.target / name).is_file() for name in ("config.json", "adapter_config.json", "model.gguf")):
+            other = f"{self.target} is there and holds no model, so it is not replaced"
+            raise UserError("overwrite", f"{other}; choose another name.")
 
     def deliver(self, built: Path) -> str:
-        """Move the finished folder into place; returns the location to show."""
-        atomic_folder.move_into_place(built, self.target, overwrite=self.overwrite)
+        """Move the finished folder into place; returns the location to show. Raises as `check`."""
+        self.check()
+        move_into_place(built, self.target)
         return str(self.target)
 
 
@@ -45,14 +58,20 @@ def destination_of(run: RunFolder, to: str, name: str, folder: Path | None, over
         target = run.path / f"ollama-{name.strip().replace(':', '-')}"
         return OllamaModel(target, run.path, overwrite, name.strip())
     if to == "lmstudio":
-        root = lm_studio_root()
+        root, home = places.lm_studio_models(), places.lm_studio_home()
+        # Only an empty `models` folder in an existing home is ever created for it.
+        if not (root.is_dir() or (root == home / "models" and home.is_dir())):
+            advice = "start LM Studio once, attach the disk that holds its models, or export to a folder"
+            raise UserError("lm_studio", f"LM Studio was not found: there is no folder {root}; {advice}.")
         # Built outside LM Studio's models folder, which it watches, but on the same disk, so that the last step is a
         # rename: usually beside the models folder, else in the run. If the models have their own disk,
         # `move_into_place` copies.
-        workshop = atomic_folder.staging_parent(root, (root.parent, run.path))
+        root = resolved(root)
+        can_build_beside = os.access(root.parent, os.W_OK) and device_of(root.parent) == device_of(root)
+        workshop = root.parent if can_build_beside else run.path
         return Destination(root / PUBLISHER / safe_name(name), workshop, overwrite)
     target = resolved(folder.expanduser()) / safe_name(name) if folder else run.fused
-    return Destination(target, atomic_folder.nearest_existing(target.parent), overwrite)
+    return Destination(target, nearest_existing(target.parent), overwrite)
 
 
 def safe_name(name: str) -> str:
@@ -65,22 +84,13 @@ def safe_name(name: str) -> str:
     return name
 
 
-def lm_studio_root() -> Path:
-    """LM Studio's models folder. Raises UserError if it does not exist."""
-    root, home = places.lm_studio_models(), places.lm_studio_home()
-    # Only an empty `models` folder in an existing home is ever created for it.
-    if root.is_dir() or (root == home / "models" and home.is_dir()):
-        return resolved(root)
-    advice = "start LM Studio once, attach the disk that holds its models, or export to a folder"
-    raise UserError("lm_studio", f"LM Studio was not found: there is no folder {root}; {advice}.")
-
-
 # Ollama
 
 OLLAMA_PLACES = ("/usr/local/bin", "/opt/homebrew/bin", "/Applications/Ollama.app/Contents/Resources", "~/.local/bin")
 """Usual locations: the PATH of a macOS app lacks them."""
 OLLAMA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}(:[A-Za-z0-9._-]{1,80})?")
 OLLAMA_TIMEOUT_S = 3600
+MODELFILE = "Modelfile"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +132,102 @@ def _ollama(*arguments: str) -> str:
         reason = lines[-1].rstrip(".") if lines else "it gave no reason"
         raise UserError("to", f"`ollama {arguments[0]}` failed: {reason}.")
     return done.stdout
+
+
+# Folders that appear complete or not at all
+
+
+@contextlib.contextmanager
+def staging_folder(parent: Path, target: Path, made_by: str = "export") -> Iterator[Path]:
+    """Yield an empty hidden folder in `parent`; a lock keeps two exports of one `target` apart.
+
+    Clears what a killed export left. Raises UserError if the target is being exported or `parent` is not writable.
+    """
+    folder = parent / f".grpo-studio-{target.name}"
+    try:
+        folder.mkdir(exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY)  # flock works on a folder too
+    except FileNotFoundError:
+        raise UserError(made_by, f"The folder {parent} is not there any more.") from None
+    except OSError as error:
+        raise UserError(made_by, f"The folder {parent} cannot be written: {error.strerror}.") from None
+    try:
+        # Without waiting: an export takes minutes, so a message is more use than a silent wait.
+        if not file_lock.take(lock):
+            raise UserError(made_by, f"{target} is being written by another process; wait for that one.")
+        _clear_staging(folder, target)
+        try:
+            yield folder
+        finally:
+            # The next export deletes what cannot be deleted now. If the folder itself was moved to its place, one of
+            # this name is another process's.
+            with contextlib.suppress(OSError):
+                if file_lock.leads_to(folder, lock):
+                    _clear_staging(folder, target)
+                    folder.rmdir()
+    finally:
+        os.close(lock)
+
+
+def _clear_staging(folder: Path, target: Path) -> None:
+    if os.path.lexists(folder / "previous") and not os.path.lexists(target):
+        (folder / "previous").rename(target)
+    for child in folder.iterdir():
+        # rmtree refuses a symlink; unlink removes the link and not the folder that it points to.
+        if child.is_dir() and not child.is_symlink():
+            shutil.rmtree(child)
+        else:
+            child.unlink()
+
+
+def move_into_place(new: Path, target: Path) -> None:
+    """Move a folder out of its staging folder to `target`, which it replaces. Raises UserError without space for it."""
+    parent = nearest_existing(target.parent)
+    if device_of(new) != device_of(parent):
+        check_free_space(parent, folder_bytes(new))
+        with staging_folder(parent, target) as staging:
+            # copyfile drops extended attributes, which some disks turn into ._ files.
+            shutil.copytree(new, staging / "new", copy_function=shutil.copyfile)
+            return move_into_place(staging / "new", target)
+    drop_hidden_files(new)
+    new_parents = [folder for folder in target.parents if not folder.exists()]
+    sync_tree(new)  # a power cut must not leave a model of empty files, least of all in place of an old one
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # rename(2) replaces an empty folder only, so the old one moves aside; if the process dies before the next line,
+        # `_clear_staging` restores it. lexists, because a dangling symlink is in the way too.
+        if os.path.lexists(target):
+            target.rename(new.parent / "previous")
+        new.rename(target)
+        sync(target.parent)
+    except BaseException:
+        for folder in new_parents:  # innermost first; rmdir spares those that are no longer empty
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+def drop_hidden_files(folder: Path) -> None:
+    """Delete the ._ files and .DS_Store that macOS adds."""
+    for hidden in folder.glob(".*"):
+        hidden.unlink()
+
+
+def check_free_space(folder: Path, needed: int) -> None:
+    """Raise UserError unless the disk of `folder` has `needed` bytes free."""
+    free = shutil.disk_usage(nearest_existing(folder)).free
+    if needed > free:
+        disk = f"the disk of {quote(folder, LONGEST_PLACE)} has {gigabytes(free)} free"
+        raise UserError("export", f"The model needs {gigabytes(needed)} and {disk}.")
+
+
+def nearest_existing(folder: Path) -> Path:
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def device_of(folder: Path) -> int:
+    return nearest_existing(folder).stat().st_dev
+
+
+def folder_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

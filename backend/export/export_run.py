@@ -1,4 +1,7 @@
-"""Export a run, its end or a checkpoint, and compare the result with the trained model."""
+"""Export a run, its end or a checkpoint, and compare the result with the trained model.
+
+The path of an export: check the target, compute reference logits, write the model, verify it, move it into place.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import contextlib
 import gc
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -17,15 +20,42 @@ from backend.config.config import Config
 from backend.data.problems import PromptFormat
 from backend.data.prompts import TokenizedPrompts
 from backend.data.rows import check_columns
-from backend.export.build import GGUF_FILE, ExportedModel, HeldOutDifference, build, check_kind
-from backend.export.destinations import Destination, destination_of
-from backend.export.exports import DEFAULT_FORMAT, Progress, format_named, silent, target_for
-from backend.export.modelfile import write_modelfile
-from backend.export.original_files import fetch_original
-from backend.export.trained_weights import AdapterFiles, TrainedWeights
-from backend.export.verify import SAMPLES, AnsweredPrompt
-from backend.models.policy import Policy, load_policy
-from backend.models.tokenizers import tokenizer_folder
+from backend.export import gguf_file, lm_studio_rules, writer
+from backend.export.destinations import (
+    Destination,
+    check_free_space,
+    destination_of,
+    drop_hidden_files,
+    folder_bytes,
+    staging_folder,
+)
+from backend.export.exports import (
+    DEFAULT_FORMAT,
+    ExportFormat,
+    Progress,
+    exported_bytes,
+    format_named,
+    silent,
+    target_for,
+)
+from backend.export.original_files import Fetch, OriginalFiles, fetch_original, trained_on_original
+from backend.export.original_rows import write_merged
+from backend.export.peft_export import write_peft_adapter
+from backend.export.trained_weights import AdapterFiles, TrainedWeights, open_model
+from backend.export.verify import (
+    SAMPLES,
+    TOLERANCE,
+    AnsweredPrompt,
+    NotFiniteError,
+    Reference,
+    Verification,
+    compare,
+    make_reference,
+    verify_folder,
+)
+from backend.models.peft_files import merged_model, read_peft_adapter
+from backend.models.policy import Policy, is_quantised, load_policy
+from backend.models.tokenizers import load_tokenizer, tokenizer_folder
 from backend.runs.completion_rows import parse_group_row
 from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
@@ -34,9 +64,11 @@ from backend.runs.steering import run_config
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.trainer.evaluation.evaluate import scored_groups
+from backend.trainer.memory.model_shape import shape_of
 from backend.trainer.run_inputs import RunInputs, read_inputs
 from backend.trainer.scoring import ScoringStages
 from backend.trainer.trial_sampling import SMALLEST_MODEL, WITHOUT_REFERENCE
+from backend.utils.disk import cause, writing
 from backend.utils.errors import UserError
 from backend.utils.files import require_plain_files
 from backend.utils.hub_cache import local_folder
@@ -45,8 +77,11 @@ BATCH = 16
 """Held-out prompts per batch."""
 READ_BYTES = 1 << 20
 """Bytes to read from the end of completions.jsonl."""
-
-Poll = Callable[[float], None]
+GGUF_FILE = "model.gguf"
+SLACK = 16 << 20
+"""Bytes for tokenizer files and headers."""
+NOTICEABLE_LOSS = 0.1
+"""Share of the training effect lost above which a warning appears."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +101,65 @@ class Export:
     """Download missing original weights."""
 
 
+@dataclass(frozen=True, slots=True)
+class HeldOutDifference:
+    """Mean held-out rewards before and after the export, one completion per prompt.
+
+    `error` is the standard error of the mean difference; None for one prompt.
+    """
+
+    split: str
+    prompts: int
+    trained: float
+    exported: float
+    error: float | None
+    difference: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedModel:
+    place: str
+    path: Path
+    format: str
+    bytes: int
+    verification: Verification
+    held_out: HeldOutDifference | None
+    notes: tuple[str, ...] = ()
+
+    def sentences(self) -> list[str]:
+        """Messages about the comparison."""
+        checked, sentences = self.verification, list[str]()
+        if not checked.max_error:
+            sentences.append("Loaded back, it gives exactly the logits of the trained model.")
+        else:
+            sentences.append(
+                f"Loaded back, its logits differ from the trained model's by {checked.max_error:.2g} at most, and the "
+                f"log-probability of a token of the run's completions by {checked.nats:.2g} nats on average."
+            )
+        if checked.lost is not None and checked.lost > NOTICEABLE_LOSS:
+            moved = f"Rounding has moved its logits by {checked.lost:.0%} of what training did"
+            sentences.append(f"{moved}; more bits keep more.")
+        sentences += self.notes
+        if (found := self.held_out) is not None:
+            error = f" ± {found.error:.2g}" if found.error else ""
+            prompts = f"{found.prompts} prompt{'s' * (found.prompts != 1)} of the {found.split} split"
+            rewards = f"its reward is {found.exported:.3g}, and the trained model's {found.trained:.3g}"
+            difference = f"{found.difference:+.2g}".replace("-", "−") if found.difference else "0"
+            sentences.append(f"On {prompts} {rewards}: a difference of {difference}{error}.")
+        return sentences
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "place": self.place,
+            "path": str(self.path),
+            "format": self.format,
+            "bytes": self.bytes,
+            **asdict(self.verification),
+            "held_out": asdict(self.held_out) if self.held_out else None,
+            "sentences": self.sentences(),
+        }
+
+
 def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> ExportedModel:
     """Export a run's weights; on any error an existing model stays.
 
@@ -77,22 +171,8 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
     require_plain_files(run.path)  # a copy would follow links, and an upload publish their targets
     config = run_config(run, find_checkpoint(run, export.checkpoint).step if export.checkpoint else None)
     trained = run_weights(run, config, export.checkpoint)
-    check_kind(trained, format_)
-    if export.held_out and format_.kind == "gguf":
-        raise UserError("held_out", "mlx does not run GGUF files, so their rewards are not compared here.")
-    destination.check()
-    comparison = HeldOutComparison(config, read_inputs(config), export.held_out) if export.held_out else None
-
-    def also(trained: TrainedWeights, built: Path) -> tuple[HeldOutDifference | None, tuple[str, ...]]:
-        notes = write_modelfile(config, trained.tokenizer, built / GGUF_FILE) if format_.kind == "gguf" else ()
-        if comparison is None or format_.kind == "adapter":  # the same adapters: the same completions
-            return None, notes
-        doing = "Comparing rewards on held-out prompts."
-        progress(doing, 0.0)
-        return comparison.compare(trained, built, lambda done: progress(doing, done)), notes
-
     fetch = (lambda name: fetch_original(name, progress)) if export.fetch else None
-    return build(trained, format_, destination, run_samples(run, config), also=also, progress=progress, fetch=fetch)
+    return _build(run, config, trained, format_, destination, progress, held_out=export.held_out, fetch=fetch)
 
 
 def fuse_run(run: RunFolder, progress: Progress = silent) -> Path:
@@ -100,10 +180,143 @@ def fuse_run(run: RunFolder, progress: Progress = silent) -> Path:
 
     Free the policy first, or its arrays are in memory twice.
     """
-    config = run_config(run)
-    destination = Destination(run.fused, run.path, overwrite=True)
-    trained, samples = run_weights(run, config), run_samples(run, config)
-    return build(trained, format_named(DEFAULT_FORMAT), destination, samples, progress=progress).path
+    config, destination = run_config(run), Destination(run.fused, run.path, overwrite=True)
+    return _build(run, config, run_weights(run, config), format_named(DEFAULT_FORMAT), destination, progress).path
+
+
+def _build(
+    run: RunFolder,
+    config: Config,
+    trained: TrainedWeights,
+    format_: ExportFormat,
+    destination: Destination,
+    progress: Progress,
+    *,
+    held_out: int = 0,
+    fetch: Fetch | None = None,
+) -> ExportedModel:
+    """Raises as `export_run`. `fetch` downloads missing original weights; None refuses."""
+    if format_.kind == "adapter" and trained.adapters is None:
+        every = "Full fine-tuning changed every weight, so there is no adapter to export"
+        raise UserError("format", f"{every}; choose another format.")
+    if format_.kind != "adapter":
+        writer.kept_files(trained.tokenizer)  # for its UserError
+    if held_out and format_.kind == "gguf":
+        raise UserError("held_out", "mlx does not run GGUF files, so their rewards are not compared here.")
+    destination.check()
+    comparison = HeldOutComparison(config, read_inputs(config), held_out) if held_out else None
+    requested, original, samples = trained, None, run_samples(run, config)
+    notes: tuple[str, ...] = ()
+    if format_.names == "original":
+        trained, original = trained_on_original(trained, fetch)
+        if (trained.base, trained.quantization) != (requested.base, requested.quantization):
+            merged = (
+                f"The adapters were trained on quantised weights and are now on the original ones of {trained.name}"
+            )
+            differs = "in use, its answers differ from the run's by what quantisation had changed"
+            notes = (f"{merged}, with which these logits were compared: {differs}.",)
+        if format_.kind == "gguf":
+            gguf_file.check(original, trained.tokenizer)
+    check_free_space(destination.workshop, _needed_bytes(trained, format_))
+    target = destination.target
+    with writing(target, also_computes=True), staging_folder(destination.workshop, target) as staging:
+        if trained.adapters:  # a running trainer replaces its own
+            trained = replace(trained, adapters=trained.adapters.copied_to(staging / "adapters"))
+        progress("Computing what the trained model answers.")
+        tokenizer, tolerance = load_tokenizer(trained.tokenizer), _tolerance(trained, format_)
+        reference = make_reference(trained, tokenizer, samples, tolerance)
+        built = staging / "new"
+        write_in_format(trained, format_, original, built, progress)
+        drop_hidden_files(built)
+        progress("Loading it back and comparing.")
+        verification = _verified(trained, format_, original, built, reference)
+        if format_.kind == "gguf":
+            notes += gguf_file.write_modelfile(config, trained.tokenizer, built / GGUF_FILE)
+        for warning in lm_studio_rules.warnings(built) if format_.kind == "model" else ():
+            progress(warning.sentence)
+        difference = None
+        if comparison is not None and format_.kind != "adapter":  # the same adapters: the same completions
+            doing = "Comparing rewards on held-out prompts."
+            progress(doing, 0.0)
+            requested = replace(requested, adapters=trained.adapters)
+            difference = comparison.compare(requested, built, lambda done: progress(doing, done))
+        size = folder_bytes(built)
+        place = destination.deliver(built)
+    return ExportedModel(place, target, format_.key, size, verification, difference, notes)
+
+
+def _needed_bytes(trained: TrainedWeights, format_: ExportFormat) -> int:
+    """Estimate the disk space of an export, temporary files included."""
+    adapters = 2 * trained.adapters.arrays.stat().st_size if trained.adapters else 0
+    if format_.kind == "adapter":
+        return adapters
+    size = exported_bytes(trained.base, format_, trained.quantization)
+    if size is None:  # unknown from the files: as large as the base, or as 4 bits in 16
+        shape = shape_of(trained.base)
+        is_packed = shape is not None and shape.quantised
+        size = sum(file.stat().st_size for file in trained.base.glob("model*.safetensors")) * (4 if is_packed else 1)
+    return int(1.02 * size) + SLACK + adapters
+
+
+def _tolerance(trained: TrainedWeights, format_: ExportFormat) -> float | None:
+    if format_.kind == "adapter":
+        return TOLERANCE["float32"]
+    if format_.gguf_type:
+        return None if format_.gguf_type == "q8_0" else TOLERANCE["float16"]
+    model = trained.open()
+    if format_.quantization or (format_.keeps_bits and is_quantised(model)):
+        return None
+    return TOLERANCE[format_.dtype or str(writer.float_type(model)).rpartition(".")[2]]
+
+
+def write_in_format(
+    trained: TrainedWeights, format_: ExportFormat, original: OriginalFiles | None, to: Path, progress: Progress
+) -> None:
+    """Write trained weights into a new folder. Raises UserError if the format cannot represent them."""
+    merging = "Merging the adapters and writing the model." if trained.adapters else "Writing the model."
+    doing = "Writing the adapter." if format_.kind == "adapter" else merging
+    progress(doing, None if format_.kind == "adapter" else 0.0)
+
+    def done(share: float) -> None:
+        progress(doing, share)
+
+    try:
+        if original is None and format_.kind == "adapter":
+            writer.write_adapter(trained, to)
+        elif original is None:
+            model, config = writer.in_format(*trained.open_with_config(), format_)
+            writer.write_model(model, config, trained.tokenizer, to, done)
+        elif format_.kind == "adapter":
+            write_peft_adapter(trained, original, to)
+        elif format_.kind == "gguf":
+            gguf_file.write_gguf(trained, original, format_.gguf_type, to / GGUF_FILE, done)
+        else:
+            write_merged(trained, original, to, done)
+    except OSError as error:
+        raise UserError("export", f"The model cannot be written to {to.parent}: {cause(error)}.") from error
+    finally:
+        # mlx modules are in reference cycles, hence the explicit collection: the written model is loaded next.
+        gc.collect()
+        mx.clear_cache()
+
+
+def _verified(
+    trained: TrainedWeights, format_: ExportFormat, original: OriginalFiles | None, built: Path, reference: Reference
+) -> Verification:
+    if format_.kind == "adapter" and original is not None:
+        return compare(built, reference, lambda: merged_model(read_peft_adapter(built), original))
+    if format_.kind == "adapter":
+        files = AdapterFiles(built / "adapters.safetensors", built / "adapter_config.json")
+        return compare(built, reference, replace(trained, adapters=files).open)
+    if format_.kind == "gguf" and original is not None:
+        return compare(built, reference, lambda: gguf_file.open_gguf(built / GGUF_FILE, original))
+    try:
+        return verify_folder(built, load_tokenizer(built), reference, lambda: open_model(built)[0].eval())
+    except NotFiniteError:
+        if format_.dtype != "float16":
+            raise
+        beyond = "Numbers of this model are beyond the range of float16 (65,504)"
+        raise UserError("format", f"{beyond}; choose bf16, or full precision.") from None
 
 
 # At the end of a run
@@ -204,7 +417,7 @@ class HeldOutComparison:
             raise UserError(faults)
         self._scoring = ScoringStages(config, inputs.scorer, config.iters)
 
-    def compare(self, trained: TrainedWeights, exported: Path, poll: Poll = lambda done: None) -> HeldOutDifference:
+    def compare(self, trained: TrainedWeights, exported: Path, poll: Callable[[float], None]) -> HeldOutDifference:
         config = self.config
 
         def trained_policy() -> Policy:
@@ -214,23 +427,23 @@ class HeldOutComparison:
                 policy.assign(mx.load(str(arrays)))  # pyright: ignore
             return policy
 
-        def exported_policy() -> Policy:
-            # One fresh adapter changes no output: a policy has something to train.
-            as_it_is = SMALLEST_MODEL | {"model": str(exported), "quantization": "none", "dtype": "auto"}
-            return load_policy(config.model_copy(update=as_it_is))
-
-        before = self._rewards(trained_policy, lambda done: poll(done / 2))
-        after = self._rewards(exported_policy, lambda done: poll((1 + done) / 2))
+        # One fresh adapter changes no output: a policy has something to train.
+        as_it_is = SMALLEST_MODEL | {"model": str(exported), "quantization": "none", "dtype": "auto"}
+        before = self._rewards(trained_policy(), lambda done: poll(done / 2))
+        gc.collect()  # mlx modules are in reference cycles, and the next model is loaded now
+        mx.clear_cache()
+        after = self._rewards(load_policy(config.model_copy(update=as_it_is)), lambda done: poll((1 + done) / 2))
         pairs = [pair for pair in zip(before, after, strict=True) if not any(map(math.isnan, pair))]
         if not pairs:
             raise UserError("held_out", "No reward function had an opinion on any held-out completion.")
         differences = [b - a for a, b in pairs]
         error = stdev(differences) / math.sqrt(len(pairs)) if len(pairs) > 1 else None
         mean_before, mean_after = (fmean(rewards) for rewards in zip(*pairs, strict=True))
-        return HeldOutDifference(self.split, len(pairs), mean_before, mean_after, error)
+        difference = mean_after - mean_before
+        return HeldOutDifference(self.split, len(pairs), mean_before, mean_after, error, difference)
 
-    def _rewards(self, load: Callable[[], Policy], poll: Poll) -> list[float]:
-        policy, config = load(), self.config
+    def _rewards(self, policy: Policy, poll: Callable[[float], None]) -> list[float]:
+        config = self.config
         prompts = TokenizedPrompts(self._rows, policy.tokenizer, PromptFormat.of(config), self._source)
         problems = prompts.first(self.count)
         if not problems:
@@ -246,8 +459,4 @@ class HeldOutComparison:
             overlap_scoring=False,
         )
         completions = [completion for group in groups for completion in group.completions]
-        rewards = [math.nan if completion.reward is None else completion.reward for completion in completions]
-        del policy, load, prompts
-        gc.collect()  # mlx modules are in reference cycles, and the next model is loaded now
-        mx.clear_cache()
-        return rewards
+        return [math.nan if completion.reward is None else completion.reward for completion in completions]

@@ -227,27 +227,17 @@ def _matrix_bytes(matrix: Linear, shape: ModelShape, format_: ExportFormat, quan
 # Choices for one run
 
 
-@dataclass(frozen=True, slots=True)
-class WeightsChoice:
-    """One state of a run's weights; `key` is the value of `--checkpoint`."""
-
-    key: str
-    label: str
-
-
-def weights_choices(run: RunFolder) -> list[WeightsChoice]:
-    """End of the run, best checkpoint, then all checkpoints, newest first."""
+def weights_choices(run: RunFolder) -> dict[str, str]:
+    """Value of `--checkpoint` → label: end of the run, best checkpoint, then all checkpoints, newest first."""
 
     def score(saved: SavedWeights) -> str:
         return "" if saved.score is None else f", {saved.metric or 'reward'} {saved.score:.3g}"
 
     checkpoints = saved_weights(run)
-    choices = [WeightsChoice("", "End of the run")] if has_end(run) else []
-    if best := best_of(checkpoints):
-        choices.append(WeightsChoice("best", f"Best checkpoint: step {best.step}{score(best)}"))
-    for saved in reversed(checkpoints):
-        choices.append(WeightsChoice(str(saved.step), f"Checkpoint of step {saved.step}{score(saved)}"))
-    return choices
+    best = best_of(checkpoints)
+    choices = {"": "End of the run"} if has_end(run) else {}
+    choices |= {"best": f"Best checkpoint: step {best.step}{score(best)}"} if best else {}
+    return choices | {str(saved.step): f"Checkpoint of step {saved.step}{score(saved)}" for saved in checkpoints[::-1]}
 
 
 def export_size(run: RunFolder, format_: ExportFormat, checkpoint: str) -> int | None:

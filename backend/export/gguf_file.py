@@ -1,15 +1,18 @@
-"""Write a model as a GGUF file, one tensor at a time, and read it back under its original names.
+"""Write a model as a GGUF file, one tensor at a time, and read it back under its original names; Ollama's Modelfile.
 
 Matrices have the chosen type, vectors float32; rows not divisible by 32 stay float16, as in llama.cpp.
 
-Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Modelfile: https://docs.ollama.com/modelfile.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +21,14 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from backend.config.config import Config
+from backend.export.destinations import MODELFILE
 from backend.export.original_files import OriginalFiles
 from backend.export.original_rows import merged_arrays
 from backend.export.trained_weights import TrainedWeights
+from backend.models.tokenizers import load_tokenizer
 from backend.utils.errors import UserError
+from backend.utils.files import open_regular
 
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
@@ -112,18 +119,22 @@ class GgufFamily:
     def write_sizes(self, writer: gguf.GGUFWriter) -> None:
         """Write the hyperparameter keys."""
         config = self.config
-        writer.add_block_count(self.layers)
-        writer.add_context_length(int(config["max_position_embeddings"]))
-        writer.add_embedding_length(int(config["hidden_size"]))
-        writer.add_feed_forward_length(int(config["intermediate_size"]))
-        writer.add_head_count(self.queries)
-        writer.add_head_count_kv(self.keys)
-        writer.add_key_length(self.head_size)
-        writer.add_value_length(self.head_size)
-        writer.add_layer_norm_rms_eps(float(config.get("rms_norm_eps", 1e-6)))
-        writer.add_rope_freq_base(float(self.rope.get("rope_theta", 10_000.0)))
-        writer.add_rope_dimension_count(self.head_size)
-        writer.add_vocab_size(int(config["vocab_size"]))
+        sizes = {
+            writer.add_block_count: self.layers,
+            writer.add_context_length: int(config["max_position_embeddings"]),
+            writer.add_embedding_length: int(config["hidden_size"]),
+            writer.add_feed_forward_length: int(config["intermediate_size"]),
+            writer.add_head_count: self.queries,
+            writer.add_head_count_kv: self.keys,
+            writer.add_key_length: self.head_size,
+            writer.add_value_length: self.head_size,
+            writer.add_layer_norm_rms_eps: float(config.get("rms_norm_eps", 1e-6)),
+            writer.add_rope_freq_base: float(self.rope.get("rope_theta", 10_000.0)),
+            writer.add_rope_dimension_count: self.head_size,
+            writer.add_vocab_size: int(config["vocab_size"]),
+        }
+        for add, size in sizes.items():
+            add(size)
 
     def extra_tensors(self) -> dict[str, np.ndarray]:
         """Divisors of Llama 3.1's RoPE frequencies, [head / 2], as in transformers' `_compute_llama3_parameters`."""
@@ -199,6 +210,8 @@ def write_gguf(trained: TrainedWeights, original: OriginalFiles, type_: str, fil
     family = GgufFamily(original.config)
     arrays = merged_arrays(trained, original)
     matrix_type, file_type = TYPES[type_]
+    names = {name: there for name in arrays if (there := family.tensor_name(name)) is not None}
+    extra = family.extra_tensors()
     writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[family.architecture])
     writer.add_type(gguf.GGUFType.MODEL)
     writer.add_name(original.name.rpartition("/")[2])
@@ -206,12 +219,13 @@ def write_gguf(trained: TrainedWeights, original: OriginalFiles, type_: str, fil
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     family.write_sizes(writer)
     _write_vocabulary(trained.tokenizer, int(original.config["vocab_size"]), writer)
-    names = {name: there for name in arrays if (there := family.tensor_name(name)) is not None}
-    extra = family.extra_tensors()
     for name, array in extra.items():
         writer.add_tensor_info(name, array.shape, array.dtype, array.nbytes)
     for name, there in names.items():
-        _announce(writer, there, arrays[name].shape, matrix_type)
+        shape = arrays[name].shape
+        type_ = _type_of(shape, matrix_type)
+        size = math.prod(gguf.quant_shape_to_byte_shape(shape, type_))
+        writer.add_tensor_info(there, shape, np.dtype(np.float32), size, raw_dtype=type_)
     file.parent.mkdir(parents=True)
     try:
         writer.write_header_to_file()
@@ -220,7 +234,10 @@ def write_gguf(trained: TrainedWeights, original: OriginalFiles, type_: str, fil
         for array in extra.values():
             writer.write_tensor_data(array)
         for count, name in enumerate(names, 1):
-            array = family.laid_out(name, _numbers(arrays.pop(name)))
+            widened: Any = arrays.pop(name).astype(mx.float32)
+            array = family.laid_out(name, np.array(widened))
+            del widened
+            mx.clear_cache()
             writer.write_tensor_data(gguf.quants.quantize(array, _type_of(array.shape, matrix_type)))
             done(count / len(names))
     finally:
@@ -243,26 +260,133 @@ def open_gguf(file: Path, original: OriginalFiles) -> nn.Module:
     return original.open_with(arrays)
 
 
-def _announce(
-    writer: gguf.GGUFWriter, name: str, shape: tuple[int, ...], matrix_type: gguf.GGMLQuantizationType
-) -> None:
-    type_ = _type_of(shape, matrix_type)
-    if type_ in (F32, F16):
-        dtype = np.dtype(np.float32 if type_ == F32 else np.float16)
-        writer.add_tensor_info(name, shape, dtype, dtype.itemsize * int(np.prod(shape)))
-        return
-    packed = gguf.quant_shape_to_byte_shape(shape, type_)
-    writer.add_tensor_info(name, packed, np.dtype(np.uint8), int(np.prod(packed)), raw_dtype=type_)
-
-
 def _type_of(shape: tuple[int, ...], matrix_type: gguf.GGMLQuantizationType) -> gguf.GGMLQuantizationType:
     if len(shape) < 2:
         return F32
     return F16 if matrix_type == Q8_0 and shape[-1] % 32 else matrix_type
 
 
-def _numbers(array: mx.array) -> np.ndarray:
-    widened: Any = array.astype(mx.float32)
-    numbers = np.array(widened)
-    mx.clear_cache()
-    return numbers
+# Ollama's Modelfile: chat template, sampling parameters and system message
+
+LONGEST_LICENCE = 2**20
+"""In bytes; the GPL has 35,000."""
+NO_TEMPLATE = (
+    "The chat template does more than a Modelfile can say, so the Modelfile leaves it to Ollama, which knows those of "
+    "many models; compare an answer with the run's before you rely on it."
+)
+MARKS = {
+    "system": "\u2402sys\u2403",
+    "first": "\u2402one\u2403",
+    "answer": "\u2402two\u2403",
+    "second": "\u2402three\u2403",
+}
+"""Marker messages to find in the rendered text."""
+
+Message = dict[str, str]
+Render = Callable[[list[Message]], str]
+"""Renders a chat that ends with a user message. Raises if the template refuses it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    """Text around messages.
+
+    `opening`, or the two texts `around_system`; then each user text and `after_user`, each answer and `after_answer`.
+    """
+
+    opening: str
+    around_system: tuple[str, str] | None
+    """None if the template refuses a system message."""
+    after_user: str
+    after_answer: str
+
+    def render(self, messages: list[Message]) -> str:
+        text = self.opening
+        for message in messages:
+            content = message["content"]
+            if message["role"] != "system":
+                text += content + (self.after_user if message["role"] == "user" else self.after_answer)
+            elif self.around_system:
+                text = content.join(self.around_system)
+        return text
+
+    def go_template(self) -> str:
+        opening = _go_text(self.opening)
+        if self.around_system:
+            system = "{{ .System }}".join(map(_go_text, self.around_system))
+            opening = f"{{{{ if .System }}}}{system}{{{{ else }}}}{opening}{{{{ end }}}}"
+        user = f'{{{{ if eq .Role "user" }}}}{{{{ .Content }}}}{_go_text(self.after_user)}'
+        answer = f'{{{{ else if eq .Role "assistant" }}}}{{{{ .Content }}}}{_go_text(self.after_answer)}{{{{ end }}}}'
+        return f"{opening}{{{{ range .Messages }}}}{user}{answer}{{{{ end }}}}"
+
+
+def chat_format(render: Render, beginning: str = "") -> ChatFormat | None:
+    """Extract a chat template's text around messages; None if it does more.
+
+    A Jinja template is rendered on a sample chat; the text between its messages must reproduce other chats.
+    `beginning` is the token that Ollama itself adds before every prompt.
+    """
+    user = {"role": "user", "content": MARKS["first"]}
+    answered = [user, {"role": "assistant", "content": MARKS["answer"]}, {"role": "user", "content": MARKS["second"]}]
+    system = {"role": "system", "content": MARKS["system"]}
+    chats = [[user], answered]
+    try:
+        opening, rest = render(answered).removeprefix(beginning).split(MARKS["first"])
+        after_user, rest = rest.split(MARKS["answer"])
+        after_answer, _ = rest.split(MARKS["second"])
+        try:
+            before, rest = render([system, user]).removeprefix(beginning).split(MARKS["system"])
+            around_system = before, rest.split(MARKS["first"])[0]
+            chats += [[system, user], [system, *answered]]
+        except Exception:  # a template may refuse a system message in any way
+            around_system = None
+        found = ChatFormat(opening, around_system, after_user, after_answer)
+        is_same = all(found.render(chat) == render(chat).removeprefix(beginning) for chat in chats)
+    except Exception:
+        return None
+    return found if is_same else None
+
+
+def write_modelfile(config: Config, tokenizer_from: Path, weights: Path) -> tuple[str, ...]:
+    """Write a run's Modelfile for the GGUF file `weights`; returns notes."""
+    tokenizer = load_tokenizer(tokenizer_from)
+    chat = None
+    if tokenizer.has_chat_template:
+        options = {"tokenize": False, "add_generation_prompt": True, **config.chat_template_kwargs}
+        chat = chat_format(
+            lambda messages: tokenizer.apply_chat_template(messages, **options), tokenizer.bos_token or ""
+        )
+    ends = [tokenizer.convert_ids_to_tokens(number) for number in tokenizer.eos_token_ids]
+    sampling = {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k, "min_p": config.min_p}
+    names, neutral = ("repeat_penalty", "presence_penalty", "frequency_penalty"), (1.0, 0.0, 0.0)
+    penalties = {name: now for name, now, off in zip(names, config.penalties, neutral, strict=True) if now != off}
+    licence = ""
+    with contextlib.suppress(OSError, ValueError), open_regular(min(tokenizer_from.glob("LICENSE*"))) as file:
+        licence = file.read(LONGEST_LICENCE).decode(errors="replace")
+    parameters = {**sampling, **penalties, "stop": sorted({*ends, *config.stop})}
+    text = modelfile(weights.name, chat, parameters, config.system_prompt, licence)
+    (weights.parent / MODELFILE).write_text(text, encoding="utf-8")
+    return (NO_TEMPLATE,) if chat is None and tokenizer.has_chat_template else ()
+
+
+def modelfile(weights: str, chat: ChatFormat | None, parameters: dict[str, Any], system: str, licence: str) -> str:
+    """Text of a Modelfile; a list in `parameters` gives one line per value."""
+    lines = [f"FROM ./{weights}"]
+    if chat is not None:
+        lines.append(f"TEMPLATE {_quoted(chat.go_template())}")
+    for name, value in parameters.items():
+        for one in value if isinstance(value, list) else [value]:
+            lines.append(f"PARAMETER {name} {_quoted(one) if isinstance(one, str) else one}")
+    if system:
+        lines.append(f"SYSTEM {_quoted(system)}")
+    if licence:
+        lines.append(f"LICENSE {_quoted(licence)}")
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return f'"""{text.replace(chr(34) * 3, chr(39) * 3)}"""'
+
+
+def _go_text(text: str) -> str:
+    return re.sub(r"\{{2,}|\{\Z", lambda found: f'{{{{ "{found[0]}" }}}}', text)

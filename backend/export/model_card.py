@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 import shlex
 import statistics
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
-from huggingface_hub import HfApi, ModelCard, ModelCardData
+from huggingface_hub import HfApi, ModelCardData
 from huggingface_hub.constants import HUGGINGFACE_CO_URL_HOME
 from huggingface_hub.errors import HTTPError
 from jinja2 import Environment
@@ -21,6 +22,7 @@ from backend.config.config import SETTINGS, Config
 from backend.config.loss_menu import kl_estimators, levels, losses
 from backend.config.updates import OWN
 from backend.export.exports import ExportFormat
+from backend.export.original_files import card_of
 from backend.export.privacy import public_name, public_settings, public_text
 from backend.rewards.catalogue import canonical_entry, metric_name
 from backend.runs.archive import WorkClock, first_and_last_means
@@ -61,29 +63,10 @@ LONGEST_SAMPLE = 1200
 LICENCE_TIMEOUT_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class RewardEnds:
-    """A reward function's weight and its mean score over the first and last steps."""
-
-    name: str
-    weight: float
-    start: float | None
-    end: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class CardSample:
-    """A prompt, and completions with heading and reward."""
-
-    prompt: str
-    completions: list[tuple[str, str, float | None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Licence:
-    key: str
-    name: str | None = None
-    link: str | None = None
+RewardEnds = tuple[str, float, float | None, float | None]
+"""A reward function, its weight, and its mean scores over the first and the last steps."""
+CardSample = tuple[str, list[tuple[str, str, float | None]]]
+"""A prompt, and completions with heading and reward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +74,7 @@ class CardFacts:
     repo_id: str
     base: str
     """A Hugging Face id, or a bare folder name."""
-    base_is_on_hub: bool
     dataset: str
-    dataset_is_on_hub: bool
     format: ExportFormat
     config: Config
     """Settings at that step."""
@@ -106,16 +87,22 @@ class CardFacts:
     steps_before: int | None
     """Steps of the run that this one continued; None if it began with the base."""
     rewards: list[RewardEnds]
-    total: RewardEnds
-    """The weighted sum."""
+    """The last is their weighted sum."""
     curves: dict[str, Curve]
     evaluation: Evaluation | None
     samples: list[CardSample]
-    licence: Licence | None
+    licence: dict[str, str | None]
+    """The Hub's settings for it; {} if unknown."""
     seconds: float
     """Training time without loading and pauses."""
     device: str
-    versions: dict[str, str] = field(default_factory=dict[str, str])
+    versions: dict[str, str]
+
+    @property
+    def library(self) -> str:
+        if self.format.names == "mlx":
+            return "mlx"
+        return "peft" if self.format.kind == "adapter" else "transformers"
 
 
 def is_hub_id(name: str) -> bool:
@@ -140,9 +127,10 @@ def read_facts(
     step = find_checkpoint(run, checkpoint).step if checkpoint else last_step
     config = run_config(run, step)
     evaluation, rows = _evaluation(run, step)
-    base, dataset = public_name(original or config.model), public_name(config.data)
+    base = public_name(original or config.model)
     names = [metric_name(canonical_entry(entry)) for entry in config.reward_functions]
     weights = config.reward_weights or [1.0] * len(names)
+    functions = [*zip(names, weights, (f"rewards/{name}/mean" for name in names), strict=False), ("", 1.0, "reward")]
     parent, clock = read_parent(run), WorkClock()
     for event in events:
         clock.take(event)
@@ -152,9 +140,7 @@ def read_facts(
     return CardFacts(
         repo_id=repo_id,
         base=base,
-        base_is_on_hub=is_hub_id(base),
-        dataset=dataset,
-        dataset_is_on_hub=is_hub_id(dataset),
+        dataset=public_name(config.data),
         format=format_,
         config=config,
         settings=yaml.safe_dump(public_settings(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True),
@@ -162,10 +148,9 @@ def read_facts(
         changes=list(_changes(events, step)),
         steps_before=parent.step if parent is not None and not parent.warm else None,
         rewards=[
-            RewardEnds(public_text(name), float(weight), *_ends(steps, f"rewards/{name}/mean"))
-            for name, weight in zip(names, weights, strict=False)
+            (public_text(name), float(weight), *first_and_last_means(value for _, value in _curve(steps, metric)))
+            for name, weight, metric in functions
         ],
-        total=RewardEnds("weighted sum", 1.0, *_ends(steps, "reward")),
         curves={name: curve for name in CURVES if (curve := _curve(steps, name))},
         evaluation=evaluation,
         samples=list(_samples_of_rows(evaluation, rows)) if evaluation else list(_samples_of_training(run, step)),
@@ -183,10 +168,6 @@ def _curve(steps: Iterable[Event], name: str) -> Curve:
         for step, value in pairs
         if isinstance(step, int) and isinstance(value, int | float) and math.isfinite(value)
     ]
-
-
-def _ends(steps: list[Event], name: str) -> tuple[float | None, float | None]:
-    return first_and_last_means(value for _, value in _curve(steps, name))
 
 
 def _changes(events: Iterable[Event], step: int | None) -> Iterator[Change]:
@@ -221,13 +202,20 @@ def _samples_of_rows(evaluation: Evaluation, rows: list[EvaluatedRow]) -> Iterat
         sides = row[how] or {}
         before, after = (sides.get("base") or [])[:1], (sides.get("tuned") or [])[:1]
         shown = [*(("Before training", each) for each in before), *(("After training", each) for each in after)]
-        yield CardSample(_short(row["prompt"]), [_completion(heading, each) for heading, each in shown])
+        yield _short(row["prompt"]), [_completion(heading, each) for heading, each in shown]
 
 
 def _samples_of_training(run: RunFolder, step: int | None) -> Iterator[CardSample]:
-    group = _last_group(run, step)
-    rows = [row for row in group["completions"] if row.get("reward") is not None] if group else []
-    if group is None or not rows:
+    """Two completions of the last step, of a group whose rewards differ if there is one."""
+    newest: list[GroupRow] = []
+    with contextlib.suppress(OSError), run.completions.open("rb") as lines:
+        for group in map(parse_group_row, lines):
+            if group is not None and group.get("completions") and (step is None or group["step"] <= step):
+                newest = [*(each for each in newest if each["step"] == group["step"]), group]
+    differing = [group for group in newest if len({row.get("reward") for row in group["completions"]}) > 1]
+    last = (differing or newest or [None])[-1]
+    rows = [row for row in last["completions"] if row.get("reward") is not None] if last else []
+    if last is None or not rows:
         return
     best = max(rows, key=_reward)
     median = statistics.median(map(_reward, rows))
@@ -235,23 +223,7 @@ def _samples_of_training(run: RunFolder, step: int | None) -> Iterator[CardSampl
     shown = [_completion("Best of its group", best)]
     if typical["text"] != best["text"]:
         shown.append(_completion("Typical of its group", typical))
-    yield CardSample(_short(group["prompt"]), shown)
-
-
-def _last_group(run: RunFolder, step: int | None) -> GroupRow | None:
-    last = telling = None
-    try:
-        with run.completions.open("rb") as lines:
-            for line in lines:
-                group = parse_group_row(line)
-                if group is None or not group.get("completions") or (step is not None and group["step"] > step):
-                    continue
-                last = group
-                if len({row.get("reward") for row in group["completions"]}) > 1:
-                    telling = group
-    except OSError:
-        return None
-    return telling if telling is not None and last is not None and telling["step"] == last["step"] else last
+    yield _short(last["prompt"]), shown
 
 
 def _reward(row: CompletionRow) -> float:
@@ -267,22 +239,18 @@ def _short(text: str) -> str:
     return text if len(text) <= LONGEST_SAMPLE else f"{text[:LONGEST_SAMPLE]} …"
 
 
-def base_licence(model: str, id_: str) -> Licence | None:
-    """The base model's licence, from its local card or the Hub; None if unknown."""
-    folder, about = local_folder(model), dict[str, Any]()
-    if folder is not None:
-        try:
-            about = ModelCard.load(folder / "README.md", ignore_metadata_errors=True).data.to_dict()
-        except (OSError, ValueError):
-            about = {}
+def base_licence(model: str, id_: str) -> dict[str, str | None]:
+    """The base model's licence as the Hub's settings, from its local card or the Hub; {} if unknown."""
+    folder = local_folder(model)
+    about = card_of(folder) if folder else dict[str, Any]()
     if not about.get("license") and "/" in id_:
         try:
             card = HfApi().model_info(id_, timeout=LICENCE_TIMEOUT_S).card_data
             about = card.to_dict() if card else {}
         except (HTTPError, OSError, ValueError, TypeError, KeyError, AttributeError):  # offline, gated, gone
-            return None
-    key = about.get("license")
-    return Licence(str(key), about.get("license_name"), about.get("license_link")) if key else None
+            return {}
+    keys = ("license", "license_name", "license_link")
+    return {key: about.get(key) for key in keys} if about.get("license") else {}
 
 
 # The text
@@ -293,57 +261,40 @@ TAGS = {"mlx": ("mlx", "mlx-lm"), "transformers": ("transformers",), "peft": ("p
 
 def model_card(facts: CardFacts) -> str:
     """The complete file with its metadata, from resources/model_card.md."""
-    text = (resources() / "model_card.md").read_text(encoding="utf-8")
-    rewards = [(_code(row.name), f"{row.weight:g}", _number(row.start), _number(row.end)) for row in facts.rewards]
-    body = (
-        Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-        .from_string(text)
-        .render(
-            facts=facts,
-            library=_library(facts),
-            hub=HUGGINGFACE_CO_URL_HOME,
-            settings_file=SETTINGS_FILE,
-            curves_file=CURVES_FILE,
-            reward_rows=[*rewards, ("**weighted sum**", "", _number(facts.total.start), _number(facts.total.end))],
-            figure_rows=_figure_rows,
-            loss_sentence=_loss_sentence(facts.config),
-            method_table=_table(("", ""), _method_rows(facts), rest="---"),
-            table=_table,
-            code=_code,
-            plain=_plain,
-            fenced=_fenced,
-            number=_number,
-            json=lambda text: json.dumps(text, ensure_ascii=False),
-            shell=lambda text: shlex.quote(one_line(text)),
-        )
+    *functions, (_, _, start, end) = facts.rewards
+    rewards = [(_code(name), f"{weight:g}", _number(first), _number(last)) for name, weight, first, last in functions]
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    body = environment.from_string((resources() / "model_card.md").read_text(encoding="utf-8")).render(
+        facts=facts,
+        hub=HUGGINGFACE_CO_URL_HOME,
+        is_hub_id=is_hub_id,
+        settings_file=SETTINGS_FILE,
+        curves_file=CURVES_FILE,
+        reward_rows=[*rewards, ("**weighted sum**", "", _number(start), _number(end))],
+        figure_rows=_figure_rows,
+        loss_sentence=_loss_sentence(facts.config),
+        method_table=_table(("", ""), _method_rows(facts), rest="---"),
+        table=_table,
+        code=_code,
+        plain=_plain,
+        fenced=_fenced,
+        number=_number,
+        json=lambda text: json.dumps(text, ensure_ascii=False),
+        shell=lambda text: shlex.quote(one_line(text)),
     )
-    return f"---\n{_metadata(facts).to_yaml()}\n---\n\n{body}"
-
-
-def _metadata(facts: CardFacts) -> ModelCardData:
-    is_adapter, library = facts.format.kind == "adapter", _library(facts)
-    base: dict[str, Any] = {}
-    if facts.base_is_on_hub:
-        # The Hub calls quantized what has its base's weights in fewer bits, untrained: 4 bits are a fine-tune here.
-        base = {"base_model": facts.base, "base_model_relation": "adapter" if is_adapter else "finetune"}
     adapters = [facts.config.train_type] if facts.config.train_type != "full" else []
-    licence = facts.licence
-    return ModelCardData(
-        library_name=library,
+    # The Hub calls quantized what has its base's weights in fewer bits, untrained: 4 bits are a fine-tune here.
+    relation = "adapter" if facts.format.kind == "adapter" else "finetune"
+    base = {"base_model": facts.base, "base_model_relation": relation} if is_hub_id(facts.base) else {}
+    metadata = ModelCardData(
+        library_name=facts.library,
         pipeline_tag="text-generation",
-        tags=[*TAGS[library], "grpo", "reinforcement-learning", *adapters, "grpo-studio"],
-        license=licence.key if licence else None,
-        license_name=licence.name if licence else None,
-        license_link=licence.link if licence else None,
-        datasets=[facts.dataset] if facts.dataset_is_on_hub else None,
+        tags=[*TAGS[facts.library], "grpo", "reinforcement-learning", *adapters, "grpo-studio"],
+        datasets=[facts.dataset] if is_hub_id(facts.dataset) else None,
+        **facts.licence,  # pyright: ignore[reportArgumentType]
         **base,
     )
-
-
-def _library(facts: CardFacts) -> str:
-    if facts.format.names == "mlx":
-        return "mlx"
-    return "peft" if facts.format.kind == "adapter" else "transformers"
+    return f"---\n{metadata.to_yaml()}\n---\n\n{body}"
 
 
 def _figure_rows(decoding: Decoding) -> Iterator[tuple[str, ...]]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -46,7 +47,7 @@ class OriginalFiles:
 
     @property
     def config(self) -> dict[str, Any]:
-        return json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+        return _config(self.folder)
 
     def arrays(self) -> dict[str, mx.array]:
         """All tensors by original name, lazily."""
@@ -99,32 +100,24 @@ def converted_from(base: Path, name: str) -> tuple[str | None, int]:
     Follows cards on this disk only. Raises UserError if the card names no repository.
     """
     folder: Path | None = base
-    called = name
-    packed = json.loads((base / "config.json").read_text(encoding="utf-8")).get("quantization") or {}
-    for _ in range(FURTHEST):
-        if folder is None or not _is_converted(folder):
-            break
-        called = _named_by_card(folder, called)
+    called, tries = name, FURTHEST
+    while folder is not None and _is_converted(folder) and tries:
+        called, tries = _named_by_card(folder, called), tries - 1
         folder = local_folder(called)
+    packed = _config(base).get("quantization") or {}
     return (None if called == name else called), int(packed.get("bits", 0))
 
 
-def trained_on_original(trained: TrainedWeights, fetch: Fetch | None = None) -> TrainedWeights:
-    """The same training applied to the original of its base. Raises as `find_original`."""
+def trained_on_original(trained: TrainedWeights, fetch: Fetch | None = None) -> tuple[TrainedWeights, OriginalFiles]:
+    """(the same training applied to the original of its base, the original). Raises as `find_original`."""
     if trained.untrained is None:
         gone = f"The base model {trained.name} is not on this disk any more"
         raise UserError("model", f"{gone}, and its weights are needed.")
     original = find_original(trained.untrained, trained.name, fetch)
     if trained.adapters is None:
-        return replace(trained, untrained=original.folder, name=original.name)
+        return replace(trained, untrained=original.folder, name=original.name), original
     folder = original.folder
-    return TrainedWeights(folder, original.name, folder, adapters=trained.adapters, untrained=folder)
-
-
-def original_of(trained: TrainedWeights) -> OriginalFiles:
-    """The original behind weights from `trained_on_original`."""
-    assert trained.untrained is not None
-    return read_original(trained.untrained, trained.name)
+    return TrainedWeights(folder, original.name, folder, adapters=trained.adapters, untrained=folder), original
 
 
 def read_original(folder: Path, name: str) -> OriginalFiles:
@@ -148,24 +141,25 @@ def read_original(folder: Path, name: str) -> OriginalFiles:
 _WRITABLE = frozenset(SAFETENSORS_TYPES.values())
 
 
+def _config(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+
+
 def _is_converted(folder: Path) -> bool:
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return "quantization" in config or (_card(folder).get("library_name") == "mlx" and bool(_base_models(folder)))
+    card = card_of(folder)
+    return "quantization" in _config(folder) or bool(card.get("library_name") == "mlx" and card.get("base_model"))
 
 
 def _named_by_card(folder: Path, name: str) -> str:
-    if models := _base_models(folder):
-        return models[0]
+    named = card_of(folder).get("base_model") or []
+    if models := [named] if isinstance(named, str) else named:
+        return str(models[0])
     unknown = f"{name} was quantised by mlx, and its card names no base_model: the original weights are unknown"
     raise UserError("model", f"{unknown}, so train on them, or export for mlx.")
 
 
-def _base_models(folder: Path) -> list[str]:
-    named = _card(folder).get("base_model") or []
-    return [named] if isinstance(named, str) else [str(model) for model in named]
-
-
-def _card(folder: Path) -> dict[str, Any]:
+def card_of(folder: Path) -> dict[str, Any]:
+    """Metadata of the model card in a folder; {} without one."""
     try:
         return ModelCard.load(folder / "README.md", ignore_metadata_errors=True).data.to_dict()
     except (OSError, ValueError):
@@ -174,17 +168,9 @@ def _card(folder: Path) -> dict[str, Any]:
 
 def fetch_original(name: str, progress: Progress) -> Path:
     """Download a model; a later call resumes it. Raises UserError."""
-    return hub.download(name, "model", _ReportFetching(f"Downloading the original weights, {name}.", progress))
 
+    def report(state: dict[str, Any]) -> None:
+        share = state["done"] / state["total"] if state["total"] else None
+        progress(f"Downloading the original weights, {name}.", share)
 
-class _ReportFetching:
-    def __init__(self, sentence: str, progress: Progress) -> None:
-        self._sentence, self._progress = sentence, progress
-
-    def report(self, state: dict[str, Any]) -> None:
-        self._progress(self._sentence, state["done"] / state["total"] if state["total"] else None)
-
-    def check(self) -> None: ...
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+    return hub.download(name, "model", SimpleNamespace(report=report, check=lambda: None, sleep=time.sleep))

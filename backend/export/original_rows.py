@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,21 +65,23 @@ def trace(original: OriginalFiles) -> Trace:
     # Broadcast arrays take the memory of one number.
     tagged = {name: mx.broadcast_to(mx.array(float(codes[name])), shape) for name, shape in shapes.items()}
     origins = {id(array): name for name, array in tagged.items()}
-    passed = _sanitized(original, dict(tagged))
+
+    def sanitized(arrays: dict[str, mx.array]) -> dict[str, mx.array]:
+        model: Any = original.empty_model()
+        return model.sanitize(arrays) if hasattr(model, "sanitize") else arrays
+
+    passed = sanitized(dict(tagged))
     found: Trace = {}
-    changed: list[str] = []
     for name, array in passed.items():
-        if id(array) in origins:
-            source = origins[id(array)]
-            found[name] = [RowRun(name, 0, source, 0, _row_count(shapes[source]))]
-        else:
-            changed.append(name)
-    if changed:
-        row_numbers = _sanitized(original, {name: _row_numbers(shape) for name, shape in shapes.items()})
-        column_numbers = _sanitized(original, {name: _column_numbers(shape) for name, shape in shapes.items()})
+        if source := origins.get(id(array)):
+            found[name] = [RowRun(name, 0, source, 0, _flat(shapes[source])[0])]
+    if changed := passed.keys() - found.keys():
+        numbered = {name: _numbered(shape) for name, shape in shapes.items()}
+        rows = sanitized({name: row for name, (row, _) in numbered.items()})
+        columns = sanitized({name: column for name, (_, column) in numbered.items()})
         names = {code: name for name, code in codes.items()}
-        for name in changed:
-            if runs := _runs(name, passed[name], row_numbers[name], column_numbers[name], names, shapes):
+        for name in [name for name in passed if name in changed]:
+            if runs := _runs(name, passed[name], rows[name], columns[name], names, shapes):
                 found[name] = runs
     return found
 
@@ -92,28 +94,18 @@ def by_original(rows: Iterable[RowRun]) -> dict[str, list[RowRun]]:
     return {name: sorted(runs, key=lambda run: run.original_start) for name, runs in grouped.items()}
 
 
-def _sanitized(original: OriginalFiles, arrays: dict[str, mx.array]) -> dict[str, mx.array]:
-    model: Any = original.empty_model()
-    return model.sanitize(arrays) if hasattr(model, "sanitize") else arrays
+def _flat(shape: Shape) -> tuple[int, int]:
+    """(rows, numbers in a row) of a tensor."""
+    return (math.prod(shape), 1) if len(shape) < 2 else (math.prod(shape[:-1]), shape[-1])
 
 
-def _row_numbers(shape: Shape) -> mx.array:
-    rows = mx.arange(_row_count(shape), dtype=mx.float32)
-    return rows.reshape(shape) if len(shape) < 2 else mx.broadcast_to(rows.reshape(*shape[:-1], 1), shape)
-
-
-def _column_numbers(shape: Shape) -> mx.array:
-    if len(shape) < 2:
-        return mx.zeros(shape)
-    return mx.broadcast_to(mx.arange(shape[-1], dtype=mx.float32), shape)
-
-
-def _row_count(shape: Shape) -> int:
-    return math.prod(shape) if len(shape) < 2 else math.prod(shape[:-1])
-
-
-def _width(shape: Shape) -> int:
-    return shape[-1] if len(shape) > 1 else 1
+def _numbered(shape: Shape) -> tuple[mx.array, mx.array]:
+    """(row, column) of every number of a tensor, float32."""
+    rows, width = _flat(shape)
+    ends = (*shape[:-1], 1) if len(shape) > 1 else shape
+    row = mx.arange(rows, dtype=mx.float32).reshape(ends)
+    column = mx.arange(width, dtype=mx.float32)
+    return mx.broadcast_to(row, shape), mx.broadcast_to(column if shape else column[0], shape)
 
 
 def _runs(
@@ -127,27 +119,24 @@ def _runs(
     """Runs of consecutive rows; [] if the array is not made of whole original rows."""
     if not tensors.shape == rows.shape == columns.shape or not tensors.size:
         return []
-    width = _width(tensors.shape)
+    _, width = _flat(tensors.shape)
     tensors, rows, columns = (array.astype(mx.float32).reshape(-1, width) for array in (tensors, rows, columns))
     is_whole = mx.all(tensors == tensors[:, :1]) & mx.all(rows == rows[:, :1]) & mx.all(columns == mx.arange(width))
     if not is_whole.item():
         return []
     runs: list[RowRun] = []
-    for at, (code, row) in enumerate(zip(_integers(tensors[:, 0]), _integers(rows[:, 0]), strict=True)):
-        source = names.get(code)
-        if source is None or _width(shapes[source]) != width:
+    codes: Any = tensors[:, 0].tolist()
+    originals: Any = rows[:, 0].tolist()
+    for at, (code, row) in enumerate(zip(codes, originals, strict=True)):
+        source = names.get(code) if row == int(row) else None
+        if source is None or _flat(shapes[source])[1] != width:
             return []
         last = runs[-1] if runs else None
         if last and last.original == source and last.original_start + last.count == row:
             runs[-1] = RowRun(name, last.start, source, last.original_start, last.count + 1)
         else:
-            runs.append(RowRun(name, at, source, row, 1))
+            runs.append(RowRun(name, at, source, int(row), 1))
     return runs
-
-
-def _integers(numbers: mx.array) -> list[int]:
-    values: Any = numbers.tolist()
-    return [int(value) if value == int(value) else -1 for value in values]
 
 
 # The result of training by rows, because an original tensor may hold a part of one of mlx-lm's arrays, or several
@@ -191,9 +180,6 @@ class TrainedRows:
     adapters: dict[str, LowRank]
     arrays: dict[str, mx.array]
 
-    def changed(self) -> set[str]:
-        return {*self.adapters, *self.arrays}
-
     def rows(self, name: str, start: int, base: mx.array) -> mx.array:
         """Trained rows of `name` from `start` on, float32; `base` [n, in] are the untrained ones."""
         if name in self.adapters:
@@ -208,9 +194,8 @@ def trained_rows(trained: TrainedWeights) -> TrainedRows:
     arrays: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     if trained.adapters is None:
         return TrainedRows({}, arrays)
-    adapted = {name: module for name, module in model.named_modules() if "lora_a" in module}
-    whole = {name: arrays[name] for name in array_names(model, trained.whole_modules())}
-    return TrainedRows({f"{name}.weight": _low_rank(name, module) for name, module in adapted.items()}, whole)
+    adapters = {f"{name}.weight": _low_rank(name, each) for name, each in model.named_modules() if "lora_a" in each}
+    return TrainedRows(adapters, {name: arrays[name] for name in array_names(model, trained.whole_modules())})
 
 
 def _low_rank(name: str, module: nn.Module) -> LowRank:
@@ -238,7 +223,7 @@ def write_merged(trained: TrainedWeights, original: OriginalFiles, to: Path, don
     Raises UserError if a trained array has no counterpart.
     """
     arrays = merged_arrays(trained, original)
-    written: Callable[[int], None] = counter(sum(array.nbytes for array in arrays.values()), done)
+    written = counter(sum(array.nbytes for array in arrays.values()), done)
     to.mkdir(parents=True)
     for file, tensors in original.files.items():
         write_safetensors(to / file, {name: arrays.pop(name) for name in tensors}, written, metadata={"format": "pt"})
@@ -250,11 +235,12 @@ def write_merged(trained: TrainedWeights, original: OriginalFiles, to: Path, don
 def merged_arrays(trained: TrainedWeights, original: OriginalFiles) -> dict[str, mx.array]:
     """Every original tensor, lazily merged in float32 and cast back. Raises as `write_merged`."""
     learned, traced = trained_rows(trained), trace(original)
-    if lost := sorted(learned.changed() - traced.keys()):
+    changed = {*learned.adapters, *learned.arrays}
+    if lost := sorted(changed - traced.keys()):
         unknown = f"How mlx-lm makes {lost[0]} from the original weights could not be found out"
         raise UserError("format", f"{unknown}, so nothing can be merged into them; choose one of mlx's formats.")
     arrays = original.arrays()
-    for name, runs in by_original(run for array in learned.changed() for run in traced[array]).items():
+    for name, runs in by_original(run for array in changed for run in traced[array]).items():
         arrays[name] = merged(arrays[name], runs, learned)
     # Some files hold an output layer beside the embedding that it is tied to. mlx-lm drops it; llama.cpp would use it.
     used = {run.original for runs in traced.values() for run in runs}
@@ -267,7 +253,7 @@ def merged_arrays(trained: TrainedWeights, original: OriginalFiles) -> dict[str,
 
 def merged(tensor: mx.array, runs: list[RowRun], learned: TrainedRows) -> mx.array:
     """Replace the trained rows of a tensor."""
-    rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.ndim > 1 else tensor.reshape(-1, 1)
+    rows = tensor.reshape(_flat(tensor.shape))
     parts: list[mx.array] = []
     at = 0
     for run in runs:

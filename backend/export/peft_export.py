@@ -39,7 +39,14 @@ def write_peft_adapter(trained: TrainedWeights, original: OriginalFiles, to: Pat
         arrays[f"{PREFIX}{name}.lora_B.weight"] = layer.b.astype(mx.float32)
         if layer.magnitude is not None:
             arrays[f"{PREFIX}{name}.lora_magnitude_vector"] = layer.magnitude.astype(mx.float32)
-    whole = _whole_tensors(original, learned, traced)
+    if lost := sorted(learned.arrays.keys() - traced.keys()):
+        unknown = f"Which of the original weights {lost[0]} comes from could not be found out"
+        raise UserError("format", f"{unknown}; {MERGE_INSTEAD}.")
+    trained_whole = by_original(run for array in learned.arrays for run in traced[array])
+    whole = {name: merged(weights[name].astype(mx.float32), runs, learned) for name, runs in trained_whole.items()}
+    if is_tied(original.config, traced) and (inputs := [name for name in whole if name.endswith(EMBEDDING)]):
+        # peft unties a module that is trained as a whole: the output layer would stay the base's.
+        whole[HEAD] = whole[inputs[0]]
     arrays |= {f"{PREFIX}{name}": tensor for name, tensor in whole.items()}
     write_safetensors(to / ARRAYS, arrays, metadata={"format": "pt"})
     config = _config(original.name, layers, trained.adapters.about())
@@ -71,19 +78,6 @@ def _check_names(original: OriginalFiles, learned: TrainedRows, traced: Trace) -
                 raise UserError("format", f"transformers has no linear layer {module} for an adapter; {MERGE_INSTEAD}.")
             if module.startswith("language_model."):
                 raise UserError("format", f"transformers renames {module} when it loads this model; {MERGE_INSTEAD}.")
-
-
-def _whole_tensors(original: OriginalFiles, learned: TrainedRows, traced: Trace) -> dict[str, mx.array]:
-    if lost := sorted(learned.arrays.keys() - traced.keys()):
-        unknown = f"Which of the original weights {lost[0]} comes from could not be found out"
-        raise UserError("format", f"{unknown}; {MERGE_INSTEAD}.")
-    tensors = original.arrays()
-    runs = by_original(run for array in learned.arrays for run in traced[array])
-    whole = {name: merged(tensors[name].astype(mx.float32), rows, learned) for name, rows in runs.items()}
-    if is_tied(original.config, traced) and (inputs := [name for name in whole if name.endswith(EMBEDDING)]):
-        # peft unties a module that is trained as a whole: the output layer would stay the base's.
-        whole[HEAD] = whole[inputs[0]]
-    return whole
 
 
 def _layer(runs: list[RowRun], adapters: Mapping[str, LowRank], shape: tuple[int, ...], weight: mx.array) -> PeftLayer:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ class TrainedWeights:
     def open_with_config(self) -> tuple[nn.Module, dict[str, Any]]:
         model, config = self._open_quantised(self.base)
         if self.arrays is not None:
-            _replace_arrays(model, self.arrays)
+            _load(model, self.arrays)
         if self.adapters is not None:
             _attach(model, self.adapters)
         model.eval()  # dropout
@@ -83,9 +83,7 @@ class TrainedWeights:
 
     def open_untrained(self) -> nn.Module:
         assert self.untrained is not None
-        model, _ = self._open_quantised(self.untrained)
-        model.eval()
-        return model
+        return self._open_quantised(self.untrained)[0].eval()
 
     def _open_quantised(self, folder: Path) -> tuple[nn.Module, dict[str, Any]]:
         model, config = open_model(folder)
@@ -95,10 +93,6 @@ class TrainedWeights:
     def whole_modules(self) -> list[str]:
         """Full names of modules trained as a whole."""
         return [] if self.adapters is None else self.adapters.about().get("modules_to_save") or []
-
-    def pinned(self, folder: Path) -> TrainedWeights:
-        """The same with adapters copied to `folder`, since a running trainer replaces its own."""
-        return replace(self, adapters=self.adapters.copied_to(folder)) if self.adapters else self
 
 
 def open_model(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
@@ -110,27 +104,25 @@ def _attach(model: nn.Module, files: AdapterFiles) -> None:
     config = files.about()
     is_dora = config.get("fine_tune_type") == "dora"
     linear_to_lora_layers(model, config["num_layers"], config["lora_parameters"], use_dora=is_dora)
-    saved: Any = mx.load(str(files.arrays))
-    parameters: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     leaves = ADAPTER_LEAVES if is_dora else ADAPTER_LEAVES[:2]
-    whole = array_names(model, config.get("modules_to_save") or [])
-    own = {name for name in parameters if name.rpartition(".")[2] in leaves} | whole
-    if missing := sorted(own - saved.keys()):  # mlx-lm would leave them at random
-        raise UserError("run", f"{files.arrays} lacks {len(missing)} of the model's adapters, {missing[0]} among them.")
+    parameters: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # pyright: ignore
+    adapters = {name for name, _ in parameters if name.rpartition(".")[2] in leaves}
     # Modules trained as a whole were kept in 32 bits, and have the type of the model in it.
-    typed = {name: array.astype(parameters[name].dtype) if name in whole else array for name, array in saved.items()}
-    _load(model, typed, own, files.arrays)
+    whole = array_names(model, config.get("modules_to_save") or [])
+    _load(model, files.arrays, needed=adapters | whole, typed=whole)
 
 
-def _replace_arrays(model: nn.Module, file: Path) -> None:
+def _load(model: nn.Module, file: Path, needed: set[str] | None = None, typed: set[str] | None = None) -> None:
+    """Load arrays from a file: all and only those `needed`, or any; those of `typed`, or all, in the model's types."""
     own: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     saved: Any = mx.load(str(file))
-    typed = {name: array.astype(own[name].dtype) if name in own else array for name, array in saved.items()}
-    _load(model, typed, set(own), file)
-
-
-def _load(model: nn.Module, saved: dict[str, mx.array], own: set[str], file: Path) -> None:
-    shapes = {name: array.shape for name, array in tree_flatten(model.parameters()) if name in own}
+    if missing := sorted((needed or set()) - saved.keys()):  # mlx-lm would leave them at random
+        raise UserError("run", f"{file} lacks {len(missing)} of the model's adapters, {missing[0]} among them.")
+    shapes = {name: array.shape for name, array in own.items() if needed is None or name in needed}
     if wrong := [name for name, array in saved.items() if shapes.get(name) != array.shape]:
         raise UserError("run", f"{file} does not belong to this model: {wrong[0]} has no place in it.")
-    model.load_weights(list(saved.items()), strict=False)
+    weights = [
+        (name, array.astype(own[name].dtype) if typed is None or name in typed else array)
+        for name, array in saved.items()
+    ]
+    model.load_weights(weights, strict=False)

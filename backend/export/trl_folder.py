@@ -33,8 +33,7 @@ from backend.data.rows import (
     split_elsewhere,
     splits_elsewhere,
 )
-from backend.export.atomic_folder import move_into_place, nearest_existing, staging_folder
-from backend.export.destinations import safe_name
+from backend.export.destinations import folder_bytes, move_into_place, nearest_existing, safe_name, staging_folder
 from backend.export.original_files import converted_from
 from backend.rewards import functions as functions  # registers them
 from backend.rewards.allowed_code import code_files, read_code
@@ -124,10 +123,8 @@ def export_trl(
         new = staging / "new"
         new.mkdir()
         settings = _write(config, model, name, new, tell)
-        size = sum(file.stat().st_size for file in new.rglob("*") if file.is_file())
-        if overwrite and target.exists():
-            shutil.move(target, staging / "previous")
-        move_into_place(new, target, overwrite=False)
+        size = folder_bytes(new)
+        move_into_place(new, target)
     return TrlFolder(target, size, [*model.left_out, *settings.left_out], settings.by_files)
 
 

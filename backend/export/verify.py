@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -76,55 +76,37 @@ class Verification:
     agreement: float
     lost: float | None
 
-    def to_dict(self) -> dict[str, float | None]:
-        return asdict(self)
 
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Reference:
-    """A trained model's logits on samples, in files in `folder`.
+    """A trained model's logits on samples.
 
-    `effect`: RMS change by training, or None. `tolerance`: a value of TOLERANCE, or None if the export quantises.
+    `logits`: for each of `tokens` the [≤48, V] float32 logits that predict its compared tokens. `effect`: RMS change by
+    training, or None. `tolerance`: a value of TOLERANCE, or None if the export quantises.
     """
 
     samples: list[AnsweredPrompt]
     tokens: list[TokenizedSample]
-    folder: Path
+    logits: list[mx.array]
     effect: float | None
     tolerance: float | None
 
-    def file(self, index: int) -> Path:
-        return self.folder / f"logits-{index}.safetensors"
-
-    def logits(self, index: int) -> mx.array:
-        """[≤48, V] float32 logits that predict the compared tokens of `tokens[index]`."""
-        arrays: Any = mx.load(str(self.file(index)))
-        return arrays["logits"]
-
-
-def reference_bytes(vocabulary: int, samples: int) -> int:
-    return 4 * vocabulary * COMPARED_TOKENS * samples
-
 
 def make_reference(
-    trained: TrainedWeights, tokenizer: Any, samples: list[AnsweredPrompt], tolerance: float | None, folder: Path
+    trained: TrainedWeights, tokenizer: Any, samples: list[AnsweredPrompt], tolerance: float | None
 ) -> Reference:
     """Compute the trained model's logits and the effect of training. Raises UserError if not finite."""
-    tokens = tokenize_samples(tokenizer, samples)
-    reference = Reference(samples, tokens, folder, None, tolerance)
-    folder.mkdir()
-    for index, logits in enumerate(answer_logits(trained.open, tokens)):
-        if not mx.all(mx.isfinite(logits)).item():
-            raise UserError("run", "The trained model gives no finite numbers, so there is nothing worth writing.")
-        with reference.file(index).open("wb") as file:  # Python's errors keep their errno
-            mx.save_safetensors(file, {"logits": logits})
+    tokens, effect = tokenize_samples(tokenizer, samples), None
+    logits = list(answer_logits(trained.open, tokens))
+    mx.eval(logits)
+    if not all(mx.all(mx.isfinite(logits_PV)).item() for logits_PV in logits):
+        raise UserError("run", "The trained model gives no finite numbers, so there is nothing worth writing.")
     if trained.untrained is not None:
-        squares, size = 0.0, 0
-        for index, other_PV in enumerate(answer_logits(trained.open_untrained, tokens)):
-            squares += _number(mx.sum(mx.square(reference.logits(index) - other_PV)))
-            size += other_PV.size
-        reference.effect = math.sqrt(squares / size)
-    return reference
+        squares = 0.0
+        for logits_PV, other_PV in zip(logits, answer_logits(trained.open_untrained, tokens), strict=True):
+            squares += _number(mx.sum(mx.square(logits_PV - other_PV)))
+        effect = math.sqrt(squares / sum(logits_PV.size for logits_PV in logits))
+    return Reference(samples, tokens, logits, effect, tolerance)
 
 
 def tokenize_samples(tokenizer: Any, samples: list[AnsweredPrompt]) -> list[TokenizedSample]:
@@ -161,9 +143,9 @@ def compare(folder: Path, reference: Reference, open_: OpenModel) -> Verificatio
     Raises RuntimeError beyond its tolerance, NotFiniteError for logits that are not finite.
     """
     typical: list[mx.array] = []
-    largest, same, nats, squares, logits_count, count = 0.0, 0.0, 0.0, 0.0, 0, 0
-    for index, written_PV in enumerate(answer_logits(open_, reference.tokens)):
-        expected_PV, sample = reference.logits(index), reference.tokens[index]
+    largest, same, nats, squares = 0.0, 0.0, 0.0, 0.0
+    written = answer_logits(open_, reference.tokens)
+    for sample, expected_PV, written_PV in zip(reference.tokens, reference.logits, written, strict=True):
         error_PV = written_PV - expected_PV
         typical.append(mx.sqrt(mx.mean(mx.square(error_PV), axis=-1)) / mx.std(expected_PV, axis=-1))
         largest = max(largest, _number(mx.max(mx.abs(error_PV))))
@@ -171,7 +153,6 @@ def compare(folder: Path, reference: Reference, open_: OpenModel) -> Verificatio
         answer = mx.array(sample.ids[-sample.compared :])
         nats += _number(mx.sum(mx.abs(_logps(written_PV, answer) - _logps(expected_PV, answer))))
         squares += _number(mx.sum(mx.square(error_PV)))
-        logits_count, count = logits_count + error_PV.size, count + sample.compared
     # The median over positions: a token that rounding routes to another expert is no error; a wrong tensor shows
     # everywhere.
     off = _number(mx.median(mx.concatenate(typical)))
@@ -180,7 +161,8 @@ def compare(folder: Path, reference: Reference, open_: OpenModel) -> Verificatio
     if reference.tolerance is not None and off > reference.tolerance:
         differs = "does not answer like the run's: its logits are off by"
         raise RuntimeError(f"The model written to {folder} {differs} {off:.1%}.")
-    rms = math.sqrt(squares / logits_count)
+    count = sum(sample.compared for sample in reference.tokens)
+    rms = math.sqrt(squares / sum(logits_PV.size for logits_PV in reference.logits))
     return Verification(largest, nats / count, same / count, rms / reference.effect if reference.effect else None)
 
 
@@ -197,41 +179,33 @@ def _number(array: mx.array) -> float:
 
 
 def answer_logits(open_: OpenModel, tokens: list[TokenizedSample]) -> Iterator[mx.array]:
-    """Per sample the logits [compared, V], float32, of its compared tokens."""
-    positions = [list(range(len(sample.ids) - 1 - sample.compared, len(sample.ids) - 1)) for sample in tokens]
-    return logits_at(open_, [sample.ids for sample in tokens], positions)
-
-
-def logits_at(open_: OpenModel, rows: list[list[int]], positions: list[list[int]]) -> Iterator[mx.array]:
-    """Per row of ids the logits [P, V], float32, at its positions, computed layer by layer to save memory."""
-    longest, most = max(map(len, rows)), max(map(len, positions))
+    """Per sample the logits [compared, V], float32, of its compared tokens, computed layer by layer to save memory."""
+    longest, most = max(len(sample.ids) for sample in tokens), max(sample.compared for sample in tokens)
     # Padded on the right, where no earlier token sees it.
-    tokens_BL = mx.array([ids + [0] * (longest - len(ids)) for ids in rows])
-    wanted = _Wanted(mx.array([at + at[-1:] * (most - len(at)) for at in positions]))
+    tokens_BL = mx.array([sample.ids + [0] * (longest - len(sample.ids)) for sample in tokens])
+    first_B1 = mx.array([[len(sample.ids) - 1 - sample.compared] for sample in tokens])
+    position_BP = mx.minimum(first_B1 + mx.arange(most), longest - 1)
+    is_selected = False
+
+    def logits_of_answers(head: Any, hidden_BLH: mx.array) -> mx.array:
+        nonlocal is_selected
+        is_selected = True
+        return _products(head, mx.take_along_axis(hidden_BLH, position_BP[..., None], axis=1))
+
     model = open_()
     for index, layer in enumerate(list(getattr(model, "layers", ()))):
         _free_after_use(layer, lambda index=index: open_().layers[index])  # pyright: ignore
     for name, module in model.named_modules():
         # An output layer that is not known computes every position: more memory and time, the same logits.
         if type(module) in (nn.Embedding, nn.QuantizedEmbedding):
-            _replace_method(module, "as_linear", lambda self, hidden: _products(self, wanted.of(hidden)))
+            _replace_method(module, "as_linear", logits_of_answers)
         elif type(module) in (nn.Linear, nn.QuantizedLinear) and name.rpartition(".")[2] == "lm_head":
-            _replace_method(module, "__call__", lambda self, hidden: _products(self, wanted.of(hidden)))
+            _replace_method(module, "__call__", logits_of_answers)
     logits: mx.array = model(tokens_BL)  # pyright: ignore
-    for row, at in enumerate(positions):
-        yield (logits[row, : len(at)] if wanted.is_met else logits[row, mx.array(at)]).astype(mx.float32)
-
-
-@dataclass(slots=True)
-class _Wanted:
-    """Positions [B, P] of the wanted logits; `is_met` after the output layer computed only these."""
-
-    position_BP: mx.array
-    is_met: bool = False
-
-    def of(self, hidden_BLH: mx.array) -> mx.array:
-        self.is_met = True
-        return mx.take_along_axis(hidden_BLH, self.position_BP[..., None], axis=1)
+    if not is_selected:
+        logits = mx.take_along_axis(logits, position_BP[..., None], axis=1)
+    for logits_PV, sample in zip(logits, tokens, strict=True):
+        yield logits_PV[: sample.compared].astype(mx.float32)
 
 
 def _free_after_use(layer: nn.Module, reopened: Callable[[], nn.Module]) -> None:

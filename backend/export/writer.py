@@ -31,20 +31,9 @@ KEPT_FILES = (
     *("tokenization_*.py", "configuration_*.py", "modeling_*.py"),
 )
 """Files of the base to copy unchanged."""
-SAFETENSORS_TYPES = {
-    mx.float32: "F32",
-    mx.float16: "F16",
-    mx.bfloat16: "BF16",
-    mx.bool_: "BOOL",
-    mx.int8: "I8",
-    mx.int16: "I16",
-    mx.int32: "I32",
-    mx.int64: "I64",
-    mx.uint8: "U8",
-    mx.uint16: "U16",
-    mx.uint32: "U32",
-    mx.uint64: "U64",
-}
+SAFETENSORS_TYPES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.bool_: "BOOL"}
+SAFETENSORS_TYPES |= {getattr(mx, f"int{bits}"): f"I{bits}" for bits in (8, 16, 32, 64)}
+SAFETENSORS_TYPES |= {getattr(mx, f"uint{bits}"): f"U{bits}" for bits in (8, 16, 32, 64)}
 METADATA = {"format": "mlx"}
 """LM Studio refuses a header without metadata."""
 PACKING = ("bits", "group_size", "mode")
@@ -81,7 +70,8 @@ def in_format(model: nn.Module, config: dict[str, Any], format_: ExportFormat) -
         policy.cast(model, format_.dtype)
         config = {**config, "torch_dtype": format_.dtype} | ({"dtype": format_.dtype} if "dtype" in config else {})
     if format_.quantization:
-        floats = {name: module.weight for name, module in model.named_modules() if _is_large(module)}
+        weights = {name: module["weight"] for name, module in model.named_modules() if "weight" in module}
+        floats = {name: weight for name, weight in weights.items() if weight.size > BLOCK}
         model, config = policy.quantize(model, config, **format_.quantization)
         _quantise_in_blocks(model, floats)
     return model, config
@@ -109,11 +99,6 @@ def _plain(layer: nn.Module, dtype: mx.Dtype, keeps_bits: bool) -> nn.Module:
 
 def _is_packed(module: nn.Module) -> bool:
     return "scales" in module and hasattr(module, "bits")
-
-
-def _is_large(module: nn.Module) -> bool:
-    weight = module.get("weight")
-    return isinstance(weight, mx.array) and weight.size > BLOCK
 
 
 def _quantise_in_blocks(model: nn.Module, floats: dict[str, mx.array]) -> None:

@@ -6,7 +6,6 @@ The inverse of `backend.export.peft_export`.
 from __future__ import annotations
 
 import json
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -114,10 +113,8 @@ def _verified(adapter: PeftAdapter, origin: Origin, base: Path, files: AdapterFi
         return None
     original = origin.files
     trained = TrainedWeights(original.folder, original.name, base, files, untrained=original.folder)
-    with tempfile.TemporaryDirectory() as logits:
-        folder, tokenizer = Path(logits) / "reference", load_tokenizer(base)
-        reference = make_reference(trained, tokenizer, SAMPLES, TOLERANCE["float32"], folder)
-        return compare(files.arrays.parent, reference, lambda: merged_model(adapter, original))
+    reference = make_reference(trained, load_tokenizer(base), SAMPLES, TOLERANCE["float32"])
+    return compare(files.arrays.parent, reference, lambda: merged_model(adapter, original))
 
 
 def _notes(adapter: PeftAdapter, carried: CarriedAdapter, origin: Origin, name: str) -> Iterator[str]:

@@ -23,7 +23,7 @@ from backend.config.changeable import STAGE_OWN
 from backend.config.config import SETTINGS, Config, dump, keys_used_by, load, parse
 from backend.config.other_programs.translation import translate
 from backend.config.updates import OWN
-from backend.export.atomic_folder import staging_folder
+from backend.export.destinations import staging_folder
 from backend.runs.checkpoints import checkpoint
 from backend.runs.checkpoints.checkpoint import Checkpoint, TrainingState, write_state
 from backend.runs.events import EventLog, check_format

@@ -22,8 +22,7 @@ from tokenizers import Tokenizer
 
 from backend.export.export_run import Export, ExportedModel, export_run
 from backend.export.exports import FORMATS, exported_bytes
-from backend.export.gguf_file import LLAMA_3, QWEN_2
-from backend.export.modelfile import ChatFormat, modelfile
+from backend.export.gguf_file import LLAMA_3, QWEN_2, ChatFormat, modelfile
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
 from tests.support.random_models import tiny_model
@@ -181,7 +180,7 @@ def parsed(text: str) -> list[tuple[str, str]]:
     ],
 )  # fmt: skip
 def test_no_text_in_a_modelfile_becomes_a_command(text: str) -> None:
-    chat = ChatFormat(text, text, text, text, text, takes_system=True)
+    chat = ChatFormat(text, (text, text), text, text)
     read = parsed(modelfile("x.gguf", chat, {"temperature": 0.5, "stop": [text]}, text, text))
     commands = ["FROM", "TEMPLATE", "PARAMETER temperature", "PARAMETER stop", "SYSTEM", "LICENSE"]
     assert [command for command, _ in read] == commands

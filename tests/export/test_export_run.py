@@ -17,9 +17,9 @@ import pytest
 from mlx_lm import utils as mlx_lm_utils
 
 from backend.config import config as spec_config
-from backend.export import atomic_folder, build, export_run, trained_weights, verify
+from backend.export import destinations, export_run, trained_weights, verify
 from backend.export.export_run import Export, ExportedModel, fuse_run, run_weights
-from backend.export.exports import FORMATS, exported_bytes
+from backend.export.exports import FORMATS, Progress, exported_bytes, silent
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
 from tests.support.random_models import tiny_model
@@ -28,7 +28,7 @@ from tests.support.random_runs import PROMPT, furthest, write_run
 TrainedRun = Callable[..., tuple[RunFolder, mx.array]]
 
 
-def export(run: RunFolder, to: str, name: str, progress: build.Progress = build.silent, **how: Any) -> ExportedModel:
+def export(run: RunFolder, to: str, name: str, progress: Progress = silent, **how: Any) -> ExportedModel:
     return export_run.export_run(run, Export(to, name, **how), progress)
 
 
@@ -77,16 +77,16 @@ def quick_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     settings = spec_config.parse({"model": str(tmp_path / "base"), "data": "any.jsonl"})
     run.config.write_text(spec_config.dump(settings), encoding="utf-8")
 
-    def write(trained: trained_weights.TrainedWeights, format_: object, to: Path, progress: object) -> None:
+    def write(trained: trained_weights.TrainedWeights, format_: object, original: object, to: Path, *_: object) -> None:
         to.mkdir()
         (to / "config.json").write_text("new", encoding="utf-8")
         assert trained.adapters
         shutil.copyfile(trained.adapters.arrays, to / "model.safetensors")
 
-    monkeypatch.setattr(build, "write_in_format", write)
+    monkeypatch.setattr(export_run, "write_in_format", write)
     for name in ("make_reference", "load_tokenizer", "_tolerance"):
-        monkeypatch.setattr(build, name, lambda *_: None)
-    monkeypatch.setattr(build, "_verified", lambda *_: verify.Verification(0.0, 0.0, 1.0, None))
+        monkeypatch.setattr(export_run, name, lambda *_: None)
+    monkeypatch.setattr(export_run, "_verified", lambda *_: verify.Verification(0.0, 0.0, 1.0, None))
     return run
 
 
@@ -326,8 +326,8 @@ def written_base(tmp_path: Path, run: RunFolder) -> tuple[trained_weights.Traine
     """The run's model in tmp_path / "out", and what it is compared with."""
     trained = run_weights(run, spec_config.load(run.config))
     tokenizer = trained_weights.load_tokenizer(trained.tokenizer)
-    reference = verify.make_reference(trained, tokenizer, verify.SAMPLES, 1e-3, tmp_path / "reference")
-    build.write_in_format(trained, FORMATS["full"], tmp_path / "out")
+    reference = verify.make_reference(trained, tokenizer, verify.SAMPLES, 1e-3)
+    export_run.write_in_format(trained, FORMATS["full"], None, tmp_path / "out", silent)
     return trained, tokenizer, reference
 
 
@@ -425,11 +425,11 @@ def test_a_crash_before_the_last_rename_changes_nothing(
     run = quick_run
     before = listing(tmp_path)
 
-    def crash(trained: object, format_: object, folder: Path, reference: object) -> None:
+    def crash(trained: object, format_: object, original: object, folder: Path, reference: object) -> None:
         assert (folder / "model.safetensors").exists() and not folder.is_relative_to(home / ".lmstudio" / "models")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(build, "_verified", crash)
+    monkeypatch.setattr(export_run, "_verified", crash)
     with pytest.raises(KeyboardInterrupt):
         export(run, "lmstudio", "mine", overwrite=overwrite)
     assert listing(tmp_path) == before
@@ -477,7 +477,7 @@ def test_a_models_folder_on_another_disk_gets_a_copy_then_a_rename(
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", within_a_disk)
-    monkeypatch.setattr(atomic_folder, "device_of", lambda folder: folder.is_relative_to(models))
+    monkeypatch.setattr(destinations, "device_of", lambda folder: folder.is_relative_to(models))
     report = export(run, "lmstudio", "mine")
     assert is_new(report.path)
     assert not [name for name in listing(tmp_path) if ".grpo-studio" in name]
@@ -489,7 +489,7 @@ def test_too_little_disk_space_is_refused_before_anything_is_loaded(
     run, _ = trained_run()
     before = listing(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: namedtuple("usage", "free")(1000))
-    monkeypatch.setattr(build, "load_tokenizer", lambda *_: pytest.fail("loaded all the same"))
+    monkeypatch.setattr(export_run, "load_tokenizer", lambda *_: pytest.fail("loaded all the same"))
     with pytest.raises(UserError, match=r"needs [0-9.]+ MB and the disk of .* has 1 kB free"):
         export(run, "lmstudio", "mine")
     assert listing(tmp_path) == before

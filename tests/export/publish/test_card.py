@@ -16,7 +16,7 @@ from markdown_it import MarkdownIt
 
 from backend.export import model_card as card_facts
 from backend.export.exports import FORMATS
-from backend.export.model_card import CardFacts, CardSample, Licence, is_hub_id, model_card, read_facts
+from backend.export.model_card import CardFacts, model_card, read_facts
 from backend.export.privacy import clean_json_files, refuse_leaks
 from backend.runs.run_folder import RunFolder
 from backend.trainer.evaluation.evaluation_rows import write_evaluation
@@ -63,7 +63,7 @@ def settings_of(card: str) -> dict[str, object]:
 
 def test_a_base_on_the_hub_is_named_with_its_relation_and_licence(run: RunFolder, monkeypatch: pytest.MonkeyPatch):
     made_up_runs.make_run(run.path, model="mlx-community/Qwen-tiny-4bit", data="openai/gsm8k", train_type="lora")
-    monkeypatch.setattr(card_facts, "base_licence", lambda model, id_: Licence("apache-2.0"))
+    monkeypatch.setattr(card_facts, "base_licence", lambda model, id_: {"license": "apache-2.0"})
     adapter, fused = (settings_of(model_card(facts(run, key))) for key in ("adapter", "4bit"))
     shared = {"library_name": "mlx", "pipeline_tag": "text-generation", "license": "apache-2.0",
               "base_model": "mlx-community/Qwen-tiny-4bit", "datasets": ["openai/gsm8k"]}  # fmt: skip
@@ -79,7 +79,7 @@ def test_a_base_on_the_hub_is_named_with_its_relation_and_licence(run: RunFolder
 def test_weights_with_their_original_names_are_told_as_their_library_loads_them(
     run: RunFolder, format_: str, library: str, line: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(card_facts, "base_licence", lambda model, id_: None)
+    monkeypatch.setattr(card_facts, "base_licence", lambda model, id_: {})
     card = model_card(read_facts(run, "someone/sums", FORMATS[format_], "", original="Qwen/Qwen-tiny"))
     about = settings_of(card)
     assert (about["library_name"], about["base_model"]) == (library, "Qwen/Qwen-tiny")
@@ -87,12 +87,12 @@ def test_weights_with_their_original_names_are_told_as_their_library_loads_them(
 
 
 def test_rewards_of_both_ends_the_loss_and_its_paper_are_told(run: RunFolder, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(card_facts, "base_licence", lambda model, id_: None)
+    monkeypatch.setattr(card_facts, "base_licence", lambda model, id_: {})
     made_up_runs.make_run(run.path, model="a/b", grpo_loss_type="dapo", reward_weights=[1, 0.5, 1, 1, 1])
     found = facts(run, "adapter")
-    card, accuracy = model_card(found), found.rewards[0]
-    assert accuracy.start is not None and accuracy.end is not None and accuracy.end > accuracy.start + 0.5
-    assert f"| `r1_accuracy_reward_func` | 1 | {accuracy.start:.3g} | {accuracy.end:.3g} |" in card
+    card, (_, _, start, end) = model_card(found), found.rewards[0]
+    assert start is not None and end is not None and end > start + 0.5
+    assert f"| `r1_accuracy_reward_func` | 1 | {start:.3g} | {end:.3g} |" in card
     assert "| `r1_int_reward_func` | 0.5 |" in card
     assert "The loss is DAPO ([arXiv:2503.14476](https://arxiv.org/abs/2503.14476)): mean over" in card
     assert "shao2024deepseekmath" in card and "could not be read when this card was written" in card
@@ -135,12 +135,13 @@ def test_text_of_others_stays_text_in_the_card(run: RunFolder):
     """Of a run, a base model or a dataset that somebody else named: no link, HTML, command or setting of the card comes
     from it."""
     base = "x`<script>y; $(touch z)` [a](b)\n---\nlicense: mit"
-    licence = Licence("other", "x\n---\nlicense: mit\n---\n<b>", "a\n---\n")
+    licence = {"license": "other", "license_name": "x\n---\nlicense: mit\n---\n<b>", "license_link": "a\n---\n"}
     evil = "<img src=x> ![p](http://q) [l](http://m) `c`\n---\n# Heading | cell"
     found = replace(
-        facts(run), base=base, base_is_on_hub=is_hub_id(base), dataset=evil, licence=licence,
+        facts(run), base=base, dataset=evil, licence=licence,
         versions={"mlx": evil}, device=evil, format=FORMATS["adapter"],
-        rewards=[replace(row, name=evil) for row in facts(run).rewards], samples=[CardSample(evil + "\n```\n# x", [("After", "```\n# y", 1.0)])],
+        rewards=[(evil, *row[1:]) for row in facts(run).rewards],
+        samples=[(evil + "\n```\n# x", [("After", "```\n# y", 1.0)])],
     )  # fmt: skip
     card = model_card(found)
     assert (

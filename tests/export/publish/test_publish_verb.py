@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from backend.__main__ import app
-from backend.export import build, hub_upload
+from backend.export import export_run, hub_upload
 from backend.export.exports import ExportFormat
 from backend.export.verify import Verification
 from backend.runs.run_folder import RunFolder
@@ -57,17 +57,17 @@ def run(tmp_path: Path, hub: UploadHub, monkeypatch: pytest.MonkeyPatch) -> RunF
     (run.adapters / "adapters.safetensors").write_bytes(b"a" * 9_000)
     (run.adapters / "adapter_config.json").write_text(json.dumps({"model": str(base)}))
 
-    def write(trained: Any, format_: ExportFormat, to: Path, progress: Any) -> None:
+    def write(trained: Any, format_: ExportFormat, original: Any, to: Path, progress: Any) -> None:
         to.mkdir()
         names = ("adapters.safetensors", "adapter_config.json") if format_.kind == "adapter" else ("config.json",)
         for name in names:
             shutil.copyfile(run.adapters / name if name != "config.json" else base / name, to / name)
 
-    monkeypatch.setattr(build, "write_in_format", write)
+    monkeypatch.setattr(export_run, "write_in_format", write)
     for name in ("make_reference", "load_tokenizer", "_tolerance"):
-        monkeypatch.setattr(build, name, lambda *_: None)
-    monkeypatch.setattr(build, "_verified", lambda *_: Verification(0.0, 0.0, 1.0, None))
-    monkeypatch.setattr(build.lm_studio_rules, "warnings", lambda _: [])
+        monkeypatch.setattr(export_run, name, lambda *_: None)
+    monkeypatch.setattr(export_run, "_verified", lambda *_: Verification(0.0, 0.0, 1.0, None))
+    monkeypatch.setattr(export_run.lm_studio_rules, "warnings", lambda _: [])
     return run
 
 
@@ -141,7 +141,7 @@ def test_an_upload_that_failed_goes_on_without_making_the_model_again(
     hub.faults = [Fault("commit/main", 503)]
     assert "trouble of its own (503)" in sentence_of(publish(run))
     sent = dict(hub.stored)
-    monkeypatch.setattr(build, "write_in_format", lambda *_: pytest.fail("the model was made again"))
+    monkeypatch.setattr(export_run, "write_in_format", lambda *_: pytest.fail("the model was made again"))
     assert publish(run).exit_code == 0
     assert dict(hub.stored) == sent and set(sent.values()) == {1} and len(hub.commits[REPO]) == 1
 
