@@ -12,7 +12,6 @@ import typer
 
 from backend.cli import completions
 from backend.cli.common import USER_ERROR, force_utf8, print_problems
-from backend.distributed import PROBE
 from backend.engine import cpu_setup
 from backend.utils.child_process import CHILD_VERB
 from backend.utils.command import BUNDLED_PROGRAM
@@ -126,10 +125,6 @@ def main() -> int | None:
     force_utf8()
     if sys.argv[1:2] == [CHILD_VERB] and sys.argv[2].startswith("backend."):
         return importlib.import_module(sys.argv[2]).main(sys.argv[3:])
-    if sys.argv[1:] == [PROBE]:
-        from backend.distributed import machine_probe
-
-        return machine_probe.main()
     if completions.is_asked(sys.argv):  # before the engine is prepared: a person has pressed Tab
         return complete()
     # mlx binds to the BLAS that is loaded first, so this comes before anything that may import mlx.

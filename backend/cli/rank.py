@@ -17,14 +17,15 @@ from backend.cli.common import BUG, FINISHED, USER_ERROR, Live, Stream, ignore_s
 from backend.cli.training import PreparedRun, prepared_run, train_or_exit
 from backend.config.config import load, read
 from backend.distributed.launcher import write_late_ending
-from backend.distributed.rank_process import (
+from backend.distributed.ranks import (
+    LostRankError,
     Orders,
     OrdersFolder,
     backend_of,
+    end_with_launcher,
     given_orders,
     leave_stops_to_leader,
 )
-from backend.distributed.ranks import LostRankError
 from backend.engine import cpu_setup
 from backend.rewards.allowed_code import require_allowed
 from backend.runs.events import check_format
@@ -48,9 +49,6 @@ def rank(
 
     Started by train --hosts, or by hand: mlx.launch --hostfile FILE -- PYTHON -m backend rank --run RUN
     """
-
-    from backend.distributed.rank_process import end_with_launcher
-
     end_with_launcher()
     code = rank_session(run, stream, progress)
     # Exit without joining threads: one may wait for ever in an MLX sum.

@@ -22,7 +22,7 @@ from backend.config.config import SETTINGS, TEXTS, Config, dump, parse, read, re
 from backend.config.other_programs.translation import with_changes
 from backend.distributed.commands import launch_command
 from backend.distributed.hosts_file import allow_hosts, require_hosts
-from backend.distributed.rank_process import RESTART_RANKS, Orders
+from backend.distributed.ranks import RESTART_RANKS, Orders
 from backend.rewards.allowed_code import allow_named, require_allowed
 from backend.runs.events import EventLog, write_all
 from backend.runs.run_folder import RunFolder, default_run_name, make_run_folder
@@ -278,7 +278,7 @@ def launch_and_exit(run: PreparedRun, config: Config, stream: bool, progress: bo
     file without permission here.
     """
     from backend.distributed.launcher import Launch, run_ranks, write_late_ending
-    from backend.distributed.machine_check import check_machines_answer, plan_machines
+    from backend.distributed.machine_check import Wanted, plan_machines, require_machines
     from backend.trainer.run_process import record_changes
 
     if run.inputs is not None:
@@ -294,23 +294,24 @@ def launch_and_exit(run: PreparedRun, config: Config, stream: bool, progress: bo
             if run.changes.get("hosts"):  # named on the command line; the run folder's own may be somebody else's
                 allow_hosts(config.hosts)
             require_hosts(config.hosts)
-            planned = plan_machines(config)
-            warnings = check_machines_answer(planned, config)
+            hosts, choice = plan_machines(config)
+            wanted = Wanted(choice.backend, config.model, config.reward_functions_file)
+            warnings = require_machines(hosts, Path(config.hosts).name, wanted)
             record_changes(run.settings, run.folder, run.changes)
         except UserError as error:
             sentence = " ".join(problem.sentence for problem in error.faults)
             write_late_ending(run.folder, "failed", sentence)
             raise
-        by_hand = launch_command(planned.hosts, planned.file, planned.choice.backend, run.folder.path)
-        say(f"{planned.choice.why} By hand it would be: {shell_line(by_hand)}", sys.stderr)
+        by_hand = launch_command(hosts, Path(config.hosts), choice.backend, run.folder.path)
+        say(f"{choice.why} By hand it would be: {shell_line(by_hand)}", sys.stderr)
         orders = Orders(
             shell_line([*sys.argv]),
             is_checked=True,
             goes_on=config.on_lost_rank == "go_on",
-            notes=planned.notes,
+            notes=[choice.why] if len(hosts.hosts) > 1 else [],
             warnings=[*run.warnings, *warnings],
         )
-        end = run_ranks(Launch(run.folder, planned.hosts, planned.choice.backend, orders, options))
+        end = run_ranks(Launch(run.folder, hosts, choice.backend, orders, options))
     if end.sentence:
         say(end.sentence, sys.stderr)
     raise typer.Exit(end.exit_code if end.exit_code else FINISHED)

@@ -1,48 +1,299 @@
-"""The control channel: a connection between rank 0, the leader, and each other rank, a worker, with a heartbeat every
-second.
+"""The control channel between rank 0, the leader, and every other rank, a worker: handshake, messages, heartbeats.
 
-The leader learns of a lost worker at its next `check` or `receive`. A worker without a leader ends its process at once.
+Each end answers the other's random challenge with an HMAC over both challenges, the rank and its role, so a proof
+cannot be reflected or replayed. What follows is JSON and arrays, never pickles, and is not encrypted. The leader learns
+of a lost worker at its next `check` or `receive`. A worker without a leader ends its process at once.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
+import errno
+import hmac
 import os
+import queue
 import secrets
+import selectors
 import socket
+import struct
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn
 
-import numpy as np
-
-from backend.distributed import wire
 from backend.distributed.collectives import FlatCollectives
-from backend.distributed.rank_process import LEADER_LOST, own_addresses
-from backend.distributed.ranks import LostRankError, RankInfo, WorkerError
-from backend.distributed.wire import GOODBYE, Arrays, Connection, encode
+from backend.distributed.messages import MessageError, decode, encode
+from backend.distributed.ranks import LEADER_LOST, LostRankError, RankInfo, WorkerError, own_addresses
 from backend.trainer.machine import gpu_error
 from backend.utils.errors import UserError
 
 MEETING_PATIENCE_S = 60.0
 """Seconds for the ranks to connect."""
+PROOF_PATIENCE_S = 10.0
+"""Seconds for one whole proof."""
+CONNECT_PATIENCE_S = 3.0
 GOODBYE_PATIENCE_S = 10.0
 """Seconds for a worker to end after the leader's goodbye."""
-FAULT = "fault"
+CLOSING_PATIENCE_S = 3.0
+"""Seconds to send the last messages."""
+LOST_AFTER_S = 12.0
+"""Seconds of silence until the other end is lost."""
+HEARTBEAT_S = 1.0
+
+MOST_STRANGERS = 128
+"""Unproven connections at one time; one more hangs up on the oldest. Below the 256 open files of a macOS process."""
+CHALLENGE = 32
+"""Bytes."""
+ANSWER = struct.Struct(f"<4s{CHALLENGE}s{CHALLENGE}s")
+"""A worker's rank, challenge and proof."""
+
+PIECE = 1 << 20
+"""Bytes read at once."""
+HEARTBEAT, GOODBYE, FAULT = "heartbeat", "goodbye", "fault"
+ENDED = "hung up: its process has ended"
+
+Frame = list[bytes | memoryview]
+
+
+class HandshakeError(Exception):
+    """The other end does not know the secret, or hung up."""
+
+
+class SilenceError(Exception):
+    """The other end closed the connection, or is silent."""
+
+
+def listen(addresses: Sequence[str]) -> list[socket.socket]:
+    """Listen on a free port at each of these addresses that this machine has. Raises OSError."""
+    sockets: list[socket.socket] = []
+    why: OSError = OSError(errno.EADDRNOTAVAIL, "this machine has no address to listen at")
+    for address in dict.fromkeys(addresses):
+        try:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            sockets.append(socket.create_server((address, 0), family=family, backlog=MOST_STRANGERS))
+        except OSError as error:
+            why = error
+    if not sockets:
+        raise why
+    return sockets
+
+
+def accept(
+    listeners: Sequence[socket.socket], secret: bytes, ranks: set[int], deadline: float
+) -> dict[int, socket.socket]:
+    """The proven connection of each of `ranks`, until `deadline` (monotonic). Closes the listeners.
+
+    A stranger holds up nobody: no call waits for a single connection, and each has PROOF_PATIENCE_S for its proof.
+    """
+    proven: dict[int, socket.socket] = {}
+    strangers: dict[socket.socket, tuple[bytes, bytearray, float]] = {}
+    """The oldest first: challenge, answer so far, deadline of the proof."""
+    ready = selectors.DefaultSelector()
+
+    def part_from(connection: socket.socket) -> socket.socket:
+        del strangers[connection]
+        ready.unregister(connection)
+        return connection
+
+    def welcome(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        connection.setblocking(False)
+        strangers[connection] = secrets.token_bytes(CHALLENGE), bytearray(), time.monotonic() + PROOF_PATIENCE_S
+        ready.register(connection, selectors.EVENT_READ)
+        connection.send(strangers[connection][0])
+
+    def hear(connection: socket.socket) -> None:
+        challenge, answer, _ = strangers[connection]
+        piece = connection.recv(ANSWER.size - len(answer))
+        answer += piece
+        if not piece:
+            raise HandshakeError
+        if len(answer) == ANSWER.size:
+            own_rank, theirs, proof = ANSWER.unpack(answer)
+            rank = int.from_bytes(own_rank, "little")
+            if not hmac.compare_digest(proof, _proof(secret, b"worker", challenge, theirs, own_rank)):
+                raise HandshakeError
+            if rank not in ranks or rank in proven:
+                raise HandshakeError
+            connection.send(_proof(secret, b"leader", theirs, challenge, own_rank))
+            proven[rank] = part_from(connection)
+
+    for listener in listeners:
+        listener.setblocking(False)
+        ready.register(listener, selectors.EVENT_READ, welcome)
+    while len(proven) < len(ranks) and time.monotonic() < deadline:
+        for key, _ in ready.select(0.2):
+            connection: Any = key.fileobj
+            try:
+                (key.data or hear)(connection)
+            except (OSError, HandshakeError):
+                if connection in strangers:
+                    part_from(connection).close()
+        while strangers and (len(strangers) > MOST_STRANGERS or time.monotonic() > next(iter(strangers.values()))[2]):
+            part_from(next(iter(strangers))).close()
+    ready.close()
+    for each in (*listeners, *strangers):
+        each.close()
+    return proven
+
+
+def _proof(secret: bytes, role: bytes, challenge: bytes, own: bytes, rank: bytes) -> bytes:
+    return hmac.digest(secret, role + challenge + own + rank, "sha256")
+
+
+def connect(addresses: Sequence[tuple[str, int]], secret: bytes, rank: int, deadline: float) -> socket.socket:
+    """A worker's proven connection to the first address of rank 0 that answers. Raises OSError after `deadline`."""
+    while True:
+        why: Exception = OSError("it named no address")
+        for address in addresses:
+            try:
+                connection = socket.create_connection(address, timeout=CONNECT_PATIENCE_S)
+            except OSError as error:
+                why = error
+                continue
+            try:
+                _introduce(connection, secret, rank)
+                return connection
+            except (OSError, HandshakeError) as error:  # another program's port
+                connection.close()
+                why = error
+        if time.monotonic() > deadline:
+            reason = str(why) or "another program answers there"
+            raise OSError(errno.ETIMEDOUT, f"rank 0 cannot be reached: {reason}")
+        time.sleep(0.1)
+
+
+def _introduce(connection: socket.socket, secret: bytes, rank: int) -> None:
+    ends = time.monotonic() + PROOF_PATIENCE_S
+
+    def read() -> bytes:
+        data = bytearray()
+        while len(data) < CHALLENGE:
+            connection.settimeout(max(ends - time.monotonic(), 0.001))
+            piece = connection.recv(CHALLENGE - len(data))
+            if not piece:
+                raise HandshakeError
+            data += piece
+        return bytes(data)
+
+    mine, own_rank = secrets.token_bytes(CHALLENGE), rank.to_bytes(4, "little")
+    theirs = read()
+    connection.sendall(ANSWER.pack(own_rank, mine, _proof(secret, b"worker", theirs, mine, own_rank)))
+    if not hmac.compare_digest(read(), _proof(secret, b"leader", mine, theirs, own_rank)):
+        raise HandshakeError
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelMessage:
-    """One message. `rank`: its sender; `arrays` are its receiver's own."""
+    """One message. `rank`: its sender; the arrays in `body` are its receiver's own, and writable."""
 
     rank: int
     kind: str
     body: dict[str, Any]
-    arrays: dict[str, np.ndarray]
+
+
+class Connection:
+    """A proven connection to `rank`, with a reading and a writing thread. `take` receives messages, in the reading
+    thread; `lost` the reason, once, unless a goodbye came; `pulse` returns the body of a heartbeat.
+
+    Silence is counted in seconds of listening, so a process that was asleep does not blame the other end.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        rank: int,
+        take: Callable[[ChannelMessage], None],
+        lost: Callable[[str], None],
+        pulse: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        self._socket, self._rank = connection, rank
+        self._take, self._lost, self._pulse = take, lost, pulse
+        self._outbox: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._is_closed = threading.Event()
+        connection.settimeout(HEARTBEAT_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._writer = threading.Thread(target=self._write, daemon=True, name="channel writer")
+
+    def start(self) -> None:
+        threading.Thread(target=self._read, daemon=True, name="channel reader").start()
+        self._writer.start()
+
+    def send(self, frame: Frame) -> None:
+        """Queue a message; its arrays must not be written to from then on."""
+        self._outbox.put(frame)
+
+    def close(self) -> None:
+        """Send what is waiting and a goodbye, for CLOSING_PATIENCE_S at most, and hang up."""
+        if not self._is_closed.is_set():
+            self.send(encode(GOODBYE, {}))
+            self._outbox.put(None)
+            self._writer.join(CLOSING_PATIENCE_S)
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        self._is_closed.set()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
+        self._socket.close()
+        self._outbox.put(None)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                kind, body = decode(self._read_exactly)
+                self._take(ChannelMessage(self._rank, kind, body))
+                if kind == GOODBYE:
+                    return
+        except (SilenceError, MessageError) as error:
+            why = str(error)
+        except (ConnectionResetError, BrokenPipeError):  # it ended before it had read everything
+            why = ENDED
+        except (OSError, ValueError) as error:  # a ValueError where this end is closed already
+            why = f"broke the connection ({getattr(error, 'strerror', None) or error})"
+        if not self._is_closed.is_set():
+            self._lost(why)
+
+    def _read_exactly(self, count: int) -> bytearray:
+        data = bytearray()
+        silent_s = 0.0
+        while len(data) < count:
+            try:
+                piece = self._socket.recv(min(PIECE, count - len(data)))
+            except TimeoutError:
+                silent_s += HEARTBEAT_S
+                if silent_s >= LOST_AFTER_S:
+                    raise SilenceError(f"has not answered for {LOST_AFTER_S:g} seconds") from None
+                continue
+            if not piece:
+                raise SilenceError(ENDED)
+            silent_s = 0.0
+            data += piece
+        return data
+
+    def _write(self) -> None:
+        next_beat = time.monotonic()
+        while not self._is_closed.is_set():
+            try:
+                frame = self._outbox.get(timeout=max(0.0, next_beat - time.monotonic()))
+            except queue.Empty:
+                next_beat = time.monotonic() + HEARTBEAT_S
+                frame = encode(HEARTBEAT, self._pulse())
+            if frame is None:
+                return
+            try:
+                for part in frame:
+                    self._send_all(memoryview(part))
+            except (OSError, ValueError):
+                return  # the reader finds out why
+
+    def _send_all(self, data: memoryview) -> None:
+        while data and not self._is_closed.is_set():
+            with contextlib.suppress(TimeoutError):
+                data = data[self._socket.send(data[:PIECE]) :]
 
 
 def open_channel(ranks: FlatCollectives) -> LeaderChannel | WorkerChannel:
@@ -55,63 +306,58 @@ def open_channel(ranks: FlatCollectives) -> LeaderChannel | WorkerChannel:
         meeting = ranks.gather({"info": own})[0]
         addresses = [(str(host), int(port)) for host, port in meeting["addresses"]]
         secret = base64.b64decode(meeting["secret"])
-        return WorkerChannel(wire.connect(addresses, secret, ranks.rank, time.monotonic() + MEETING_PATIENCE_S), ranks)
-    secret, listeners = secrets.token_bytes(32), wire.listen(own_addresses())
+        return WorkerChannel(connect(addresses, secret, ranks.rank, time.monotonic() + MEETING_PATIENCE_S), ranks)
+    secret, listeners = secrets.token_bytes(32), listen(own_addresses())
     addresses = [each.getsockname()[:2] for each in listeners]
     gathered = ranks.gather({"info": own, "addresses": addresses, "secret": base64.b64encode(secret).decode()})
     machines = [RankInfo.from_dict(each["info"]) for each in gathered]
     others = set(range(1, ranks.size))
-    connections = wire.accept(listeners, secret, others, time.monotonic() + MEETING_PATIENCE_S)
+    connections = accept(listeners, secret, others, time.monotonic() + MEETING_PATIENCE_S)
     if missing := sorted(others - connections.keys()):
         for each in connections.values():
             each.close()
         raise LostRankError(machines[missing[0]], f"did not connect to rank 0 within {MEETING_PATIENCE_S:g} seconds")
     for rank, connection in connections.items():
         machines[rank] = replace(machines[rank], address=str(connection.getpeername()[0]))
-    return LeaderChannel(connections, ranks, machines)
+    return LeaderChannel(connections, machines)
 
 
 class LeaderChannel:
     """Rank 0's end, for the main thread. Every method raises a known LostRankError or WorkerError."""
 
-    def __init__(
-        self, connections: Mapping[int, socket.socket], ranks: FlatCollectives, machines: Sequence[RankInfo]
-    ) -> None:
+    def __init__(self, connections: Mapping[int, socket.socket], machines: Sequence[RankInfo]) -> None:
         self.machines = list(machines)
         self.on_failure: Callable[[LostRankError | WorkerError], None] = lambda failure: None
         """Receives the first failure, in any thread."""
-        self._ranks = ranks
-        self._changed = threading.Condition()
-        self._inbox: deque[ChannelMessage] = deque()
+        self._inbox: queue.SimpleQueue[ChannelMessage | None] = queue.SimpleQueue()
         self._failure: LostRankError | WorkerError | None = None
+        self._failing = threading.Lock()
         self._gone: set[int] = set()
         self._pulses: dict[int, dict[str, int]] = {}
-        self._connections = {rank: self._connection(rank, each) for rank, each in connections.items()}
+        self._connections = {
+            rank: Connection(each, rank, self._take, lambda why, rank=rank: self._on_lost(rank, why))
+            for rank, each in connections.items()
+        }
         for each in self._connections.values():
             each.start()
 
-    def _connection(self, rank: int, connection: socket.socket) -> Connection:
-        return Connection(
-            connection,
-            lambda kind, body, arrays: self._take(ChannelMessage(rank, kind, body, arrays)),
-            lambda why: None if rank in self._gone else self._fail(LostRankError(self.machines[rank], why)),
-        )
+    def send(self, rank: int, kind: str, **body: Any) -> None:
+        """Queue a message to a worker; arrays must not be written to from then on."""
+        self._connections[rank].send(encode(kind, body))
 
-    def send(self, rank: int, kind: str, body: Mapping[str, Any] | None = None, arrays: Arrays | None = None) -> None:
-        """Queue a message to a worker; `arrays` must not be written to from then on."""
-        self._connections[rank].send(kind, body, arrays)
-
-    def send_to_all(self, kind: str, body: Mapping[str, Any] | None = None, arrays: Arrays | None = None) -> None:
-        frame = encode(kind, body or {}, arrays or {})
+    def send_to_all(self, kind: str, **body: Any) -> None:
+        frame = encode(kind, body)
         for each in self._connections.values():
-            each.send_frame(frame)
+            each.send(frame)
 
     def receive(self, timeout: float | None = None) -> ChannelMessage | None:
         """The next message of any worker; None after `timeout` seconds."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._inbox or self._failure is not None, timeout)
-            self.check()
-            return self._inbox.popleft() if self._inbox else None
+        self.check()
+        message = None
+        with contextlib.suppress(queue.Empty):
+            message = self._inbox.get(timeout=timeout)
+        self.check()
+        return message
 
     def check(self) -> None:
         if self._failure is not None:
@@ -124,9 +370,7 @@ class LeaderChannel:
 
     def give_up(self, rank: int, why: str) -> NoReturn:
         """Count a worker as lost whose connection lives. Raises LostRankError, or what was known before."""
-        self._fail(LostRankError(self.machines[rank], why))
-        assert self._failure is not None
-        raise self._failure
+        raise self._fail(LostRankError(self.machines[rank], why))
 
     def close(self) -> None:
         for each in self._connections.values():
@@ -135,24 +379,27 @@ class LeaderChannel:
     # In the reading threads:
 
     def _take(self, message: ChannelMessage) -> None:
-        if message.kind == wire.HEARTBEAT:
+        if message.kind == HEARTBEAT:
             self._pulses[message.rank] = message.body
         elif message.kind == FAULT:
             self._fail(WorkerError(self.machines[message.rank], **message.body))
         elif message.kind == GOODBYE:
             self._gone.add(message.rank)
         else:
-            with self._changed:
-                self._inbox.append(message)
-                self._changed.notify_all()
+            self._inbox.put(message)
 
-    def _fail(self, failure: LostRankError | WorkerError) -> None:
-        with self._changed:
+    def _on_lost(self, rank: int, why: str) -> None:
+        if rank not in self._gone:
+            self._fail(LostRankError(self.machines[rank], why))
+
+    def _fail(self, failure: LostRankError | WorkerError) -> LostRankError | WorkerError:
+        with self._failing:
             if self._failure is not None:
-                return
+                return self._failure
             self._failure = failure
-            self._changed.notify_all()
+        self._inbox.put(None)  # wakes the main thread
         self.on_failure(failure)
+        return failure
 
 
 class WorkerChannel:
@@ -160,19 +407,19 @@ class WorkerChannel:
 
     def __init__(self, connection: socket.socket, ranks: FlatCollectives) -> None:
         self._rank = ranks.rank
-        self._changed = threading.Condition()
-        self._inbox: deque[ChannelMessage] = deque()
+        self._inbox: queue.SimpleQueue[ChannelMessage] = queue.SimpleQueue()
         self._leaving = threading.Timer(GOODBYE_PATIENCE_S, lambda: self._end_process("has closed the channel"))
         self._leaving.daemon = True
-        self._connection = Connection(connection, self._take, lambda why: self._end_process(why), ranks.pulse)
-        self.send = self._connection.send
+        self._connection = Connection(connection, 0, self._take, lambda why: self._end_process(why), ranks.pulse)
         self._connection.start()
+
+    def send(self, kind: str, **body: Any) -> None:
+        """Queue a message to the leader; arrays must not be written to from then on."""
+        self._connection.send(encode(kind, body))
 
     def receive(self) -> ChannelMessage:
         """The next message of the leader, at last GOODBYE."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._inbox)
-            return self._inbox.popleft()
+        return self._inbox.get()
 
     def fault(self, error: BaseException) -> None:
         """Send the error to the leader, and hang up."""
@@ -183,20 +430,17 @@ class WorkerChannel:
         else:
             lines = "".join(traceback.format_exception(error))
             told = {"sentence": f"{type(error).__name__}: {error}", "exit_code": 1, "traceback": lines}
-        self.send(FAULT, told)
+        self.send(FAULT, **told)
         self._connection.close()
 
     def close(self) -> None:
         self._leaving.cancel()
         self._connection.close()
 
-    def _take(self, kind: str, body: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        if kind == wire.HEARTBEAT:
-            return
-        with self._changed:
-            self._inbox.append(ChannelMessage(0, kind, body, arrays))
-            self._changed.notify_all()
-        if kind == GOODBYE:  # its main thread may be in a sum that never ends
+    def _take(self, message: ChannelMessage) -> None:
+        if message.kind != HEARTBEAT:
+            self._inbox.put(message)
+        if message.kind == GOODBYE:  # its main thread may be in a sum that never ends
             self._leaving.start()
 
     def _end_process(self, why: str) -> None:

@@ -1,4 +1,4 @@
-"""`Collectives` over `mlx.core.distributed` (ring, MPI, JACCL, NCCL), in a thread.
+"""`Collectives` over `mlx.core.distributed` (ring, MPI, JACCL, NCCL), and the weights that they keep equal to rank 0's.
 
 With a lost peer a collective of mlx may hang. So a communication thread makes the calls, the caller waits in short
 turns, and `check` may raise between them. The process must end with `os._exit` then.
@@ -10,45 +10,84 @@ GPU.
 from __future__ import annotations
 
 import json
-import math
 import os
-import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import mlx.core as mx
 import numpy as np
+from mlx.utils import tree_flatten
 
+from backend.config.config import Config
 from backend.distributed.commands import FILES_VARIABLE, mlx_files
+from backend.distributed.ranks import RankInfo
 from backend.training.collectives import Collectives
+from backend.training.optimizers import restore
 from backend.utils.errors import UserError
+from backend.utils.text import quote
+
+if TYPE_CHECKING:
+    from backend.models.policy import Policy
+    from backend.training.learner import Learner
+
+T = TypeVar("T")
 
 POLL_S = 0.1
 """Seconds between two calls of `check`."""
 REASON_WITHIN_S = 30.0
-"""Seconds in which `check` may find the reason."""
+"""Seconds in which `check` may find the reason of an error."""
 FIRST_BYTES = 1016
 """Bytes that travel with the length; a longer value takes a second round."""
+TOLERANCE = 1e-3
+"""Relative tolerance for weights that each machine has quantised."""
+_WORDS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint32}
 
 
 def do_nothing(*_: object) -> None: ...
+
+
+def wait_for(
+    result: Future[T],
+    check: Callable[[], None],
+    is_of_link: Callable[[BaseException], object],
+    waiting: Callable[[float], None] = do_nothing,
+) -> T:
+    """The result of a call in another thread, which may never return.
+
+    Meanwhile calls `check`, which raises for a lost rank, and `waiting` with the seconds so far. After an error for
+    which `is_of_link`, lets `check` raise what becomes known of the rank whose link has failed.
+    """
+    began = time.monotonic()
+    while True:
+        try:
+            error = result.exception(POLL_S)
+            break
+        except TimeoutError:
+            check()
+            waiting(time.monotonic() - began)
+    if error is not None and is_of_link(error):
+        ends = time.monotonic() + REASON_WITHIN_S
+        while time.monotonic() < ends:
+            check()
+            time.sleep(POLL_S)
+    return result.result()
 
 
 class FlatCollectives(Collectives):
     """Collectives of any shape on top of two of flat vectors. Heartbeats report the number `entered` and `left`."""
 
     entered = left = 0
+    waited_s = summed_s = 0.0
+    """Seconds of waiting for slower ranks, and of transfers."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self.waiting: Callable[[float], None] = do_nothing
-        self.waited_s = 0.0
-        """Seconds of waiting for slower ranks."""
-        self.summed_s = 0.0
-        """Seconds of transfers."""
+        """Called during a collective, with its seconds so far."""
 
     def all_sum(self, x_N: mx.array) -> mx.array:
         """The sum over the ranks, evaluated."""
@@ -65,23 +104,23 @@ class FlatCollectives(Collectives):
         began = time.perf_counter()
         total = self.all_sum(mx.concatenate([x.astype(mx.float32).reshape(-1) for x in arrays]))
         self.summed_s += time.perf_counter() - began
-        return _split(total, [x.shape for x in arrays])
+        parts = _split(total, [x.size for x in arrays])
+        return [part.reshape(x.shape) for part, x in zip(parts, arrays, strict=True)]
 
     def broadcast(self, arrays: Sequence[mx.array]) -> list[mx.array]:
         began = time.perf_counter()
         # As whole numbers, because −0 + 0 is 0 in floating point; 0 from everybody else.
-        own = mx.concatenate([_bytes(x) for x in arrays])
+        own = mx.concatenate([mx.contiguous(x.reshape(-1)).view(mx.uint8) for x in arrays])
         words = mx.pad(own, (0, -own.size % 4)).view(mx.uint32)
         sent = self.all_sum(words if self.rank == 0 else mx.zeros_like(words)).view(mx.uint8)
         self.summed_s += time.perf_counter() - began
-        parts = _split(sent[: own.size], [(x.nbytes,) for x in arrays])
+        parts = _split(sent[: own.size], [x.nbytes for x in arrays])
         return [part.view(x.dtype).reshape(x.shape) for part, x in zip(parts, arrays, strict=True)]
 
     def gather(self, value: Any) -> list[Any]:
         began, own = time.perf_counter(), json.dumps(value).encode()
-        length = np.array([len(own)], np.uint64).tobytes()
-        first = self._gather_equal(length + own[:FIRST_BYTES].ljust(FIRST_BYTES, b"\0"))
-        lengths = [int(np.frombuffer(each[:8], np.uint64)[0]) for each in first]
+        first = self._gather_equal(len(own).to_bytes(8, "little") + own[:FIRST_BYTES].ljust(FIRST_BYTES, b"\0"))
+        lengths = [int.from_bytes(each[:8], "little") for each in first]
         parts = [each[8:] for each in first]
         if (rest := max(lengths) - FIRST_BYTES) > 0:
             tails = self._gather_equal(own[FIRST_BYTES:].ljust(rest, b"\0"))
@@ -106,18 +145,8 @@ class FlatCollectives(Collectives):
         return [gathered[i : i + len(own)] for i in range(0, len(gathered), len(own))]
 
 
-def _bytes(x: mx.array) -> mx.array:
-    return (x if x.dtype == mx.uint8 else mx.contiguous(x.reshape(-1)).view(mx.uint8)).reshape(-1)
-
-
-def _split(flat: mx.array, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
-    parts: list[mx.array] = []
-    start = 0
-    for shape in shapes:
-        end = start + math.prod(shape)
-        parts.append(flat[start:end].reshape(shape))
-        start = end
-    return parts
+def _split(flat: mx.array, sizes: Sequence[int]) -> list[mx.array]:
+    return [flat[start:end] for start, end in pairwise([0, *accumulate(sizes)])]
 
 
 class MlxCollectives(FlatCollectives):
@@ -129,52 +158,29 @@ class MlxCollectives(FlatCollectives):
         """Raises for a lost rank; called while waiting."""
         self.group = group
         self._device = device
-        self._calls: queue.SimpleQueue[tuple[Callable[[], mx.array], Future[mx.array]]] = queue.SimpleQueue()
-        threading.Thread(target=self._communicate, name="collectives", daemon=True).start()
+        self._thread = ThreadPoolExecutor(1, "collectives")
 
     def all_sum(self, x_N: mx.array) -> mx.array:
-        return self._call(x_N, lambda: mx.distributed.all_sum(x_N, group=self.group, stream=self._device))
+        return self._call(mx.distributed.all_sum, x_N)
 
     def all_gather(self, x_N: mx.array) -> mx.array:
-        return self._call(x_N, lambda: mx.distributed.all_gather(x_N, group=self.group, stream=self._device))
+        return self._call(mx.distributed.all_gather, x_N)
 
-    def _call(self, x_N: mx.array, operation: Callable[[], mx.array]) -> mx.array:
-        mx.eval(x_N)
-        result: Future[mx.array] = Future()
-        self._calls.put((operation, result))
-        began = time.monotonic()
-        while True:
-            try:
-                error = result.exception(POLL_S)
-            except TimeoutError:
-                self.check()
-                self.waiting(time.monotonic() - began)
-                continue
-            if error is None:
-                return result.result()
-            wait_for_reason(self.check, REASON_WITHIN_S)
-            raise UserError("hosts", f"The ranks' link has failed: {error}") from error
-
-    def _communicate(self) -> None:
-        while True:
-            operation, result = self._calls.get()
+    def _call(self, collective: Callable[..., mx.array], x_N: mx.array) -> mx.array:
+        def call() -> mx.array:
             self.entered += 1
-            try:
-                value = operation()
-                mx.eval(value)
-            except BaseException as error:
-                result.set_exception(error)
-                continue  # `left` stays behind: this collective has not returned on every rank
-            self.left += 1
-            result.set_result(value)
+            value = collective(x_N, group=self.group, stream=self._device)
+            mx.eval(value)
+            self.left += 1  # not after an error: this collective has not returned on every rank
+            return value
 
-
-def wait_for_reason(check: Callable[[], None], within_s: float) -> None:
-    """Let `check` raise what becomes known of the rank whose link has failed."""
-    ends = time.monotonic() + within_s
-    while time.monotonic() < ends:
-        check()
-        time.sleep(POLL_S)
+        mx.eval(x_N)
+        try:
+            return wait_for(self._thread.submit(call), self.check, lambda error: True, self.waiting)
+        except UserError:  # of `check`
+            raise
+        except Exception as error:
+            raise UserError("hosts", f"The ranks' link has failed: {error}") from error
 
 
 def init_collectives(backend: str) -> MlxCollectives:
@@ -185,3 +191,95 @@ def init_collectives(backend: str) -> MlxCollectives:
     except (RuntimeError, ValueError) as error:
         raise UserError("distributed_backend", f"The ranks cannot be joined over {backend}: {error}") from error
     return MlxCollectives(group, mx.gpu if backend == "nccl" else mx.cpu)
+
+
+class Trained(Protocol):
+    """A run's context, or the parts of a sharded model."""
+
+    policy: Policy
+    learner: Learner
+
+
+def follow_leader(parts: Trained, config: Config, ranks: Collectives) -> None:
+    """Take over rank 0's trained arrays, optimizer state and moving reference, bit for bit."""
+    policy, learner = parts.policy, parts.learner
+    reference = policy.reference_arrays() if config.sync_ref_model else {}
+    own = (policy.trainable(), learner.state_arrays(), reference)
+    arrays = iter(ranks.broadcast([x for named in own for x in named.values()]))
+    if ranks.rank == 0:
+        return
+    trained, state, reference = ({name: next(arrays) for name in named} for named in own)
+    policy.assign(trained)
+    restore(learner.optimizer, state)
+    if reference:
+        policy.restore_reference(reference)
+    mx.eval(policy.arrays(), learner.optimizer.state)
+
+
+def keep_together(parts: Trained, config: Config, ranks: Collectives) -> None:
+    """Follow the leader where any trained bit differs between ranks."""
+    if len(set(ranks.gather(_bit_sum(parts.policy.trainable())))) > 1:
+        follow_leader(parts, config, ranks)
+
+
+def check_same_base(parts: Trained, config: Config, ranks: Collectives, machines: Sequence[RankInfo]) -> None:
+    """Raise UserError on the leader where a rank has loaded other weights."""
+    trained = parts.policy.trainable()
+    everything: Any = tree_flatten(parts.policy.model.parameters())
+    frozen: dict[str, mx.array] = {name: x for name, x in everything if name not in trained}
+    own: dict[str, Any] = {"arrays": sorted(f"{name} {x.shape} {x.dtype}" for name, x in frozen.items())}
+    if config.quantization == "none":
+        own |= {"bits": _bit_sum(frozen), "sizes": []}
+    else:  # made here from the model's own weights, which another chip may round to other codes
+        sizes = [float(mx.abs(frozen[name]).astype(mx.float32).sum()) for name in sorted(frozen)]
+        own |= {"bits": 0, "sizes": sizes}
+    gathered = ranks.gather(own)
+    if ranks.rank != 0:
+        return
+    for rank, other in enumerate(gathered):
+        is_same = (other["arrays"], other["bits"]) == (own["arrays"], own["bits"]) and all(
+            abs(a - b) <= TOLERANCE * max(abs(a), abs(b), 1.0)
+            for a, b in zip(own["sizes"], other["sizes"], strict=True)
+        )
+        if not is_same:
+            raise UserError(
+                "model",
+                f"The model {quote(config.model, 60)} on {machines[rank]} has other weights than here; "
+                "copy it there, or name a revision.",
+            )
+
+
+def _bit_sum(arrays: dict[str, mx.array]) -> int:
+    sums = [x.reshape(-1).view(_WORDS[x.itemsize]).astype(mx.uint32).sum() for x in arrays.values() if x.size]
+    return int(mx.stack(sums).sum()) if sums else 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepSnapshot:
+    """The state before a step's updates, to take the step back when a machine is lost.
+
+    Evaluated arrays are immutable, so references are enough; they keep a second copy of trained arrays and optimizer
+    state while a step learns.
+    """
+
+    trained: dict[str, mx.array]
+    moments: dict[str, mx.array]
+    reference: dict[str, mx.array]
+    updates: int
+    algorithm: list[float | None]
+
+    @classmethod
+    def of(cls, parts: Trained, config: Config) -> StepSnapshot:
+        learner = parts.learner
+        reference = parts.policy.reference_arrays() if config.sync_ref_model else {}
+        state = list(learner.algorithm.state())
+        return cls(parts.policy.trainable(), learner.state_arrays(), reference, learner.updates, state)
+
+    def restore(self, parts: Trained) -> None:
+        """Bit for bit."""
+        parts.policy.assign(self.trained)
+        if self.reference:
+            parts.policy.restore_reference(self.reference)
+        parts.learner.restore(self.moments, self.updates, self.algorithm)
+        parts.learner.is_whole = True
+        mx.eval(parts.policy.arrays(), parts.learner.optimizer.state)

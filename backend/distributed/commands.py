@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes.util
 import json
 import os
+import random
 import shlex
 import shutil
+import socket
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from backend.distributed.hosts_file import Host, HostsFile
@@ -24,10 +26,12 @@ SSH_OPTIONS = shlex.split(
     "-o LogLevel=ERROR"
 )
 MPI_OPTIONS = shlex.split(
-    "--enable-recovery --mca mpi_yield_when_idle 1 --mca plm_rsh_args '-o BatchMode=yes' "
+    "--quiet --enable-recovery --mca mpi_yield_when_idle 1 --mca plm_rsh_args '-o BatchMode=yes' "
     "--mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_allreduce_algorithm 4"
 )
 """mpirun's options: rank 0 outlives another rank, waiting ranks yield their core, and large sums go round a ring."""
+FIRST_PORT, PORTS = 20_000, 10_000
+"""Below those that systems hand out."""
 LIBRARY_VARIABLE = "MLX_MPI_LIBNAME"
 FILES_VARIABLE = "GRPO_STUDIO_FILES"
 """Variable with a JSON object for `mlx_files`."""
@@ -63,17 +67,23 @@ def launch_command(hosts: HostsFile, file: Path, backend: str, run: Path) -> lis
     """Command that starts all ranks of a prepared run by hand: `mlx.launch`, or mpirun, since mlx.launch gives it an
     option that Open MPI 4 refuses. `program` and `folder` of a host have no effect."""
     alike = Host("")
-    variables = [f"{name}={value}" for name, value in program_environment(alike).items()]
-    program = rank_program(alike, "rank", "--run", str(run))
+    variables, program = program_environment(alike), rank_program(alike, "rank", "--run", str(run))
     if backend == "mpi":
-        slots = Counter(host.ssh for host in hosts.hosts)
-        machines = ",".join(f"{name}:{count}" for name, count in slots.items())
-        exported = [part for variable in [*variables, *hosts.envs] for part in ("-x", variable)]
-        return ["mpirun", "-np", str(len(hosts.hosts)), "--host", machines, *MPI_OPTIONS, *exported, *program]
+        return mpi_command(
+            "mpirun", hosts, [*(f"{name}={value}" for name, value in variables.items()), *hosts.envs], program
+        )
     script = Path(sys.executable).with_name("mlx.launch")
     launch = str(script) if script.exists() else script.name
-    exported = [part for variable in variables for part in ("--env", variable)]
+    exported = [part for name, value in variables.items() for part in ("--env", f"{name}={value}")]
     return [launch, "--hostfile", str(file), "--backend", backend, *exported, "--", *program]
+
+
+def mpi_command(mpirun: str, hosts: HostsFile, variables: Iterable[str], program: Sequence[str]) -> list[str]:
+    """Command that starts all ranks with mpirun. `variables`: NAME=value."""
+    slots = Counter("localhost" if hosts.is_here(rank) else host.ssh for rank, host in enumerate(hosts.hosts))
+    machines = ",".join(f"{name}:{count}" for name, count in slots.items())
+    exported = [part for variable in variables for part in ("-x", variable)]
+    return [mpirun, "-np", str(len(hosts.hosts)), "--host", machines, *MPI_OPTIONS, *exported, *program]
 
 
 def shell_words(words: list[str]) -> str:
@@ -85,6 +95,18 @@ def shell_words(words: list[str]) -> str:
 
 def _is_checkout() -> bool:
     return not (project_root() / "__init__.py").exists()
+
+
+def free_port(hosts: HostsFile) -> int:
+    """The first of enough consecutive free ports, one for each address. Raises OSError."""
+    count = max(1, sum(len(host.ips) for host in hosts.hosts))
+    for _ in range(100):
+        first = random.randrange(FIRST_PORT, FIRST_PORT + PORTS - count)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as probes:
+            for port in range(first, first + count):
+                probes.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM)).bind(("", port))
+            return first
+    raise OSError("no ports are free on this machine")
 
 
 def mlx_environment(hosts: HostsFile, backend: str, rank: int, port: int) -> tuple[dict[str, str], dict[str, str]]:
@@ -113,7 +135,7 @@ def mlx_environment(hosts: HostsFile, backend: str, rank: int, port: int) -> tup
     return variables, {}
 
 
-@contextmanager
+@contextlib.contextmanager
 def mlx_files(files: Mapping[str, str]) -> Generator[None]:
     """Write the files that MLX reads while it connects: the variable that names a file → its content."""
     with tempfile.TemporaryDirectory() as folder:

@@ -13,23 +13,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Literal
 
 from backend.distributed.commands import (
     FILES_VARIABLE,
-    MPI_OPTIONS,
+    free_port,
     mlx_environment,
+    mpi_command,
     mpi_variables,
     mpirun,
     program_environment,
@@ -37,22 +35,23 @@ from backend.distributed.commands import (
     ssh_command,
 )
 from backend.distributed.hosts_file import HostsFile
-from backend.distributed.rank_process import (
+from backend.distributed.ranks import (
     ADDRESSES_VARIABLE,
     BACKEND_VARIABLE,
     LEADER_LOST,
+    LOG_VARIABLE,
+    MACHINE_VARIABLE,
     ORDERS_VARIABLE,
     RESTART_RANKS,
     WATCH_VARIABLE,
     Orders,
     OrdersFolder,
 )
-from backend.distributed.ranks import LOG_VARIABLE, MACHINE_VARIABLE
 from backend.runs.events import ENDINGS, EventLog, first_and_last_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 from backend.trainer import control
-from backend.trainer.machine import GPU_TIMEOUT_VARIABLE as TIMEOUT_VARIABLE
+from backend.trainer.machine import GPU_TIMEOUT_VARIABLE
 from backend.utils.command import backend_environment
 from backend.utils.disk import writing
 from backend.utils.errors import UserError
@@ -69,8 +68,6 @@ EXITING_S = 10.0
 LEAVING_S = {True: 8.0, False: 1.0}
 """Seconds for workers to end, by success."""
 MPI_PATIENCE_S = 3.0
-FIRST_PORT, PORTS = 20_000, 10_000
-"""Below those that systems hand out."""
 RESUMED = "The run goes on from its last checkpoint when it is resumed."
 
 _UNDER_MPI = """
@@ -159,11 +156,10 @@ def write_late_ending(run: RunFolder, kind: str, sentence: str) -> bool:
 class _Start:
     def __init__(self, launch: Launch, folder: Path, requests: Sequence[int]) -> None:
         self._launch, self._hosts, self._requests = launch, launch.hosts, requests
-        self._size = len(self._hosts.hosts)
+        self._ranks = range(len(self._hosts.hosts))
         self._orders = OrdersFolder(folder)
         self._logs = launch.run.path / "ranks"
-        self._by_mpi = launch.backend == "mpi" and self._size > 1
-        self._port = free_port(self._hosts)
+        self._by_mpi = launch.backend == "mpi" and len(self._ranks) > 1
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         """Of each rank; under mpirun only mpirun's."""
         self._deadline: float | None = None
@@ -174,60 +170,60 @@ class _Start:
         self._orders.give(self._launch.orders)
         with writing(self._logs):
             make_private_folder(self._logs)
-        went_well = False
+        exit_code = 1
         try:
             try:
-                if self._by_mpi:
-                    self._start_mpi()
-                else:
-                    for rank in range(self._size):
-                        self._start(rank)
+                port = free_port(self._hosts)
+                for rank in self._ranks[: 1 if self._by_mpi else None]:
+                    self._start(rank, port)
             except OSError as error:
                 return LaunchEnd("failed", 2, f"The ranks could not be started: {error.strerror or error}.")
             self._wait()
             end = self._end()
-            went_well = end.exit_code == 0
+            exit_code = end.exit_code
             return end
         finally:
-            self._end_processes(LEAVING_S[went_well])
+            self._end_processes(LEAVING_S[exit_code == 0])
 
-    def _program(self, rank: int) -> list[str]:
-        return rank_program(self._hosts.hosts[rank], "rank", "--run", str(self._launch.run.path), *self._launch.options)
-
-    def _variables(self, rank: int) -> dict[str, str]:
-        host, backend = self._hosts.hosts[rank], self._launch.backend if self._size > 1 else "mpi"
-        variables, files = mlx_environment(self._hosts, backend, rank, self._port)
+    def _start(self, rank: int, port: int) -> None:
+        host, launch = self._hosts.hosts[rank], self._launch
+        variables, files = mlx_environment(self._hosts, launch.backend if len(self._ranks) > 1 else "mpi", rank, port)
         variables = program_environment(host) | variables | {FILES_VARIABLE: json.dumps(files)}
-        if self._size > 1:
-            variables[BACKEND_VARIABLE] = self._launch.backend
+        if len(self._ranks) > 1:
+            variables[BACKEND_VARIABLE] = launch.backend
         if rank:
-            return variables | {WATCH_VARIABLE: "1", LOG_VARIABLE: f"ranks/rank-{rank}.log in the run folder"}
-        return variables | {ORDERS_VARIABLE: str(self._orders.path), ADDRESSES_VARIABLE: ",".join(host.ips)}
-
-    def _start(self, rank: int) -> None:
-        host, program, variables = self._hosts.hosts[rank], self._program(rank), self._variables(rank)
+            variables |= {WATCH_VARIABLE: "1", LOG_VARIABLE: f"ranks/rank-{rank}.log in the run folder"}
+        else:
+            variables |= {ORDERS_VARIABLE: str(self._orders.path), ADDRESSES_VARIABLE: ",".join(host.ips)}
+        command = rank_program(host, "rank", "--run", str(launch.run.path), *launch.options)
         environment = backend_environment() | variables
-        if not self._hosts.is_here(rank):
-            program = ssh_command(host, program, variables | {MACHINE_VARIABLE: host.ssh} | _python_variables())
+        relaxed = os.environ.get(GPU_TIMEOUT_VARIABLE)
+        of_python = {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
+        away = variables | of_python | ({GPU_TIMEOUT_VARIABLE: relaxed} if relaxed else {})
+        if self._by_mpi:
+            exported = [f"{name}={value}" for name, value in (away | mpi_variables()).items()]
+            shell = ["/bin/sh", "-c", _UNDER_MPI, "rank", str(self._logs), launch.run.name, *command]
+            command, environment = (
+                mpi_command(mpirun() or "mpirun", self._hosts, exported, shell),
+                backend_environment(),
+            )
+        elif not self._hosts.is_here(rank):
+            command = ssh_command(host, command, away | {MACHINE_VARIABLE: host.ssh})
             environment = dict(os.environ)
-        if rank == 0:
-            self._processes[0] = _popen(program, environment, subprocess.DEVNULL, None, None)
-            return
-        with self._log(rank).open("wb") as log:
-            self._processes[rank] = _popen(program, environment, subprocess.PIPE, log, subprocess.STDOUT)
-
-    def _start_mpi(self) -> None:
-        variables = self._variables(0) | _python_variables() | mpi_variables()
-        slots = Counter(
-            "localhost" if self._hosts.is_here(rank) else host.ssh for rank, host in enumerate(self._hosts.hosts)
-        )
-        machines = ",".join(f"{name}:{count}" for name, count in slots.items())
-        exported = [part for name, value in variables.items() for part in ("-x", f"{name}={value}")]
-        shell = ["/bin/sh", "-c", _UNDER_MPI, "rank", str(self._logs), self._launch.run.name, *self._program(0)]
-        command = [mpirun() or "mpirun", "-np", str(self._size), "--host", machines, "--quiet", *MPI_OPTIONS]
-        with (self._logs / "mpirun.log").open("wb") as log:
-            command += [*exported, *shell]
-            self._processes[0] = _popen(command, backend_environment(), subprocess.DEVNULL, None, log)
+        sys.stdout.flush()
+        with contextlib.ExitStack() as logs:
+            stdin, stdout, stderr = subprocess.DEVNULL, None, None
+            if rank:
+                stdin, stdout, stderr = (
+                    subprocess.PIPE,
+                    logs.enter_context(self._log(rank).open("wb")),
+                    subprocess.STDOUT,
+                )
+            elif self._by_mpi:
+                stderr = logs.enter_context((self._logs / "mpirun.log").open("wb"))
+            self._processes[rank] = subprocess.Popen(
+                command, env=environment, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
+            )
 
     def _wait(self) -> None:
         meets_until = time.monotonic() + MEETING_S
@@ -242,14 +238,12 @@ class _Start:
                     if process.returncode:
                         self._on_ended_worker(rank, process.returncode, has_met)
             new, passed_on = self._requests[passed_on:], len(self._requests)
-            if new and not has_met:
+            if not has_met and time.monotonic() > meets_until:
+                self._why = f"The ranks did not connect within {MEETING_S:.0f} seconds{self._last_words()}."
+            if not has_met and (new or self._why):
                 return
             for number in new:
                 self._signal_leader(number)
-            if not has_met and time.monotonic() > meets_until:
-                self._why = f"The ranks did not connect within {MEETING_S:.0f} seconds{self._last_words()}."
-            if not has_met and self._why:
-                return
             if "exit_code" in report:  # all is written: nothing is lost if it hangs now
                 self._expect_end("", EXITING_S)
             elif "lost" in report:
@@ -270,9 +264,9 @@ class _Start:
         self._expect_end("Rank 0 did not answer the other machines, and was ended." if code == LEADER_LOST else why)
         self._signal_leader(signal.SIGCONT)  # a stopped process can then save and end by itself
 
-    def _expect_end(self, why: str, within_s: float | None = None) -> None:
+    def _expect_end(self, why: str, within_s: float = ENDING_S) -> None:
         if self._deadline is None:
-            self._deadline, self._why = time.monotonic() + (within_s or ENDING_S), why
+            self._deadline, self._why = time.monotonic() + within_s, why
 
     def _leader_pid(self) -> int | None:
         return self._orders.reported().get("pid") if self._by_mpi else self._processes[0].pid
@@ -286,7 +280,7 @@ class _Start:
         return self._logs / f"rank-{rank}.log"
 
     def _last_words(self) -> str:
-        logs = [(self._hosts.label(rank), self._log(rank)) for rank in range(1, self._size)]
+        logs = [(self._hosts.label(rank), self._log(rank)) for rank in self._ranks[1:]]
         for name, log in [*logs, ("mpirun", self._logs / "mpirun.log")]:
             if words := last_line(log):
                 return f"; {name} says: {quote(words, 100)}"
@@ -330,18 +324,6 @@ class _Start:
                 process.stdin.close()
 
 
-def _python_variables() -> dict[str, str]:
-    relaxed = os.environ.get(TIMEOUT_VARIABLE)
-    return {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"} | ({TIMEOUT_VARIABLE: relaxed} if relaxed else {})
-
-
-def _popen(
-    command: list[str], environment: dict[str, str], stdin: int, stdout: IO[Any] | None, stderr: IO[Any] | int | None
-) -> subprocess.Popen[bytes]:
-    sys.stdout.flush()
-    return subprocess.Popen(command, env=environment, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True)
-
-
 def _kill_group(pid: int) -> None:
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -354,15 +336,3 @@ def last_line(log: Path) -> str:
         return ""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def free_port(hosts: HostsFile) -> int:
-    """The first of enough consecutive free ports, one for each address. Raises OSError."""
-    count = max(1, sum(len(host.ips) for host in hosts.hosts))
-    for _ in range(100):
-        first = random.randrange(FIRST_PORT, FIRST_PORT + PORTS - count)
-        with contextlib.suppress(OSError), contextlib.ExitStack() as probes:
-            for port in range(first, first + count):
-                probes.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM)).bind(("", port))
-            return first
-    raise OSError("no ports are free on this machine")

@@ -10,26 +10,33 @@ import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
 
 from backend.config.config import Config
 from backend.distributed.channel import LeaderChannel
-from backend.distributed.collectives import FlatCollectives, MlxCollectives, do_nothing
-from backend.distributed.messages import (
-    SampledRound,
-    SamplingOrder,
-    pack_groups,
-    pack_problems,
-    reward_code,
+from backend.distributed.collectives import (
+    FlatCollectives,
+    MlxCollectives,
+    StepSnapshot,
+    check_same_base,
+    do_nothing,
+    follow_leader,
+    keep_together,
+)
+from backend.distributed.messages import SampledRound, SamplingOrder, check_sendable, reward_code
+from backend.distributed.scheduling import (
+    LearningReport,
+    PromptScheduler,
+    RankPaces,
+    StepShares,
     sample_round,
     score_round,
+    timed_learning,
 )
-from backend.distributed.scheduling import LearningReport, PromptScheduler, RankPaces, StepShares, timed_learning
 from backend.distributed.tensor_parallel import LeadingEngine, ShardedContext
-from backend.distributed.weights import StepSnapshot, check_same_base, follow_leader, keep_together
 from backend.runs.steering import stage_configs
 from backend.trainer.evaluation.evaluate import EVAL_SEED
 from backend.trainer.machine import StepSize
@@ -122,7 +129,7 @@ class SharedSampling:
                 serve_and_poll(SERVING_S)
                 continue
             problems = self._problems[own.start : own.stop]
-            sampled = sample_round(self._parts, self._order, 0, own.start, problems, lambda tokens: serve_and_poll())
+            sampled = sample_round(self._parts, 0, self._order, own.start, problems, lambda tokens: serve_and_poll())
             with ThreadPoolExecutor(1, "rewards") as pool:  # leaving it waits for the call that is running
                 scoring = pool.submit(score_round, self._parts, self._order, sampled)
                 while not scoring.done():
@@ -138,7 +145,10 @@ class SharedSampling:
             self._notes += [f"{machine}: {note}" for note in message.body["notes"]]
             self._idle.add(message.rank)
             del self._given[message.rank]
-            self._take(SampledRound.unpacked(message.rank, message.body, message.arrays, self._problems))
+            done: SampledRound = message.body["done"]
+            problems = self._problems[done.start :]
+            done.groups = [Group(*each) for each in zip(problems, message.body["completions"], strict=False)]
+            self._take(done)
             self._give()
         for rank, (count, since) in self._given.items():
             took_s, usual_s = self._clock() - since, self._paces.usual_s(rank, count)
@@ -155,9 +165,10 @@ class SharedSampling:
         for rank in sorted(self._idle):
             if places := self._scheduler.take(rank, self._clock()):
                 self._idle.remove(rank)
-                problems = pack_problems(self._problems[places.start : places.stop])
-                order = {"order": asdict(self._order), "start": places.start, "problems": problems}
-                self._workers.send(rank, "sample", order)
+                problems = self._problems[places.start : places.stop]
+                for problem in problems:
+                    check_sendable(problem.row)
+                self._workers.send(rank, "sample", order=self._order, start=places.start, problems=problems)
                 self._given[rank] = (len(places) * self._order.group_size, self._clock())
 
 
@@ -190,19 +201,14 @@ class Leader:
                 return ShardedContext(**of_run, engine=engine, config=config)
 
             return load_context(config, note, inputs, most, None, stages, engine, make_sharded)
-        configs = {
-            "config": config.model_dump(mode="json"),
-            "stages": [each.model_dump(mode="json") for each in stages],
-        }
-        self.workers.send_to_all("load", configs | {"code": reward_code(config)})
+        self.workers.send_to_all("load", config=config, stages=[*stages], code=reward_code(config))
 
         def make(**of_run: Any) -> LeaderContext:
             return LeaderContext(**of_run, leader=self, config=config)
 
         own = load_context(config, note, inputs, most, None, stages, make=make)
         own.learner.forward.ranks = self.ranks
-        built = {"steps": own.steps, "longest_prompts": own.longest_prompts, "most": asdict(most)}
-        self.workers.send_to_all("build", built)
+        self.workers.send_to_all("build", steps=own.steps, longest_prompts=own.longest_prompts, most=most)
         check_same_base(own, config, self.ranks, self.workers.machines)
         return own
 
@@ -234,14 +240,12 @@ class LeaderContext(RunContext):
     """The state before the present step's updates."""
 
     def begin(self) -> None:
-        learner = self.learner
-        state = {"updates": learner.updates, "algorithm": learner.algorithm.state(), "scoring": self.scoring.state()}
-        self.leader.workers.send_to_all("follow", state)
+        state = {"updates": self.learner.updates, "algorithm": [*self.learner.algorithm.state()]}
+        self.leader.workers.send_to_all("follow", **state, scoring=self.scoring.state())
         follow_leader(self, self.config, self.leader.ranks)
 
     def change(self, config: Config, keys: Collection[str], step: int) -> None:
-        about = {"config": config.model_dump(mode="json"), "keys": [*keys], "step": step}
-        self.leader.workers.send_to_all("change", about)
+        self.leader.workers.send_to_all("change", config=config, keys=[*keys], step=step)
         super().change(config, keys, step)
         self.config = config
 
@@ -342,5 +346,11 @@ class LeaderContext(RunContext):
         return super().evaluate(split, step, config, poll)
 
     def _send_groups(self, kind: str, groups: list[Group]) -> None:
-        body, arrays = pack_groups(groups)
-        self.leader.workers.send_to_all(kind, body | {"speeds": self.learner.forward.speeds}, arrays)
+        sent = [
+            Group(
+                Problem(number, "", [], group.problem.tokens, ""),
+                [replace(completion, text="", scores={}, logged={}) for completion in group.completions],
+            )
+            for number, group in enumerate(groups)
+        ]
+        self.leader.workers.send_to_all(kind, groups=sent, speeds=[*self.learner.forward.speeds])

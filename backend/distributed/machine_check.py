@@ -1,7 +1,15 @@
 """The check of several machines: compares their facts, copies a model on request, and measures their link.
 
-`check_machines` serves the verb `machines` and the window; `require_machines` a run that is about to start. Every wait
-has a limit, and no process is left.
+Every wait has a limit, and no process is left. On each machine, over ssh, the check starts `main` of this module, which
+reads one line of JSON and answers with one:
+
+    {"ask": "facts", "model": …, "reward_file": …}               → MachineFacts as a mapping
+    {"ask": "place", "model": …, "revision": …, "names": …}      → {"folder": where a copied model goes}
+    {"ask": "link", "backend": …, "variables": …, "files": …}    → LinkSpeed as a mapping, as this rank measured it
+    any of them                                                  → {"error": a sentence}
+
+The answer begins with MARKER, since a shell's startup files may write to the same stream. The process ends when its
+stdin does, also in a sum that waits for a rank that will never come.
 """
 
 from __future__ import annotations
@@ -9,22 +17,31 @@ from __future__ import annotations
 import io
 import json
 import os
-import random
+import platform
+import shutil
+import statistics
 import subprocess
+import sys
 import tarfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
+from pydantic import TypeAdapter
+
 from backend.config.config import Config
-from backend.distributed import PROBE
 from backend.distributed.commands import (
     CONNECT_S,
+    free_port,
     mlx_environment,
+    mlx_files,
     mpirun,
     program_environment,
     rank_program,
@@ -39,10 +56,10 @@ from backend.distributed.hosts_file import (
     first_host_problem,
     read_hosts,
 )
-from backend.distributed.launcher import FIRST_PORT, PORTS
-from backend.distributed.machine_probe import MARKER, facts, has_cuda, model_files
 from backend.distributed.machine_report import (
     COPY_LIMIT,
+    GRADIENT_BYTES,
+    RESERVE,
     CheckedMachine,
     LinkSpeed,
     MachineFacts,
@@ -50,11 +67,14 @@ from backend.distributed.machine_report import (
     MachineReport,
     findings_of,
 )
-from backend.utils.child_process import ChildEnded, ChildProcess, ChildTimeout
-from backend.utils.command import backend_environment
+from backend.utils.child_process import CHILD_VERB, ChildEnded, ChildProcess, ChildTimeout, claim_stdout, json_line
+from backend.utils.command import backend_environment, is_bundled
+from backend.utils.disk import require_room, room_on
 from backend.utils.errors import ConfigProblem, UserError
-from backend.utils.files import is_folder, user_path
-from backend.utils.hub_cache import local_folder, own_file
+from backend.utils.files import is_file, is_folder, is_folder_name, user_path
+from backend.utils.hub_cache import hub_cache, local_folder, own_file, repo_cache
+from backend.utils.machine import has_gpu, machine_bytes, processor
+from backend.utils.places import project_root
 from backend.utils.text import quote
 
 FACTS_S = 45.0
@@ -65,8 +85,15 @@ GRACE_S = 2.0
 STALLED_S = 30.0
 """Seconds without progress of a copy."""
 POLL_S = 0.2
+DEVICES_S = 5.0
 OF_SSH = 255
 """ssh's own exit code."""
+MARKER = "grpo-studio "
+CUDA_PACKAGES = ("mlx-cuda-13", "mlx-cuda-12", "mlx-cuda")
+LATENCY_SUMS = 21
+SMALL_BYTES = 1_000_000
+"""Of the first large sum."""
+SLOW_S = 1.0
 _SSH_HINTS = {
     "Permission denied": "refuses your key. Put it there with: ssh-copy-id {ssh}",
     "Host key verification failed": "is not known to ssh yet. Connect once by hand: ssh {ssh}",
@@ -106,57 +133,99 @@ class CheckProgress:
 
 
 def check_machines(
-    hosts: HostsFile, name: str, wanted: Wanted, progress: CheckProgress = CheckProgress()
+    hosts: HostsFile, name: str, wanted: Wanted, progress: CheckProgress = CheckProgress(), *, measures: bool = True
 ) -> MachineReport:
-    """The whole check. `name`: the hosts file's. Raises what `progress.check` raises."""
-    report = _empty_report(hosts)
-    ranks = range(len(hosts.hosts))
-    _read_facts(report, hosts, ranks, wanted, progress)
-    if wanted.copies:
+    """The whole check, or all of it but the link. `name`: the hosts file's. Raises what `progress.check` raises."""
+    report = _read_facts(hosts, wanted, progress)
+    if wanted.copies and report.without_model:
         lacking = {hosts.hosts[rank].ssh: rank for rank in reversed(report.without_model)}
         for rank in sorted(lacking.values()):  # one after the other: they share this machine's connection
             copy_model(wanted.model, hosts, rank, progress)
-        _read_facts(report, hosts, ranks, wanted, progress)
-    refusals = _choose(report, hosts, name, wanted)
-    if not refusals and len(ranks) > 1 and all(machine.facts is not None for machine in report.machines):
+        report = _read_facts(hosts, wanted, progress)
+    problem, here = first_host_problem(hosts, name), report.machines[0].facts
+    problems = [problem] if problem else []
+    try:
+        has_mpi = here is not None and here.has_mpi
+        report.backend = choose_backend(hosts, wanted.backend, has_mpi=has_mpi, has_cuda=has_cuda()).backend
+    except UserError as error:
+        problems += error.faults
+    if measures and not problems and len(hosts.hosts) > 1 and all(each.facts for each in report.machines):
         try:
             report.link = _link_speed(report, hosts, progress)
-        except NotReachedError as problem:
-            refusals = [MachineFinding("refuse", None, str(problem))]
-    report.findings = [*refusals, *_findings(report, wanted)]
+        except NotReachedError as error:
+            problems.append(ConfigProblem("hosts", str(error)))
+    model = wanted.model
+    is_hub_id = bool(model) and not is_folder(user_path(model, "model")) and not Path(model).is_absolute()
+    report.findings = [
+        *(MachineFinding("refuse", None, each.sentence) for each in problems),
+        *findings_of(report, model, is_hub_id),
+    ]
     return report
 
 
-def require_machines(hosts: HostsFile, name: str, wanted: Wanted) -> MachineReport:
-    """The facts of every machine. Raises UserError with everything that would keep a run from starting."""
-    report = _empty_report(hosts)
-    first_of = {machine.ssh: machine.rank for machine in reversed(report.machines) if not machine.is_here}
-    _read_facts(report, hosts, sorted(first_of.values()), wanted, CheckProgress())
-    for machine in report.machines:
-        if machine.is_here:
-            machine.facts = facts(wanted.model, wanted.reward_file)
-        else:
-            like = report.machines[first_of[machine.ssh]]
-            machine.facts, machine.problem = like.facts, like.problem
-    report.findings = [*_choose(report, hosts, name, wanted), *_findings(report, wanted)]
+def require_machines(hosts: HostsFile, name: str, wanted: Wanted) -> list[str]:
+    """Check every machine before a run. → warnings for the event log. Raises UserError with everything that would keep
+    the run from starting."""
+    report = check_machines(hosts, name, wanted, measures=False)
     if report.refusals:
         sentences = dict.fromkeys(finding.sentence for finding in report.refusals)
         raise UserError([ConfigProblem("hosts", sentence) for sentence in sentences])
+    return [finding.sentence for finding in report.findings if finding.level == "warn"]
+
+
+def plan_machines(config: Config) -> tuple[HostsFile, BackendChoice]:
+    """The machines of a run in rank order, and their backend, without contacting any. Raises UserError."""
+    file = Path(config.hosts)
+    hosts = read_hosts(file)
+    if problem := first_host_problem(hosts, file.name):
+        raise UserError([problem])
+    choice = choose_backend(hosts, config.distributed_backend, has_mpi=mpirun() is not None, has_cuda=has_cuda())
+    if choice.backend == "mpi":  # the entries of each machine together, as mpirun numbers its ranks
+        places = ["" if hosts.is_here(rank) else host.ssh for rank, host in enumerate(hosts.hosts)]
+        order = sorted(range(len(places)), key=lambda rank: places.index(places[rank]))
+        hosts = replace(hosts, hosts=tuple(hosts.hosts[rank] for rank in order))
+    return hosts, choice
+
+
+def require_one_machine(config: Config, what: str) -> None:
+    """Raise UserError where a hosts file is set; `what` begins the sentence."""
+    if config.hosts:
+        raise UserError("hosts", f"{what} trains on this machine alone; take the hosts file out of the settings.")
+
+
+def _read_facts(hosts: HostsFile, wanted: Wanted, progress: CheckProgress) -> MachineReport:
+    report, ranks_of = MachineReport(), dict[str, list[CheckedMachine]]()
+    for rank, host in enumerate(hosts.hosts):
+        address, is_here = host.ips[0] if host.ips else "", hosts.is_here(rank)
+        report.machines.append(CheckedMachine(rank, host.ssh, hosts.label(rank), address, is_here))
+        ranks_of.setdefault("" if is_here else host.ssh, []).append(report.machines[-1])
+    request = {"ask": "facts", "model": wanted.model, "reward_file": wanted.reward_file}
+
+    def read(machines: list[CheckedMachine]) -> None:
+        for machine in machines:
+            progress.reached(machine.rank, "reading", None)
+        found, problem = None, ""
+        try:
+            if machines[0].is_here:
+                found = facts(wanted.model, wanted.reward_file)
+            else:
+                answer = _ask(hosts, machines[0].rank, request, FACTS_S, progress.check)
+                found = TypeAdapter(MachineFacts).validate_python(answer)
+        except NotReachedError as error:
+            problem = str(error)
+        for machine in machines:
+            machine.facts, machine.problem = found, problem
+            progress.reached(machine.rank, "read", None)
+
+    with ThreadPoolExecutor(len(ranks_of), "machine") as threads:
+        list(threads.map(read, ranks_of.values()))
     return report
-
-
-def _empty_report(hosts: HostsFile) -> MachineReport:
-    machines = [
-        CheckedMachine(rank, host.ssh, hosts.label(rank), host.ips[0] if host.ips else "", hosts.is_here(rank))
-        for rank, host in enumerate(hosts.hosts)
-    ]
-    return MachineReport(machines=machines)
 
 
 def _ask(hosts: HostsFile, rank: int, request: dict[str, Any], timeout_s: float, poll: Callable[[], None]) -> Any:
     host, is_here = hosts.hosts[rank], hosts.is_here(rank)
     name = "This machine" if is_here else quote(host.ssh, 40)
-    program, variables = rank_program(host, PROBE), program_environment(host)
+    program, variables = rank_program(host, CHILD_VERB, "backend.distributed.machine_check"), program_environment(host)
     command = program if is_here else ssh_command(host, program, variables)
     environment = backend_environment() if is_here else dict(os.environ)
     child = ChildProcess(command, grace_s=GRACE_S, environment=environment, marker=MARKER)
@@ -188,49 +257,6 @@ def _why(ended: ChildEnded, host: Host, is_here: bool) -> str:
     return f"could not start GRPO Studio: {quote(last[0], 110)}."
 
 
-def _in_parallel(work: Callable[[int], None], ranks: Sequence[int]) -> None:
-    with ThreadPoolExecutor(len(ranks) or 1, thread_name_prefix="machine") as threads:
-        list(threads.map(work, ranks))
-
-
-def _read_facts(
-    report: MachineReport, hosts: HostsFile, ranks: Sequence[int], wanted: Wanted, progress: CheckProgress
-) -> None:
-    request = {"ask": "facts", "model": wanted.model, "reward_file": wanted.reward_file}
-
-    def read(rank: int) -> None:
-        machine = report.machines[rank]
-        progress.reached(rank, "reading", None)
-        try:
-            answer = _ask(hosts, rank, request, FACTS_S, progress.check)
-            known = {key: value for key, value in answer.items() if key in MachineFacts.__slots__}
-            machine.facts, machine.problem = MachineFacts(**known), ""
-        except NotReachedError as problem:
-            machine.problem = str(problem)
-        progress.reached(rank, "read", None)
-
-    _in_parallel(read, ranks)
-
-
-def _choose(report: MachineReport, hosts: HostsFile, name: str, wanted: Wanted) -> list[MachineFinding]:
-    found: list[MachineFinding] = []
-    if problem := first_host_problem(hosts, name):
-        found.append(MachineFinding("refuse", 0, problem.sentence))
-    here = report.machines[0].facts
-    try:
-        choice = choose_backend(hosts, wanted.backend, has_mpi=here is not None and here.has_mpi, has_cuda=has_cuda())
-        report.backend = choice.backend
-    except UserError as error:
-        found += [MachineFinding("refuse", None, problem.sentence) for problem in error.faults]
-    return found
-
-
-def _findings(report: MachineReport, wanted: Wanted) -> list[MachineFinding]:
-    model = wanted.model
-    is_hub_id = bool(model) and not is_folder(user_path(model, "model")) and not Path(model).is_absolute()
-    return findings_of(report, model, is_hub_id)
-
-
 def _link_speed(report: MachineReport, hosts: HostsFile, progress: CheckProgress) -> LinkSpeed | None:
     backend, ranks = report.backend, list(range(len(hosts.hosts)))
     if backend == "mpi":
@@ -238,7 +264,7 @@ def _link_speed(report: MachineReport, hosts: HostsFile, progress: CheckProgress
         backend, hosts = "ring", HostsFile(tuple(hosts.hosts[rank] for rank in ranks))
         if not all(host.ips for host in hosts.hosts):
             return None
-    port = FIRST_PORT + random.randrange(PORTS)
+    port = free_port(hosts)
     speeds, problems = list[LinkSpeed](), list[str]()
 
     def poll() -> None:
@@ -255,7 +281,8 @@ def _link_speed(report: MachineReport, hosts: HostsFile, progress: CheckProgress
         except NotReachedError as problem:
             problems.append(str(problem))
 
-    _in_parallel(measure, range(len(ranks)))
+    with ThreadPoolExecutor(len(ranks), "machine") as threads:
+        list(threads.map(measure, range(len(ranks))))
     if problems:
         advice = "A firewall may be between them, or an address in the hosts file wrong."
         raise NotReachedError(f"The machines could not sum over {backend}. {problems[0]} {advice}")
@@ -334,42 +361,152 @@ def copy_model(model: str, hosts: HostsFile, rank: int, progress: CheckProgress 
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedMachines:
-    """The machines in rank order, and their backend."""
+def main(_arguments: Sequence[str] = ()) -> int:
+    """On a machine that is checked: answer one request."""
+    out = claim_stdout()
+    request = json.loads(sys.stdin.buffer.readline())
 
-    hosts: HostsFile
-    choice: BackendChoice
-    file: Path
+    def end_with_stdin() -> None:
+        sys.stdin.buffer.read()
+        os._exit(0)  # the main thread may be in a call that never returns
 
-    @property
-    def notes(self) -> list[str]:
-        """For the event log."""
-        return [self.choice.why] if len(self.hosts.hosts) > 1 else []
-
-
-def plan_machines(config: Config) -> PlannedMachines:
-    """The machines of a run, without contacting any. Raises UserError."""
-    file = Path(config.hosts)
-    hosts = read_hosts(file)
-    if problem := first_host_problem(hosts, file.name):
-        raise UserError([problem])
-    choice = choose_backend(hosts, config.distributed_backend, has_mpi=mpirun() is not None, has_cuda=has_cuda())
-    if choice.backend == "mpi":  # the entries of each machine together, as mpirun numbers its ranks
-        places = ["" if hosts.is_here(rank) else host.ssh for rank, host in enumerate(hosts.hosts)]
-        order = sorted(range(len(places)), key=lambda rank: places.index(places[rank]))
-        hosts = replace(hosts, hosts=tuple(hosts.hosts[rank] for rank in order))
-    return PlannedMachines(hosts, choice, file)
+    threading.Thread(target=end_with_stdin, daemon=True).start()
+    try:
+        if request["ask"] == "facts":
+            answer = asdict(facts(request["model"], request["reward_file"]))
+        elif request["ask"] == "place":
+            answer = {"folder": str(place(request["model"], request["revision"], request["names"], request["bytes"]))}
+        else:
+            answer = asdict(measure(request["backend"], request["variables"], request["files"]))
+    except UserError as error:
+        answer = {"error": error.faults[0].sentence}
+    except Exception as error:  # whatever mlx, the network or a disk raises is the check's finding
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    out.write(MARKER + json_line(answer))
+    out.flush()
+    return 0
 
 
-def check_machines_answer(planned: PlannedMachines, config: Config) -> Sequence[str]:
-    """Check every machine before a run. → warnings for the event log. Raises UserError."""
-    wanted = Wanted(planned.choice.backend, config.model, config.reward_functions_file)
-    report = require_machines(planned.hosts, planned.file.name, wanted)
-    return [finding.sentence for finding in report.findings if finding.level == "warn"]
+def facts(model: str = "", reward_file: str = "") -> MachineFacts:
+    """About this machine. Loads no mlx, and takes a fraction of a second."""
+    memory, room, macos = psutil.virtual_memory(), room_on(hub_cache()), platform.mac_ver()[0]
+    files = model_files(model) if model else {}
+    return MachineFacts(
+        machine=platform.node(),
+        system=f"macOS {macos}" if macos else f"{platform.system()} {platform.release()}",
+        chip=processor(),
+        device="gpu" if has_gpu() or has_cuda() else "cpu",
+        memory=memory.total,
+        memory_free=memory.available,
+        memory_usable=machine_bytes(),
+        disk_free=None if room is None else room.bytes,
+        python=platform.python_version(),
+        grpo_studio=_version("grpo-studio"),
+        code=_code_digest(),
+        mlx=_version("mlx"),
+        mlx_lm=_version("mlx-lm"),
+        has_mpi=mpirun() is not None,
+        rdma_devices=_rdma_devices(),
+        model=digest_of(model) if files else "",
+        model_bytes=sum(files.values()),
+        has_reward_file=is_file(user_path(reward_file, "reward_functions_file")) if reward_file else None,
+    )
 
 
-def require_one_machine(config: Config, what: str) -> None:
-    """Raise UserError where a hosts file is set; `what` begins the sentence."""
-    if config.hosts:
-        raise UserError("hosts", f"{what} trains on this machine alone; take the hosts file out of the settings.")
+def has_cuda() -> bool:
+    """True if the installed mlx computes on CUDA, which shows without loading it."""
+    return any(_version(package) for package in CUDA_PACKAGES)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _code_digest() -> str:
+    if is_bundled():
+        return ""
+    digest = sha256()
+    package = Path(project_root(), "backend")
+    for file in sorted(package.rglob("*.py")):
+        digest.update(str(file.relative_to(package)).encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _rdma_devices() -> tuple[str, ...]:
+    if shutil.which("ibv_devices") is None:
+        return ()
+    listed = subprocess.run(["ibv_devices"], capture_output=True, text=True, timeout=DEVICES_S).stdout
+    return tuple(word for word in listed.split() if word.startswith("rdma_"))
+
+
+def measure(backend: str, variables: dict[str, str], files: dict[str, str]) -> LinkSpeed:
+    """Measure sums on the CPU's stream, as a run sums gradients; every rank calls it at the same time. Raises
+    RuntimeError."""
+    os.environ |= variables
+    with mlx_files(files):
+        import mlx.core as mx
+
+        group = mx.distributed.init(backend=backend.removesuffix("-ring"), strict=True)
+
+    def sum_s(values: int) -> float:
+        array = mx.ones(values)
+        mx.eval(array)
+        began = time.perf_counter()
+        mx.eval(mx.distributed.all_sum(array, group=group, stream=mx.cpu))
+        return time.perf_counter() - began
+
+    sum_s(1)  # the first one connects
+    latency = statistics.median(sum_s(1) for _ in range(LATENCY_SUMS))
+    size = SMALL_BYTES
+    # All ranks must take the same branch, so the slowest of them decides.
+    first: Any = mx.distributed.all_max(mx.array([sum_s(size // 4)]), group=group, stream=mx.cpu).item()
+    seconds: float = first
+    if seconds < SLOW_S:
+        size = GRADIENT_BYTES
+        seconds = min(sum_s(size // 4) for _ in range(3))
+    return LinkSpeed(latency, size / seconds, group.size())
+
+
+def model_files(model: str) -> dict[str, int]:
+    """Relative name → bytes of a model's files, hidden ones left out; empty if it is not on this machine."""
+    if (folder := local_folder(model)) is None:
+        return {}
+    paths = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    found = {
+        name.as_posix(): path.stat().st_size
+        for name, path in paths.items()
+        if not any(part.startswith(".") for part in name.parts)
+    }
+    is_model = "config.json" in found and any(name.endswith(".safetensors") for name in found)
+    return found if is_model else {}
+
+
+def digest_of(model: str) -> str:
+    """Digest of names, sizes and config.json, to compare machines without reading weights; "" without the model."""
+    files, folder = model_files(model), local_folder(model)
+    if not files or folder is None:
+        return ""
+    compared = [
+        (name, size)
+        for name, size in files.items()
+        if name.endswith(".safetensors") or name in ("config.json", "tokenizer.json")
+    ]
+    return sha256(repr(compared).encode() + (folder / "config.json").read_bytes()).hexdigest()[:16]
+
+
+def place(model: str, revision: str, names: list[str], size: int) -> Path:
+    """The folder for a copied model of `size` bytes. Raises UserError without room, or where it would overwrite
+    anything."""
+    folder = repo_cache(model) if revision else user_path(model, "model")
+    require_room(folder, size + RESERVE, "The model")
+    if revision:
+        if not is_folder_name(revision):
+            raise UserError("model", "The revision is no folder's name.")
+        return folder
+    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    if is_folder(folder) and ("config.json" in present or not present <= {*names}):
+        raise UserError("model", f"There is another folder {quote(folder)}; move it away first.")
+    return folder

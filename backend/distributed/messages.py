@@ -1,94 +1,50 @@
-"""Groups, rounds of sampling and reward code as JSON and arrays."""
+"""What travels between ranks: values as JSON and arrays, the rounds of sampling, and the files of reward functions."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import base64
+import json
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import date, datetime
+from datetime import time as clock_time
+from decimal import Decimal
 from hashlib import sha256
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 
 from backend.config.config import Config
-from backend.distributed.wire import Arrays, to_json
+from backend.engine.penalties import Penalties
 from backend.rewards.catalogue import locate_reward_file, read_call
-from backend.trainer.run_context import StepContext
+from backend.sampling.grammar import Grammar
+from backend.sampling.row_costs import RowCosts
+from backend.sampling.sampler import Sampling
+from backend.trainer.machine import StepSize
+from backend.training.batch import Batch
 from backend.types import Completion, Group, Problem
 from backend.utils.errors import UserError
 from backend.utils.files import read_bytes
 from backend.utils.text import quote
 
-Packed = tuple[dict[str, Any], dict[str, np.ndarray]]
-"""Body and arrays of a message."""
-
-COLUMNS: dict[str, Any] = {
-    "tokens": np.int32,
-    "logps": np.float32,
-    "log_kept": np.float32,
-    "log_held": np.float32,
-    "mask": np.uint8,
-}
-
-
-def pack_groups(groups: Sequence[Group], *, is_scored: bool = False) -> Packed:
-    """The prompts, and what learning needs of every completion; with `is_scored` the rest of a completion instead of
-    prompts. Raises UserError."""
-    completions = [completion for group in groups for completion in group.completions]
-    lists = {name: [getattr(completion, name) for completion in completions] for name in COLUMNS}
-    body: dict[str, Any] = {
-        "sizes": [len(group.completions) for group in groups],
-        "stops": [completion.stop for completion in completions],
-    }
-    if is_scored:
-        body["scored"] = [[c.text, c.scores, c.reward, c.logged] for c in completions]
-        for completion in completions:
-            check_row(completion.logged)
-    else:
-        lists["prompts"] = [group.problem.tokens for group in groups]
-    body["lengths"] = {name: [len(each) for each in of_name] for name, of_name in lists.items()}
-    arrays = {name: _joined(of_name, COLUMNS.get(name, np.int32)) for name, of_name in lists.items()}
-    arrays["advantages"] = np.array([completion.advantage for completion in completions], np.float64)
-    return body, arrays
+PREFIX = struct.Struct("<4sIQ")
+"""MAGIC, bytes of the header, bytes of the arrays."""
+MAGIC = b"GRS3"
+LONGEST_HEADER, LONGEST_ARRAYS = 256 << 20, 16 << 30
+"""Bytes."""
+DTYPES = frozenset(
+    ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
+)
+SHORT = 8
+"""Numbers of a list that is sent as JSON; a longer one is an array."""
 
 
-def unpack_groups(body: dict[str, Any], arrays: Arrays, problems: Sequence[Problem] | None = None) -> list[Group]:
-    """The groups of `problems`, or of problems that have nothing but their sent prompts."""
-    lists = {name: _split(arrays[name], lengths) for name, lengths in body["lengths"].items()}
-    if problems is None:
-        problems = [Problem(i, "", [], prompt, "") for i, prompt in enumerate(lists.pop("prompts"))]
-    completions: list[Completion] = []
-    for i, (stop, advantage) in enumerate(zip(body["stops"], arrays["advantages"].tolist(), strict=True)):
-        columns: dict[str, Any] = {name: of_name[i] for name, of_name in lists.items()}
-        completions.append(Completion(text="", stop=stop, advantage=advantage, **columns))
-    for completion, scored in zip(completions, body.get("scored", ()), strict=False):
-        completion.text, completion.scores, completion.reward, completion.logged = scored
-    each = iter(completions)
-    return [
-        Group(problem, [next(each) for _ in range(size)]) for problem, size in zip(problems, body["sizes"], strict=True)
-    ]
-
-
-def check_row(row: dict[str, Any]) -> None:
-    """Raise UserError for a dataset's row, or logged values, that cannot be sent."""
-    for column, value in row.items():
-        try:
-            to_json(value)
-        except (TypeError, ValueError) as error:
-            raise UserError(
-                "data", f"The column {quote(column, 40)} holds {error}, which cannot be sent to other machines."
-            ) from None
-
-
-def _joined(lists: Sequence[Sequence[Any]], dtype: Any) -> np.ndarray:
-    return np.concatenate([np.zeros(0, dtype), *(np.array(each, dtype) for each in lists)])
-
-
-def _split(x: np.ndarray, lengths: Sequence[int]) -> list[list[Any]]:
-    values = x.tolist()
-    return [values[start:end] for start, end in pairwise([0, *accumulate(lengths)])]
+class MessageError(Exception):
+    """What was received is no message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,46 +85,133 @@ class SampledRound:
     def seconds(self) -> float:
         return self.sampling_s + self.scoring_s
 
-    def packed(self) -> Packed:
-        body, arrays = pack_groups(self.groups, is_scored=True)
-        about = {"start": self.start, "sampling_s": self.sampling_s, "scoring_s": self.scoring_s, "logged": self.logged}
-        return body | {"round": about}, arrays
 
-    @classmethod
-    def unpacked(
-        cls, rank: int, body: dict[str, Any], arrays: dict[str, np.ndarray], problems: Sequence[Problem]
-    ) -> SampledRound:
-        """`problems`: all of the order."""
-        about = body["round"]
-        own = problems[about["start"] : about["start"] + len(body["sizes"])]
-        return cls(rank, groups=unpack_groups(body, arrays, own), **about)
-
-
-def sample_round(
-    parts: StepContext,
-    order: SamplingOrder,
-    rank: int,
-    start: int,
-    problems: Sequence[Problem],
-    poll: Callable[[int], None],
-) -> SampledRound:
-    """Sample a group of every problem; not scored yet. `poll` as in `Sampler.sample`."""
-    began = time.perf_counter()
-    groups = parts.rollout.sample(problems, order.group_size, parts.sampling, order.seed, order.position + start, poll)
-    return SampledRound(rank, start, groups, sampling_s=time.perf_counter() - began)
+_DATACLASSES: dict[str, Callable[..., Any]] = {
+    cls.__name__: cls
+    for cls in (Batch, Completion, Grammar, Group, Penalties, Problem, RowCosts, SampledRound, Sampling, SamplingOrder)
+} | {"StepSize": StepSize}
+_TEXTS: dict[str, Callable[[str], Any]] = {
+    "bytes": base64.b64decode,
+    "datetime": datetime.fromisoformat,
+    "date": date.fromisoformat,
+    "time": clock_time.fromisoformat,
+    "Decimal": Decimal,
+}
+"""Type → reader of its text."""
+TYPE, VALUE = "\0type", "\0value"
+"""Keys of a mapping that stands for a value that JSON lacks."""
 
 
-def score_round(parts: StepContext, order: SamplingOrder, sampled: SampledRound) -> None:
-    began = time.perf_counter()
-    sampled.logged = parts.scoring.score(sampled.groups, order.step, order.epoch)
-    sampled.scoring_s = time.perf_counter() - began
+def to_json(value: Any, arrays: list[np.ndarray]) -> Any:
+    """`value` in the types of JSON; long lists of numbers and arrays go to `arrays`. Raises TypeError ("a set")."""
+    kind = type(value).__name__
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, Mapping):
+        return {key: to_json(item, arrays) for key, item in value.items()}
+    if isinstance(value, list):
+        numbers = _numbers(value)
+        if numbers is None:
+            return [to_json(item, arrays) for item in value]
+        arrays.append(numbers)
+        return {TYPE: kind, VALUE: len(arrays) - 1}
+    if isinstance(value, (np.ndarray, mx.array)):
+        arrays.append(np.array(value))
+        return {TYPE: kind, VALUE: len(arrays) - 1}
+    if isinstance(value, tuple):
+        return {TYPE: kind, VALUE: to_json([*value], arrays)}
+    if isinstance(value, Config):
+        return {TYPE: kind, VALUE: value.model_dump(mode="json")}
+    if kind in _DATACLASSES:
+        return {TYPE: kind, VALUE: {each.name: to_json(getattr(value, each.name), arrays) for each in fields(value)}}
+    if isinstance(value, bytes):
+        return {TYPE: kind, VALUE: base64.b64encode(value).decode()}
+    if kind in _TEXTS:
+        return {TYPE: kind, VALUE: str(value) if isinstance(value, Decimal) else value.isoformat()}
+    raise TypeError(f"a {kind}")
 
 
-def pack_problems(problems: Sequence[Problem]) -> list[dict[str, Any]]:
-    """Raises UserError for a row that cannot be sent."""
-    for problem in problems:
-        check_row(problem.row)
-    return [asdict(problem) for problem in problems]
+def _numbers(values: list[Any]) -> np.ndarray | None:
+    if len(values) <= SHORT or {*map(type, values)} not in ({int}, {float}):
+        return None
+    array = np.array(values)
+    if array.dtype == np.int64:
+        fits = (x for x in (np.uint8, np.int32) if np.iinfo(x).min <= array.min() and array.max() <= np.iinfo(x).max)
+        return array.astype(next(fits, np.int64))
+    if array.dtype != np.float64:  # of integers that no number of an array can hold
+        return None
+    with np.errstate(over="ignore"):
+        single = array.astype(np.float32)
+    return single if np.array_equal(single, array, equal_nan=True) else array
+
+
+def from_json(value: Any, arrays: Sequence[np.ndarray]) -> Any:
+    """Raises ValueError, TypeError, KeyError or IndexError."""
+    if isinstance(value, list):
+        return [from_json(item, arrays) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if TYPE not in value:
+        return {key: from_json(item, arrays) for key, item in value.items()}
+    kind, content = value[TYPE], value[VALUE]
+    if kind == "list":
+        return arrays[content].tolist()
+    if kind in ("ndarray", "array"):
+        return arrays[content] if kind == "ndarray" else mx.array(arrays[content])
+    if kind == "Config":
+        return Config.model_validate(content)
+    if kind in _TEXTS:
+        return _TEXTS[kind](content)
+    items = from_json(content, arrays)
+    return tuple(items) if kind == "tuple" else _DATACLASSES[kind](**items)
+
+
+def encode(kind: str, body: Mapping[str, Any]) -> list[bytes | memoryview]:
+    """The parts of a message. Raises TypeError or ValueError for what cannot be sent."""
+    arrays: list[np.ndarray] = []
+    plain = to_json(body, arrays)
+    layout = [(array.dtype.name, array.shape) for array in arrays]
+    values = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays]
+    text = json.dumps({"kind": kind, "body": plain, "arrays": layout}, ensure_ascii=False)
+    header = text.encode(errors="surrogatepass")
+    size = sum(value.nbytes for value in values)
+    if len(header) > LONGEST_HEADER or size > LONGEST_ARRAYS:
+        raise ValueError(f"a message of {len(header):,} and {size:,} bytes is too long")
+    return [PREFIX.pack(MAGIC, len(header), size) + header, *values]
+
+
+def decode(read: Callable[[int], bytearray]) -> tuple[str, dict[str, Any]]:
+    """Kind and body of the next message. `read` takes memory only as bytes arrive. Raises MessageError."""
+    magic, header_bytes, array_bytes = PREFIX.unpack(read(PREFIX.size))
+    if magic != MAGIC or header_bytes > LONGEST_HEADER or array_bytes > LONGEST_ARRAYS:
+        raise MessageError("sent what is no message")
+    raw = read(header_bytes)
+    try:
+        header = json.loads(raw.decode(errors="surrogatepass"))
+        layout = [(np.dtype(dtype), tuple(map(int, shape))) for dtype, shape in header["arrays"]]
+        if any(dtype.name not in DTYPES or min(shape, default=0) < 0 for dtype, shape in layout):
+            raise ValueError("an array that cannot be")
+        sizes = [dtype.itemsize * math.prod(shape) for dtype, shape in layout]
+        if sum(sizes) != array_bytes:
+            raise ValueError("arrays of another length")
+        values, offset, arrays = read(array_bytes), 0, list[np.ndarray]()
+        for (dtype, shape), size in zip(layout, sizes, strict=True):
+            arrays.append(np.ndarray(shape, dtype, values, offset) if size else np.empty(shape, dtype))
+            offset += size
+        return str(header["kind"]), from_json(dict(header["body"]), arrays)
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+        raise MessageError(f"sent what is no message ({error})") from error
+
+
+def check_sendable(values: Mapping[str, Any]) -> None:
+    """Raise UserError for a dataset's row, or values that reward functions logged, that cannot be sent."""
+    for column, value in values.items():
+        try:
+            encode("", {"value": value})
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                "data", f"The column {quote(column, 40)} holds {error}, which cannot be sent to other machines."
+            ) from None
 
 
 def reward_code(config: Config) -> dict[str, tuple[str, str]]:

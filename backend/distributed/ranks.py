@@ -1,17 +1,24 @@
-"""The ranks of a run: the description of each, and the errors of other machines."""
+"""A rank of a run: its description, errors of other machines, and its process: orders, environment and signals."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import signal
 import socket
+import threading
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import psutil
 
+from backend.trainer import control
 from backend.utils.errors import UserError
 from backend.utils.machine import chip
 from backend.utils.text import quote
@@ -20,6 +27,32 @@ MACHINE_VARIABLE = "GRPO_STUDIO_MACHINE"
 """This machine's name in the hosts file."""
 LOG_VARIABLE = "GRPO_STUDIO_RANK_LOG"
 """The place of this process's output."""
+ORDERS_VARIABLE = "GRPO_STUDIO_LAUNCH"
+"""Names the folder of rank 0's orders."""
+WATCH_VARIABLE = "GRPO_STUDIO_WATCH_STDIN"
+"""Variable: end with stdin, which the launcher holds open."""
+BACKEND_VARIABLE = "GRPO_STUDIO_BACKEND"
+"""The backend over which the ranks meet."""
+ADDRESSES_VARIABLE = "GRPO_STUDIO_ADDRESSES"
+"""Rank 0's addresses, separated by commas."""
+BACKEND_MARKS = {
+    BACKEND_VARIABLE: "",
+    "MLX_JACCL_COORDINATOR": "jaccl",
+    "NCCL_HOST_IP": "nccl",
+    "MLX_HOSTFILE": "ring",
+    "OMPI_COMM_WORLD_SIZE": "mpi",
+    "PMIX_RANK": "mpi",
+    "PMI_RANK": "mpi",
+}
+"""Environment variable → backend that sets it; "" for the variable that names the backend."""
+RESTART_RANKS = 75
+"""Exit code: start all ranks again."""
+LEADER_LOST = 74
+"""Exit code of a worker without a leader."""
+STOPPED = 3
+STOP_PATIENCE_S = 30.0
+
+_REPORTING = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +113,119 @@ class WorkerError(UserError):
         self.traceback, self.gpu_text = traceback, gpu_text
         self.place = f"On {info}"
         super().__init__("hosts", f"{self.place}: {sentence}")
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """The launcher's orders to rank 0."""
+
+    command: str
+    """The launcher's command line, for the event log."""
+    is_checked: bool = False
+    """Settings and files were checked already."""
+    goes_on: bool = False
+    """Restart without a lost rank."""
+    notes: list[str] = field(default_factory=list)
+    """For the event log, as the warnings."""
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class OrdersFolder:
+    """The launcher's private folder: its orders, and rank 0's report: `pid`, `met` (all connected), `lost` ([rank,
+    sentence]) and `exit_code`."""
+
+    path: Path
+
+    def give(self, orders: Orders) -> None:
+        (self.path / "report.json").unlink(missing_ok=True)
+        _write(self.path / "orders.json", asdict(orders))
+
+    def orders(self) -> Orders:
+        return Orders(**json.loads((self.path / "orders.json").read_text(encoding="utf-8")))
+
+    def report(self, **news: Any) -> None:
+        """Add to rank 0's report, from any thread. Raises OSError."""
+        with _REPORTING:
+            _write(self.path / "report.json", self.reported() | news)
+
+    def reported(self) -> dict[str, Any]:
+        try:
+            return json.loads((self.path / "report.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+
+
+def _write(path: Path, value: Any) -> None:
+    half = path.with_suffix(".half")
+    half.write_text(json.dumps(value), encoding="utf-8")
+    half.rename(path)  # whole or not at all, for a reader that comes at any moment
+
+
+def given_orders() -> OrdersFolder | None:
+    """The folder of the launcher that started this process, if any."""
+    named = os.environ.get(ORDERS_VARIABLE, "")
+    return OrdersFolder(Path(named)) if named and Path(named, "orders.json").is_file() else None
+
+
+def backend_of(environment: Mapping[str, str] = os.environ) -> str:
+    """The backend over which this process meets the other ranks; "" if it is alone."""
+    found = ((backend or environment[name]) for name, backend in BACKEND_MARKS.items() if environment.get(name))
+    return next(found, "")
+
+
+def own_addresses() -> list[str]:
+    """Addresses at which the other ranks may reach rank 0: those of the hosts file, or else of every interface, local
+    ones last."""
+    named = os.environ.get(ADDRESSES_VARIABLE, "").split(",")
+    if not any(named):
+        with suppress(OSError, KeyError):
+            ring = json.loads(Path(os.environ["MLX_HOSTFILE"]).read_text(encoding="utf-8"))
+            named = [entry.rpartition(":")[0] for entry in ring[0]]
+        named += [os.environ.get("MLX_JACCL_COORDINATOR", "").rpartition(":")[0], os.environ.get("NCCL_HOST_IP", "")]
+    if any(named):
+        return [address for address in named if address]
+    up = {name for name, about in psutil.net_if_stats().items() if about.isup}
+    found = {
+        entry.address
+        for name, entries in psutil.net_if_addrs().items()
+        for entry in entries
+        if name in up and entry.family in (socket.AF_INET, socket.AF_INET6) and not entry.address.startswith("fe80:")
+    }
+    return sorted(found, key=lambda address: (address == "::1" or address.startswith("127."), address))
+
+
+def end_with_launcher() -> None:
+    """End this process with its stdin, if a launcher holds that open."""
+
+    def watch() -> None:
+        with suppress(OSError):
+            while os.read(0, 4096):
+                pass
+            os.write(2, b"the launcher is gone; this process ends.\n")
+        os._exit(LEADER_LOST)
+
+    if os.environ.get(WATCH_VARIABLE):
+        threading.Thread(target=watch, daemon=True, name="launcher watch").start()
+
+
+def leave_stops_to_leader(patience_s: float = STOP_PATIENCE_S) -> None:
+    """Make a worker ignore stop signals: Ctrl-C under `mlx.launch` or `mpirun` reaches every process, and rank 0 needs
+    this one until it has saved. A worker that was meant alone ends after `patience_s`."""
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    # The main thread may be in a sum of MLX that never returns, where no Python handler runs: the C part writes to this
+    # pipe at once.
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    control.on_stop_signals(lambda number, frame: None)
+    for number in control.STOP_SIGNALS:
+        signal.siginterrupt(number, False)  # MLX's sockets take an interrupted call for a lost rank
+
+    def end_late() -> None:
+        os.read(woken, 1)
+        time.sleep(patience_s)
+        with suppress(OSError):
+            os.write(2, b"a stop signal came, and rank 0 goes on; this process ends.\n")
+        os._exit(STOPPED)
+
+    threading.Thread(target=end_late, daemon=True, name="stop signals").start()

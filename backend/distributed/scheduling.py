@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from backend.distributed.collectives import FlatCollectives
-from backend.distributed.messages import SampledRound
+from backend.distributed.messages import SampledRound, SamplingOrder
 from backend.trainer.run_context import StepContext
+from backend.types import Problem
 
 FIRST_SHARE = 0.75
 """Share of its even part in one round."""
@@ -146,6 +147,26 @@ class PromptScheduler:
 
     def _seconds(self, rank: int, prompts: int) -> float:
         return self._paces[rank].seconds(self._each * prompts)
+
+
+def sample_round(
+    parts: StepContext,
+    rank: int,
+    order: SamplingOrder,
+    start: int,
+    problems: Sequence[Problem],
+    poll: Callable[[int], None],
+) -> SampledRound:
+    """Sample a group of every problem; not scored yet. `poll` as in `Sampler.sample`."""
+    began = time.perf_counter()
+    groups = parts.rollout.sample(problems, order.group_size, parts.sampling, order.seed, order.position + start, poll)
+    return SampledRound(rank, start, groups, sampling_s=time.perf_counter() - began)
+
+
+def score_round(parts: StepContext, order: SamplingOrder, sampled: SampledRound) -> None:
+    began = time.perf_counter()
+    sampled.logged = parts.scoring.score(sampled.groups, order.step, order.epoch)
+    sampled.scoring_s = time.perf_counter() - began
 
 
 @dataclass(frozen=True, slots=True)

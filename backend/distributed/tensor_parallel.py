@@ -9,33 +9,34 @@ Rank 0's arrays count: sampled tokens are broadcast, gradients summed once, adap
 
 from __future__ import annotations
 
-import queue
 import re
-import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import mlx.core as mx
-import numpy as np
 from mlx.utils import tree_unflatten
 
 from backend.config.config import Config
 from backend.distributed.channel import ChannelMessage, LeaderChannel, WorkerChannel
-from backend.distributed.collectives import MlxCollectives, wait_for_reason
-from backend.distributed.weights import StepSnapshot, follow_leader, keep_together
-from backend.distributed.wire import Arrays
+from backend.distributed.collectives import (
+    MlxCollectives,
+    StepSnapshot,
+    do_nothing,
+    follow_leader,
+    keep_together,
+    wait_for,
+)
 from backend.engine.device import release_cached_buffers
-from backend.engine.penalties import Penalties
 from backend.models.policy import Base, Policy
 from backend.models.sharded_policy import load_sharded_policy
-from backend.sampling.grammar import Grammar
 from backend.sampling.rollout import Poll, Sampler, decode_costs
-from backend.sampling.row_costs import RowCosts
 from backend.sampling.sampler import Sampling
 from backend.trainer.run_context import LEARNERS, Engine, RunContext
 from backend.training.batch import Batch
+from backend.training.collectives import total
 from backend.training.learner import Learner
 from backend.training.not_finite import NotFiniteError
 from backend.types import Group, Problem
@@ -47,8 +48,6 @@ CALLS = tuple(f"sharded: {call}" for call in ("load", "build", "begin", "change"
 LOAD, BUILD, BEGIN, CHANGE, SAMPLE, LEARN, HELD_OUT, END = CALLS
 HERE, GO, GIVE_UP = "sharded: here", "sharded: go", "sharded: give up"
 """Messages of a meeting."""
-POLL_S = 0.1
-REASON_WITHIN_S = 20.0
 _OF_LINK = re.compile(r"\[(ring|mpi|jaccl|nccl|distributed)\]|peer|communicat", re.IGNORECASE)
 """mlx's words for a link that has failed."""
 
@@ -56,7 +55,7 @@ _OF_LINK = re.compile(r"\[(ring|mpi|jaccl|nccl|distributed)\]|peer|communicat", 
 class CallGivenUpError(Exception):
     """Rank 0 has given a call up; `then`: its next announcement, if known."""
 
-    def __init__(self, then: ChannelMessage | None = None) -> None:
+    def __init__(self, then: ChannelMessage | None) -> None:
         super().__init__("rank 0 has given the call up")
         self.then = then
 
@@ -85,74 +84,35 @@ class ModelParts:
         }
 
 
-def pack_batch(batch: Batch) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    arrays = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    return {"pad_id": arrays.pop("pad_id")}, {name: np.array(x) for name, x in arrays.items() if x is not None}
-
-
-def unpack_batch(body: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Batch:
-    return Batch(pad_id=int(body["pad_id"]), **{name: mx.array(x) for name, x in arrays.items()})
-
-
-class ComputeThread:
-    """Rank 0's thread for all of the model's work, since mlx ties graphs to threads; the main thread watches the other
-    ranks. The process must end with `os._exit`: a sum with a lost rank never returns."""
-
-    def __init__(self, check: Callable[[], None]) -> None:
-        self._check = check
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="sharded model", daemon=True)
-        self._thread.start()
-
-    def run(self, call: Callable[[], T]) -> T:
-        """The result of `call`, made in the thread. Raises what `check` raises."""
-        if threading.current_thread() is self._thread:
-            return call()
-        result: Future[T] = Future()
-        self._calls.put((call, result))
-        while True:
-            try:
-                error = result.exception(POLL_S)
-                break
-            except TimeoutError:
-                self._check()
-        if isinstance(error, RuntimeError) and _OF_LINK.search(str(error)):
-            wait_for_reason(self._check, REASON_WITHIN_S)
-        return result.result()
-
-    def _work(self) -> None:
-        while True:
-            call, result = self._calls.get()
-            try:
-                value = call()
-            except BaseException as error:
-                result.set_exception(error)
-            else:
-                result.set_result(value)
-                del value
-            del call, result  # they hold arrays
-
-
 class LeadingEngine(Engine):
-    """Announces a call, and makes it once all ranks have begun it."""
+    """Announces a call, and makes it once all ranks have begun it.
+
+    One thread does all of the model's work, since mlx ties graphs to threads; the main thread watches the other ranks.
+    The process must end with `os._exit`: a sum with a lost rank never returns.
+    """
+
+    parts: ModelParts
 
     def __init__(self, workers: LeaderChannel, ranks: MlxCollectives, backend: str) -> None:
         self.workers, self.ranks, self.backend = workers, ranks, backend
-        self.thread = ComputeThread(workers.check)
-        self.parts: ModelParts
+        self._thread = ThreadPoolExecutor(1, "sharded model")
 
-    def together(self, kind: str, body: Mapping[str, Any], call: Callable[[], T], arrays: Arrays | None = None) -> T:
+    def run(self, call: Callable[[], T]) -> T:
+        """The result of `call`, made in the thread. Raises what the channel's `check` raises."""
+        return wait_for(self._thread.submit(call), self.workers.check, lambda error: _OF_LINK.search(str(error)))
+
+    def together(self, kind: str, call: Callable[[], T], **body: Any) -> T:
         """The result of `call`, while the other ranks make the same call."""
 
         def met() -> T:
             mx.synchronize()  # nothing of an earlier call may be under way: the ranks' sums have one order
-            self.workers.send_to_all(kind, body, arrays)
+            self.workers.send_to_all(kind, **body)
             self.meet()
             return call()
 
-        return self.thread.run(met)
+        return self.run(met)
 
-    def meet(self, own: Callable[[], None] = lambda: None) -> None:
+    def meet(self, own: Callable[[], None] = do_nothing) -> None:
         """Within a call, poll and wait for the others. An error of `own` gives the call up."""
         try:
             own()
@@ -167,36 +127,32 @@ class LeadingEngine(Engine):
 
     def load(self, config: Config, note: Callable[[str], None], base: Base | None = None) -> Policy:
         assert base is None, "a sweep's runs share a model that is whole"
-        body = {"config": config.model_dump(mode="json")}
-        add_up = lambda x: self.ranks.sum([x])[0]  # noqa: E731
-        return self.together(LOAD, body, lambda: load_sharded_policy(config, self.ranks.group, note, add_up))
+        add_up = partial(total, self.ranks)
+        load = partial(load_sharded_policy, config, self.ranks.group, note, add_up)
+        return self.together(LOAD, load, config=config)
 
     def build(
         self, policy: Policy, config: Config, steps: int, of_learner: dict[str, Any], of_rollout: dict[str, Any]
     ) -> tuple[Learner, Sampler]:
         costs = decode_costs(policy.model)
         of_rollout = of_rollout | {"stop": config.stop, "merge": True}
-        body = {"steps": steps, "learner": of_learner, "rollout": of_rollout, "costs": asdict(costs)}
 
         def build() -> tuple[Learner, Sampler]:
             learner = LEARNERS[config.train_mode](policy, config, steps, **of_learner)
             rollout = LeadingSampler(self, config, policy, config.max_completion_length, **of_rollout, costs=costs)
             self.parts = ModelParts(policy, learner, rollout)
-            self._check_alike(self.ranks.gather(self.parts.decisions()))
+            own = self.parts.decisions()
+            for machine, other in zip(self.workers.machines, self.ranks.gather(own), strict=True):
+                if different := [name for name in own if other.get(name) != own[name]]:
+                    raise UserError(
+                        "hosts",
+                        f"{machine} computes this model in another way than here ({', '.join(different)}): a sharded "
+                        "model needs the same mlx and the same files on all machines.",
+                    )
             mx.eval(learner.optimizer.state)  # in this thread, whose graph it is: checkpoints are another's
             return learner, rollout
 
-        return self.together(BUILD, body, build)
-
-    def _check_alike(self, decisions: Sequence[dict[str, Any]]) -> None:
-        for machine, other in zip(self.workers.machines, decisions, strict=True):
-            different = [name for name in decisions[0] if other.get(name) != decisions[0][name]]
-            if different:
-                raise UserError(
-                    "hosts",
-                    f"{machine} computes this model in another way than here ({', '.join(different)}): a sharded model "
-                    "needs the same mlx and the same files on all machines.",
-                )
+        return self.together(BUILD, build, steps=steps, learner=of_learner, rollout=of_rollout, costs=costs)
 
 
 class LeadingSampler(Sampler):
@@ -215,23 +171,14 @@ class LeadingSampler(Sampler):
         first_number: int,
         poll: Poll = lambda token_count: None,
     ) -> list[Group]:
-        engine = self._engine
-        body = {
-            "prompts": [problem.tokens for problem in problems],
-            "group_size": group_size,
-            "sampling": asdict(sampling),
-            "seed": seed,
-            "first_number": first_number,
-            "max_tokens": self.max_tokens,
-        }
+        engine, rest = self._engine, (group_size, sampling, seed, first_number)
 
         def sample() -> list[Group]:
             keep_together(engine.parts, self._config, engine.ranks)
-            return super(LeadingSampler, self).sample(
-                problems, group_size, sampling, seed, first_number, lambda count: engine.meet(lambda: poll(count))
-            )
+            return super(LeadingSampler, self).sample(problems, *rest, lambda count: engine.meet(lambda: poll(count)))
 
-        return engine.together(SAMPLE, body, sample)
+        prompts = [problem.tokens for problem in problems]  # their texts are rank 0's alone
+        return engine.together(SAMPLE, sample, prompts=prompts, rest=rest, max_tokens=self.max_tokens)
 
 
 @dataclass
@@ -245,8 +192,9 @@ class ShardedContext(RunContext):
 
     def begin(self) -> None:
         mx.eval(self.learner.optimizer.state)  # this thread's, from a checkpoint
-        body = {"updates": self.learner.updates, "algorithm": self.learner.algorithm.state()}
-        self.engine.together(BEGIN, body, lambda: follow_leader(self.engine.parts, self.config, self.engine.ranks))
+        follow = partial(follow_leader, self.engine.parts, self.config, self.engine.ranks)
+        state = [*self.learner.algorithm.state()]
+        self.engine.together(BEGIN, follow, updates=self.learner.updates, algorithm=state)
 
     def of_ranks(self) -> dict[str, Any]:
         engine = self.engine
@@ -256,8 +204,8 @@ class ShardedContext(RunContext):
 
     def change(self, config: Config, keys: Collection[str], step: int) -> None:
         self.config = config
-        body = {"config": config.model_dump(mode="json"), "keys": sorted(keys), "steps": self.steps_of(config)}
-        self.engine.together(CHANGE, body, lambda: super(ShardedContext, self).change(config, keys, step))
+        change = partial(super().change, config, keys, step)
+        self.engine.together(CHANGE, change, config=config, keys=sorted(keys), steps=self.steps_of(config))
 
     def learn(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
         def learn(batch: Batch) -> dict[str, float]:
@@ -284,19 +232,17 @@ class ShardedContext(RunContext):
         return self._with_batch(HELD_OUT, groups, config, lambda batch: measure(batch, lambda: self.engine.meet(poll)))
 
     def _with_batch(self, kind: str, groups: list[Group], config: Config, call: Callable[[Batch], T]) -> T:
-        batch = self.engine.thread.run(lambda: self.packed(groups, config))
-        body, arrays = self.engine.thread.run(lambda: pack_batch(batch))
-        return self.engine.together(kind, body, lambda: call(batch), arrays)
+        batch = self.engine.run(lambda: self.packed(groups, config))
+        return self.engine.together(kind, lambda: call(batch), batch=batch)
 
     def close(self) -> None:
         self.engine.workers.send_to_all(END)
         super().close()
 
 
-def follow(leader: WorkerChannel, ranks: MlxCollectives, first: ChannelMessage) -> ChannelMessage:
-    """A worker's side: make rank 0's calls from `first` on. → the first message that is none."""
+def follow(leader: WorkerChannel, ranks: MlxCollectives, message: ChannelMessage) -> ChannelMessage:
+    """A worker's side: make rank 0's calls from `message` on. → the first message that is none."""
     follower: _Follower | None = None
-    message = first
     while message.kind in CALLS:
         then = None
         if message.kind == END:
@@ -304,7 +250,14 @@ def follow(leader: WorkerChannel, ranks: MlxCollectives, first: ChannelMessage) 
             release_cached_buffers()
         else:
             follower = follower or _Follower(leader, ranks)
-            then = follower.take(message)
+            mx.synchronize()
+            try:
+                follower.meet()
+                follower.call(message.kind, message.body)
+            except CallGivenUpError as error:
+                then = error.then
+            except NotFiniteError:  # rank 0 has found the same, and ends the run
+                pass
         message = then or leader.receive()
     return message
 
@@ -317,61 +270,38 @@ class _Follower:
     def __init__(self, leader: WorkerChannel, ranks: MlxCollectives) -> None:
         self.leader, self.ranks = leader, ranks
 
-    def take(self, message: ChannelMessage) -> ChannelMessage | None:
-        mx.synchronize()
-        try:
-            self._meet()
-            self._call(message.kind, message.body, message.arrays)
-        except CallGivenUpError as error:
-            return error.then
-        except NotFiniteError:  # rank 0 has found the same, and ends the run
-            pass
-        return None
-
-    def _meet(self) -> None:
+    def meet(self) -> None:
         self.leader.send(HERE)
         message = self.leader.receive()
-        if message.kind == GIVE_UP:
-            raise CallGivenUpError
-        if message.kind != GO:  # rank 0's call has failed between two meetings
-            raise CallGivenUpError(message)
+        if message.kind != GO:  # given up, or rank 0's call has failed between two meetings
+            raise CallGivenUpError(None if message.kind == GIVE_UP else message)
 
-    def _call(self, kind: str, body: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    def call(self, kind: str, body: dict[str, Any]) -> None:
         if kind == LOAD:
-            self.config = Config.model_validate(body["config"])
-            add_up = lambda x: self.ranks.sum([x])[0]  # noqa: E731
-            self.policy = load_sharded_policy(self.config, self.ranks.group, add_up=add_up)
+            self.config = body["config"]
+            self.policy = load_sharded_policy(self.config, self.ranks.group, add_up=partial(total, self.ranks))
         elif kind == BUILD:
             learner = LEARNERS[self.config.train_mode](self.policy, self.config, body["steps"], **body["learner"])
-            costs = RowCosts(tuple((int(rows), time) for rows, time in body["costs"]["measured"]))
-            rollout = Sampler(self.policy, self.config.max_completion_length, **body["rollout"], costs=costs)
+            most = self.config.max_completion_length
+            rollout = Sampler(self.policy, most, **body["rollout"], costs=body["costs"])
             self.parts = ModelParts(self.policy, learner, rollout)
             self.ranks.gather(self.parts.decisions())
         elif kind == BEGIN:
             follow_leader(self.parts, self.config, self.ranks)
             self.parts.learner.restore(None, body["updates"], body["algorithm"])
         elif kind == CHANGE:
-            self.config = Config.model_validate(body["config"])
+            self.config = body["config"]
             self.policy.use_reference(self.config)
             self.parts.learner.change(self.config, body["steps"], body["keys"])
         elif kind == SAMPLE:
-            self._sample(body)
+            keep_together(self.parts, self.config, self.ranks)
+            problems = [Problem(0, "", [], tokens, "") for tokens in body["prompts"]]
+            self.parts.rollout.max_tokens = body["max_tokens"]
+            self.parts.rollout.sample(problems, *body["rest"], lambda tokens: self.meet())
         elif kind == LEARN:
             keep_together(self.parts, self.config, self.ranks)
-            self.parts.learner.learn(unpack_batch(body, arrays), self._meet)
+            self.parts.learner.learn(body["batch"], self.meet)
             mx.synchronize()
             release_cached_buffers()
         else:
-            self.parts.learner.held_out_metrics(unpack_batch(body, arrays), self._meet)
-
-    def _sample(self, body: dict[str, Any]) -> None:
-        keep_together(self.parts, self.config, self.ranks)
-        values = dict(body["sampling"])
-        penalties, grammar = Penalties(**values.pop("penalties")), values.pop("grammar")
-        sampling = Sampling(**values, penalties=penalties, grammar=Grammar(**grammar) if grammar else None)
-        problems = [Problem(0, "", [], tokens, "") for tokens in body["prompts"]]  # their texts are rank 0's alone
-        rollout = self.parts.rollout
-        rollout.max_tokens = body["max_tokens"]
-        rollout.sample(
-            problems, body["group_size"], sampling, body["seed"], body["first_number"], lambda tokens: self._meet()
-        )
+            self.parts.learner.held_out_metrics(body["batch"], self.meet)

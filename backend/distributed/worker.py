@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +13,24 @@ from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from backend.config.config import Config
 from backend.distributed import tensor_parallel
-from backend.distributed.channel import WorkerChannel
-from backend.distributed.collectives import FlatCollectives, MlxCollectives
-from backend.distributed.messages import (
-    SamplingOrder,
-    sample_round,
-    score_round,
-    unpack_groups,
-    with_reward_files,
-    write_reward_code,
+from backend.distributed.channel import GOODBYE, WorkerChannel
+from backend.distributed.collectives import (
+    FlatCollectives,
+    MlxCollectives,
+    check_same_base,
+    follow_leader,
+    keep_together,
 )
-from backend.distributed.scheduling import timed_learning
-from backend.distributed.weights import check_same_base, follow_leader, keep_together
-from backend.distributed.wire import GOODBYE, Arrays
+from backend.distributed.messages import SamplingOrder, check_sendable, with_reward_files, write_reward_code
+from backend.distributed.scheduling import sample_round, score_round, timed_learning
 from backend.engine import device
-from backend.models.policy import load_policy
+from backend.models.policy import Policy, load_policy
 from backend.rewards.scorer import Scorer, begin_scorer
-from backend.trainer.machine import KeepAwake, StepSize
+from backend.trainer.machine import KeepAwake
 from backend.trainer.memory.plan import refuse_too_large
 from backend.trainer.run_context import StepContext, step_parts
 from backend.training.not_finite import NotFiniteError
-from backend.types import Problem
+from backend.types import Group
 
 
 def work(leader: WorkerChannel, ranks: FlatCollectives) -> None:
@@ -42,7 +40,9 @@ def work(leader: WorkerChannel, ranks: FlatCollectives) -> None:
         try:
             worker.run()
         finally:
-            worker.close()
+            worker.keep_awake.stop()
+            if worker.scorer is not None:
+                worker.scorer.close()
 
 
 class Worker:
@@ -50,47 +50,43 @@ class Worker:
 
     config: Config
     """The settings of the present step."""
-    stages: list[Config]
+    policy: Policy
     parts: StepContext
 
     def __init__(self, leader: WorkerChannel, ranks: FlatCollectives, folder: Path) -> None:
         self._leader, self._ranks, self._folder = leader, ranks, folder
         self._notes: list[str] = []
-        self._keep_awake = KeepAwake(self._notes.append)
         self._files: dict[str, Path] = {}
-        self._scorer: Scorer | None = None
+        self._stages: list[Config] = []
+        self.keep_awake = KeepAwake(self._notes.append)
+        self.scorer: Scorer | None = None
 
     def run(self) -> None:
-        while True:
-            message = self._leader.receive()
+        while (message := self._leader.receive()).kind != GOODBYE:
             if message.kind == tensor_parallel.LOAD:
                 assert isinstance(self._ranks, MlxCollectives)
-                self._keep_awake.start()
+                self.keep_awake.start()
                 message = tensor_parallel.follow(self._leader, self._ranks, message)
-            if message.kind == GOODBYE:
-                return
-            self._obey(message.kind, message.body, message.arrays)
+                if message.kind == GOODBYE:
+                    return
+            self._obey(message.kind, message.body)
 
-    def close(self) -> None:
-        self._keep_awake.stop()
-        if self._scorer is not None:
-            self._scorer.close()
-
-    def _obey(self, kind: str, body: dict[str, Any], arrays: Arrays) -> None:
+    def _obey(self, kind: str, body: dict[str, Any]) -> None:
         if kind == "load":
-            self._load(body)
+            self.keep_awake.start()
+            maybe_set_recommended_wired_limit()
+            self._files = write_reward_code(body["code"], self._folder)
+            self.config, *self._stages = map(self._read, [body["config"], *body["stages"]])
+            if self.scorer is not None:
+                self.scorer.close()
+            self.scorer = begin_scorer(self.config)
+            device.use(self.config.device)
+            refuse_too_large(self.config, self._stages)
+            self.policy = load_policy(self.config, self._notes.append)
         elif kind == "build":
-            assert self._scorer is not None
-            parts = step_parts(
-                self.policy,
-                self.config,
-                self._scorer,
-                body["steps"],
-                body["longest_prompts"],
-                self._notes.append,
-                most=StepSize(**body["most"]),
-                stages=self.stages,
-            )
+            assert self.scorer is not None
+            own = self.policy, self.config, self.scorer
+            parts = step_parts(*own, **body, note=self._notes.append, stages=self._stages)
             self.parts = StepContext(**parts)
             self.parts.learner.forward.ranks = self._ranks
             check_same_base(self.parts, self.config, self._ranks, [])
@@ -102,44 +98,29 @@ class Worker:
             self.config = self._read(body["config"])
             self.parts.change(self.config, body["keys"], body["step"])
         elif kind == "sample":
-            self._sample(body)
+            order: SamplingOrder = body["order"]
+            self.parts.scoring.restore(order.scoring)
+            done = sample_round(self.parts, self._ranks.rank, **body, poll=lambda tokens: None)
+            score_round(self.parts, order, done)
+            notes = [*self._notes, *self.parts.rollout.new_notes()]
+            self._notes.clear()
+            completions = [group.completions for group in done.groups]
+            for completion in chain(*completions):
+                check_sendable(completion.logged)
+            self._leader.send("sampled", done=replace(done, groups=[]), completions=completions, notes=notes)
         elif kind == "learn":
-            self._learn(body, arrays)
+            self._learn(**body)
         elif kind == "measure":
             self.parts.learner.forward.speeds = body["speeds"]
-            self.parts.held_out_metrics(unpack_groups(body, arrays), self.config, lambda: None)
+            self.parts.held_out_metrics(body["groups"], self.config, lambda: None)
         else:
             self.parts.rest()
 
-    def _load(self, body: dict[str, Any]) -> None:
-        self._keep_awake.start()
-        maybe_set_recommended_wired_limit()
-        self._files = write_reward_code(body["code"], self._folder)
-        self.config = self._read(body["config"])
-        self.stages = [self._read(each) for each in body["stages"]]
-        if self._scorer is not None:
-            self._scorer.close()
-        self._scorer = begin_scorer(self.config)
-        device.use(self.config.device)
-        refuse_too_large(self.config, self.stages)
-        self.policy = load_policy(self.config, self._notes.append)
+    def _read(self, config: Config) -> Config:
+        return with_reward_files(config, self._files)
 
-    def _read(self, values: dict[str, Any]) -> Config:
-        return with_reward_files(Config.model_validate(values), self._files)
-
-    def _sample(self, body: dict[str, Any]) -> None:
-        order, problems = SamplingOrder(**body["order"]), [Problem(**each) for each in body["problems"]]
-        self.parts.scoring.restore(order.scoring)
-        sampled = sample_round(self.parts, order, self._ranks.rank, body["start"], problems, lambda tokens: None)
-        score_round(self.parts, order, sampled)
-        notes = [*self._notes, *self.parts.rollout.new_notes()]
-        self._notes.clear()
-        answer, arrays = sampled.packed()
-        self._leader.send("sampled", answer | {"notes": notes}, arrays)
-
-    def _learn(self, body: dict[str, Any], arrays: Arrays) -> None:
-        self.parts.learner.forward.speeds = body["speeds"]
-        groups = unpack_groups(body, arrays)
+    def _learn(self, speeds: list[float], groups: list[Group]) -> None:
+        self.parts.learner.forward.speeds = speeds
 
         def learn() -> dict[str, float]:
             keep_together(self.parts, self.config, self._ranks)

@@ -15,12 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backend.distributed import wire
+from backend.distributed import channel, messages
 from backend.distributed.channel import LeaderChannel, WorkerChannel, open_channel
 from backend.distributed.collectives import FlatCollectives
-from backend.distributed.rank_process import ADDRESSES_VARIABLE
-from backend.distributed.ranks import LostRankError, WorkerError
-from backend.distributed.wire import ConnectionLostError, HandshakeError
+from backend.distributed.ranks import ADDRESSES_VARIABLE, LostRankError, WorkerError
 from backend.utils.errors import UserError
 
 SECRET = b"s" * 32
@@ -71,8 +69,8 @@ class Ranks:
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Ranks]]:
     """Opens a channel of so many ranks. Time runs ten times faster in it."""
     monkeypatch.setenv(ADDRESSES_VARIABLE, "127.0.0.1")
-    monkeypatch.setattr(wire, "HEARTBEAT_S", 0.1)
-    monkeypatch.setattr(wire, "LOST_AFTER_S", 1.0)
+    monkeypatch.setattr(channel, "HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(channel, "LOST_AFTER_S", 1.0)
     made: list[Ranks] = []
     ended: list[str] = []
     monkeypatch.setattr(WorkerChannel, "_end_process", lambda self, why: ended.append(f"rank {self._rank}: {why}"))
@@ -116,16 +114,16 @@ def test_messages_go_both_ways_with_their_arrays(ranks: Callable[[int], Ranks]) 
         "none": np.empty((0, 4), bool),
         "large": np.random.default_rng(0).integers(0, 255, 9 << 20).astype(np.uint8),
     }
-    three.leader.send_to_all("work", {"problems": ["é", {"deep": [1, None, 0.5]}]}, arrays)
+    three.leader.send_to_all("work", problems=["é", {"deep": [1, None, 0.5]}], **arrays)
     for rank, worker in enumerate(three.workers, 1):
         message = worker.receive()
         assert (message.rank, message.kind) == (0, "work")
-        assert message.body == {"problems": ["é", {"deep": [1, None, 0.5]}]}
+        assert message.body["problems"] == ["é", {"deep": [1, None, 0.5]}]
         for name, array in arrays.items():
-            assert message.arrays[name].dtype == array.dtype
-            np.testing.assert_array_equal(message.arrays[name], array)
-        message.arrays["tokens"][0] = 9  # its receiver's own
-        worker.send("groups", {"of": rank})
+            assert message.body[name].dtype == array.dtype
+            np.testing.assert_array_equal(message.body[name], array)
+        message.body["tokens"][0] = 9  # its receiver's own
+        worker.send("groups", of=rank)
     answers = [three.leader.receive(5), three.leader.receive(5)]
     assert sorted((answer.rank, answer.body["of"]) for answer in answers if answer) == [(1, 1), (2, 2)]
     assert three.leader.receive(0.01) is None
@@ -188,88 +186,96 @@ def test_the_slowest_rank_has_ended_the_fewest_collectives(ranks: Callable[[int]
         three.leader.give_up(2, "answers, but slowly")
 
 
-def proven_rank(worker: Callable[[socket.socket], Any]) -> int:
-    """The rank that a worker at the other end proves. Raises HandshakeError or OSError."""
-    here, there = socket.socketpair()
-
-    def work() -> None:
-        with suppress(HandshakeError, OSError):
-            worker(there)
-            there.recv(1)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        proven: list[int] = []
-        wire.admit(here, SECRET, proven.append)
-        return proven[0]
-    finally:
-        here.close()
-        thread.join(3)
-        there.close()
-
-
-def reflect(there: socket.socket) -> None:
-    challenge = there.recv(32)
-    there.sendall(struct.pack("<I", 1) + challenge + challenge)
-
-
-def test_only_who_knows_the_secret_is_admitted() -> None:
-    assert proven_rank(lambda there: wire.introduce(there, SECRET, 7)) == 7
-
-
-@pytest.mark.parametrize(
-    "stranger",
-    [
-        lambda there: wire.introduce(there, b"x" * 32, 7),
-        lambda there: there.close(),
-        lambda there: there.sendall(bytes(68)),
-        reflect,
-    ],
-    ids=["another secret", "hangs up", "zeros", "sends the challenge back"],
-)
-def test_strangers_are_not_admitted(stranger: Callable[[socket.socket], Any]) -> None:
-    with pytest.raises((HandshakeError, OSError)):
-        proven_rank(stranger)
-
-
 class Listening:
-    """Rank 0 that awaits rank 1, and a thread in which rank 1 connects."""
+    """Rank 0, which awaits rank 1."""
 
     def __init__(self) -> None:
-        self.listeners = wire.listen(["127.0.0.1"])
+        self.listeners = channel.listen(["127.0.0.1"])
         self.address = self.listeners[0].getsockname()[:2]
         self.connected: list[socket.socket] = []
 
-    def accept(self) -> dict[int, socket.socket]:
-        def connect() -> None:
-            self.connected.append(wire.connect([self.address], SECRET, 1, time.monotonic() + 5))
+    def accept(self, secret: bytes = SECRET, within_s: float = 5) -> dict[int, socket.socket]:
+        """While rank 1 connects with this secret."""
 
-        thread = threading.Thread(target=connect)
+        def work() -> None:
+            with suppress(OSError):
+                until = time.monotonic() + within_s
+                self.connected.append(channel.connect([self.address], secret, 1, until))
+
+        thread = threading.Thread(target=work)
         thread.start()
-        proven = wire.accept(self.listeners, SECRET, {1}, time.monotonic() + 5)
+        proven = channel.accept(self.listeners, SECRET, {1}, time.monotonic() + within_s)
         thread.join(6)
         return proven
 
 
+def test_only_who_knows_the_secret_is_admitted() -> None:
+    assert not Listening().accept(b"x" * 32, within_s=0.5)
+    rank0 = Listening()
+    proven = rank0.accept()
+    assert list(proven) == [1] and rank0.connected[0].getsockname() == proven[1].getpeername()
+    for each in (*rank0.connected, *proven.values()):
+        each.close()
+
+
+@pytest.mark.parametrize(
+    "answer", [lambda challenge: bytes(68), lambda challenge: struct.pack("<I", 1) + challenge + challenge]
+)
+def test_no_answer_without_the_secret_is_a_proof(answer: Callable[[bytes], bytes]) -> None:
+    """Zeros, and the challenge sent back."""
+    rank0 = Listening()
+    with socket.create_connection(rank0.address) as stranger:
+
+        def work() -> None:
+            stranger.sendall(answer(stranger.recv(32)))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert not channel.accept(rank0.listeners, SECRET, {1}, time.monotonic() + 0.5)
+        thread.join()
+        assert not stranger.recv(100)
+
+
 def test_strangers_neither_take_a_place_nor_hold_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
     rank0 = Listening()
-    monkeypatch.setattr(wire, "MOST_STRANGERS", 8)  # of 20, the oldest 12 are hung up on
+    monkeypatch.setattr(channel, "MOST_STRANGERS", 8)  # of 20, the oldest are hung up on
     strangers = [socket.create_connection(rank0.address) for _ in range(20)]
     strangers[1].sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
     proven = rank0.accept()
     assert strangers[0].recv(100) and not strangers[0].recv(100)
-    assert list(proven) == [1] and rank0.connected[0].getsockname() == proven[1].getpeername()
+    assert list(proven) == [1]
     with pytest.raises(OSError):  # nobody is admitted any more
         socket.create_connection(rank0.address, timeout=1)
     for each in (*strangers, *rank0.connected, *proven.values()):
         each.close()
 
 
+def test_a_proof_must_come_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often another byte comes."""
+    monkeypatch.setattr(channel, "PROOF_PATIENCE_S", 0.3)
+    rank0 = Listening()
+    hung_up: list[float] = []
+    with socket.create_connection(rank0.address) as stranger:
+
+        def drip() -> None:
+            with suppress(OSError):
+                while True:
+                    stranger.sendall(b"x")
+                    time.sleep(0.1)
+            hung_up.append(time.monotonic())
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        ends = time.monotonic() + 2
+        channel.accept(rank0.listeners, SECRET, {1}, ends)
+        thread.join()
+        assert hung_up[0] < ends - 0.5
+
+
 def frame(
-    header: bytes, arrays: bytes = b"", magic: bytes = wire.MAGIC, lengths: tuple[int, int] | None = None
+    header: bytes, arrays: bytes = b"", magic: bytes = messages.MAGIC, lengths: tuple[int, int] | None = None
 ) -> bytes:
-    return wire.PREFIX.pack(magic, *(lengths or (len(header), len(arrays)))) + header + arrays
+    return messages.PREFIX.pack(magic, *(lengths or (len(header), len(arrays)))) + header + arrays
 
 
 @pytest.mark.parametrize(
@@ -281,10 +287,12 @@ def frame(
         frame(b"not json"),
         frame(b"[" * 100_000),
         frame(b"[]"),
-        frame(b'{"kind": "x", "body": {}, "arrays": [["a", "object", [1]]]}', bytes(16)),
-        frame(b'{"kind": "x", "body": {}, "arrays": [["a", "float32", [-4]]]}', bytes(16)),
-        frame(b'{"kind": "x", "body": {}, "arrays": [["a", "float32", [4000000000, 4000000000]]]}', bytes(16)),
+        frame(b'{"kind": "x", "body": {}, "arrays": [["object", [1]]]}', bytes(16)),
+        frame(b'{"kind": "x", "body": {}, "arrays": [["float32", [-4]]]}', bytes(16)),
+        frame(b'{"kind": "x", "body": {}, "arrays": [["float32", [4000000000, 4000000000]]]}', bytes(16)),
         frame(b'{"kind": "x", "body": {}, "arrays": []}', bytes(16)),
+        frame(b'{"kind": "x", "body": {"a": {"\\u0000type": "os", "\\u0000value": {}}}, "arrays": []}'),
+        frame(b'{"kind": "x", "body": {"a": {"\\u0000type": "list", "\\u0000value": 1}}, "arrays": []}'),
     ],
 )
 def test_garbage_is_no_message(data: bytes) -> None:
@@ -296,15 +304,15 @@ def test_garbage_is_no_message(data: bytes) -> None:
         piece, view = bytearray(view[:count]), view[count:]
         return piece
 
-    with pytest.raises(ConnectionLostError):
-        wire.decode(read)
+    with pytest.raises(messages.MessageError):
+        messages.decode(read)
 
 
 def test_an_announced_length_takes_no_memory_before_it_comes(ranks: Callable[[int], Ranks]) -> None:
     """A frame of 16 GB is announced, and one byte of it sent."""
     two = ranks(2)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    header = b'{"kind": "x", "body": {}, "arrays": [["a", "uint8", [17000000000]]]}'
+    header = b'{"kind": "x", "body": {}, "arrays": [["uint8", [17000000000]]]}'
     two.workers[0]._connection.send([frame(header, b"x", lengths=(len(header), 17_000_000_000))])
     time.sleep(0.3)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000

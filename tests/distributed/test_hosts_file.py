@@ -185,5 +185,5 @@ def test_the_command_to_copy_starts_every_rank():
     assert line[line.index("--") + 1 :] == [*rank_program(Host(""), "rank"), "--run", "/runs/one"]
     hosts = parse_hosts({"hosts": [*TWO, TWO[0]], "envs": ["MLX_A=b"]}, "f")
     mpi = launch_command(hosts, Path("h.json"), "mpi", Path("/runs/one"))
-    assert mpi[:5] == ["mpirun", "-np", "3", "--host", "127.0.0.1:2,anna@mac-b.local:1"]
+    assert mpi[:5] == ["mpirun", "-np", "3", "--host", "localhost:2,anna@mac-b.local:1"]
     assert "MLX_A=b" in mpi and mpi[-2:] == ["--run", "/runs/one"]

@@ -18,7 +18,7 @@ import pytest
 
 from backend.distributed.hosts_file import Host, HostsFile, parse_hosts
 from backend.distributed.launcher import Launch, LaunchEnd, run_ranks, without
-from backend.distributed.rank_process import Orders
+from backend.distributed.ranks import Orders
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 

@@ -12,10 +12,10 @@ import pytest
 
 from backend.cli.training import PreparedRun, hosts_setting, machine_settings
 from backend.config.config import load, parse
+from backend.distributed.collectives import StepSnapshot
 from backend.distributed.launcher import write_late_ending
 from backend.distributed.machine_check import plan_machines, require_one_machine
 from backend.distributed.ranks import LostRankError, RankInfo
-from backend.distributed.weights import StepSnapshot
 from backend.runs.checkpoints import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
@@ -147,8 +147,8 @@ def test_hosts_that_cannot_be_used_are_refused_before_anything_begins(raw: dict[
     file.write_text(
         '[{"ssh": "a", "ips": ["127.0.0.1"]}, {"ssh": "b", "ips": ["10.0.0.2"]}, {"ssh": "a", "ips": ["127.0.0.1"]}]'
     )
-    ring = plan_machines(config.model_copy(update={"distributed_backend": "ring"}))
-    assert [host.ssh for host in ring.hosts.hosts] == ["a", "b", "a"] and ring.notes
+    hosts, choice = plan_machines(config.model_copy(update={"distributed_backend": "ring"}))
+    assert [host.ssh for host in hosts.hosts] == ["a", "b", "a"] and choice.backend == "ring"
     with pytest.raises(UserError, match="A sweep trains on this machine alone"):
         require_one_machine(config, "A sweep")
     require_one_machine(parse(raw), "A sweep")

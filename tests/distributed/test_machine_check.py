@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from backend.__main__ import app
-from backend.distributed import machine_check, machine_probe
+from backend.distributed import machine_check
 from backend.distributed.hosts_file import HostsFile, parse_hosts
 from backend.distributed.machine_check import CheckProgress, Wanted, check_machines, require_machines
 from backend.distributed.machine_report import (
@@ -139,8 +139,8 @@ def test_a_copy_overwrites_nothing_of_the_users(tmp_path: Path, hosts: FakeHosts
     target.mkdir()
     (target / "chapter.txt").write_text("precious")
     with pytest.raises(UserError, match="There is another folder"):
-        machine_probe.place(str(target), "", ["config.json"], 10)
-    assert machine_probe.place(str(home / "new"), "", ["config.json"], 10) == home / "new"
+        machine_check.place(str(target), "", ["config.json"], 10)
+    assert machine_check.place(str(home / "new"), "", ["config.json"], 10) == home / "new"
     with pytest.raises(UserError, match="mac-b could not take the model"):
         machine_check.copy_model(str(model), two, 1)  # both homes are on one disk: the folder is there already
 

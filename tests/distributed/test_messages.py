@@ -3,24 +3,28 @@ functions."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
 from backend.config.config import parse
-from backend.distributed import messages, wire
+from backend.distributed import messages
+from backend.engine.penalties import Penalties
+from backend.sampling.grammar import Grammar
+from backend.sampling.row_costs import RowCosts
+from backend.sampling.sampler import Sampling
 from backend.types import Completion, Group, Problem
 from backend.utils.errors import UserError
 
 
-def sent(body: Any, arrays: dict[str, np.ndarray] | None = None) -> tuple[Any, dict[str, np.ndarray]]:
+def sent(value: Any) -> Any:
     """Through the frames of the control channel."""
-    whole = b"".join(bytes(part) for part in wire.encode("a test", {"it": body}, arrays or {}))
+    whole = b"".join(messages.encode("a test", {"it": value}))
     place = 0
 
     def read(count: int) -> bytearray:
@@ -28,8 +32,9 @@ def sent(body: Any, arrays: dict[str, np.ndarray] | None = None) -> tuple[Any, d
         place += count
         return bytearray(whole[place - count : place])
 
-    _, received, of_frame = wire.decode(read)
-    return received["it"], of_frame
+    kind, body = messages.decode(read)
+    assert kind == "a test"
+    return body["it"]
 
 
 ROW = {
@@ -47,14 +52,14 @@ ROW = {
 
 def test_problem_keeps_every_column_with_its_type() -> None:
     problem = Problem(7, "What?", [{"role": "user", "content": "What?"}], [5, 6], "42", "sum", ROW)
-    received = Problem(**sent(messages.pack_problems([problem]))[0][0])
+    received = sent(problem)
     assert received == problem
     assert [type(x) for x in received.row.values()] == [type(x) for x in ROW.values()]
 
 
 def test_column_that_cannot_travel_is_named() -> None:
     with pytest.raises(UserError, match="column picture holds a set"):
-        messages.pack_problems([Problem(0, "", [], [], "", row={"picture": [{1}]})])
+        messages.check_sendable({"picture": [{1}]})
 
 
 def groups() -> list[Group]:
@@ -95,10 +100,35 @@ def groups() -> list[Group]:
 
 
 def test_scored_groups_arrive_as_they_were() -> None:
-    received = messages.unpack_groups(
-        *sent(*messages.pack_groups(groups(), is_scored=True)), [group.problem for group in groups()]
-    )
-    assert repr([asdict(group) for group in received]) == repr([asdict(group) for group in groups()])
+    assert repr(sent(groups())) == repr(groups())
+
+
+@pytest.mark.parametrize(
+    ("numbers", "dtype"),
+    [
+        ([0, 1] * 9, "uint8"),
+        ([-1, 70_000] * 9, "int32"),
+        ([2**63] * 9, None),
+        ([2**80] * 9, None),
+        ([0.5, float("nan"), float("-inf")] * 9, "float32"),
+        ([0.1, 1e300] * 9, "float64"),
+        ([1, True] * 9, None),
+        ([0] * 8, None),
+    ],
+)
+def test_numbers_travel_in_the_smallest_type_that_holds_them(numbers: list[Any], dtype: str | None) -> None:
+    arrays: list[np.ndarray] = []
+    messages.to_json(numbers, arrays)
+    assert [array.dtype.name for array in arrays] == ([dtype] if dtype else [])
+    assert repr(sent(numbers)) == repr(numbers)
+
+
+def test_what_a_model_is_computed_with_arrives_as_it_was() -> None:
+    sampling = Sampling(0.5, penalties=Penalties(1.2), grammar=Grammar("regex", "a*"))
+    config, costs = parse({"model": "m", "data": "d", "stages": [{"iters": 2}]}), RowCosts(((1, 0.5), (8, 1.0)))
+    value = {"sampling": sampling, "config": config, "costs": costs, "rest": (1, "two", None)}
+    assert sent(value) == value
+    assert mx.array_equal(sent(mx.array([[1.5, 2.5]])), mx.array([[1.5, 2.5]]))
 
 
 def test_reward_files_move_to_the_worker(tmp_path: Path) -> None:
@@ -117,7 +147,7 @@ def test_reward_files_move_to_the_worker(tmp_path: Path) -> None:
             "stages": [{"iters": 1, "reward_functions": [f"{file}::f"]}, {"iters": 1}],
         }
     )
-    files = messages.write_reward_code(sent(messages.reward_code(config))[0], tmp_path / "worker")
+    files = messages.write_reward_code(sent(messages.reward_code(config)), tmp_path / "worker")
     moved = messages.with_reward_files(config, files)
     first, second = moved.reward_functions[0].removesuffix("::f(name=first)"), moved.reward_functions_file
     assert Path(first).read_bytes().startswith(b"# a\r\n") and Path(second).read_bytes().startswith(b"# b\r\n")

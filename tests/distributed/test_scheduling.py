@@ -108,7 +108,7 @@ class SilentWorkers:
     def __init__(self, size: int) -> None:
         self.machines = [RankInfo(rank, f"mac-{rank}") for rank in range(size)]
 
-    def send(self, *_: Any) -> None: ...
+    def send(self, *_: Any, **body: Any) -> None: ...
 
     send_to_all = send
 

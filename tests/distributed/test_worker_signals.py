@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from backend.distributed.rank_process import STOPPED
+from backend.distributed.ranks import STOPPED
 from backend.utils.command import backend_environment
 
 WORKER = """
 import time
-from backend.distributed.rank_process import leave_stops_to_leader
+from backend.distributed.ranks import leave_stops_to_leader
 leave_stops_to_leader(0.5)
 print("ready", flush=True)
 time.sleep(60)

@@ -12,10 +12,10 @@ from typing import Any, NoReturn, TypeVar
 import mlx.core as mx
 import numpy as np
 
-from backend.distributed.channel import ChannelMessage
+from backend.distributed.channel import GOODBYE, ChannelMessage
 from backend.distributed.collectives import FlatCollectives
+from backend.distributed.messages import decode, encode
 from backend.distributed.ranks import LostRankError, RankInfo
-from backend.distributed.wire import GOODBYE, from_json, to_json
 
 T = TypeVar("T")
 LOST_S = 60.0  # how long a rank waits for the others: one of them has failed then, and its error is the one to show
@@ -111,17 +111,20 @@ class ThreadLink:
 
     def check(self) -> None: ...
 
-    def _put(
-        self, rank: int, kind: str, body: Mapping[str, Any] | None, arrays: Mapping[str, np.ndarray] | None
-    ) -> None:
-        sent = from_json(to_json(body or {}))
-        copies = {name: array.copy() for name, array in (arrays or {}).items()}
-        self._inboxes[rank].put(ChannelMessage(self._ranks.rank, kind, sent, copies))
+    def _put(self, rank: int, kind: str, body: Mapping[str, Any]) -> None:
+        frame, place = b"".join(encode(kind, body)), 0
+
+        def read(count: int) -> bytearray:
+            nonlocal place
+            place += count
+            return bytearray(frame[place - count : place])
+
+        self._inboxes[rank].put(ChannelMessage(self._ranks.rank, *decode(read)))
 
     def close(self) -> None:
         """Of the leader."""
         for rank in range(1, len(self._inboxes)):
-            self._put(rank, GOODBYE, None, None)
+            self._put(rank, GOODBYE, {})
 
 
 class ThreadWorkers(ThreadLink):
@@ -131,27 +134,17 @@ class ThreadWorkers(ThreadLink):
     def give_up(self, rank: int, why: str) -> NoReturn:
         raise LostRankError(self.machines[rank], why)
 
-    def send(
-        self,
-        rank: int,
-        kind: str,
-        body: Mapping[str, Any] | None = None,
-        arrays: Mapping[str, np.ndarray] | None = None,
-    ) -> None:
-        self._put(rank, kind, body, arrays)
+    def send(self, rank: int, kind: str, **body: Any) -> None:
+        self._put(rank, kind, body)
 
-    def send_to_all(
-        self, kind: str, body: Mapping[str, Any] | None = None, arrays: Mapping[str, np.ndarray] | None = None
-    ) -> None:
+    def send_to_all(self, kind: str, **body: Any) -> None:
         for rank in range(1, len(self._inboxes)):
-            self._put(rank, kind, body, arrays)
+            self._put(rank, kind, body)
 
 
 class ThreadLeader(ThreadLink):
-    def send(
-        self, kind: str, body: Mapping[str, Any] | None = None, arrays: Mapping[str, np.ndarray] | None = None
-    ) -> None:
-        self._put(0, kind, body, arrays)
+    def send(self, kind: str, **body: Any) -> None:
+        self._put(0, kind, body)
 
 
 def inboxes(size: int) -> list[queue.SimpleQueue[ChannelMessage]]:

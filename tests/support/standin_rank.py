@@ -11,13 +11,19 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from backend.distributed.channel import LeaderChannel, WorkerChannel, open_channel
+from backend.distributed.channel import GOODBYE, LeaderChannel, WorkerChannel, open_channel
 from backend.distributed.collectives import FlatCollectives
 from backend.distributed.commands import FILES_VARIABLE
 from backend.distributed.launcher import write_late_ending
-from backend.distributed.rank_process import RESTART_RANKS, Orders, OrdersFolder, end_with_launcher, given_orders
-from backend.distributed.ranks import LostRankError, WorkerError
-from backend.distributed.wire import GOODBYE
+from backend.distributed.ranks import (
+    RESTART_RANKS,
+    LostRankError,
+    Orders,
+    OrdersFolder,
+    WorkerError,
+    end_with_launcher,
+    given_orders,
+)
 from backend.runs.events import EventLog, read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
