@@ -44,7 +44,7 @@ VERBS = {
     "resume": "train",
     "change": "runs",
     "clone": "runs",
-    "demo": "demo",
+    "demo": "train",
     "sweep": "sweep",
     "check": "check",
     "estimate": "estimate",
@@ -60,9 +60,9 @@ VERBS = {
     "machines": "machine",
     "replay": "runs",
     "rank": "rank",
-    "track": "track",
+    "track": "runs",
     "serve": "machine",
-    "import": "import_settings",
+    "import": "check",
 }
 """Verb → the module of `backend.cli` that has its function, in the order of the help page."""
 VERBS_OF_VERBS = {"rewards": "rewards", "bench": "machine", "queue": "queue", "hub": "hub"}
@@ -99,9 +99,9 @@ def app(only: str = "") -> typer.Typer:
     ) -> None:
         """GRPO Studio's trainer, without the window."""
         if selftest or report or context.invoked_subcommand is None:
-            from backend.cli import self_test
+            from backend.cli.machine import self_test
 
-            raise typer.Exit(self_test.run(selftest, report, context.invoked_subcommand))
+            raise typer.Exit(self_test(selftest, report, context.invoked_subcommand))
 
     return verbs
 

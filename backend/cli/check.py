@@ -1,4 +1,4 @@
-"""The verbs `check` and `validate`: report problems of a config file or a model folder without loading weights."""
+"""The verbs about files of settings and folders of models: `check`, `validate` and `import`; they load no weights."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backend.cli.common import USER_ERROR, AsJson, print_problems, tell, tell_error, tell_json, verb
+from backend.cli.common import USER_ERROR, AsJson, print_problems, tell, tell_error, tell_file, tell_json, verb
 from backend.config.config import Config
+from backend.runs.saved_weights import imported_folder
+from backend.utils.disk import save_as
 from backend.utils.errors import ConfigProblem, UserError
-from backend.utils.files import user_path
+from backend.utils.files import is_folder, user_path
+from backend.utils.text import quote
 
 if TYPE_CHECKING:
     from backend.data.rows import Rows
@@ -126,3 +129,62 @@ def validate(
         raise typer.Exit(USER_ERROR)
     if not as_json:
         tell(f"{folder} is a model that LM Studio and mlx-lm open.")
+
+
+@verb
+def import_settings(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE|FOLDER", help="Settings in YAML or JSON; or the folder of a PEFT adapter.")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="OUT", help="Instead of printing, or of FOLDER-mlx for an adapter."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is there.")] = False,
+    our_defaults: Annotated[bool, typer.Option("--our-defaults", help="Leave the rest to our defaults.")] = False,
+    model: Annotated[str, typer.Option("--model", metavar="M", help="Adapters: put it on this model.")] = "",
+    fetch: Annotated[bool, typer.Option("--fetch", help="Adapters: download the original of a model.")] = False,
+) -> None:
+    """Convert a TRL, mlx-lm-lora or mlx-grpo file to our format, with that program's defaults; or a PEFT LoRA or DoRA
+    adapter to mlx-lm, for chat, evaluation, export and training.
+    """
+    source = user_path(str(file), "file")
+    target = None if output is None else user_path(str(output), "output")
+    if is_folder(source):
+        if our_defaults:
+            sentence = f"{quote(source)} is a folder with an adapter, which has no settings to leave out."
+            raise UserError("our_defaults", sentence)
+        from backend.export.original_files import fetch_original
+        from backend.models.peft_import import import_adapter
+
+        def report(sentence: str, done: float | None = None) -> None:
+            tell_error(sentence)
+
+        adapter = import_adapter(
+            source.resolve(),
+            model,
+            target or imported_folder(source),
+            overwrite=overwrite,
+            fetch=(lambda name: fetch_original(name, report)) if fetch else None,
+            progress=report,
+        )
+        for sentence in adapter.sentences():
+            tell_error(sentence)
+        tell(adapter.path)
+        return
+    if model or fetch:
+        sentence = f"--model and --fetch are for the folder of an adapter, and {quote(source, 60)} is none."
+        raise UserError("model", sentence)
+    if target is not None and target.exists() and not overwrite:
+        raise UserError("output", f"{quote(target)} is there already; take another name, or --overwrite.")
+    from backend.config.other_programs.imported import import_file
+
+    imported = import_file(source, their_defaults=not our_defaults)
+    if target is None:
+        tell_file(imported.text)
+    else:
+        save_as(target, imported.text)
+        tell(f"{quote(source)} is a file for {imported.program.name}; written to {quote(target)}.")
+    if imported.missing:
+        tell_error("Still to be given before it can be trained:")
+        print_problems(UserError(imported.missing))

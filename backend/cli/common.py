@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import json
@@ -10,9 +9,10 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -22,6 +22,9 @@ from backend.utils.errors import UserError
 from backend.utils.files import user_path
 from backend.utils.machine import require_environment
 from backend.utils.text import visible
+
+if TYPE_CHECKING:
+    from backend.cli.run_log import RunLog
 
 FINISHED, BUG, USER_ERROR, STOPPED = 0, 1, 2, 3
 GONE = (errno.EIO, errno.EPIPE, errno.ENXIO)  # of writes to a closed terminal or pipe
@@ -87,25 +90,37 @@ def print_problems(error: UserError) -> None:
         tell(problem, file=sys.stderr)
 
 
-class LostTerminal:
-    """A text stream that discards output once its terminal or pipe has closed."""
+class LastingStream:
+    """A text stream that outlives its terminal or pipe, and may write to a run's log.txt too.
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
+    With a `log` any error of the stream ends its use; without one, only that the terminal or pipe has closed.
+    `is_log`: the stream leads to log.txt itself, and is not used.
+    """
+
+    def __init__(self, stream: Any, log: RunLog | None = None, *, is_log: bool = False) -> None:
+        self._stream, self._log = stream, log
+        self._is_open = stream is not None and not is_log
+        if log is not None:
+            self.write_to_log = log.write  # for tracebacks, of which a terminal gets the sentence alone
 
     def write(self, text: str) -> int:
-        self._use(lambda: self._stream.write(text))
+        if self._log is not None:
+            self._log.write(text)
+        self._use("write", text)
         return len(text)
 
     def flush(self) -> None:
-        self._use(lambda: self._stream.flush())
+        self._use("flush")
 
-    def _use(self, work: Callable[[], Any]) -> None:
+    def _use(self, method: str, *arguments: str) -> None:
+        if not self._is_open:
+            return
         try:
-            work()
+            getattr(self._stream, method)(*arguments)
         except OSError as error:
-            if error.errno not in GONE:
+            if self._log is None and error.errno not in GONE:
                 raise
+            self._is_open = False
             give_up(self._stream)
 
     def __getattr__(self, name: str) -> Any:
@@ -114,7 +129,7 @@ class LostTerminal:
 
 def give_up(stream: Any) -> None:
     """Redirect a stream to nowhere: flushing a broken stdout at exit would end Python with 120."""
-    with contextlib.suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
@@ -126,7 +141,7 @@ def ignore_sighup(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         streams = sys.stdout, sys.stderr
-        sys.stdout, sys.stderr = LostTerminal(streams[0]), LostTerminal(streams[1])
+        sys.stdout, sys.stderr = map(LastingStream, streams)
         try:
             return function(*args, **kwargs)
         finally:
@@ -134,6 +149,14 @@ def ignore_sighup(function: Callable[..., Any]) -> Callable[..., Any]:
             sys.stdout, sys.stderr = streams
 
     return wrapper
+
+
+def say(text: str, stream: Any) -> None:
+    """`tell` on a stream that may be gone."""
+    try:
+        tell(text, file=stream, flush=True)
+    except OSError:
+        give_up(stream)
 
 
 def _folder(path: Path | None) -> Path | None:

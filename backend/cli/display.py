@@ -39,6 +39,14 @@ class _Shown:
             yield Segment(text if control else visible(text), style, control)
 
 
+def new_table(*headers: str, right: slice = slice(0), **options: Any) -> Table:
+    """A table without lines; `right` selects the columns of numbers; passes `options` to rich."""
+    table = Table(*headers, box=None, **options)
+    for column in table.columns[right]:
+        column.justify = "right"
+    return table
+
+
 def print_line(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
@@ -111,7 +119,7 @@ class LiveDisplay:
         self.live.update(self._rendered())
 
     def _rendered(self) -> Group:
-        table = Table("", "now", "at first", box=None, pad_edge=False)
+        table = new_table("", "now", "at first", pad_edge=False)
         for key, (label, unit) in METRICS.items():
             table.add_row(label or unit.strip(), *(format_number(of.get(key)) for of in (self.last, self.first)))
         return Group(table, self.bar)

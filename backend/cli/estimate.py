@@ -92,15 +92,11 @@ def longest_prompt(config: Config, folder: Path) -> int | None:
 
 
 def _print_table(result: Estimate, note: str) -> None:
-    from rich.table import Table
-
-    from backend.cli.display import new_console
+    from backend.cli.display import new_console, new_table
     from backend.trainer.memory.estimate import format_bytes
 
     phases: dict[str, dict[str, Any]] = {"sampling": result.rollout.to_dict(), "learning": result.training.to_dict()}
-    table = Table("", *phases, "", box=None)
-    for column in table.columns[1:3]:
-        column.justify = "right"
+    table = new_table("", *phases, "", right=slice(1, 3))
     names = dict.fromkeys(name for phase in phases.values() for name in phase if name != "total")
     for name in [*names, "total"]:
         sizes = [format_bytes(phase[name]) if name in phase else "–" for phase in phases.values()]

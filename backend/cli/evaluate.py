@@ -15,7 +15,7 @@ from rich.table import Table
 
 from backend.cli.common import STOPPED, AllowCode, ExistingRunsDir, ignore_sighup, tell, tell_error, tell_json, verb
 from backend.cli.completions import RunOrModel, checkpoints
-from backend.cli.display import new_console, print_line
+from backend.cli.display import new_console, new_table, print_line
 from backend.config.config import load
 from backend.rewards.allowed_code import require_allowed
 from backend.runs.run_folder import find_run
@@ -196,11 +196,8 @@ def print_evaluation(evaluation: Evaluation) -> None:
 
 def _table(decoding: Decoding, confidence: float) -> Table:
     interval = f"{confidence * 100:g} % interval"
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
     headers = [interval] if decoding.difference is None else ["difference", interval]
-    for header in (*decoding.sides, *headers):
-        table.add_column(header, justify="right")
+    table = new_table("", *decoding.sides, *headers, right=slice(1, None), pad_edge=False, header_style="bold")
     columns = [_figures(side.figures) for side in decoding.sides.values()]
     differences = _figures(decoding.difference) if decoding.difference is not None else None
     for name, mean in columns[0].items():

@@ -14,7 +14,6 @@ import typer
 from rich.markdown import Markdown
 from rich.panel import Panel
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-from rich.table import Table
 
 from backend.cli.common import (
     STOPPED,
@@ -28,7 +27,7 @@ from backend.cli.common import (
     verb,
 )
 from backend.cli.completions import checkpoints, run_names
-from backend.cli.display import new_console
+from backend.cli.display import new_console, new_table
 from backend.config.config import load, read
 from backend.export.exports import DEFAULT_FORMAT, FORMATS, TARGETS, settings_of
 from backend.rewards.allowed_code import require_allowed
@@ -193,9 +192,7 @@ def _preview(
     console, (_, about, card) = new_console(), prepared.card.split("---\n", 2)
     console.print(Panel(Markdown(card), title="README.md", title_align="left"))
     console.print(about, highlight=False, markup=False, style="dim")
-    table = Table(box=None, header_style="dim")
-    table.add_column("file")
-    table.add_column("size", justify="right")
+    table = new_table("file", "size", right=slice(1, 2), header_style="dim")
     for name, size in prepared.files():
         table.add_row(name, _size(size))
     console.print(table)

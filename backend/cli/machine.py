@@ -1,4 +1,4 @@
-"""The verbs about machines: `where`, `machines`, `bench` and `serve`."""
+"""The verbs about machines and this program: `where`, `machines`, `bench`, `serve` and `--selftest`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backend.cli.common import STOPPED, USER_ERROR, AsJson, tell, tell_error, tell_json, verb
+from backend.cli.common import BUG, FINISHED, STOPPED, USER_ERROR, AsJson, tell, tell_error, tell_json, verb
 from backend.trainer.memory.estimate import format_bytes
 from backend.utils import places
 from backend.utils.disk import gigabytes
@@ -172,16 +172,12 @@ def machines(
 
 
 def _print(report: MachineReport, with_model: bool) -> None:
-    from rich.table import Table
-
-    from backend.cli.display import new_console, print_line
+    from backend.cli.display import new_console, new_table, print_line
 
     # Wide enough for every column in a file.
     console = new_console() if sys.stdout.isatty() else new_console(width=200)
     columns = COLUMNS if with_model else COLUMNS[:-1]
-    table = Table(*columns, box=None, pad_edge=False)
-    for column in table.columns[3:7]:
-        column.justify = "right"
+    table = new_table(*columns, right=slice(3, 7), pad_edge=False)
     for machine in report.machines:
         facts = machine.facts
         if facts is None:
@@ -269,3 +265,34 @@ def bench_report(files: Annotated[list[Path], typer.Argument(help="Files that be
         except ValueError:
             raise UserError("files", f"{path} was not written by bench device.") from None
     tell(report.markdown(read))
+
+
+@verb
+def self_test(is_requested: bool, report_file: Path | None, subcommand: str | None) -> int:
+    """Returns 0 if all checks pass, else 1. Raises UserError for conflicting options or an unwritable report."""
+    if not is_requested:
+        raise UserError("report", "--report belongs to --selftest; give both, or a verb (--help lists them).")
+    if subcommand:
+        raise UserError("selftest", f"--selftest stands alone; leave out {subcommand}.")
+    if report_file is not None and (report_file.is_dir() or not report_file.parent.is_dir()):
+        sentence = f"The report cannot be written to {report_file}: name a file in a folder that exists."
+        raise UserError("report", sentence)
+    if report_file is not None and report_file.suffix == ".txt":
+        sentence = f"{report_file.name} would hold JSON, and the text goes beside it: name it {report_file.stem}.json."
+        raise UserError("report", sentence)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is asked of the network, before anything imports its client
+    from backend.selftest import CHECKS, CheckResult, Workbench, run_checks, summary, write_report
+
+    results: list[CheckResult] = []
+    with tempfile.TemporaryDirectory(prefix="grpo-studio-selftest-") as folder:
+        for result in run_checks(CHECKS, Workbench(Path(folder))):
+            tell(result.line(), flush=True)
+            results.append(result)
+    tell(summary(results))
+    if report_file is not None:
+        text = write_report(results, report_file)
+        tell(
+            f"Written: {report_file}, and as text {text}. Neither names you or your files; "
+            "send them with your question."
+        )
+    return BUG if any(result.state == "failed" for result in results) else FINISHED

@@ -34,7 +34,7 @@ from backend.utils.command import shell_line
 from backend.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from backend.distributed.channel import LeaderChannel
+    from backend.distributed.channel import LeaderChannel, WorkerChannel
     from backend.distributed.collectives import MlxCollectives
 
 
@@ -62,72 +62,65 @@ def rank(
 
 def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
     """Join the other ranks and work until the run ends. Returns the exit code."""
-    folder = given_orders()
+    folder, channel, shared = given_orders(), None, None
     orders = folder.orders() if folder is not None else Orders(shell_line([*sys.argv]))
-    backend = backend_of()
-    if not backend:
-        return _told(folder, lambda: _train(run, orders, stream, progress, None))
+    if backend := backend_of():
+        from backend.distributed.channel import WorkerChannel, open_channel
+        from backend.distributed.collectives import init_collectives
 
-    from backend.distributed.channel import WorkerChannel, open_channel
-    from backend.distributed.collectives import init_collectives
-
-    collectives = None
-    try:
-        collectives = init_collectives(backend)
-        if collectives.rank:  # before anything is compiled; rank 0 shares its folder with other programs
-            cpu_setup.use_own_kernel_folder()
-            leave_stops_to_leader()
-        elif folder is not None:
-            folder.report(pid=os.getpid())
-        channel = open_channel(collectives)
-    except (UserError, OSError) as error:
-        error = (
-            error if isinstance(error, UserError) else UserError("hosts", f"The ranks cannot be connected: {error}.")
-        )
-        print_problems(error)
-        if collectives is not None and collectives.rank == 0:
-            write_late_ending(RunFolder(run), "failed", str(error))
-        return USER_ERROR
-    if isinstance(channel, WorkerChannel):
-        from backend.distributed.worker import work
-
+        collectives = None
         try:
-            work(channel, collectives)
-        except BaseException as error:
-            traceback.print_exception(error)
-            channel.fault(error)
-            return USER_ERROR if isinstance(error, UserError) else BUG
-        channel.close()
-        return FINISHED
-    return _told(folder, lambda: _lead(run, channel, collectives, backend, orders, folder, stream, progress))
-
-
-def _told(folder: OrdersFolder | None, work: Callable[[], int]) -> int:
-    """Return the exit code of rank 0's work, and report it to the launcher, since mpirun would hide it."""
+            collectives = init_collectives(backend)
+            if collectives.rank:  # before anything is compiled; rank 0 shares its folder with other programs
+                cpu_setup.use_own_kernel_folder()
+                leave_stops_to_leader()
+            elif folder is not None:
+                folder.report(pid=os.getpid())
+            channel = open_channel(collectives)
+        except (UserError, OSError) as error:
+            if isinstance(error, OSError):
+                error = UserError("hosts", f"The ranks cannot be connected: {error}.")
+            print_problems(error)
+            if collectives is not None and collectives.rank == 0:
+                write_late_ending(RunFolder(run), "failed", str(error))
+            return USER_ERROR
+        if isinstance(channel, WorkerChannel):
+            return _work(channel, collectives)
+        shared = _shared_by_leader(channel, collectives, backend, orders, folder)
     code = BUG
     try:
-        code = work()
+        code = _train(run, orders, stream, progress, shared)
     except UserError as error:
         print_problems(error)
         code = USER_ERROR
     except Exception:
         traceback.print_exc()
-    if folder is not None:
+    finally:
+        if channel is not None:
+            channel.close()
+    if folder is not None:  # the launcher cannot see the code: mpirun would hide it
         with suppress(OSError):
             folder.report(exit_code=code)
     return code
 
 
-def _lead(
-    run: Path,
-    channel: LeaderChannel,
-    collectives: MlxCollectives,
-    backend: str,
-    orders: Orders,
-    folder: OrdersFolder | None,
-    stream: bool,
-    progress: bool | None,
-) -> int:
+def _work(channel: WorkerChannel, collectives: MlxCollectives) -> int:
+    from backend.distributed.worker import work
+
+    try:
+        work(channel, collectives)
+    except BaseException as error:
+        traceback.print_exception(error)
+        channel.fault(error)
+        return USER_ERROR if isinstance(error, UserError) else BUG
+    channel.close()
+    return FINISHED
+
+
+def _shared_by_leader(
+    channel: LeaderChannel, collectives: MlxCollectives, backend: str, orders: Orders, folder: OrdersFolder | None
+) -> dict[str, Any]:
+    """Arguments of the trainer on rank 0."""
     from backend.distributed.leader import Leader
 
     collectives.check = channel.check
@@ -147,12 +140,7 @@ def _lead(
             note(sentence)
         return leader.load_context(config, note, *rest)
 
-    try:
-        return _train(
-            run, orders, stream, progress, {"load": load_context, "look": channel.check, "goes_on": orders.goes_on}
-        )
-    finally:
-        channel.close()
+    return {"load": load_context, "look": channel.check, "goes_on": orders.goes_on}
 
 
 def _train(run: Path, orders: Orders, stream: bool, progress: bool | None, shared: dict[str, Any] | None) -> int:

@@ -1,21 +1,27 @@
-"""The verbs about existing runs: `runs`, `doctor`, `compare`, `replay`, `clone` and `change`."""
+"""The verbs about existing runs: `runs`, `doctor`, `compare`, `replay`, `clone`, `change` and `track`."""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from backend.cli.common import (
+    BUG,
     STOPPED,
+    USER_ERROR,
     AllowCode,
     AsJson,
     ExistingRunsDir,
     Live,
     NewRunsDir,
     Stream,
+    print_problems,
     tell,
     tell_json,
     verb,
@@ -29,7 +35,9 @@ from backend.rewards.allowed_code import allow_named, require_allowed
 from backend.runs.events import Follower
 from backend.runs.run_folder import all_runs, find_run
 from backend.runs.steering import changed, request_change, run_config
+from backend.utils.disk import disk_fault, fault_of
 from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 if TYPE_CHECKING:
     from backend.trainer.health.watch import Examination
@@ -45,7 +53,6 @@ def runs(
     """List the runs, newest first."""
     from backend.runs.run_record import read_record
     from backend.runs.run_search import all_keys, asks_for_archived, search
-    from backend.utils.text import quote
 
     records = [read_record(run) for run in all_runs(runs_dir)]
     passes = search(query, all_keys(records))
@@ -54,11 +61,9 @@ def runs(
     if as_json:
         tell_json([record.to_dict() for record in found])
         return
-    from rich.table import Table
+    from backend.cli.display import new_console, new_table
 
-    from backend.cli.display import new_console
-
-    table = Table("run", "state", "step", "reward", "model", "tags", box=None)
+    table = new_table("run", "state", "step", "reward", "model", "tags")
     for record in found:
         run = record.summary
         reward = "–" if run.reward is None else f"{run.reward:.3g}"
@@ -132,14 +137,12 @@ def compare(
     if markdown:
         tell("\n".join(map(run_record.as_markdown, tables)), end="")
         return
-    from rich.table import Table
-
-    from backend.cli.display import new_console
+    from backend.cli.display import new_console, new_table
 
     console = new_console()
     for rows in tables:
         if len(rows) > 1:
-            table = Table(*rows[0], box=None)
+            table = new_table(*rows[0])
             for row in rows[1:]:
                 table.add_row(*row)
             console.print(table, end="\n\n")
@@ -236,3 +239,42 @@ def change(
     if not folder.is_locked():
         raise UserError("run", f"The run {folder.name} ended before it took the change.")
     tell(f"Asked; the trainer has not answered within {PATIENCE_S:.0f} s. Its event log will tell.")
+
+
+@verb
+def track(
+    run: RunName,
+    to: Annotated[str, typer.Option("--to", help="csv, tensorboard, trackio or wandb.")],
+    runs_dir: ExistingRunsDir = None,
+    upload: Annotated[bool, typer.Option("--upload", help="wandb only: send it to your account.")] = False,
+) -> None:
+    """Write a run's metrics and completions to a tracker, with TRL's metric names."""
+    from backend.trainer.trackers.follow import track as follow
+    from backend.trainer.trackers.targets import TRACKERS
+
+    if to not in TRACKERS:
+        raise UserError("to", f"There is no tracker {quote(to, 40)}; there are {', '.join(TRACKERS)}.")
+    if upload and to != "wandb":
+        raise UserError("upload", f"{to} uploads nothing; --upload goes with wandb.")
+    folder = find_run(run, runs_dir)
+    before = threading.excepthook
+
+    def end(what: threading.ExceptHookArgs) -> None:
+        """Exit if a tracker's thread dies, as tensorboardX's writer does on a full disk: it blocks the main thread."""
+        error = what.exc_value
+        is_of_disk = error is not None and fault_of(error) is not None
+        if error is not None and is_of_disk:
+            print_problems(disk_fault(folder.trackers / to, error))
+        else:
+            before(what)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(USER_ERROR if is_of_disk else BUG)
+
+    threading.excepthook = end
+    try:
+        follow(folder, to, may_upload=upload, say=print)
+    finally:
+        threading.excepthook = before
+    place = "your account at Weights & Biases" if upload else TRACKERS[to].place
+    tell(f"What {to} writes of {folder.name} is in {place}.")

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
-from rich.table import Table
 
 from backend.cli.common import AllowCode, AsJson, NewRunsDir, ignore_sighup, tell, tell_json, verb
-from backend.cli.display import new_console
-from backend.cli.training import logging_to, restart
+from backend.cli.display import new_console, new_table
+from backend.cli.run_log import logging_to
+from backend.cli.training import restart
 from backend.config.config import parse
 from backend.rewards.allowed_code import allow_named, require_allowed
 from backend.runs.sweeps.sweep import SweepPlan, load_sweep, text_of, training_steps
@@ -169,9 +169,8 @@ def _tell_plan(plan: SweepPlan) -> None:
 
 def _print_results(results: SweepResults) -> None:
     varied = list(results.configurations[0].settings)
-    table = Table("", *varied, f"held-out {results.metric}", "± sd", "seeds", "step", "completions", "state", box=None)
-    for column in table.columns[1 + len(varied) : -1]:
-        column.justify = "right"
+    headers = [f"held-out {results.metric}", "± sd", "seeds", "step", "completions", "state"]
+    table = new_table("", *varied, *headers, right=slice(1 + len(varied), -1))
     for each in results.ranked:
         value = "–" if each.value is None else f"{each.value:.4g}"
         sd = "–" if each.sd is None else f"{each.sd:.2g}"

@@ -1,15 +1,16 @@
-"""The verbs `train` and `resume`."""
+"""The verbs `train`, `resume` and `demo`."""
 
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from backend.cli import sweep
-from backend.cli.common import AllowCode, Hosts, Live, NewRunsDir, Stream, ignore_sighup, tell, verb
+from backend.cli.common import AllowCode, Hosts, Live, NewRunsDir, Stream, ignore_sighup, tell, tell_json, verb
 from backend.cli.completions import Changes, checkpoints, run_names
 from backend.cli.training import (
     PreparedRun,
@@ -19,6 +20,7 @@ from backend.cli.training import (
     parse_changes,
     prepared_run,
     train_and_exit,
+    train_or_exit,
 )
 from backend.config import updates
 from backend.config.config import load, read
@@ -30,6 +32,7 @@ from backend.runs.saved_weights import find_checkpoint
 from backend.runs.sweeps.sweep_results import find_sweep
 from backend.trainer.machine import relax_gpu_timeout
 from backend.utils.errors import UserError
+from backend.utils.places import demo_config, resources
 
 LENGTHENING = {"iters", "stop_when", "early_stopping_patience"}  # settings that can extend a finished run
 
@@ -122,3 +125,43 @@ def _taken_back(run: RunFolder, which: str, *, yes: bool) -> tuple[str, ...]:
     if not yes:
         typer.confirm(f"{sentence} (a clone would keep both). Go on?", abort=True)
     return (go_back(run, which),)
+
+
+@verb
+@ignore_sighup
+def demo(
+    runs_dir: NewRunsDir = None,
+    iters: Annotated[int | None, typer.Option(help="Steps, in place of the preset's.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed, in place of the preset's.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Make the bundled model and data again.")] = False,
+    run: Annotated[Path | None, typer.Option("--run", hidden=True, help="Go on with this run of the demo.")] = None,
+    stream: Stream = False,
+    progress: Live = None,
+) -> None:
+    """Train the bundled model on bundled sums, and measure its accuracy before and after."""
+    if rebuild:
+        from backend.demo import rebuild as build
+
+        build(resources() / "demo", progress=print)
+        return
+    start = time.monotonic()
+    changes = {key: value for key, value in (("iters", iters), ("seed", seed)) if value is not None}
+    if run:  # after a GPU error ended the previous process
+        folder = find_run(run)
+        demo_run = PreparedRun(folder, load(folder.config))
+        relax_gpu_timeout(demo_run.settings)
+    else:
+        demo_run = new_run(read(demo_config()) | changes, runs_dir, None)
+    from backend.demo import test_accuracy
+
+    before = test_accuracy(demo_run.settings, None)
+    sentences = sys.stderr if as_json else sys.stdout
+    tell(f"Before: {before:.0%} of the test questions are answered right.", file=sentences, flush=True)
+    go_on_with = ["demo", "--run", str(demo_run.folder.path), *(["--json"] if as_json else [])]
+    train_or_exit(demo_run, stream, progress, quiet=as_json, go_on_with=go_on_with)
+    after = test_accuracy(demo_run.settings, demo_run.folder)
+    tell(f"After:  {after:.0%}.", file=sentences, flush=True)
+    seconds = round(time.monotonic() - start, 1)
+    if as_json:
+        tell_json({"run": str(demo_run.folder.path), "before": before, "after": after, "seconds": seconds})

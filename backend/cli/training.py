@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from io import RawIOBase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from backend.cli.common import FINISHED, STOPPED, LostTerminal, give_up, tell, tell_json
+from backend.cli.common import FINISHED, STOPPED, say, tell, tell_json
+from backend.cli.run_log import IS_LOG_VARIABLE, logging_to, stdout_is_log
 from backend.config.changeable import AT_RESUME
 from backend.config.config import SETTINGS, TEXTS, Config, dump, parse, read, resolve_paths
 from backend.config.other_programs.translation import with_changes
@@ -24,7 +23,7 @@ from backend.distributed.commands import launch_command
 from backend.distributed.hosts_file import allow_hosts, require_hosts
 from backend.distributed.ranks import RESTART_RANKS, Orders
 from backend.rewards.allowed_code import allow_named, require_allowed
-from backend.runs.events import EventLog, write_all
+from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder, default_run_name, make_run_folder
 from backend.runs.run_lock import held_for_launch, hold_lock
 from backend.runs.saved_weights import with_adapter
@@ -32,10 +31,10 @@ from backend.runs.steering import run_config
 from backend.trainer.control import StopPending, do_nothing, handlers_restored, look_for_stop_word, remove_word
 from backend.trainer.machine import relax_gpu_timeout
 from backend.utils.command import backend_command, backend_environment, shell_line
-from backend.utils.disk import DiskError, replace_file, writing
+from backend.utils.disk import DiskError, replace_file
 from backend.utils.documents import parse_yaml
 from backend.utils.errors import UserError
-from backend.utils.files import append_regular, require_plain_files, user_path
+from backend.utils.files import user_path
 from backend.utils.text import quote
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def new_run(raw: dict[str, Any], runs_dir: Path | None, name: str | None) -> Pre
     try:
         replace_file(folder.config, dump(settings))
     except DiskError:
-        with contextlib.suppress(OSError):  # a folder that held something before stays
+        with suppress(OSError):  # a folder that held something before stays
             folder.path.rmdir()
         raise
     return PreparedRun(folder, settings, inputs)
@@ -144,100 +143,6 @@ def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
         is_text = key in SETTINGS and SETTINGS[key].kind in TEXTS
         parsed[key] = value if is_text else parse_yaml(value, f"--set {quote(text)}", key)
     return parsed
-
-
-IS_LOG_VARIABLE = "GRPO_STUDIO_STDOUT_IS_LOG"  # set when the process that reads stdout writes log.txt
-
-
-class RunLog:
-    """log.txt, appended without a buffer, which would fail again at exit after a failed write."""
-
-    def __init__(self, run: RunFolder) -> None:
-        """Raises DiskError, and UserError for a folder with links or pipes."""
-        require_plain_files(run.path)  # this is the first file of a run that is written, before its lock is held
-        self._path = run.log
-        self._error: DiskError | None = None
-        with writing(run.log):
-            self._file: RawIOBase = append_regular(run.log)
-
-    def write(self, text: str) -> None:
-        """Never raises: `checked` reports the first error."""
-        try:
-            with writing(self._path):
-                write_all(self._file, text.encode(errors="backslashreplace"))
-        except DiskError as error:
-            self._error = self._error or error
-
-    def checked(self, show: Callable[[Any], None]) -> Callable[[Any], None]:
-        """Wrap `show` so that it raises the first write error of this log once."""
-        raised: list[DiskError] = []
-
-        def show_and_check(event: Any) -> None:
-            show(event)
-            if self._error is not None and not raised:
-                raised.append(self._error)
-                raise self._error
-
-        return show_and_check
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._file.close()
-
-
-class Tee(LostTerminal):
-    """A text stream that writes to log.txt and, until its first error, to a terminal."""
-
-    def __init__(self, stream: Any, log: RunLog, *, is_log: bool = False) -> None:
-        """`is_log`: the stream already goes to log.txt."""
-        super().__init__(stream)
-        self._has_terminal = stream is not None and not is_log
-        self.write_to_log = log.write
-
-    def write(self, text: str) -> int:
-        self.write_to_log(text)
-        return super().write(text)
-
-    def _use(self, work: Callable[[], Any]) -> None:
-        if self._has_terminal:
-            try:
-                work()
-            except OSError:
-                self._has_terminal = False
-                give_up(self._stream)
-
-
-def say(text: str, stream: Any) -> None:
-    try:
-        tell(text, file=stream, flush=True)
-    except OSError:
-        give_up(stream)
-
-
-@contextlib.contextmanager
-def logging_to(folder: RunFolder) -> Generator[RunLog]:
-    """Copy stdout and stderr to log.txt, or write only there if stdout is that file. Raises DiskError."""
-    is_log = stdout_is_log(folder)
-    streams = sys.stdout, sys.stderr
-    log = RunLog(folder)
-    sys.stdout, sys.stderr = Tee(streams[0], log, is_log=is_log), Tee(streams[1], log, is_log=is_log)
-    try:
-        yield log
-    finally:
-        for tee in (sys.stdout, sys.stderr):
-            tee.flush()
-        sys.stdout, sys.stderr = streams
-        log.close()
-
-
-def stdout_is_log(folder: RunFolder) -> bool:
-    """True if stdout goes to log.txt, as when the window started this process or its launcher."""
-    if os.environ.get(IS_LOG_VARIABLE):
-        return True
-    try:
-        return folder.log.exists() and os.path.samestat(os.fstat(sys.stdout.fileno()), folder.log.stat())
-    except (OSError, ValueError, AttributeError):
-        return False
 
 
 def restart(verb: str, *arguments: str) -> NoReturn:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from backend.cli.training import logging_to
+from backend.cli.run_log import logging_to
 from backend.rewards.allowed_code import allow_named
 from backend.runs.run_folder import RunFolder
 from tests.support import small_run
