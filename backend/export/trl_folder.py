@@ -9,7 +9,7 @@ import ast
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from keyword import iskeyword
 from pathlib import Path
@@ -38,7 +38,7 @@ from backend.export.original_files import converted_from
 from backend.rewards import functions as functions  # registers them
 from backend.rewards.allowed_code import code_files, read_code
 from backend.rewards.catalogue import locate_reward_file, metric_name, reward_call
-from backend.rewards.registry import REWARD_REGISTRY, RewardCallable
+from backend.rewards.registry import REWARD_REGISTRY
 from backend.utils.disk import writing
 from backend.utils.errors import UserError
 from backend.utils.files import read_text, resolved, user_path
@@ -117,7 +117,8 @@ def export_trl(
     """
     parent = resolved((parent or Path.cwd()).expanduser())
     target = parent / safe_name(name)
-    _check_target(target, overwrite)
+    if target.exists():
+        _check_replaceable(target, overwrite)
     model = trl_model(config)
     with writing(target, also_computes=True), staging_folder(nearest_existing(parent), target) as staging:
         new = staging / "new"
@@ -128,9 +129,7 @@ def export_trl(
     return TrlFolder(target, size, [*model.left_out, *settings.left_out], settings.by_files)
 
 
-def _check_target(target: Path, overwrite: bool) -> None:
-    if not target.exists():
-        return
+def _check_replaceable(target: Path, overwrite: bool) -> None:
     if not overwrite:
         there = f"{quote(target, 120)} is there already"
         raise UserError("overwrite", f"{there}; choose another name, or overwrite it.")
@@ -147,42 +146,12 @@ def _write(config: Config, model: TrlModel, name: str, new: Path, tell: Tell) ->
         tell("Copying the model.")
         _copy_folder(model.copied_from, new / COPY, "model")
     rows, sets = write_rows(config, new, tell)
-    portable = _with_tokenizer(copy_user_code(config, new), new)
+    portable = copy_user_files(config, new)
     modules = needed_modules(config)
     for path in modules:
         (new / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(project_root() / path, new / path)
     settings = into_trl(config)
-    words = _arguments(settings, config, model)
-    needs = requirements(words, [(new / path).read_text(encoding="utf-8") for path in modules])
-    for file in SCRIPTS:
-        (new / file).write_text((needs.header if file == "train.py" else "") + script(file), encoding="utf-8")
-    (new / "rewards.py").write_text(rewards_module(config), encoding="utf-8")
-    (new / MARK).write_text(trl_yaml(words, f"{name}: {HOW_TO_RUN}"), encoding="utf-8")
-    values = {key: value for key, value in portable.model_dump().items() if key not in OF_THIS_MACHINE}
-    if config.lr_schedule == OWN:  # which train.py cannot follow
-        values["lr_schedule"] = "constant"
-    about = {"settings": values, "rows": rows, "evaluation_sets": sets}
-    text = json.dumps(about, ensure_ascii=False, indent=1) + "\n"
-    (new / "settings.json").write_text(text, encoding="utf-8")
-    there = [f"{path.name}/" if path.is_dir() else path.name for path in new.iterdir()]
-    left = [*model.left_out, *settings.left_out]
-    (new / "README.md").write_text(readme(name, needs, there, settings.by_files, left), encoding="utf-8")
-    return settings
-
-
-def _with_tokenizer(config: Config, new: Path) -> Config:
-    folder = user_path(config.tokenizer, "tokenizer") if config.tokenizer else None
-    if folder is None or not folder.is_dir():
-        return config
-    (new / "tokenizer").mkdir()
-    for file in folder.iterdir():
-        if file.is_file() and not file.name.endswith(".safetensors"):
-            shutil.copyfile(own_file(file, folder, "tokenizer"), new / "tokenizer" / file.name)
-    return config.model_copy(update={"tokenizer": "tokenizer"})
-
-
-def _arguments(settings: TrlSettings, config: Config, model: TrlModel) -> dict[str, Any]:
     words = {key: value for key, value in settings.words.items() if key not in ("dataset_config", "dataset_streaming")}
     words |= {
         "model_name_or_path": model.name,
@@ -191,8 +160,36 @@ def _arguments(settings: TrlSettings, config: Config, model: TrlModel) -> dict[s
         "dataset_test_split": VALIDATION,
         "reward_funcs": [f"rewards.{name}" for name in reward_names(config).values()],
     }
-    is_packed = "load_in_4bit" in words or "load_in_8bit" in words
-    return words if is_packed else words | dict.fromkeys(model.words, True)
+    if "load_in_4bit" not in words and "load_in_8bit" not in words:
+        words |= dict.fromkeys(model.words, True)
+    packages = requirements(words, [(new / path).read_text(encoding="utf-8") for path in modules])
+    values = {key: value for key, value in portable.model_dump().items() if key not in OF_THIS_MACHINE}
+    if config.lr_schedule == OWN:  # which train.py cannot follow
+        values["lr_schedule"] = "constant"
+    about = {"settings": values, "rows": rows, "evaluation_sets": sets}
+    listed = "".join(f'#     "{package}",\n' for package in packages)
+    # What `uv run` reads (PEP 723)
+    header = f'# /// script\n# requires-python = ">=3.11"\n# dependencies = [\n{listed}# ]\n# ///\n'
+    texts = {file: script(file) for file in SCRIPTS}
+    texts |= {
+        "train.py": header + texts["train.py"],
+        "rewards.py": rewards_module(config),
+        MARK: trl_yaml(words, f"{name}: {HOW_TO_RUN}"),
+        "settings.json": json.dumps(about, ensure_ascii=False, indent=1) + "\n",
+    }
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    texts["README.md"] = environment.from_string(script("README.md")).render(
+        name=name,
+        trl=TRL,
+        packages=packages,
+        files={*texts, *(f"{path.name}/" for path in new.iterdir())},
+        described=FILES,
+        by_files=settings.by_files,
+        left_out=[*model.left_out, *settings.left_out],
+    )
+    for file, text in texts.items():
+        (new / file).write_text(text, encoding="utf-8")
+    return settings
 
 
 # The model
@@ -287,7 +284,7 @@ def script(name: str) -> str:
 def needed_modules(config: Config) -> list[str]:
     """Our modules that the exported files import. Raises UserError."""
     waiting = [name for file in SCRIPTS for name in _imported(script(file), lazy=True)]
-    waiting += ["backend.rewards", *(function.__module__ for function in _shipped(config))]
+    waiting += ["backend.rewards", *reward_modules(config)]
     for path in code_files(config.model_dump()):
         try:
             waiting += _imported(read_text(path, _SETTING), lazy=True)
@@ -327,10 +324,11 @@ def _imported(source: str, *, lazy: bool) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
 
 
-def _shipped(config: Config) -> list[RewardCallable]:
-    if code_files(config.model_dump()):
-        return list(REWARD_REGISTRY.values())
-    return [REWARD_REGISTRY[reward_call(entry, REWARD_REGISTRY).function] for entry in config.reward_functions]
+def reward_modules(config: Config) -> list[str]:
+    """Our modules of reward functions: those in use, or all beside a user's code, which may call any."""
+    used = (reward_call(entry, REWARD_REGISTRY).function for entry in config.reward_functions)
+    names = REWARD_REGISTRY if code_files(config.model_dump()) else used
+    return sorted({REWARD_REGISTRY[name].__module__ for name in names})
 
 
 def reward_names(config: Config) -> dict[str, str]:
@@ -346,11 +344,10 @@ def reward_names(config: Config) -> dict[str, str]:
 
 def rewards_module(config: Config) -> str:
     """rewards.py, with one function per reward entry."""
-    modules = sorted({call.__module__ for call in _shipped(config)})
     lines = [
         '"""The reward functions of the run, in the order of their weights: `trl grpo` names them as rewards.NAME."""',
         "",
-        *(f"import {module}  # registers its functions" for module in modules),
+        *(f"import {module}  # registers its functions" for module in reward_modules(config)),
         "from reward_calls import reward_functions",
         "",
         "FUNCTIONS = reward_functions()",
@@ -362,26 +359,34 @@ def rewards_module(config: Config) -> str:
 # The user's files
 
 
-def copy_user_code(config: Config, folder: Path) -> Config:
-    """Copy user files and their local imports into `folder`; returns settings with new paths."""
+def copy_user_files(config: Config, folder: Path) -> Config:
+    """Copy code of the user with its local imports, and the tokenizer; returns settings with new paths."""
     homes: dict[Path, str] = {}
     for path in code_files(config.model_dump()):
         home = homes.setdefault(path.parent, USER_CODE + (f"_{len(homes) + 1}" if homes else ""))
         (folder / home).mkdir(exist_ok=True)
         _copy_code(path, folder / home)
-    if not homes:
-        return config
+    changes: dict[str, Any] = {}
+    tokenizer = user_path(config.tokenizer, "tokenizer") if config.tokenizer else None
+    if tokenizer is not None and tokenizer.is_dir():
+        (folder / "tokenizer").mkdir()
+        for file in tokenizer.iterdir():
+            if file.is_file() and not file.name.endswith(".safetensors"):
+                shutil.copyfile(own_file(file, tokenizer, "tokenizer"), folder / "tokenizer" / file.name)
+        changes["tokenizer"] = "tokenizer"
 
     def portable(name: str) -> str:
         path = locate_reward_file(name).resolve()
         return f"{homes[path.parent]}/{path.name}"
 
-    entries: list[str] = []
-    for entry in config.reward_functions:
-        call = reward_call(entry, ())
-        entries.append(replace(call, file=portable(call.file)).text if call.file else entry)
-    file = portable(config.reward_functions_file) if config.reward_functions_file else ""
-    return config.model_copy(update={"reward_functions": entries, "reward_functions_file": file})
+    calls = [(entry, reward_call(entry, ())) for entry in config.reward_functions if homes]
+    if calls:
+        changes["reward_functions"] = [
+            replace(call, file=portable(call.file)).text if call.file else entry for entry, call in calls
+        ]
+    if config.reward_functions_file:
+        changes["reward_functions_file"] = portable(config.reward_functions_file)
+    return config.model_copy(update=changes)
 
 
 def _copy_code(path: Path, home: Path) -> None:
@@ -404,29 +409,8 @@ def _copy_folder(source: Path, target: Path, setting: str) -> None:
         shutil.copyfile(path, copy)
 
 
-# Requirements and README
-
-
-@dataclass(frozen=True, slots=True)
-class Requirements:
-    """Pip requirements, TRL first."""
-
-    packages: tuple[str, ...]
-    trl: str = TRL
-
-    @property
-    def header(self) -> str:
-        """The comment that `uv run` reads (PEP 723)."""
-        listed = "".join(f'#     "{package}",\n' for package in self.packages)
-        return f'# /// script\n# requires-python = ">=3.11"\n# dependencies = [\n{listed}# ]\n# ///\n'
-
-    @property
-    def install_line(self) -> str:
-        return "pip install " + " ".join(f'"{package}"' for package in self.packages)
-
-
-def requirements(words: Mapping[str, Any], code: Iterable[str]) -> Requirements:
-    """Requirements for these TRL arguments and sources."""
+def requirements(words: Mapping[str, Any], code: Iterable[str]) -> list[str]:
+    """Pip requirements of these TRL arguments and sources, TRL first."""
     extras = [name for name, is_on in (("peft", words.get("use_peft")), ("vllm", words.get("use_vllm"))) if is_on]
     text = "\n".join(code)
     packages = [f"trl[{','.join(extras)}]=={TRL}.*" if extras else f"trl=={TRL}.*"]
@@ -437,25 +421,4 @@ def requirements(words: Mapping[str, Any], code: Iterable[str]) -> Requirements:
     ]
     trackers = words.get("report_to")
     packages += [name for name in (trackers if isinstance(trackers, list) else []) if name != "none"]
-    return Requirements(tuple(packages))
-
-
-def readme(
-    name: str,
-    requirements: Requirements,
-    files: Iterable[str],
-    by_files: Mapping[str, str],
-    left_out: Sequence[LeftOut],
-) -> str:
-    """Text of README.md; `files` are the folder's top-level names."""
-    template = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True).from_string(
-        script("README.md")
-    )
-    return template.render(
-        name=name,
-        requirements=requirements,
-        files=set(files),
-        described=FILES,
-        by_files=by_files,
-        left_out=left_out,
-    )
+    return packages
