@@ -88,30 +88,22 @@ def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeUpRun:
     return MadeUpRun(tmp_path / "runs" / "one")
 
 
-def read_all(reader: RecordReader) -> list[StepRecord]:
-    records: list[StepRecord] = []
-    reader.has_more = True
-    while reader.has_more:
-        records += reader.read()
-    return records
-
-
 def test_a_record_is_whole_before_it_is_told(made_up: MadeUpRun) -> None:
     """The evaluation after a step belongs to it, so it waits until the next step samples, or the run ends."""
     reader = RecordReader(made_up.folder, {})
     made_up.evaluate(0)
     made_up.step(1, evaluated=True)
-    assert [(r.step, dict(r.training), r.groups) for r in read_all(reader)] == [(0, {}, ())]
+    assert [(r.step, dict(r.training), r.groups) for r in reader.read()] == [(0, {}, ())]
     made_up.step(2)
-    (first,) = read_all(reader)
+    (first,) = reader.read()
     assert first.step == 1 and first.training["loss"] == 1.0 and first.evaluations == {"valid": {"reward": 11.0}}
     assert "kl" not in first.training, "null in the event log: a gap"
     assert [group["prompt"] for group in first.groups] == ["p1"]
     made_up.evaluate(2, "test")
     made_up.end()
-    (last,) = read_all(reader)
+    (last,) = reader.read()
     assert last.step == 2 and last.evaluations["test"] == {"reward": 12.0} and reader.ending == "finished"
-    assert [group["prompt"] for group in last.groups] == ["p2"] and reader.rest() == []
+    assert [group["prompt"] for group in last.groups] == ["p2"] and [*reader.rest()] == []
 
 
 def test_metrics_have_trls_names() -> None:

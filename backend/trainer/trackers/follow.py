@@ -12,7 +12,8 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ def track(run: RunFolder, name: str, *, may_upload: bool = False, waits: bool = 
 
 
 def about_run(run: RunFolder, may_upload: bool = False) -> AboutRun:
-    """What a tracker may know about the run. Raises UserError."""
+    """What a tracker may know of the run. Raises UserError."""
     config = load(run.config)
     settings = public_settings(config.model_dump(mode="json"))
     project, name = config.tracker_project or DEFAULT_PROJECT, config.tracker_run_name or run.name
@@ -146,8 +147,11 @@ def about_run(run: RunFolder, may_upload: bool = False) -> AboutRun:
 
 
 def _follow(about: AboutRun, tracker: Tracker, say: Say) -> None:
-    reader, sent = RecordReader(about.folder, about.settings), Sent()
     last_sign, last_problem, has_ended = time.monotonic(), "", threading.Event()
+
+    def open_tracker() -> None:
+        nonlocal sent
+        sent = tracker.open(about)
 
     def end_a_hang() -> None:
         # Not once all is sent: the process may be another program's then.
@@ -157,7 +161,7 @@ def _follow(about: AboutRun, tracker: Tracker, say: Say) -> None:
                 sys.stdout.flush()
                 os._exit(1)
 
-    def send(records: list[StepRecord]) -> None:
+    def send(records: Iterable[StepRecord]) -> None:
         nonlocal last_sign
         for record in records:
             if (news := sent.news_in(record)) is not None:
@@ -176,23 +180,15 @@ def _follow(about: AboutRun, tracker: Tracker, say: Say) -> None:
                 say(problem)
         last_problem = problem
 
+    sent, reader = Sent(), RecordReader(about.folder, about.settings, open_tracker)
     threading.Thread(target=end_a_hang, name="tracker's watch", daemon=True).start()
     try:
-        sent = tracker.open(about)
-        is_over = False
-        while not is_over:
-            is_over = not about.folder.is_locked()  # first: what is read after that is complete
-            has_more = True
-            while has_more:
-                records = reader.read()
-                if reader.has_restarted:
-                    sent = tracker.open(about)
-                send(records)
-                has_more = reader.has_more
-            if not is_over:
-                flush()
-                time.sleep(POLL_S)
-        send(reader.rest())
+        open_tracker()
+        while about.folder.is_locked():
+            send(reader.read())
+            flush()
+            time.sleep(POLL_S)
+        send(chain(reader.read(), reader.rest()))  # complete, once the lock is free
         flush()
         tracker.close(reader.ending)
     finally:

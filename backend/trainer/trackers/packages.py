@@ -23,20 +23,20 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from importlib import import_module
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from backend.runs.run_folder import RunFolder
+from pydantic import BaseModel, Field, ValidationError
+
 from backend.runs.steering import read_changes
 from backend.trainer.trackers import records
-from backend.trainer.trackers.records import AboutRun, RecordReader, Sent, StepRecord
+from backend.trainer.trackers.records import AboutRun, RecordReader, Sent, StepRecord, Tracker
 from backend.utils.disk import replace_file, writing
-from backend.utils.documents import read_json
 from backend.utils.errors import UserError
-from backend.utils.files import make_private_folder
+from backend.utils.files import make_private_folder, read_bytes
 from backend.utils.places import preferences_folder
 
 METRICS, COMPLETIONS = "metrics.csv", "completions.csv"
@@ -46,13 +46,10 @@ COMMANDS = ("=", "+", "-", "@", "\t", "\r")
 """A spreadsheet may run text that begins so as a formula."""
 
 
-class CsvTables:
+class CsvTables(Tracker):
     """metrics.csv and completions.csv in the run's folder, written whole when they are due, and at the end."""
 
-    def __init__(self) -> None:
-        self._about: AboutRun
-        self._is_behind = False
-        self._due = 0.0
+    _due = 0.0
 
     def open(self, about: AboutRun) -> Sent:
         self._about, self._is_behind = about, True
@@ -82,9 +79,7 @@ def write_tables(about: AboutRun) -> None:
 
     def all_records() -> Iterator[StepRecord]:
         reader = RecordReader(about.folder, about.settings)
-        reader.has_more = True
-        while reader.has_more:
-            yield from reader.read()
+        yield from reader.read()
         yield from reader.rest()
 
     names: dict[str, None] = {}
@@ -112,9 +107,8 @@ ROWS, LONGEST_CELL = 16, 2_000
 """Completions of a step in tensorboard's table, and characters of a text in it: the browser reads it whole."""
 
 
-class TensorBoardFiles:
-    def __init__(self) -> None:
-        self._writer: Any = None
+class TensorBoardFiles(Tracker):
+    _writer: Any = None
 
     def open(self, about: AboutRun) -> Sent:
         if self._writer is not None:
@@ -156,9 +150,10 @@ MARK = "grpo_studio_run"
 """A key of the run's config in trackio: a hash of the folder's path."""
 
 
-class TrackioRun:
-    def __init__(self) -> None:
-        self._trackio: Any = None
+class TrackioRun(Tracker):
+    """trackio writes from a thread of its own."""
+
+    _trackio: Any = None
 
     def open(self, about: AboutRun) -> Sent:
         # TRACKIO_DIR says where the database is. The others could name a server, a Space or a webhook.
@@ -186,40 +181,34 @@ class TrackioRun:
     def send(self, record: StepRecord) -> None:
         self._trackio.log(record.logged(self._trackio), step=record.step)
 
-    def flush(self, sent: Sent) -> None:
-        """trackio writes from a thread of its own."""
-
     def close(self, ending: str) -> None:
         self._trackio.finish()
 
 
-_ID = re.compile(r"[0-9a-f]{16}")
 _ONLINE = re.compile(r"run-\d{8}_\d{6}-")
 """How the folder of a run that wandb wrote online begins; the others begin with offline-run-."""
 
 
-@dataclass(slots=True)
-class WandbProgress:
-    """How far the run `id` of wandb has come. `changes`: the changes of settings that hold for what was sent."""
+class WandbProgress(BaseModel):
+    """wandb.json: how far the run `id` of wandb has come. `changes`: the changes of settings that hold for what was
+    sent."""
 
-    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    v: int = 1
+    id: str = Field(default_factory=lambda: secrets.token_hex(8), pattern="^[0-9a-f]{16}$")
     part: int = 1
-    sent: Sent = field(default_factory=Sent)
-    changes: list[Any] = field(default_factory=list[Any])
+    step: int = 0
+    evaluations: dict[str, int] = {}
+    changes: list[Any] = []
 
     @classmethod
-    def read(cls, run: RunFolder) -> WandbProgress:
+    def read(cls, path: Path) -> WandbProgress:
         """The progress of an earlier process of this machine, or a new one."""
-        path = run.trackers / "wandb.json"
         try:
-            kept = read_json(path, "run") if path.exists() else {}
-            sent = Sent(int(kept["step"]), {str(split): int(step) for split, step in kept["evaluations"].items()})
-            progress = cls(str(kept["id"]), int(kept["part"]), sent, list(kept["changes"]))
-        except (UserError, KeyError, TypeError, ValueError, AttributeError):
+            progress = cls.model_validate_json(read_bytes(path, "run"))
+        except (UserError, ValidationError):
             return cls()
         # The id of a run folder that came from elsewhere could be that of any run of the user's.
-        is_ours = bool(_ID.fullmatch(progress.id)) and files_of(progress.id).is_dir()
-        return progress if is_ours else cls()
+        return progress if files_of(progress.id).is_dir() else cls()
 
 
 def files_of(id: str) -> Path:
@@ -227,23 +216,23 @@ def files_of(id: str) -> Path:
     return preferences_folder() / "wandb" / id
 
 
-class WandbRun:
-    def __init__(self) -> None:
-        self._wandb: Any = None
-        self._run: Any = None
+class WandbRun(Tracker):
+    _wandb: Any = None
+    _run: Any = None
 
     def open(self, about: AboutRun) -> Sent:
         if self._run is not None:
             self._run.finish()
         self._about = about
         is_online = about.may_upload or os.environ.get("WANDB_MODE") == "online"
-        progress = WandbProgress.read(about.folder)
+        self._path = about.folder.trackers / "wandb.json"
+        progress = WandbProgress.read(self._path)
         files = files_of(progress.id)
         was_synced = any(path.suffix == ".synced" or _ONLINE.match(path.name) for path in files.rglob("*"))
         if not is_online and not was_synced:
             shutil.rmtree(files, ignore_errors=True)
-            progress = WandbProgress(progress.id, progress.part)
-        elif self._changes(progress.sent.step) != progress.changes:
+            progress = WandbProgress(id=progress.id, part=progress.part)
+        elif self._changes(progress.step) != progress.changes:
             progress = WandbProgress(part=progress.part + 1)
             files = files_of(progress.id)
         self._progress = progress
@@ -276,7 +265,7 @@ class WandbRun:
                 x_save_requirements=False,
             ),
         )
-        return progress.sent
+        return Sent(progress.step, dict(progress.evaluations))
 
     def _changes(self, step: int) -> list[Any]:
         changes = [asdict(change) for change in read_changes(self._about.folder) if change.step <= step]
@@ -287,11 +276,11 @@ class WandbRun:
         self._run.log(record.logged(self._wandb), step=record.step)
 
     def flush(self, sent: Sent) -> None:
-        progress, path, changes = self._progress, self._about.folder.trackers / "wandb.json", self._changes(sent.step)
-        if (sent, changes) != (progress.sent, progress.changes) or not path.exists():
-            progress.sent, progress.changes = Sent(sent.step, dict(sent.evaluations)), changes
-            kept = {"v": 1, "id": progress.id, "part": progress.part, **asdict(progress.sent), "changes": changes}
-            replace_file(path, json.dumps(kept))
+        news = {"step": sent.step, "evaluations": dict(sent.evaluations), "changes": self._changes(sent.step)}
+        progress = self._progress.model_copy(update=news)
+        if progress != self._progress or not self._path.exists():
+            self._progress = progress
+            replace_file(self._path, progress.model_dump_json())
 
     def close(self, ending: str) -> None:
         self._run.finish(exit_code=0 if ending in ("finished", "stopped") else 1)

@@ -3,9 +3,9 @@ resume cut them back it begins again and says so."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from backend.runs.completion_rows import GroupRow
 from backend.runs.events import ENDINGS, Event, Follower, is_step
@@ -96,16 +96,16 @@ class Sent:
 
 class RecordReader:
     """Reads the records of a run, each once it is complete: when the next step samples, or the run has ended.
-    `settings`: those with which the run began.
+    `settings`: those with which the run began. `restarted` is called where the event log was cut back: earlier records
+    come again. `ending`: the kind of the event log's last line where that is an ending."""
 
-    After `read`, `has_restarted` says that the event log was cut back: earlier records come again.
-    """
-
-    def __init__(self, run: RunFolder, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, run: RunFolder, settings: Mapping[str, Any], restarted: Callable[[], None] = lambda: None
+    ) -> None:
         self._run, self._scale_at_first = run, str(settings.get("scale_rewards", "group"))
         self._sets = tuple(settings.get("eval_data") or ())
+        self._restarted = restarted
         self._event_log = Follower(run.events)
-        self.has_restarted = self.has_more = False
         self._begin()
 
     def _begin(self) -> None:
@@ -113,19 +113,17 @@ class RecordReader:
         self._lines: list[Event] = []
         self._record: StepRecord | None = None
         self._scale = self._scale_at_first
-        self.ending = ""  # the kind of the event log's last line where that is an ending
+        self.ending = ""
 
-    def read(self) -> list[StepRecord]:
-        """Records completed since the last call; `has_more` is set where there are more."""
-        events = self._event_log.read()
-        self.has_more, self.has_restarted = bool(events), self._event_log.restarted
-        if self.has_restarted:
-            self._begin()
-        return [record for event in events for record in self._take(event)]
-
-    def rest(self) -> list[StepRecord]:
-        """The last record, of a run that has ended."""
-        return list(self._complete())
+    def read(self) -> Iterator[StepRecord]:
+        """Records completed since the last call."""
+        events: list[Event] | None = None
+        while events is None or events:
+            events = self._event_log.read()
+            if self._event_log.restarted:
+                self._begin()
+                self._restarted()
+            yield from [record for event in events for record in self._take(event)]
 
     def _take(self, event: Event) -> Iterator[StepRecord]:
         kind, step = event.get("kind"), event.get("step")
@@ -134,19 +132,20 @@ class RecordReader:
             scale = _mapping(event.get("settings")).get("scale_rewards")
             self._scale = scale[-1] if isinstance(scale, list) and scale else self._scale
         elif kind == "step" and is_step(step):
-            yield from self._complete()
+            yield from self.rest()
             self._record = StepRecord(step, training=_numbers(event), scale_rewards=self._scale)
         elif kind == "eval" and is_step(step):
             if self._record is None or self._record.step != step:
-                yield from self._complete()
+                yield from self.rest()
                 self._record = StepRecord(step, scale_rewards=self._scale)
             split, numbers = str(event.get("split") or "valid"), _numbers(event)
             found = by_set(numbers, self._sets) if split == "valid" else {split: numbers}
             self._record = replace(self._record, evaluations={**self._record.evaluations, **found})
         elif kind in ENDINGS or (kind == "phase" and event.get("phase") == "sampling"):
-            yield from self._complete()
+            yield from self.rest()
 
-    def _complete(self) -> Iterator[StepRecord]:
+    def rest(self) -> Iterator[StepRecord]:
+        """The last record, of a run that has ended."""
         record, self._record = self._record, None
         if record is not None:
             yield replace(record, groups=tuple(self._groups_of(record.step))) if record.training else record
@@ -179,22 +178,21 @@ class AboutRun:
     may_upload: bool = False
 
 
-class Tracker(Protocol):
+class Tracker:
     """One run in one tracker. Its methods may raise anything and take any time: the run does not wait for them."""
 
     def open(self, about: AboutRun) -> Sent:
         """Begin, or continue after an earlier process, also where the event log was cut back. → how far that was;
         `Sent()` where everything is written again. Raises UserError."""
-        ...
+        raise NotImplementedError
 
     def send(self, record: StepRecord) -> None:
         """Take one record, of which nothing was sent yet."""
-        ...
+        raise NotImplementedError
 
     def flush(self, sent: Sent) -> None:
         """After all present records. Raises DiskError, and is called again then."""
-        ...
 
     def close(self, ending: str) -> None:
         """The run is over: finished, stopped, failed, or "" where it was cut off."""
-        ...
+        raise NotImplementedError
