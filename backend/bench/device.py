@@ -40,7 +40,7 @@ from backend.models.policy import Policy
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.trainer.machine import gpu_error
-from backend.trainer.memory.estimate import GB, estimate
+from backend.trainer.memory.estimate import GB, estimate_run
 from backend.trainer.memory.model_shape import shape_of
 from backend.trainer.memory.plan import learner_limits, plan_memory, rollout_limits
 from backend.training.batch import Batch, pack
@@ -268,7 +268,7 @@ class ModelBench:
             gc.collect()
         shape, machine = shape_of(self.folder), machine_bytes(mx.get_active_memory(), working_set_bytes())
         assert shape is not None  # the sizes of a Qwen3 are known
-        needs = estimate(config, shape, machine, task.prompt, gpu=on_gpu())
+        needs = estimate_run(config, shape, machine, task.prompt, gpu=on_gpu())
         if not needs.fits:
             raise UserError("memory_limit", needs.sentence)
         if self.policy is None:

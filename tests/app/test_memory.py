@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app.state.memory import NAMES
 from backend.config.config import load, parse
-from backend.trainer.memory.estimate import estimate
+from backend.trainer.memory.estimate import estimate_run
 from backend.trainer.memory.model_shape import shape_of
 from backend.utils.hub_cache import local_folder
 from backend.utils.machine import machine_bytes
@@ -29,7 +29,7 @@ def test_every_part_of_an_estimate_has_a_label() -> None:
         },
         {"train_type": "lora", "num_layers": -1, "beta": 0.1, "max_completion_length": 2000, "max_seq_length": 4096},
     ):
-        result = estimate(parse(demo | changes), shape, machine_bytes(), prompt=400)
+        result = estimate_run(parse(demo | changes), shape, machine_bytes(), prompt=400)
         reported |= {*result.rollout.sizes, *result.training.sizes}
     assert {"prompts", "adapters", "KV cache", "logits"} <= reported, "the settings above no longer reach these parts"
     assert reported <= set(NAMES)

@@ -9,7 +9,7 @@ import pytest
 
 from backend.config.config import parse
 from backend.sampling.row_costs import QUANTIZED
-from backend.trainer.memory.estimate import GB, Estimate, estimate
+from backend.trainer.memory.estimate import GB, Estimate, estimate_run
 from backend.trainer.memory.model_shape import ModelShape, shape_from
 
 
@@ -23,7 +23,7 @@ def _qwen3_0_6b() -> ModelShape:
 
 def estimated(machine: float = 16 * GB, *, gpu: bool = True, **settings: Any) -> Estimate:
     config = parse({"model": "m", "data": "d.jsonl", "quantization": "4", "max_completion_length": 256} | settings)
-    return estimate(config, _qwen3_0_6b(), int(machine), 80, gpu=gpu)
+    return estimate_run(config, _qwen3_0_6b(), int(machine), 80, gpu=gpu)
 
 
 def test_fewer_completions_than_a_tile_name_what_a_full_one_gives() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from backend.config.config import parse, problems
-from backend.trainer.memory.estimate import GB, estimate, share_of
+from backend.trainer.memory.estimate import GB, estimate_run, share_of
 from backend.trainer.memory.model_shape import shape_from
 
 QWEN3_32B = {
@@ -57,7 +57,7 @@ def test_the_estimate_is_that_of_one_machine(tmp_path: Path) -> None:
     (tmp_path / "hosts.json").write_text(json.dumps([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * 2))
     raw = {"model": "m", "data": "d", "hosts": str(tmp_path / "hosts.json")}
     whole, half = (
-        estimate(parse(raw | {"parallelism": kind}), shape, 64 * GB, gpu=True).training.total
+        estimate_run(parse(raw | {"parallelism": kind}), shape, 64 * GB, gpu=True).training.total
         for kind in ("data", "tensor")
     )
     assert 0.4 * whole < half < 0.7 * whole

@@ -18,7 +18,7 @@ from backend.config.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
 from backend.config.other_programs.into_trl import into_trl, trl_yaml
 from backend.config.other_programs.translation import FOREIGN_WORDS
 from backend.runs.sweeps.sweep import parse_sweep
-from backend.trainer.memory.estimate import estimate
+from backend.trainer.memory.estimate import estimate_run
 from backend.trainer.memory.model_shape import ModelShape, shape_of
 from backend.utils.documents import parse_yaml
 from backend.utils.errors import UserError
@@ -75,7 +75,7 @@ def test_settings_are_refused_in_one_line_each_or_work_everywhere(shape: ModelSh
         mlx_lm_lora_yaml(config)
         trl_yaml(into_trl(config).words, "a file")
         for gpu in (False, True):
-            assert estimate(config, shape, 16 * 10**9, gpu=gpu).total >= 0
+            assert estimate_run(config, shape, 16 * 10**9, gpu=gpu).total >= 0
         list(unusual(config))
     except UserError as error:
         require_one_line(error)

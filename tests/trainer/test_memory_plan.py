@@ -101,7 +101,7 @@ def peaks(case: Case, folder: Path) -> tuple[estimate.Estimate, int, int]:
     policy = load_policy(config)
     shape = shape_of(folder)
     assert shape is not None
-    estimated = estimate.estimate(config, shape, PLENTY, case.prompt, gpu=False)
+    estimated = estimate.estimate_run(config, shape, PLENTY, case.prompt, gpu=False)
     plan = plan_memory(config, policy, [case.prompt], lambda sentence: None)
     assert plan == estimated.plan
     trained = grpo_learner(policy, config, 100, **learner_limits(plan))
@@ -202,7 +202,7 @@ def test_weights_adapters_and_optimizer_state_are_exact(kind: str, train_type: s
     config = SMALL.config(small_model).model_copy(update={"optimizer": kind, "train_type": train_type})
     policy = load_policy(config)
     optimizer = grpo_learner(policy, config, 100).optimizer
-    parts = estimate.estimate(config, _shape(small_model), PLENTY, 64).training.to_dict()
+    parts = estimate.estimate_run(config, _shape(small_model), PLENTY, 64).training.to_dict()
     learns = sum(array.nbytes for array in policy.trainable().values())
     model_bytes = sum(array.nbytes for _, array in tree_flatten(policy.model.parameters()))
     assert parts["weights"] == model_bytes - (0 if train_type == "full" else learns)
@@ -217,7 +217,7 @@ def test_weights_quantised_after_loading_are_within_a_percent(quantization: str,
     config = case.config(case.folder(tmp_path))
     policy = load_policy(config)
     held = sum(array.nbytes for _, array in tree_flatten(policy.model.parameters()))
-    parts = estimate.estimate(config, _shape(Path(config.model)), PLENTY, 64).training.to_dict()
+    parts = estimate.estimate_run(config, _shape(Path(config.model)), PLENTY, 64).training.to_dict()
     assert parts["weights"] + parts["adapters"] == pytest.approx(held, rel=0.01)
 
 
@@ -236,10 +236,10 @@ def test_a_run_stays_below_its_memory_limit(share: float, tmp_path: Path) -> Non
     case = Case("constrained", {"vocab_size": 1024, "layers": 3}, prompts=2, completion=32)
     folder = case.folder(tmp_path)
     config = case.config(folder)
-    free = estimate.estimate(config, _shape(folder), PLENTY, case.prompt)
+    free = estimate.estimate_run(config, _shape(folder), PLENTY, case.prompt)
     limit = share * free.total
     held = config.model_copy(update={"memory_limit": limit / estimate.GB})
-    estimated, notes = estimate.estimate(held, _shape(folder), PLENTY, case.prompt), []
+    estimated, notes = estimate.estimate_run(held, _shape(folder), PLENTY, case.prompt), []
     policy = load_policy(held)
     plan = plan_memory(held, policy, [case.prompt], notes.append)
     assert plan == estimated.plan and estimated.reductions and notes == [estimated.sentence]
@@ -259,17 +259,17 @@ def _big() -> ModelShape:
 
 def test_the_fault_names_a_change_of_settings_that_fits() -> None:
     config = parse({"model": "m", "data": "d.jsonl"})
-    estimated = estimate.estimate(config, _big(), 12 * estimate.GB, 128)
+    estimated = estimate.estimate_run(config, _big(), 12 * estimate.GB, 128)
     assert not estimated.fits and "it does not fit" in estimated.sentence
     fault = estimated.fault
     assert fault is not None and fault.setting == "memory_limit" and "12.0 GB" in fault.sentence
     assert "With 4-bit quantization it would need" in fault.sentence
     advice = re.search(r"set Memory limit to (\d+) GB", fault.sentence)
     assert advice is not None
-    changed = estimate.estimate(config.model_copy(update={"quantization": "4"}), _big(), 12 * estimate.GB, 128)
+    changed = estimate.estimate_run(config.model_copy(update={"quantization": "4"}), _big(), 12 * estimate.GB, 128)
     assert changed.fits and changed.fault is None
     insisted = config.model_copy(update={"memory_limit": float(advice[1])})
-    assert estimate.estimate(insisted, _big(), 12 * estimate.GB, 128).fits
+    assert estimate.estimate_run(insisted, _big(), 12 * estimate.GB, 128).fits
 
 
 def test_a_run_that_cannot_fit_is_refused_and_one_that_is_constrained_notes_it(tmp_path: Path) -> None:

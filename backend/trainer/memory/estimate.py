@@ -103,24 +103,16 @@ class Estimate:
 
 
 def estimate_run(
-    config: Config, shape: ModelShape, machine: int, prompt: int | None = None, *, gpu: bool | None = None
+    config: Config,
+    shape: ModelShape,
+    machine: int,
+    prompt: int | None = None,
+    *,
+    gpu: bool | None = None,
+    stages: Sequence[Config] = (),
 ) -> Estimate:
-    """As `estimate`, for a run as its settings describe it."""
-    return estimate_stages(stage_configs(config), shape, machine, prompt, gpu=gpu)
-
-
-def estimate_stages(
-    stages: Sequence[Config], shape: ModelShape, machine: int, prompt: int | None = None, *, gpu: bool | None = None
-) -> Estimate:
-    """The estimate of the stage that needs most; `stages`: the settings of each."""
-    estimates = [estimate(config, shape, machine, prompt, gpu=gpu) for config in stages]
-    return max(estimates, key=lambda result: (not result.fits, result.total))
-
-
-def estimate(
-    config: Config, shape: ModelShape, machine: int, prompt: int | None = None, *, gpu: bool | None = None
-) -> Estimate:
-    """The memory of a run with these valid settings, under the quickest plan that fits; else under the smallest.
+    """The memory of a run with these valid settings, under the quickest plan that fits; else under the smallest. Of a
+    run in stages, the one that needs most; `stages`: the settings of each, where they are known already.
 
     `machine`: bytes that it may use. `prompt`: tokens of the longest prompt; None for what `max_seq_length` leaves
     beside the completion. `gpu` None: as this machine. Of a model that is divided among machines, the memory of each.
@@ -129,10 +121,15 @@ def estimate(
     if config.parallelism == "tensor" and config.hosts:
         with suppress(UserError):  # whoever starts the run says so
             shape = share_of(shape, max(1, len(read_hosts(config.hosts).hosts)))
-    fitted = _fit(config, shape, machine, prompt, gpu)
-    if not fitted.fits:
-        return replace(fitted, advice=_advice(config, shape, machine, prompt, gpu))
-    return replace(fitted, row_tip=_row_tip(config, shape, prompt, fitted) if gpu else "")
+    estimates: list[Estimate] = []
+    for settings in stages or stage_configs(config):
+        fitted = _fit(settings, shape, machine, prompt, gpu)
+        if not fitted.fits:
+            fitted = replace(fitted, advice=_advice(settings, shape, machine, prompt, gpu))
+        elif gpu:
+            fitted = replace(fitted, row_tip=_row_tip(settings, shape, prompt, fitted))
+        estimates.append(fitted)
+    return max(estimates, key=lambda result: (not result.fits, result.total))
 
 
 def share_of(shape: ModelShape, machines: int) -> ModelShape:
@@ -157,31 +154,40 @@ def _fit(config: Config, shape: ModelShape, machine: int, prompt: int | None, gp
     memory = MemoryModel(config, shape, min(prompt or longest, longest), gpu=gpu)
     limit = round(config.memory_limit * GB) or machine
     budget = round(TARGET_SHARE * limit)
+
+    def first_that_fits(plans: Iterator[MemoryPlan], phase_of: Callable[[MemoryPlan], Phase]) -> MemoryPlan:
+        tried: list[tuple[int, MemoryPlan]] = []
+        for plan in plans:
+            tried.append((phase_of(plan).total, plan))
+            if tried[-1][0] <= budget:
+                return plan
+        return min(tried, key=lambda each: each[0])[1]  # the first, which is the quickest, of equal ones
+
     # The phases follow each other and share no choice, so each gets the quickest plan that fits by itself.
-    learning, for_training = _first_that_fits(_learning_plans(memory), memory.training, budget)
-    rollout, chosen = _first_that_fits(_sampling_plans(memory, for_training), memory.rollout, budget)
+    quickest = next(_learning_plans(memory))
+    learning = first_that_fits(_learning_plans(memory), memory.training)
+    chosen = first_that_fits(_sampling_plans(memory, learning), memory.rollout)
+    reductions = {
+        f"decoding {chosen.rows} of {quickest.rows} completions at a time": chosen.rows < quickest.rows,
+        f"reading prompts {chosen.prefill_chunk} tokens at a time": chosen.prefill_chunk < quickest.prefill_chunk,
+        "decoding with adapters beside the weights": quickest.merge and not chosen.merge,
+        f"learning from {chosen.micro_batch_tokens} tokens at a time": (
+            chosen.micro_batch_tokens < quickest.micro_batch_tokens
+        ),
+        "gradient checkpointing": chosen.recompute and not quickest.recompute,
+        f"computing logits for {chosen.chunk} tokens at a time": chosen.chunk < quickest.chunk,
+    }
     return Estimate(
-        rollout=rollout,
-        training=learning,
+        rollout=memory.rollout(chosen),
+        training=memory.training(learning),
         plan=chosen,
         machine=machine,
         limit=limit,
         prompt=memory.prompt,
         completion=memory.completion,
         rough=not shape.is_transformer,
-        reductions=tuple(_reductions(next(_learning_plans(memory)), chosen)),
+        reductions=tuple(words for words, is_taken in reductions.items() if is_taken),
     )
-
-
-def _first_that_fits(
-    plans: Iterator[MemoryPlan], phase_of: Callable[[MemoryPlan], Phase], limit: int
-) -> tuple[Phase, MemoryPlan]:
-    tried: list[tuple[Phase, MemoryPlan]] = []
-    for plan in plans:
-        tried.append((phase_of(plan), plan))
-        if tried[-1][0].total <= limit:
-            return tried[-1]
-    return min(tried, key=lambda each: each[0].total)  # the first, which is the quickest, of equal ones
 
 
 def _learning_plans(memory: MemoryModel) -> Iterator[MemoryPlan]:
@@ -223,21 +229,6 @@ def _halvings(first: int, last: int) -> Iterator[int]:
     yield min(first, last)
 
 
-def _reductions(quickest: MemoryPlan, chosen: MemoryPlan) -> Iterator[str]:
-    if chosen.rows < quickest.rows:
-        yield f"decoding {chosen.rows} of {quickest.rows} completions at a time"
-    if chosen.prefill_chunk < quickest.prefill_chunk:
-        yield f"reading prompts {chosen.prefill_chunk} tokens at a time"
-    if quickest.merge and not chosen.merge:
-        yield "decoding with adapters beside the weights"
-    if chosen.micro_batch_tokens < quickest.micro_batch_tokens:
-        yield f"learning from {chosen.micro_batch_tokens} tokens at a time"
-    if chosen.recompute and not quickest.recompute:
-        yield "gradient checkpointing"
-    if chosen.chunk < quickest.chunk:
-        yield f"computing logits for {chosen.chunk} tokens at a time"
-
-
 def _advice(config: Config, shape: ModelShape, machine: int, prompt: int | None, gpu: bool) -> str:
     changes: list[tuple[str, dict[str, Any]]] = []
     if config.train_type == "full":
@@ -253,17 +244,17 @@ def _advice(config: Config, shape: ModelShape, machine: int, prompt: int | None,
         changes.append((f"With Completion at {completion} tokens", change))
     if config.train_type == "full" and not shape.quantised:
         changes.append(("With LoRA on the model in 4 bits", {"train_type": "lora", "quantization": "4"}))
-    tried: list[tuple[int, str]] = []
+    tried: dict[str, int] = {}
     for condition, change in changes:
         changed = _fit(config.model_copy(update=change), shape, machine, prompt, gpu)
         if changed.fits:
             return f"{condition} it would need {format_bytes(changed.total)}."
-        tried.append((changed.total, condition))
+        tried[condition] = changed.total
     if not tried:
         return "Choose a smaller model."
-    total, condition = min(tried, key=lambda each: each[0])
-    condition = f"{condition[0].lower()}{condition[1:]}"
-    return f"Choose a smaller model; {condition} this one still needs {format_bytes(total)}."
+    least = min(tried, key=lambda condition: tried[condition])
+    condition = f"{least[0].lower()}{least[1:]}"
+    return f"Choose a smaller model; {condition} this one still needs {format_bytes(tried[least])}."
 
 
 def _row_tip(config: Config, shape: ModelShape, prompt: int | None, now: Estimate) -> str:
@@ -290,13 +281,11 @@ def _row_tip(config: Config, shape: ModelShape, prompt: int | None, now: Estimat
 
 def format_bytes(size: float) -> str:
     """“9.8 GB”, “640 MB”, “0.3 MB”; “3.7 TB” and “2.1 million TB” for settings that no machine can hold."""
-    if size >= 1e6 * TB:
-        return f"{size / (1e6 * TB):.3g} million TB"
-    if size >= TB:
-        return f"{size / TB:.1f} TB"
-    if size >= GB:
+    if size < GB:
+        return f"{size / 1e6:.0f} MB" if size >= 1e7 else f"{size / 1e6:.1f} MB"
+    if size < TB:
         return f"{size / GB:.1f} GB"
-    return f"{size / 1e6:.0f} MB" if size >= 1e7 else f"{size / 1e6:.1f} MB"
+    return f"{size / TB:.1f} TB" if size < 1e6 * TB else f"{size / (1e6 * TB):.3g} million TB"
 
 
 def machines_note(config: Config) -> str:

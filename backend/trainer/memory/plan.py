@@ -14,8 +14,8 @@ from mlx.utils import tree_flatten
 from backend.config.config import Config
 from backend.engine.device import has_metal, on_gpu
 from backend.trainer.machine import StepSize
-from backend.trainer.memory.estimate import Estimate, MemoryPlan, estimate_stages
-from backend.trainer.memory.model_shape import ModelShape, shape_of
+from backend.trainer.memory.estimate import Estimate, MemoryPlan, estimate_run
+from backend.trainer.memory.model_shape import shape_of
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder
 from backend.utils.machine import machine_bytes
@@ -41,10 +41,7 @@ def _limits(plan: MemoryPlan | None, names: Sequence[str], limited: str, most: i
 def refuse_too_large(config: Config, stages: Sequence[Config] = ()) -> None:
     """Raises UserError for a model that this machine cannot train even on the shortest prompts. Loads nothing.
     `stages`: the settings of each stage."""
-    shape = _shape(config)
-    if shape is not None:
-        machine = machine_bytes(working_set=_working_set())
-        _refuse(estimate_stages(stages or [config], shape, machine, prompt=1, gpu=on_gpu()))
+    _estimate(config, 1, stages)
 
 
 def plan_memory(
@@ -56,13 +53,9 @@ def plan_memory(
     `stages`: the settings of each, for whose largest the plan is made. `note` takes a sentence where the memory limit
     constrains the run. Raises UserError where even the smallest plan does not fit.
     """
-    shape = _shape(config)
-    if shape is None:
+    needs = _estimate(config, max(prompts, default=0) or None, stages, in_use=mx.get_active_memory())
+    if needs is None:
         return None
-    working_set = _working_set()
-    machine = machine_bytes(mx.get_active_memory(), working_set)
-    needs = estimate_stages(stages or [config], shape, machine, max(prompts, default=0) or None, gpu=on_gpu())
-    _refuse(needs)
     if needs.reductions or not needs.fits:
         note(needs.sentence)
     # On a CPU MLX prepares operations and their arrays far ahead unless it reaches its memory limit, where it waits for
@@ -75,19 +68,22 @@ def plan_memory(
         own: dict[int, int] = {id(x): x.nbytes for _, x in cast("Any", tree_flatten([*models, policy.parameters()]))}
         limit = needs.needed + max(mx.get_active_memory() - sum(own.values()), 0)
     _hold_limit(limit, policy)
-    if working_set is not None:
+    if (working_set := _working_set()) is not None:
         mx.set_wired_limit(min(needs.limit, working_set))
     return needs.plan
 
 
-def _refuse(needs: Estimate) -> None:
+def _estimate(config: Config, prompt: int | None, stages: Sequence[Config], in_use: int = 0) -> Estimate | None:
+    """None where the model's sizes are not known. Raises UserError for a run that does not fit."""
+    folder = local_folder(config.model)
+    shape = shape_of(Path(folder)) if folder is not None else None
+    if shape is None:
+        return None
+    machine = machine_bytes(in_use, _working_set())
+    needs = estimate_run(config, shape, machine, prompt, gpu=on_gpu(), stages=stages or [config])
     if needs.fault is not None and not needs.rough:
         raise UserError([needs.fault])
-
-
-def _shape(config: Config) -> ModelShape | None:
-    folder = local_folder(config.model)
-    return shape_of(Path(folder)) if folder is not None else None
+    return needs
 
 
 def _working_set() -> int | None:
