@@ -8,7 +8,8 @@ from typing import Any
 
 from backend.runs.completion_rows import CompletionRow
 from backend.runs.run_folder import RunFolder
-from backend.trainer.evaluation.comparison import Completions, Results, decoding_figures
+from backend.sampling.sampler import Sampling
+from backend.trainer.evaluation.comparison import Completions, decoding_of
 from backend.trainer.evaluation.evaluation_rows import (
     Data,
     Decoding,
@@ -64,12 +65,9 @@ def evaluation(
 
 def _decoding(name: DecodingName, rows: list[EvaluatedRow]) -> Decoding:
     sides: Any = {side: [row[name][side] for row in rows] for side in rows[0][name] or {}}  # pyright: ignore
-    results: Results = {name: {side: Completions(by_prompt, 1.0) for side, by_prompt in sides.items()}}
-    count = len(next(iter(sides.values()))[0])
-    return Decoding(
-        name=name, completions=count, temperature=0.0 if name == "greedy" else 1.0, top_p=1.0, top_k=0, min_p=0.0,
-        **decoding_figures(name, results[name], rows, RULE, [1, count] if count > 1 else [1]),
-    )  # fmt: skip
+    made = {side: Completions(by_prompt, 1.0) for side, by_prompt in sides.items()}
+    sampling = Sampling(0.0 if name == "greedy" else 1.0)
+    return decoding_of(name, sampling, made, rows, RULE, [1, len(sides[next(iter(sides))][0])])
 
 
 def write(run: RunFolder, name: str, prompts: int = 40, seed: int = 0, created: float = 1.76e9) -> Path:

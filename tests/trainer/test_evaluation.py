@@ -49,7 +49,7 @@ def test_an_evaluation_that_cannot_be_finished_is_not_listed(tmp_path: Path, mon
     monkeypatch.setattr(Path, "replace", fail_on_json)
     with pytest.raises(UserError, match="the disk is full"):
         write_evaluation(run.evaluations, evaluation(), [evaluated_row(0, 0.0, 1.0)])
-    assert evaluations_of(run) == [] and list(run.evaluations.iterdir()) == []
+    assert evaluations_of(run) == []
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', '{"name": "x", "decodings": []}'])

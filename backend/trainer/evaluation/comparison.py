@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -203,22 +202,9 @@ def evaluate_model(
         for decoding, sides in results.items():
             row[decoding] = RowSides(**{side: made.by_prompt[i] for side, made in sides.items()})
         row_list.append(row)
-    decodings: list[Decoding] = []
-    for decoding in choices.decodings:
-        sampling, count = _sampling(decoding, config), choices.count(decoding)
-        powers_of_two = [1 << power for power in range(count.bit_length())]
-        ks = sorted({k for k in choices.ks or powers_of_two if k <= count} | {1})
-        decodings.append(
-            Decoding(
-                name=decoding,
-                completions=count,
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                min_p=sampling.min_p,
-                **decoding_figures(decoding, results[decoding], row_list, rule, ks),
-            )
-        )
+    decodings = [
+        decoding_of(name, _sampling(name, config), sides, row_list, rule, choices.ks) for name, sides in results.items()
+    ]
     weights = zip(stage.names, stage.weights.at(evaluated.step), strict=True)
     evaluation = Evaluation(
         name=name,
@@ -412,14 +398,17 @@ class Completions:
 Results = dict[DecodingName, dict[SideName, Completions]]
 
 
-def decoding_figures(
+def decoding_of(
     name: DecodingName,
+    sampling: Sampling,
     sides: dict[SideName, Completions],
     rows: Sequence[EvaluatedRow],
     rule: PassRule | None,
     ks: Sequence[int],
-) -> dict[str, Any]:
-    """The parts of a `Decoding` that come from its completions."""
+) -> Decoding:
+    """The results of one way of sampling. `ks`: the k of pass@k; none for 1, 2, 4 …"""
+    count = len(next(iter(sides.values())).by_prompt[0])
+    ks = sorted({k for k in ks or [1 << power for power in range(count.bit_length())] if k <= count} | {1})
     values = {side: _values(made.by_prompt, rule, ks) for side, made in sides.items()}
     columns: dict[str, dict[str, Column]] = {side: {} for side in sides}
     for key in next(iter(values.values())):
@@ -432,11 +421,10 @@ def decoding_figures(
     if {"base", "tuned"} <= columns.keys():
         base, tuned = columns["base"], columns["tuned"]
         columns["difference"] = {key: Column.difference(tuned[key], base[key]) for key in base}
-    keys = [(group, key) for group, of_group in columns.items() for key in of_group]
-    means = dict(zip(keys, estimates([columns[group][key] for group, key in keys]), strict=True))
+    means = iter(estimates([column for of_group in columns.values() for column in of_group.values()]))
     figures: dict[str, Figures] = {}
     for group, of_group in columns.items():
-        own = {key: means[group, key] for key in of_group}
+        own = {key: next(means) for key in of_group}
         figures[group] = Figures(
             reward=own[TOTAL],
             rewards={key.removeprefix("rewards/"): mean for key, mean in own.items() if key.startswith("rewards/")},
@@ -452,13 +440,19 @@ def decoding_figures(
         results[side] = SideResult(figures=figures[side], seconds=made.seconds, tokens_per_second=speed)
     changes = [change for row in rows if (change := change_of(row, name)) is not None]
     better, worse = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
-    return {
-        "sides": results,
-        "difference": figures.get("difference"),
-        "better": better,
-        "worse": worse,
-        "unchanged": len(changes) - better - worse,
-    }
+    return Decoding(
+        name=name,
+        completions=count,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        sides=results,
+        difference=figures.get("difference"),
+        better=better,
+        worse=worse,
+        unchanged=len(changes) - better - worse,
+    )
 
 
 def _values(

@@ -3,7 +3,6 @@ The .json comes last, so an evaluation that is listed is complete."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
@@ -19,7 +18,7 @@ from backend.rewards.catalogue import canonical_entry, metric_name, nearest, rea
 from backend.runs.completion_rows import CompletionRow
 from backend.runs.events import json_safe, parse_line
 from backend.runs.run_folder import RunFolder
-from backend.utils.disk import DiskError, replace_file, writing
+from backend.utils.disk import replace_file, writing
 from backend.utils.errors import UserError
 from backend.utils.files import open_regular, read_bytes
 from backend.utils.text import quote
@@ -263,18 +262,13 @@ def config_digest(config: Config) -> str:
 
 
 def write_evaluation(folder: Path, evaluation: Evaluation, rows: Iterable[EvaluatedRow]) -> Path:
-    """Write both files into `folder`, completely or not at all. → the path of the .json. Raises DiskError."""
+    """Write both files into `folder`. → the path of the .json. Raises DiskError."""
     final = folder / f"{evaluation.name}.json"
-    lines = (json.dumps(json_safe(row), ensure_ascii=False).encode(errors="replace") + b"\n" for row in rows)
     with writing(final):
         folder.mkdir(parents=True, exist_ok=True)
+    lines = (json.dumps(json_safe(row), ensure_ascii=False).encode(errors="replace") + b"\n" for row in rows)
     replace_file(rows_file(final), lines)
-    try:
-        replace_file(final, [evaluation.model_dump_json(indent=1).encode(errors="replace"), b"\n"])
-    except DiskError:
-        with contextlib.suppress(OSError):
-            rows_file(final).unlink()
-        raise
+    replace_file(final, [evaluation.model_dump_json(indent=1).encode(errors="replace"), b"\n"])
     return final
 
 
@@ -316,18 +310,14 @@ def parse_row(line: bytes) -> EvaluatedRow | None:
 
 def evaluations_of(run: RunFolder) -> list[Path]:
     """The .json files of a run's evaluations, newest first."""
-    finished = [path for path in _finished(run.evaluations) if path.exists()]
+    finished = [path for path in run.evaluations.glob("[!.]*.json") if path.exists()]
     return sorted(finished, key=lambda path: (path.stat().st_mtime, path.name), reverse=True)
-
-
-def _finished(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("*.json") if not path.name.startswith(".")]
 
 
 def free_name(folder: Path, wish: str) -> str:
     """`wish`, with a number where an evaluation has that name already."""
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", wish).strip("-.") or "evaluation"
-    taken = {path.stem for path in _finished(folder)}
+    taken = {path.stem for path in folder.glob("[!.]*.json")}
     return next(name for n in count(1) if (name := stem if n == 1 else f"{stem}-{n}") not in taken)
 
 
