@@ -47,25 +47,22 @@ class AllowDialog(QDialog):
         parent: QWidget | None = None,
     ) -> None:
         """`files` have the facts about each; `buttons` are the texts of yes and no."""
-        super().__init__(parent)
-        self.setWindowTitle(title)
-        self.setMinimumWidth(theme.scaled(520))
-        self.allow, self.decline = button(buttons[0], self.accept), button(buttons[1], self.reject)
-        show = button("Show the File", lambda: [open_path(path) for path in files])
-        cards = []
+        super().__init__(parent, windowTitle=title, minimumWidth=theme.scaled(520))
+        # A focused button with autoDefault would take Return from the default one.
+        self.allow = button(buttons[0], self.accept, autoDefault=False)
+        self.decline = button(buttons[1], self.reject, default=True)
+        show = button("Show the File", lambda: [open_path(path) for path in files], autoDefault=False)
+        top, cards = Qt.AlignmentFlag.AlignTop, []
         for facts in files.values():
-            rows = grid((), stretch=1, spacing=(12, 4), margins=(12, 10, 12, 10))
-            for place, (name, text, role) in enumerate(facts):
-                rows.addWidget(label(name, role="muted"), place, 0, Qt.AlignmentFlag.AlignTop)
-                rows.addWidget(label(text, role=role, wrap=True, selectable=True), place, 1)
-            cards.append(card(rows))
+            rows = [
+                (label(name, role="muted", align=top), label(text, role=role, wrap=True, selectable=True))
+                for name, text, role in facts
+            ]
+            cards.append(card(grid(rows, stretch=1, spacing=(12, 4), margins=(12, 10, 12, 10))))
         texts = (label(question, theme.heading_font(), wrap=True), label(meaning, role="muted", wrap=True))
         # Not a QDialogButtonBox: with a default button in it, Tab skips the first button.
         foot = row(show, None, self.decline, self.allow)
         column(*texts, *cards, foot, into=self, spacing=12, margins=3 * theme.SPACE)
-        for other in (self.allow, show):  # a focused button with autoDefault would take Return from the default one
-            other.setAutoDefault(False)
-        self.decline.setDefault(True)
         self.decline.setFocus()
 
     def showEvent(self, event: QShowEvent) -> None:

@@ -58,21 +58,25 @@ class ExportChoices(QWidget):
         self.format_line.setMinimumHeight(2 * self.format_line.fontMetrics().lineSpacing())
         self.folder = ElidedLabel(Qt.TextElideMode.ElideMiddle)
         self.choose = button("Choose…", self._choose_folder)
-        self.name, self.repo = QLineEdit(run.name), QLineEdit()
-        self.repo.setPlaceholderText(f"{run.name}, under your own name; or owner/name")
+        self.name = QLineEdit(run.name)
+        self.repo = QLineEdit(placeholderText=f"{run.name}, under your own name; or owner/name")
         self.public = CheckBox("Public: everybody can see it")
         self.replace = CheckBox("Replace what the repository has")
         self.overwrite = CheckBox("")
-        self.held_out = CheckBox(f"Compare rewards on {HELD_OUT_PROMPTS} held-out prompts")
-        self.held_out.setToolTip("Samples from the trained and from the exported model, with the same random numbers.")
-        self.held_out.setChecked(self._can_compare)
-        self.account = label(wrap=True, align=Qt.AlignmentFlag.AlignTop, selectable=True)
-        self.account.setTextFormat(Qt.TextFormat.RichText)
-        self._account_area = QScrollArea(widgetResizable=True)
-        self._account_area.setFrameShape(QFrame.Shape.NoFrame)
-        self._account_area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.held_out = CheckBox(
+            f"Compare rewards on {HELD_OUT_PROMPTS} held-out prompts",
+            tip="Samples from the trained and from the exported model, with the same random numbers.",
+            checked=self._can_compare,
+        )
+        rich = Qt.TextFormat.RichText
+        self.account = label(wrap=True, align=Qt.AlignmentFlag.AlignTop, selectable=True, textFormat=rich)
+        self._account_area = QScrollArea(
+            widgetResizable=True,
+            frameShape=QFrame.Shape.NoFrame,
+            horizontalScrollBarPolicy=Qt.ScrollBarPolicy.ScrollBarAlwaysOff,
+            accessibleName="Settings that are not carried over",
+        )
         self._account_area.setFixedHeight(theme.scaled(190))
-        self._account_area.setAccessibleName("Settings that are not carried over")
         self._account_area.setWidget(self.account)
 
         right = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
@@ -183,8 +187,7 @@ class ExportChoices(QWidget):
 
     def _choose_folder(self) -> None:
         what = "folder for TRL" if self.takes_settings else "model"
-        path = open_folder(self, "export", f"Folder to put the {what} into")
-        if path is not None:
+        if path := open_folder(self, "export", f"Folder to put the {what} into"):
             self.set_folder(path)
 
     def set_folder(self, folder: Path) -> None:
@@ -247,8 +250,7 @@ class ExportPanel(VerbDialog):
         self.close_button = button("Close", self.close)
         self.reveal = button("Show in folder", lambda: open_path(Path(self._result["path"])))
         self.open_app = button("Open in LM Studio", self._open_lm_studio, tip="The model is under My Models there")
-        self.start = button("Export", self.start_export, primary=True)
-        self.start.setDefault(True)
+        self.start = button("Export", self.start_export, primary=True, default=True)
         outcome = (self.progress_label, self.progress, self.outcome_label, self.details_label)
         self._of_result = (self.details_label, self.reveal, self.open_app)
         for widget in (*outcome, *self._of_result):

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import (
-    QDialog,
     QDialogButtonBox,
     QFormLayout,
     QListWidget,
@@ -22,10 +21,10 @@ from PySide6.QtWidgets import (
 from app import theme
 from app.state.presets import Preset
 from app.widgets.basic.controls import CheckBox, ComboBox, SearchEdit
-from app.widgets.basic.dialogs import save_file
+from app.widgets.basic.dialogs import Dialog, save_file
 from app.widgets.basic.icons import app_icon
-from app.widgets.basic.labels import PlainLabel, button, label, plain_tip, show_text
-from app.widgets.basic.layout import TabArea, column, grid, holder, on_screen, row, wrap_in_card
+from app.widgets.basic.labels import button, label, plain_tip, show_text
+from app.widgets.basic.layout import TabArea, column, configure, grid, holder, row, wrap_in_card
 from app.widgets.basic.tables import BaseTable, Column, RowsModel
 from app.widgets.form import value_text
 from backend.config.setting import Setting
@@ -56,19 +55,15 @@ class ChangeModel(RowsModel):
         return plain_tip(row[column])  # the view elides wide texts
 
 
-class PresetPanel(QDialog):
+class PresetPanel(Dialog):
     """The dialog over `presets`, with a preview of the changes to the form's `values`."""
 
     taken = Signal(object)  # Preset
 
     def __init__(self, presets: Sequence[Preset], values: dict[str, Any], parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.resize(on_screen(self, 720, 480))
-        self.setWindowTitle("Presets")
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)  # else every dialog lives on as a child of the window
+        super().__init__("Presets", parent, (720, 480))
         self._presets, self._values = list(presets), values
-        self.list = QListWidget()
-        self.list.setAccessibleName("Presets")
+        self.list = configure(QListWidget(), name="Presets", itemActivated=self._apply)
         self.list.setSpacing(3)
         self.list.addItems([preset.title for preset in presets])
         self.title, self.sentence = label(font=theme.title_font()), label(wrap=True, role="muted")
@@ -77,19 +72,15 @@ class PresetPanel(QDialog):
         self.table = BaseTable(model=self.model, name="Changes of the preset")
         self.table.setSelectionMode(BaseTable.SelectionMode.NoSelection)
         self.table.setFocusPolicy(Qt.FocusPolicy.TabFocus)  # to scroll it with the arrows
-        self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
-        self.apply = self.buttons.addButton("Apply", QDialogButtonBox.ButtonRole.AcceptRole)
-        self.apply.setProperty("role", "primary")
-        self.apply.setDefault(True)
-        choices = wrap_in_card(self.list)
-        choices.setFixedWidth(theme.scaled(176))
+        boxes = QDialogButtonBox
+        self.buttons = boxes(boxes.StandardButton.Cancel, accepted=self._apply, rejected=self.reject)
+        apply = self.buttons.addButton("Apply", boxes.ButtonRole.AcceptRole)
+        self.apply = configure(apply, role="primary", default=True)
+        choices = wrap_in_card(self.list, width=176)
         preview = column(self.title, self.sentence, (wrap_in_card(self.table), 1), self.keeps)
         space = 2 * theme.SPACE
         column((row(choices, (preview, 1), spacing=space), 1), self.buttons, into=self, spacing=space, margins=space)
         self.list.currentRowChanged.connect(self._show_chosen)
-        self.list.itemActivated.connect(self._apply)
-        self.buttons.accepted.connect(self._apply)
-        self.buttons.rejected.connect(self.reject)
         self.list.setCurrentRow(0)
 
     @property
@@ -105,12 +96,10 @@ class PresetPanel(QDialog):
             [(each.label, value_label(each, old), value_label(each, new)) for each, old, new in changes]
         )
         self.apply.setEnabled(bool(changes))
-        if not changes:
-            self.keeps.setText("The form is like this already.")
-        elif preset.replaces:
-            self.keeps.setText("It replaces the whole form, including model, data and rewards. You can undo it.")
-        else:
-            self.keeps.setText("Model, data, columns and rewards stay as they are. You can undo it.")
+        keeps = "Model, data, columns and rewards stay as they are. You can undo it."
+        if preset.replaces:
+            keeps = "It replaces the whole form, including model, data and rewards. You can undo it."
+        self.keeps.setText(keeps if changes else "The form is like this already.")
 
     def _apply(self) -> None:
         if self.apply.isEnabled():  # Return or a double click in the list does not go through the button
@@ -134,80 +123,66 @@ def value_label(setting: Setting, value: Any) -> str:
     return (line if len(line) <= MAX_CHARS else f"{line[: MAX_CHARS - 1]}…") or "empty"
 
 
-class PreferencesDialog(QDialog):
+class PreferencesDialog(Dialog):
     notifies_changed = Signal(bool)  # bool
     shows_progress_changed = Signal(bool)
     closing_changed = Signal(str)
 
     def __init__(self, *, notifies: bool, shows_progress: bool, closing: str, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setWindowTitle("Preferences")
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.notifies = CheckBox("Notify me when a run ends or is in trouble")
-        self.notifies.setToolTip("Only while the window is not in front")
-        self.notifies.setChecked(notifies)
-        self.notifies.clicked.connect(self.notifies_changed)
-        self.shows_progress = CheckBox("Show the percent of the run on the app's icon")
-        self.shows_progress.setChecked(shows_progress)
-        self.shows_progress.clicked.connect(self.shows_progress_changed)
+        super().__init__("Preferences", parent)
+        self.notifies = CheckBox(
+            "Notify me when a run ends or is in trouble",
+            tip="Only while the window is not in front",
+            checked=notifies,
+            clicked=self.notifies_changed,
+        )
+        self.shows_progress = CheckBox(
+            "Show the percent of the run on the app's icon", checked=shows_progress, clicked=self.shows_progress_changed
+        )
         self.closing = ComboBox(name="When the window is closed while a run trains", items=CLOSING)
         self.closing.choose(closing)
         self.closing.activated.connect(lambda: self.closing_changed.emit(self.closing.currentData()))
-        choices = QFormLayout()
-        choices.setHorizontalSpacing(2 * theme.SPACE)
+        choices = QFormLayout(horizontalSpacing=2 * theme.SPACE)
         choices.addRow(label("Closed while a run trains"), self.closing)
-        done = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
-        done.rejected.connect(self.reject)
-        parts = (self.notifies, self.shows_progress, choices, None, done)
+        parts = (self.notifies, self.shows_progress, choices, None, self.close_box())
         column(*parts, into=self, spacing=2 * theme.SPACE, margins=3 * theme.SPACE)
 
 
-class AboutDialog(QDialog):
+class AboutDialog(Dialog):
     """Icon, version, facts on the system, and the licence of each component."""
 
     def __init__(
         self, facts: Mapping[str, str], components: Sequence[Component], parent: QWidget | None = None
     ) -> None:
-        super().__init__(parent)
-        self.setWindowTitle(f"About {NAME}")
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        super().__init__(f"About {NAME}", parent, (900, 640))
         self._components = list(components)
         self.facts = "\n".join(f"{name}: {value}" for name, value in facts.items())
-        self.list, self.text = QListWidget(), QPlainTextEdit(readOnly=True)
-        self.list.setAccessibleName("Packages")
-        self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.list.setMinimumHeight(theme.scaled(160))
+        never, top = Qt.ScrollBarPolicy.ScrollBarAlwaysOff, Qt.AlignmentFlag.AlignTop
+        self.list = QListWidget(horizontalScrollBarPolicy=never, minimumHeight=theme.scaled(160))
+        configure(self.list, name="Packages", currentRowChanged=self._show)
         self.list.addItems([f"{part.name}  {part.version}" for part in self._components])
-        self.text.setAccessibleName("Licence")
-        self.text.setFont(theme.mono_font(theme.CAPTION))
+        self.text = QPlainTextEdit(readOnly=True, font=theme.mono_font(theme.CAPTION), accessibleName="Licence")
         self._licence = label(role="muted", wrap=True)
-        picture = PlainLabel()
-        picture.setPixmap(app_icon().pixmap(theme.scaled_size(QSize(88, 88))))
-        picture.setAlignment(Qt.AlignmentFlag.AlignTop)
+        picture = label(align=top, pixmap=app_icon().pixmap(theme.scaled_size(QSize(88, 88))))
         ours, *others = facts.items()
-        lines = []
-        for name, value in others:
-            lines.append((label(name, role="muted"), label(value, theme.figures_font(), wrap=True, selectable=True)))
-            lines[-1][0].setAlignment(Qt.AlignmentFlag.AlignTop)
+        figures = theme.figures_font()
+        lines = [
+            (label(name, role="muted", align=top), label(value, figures, wrap=True, selectable=True))
+            for name, value in others
+        ]
         facts_grid = grid(lines, stretch=1, spacing=(2 * theme.SPACE, 2))
         purpose = "Fine-tunes language models with GRPO, on this machine. Nothing leaves it unless you send it."
         texts = (label(f"{NAME} {ours[1]}", theme.title_font()), label(purpose, role="muted", wrap=True))
         head = row(picture, (column(*texts, theme.SPACE, facts_grid, spacing=4), 1), spacing=3 * theme.SPACE)
-        packages = wrap_in_card(self.list)
-        packages.setFixedWidth(theme.scaled(232))
-        licences = row(packages, (column(self._licence, (self.text, 1)), 1), spacing=2 * theme.SPACE)
+        licences = row(
+            wrap_in_card(self.list, width=232), (column(self._licence, (self.text, 1)), 1), spacing=2 * theme.SPACE
+        )
         heading = label("Licences of its components", theme.heading_font())
         content = holder(column(head, heading, (licences, 1), spacing=2 * theme.SPACE, margins=3 * theme.SPACE))
-        content.setObjectName("page")
-        scrolled = TabArea()
-        scrolled.setWidget(content)
-        box = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
-        box.addButton(button("Copy versions", self.copy), QDialogButtonBox.ButtonRole.ActionRole)
-        box.rejected.connect(self.reject)
+        scrolled = TabArea(content=content)
+        box = self.close_box(button("Copy versions", self.copy))
         box.setContentsMargins(3 * theme.SPACE, 0, 3 * theme.SPACE, 3 * theme.SPACE)
         column((scrolled, 1), box, into=self)
-        self.resize(on_screen(self, 900, 640))
-        self.list.currentRowChanged.connect(self._show)
         self.list.setCurrentRow(0)
 
     def copy(self) -> None:
@@ -219,23 +194,17 @@ class AboutDialog(QDialog):
         self.text.setPlainText(part.text or NO_TEXT)
 
 
-class GlossaryDialog(QDialog):
+class GlossaryDialog(Dialog):
     """Terms by section, with a search; typing leaves those that `find(words)` returns. It is not modal."""
 
     def __init__(self, find: Callable[[str], Sequence[GlossaryEntry]], parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.resize(on_screen(self, 680, 620))
+        super().__init__("Glossary", parent, (680, 620))
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose, False)  # Help opens the same dialog again
         self._find = find
-        self.setWindowTitle("Glossary")
-        self.search = SearchEdit("Find a word", "Find a word in the glossary")
-        self.search.textChanged.connect(self._show)
-        self.text = QTextBrowser()
-        self.text.setAccessibleName("Glossary")
-        self.text.setFont(theme.body_font())
+        self.search = SearchEdit("Find a word", "Find a word in the glossary", textChanged=self._show)
+        self.text = QTextBrowser(accessibleName="Glossary", font=theme.body_font())
         self.text.document().setDocumentMargin(2 * theme.SPACE)
-        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
-        buttons.rejected.connect(self.reject)
-        column(self.search, self.text, buttons, into=self, spacing=6, margins=2 * theme.SPACE)
+        column(self.search, self.text, self.close_box(), into=self, spacing=6, margins=2 * theme.SPACE)
         self._show("")
         self.search.setFocus()
 
@@ -250,22 +219,12 @@ class GlossaryDialog(QDialog):
         self.text.setHtml(shown or f"<p>No term has “{escape(typed)}” in it.</p>")
 
 
-class ProblemDialog(QDialog):
+class ProblemDialog(Dialog):
     def __init__(self, title: str, report: str, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.resize(on_screen(self, 680, 560))
-        self.setWindowTitle("Report a problem")
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.text = QPlainTextEdit(report)
-        self.text.setTabChangesFocus(True)
-        self.text.setFont(theme.mono_font())
-        self.text.setAccessibleName("Report")
-        self.done_label = label(role="muted", wrap=True)
-        self.done_label.hide()
-        box, role = QDialogButtonBox(QDialogButtonBox.StandardButton.Close), QDialogButtonBox.ButtonRole
-        box.addButton(button("Copy", self.copy, primary=True), role.ActionRole)
-        box.addButton(button("Save…", self.save), role.ActionRole)
-        box.rejected.connect(self.reject)
+        super().__init__("Report a problem", parent, (680, 560))
+        self.text = QPlainTextEdit(report, tabChangesFocus=True, font=theme.mono_font(), accessibleName="Report")
+        self.done_label = label(role="muted", wrap=True, shown=False)
+        box = self.close_box(button("Copy", self.copy, primary=True), button("Save…", self.save))
         texts = (label(title, theme.heading_font(), wrap=True), label(EXPLANATION, role="muted", wrap=True))
         parts = (*texts, (self.text, 1), self.done_label, box)
         column(*parts, into=self, spacing=2 * theme.SPACE, margins=3 * theme.SPACE)
@@ -276,12 +235,9 @@ class ProblemDialog(QDialog):
 
     def save(self) -> None:
         name = f"grpo-studio-problem-{date.today():%Y-%m-%d}.txt"
-        path = save_file(self, "report", "Save the report", name, "Text (*.txt)")
-        if path is None:
-            return
-        try:
-            save_as(path, self.text.toPlainText())
-        except DiskError as error:
-            show_text(self.done_label, error.faults[0].sentence)
-        else:
-            show_text(self.done_label, f"Saved as {path.name}.")
+        if path := save_file(self, "report", "Save the report", name, "Text (*.txt)"):
+            try:
+                save_as(path, self.text.toPlainText())
+                show_text(self.done_label, f"Saved as {path.name}.")
+            except DiskError as error:
+                show_text(self.done_label, error.faults[0].sentence)

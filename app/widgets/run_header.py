@@ -54,8 +54,9 @@ class ElidedTitle(ElidedLabel):
     """A page title that is elided in the middle, where run names differ least."""
 
     def __init__(self) -> None:
-        super().__init__(Qt.TextElideMode.ElideMiddle, font=theme.title_font(), colour="text")
-        self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
+        policies = QSizePolicy.Policy
+        policy = QSizePolicy(policies.Preferred, policies.Fixed)
+        super().__init__(Qt.TextElideMode.ElideMiddle, font=theme.title_font(), colour="text", sizePolicy=policy)
 
     def sizeHint(self) -> QSize:
         return QSize(self.fontMetrics().horizontalAdvance(self.text()) + 4, self.fontMetrics().height())

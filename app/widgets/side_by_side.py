@@ -25,10 +25,10 @@ class SideBySide(QFrame):
         self._sides: dict[str, Sequence[Mapping[str, Any]]] = {}
         self._number = 0
         self.prompt, self.answer = ElidedLabel(font=theme.mono_font()), label(font=theme.mono_font(), role="muted")
-        self.earlier = button("‹", lambda: self.go(-1), tip="The previous completion")
-        self.later = button("›", lambda: self.go(1), tip="The next completion")
-        self.earlier.setAccessibleName("The previous completion")
-        self.later.setAccessibleName("The next completion")
+        name = "The previous completion"
+        self.earlier = button("‹", lambda: self.go(-1), tip=name, name=name)
+        name = "The next completion"
+        self.later = button("›", lambda: self.go(1), tip=name, name=name)
         self.which = label(font=theme.figures_font(), role="muted")
         self.panes = (CompletionPane("Base"), CompletionPane("Tuned"))
         head = row((self.prompt, 1), self.answer, self.earlier, self.which, self.later)

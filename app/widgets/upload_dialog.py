@@ -13,13 +13,13 @@ from typing import Any
 from markdown_it import MarkdownIt
 from PySide6.QtCore import Qt, QUrl
 from PySide6.QtGui import QCloseEvent, QImage, QResizeEvent, QTextDocument
-from PySide6.QtWidgets import QDialog, QFrame, QLabel, QLineEdit, QTextBrowser, QWidget
+from PySide6.QtWidgets import QFrame, QLabel, QLineEdit, QTextBrowser, QWidget
 
 from app import theme
 from app.state.processes import VerbProcess
-from app.widgets.basic.dialogs import open_link, open_path
+from app.widgets.basic.dialogs import Dialog, open_link, open_path
 from app.widgets.basic.labels import button, label, progress_bar, show_text
-from app.widgets.basic.layout import column, grid, holder, on_screen, row, set_shown, wrap_in_card
+from app.widgets.basic.layout import column, configure, grid, holder, row, set_shown, wrap_in_card
 from app.widgets.basic.number_format import file_size
 
 MakeTask = Callable[[list[str], QWidget], VerbProcess]
@@ -39,17 +39,21 @@ def cancel_before_closing(dialog: QWidget, task: VerbProcess | None, event: QClo
     return True
 
 
-class VerbDialog(QDialog):
+class VerbDialog(Dialog):
     """A dialog that runs a verb, shows its progress and result, and cancels it before it closes. It is not modal."""
 
-    def __init__(self, make_task: MakeTask, title: str, what: str, parent: QWidget | None) -> None:
-        super().__init__(parent)
+    def __init__(
+        self,
+        make_task: MakeTask,
+        title: str,
+        what: str,
+        parent: QWidget | None,
+        size: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__(title, parent, size)
         self.make_task = make_task
         self.task: VerbProcess | None = None
-        self.setWindowTitle(title)
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.progress = progress_bar(f"Progress of the {what}")
-        self.progress.hide()
+        self.progress = progress_bar(f"Progress of the {what}", visible=False)
         self.outcome_label = label(wrap=True, selectable=True)
 
     @property
@@ -105,14 +109,17 @@ class CardView(QTextBrowser):
     def __init__(self) -> None:
         super().__init__()
         self._folder, self._card = Path(), ""
-        self.setOpenLinks(False)
+        configure(
+            self,
+            name="Model card",
+            role="reading",
+            font=theme.body_font(),
+            frameShape=QFrame.Shape.NoFrame,
+            horizontalScrollBarPolicy=Qt.ScrollBarPolicy.ScrollBarAlwaysOff,
+            openLinks=False,
+        )
         self.anchorClicked.connect(lambda url: open_link(url.toString()) if url.scheme() in ("http", "https") else None)
-        self.setAccessibleName("Model card")
-        self.setFont(theme.body_font())
-        self.setProperty("role", "reading")
-        self.setFrameShape(QFrame.Shape.NoFrame)
         self.document().setDocumentMargin(MARGIN)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
 
     def show_card(self, card: str, folder: Path) -> None:
         self._folder, self._card = folder, card
@@ -182,26 +189,23 @@ class UploadDialog(VerbDialog):
         log_in: LogIn,
         parent: QWidget | None = None,
     ) -> None:
-        super().__init__(make_task, "Upload to Hugging Face", "upload", parent)
+        super().__init__(make_task, "Upload to Hugging Face", "upload", parent, (1120, 740))
         self.preview, self.command, self._log_in = preview, command, log_in
         self._paused, self._page = False, ""
-        self.resize(on_screen(self, 1120, 740))
         self.card = CardView()
         self.card.show_card(preview.card, preview.folder)
         self.account_label = label(wrap=True)
-        self.token = QLineEdit()
-        self.token.setEchoMode(QLineEdit.EchoMode.Password)
-        self.token.setPlaceholderText("Access token (write)")
-        self.token.setAccessibleName("Access token for Hugging Face")
-        self.token.returnPressed.connect(self.log_in)
-        self.log_in_button = button("Log in", self.log_in, tip="Stores the token in the system's keychain only")
-        readme = preview.folder / "README.md"
-        self.edit = button("Edit the card", lambda: open_path(readme), tip="Opens README.md; saved changes are sent")
-        close = button("Close", self.close)
-        self.upload = button("Upload", self._press, primary=True)
-        for widget in (self.log_in_button, self.edit, close):
-            widget.setAutoDefault(False)
-        self.upload.setDefault(True)
+        self.token = QLineEdit(
+            echoMode=QLineEdit.EchoMode.Password,
+            placeholderText="Access token (write)",
+            accessibleName="Access token for Hugging Face",
+            returnPressed=self.log_in,
+        )
+        tip = "Stores the token in the system's keychain only"
+        self.log_in_button = button("Log in", self.log_in, tip=tip, autoDefault=False)
+        readme, tip = preview.folder / "README.md", "Opens README.md; saved changes are sent"
+        self.edit = button("Edit the card", lambda: open_path(readme), tip=tip, autoDefault=False)
+        self.upload = button("Upload", self._press, primary=True, default=True)
         self.upload.setFocus()
 
         right = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignTop
@@ -211,19 +215,20 @@ class UploadDialog(VerbDialog):
         if len(preview.files) > FIRST_FILES:
             files.append((label(f"and {len(preview.files) - FIRST_FILES} more", role="muted"), None))
         visible = "Private: others cannot see it." if preview.private else "Public: everybody can see it."
-        heads = []
-        for text in ("Repository", f"Files, {file_size(preview.bytes)}", "Account"):
-            heads.append(label(text, role="caption"))
-            heads[-1].setContentsMargins(0, theme.SPACE, 0, 0)
-        listed = holder(grid(files, stretch=0, spacing=(theme.SPACE, theme.SPACE // 2)))
-        parts = (
-            *(heads[0], label(preview.repo, wrap=True, selectable=True), label(visible, role="muted", wrap=True)),
-            *(heads[1], listed, heads[2], self.account_label, self.token, self.log_in_button),
-        )
-        for part in parts:
-            part.setFixedWidth(theme.scaled(SIDE))
+        sections = {
+            "Repository": (label(preview.repo, wrap=True, selectable=True), label(visible, role="muted", wrap=True)),
+            f"Files, {file_size(preview.bytes)}": (
+                holder(grid(files, stretch=0, spacing=(theme.SPACE, theme.SPACE // 2))),
+            ),
+            "Account": (self.account_label, self.token, self.log_in_button),
+        }
+        parts = []
+        for title, widgets in sections.items():
+            head = label(title, role="caption")
+            head.setContentsMargins(0, theme.SPACE, 0, 0)
+            parts += [configure(part, width=SIDE) for part in (head, *widgets)]
         body = row((wrap_in_card(self.card), 1), column(*parts, None, self.edit), spacing=3 * theme.SPACE)
-        foot = row((self.outcome_label, 1), close, self.upload)
+        foot = row((self.outcome_label, 1), button("Close", self.close, autoDefault=False), self.upload)
         column((body, 1), self.progress, foot, into=self, spacing=2 * theme.SPACE, margins=2 * theme.SPACE)
         self.report("Nothing has been sent yet.", "muted")
         self._show_account(preview.account, preview.account_problem)

@@ -1,16 +1,35 @@
-"""The desktop's file dialogs, and opening files and links in other programs."""
+"""The base of our dialogs, the desktop's file dialogs, and opening files and links in other programs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from PySide6.QtCore import QStandardPaths, QUrl
+from PySide6.QtCore import QStandardPaths, Qt, QUrl
 from PySide6.QtGui import QDesktopServices
-from PySide6.QtWidgets import QFileDialog, QWidget
+from PySide6.QtWidgets import QDialog, QDialogButtonBox, QFileDialog, QPushButton, QWidget
 
 from app.state.prefs import Prefs
+from app.widgets.basic.layout import on_screen
 
 _memory: list[Prefs] = []
+
+
+class Dialog(QDialog):
+    """A dialog that is deleted when it is closed, else it would live on as a child of the window."""
+
+    def __init__(self, title: str, parent: QWidget | None = None, size: tuple[int, int] | None = None) -> None:
+        """`size` in pixels before scaling."""
+        super().__init__(parent, windowTitle=title)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        if size is not None:
+            self.resize(on_screen(self, *size))
+
+    def close_box(self, *others: QPushButton) -> QDialogButtonBox:
+        """The button Close, and others beside it."""
+        box = QDialogButtonBox(QDialogButtonBox.StandardButton.Close, rejected=self.reject)
+        for other in others:
+            box.addButton(other, QDialogButtonBox.ButtonRole.ActionRole)
+        return box
 
 
 def keep_folders_in(prefs: Prefs) -> None:

@@ -109,11 +109,9 @@ def give_menu(button: QPushButton, menu: QMenu) -> None:
     menu.aboutToHide.connect(follow_pointer)
 
 
-def progress_bar(name: str, steps: int = 1000) -> QProgressBar:
+def progress_bar(name: str, steps: int = 1000, **settings: Any) -> QProgressBar:
     """A bar without text from 0 to `steps`; with 0 steps it only moves."""
-    bar = QProgressBar(textVisible=False, minimum=0, maximum=steps)
-    bar.setAccessibleName(name)
-    return bar
+    return configure(QProgressBar(textVisible=False, minimum=0, maximum=steps), name=name, **settings)
 
 
 class EmptyState(QWidget):
@@ -129,15 +127,13 @@ class EmptyState(QWidget):
         centre = Qt.AlignmentFlag.AlignCenter
         self.title = label(font=font or theme.title_font(), align=centre, wrap=True)
         self.sentence = label(role="muted", align=centre, wrap=True, selectable=True)
-        self.bar = progress_bar("Loading", 0)
-        self.bar.setFixedWidth(theme.scaled(240))
+        self.bar = progress_bar("Loading", 0, width=240)
         self.button = button("", self.button_clicked.emit, primary=True)
         # A widget of fixed width: an aligned label does not get the height that its wrapped lines need.
         buttons = row(None, self.button, *more, None)
         parts = ((None, 2), self.title, self.sentence, (self.bar, 0, centre), buttons, (None, 3))
-        middle = holder(column(*parts, spacing=2 * theme.SPACE, margins=theme.SPACE))
-        middle.setMaximumWidth(theme.scaled(520))
-        row(middle, into=self)
+        content = column(*parts, spacing=2 * theme.SPACE, margins=theme.SPACE)
+        row(holder(content, maximumWidth=theme.scaled(520)), into=self)
         self.show_notice(title, sentence, button_text)
 
     def show_notice(self, title: str, sentence: str, button_text: str = "", *, busy: bool = False) -> None:

@@ -173,11 +173,15 @@ class NestedStack(QStackedLayout):
 class TabArea(QScrollArea):
     """A scroll area without a frame that takes no focus itself and scrolls to the widget that gets it."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setWidgetResizable(True)
-        self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+    def __init__(self, parent: QWidget | None = None, *, content: QWidget | None = None, **settings: Any) -> None:
+        """`content` gets the look of a page."""
+        super().__init__(
+            parent, widgetResizable=True, frameShape=QFrame.Shape.NoFrame, focusPolicy=Qt.FocusPolicy.NoFocus
+        )
+        if content is not None:
+            content.setObjectName("page")
+            self.setWidget(content)
+        configure(self, **settings)
         app = QApplication.instance()
         assert isinstance(app, QApplication)
         app.focusChanged.connect(self.follow_focus)
