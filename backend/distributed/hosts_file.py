@@ -16,8 +16,9 @@ import ipaddress
 import json
 import re
 import socket
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -53,18 +54,6 @@ _SETTABLE = re.compile(
 )
 
 
-def _ssh_name(value: str) -> str:
-    if not _SSH_NAME.fullmatch(value):
-        raise ValueError(f"must be a machine's name or address as ssh takes it, not {quote(value, 40)}")
-    return value
-
-
-def _address(value: str) -> str:
-    if not _is_ipv4(value):
-        raise ValueError(f"must be an IPv4 address such as 192.168.0.2, not {quote(value, 40)}")
-    return value
-
-
 def _is_ipv4(text: str) -> bool:
     try:
         ipaddress.IPv4Address(text)
@@ -77,7 +66,9 @@ def _device(value: Any) -> str | tuple[str, ...] | None:
     names = [value] if isinstance(value, str) else value
     if value is None:
         return None
-    if not isinstance(names, list) or not all(isinstance(name, str) and _DEVICE.fullmatch(name) for name in names):
+    if not isinstance(names, list | tuple) or not all(
+        isinstance(name, str) and _DEVICE.fullmatch(name) for name in names
+    ):
         raise ValueError(f"must be a device such as rdma_en2, not {quote(value, 40)}")
     return value if isinstance(value, str) else tuple(names)
 
@@ -92,13 +83,20 @@ def _variable(value: str) -> str:
     return value
 
 
-def _path(value: str) -> str:
-    if not value.isprintable():
-        raise ValueError("must be a path")
-    return value
+def _must(holds: Callable[[str], object], be: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if not holds(value):
+            raise ValueError(f"must be {be}, not {quote(value, 40)}")
+        return value
+
+    return AfterValidator(check)
 
 
-Path_ = Annotated[str, BeforeValidator(lambda value: value or ""), Field(max_length=1000), AfterValidator(_path)]
+_no_null = BeforeValidator(lambda value: value or "")
+SshName = Annotated[str, _must(_SSH_NAME.fullmatch, "a machine's name or address as ssh takes it")]
+Address = Annotated[str, _must(_is_ipv4, "an IPv4 address such as 192.168.0.2")]
+Path_ = Annotated[str, _no_null, Field(max_length=1000), _must(str.isprintable, "a path")]
+Variable = Annotated[str, AfterValidator(_variable)]
 Device = str | tuple[str, ...] | None
 _empty_as_tuple = BeforeValidator(lambda value: value or ())
 
@@ -109,9 +107,9 @@ class Host:
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
-    ssh: Annotated[str, AfterValidator(_ssh_name)]
+    ssh: SshName
     """As ssh takes it; 127.0.0.1 is this machine."""
-    ips: Annotated[tuple[Annotated[str, AfterValidator(_address)], ...], Field(max_length=16), _empty_as_tuple] = ()
+    ips: Annotated[tuple[Address, ...], Field(max_length=16), _empty_as_tuple] = ()
     """IPv4 addresses, one for each cable."""
     rdma: Annotated[tuple[Annotated[Device, PlainValidator(_device)], ...], _empty_as_tuple] = ()
     """The RDMA device that leads to each host."""
@@ -122,9 +120,7 @@ class Host:
 
     def to_json(self) -> dict[str, Any]:
         """The entry of the file, empty keys of ours left out."""
-        rdma = [list(device) if isinstance(device, tuple) else device for device in self.rdma]
-        ours = {key: value for key in ("program", "folder") if (value := getattr(self, key))}
-        return {"ssh": self.ssh, "ips": list(self.ips), "rdma": rdma} | ours
+        return {key: value for key, value in asdict(self).items() if value or key not in ("program", "folder")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +130,8 @@ class HostsFile:
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
     hosts: Annotated[tuple[Host, ...], Field(min_length=1, max_length=MOST_HOSTS)]
-    backend: Annotated[
-        Literal["", "ring", "mpi", "nccl", "jaccl", "jaccl-ring"], BeforeValidator(lambda value: value or "")
-    ] = ""
-    envs: Annotated[tuple[Annotated[str, AfterValidator(_variable)], ...], Field(max_length=100), _empty_as_tuple] = ()
+    backend: Annotated[Literal["", "ring", "mpi", "nccl", "jaccl", "jaccl-ring"], _no_null] = ""
+    envs: Annotated[tuple[Variable, ...], Field(max_length=100), _empty_as_tuple] = ()
     """NAME=value for the environment of every process."""
 
     def is_here(self, rank: int) -> bool:
@@ -152,7 +146,7 @@ class HostsFile:
         return f"{name} (rank {rank})" if shared else name
 
     def to_json(self) -> dict[str, Any]:
-        return {"backend": self.backend, "envs": list(self.envs), "hosts": [host.to_json() for host in self.hosts]}
+        return asdict(self) | {"hosts": [host.to_json() for host in self.hosts]}
 
 
 _FILE = TypeAdapter(HostsFile)
@@ -170,11 +164,8 @@ def parse_hosts(raw: Any, what: str) -> HostsFile:
         found = _FILE.validate_python(raw if isinstance(raw, dict) else {"hosts": raw})
     except ValidationError as error:
         errors = error.errors(include_context=False)
-        errors = [
-            each for each in errors if each["type"] != "too_short"
-        ] or errors  # a wrong entry makes the list too short
-        problems = [_message(each["loc"], each["msg"]) for each in errors]
-        raise UserError([ConfigProblem("hosts", f"{quote(what, 40)}: {text}.") for text in problems]) from None
+        wrong = [each for each in errors if each["type"] != "too_short"]  # a wrong entry makes the list too short
+        raise _problems(what, [_message(each["loc"], each["msg"]) for each in wrong or errors]) from None
     hosts, problems = found.hosts, list[str]()
     for rank, host in enumerate(hosts):
         if (host.program or host.folder) and found.is_here(rank):
@@ -183,12 +174,16 @@ def parse_hosts(raw: Any, what: str) -> HostsFile:
             each = f"one entry for each of the {len(hosts)} hosts, and null for itself"
             problems.append(f"the rdma of host {rank + 1} must have {each}")
     if problems:
-        raise UserError([ConfigProblem("hosts", f"{quote(what, 40)}: {text}.") for text in problems])
+        raise _problems(what, problems)
     # An address as name is an address too, as for `mlx.launch --hosts`.
     return replace(
         found,
         hosts=tuple(replace(each, ips=each.ips or ((each.ssh,) if _is_ipv4(each.ssh) else ())) for each in hosts),
     )
+
+
+def _problems(what: str, texts: Sequence[str]) -> UserError:
+    return UserError([ConfigProblem("hosts", f"{quote(what, 40)}: {text}.") for text in texts])
 
 
 _WORDS = {
@@ -295,8 +290,6 @@ def _missing_device(hosts: HostsFile, ring: bool = False) -> tuple[int, int] | N
 # A run on several machines opens connections with the user's ssh keys and starts programs there, so a person has to
 # allow the hosts file: in the window, or on the command line by naming it.
 
-_ENTRY = "hosts"
-
 
 @dataclass(frozen=True, slots=True)
 class HostsToAllow:
@@ -334,10 +327,10 @@ class AllowedHosts:
         return None if known == fingerprint else HostsToAllow(path, fingerprint, hosts, changed=known is not None)
 
     def allow(self, asked: HostsToAllow) -> None:
-        self._record.add({_ENTRY: self._fingerprints() | {str(asked.path): asked.fingerprint}})
+        self._record.add({"hosts": self._fingerprints() | {str(asked.path): asked.fingerprint}})
 
     def _fingerprints(self) -> dict[str, str]:
-        kept: Any = self._record.read().get(_ENTRY)
+        kept: Any = self._record.read().get("hosts")
         return kept if isinstance(kept, dict) else {}
 
 

@@ -56,23 +56,6 @@ SERVING_S = 0.02
 """Seconds to wait for a message."""
 
 
-class HangDetector:
-    """Time limit for the updates of a step, or for a measurement without them."""
-
-    def __init__(self) -> None:
-        self._longest_s = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self._longest_s = max(self._longest_s, seconds)
-
-    def overdue(self, waited_s: float) -> str:
-        """Why a rank counts as hung, to follow its name; "" while it does not."""
-        if waited_s <= (LEAST_S + TIMES * self._longest_s if self._longest_s else FIRST_S):
-            return ""
-        usual = f"; a step took {self._longest_s:.1f} s" if self._longest_s else ""
-        return f"answers, but the others have waited {waited_s:.0f} s for it to compute{usual}"
-
-
 class SharedSampling:
     """Samples and scores the prompts of a step, or of an evaluation, on all ranks. `notes` receives the workers'
     messages; `scoring_limit_s`: time limit of a round's reward functions."""
@@ -113,29 +96,27 @@ class SharedSampling:
 
     def run(self, poll: Callable[[float], None]) -> None:
         """`poll` is called with the share that is done, and may raise to stop."""
-        began = self._clock()
-
-        def done() -> int:
-            return sum(len(each.groups) for each in self.rounds)
+        began, total, done = self._clock(), len(self._problems), 0
 
         def serve_and_poll(wait_s: float = 0.0) -> None:
+            nonlocal done
             self._serve(wait_s)
-            poll(done() / len(self._problems))
+            done = sum(len(each.groups) for each in self.rounds)
+            poll(done / total)
 
         self._give()
-        while done() < len(self._problems):
+        while done < total:
             own = self._scheduler.take(0, self._clock())
-            if not own:
-                serve_and_poll(SERVING_S)
-                continue
-            problems = self._problems[own.start : own.stop]
-            sampled = sample_round(self._parts, 0, self._order, own.start, problems, lambda tokens: serve_and_poll())
-            with ThreadPoolExecutor(1, "rewards") as pool:  # leaving it waits for the call that is running
-                scoring = pool.submit(score_round, self._parts, self._order, sampled)
-                while not scoring.done():
-                    self._serve(SERVING_S)
-                scoring.result()
-            self._take(sampled)
+            if own:
+                problems = self._problems[own.start : own.stop]
+                sampled = sample_round(self._parts, 0, self._order, own.start, problems, lambda _: serve_and_poll())
+                with ThreadPoolExecutor(1, "rewards") as pool:  # leaving it waits for the call that is running
+                    scoring = pool.submit(score_round, self._parts, self._order, sampled)
+                    while not scoring.done():
+                        self._serve(SERVING_S)
+                    scoring.result()
+                self._take(sampled)
+            serve_and_poll(0.0 if own else SERVING_S)
         self.took_s = self._clock() - began
 
     def _serve(self, wait_s: float) -> None:
@@ -177,8 +158,9 @@ class Leader:
 
     def __init__(self, workers: LeaderChannel, ranks: FlatCollectives, backend: str) -> None:
         self.workers, self.ranks, self.backend = workers, ranks, backend
-        self.paces, self.shares = RankPaces(ranks.size), StepShares(ranks.size)
-        self.learning, self.measuring = HangDetector(), HangDetector()
+        self.paces, self.shares = RankPaces(ranks.size), StepShares()
+        self._longest_s: dict[str, float] = {}
+        """Seconds of the longest work of each kind."""
 
     def load_context(
         self,
@@ -212,12 +194,18 @@ class Leader:
         check_same_base(own, config, self.ranks, self.workers.machines)
         return own
 
+    def observe(self, work: str, seconds: float) -> None:
+        self._longest_s[work] = max(self._longest_s.get(work, 0.0), seconds)
+
     @contextmanager
-    def detect_hangs(self, limit: HangDetector) -> Generator[None]:
-        """Raise LostRankError for the slowest worker where a collective exceeds `limit`."""
+    def detect_hangs(self, work: str) -> Generator[None]:
+        """Raise LostRankError for the slowest worker where a collective takes much longer than this work ever has."""
+        longest_s = self._longest_s.get(work, 0.0)
 
         def look(waited_s: float) -> None:
-            if why := limit.overdue(waited_s):
+            if waited_s > (LEAST_S + TIMES * longest_s if longest_s else FIRST_S):
+                usual = f"; a step took {longest_s:.1f} s" if longest_s else ""
+                why = f"answers, but the others have waited {waited_s:.0f} s for it to compute{usual}"
                 self.workers.give_up(self.workers.slowest(), why)
 
         self.ranks.waiting = look
@@ -316,16 +304,13 @@ class LeaderContext(RunContext):
             keep_together(self, config, leader.ranks)
             return super(LeaderContext, self).learn(groups, config, timed_poll)
 
-        with leader.detect_hangs(leader.learning):
+        with leader.detect_hangs("learn"):
             metrics, own = timed_learning(self, leader.ranks, learn)
             # Every worker's report, after its last update.
             reports = [LearningReport(**each) for each in leader.ranks.gather(asdict(own))]
-        for rank, report in enumerate(reports):
-            leader.shares.add_learning(rank, report)
-        busy = [own.busy_s - paused_s, *(report.busy_s for report in reports[1:])]
-        leader.learning.observe(max(busy))
+        leader.observe("learn", max(own.busy_s - paused_s, *(report.busy_s for report in reports[1:])))
         self.kept = None
-        return metrics | leader.shares.metrics()
+        return metrics | leader.shares.metrics(reports)
 
     def take_back(self) -> None:
         if self.kept is not None:
@@ -335,9 +320,9 @@ class LeaderContext(RunContext):
     def held_out_metrics(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
         self._send_groups("measure", groups)
         began = time.perf_counter()
-        with self.leader.detect_hangs(self.leader.measuring):
+        with self.leader.detect_hangs("measure"):
             metrics = super().held_out_metrics(groups, config, poll)
-        self.leader.measuring.observe(time.perf_counter() - began)
+        self.leader.observe("measure", time.perf_counter() - began)
         return metrics
 
     def evaluate(self, split: str, step: int, config: Config, poll: Callable[[float], None]) -> dict[str, float]:

@@ -204,15 +204,13 @@ def timed_learning(
 class StepShares:
     """The work of each rank in a step, and the speeds by which rows are split."""
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self) -> None:
         self._speeds: list[float] | None = None
         self._begin()
 
     def _begin(self) -> None:
         self._rounds: list[SampledRound] = []
         self._sampling_s, self._peak_gb = 0.0, 0.0
-        self._learning: dict[int, LearningReport] = {}
 
     def add_sampling(self, rounds: Sequence[SampledRound], took_s: float, peak_gb: float) -> None:
         """With dynamic sampling a step has several. `peak_gb`: the leader's."""
@@ -220,39 +218,33 @@ class StepShares:
         self._sampling_s += took_s
         self._peak_gb = max(self._peak_gb, peak_gb)
 
-    def add_learning(self, rank: int, report: LearningReport) -> None:
-        self._learning[rank] = report
-
     def speeds(self, of_sampling: Sequence[float]) -> list[float]:
         """Tokens a second of learning; before the first update, `of_sampling`."""
         return self._speeds or list(of_sampling)
 
-    def metrics(self) -> dict[str, float]:
-        step_s = self._sampling_s + self._learning[0].seconds
-        metrics = {"waiting_share": 0.0, "time/gradient_sum": self._learning[0].summed_s}
-        for rank in range(self._size):
-            rounds, learning = [each for each in self._rounds if each.rank == rank], self._learning[rank]
+    def metrics(self, reports: Sequence[LearningReport]) -> dict[str, float]:
+        """The step's metrics, from the learning of every rank. The next step begins."""
+        step_s = self._sampling_s + reports[0].seconds
+        metrics = {"waiting_share": 0.0, "time/gradient_sum": reports[0].summed_s}
+        for rank, learning in enumerate(reports):
+            rounds = [each for each in self._rounds if each.rank == rank]
             sampling_s = sum(each.sampling_s for each in rounds)
-            idle_s = max(0.0, self._sampling_s - sum(each.seconds for each in rounds))
+            waiting_s = max(0.0, self._sampling_s - sum(each.seconds for each in rounds)) + learning.waited_s
             metrics |= {
                 f"ranks/{rank}/prompts": float(sum(len(each.groups) for each in rounds)),
                 f"ranks/{rank}/learn_tokens_per_second": learning.tokens / learning.busy_s,
-                f"ranks/{rank}/waiting": idle_s + learning.waited_s,
+                f"ranks/{rank}/waiting": waiting_s,
                 f"ranks/{rank}/memory": learning.peak_gb if rank else max(learning.peak_gb, self._peak_gb),
             }
-            metrics["waiting_share"] += (idle_s + learning.waited_s) / self._size / max(step_s, 1e-9)
+            metrics["waiting_share"] += waiting_s / len(reports) / max(step_s, 1e-9)
             if sampling_s:
                 metrics[f"ranks/{rank}/tokens_per_second"] = sum(each.tokens for each in rounds) / sampling_s
-        self._observe_speeds([self._learning[rank] for rank in range(self._size)])
+        # A rank without rows has shown no speed.
+        if self._speeds is not None or all(report.tokens for report in reports):
+            speeds = [report.tokens / report.busy_s for report in reports]
+            self._speeds = [
+                NEW_SPEED * new + (1 - NEW_SPEED) * old if new else UNSEEN_GAIN * old
+                for new, old in zip(speeds, self._speeds or speeds, strict=True)
+            ]
         self._begin()
         return metrics
-
-    def _observe_speeds(self, reports: Sequence[LearningReport]) -> None:
-        if self._speeds is None and not all(report.tokens for report in reports):
-            return  # a rank without rows has shown no speed
-        speeds = [report.tokens / report.busy_s for report in reports]
-        before = self._speeds or speeds
-        self._speeds = [
-            NEW_SPEED * new + (1 - NEW_SPEED) * old if new else UNSEEN_GAIN * old
-            for new, old in zip(speeds, before, strict=True)
-        ]

@@ -83,13 +83,12 @@ def a_step(shares: StepShares, learned: tuple[int, int] = (300, 100)) -> dict[st
     """10 s of sampling, in which rank 0 is busy for 9 and rank 1 for 6; 5 s of learning, with 1 s and 2 s of waiting
     and 1 s of summing."""
     shares.add_sampling([sampled(0, 40, 4.0, 1.0), sampled(1, 30, 5.0, 1.0), sampled(0, 40, 4.0, 0.0)], 10.0, 3.0)
-    shares.add_learning(1, LearningReport(learned[1], 5.0, 2.0, 1.0, 2.0))
-    shares.add_learning(0, LearningReport(learned[0], 5.0, 1.0, 1.0, 1.0))
-    return shares.metrics()
+    reports = LearningReport(learned[0], 5.0, 1.0, 1.0, 1.0), LearningReport(learned[1], 5.0, 2.0, 1.0, 2.0)
+    return shares.metrics(reports)
 
 
 def test_rows_are_split_by_the_speeds_of_learning_once_they_are_known() -> None:
-    shares = StepShares(2)
+    shares = StepShares()
     assert shares.speeds([1.0, 2.0]) == [1.0, 2.0], "before the first update those of sampling"
     a_step(shares)
     assert shares.speeds([1.0, 2.0]) == [100.0, 50.0]
@@ -97,7 +96,7 @@ def test_rows_are_split_by_the_speeds_of_learning_once_they_are_known() -> None:
     assert shares.speeds([1.0, 2.0]) == [150.0, 50.0]
     a_step(shares, (600, 0))
     assert shares.speeds([1.0, 2.0]) == pytest.approx([175.0, 55.0]), "a rank without rows may have become faster"
-    shares = StepShares(2)
+    shares = StepShares()
     a_step(shares, (600, 0))
     assert shares.speeds([1.0, 2.0]) == [1.0, 2.0]
 
@@ -159,10 +158,10 @@ def test_a_round_that_never_ends_is_that_of_a_rank_that_hangs(seen: int) -> None
 def test_a_rank_that_does_not_come_to_an_update_is_given_up() -> None:
     ranks = SimpleNamespace(rank=0, size=3, waiting=None)
     leader = Leader(SilentWorkers(3), ranks, "ring")  # pyright: ignore[reportArgumentType]
-    with leader.detect_hangs(leader.learning):
+    with leader.detect_hangs("learn"):
         ranks.waiting(3000)  # the first step: nothing is usual
-    leader.learning.observe(2.0)
-    with leader.detect_hangs(leader.learning):
+    leader.observe("learn", 2.0)
+    with leader.detect_hangs("learn"):
         ranks.waiting(LEAST_S + TIMES * 2 - 1)
         with pytest.raises(LostRankError, match="others have waited 141 s for it to compute; a step took 2") as lost:
             ranks.waiting(LEAST_S + TIMES * 2 + 1)

@@ -147,7 +147,7 @@ def test_text_of_others_is_never_html(qtbot) -> None:
     assert plain_tip(HTML).startswith("<p>&lt;b&gt;") and plain_tip("a & b") == "a & b"
 
 
-OPENS_PORTS = ROOT / "backend" / "distributed" / "wire.py"
+OPENS_PORTS = ROOT / "backend" / "distributed" / "channel.py"
 """Where rank 0 of a run on several machines listens."""
 
 
