@@ -13,9 +13,8 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.pages.train import source_picking
-from app.pages.train.picker import STAR, WHERE, DownloadRow, Picker, PickerEntry, PickerLine
-from app.pages.train.source_picking import suggested_models
+from app.pages.train import picker as picker_module
+from app.pages.train.picker import STAR, WHERE, DownloadRow, Picker, PickerEntry, PickerLine, suggested_models
 from app.pages.train.train_page import TrainPage
 from app.state.jobs import Downloads
 from app.state.prefs import Prefs
@@ -187,7 +186,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]
 
 @pytest.fixture
 def page(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainPage]:
-    monkeypatch.setattr(source_picking, "SETTLE_MS", 0)
+    monkeypatch.setattr(picker_module, "SETTLE_MS", 0)
     session = Session(Prefs(tmp_path / "prefs"))
     widget = TrainPage(session)
     qtbot.addWidget(widget)
@@ -207,7 +206,7 @@ def service(qapp: QApplication) -> Iterator[Service]:
 @pytest.fixture
 def local_page(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, service: Service) -> TrainPage:
     """The page of a session that shares its process with those of other tests."""
-    monkeypatch.setattr(source_picking, "SETTLE_MS", 0)
+    monkeypatch.setattr(picker_module, "SETTLE_MS", 0)
     session = Session(Prefs(tmp_path / "prefs"))
     session.service = service
     widget = TrainPage(session)
@@ -236,7 +235,7 @@ def test_hub_model_by_keyboard(qtbot: QtBot, page: TrainPage, hub: HubStandIn):
     assert page.draft.value("model") == "someone/tiny-4bit", "the field has its name at once"
     qtbot.waitUntil(lambda: "[On this machine]" in row_texts(picker) or "[Recent]" in row_texts(picker))
     picker.choose_id("someone/tiny-4bit")
-    assert picker.take.text() == "Use" and not picker.has_download("someone/tiny-4bit")
+    assert picker.take.text() == "Use" and "someone/tiny-4bit" not in picker.downloads
     assert page.session.prefs.used("model") == ["someone/tiny-4bit"]
     qtbot.waitUntil(lambda: "4-bit" in page.form.fields["model"]._note.text())
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from functools import partial
 
 from PySide6.QtCore import QSizeF, Qt, Signal
-from PySide6.QtGui import QFont, QKeyEvent, QTextCursor, QTextOption
-from PySide6.QtWidgets import QFrame, QPlainTextEdit, QScrollArea, QTextEdit, QWidget
+from PySide6.QtGui import QKeyEvent, QTextCursor, QTextOption
+from PySide6.QtWidgets import QFrame, QPlainTextEdit, QScrollArea, QTextEdit
 
 from app import theme
 from app.state import charts
 from app.state.chat import ChatAnswer
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import label
-from app.widgets.basic.layout import card, clear_layout, column, holder, row, set_shown
+from app.widgets.basic.layout import card, clear_layout, column, holder, page, row, set_shown, configure
 from app.widgets.basic.number_format import figure, short_duration
 from app.widgets.completion_detail import TagHighlighter, scores_html
 from app.widgets.completion_table import STOP_LABELS
@@ -31,11 +31,10 @@ class PromptBox(QPlainTextEdit):
     sent = Signal()
     stopped = Signal()
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setTabChangesFocus(True)
-        self.setAccessibleName("Prompt")
-        self.textChanged.connect(self._fit)
+    def __init__(self) -> None:
+        super().__init__()
+        hint = "Prompt. Enter sends, Shift+Enter begins a new line, Escape stops."
+        configure(self, tabChangesFocus=True, accessibleName="Prompt", placeholderText=hint, textChanged=self._fit)
         self._fit()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
@@ -56,18 +55,21 @@ class PromptBox(QPlainTextEdit):
 class GrowingText(QTextEdit):
     """Selectable plain text without a frame, as high as its content. Text can be appended cheaply."""
 
-    def __init__(self, name: str, font: QFont, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setAccessibleName(name)
-        self.setProperty("role", "plain")
-        self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setReadOnly(True)
-        self.setTabChangesFocus(True)
-        self.setFont(font)
-        self.setAcceptRichText(False)
-        self.setWordWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)
-        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        configure(
+            self,
+            role="plain",
+            accessibleName=name,
+            frameShape=QFrame.Shape.NoFrame,
+            readOnly=True,
+            tabChangesFocus=True,
+            font=theme.mono_font(),
+            acceptRichText=False,
+            wordWrapMode=QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere,
+            verticalScrollBarPolicy=Qt.ScrollBarPolicy.ScrollBarAlwaysOff,
+            horizontalScrollBarPolicy=Qt.ScrollBarPolicy.ScrollBarAlwaysOff,
+        )
         self.document().setDocumentMargin(0)
         self.document().documentLayout().documentSizeChanged.connect(self._fit)
         self._fit(self.document().size())
@@ -86,17 +88,17 @@ class GrowingText(QTextEdit):
 
 
 class AnswerView(QFrame):
-    def __init__(self, side: str, number: int, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, side: str, number: int) -> None:
+        super().__init__()
         self.setProperty("role", "card")
         self._shown: tuple[ChatAnswer, Sequence[str], bool] = (ChatAnswer(), (), False)
         self._folds: bool | None = None
         self._is_folded = False
         self.fold = LinkButton("", on_click=self._turn_fold)
-        self.text = GrowingText(f"{TITLES[side]}, answer {number}", theme.mono_font())
+        self.text = GrowingText(f"{TITLES[side]}, answer {number}")
         self._highlighter = TagHighlighter(self.text)
-        self.scores = label(font=theme.figures_font(12), role="muted", wrap=True, selectable=True)
-        self.scores.setTextFormat(Qt.TextFormat.RichText)
+        rich = Qt.TextFormat.RichText
+        self.scores = label(font=theme.figures_font(12), role="muted", wrap=True, selectable=True, textFormat=rich)
         self.problem = label(role="problem", wrap=True, selectable=True)
         self.status = label(font=theme.figures_font(theme.CAPTION), role="caption", wrap=True)
         keep_tip = "Keeps its current scores by the run's reward file, to be checked at every later scoring"
@@ -118,19 +120,14 @@ class AnswerView(QFrame):
         self.text.show_text(rest if self._is_folded else answer.text)
         words = figure(len(thinking.split()))
         self.fold.setText(f"Show thinking ({words} words)" if self._is_folded else "Hide thinking")
-        labels, colours = map(charts.label_of, answer.scores), [*names]
-        chips = scores_html(
-            list(labels),
-            list(answer.scores.values()),
-            [colours.index(name) if name in colours else 0 for name in answer.scores],
-        )
+        colours = [names.index(name) if name in names else 0 for name in answer.scores]
+        chips = scores_html([charts.label_of(name) for name in answer.scores], list(answer.scores.values()), colours)
         self.scores.setText(f"<b>Reward {figure(answer.reward)}</b> &nbsp;&nbsp; {chips}")
         self.problem.setText(answer.problem)
         self.status.setText(status_text(answer))
-        set_shown(self.fold, is_long)
-        set_shown(self.scores, bool(answer.scores))
-        set_shown(self.problem, bool(answer.problem))
-        set_shown(self.keep, can_keep)
+        texts = ((self.scores, answer.scores), (self.problem, answer.problem))
+        for part, is_shown in ((self.fold, is_long), *texts, (self.keep, can_keep)):
+            set_shown(part, bool(is_shown))
 
     def _turn_fold(self) -> None:
         self._folds = not self._is_folded
@@ -170,14 +167,10 @@ class Transcript(QScrollArea):
     def __init__(self) -> None:
         super().__init__()
         self.answers: list[dict[str, AnswerView]] = []
-        self.setWidgetResizable(True)
-        self.setFrameShape(QFrame.Shape.NoFrame)
+        configure(self, accessibleName="Conversation", widgetResizable=True, frameShape=QFrame.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setAccessibleName("Conversation")
         self._turns = column(spacing=2 * theme.SPACE)
-        content = holder(column(self._turns, None, margins=(0, 0, theme.SPACE, 0)))
-        content.setObjectName("page")
-        self.setWidget(content)
+        self.setWidget(page(column(self._turns, None, margins=(0, 0, theme.SPACE, 0))))
         self._follows = True
         self.verticalScrollBar().rangeChanged.connect(self._follow)
         self.verticalScrollBar().actionTriggered.connect(self._note_place)
@@ -193,7 +186,7 @@ class Transcript(QScrollArea):
         for side, view in views.items():
             view.keep.clicked.connect(partial(self.keep_requested.emit, number - 1, side))
         beside = row(*((view, 1) for view in views.values()), spacing=12)
-        shown = GrowingText(f"Prompt {number}", theme.mono_font())
+        shown = GrowingText(f"Prompt {number}")
         shown.show_text(prompt)
         top = Qt.AlignmentFlag.AlignTop
         answer = label(f"Answer: {expected}", theme.figures_font(12), "muted", selectable=True)

@@ -12,8 +12,8 @@ from PySide6.QtWidgets import QCheckBox, QFrame, QLineEdit, QToolButton, QWidget
 
 from app import theme
 from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton, NumberEdit, ProseEdit
-from app.widgets.basic.labels import button, label, plain_tip, with_key_names
-from app.widgets.basic.layout import column, grid, holder, row, set_shown, set_style_property
+from app.widgets.basic.labels import button, label, plain_tip, show_text, with_key_names
+from app.widgets.basic.layout import column, grid, holder, row, set_shown, set_style_property, configure
 from app.widgets.basic.number_format import figure
 
 BROWSE = "browse"
@@ -26,11 +26,9 @@ class ModelBar(QWidget):
         self.checkpoints = ComboBox(name="Checkpoint", length=12)
         self.load = button("Load", primary=True)
         self.reset = button("New conversation", tip="Ctrl+Alt+C")
-        self.settings = QToolButton()
-        self.settings.setText("Settings")
-        self.settings.setCheckable(True)
-        self.settings.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        self.settings.setToolTip("Temperature, seed, system message, …")
+        tip = "Temperature, seed, system message, …"
+        self.settings = QToolButton(text="Settings", checkable=True)
+        configure(self.settings, focusPolicy=Qt.FocusPolicy.StrongFocus, toolTip=tip)
         menus = ((self.models, 3), (self.checkpoints, 1))
         title = label("Chat", theme.title_font())
         row(title, theme.SPACE, *menus, self.load, None, self.reset, self.settings, into=self)
@@ -64,8 +62,8 @@ class ModelBar(QWidget):
 class RowStrip(QWidget):
     row_requested = Signal(int)
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._row, self._of = -1, 0
         request = self.row_requested.emit
         self.previous = button("Previous", lambda: request(max(-1, self._row - 1)), tip="The row before")
@@ -73,13 +71,13 @@ class RowStrip(QWidget):
         # Before the first row the number of rows is unknown; the page takes a large number modulo it.
         self.random = button("Random", lambda: request(random.randrange(self._of or 1 << 30)), tip="Any row")
         self.about = ElidedLabel(font=theme.figures_font())
-        self.expected = QLineEdit()
-        self.expected.setPlaceholderText("unknown")
-        self.expected.setAccessibleName("Expected answer")
-        self.expected.setToolTip("Given to the reward functions; without it those that need an answer are skipped.")
-        self.expected.setFixedWidth(theme.scaled(150))
-        caption = label("Expected answer", role="muted")
-        caption.setBuddy(self.expected)
+        self.expected = configure(
+            QLineEdit(placeholderText="unknown"),
+            accessibleName="Expected answer",
+            toolTip="Given to the reward functions; without it those that need an answer are skipped.",
+            fixedWidth=theme.scaled(150),
+        )
+        caption = label("Expected answer", role="muted", buddy=self.expected)
         self._rows = holder(row(label("Prompts of the dataset", role="muted"), self.previous, self.next, self.random))
         row(self._rows, (self.about, 1), caption, self.expected, into=self)
 
@@ -132,31 +130,22 @@ FIELDS = (
 
 
 class SamplingPanel(QFrame):
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setProperty("role", "card")
-        self.setFixedWidth(theme.scaled(200))
+    def __init__(self) -> None:
+        super().__init__()
+        configure(self, role="card", fixedWidth=theme.scaled(200))
         self.fields: dict[str, NumberEdit] = {}
         self._defaults: dict[str, Any] = {}
         self._system_default = ""
-        self.system = ProseEdit(6)
-        self.system.setAccessibleName("System message")
-        self.system.setPlaceholderText("None")
-        self.system.textChanged.connect(self._check)
-        self.free_output = QCheckBox("Free output")
-        self.free_output.setToolTip("Ignores the run's regular expression or JSON schema.")
-        self.free_output.toggled.connect(self._check)
+        self.system = ProseEdit(6, accessibleName="System message", placeholderText="None", textChanged=self._check)
+        tip = "Ignores the run's regular expression or JSON schema."
+        self.free_output = configure(QCheckBox("Free output"), toolTip=tip, toggled=self._check)
         self.restore = LinkButton("Reset", on_click=lambda: self.show_defaults(self._defaults, self._system_default))
         self.problem = label(role="problem", wrap=True)
         numbers = []
         for entry in FIELDS:
-            line = self.fields[entry.key] = NumberEdit(name=entry.title, width=76)
-            line.setToolTip(entry.tip)
-            line.textChanged.connect(self._check)
-            caption = label(entry.title, role="muted")
-            caption.setBuddy(line)
-            caption.setToolTip(entry.tip)
-            numbers.append((caption, line))
+            line = NumberEdit(name=entry.title, width=76, toolTip=entry.tip, textChanged=self._check)
+            self.fields[entry.key] = line
+            numbers.append((label(entry.title, role="muted", buddy=line, toolTip=entry.tip), line))
         heading, lines = theme.heading_font(), grid(numbers, stretch=0, spacing=(theme.SPACE, 6))
         sampling = (label("Sampling", heading), lines, self.free_output, self.problem)
         system = (label("System message", heading), self.system, self.restore)
@@ -189,8 +178,7 @@ class SamplingPanel(QFrame):
         wrong = [entry for entry in FIELDS if entry.number(self.fields[entry.key].text()) is None and self._defaults]
         for entry in FIELDS:
             set_style_property(self.fields[entry.key], "problem", entry in wrong)
-        self.problem.setText(wrong[0].problem if wrong else "")
-        set_shown(self.problem, bool(wrong))
+        show_text(self.problem, wrong[0].problem if wrong else "")
         is_changed = any(line.text() != _text(self._defaults.get(key)) for key, line in self.fields.items())
         is_free = bool(self._defaults.get("free_output")) != self.free_output.isChecked()
         self.restore.setEnabled(is_changed or is_free or self.system_message() is not None)

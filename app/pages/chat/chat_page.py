@@ -7,7 +7,7 @@ from typing import Any
 
 from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QStackedLayout, QWidget
+from PySide6.QtWidgets import QWidget
 
 from app import theme
 from app.pages.chat.answer_view import PromptBox, Transcript
@@ -18,7 +18,7 @@ from app.state.session import Session
 from app.widgets.basic.controls import ElidedLabel, Segments
 from app.widgets.basic.dialogs import open_folder
 from app.widgets.basic.labels import EmptyState, button
-from app.widgets.basic.layout import column, holder, row, set_shown
+from app.widgets.basic.layout import column, connect, holder, row, set_shown, stack
 from app.widgets.basic.number_format import figure
 from backend.runs.run_folder import RunFolder, all_runs
 from backend.utils.files import is_file
@@ -49,39 +49,31 @@ class ChatPage(QWidget):
         self.sides = Segments({"base": "Base", "both": "Both", "tuned": "Tuned"}, "Answers by")
         self.sides.choose("both")
         self.prompt = PromptBox()
-        self.prompt.setPlaceholderText("Prompt. Enter sends, Shift+Enter begins a new line, Escape stops.")
         self.send_button = button("Send", self.send_or_stop, primary=True)
         body = QWidget()
-        self._body = QStackedLayout(body)
-        self._body.addWidget(self.notice)
-        self._body.addWidget(self.transcript)
+        self._body = stack(self.notice, self.transcript, into=body)
         asking = row((self.prompt, 1), column(self.sides, self.send_button, spacing=6))
         self._below = holder(column(self.rows, asking, spacing=6))
         middle = row((column((body, 1), self._below, spacing=12), 1), self.panel, spacing=12)
         column(self.bar, self.about, (middle, 1), into=self, margins=theme.GUTTER)
 
-        chat, bar = self.chat, self.bar
-        chat.state_changed.connect(self._show)
+        chat, bar, lines = self.chat, self.bar, (*self.panel.fields.values(), self.panel.system)
         chat.turns_changed.connect(self._show_turns)
         chat.answer_changed.connect(self._show_answer)
         chat.row_changed.connect(self._show_row)
         chat.message.connect(session.message)
         bar.models.activated.connect(self._on_model)
-        bar.checkpoints.activated.connect(self._show)
-        bar.load.clicked.connect(self._load_or_unload)
+        bar.load.clicked.connect(lambda: chat.unload() if self._is_chosen_loaded else self.load())
         bar.reset.clicked.connect(self.new_conversation)
-        bar.settings.toggled.connect(self._show)
         self.notice.button_clicked.connect(self._on_notice)
         self.transcript.keep_requested.connect(chat.keep_case)
         self.rows.row_requested.connect(chat.pick_row)
         self.prompt.sent.connect(self.send)
         self.prompt.stopped.connect(chat.stop)
-        self.prompt.textChanged.connect(self._show_enabled)
-        for line in (*self.panel.fields.values(), self.panel.system):
-            line.textChanged.connect(self._show_enabled)
         session.chat_requested.connect(self.choose_run)
-        session.run_state_changed.connect(self._check_live_run)
-        session.run_changed.connect(self._check_live_run)
+        connect(self._show, chat.state_changed, bar.checkpoints.activated, bar.settings.toggled)
+        connect(self._show_enabled, self.prompt.textChanged, *(line.textChanged for line in lines))
+        connect(self._check_live_run, session.run_state_changed, session.run_changed)
         self._list_models()
         self._check_live_run()
 
@@ -92,8 +84,13 @@ class ChatPage(QWidget):
         self._list_models()
         self._check_live_run()
         if not self._asked_for_models:
+
+            def list_found(answer: dict[str, Any]) -> None:
+                self._models = {item["id"]: item["name"] for item in answer["found"] if not item["refusal"]}
+                self._list_models()
+
             self._asked_for_models = True
-            self.session.service.ask("models", self._on_models, owner=self, paths=[])
+            self.session.service.ask("models", list_found, owner=self, paths=[])
 
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
@@ -107,10 +104,6 @@ class ChatPage(QWidget):
         is_wide, was_wide = (width >= theme.scaled(WIDE) for width in (self.width(), event.oldSize().width()))
         if is_wide != was_wide or event.oldSize().width() < 0:  # on a change only: the user may have chosen otherwise
             self.bar.settings.setChecked(is_wide)
-
-    def _on_models(self, answer: dict[str, Any]) -> None:
-        self._models = {item["id"]: item["name"] for item in answer["found"] if not item["refusal"]}
-        self._list_models()
 
     def _list_models(self) -> None:
         runs = {
@@ -160,9 +153,6 @@ class ChatPage(QWidget):
         self.panel.show_defaults(sampling_of(self._choice), self._choice.settings.get("system_prompt") or "")
         self.rows.forget(has_rows=self._choice.is_run)
         self.chat.load(self._choice, self.bar.checkpoint)
-
-    def _load_or_unload(self) -> None:
-        self.chat.unload() if self._is_chosen_loaded else self.load()
 
     @property
     def _is_chosen_loaded(self) -> bool:

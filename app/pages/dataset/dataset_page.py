@@ -11,15 +11,14 @@ from PySide6.QtGui import QHideEvent, QKeySequence, QShortcut, QShowEvent
 from PySide6.QtWidgets import QSizePolicy, QSplitter, QWidget
 
 from app import theme
-from app.pages.dataset.column_mapping import ColumnMapping
-from app.pages.dataset.dataset_figures import DatasetFigures
+from app.pages.dataset.cards import ColumnMapping, DatasetFigures
 from app.pages.dataset.rows import CHUNK, DataColumn, RowDetail, RowModel, RowTable
 from app.state.dataset import SPLITS, USES, Dataset
 from app.state.reward_bench import MAX_ROWS
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox
 from app.widgets.basic.labels import EmptyState, button, label, plain_tip, show_text, with_key_names
-from app.widgets.basic.layout import NestedStack, card, column, row, set_style_property
+from app.widgets.basic.layout import NestedStack, card, column, connect, row, set_style_property, configure
 from app.widgets.basic.number_format import file_size
 from app.widgets.form.fields import PathField
 from backend.config.config import SETTINGS
@@ -61,8 +60,7 @@ class DatasetPage(QWidget):
         self._row_request = 0
         self._generation = 0
         self._had_tokens = False
-        self._rest_timer = QTimer(self, singleShot=True, interval=MOVED_MS)
-        self._rest_timer.timeout.connect(self._request_row)
+        self._rest_timer = configure(QTimer(self, singleShot=True, interval=MOVED_MS), timeout=self._request_row)
         # Widgets are created with their final parent: reparented later, Qt would restyle all of them again.
         self.path = PathField(SETTINGS["data"], self)
         self.path.label.hide()
@@ -70,10 +68,8 @@ class DatasetPage(QWidget):
         self.mapping, self.counts = ColumnMapping(USES, body), DatasetFigures(body)
         for part in (self.mapping, self.counts):  # SHARES decide the widths, not the texts
             part.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
-        self.shown = label(font=theme.heading_font())
         self.which = ComboBox(name="Split that is shown", length=14)
-        self.shown.setBuddy(self.which)
-        self.shown.setMinimumHeight(28)
+        self.shown = label(font=theme.heading_font(), buddy=self.which, minimumHeight=28)
         self.model = RowModel(self)
         self.table = RowTable(self.model)
         self.try_button = button("Try rewards", self.try_rewards)
@@ -87,10 +83,11 @@ class DatasetPage(QWidget):
         parts.setSizes([1000 * share for share in SHARES])
         band = row((self.mapping, SHARES[0]), (self.counts, SHARES[1]), spacing=12)
         column(band, (parts, 1), into=body, spacing=12)
-        self.nothing, self.absent, self.failed = EmptyState(*EMPTY), EmptyState(*ABSENT), EmptyState(*FAILED)
-        self._stack = NestedStack(self)
-        for view in (self.nothing, self.absent, self.failed, body):
-            self._stack.addWidget(view)
+        dataset = self.dataset
+        self.nothing = EmptyState(*EMPTY, button_clicked=lambda: self.path.choose_file())
+        self.absent = EmptyState(*ABSENT, button_clicked=dataset.download)
+        self.failed = EmptyState(*FAILED, button_clicked=dataset.try_again)
+        self._stack = NestedStack(self, self.nothing, self.absent, self.failed, body)
         title = (label("Dataset", theme.title_font()), 0, Qt.AlignmentFlag.AlignTop)
         top = row(title, (self.path, 1), spacing=3 * theme.SPACE)
         column(top, (self._stack, 1), into=self, spacing=12, margins=theme.GUTTER)
@@ -101,9 +98,7 @@ class DatasetPage(QWidget):
         for widget, following in pairwise(tab_stops):
             QWidget.setTabOrder(widget, following)
 
-        dataset = self.dataset
-        self.path.edited.connect(self.draft.set)
-        self.mapping.edited.connect(self.draft.set)
+        connect(self.draft.set, self.path.edited, self.mapping.edited)
         self.mapping.use.clicked.connect(lambda: self.draft.update(dataset.suggested_columns))
         self.draft.changed.connect(self._on_changed)
         dataset.changed.connect(self._show_all)
@@ -115,9 +110,6 @@ class DatasetPage(QWidget):
         self.model.chunk_requested.connect(self._request_chunk)
         self.table.chosen.connect(lambda: self._rest_timer.start())
         self.table.selected.connect(self._show_enabled)
-        self.nothing.button_clicked.connect(lambda: self.path.choose_file())
-        self.absent.button_clicked.connect(dataset.download)
-        self.failed.button_clicked.connect(dataset.try_again)
         QShortcut(QKeySequence.StandardKey.Refresh, self, dataset.reload)
         self._show_all()
         self._show_rows()  # for the line on Train they may have been read before this page was built
@@ -145,10 +137,7 @@ class DatasetPage(QWidget):
         unread = self.failed if dataset.state == "failed" and "form" not in preview else self._body
         self._stack.setCurrentWidget({"none": self.nothing, "absent": self.absent}.get(dataset.state, unread))
         self._show_values()
-        configs = dataset.choices["configs"]
-        names = dataset.choices["splits"] or preview.get("names", [])
-        self.mapping.offer_splits(preview.get("form", "file"), names, configs, dataset.splits)
-        self.mapping.offer_columns(preview.get("columns", ()))
+        self.mapping.offer_names(dataset)
         self._show_values()
         self.mapping.show_problems(dataset.faults)
         self.mapping.show_likely(dataset.suggested_columns)
@@ -160,8 +149,10 @@ class DatasetPage(QWidget):
         self._show_counts()
         self._show_variety()
         self.table.set_placeholder(self._placeholder())
-        has_unconfirmed = bool(self.session.consent.code.missing(self._mapping_settings()))
-        self.allow_button.setVisible(bool(self.draft.value("map_function")) and has_unconfirmed)
+        is_unconfirmed = self.draft.value("map_function") and self.session.consent.code.missing(
+            self._mapping_settings()
+        )
+        self.allow_button.setVisible(bool(is_unconfirmed))
         self._show_enabled()
         self.model.set_prompt_limit(dataset.prompt_limit)
         self.detail.set_prompt_limit(dataset.prompt_limit)
@@ -201,10 +192,8 @@ class DatasetPage(QWidget):
         self._show_about()
 
     def _show_about(self) -> None:
-        shows_variety = self.counts.shows_variety and self.dataset.variety
-        text = variety_caption(self.dataset) if shows_variety else lengths_caption(self.dataset)
-        self.counts.about.setText(text)
-        self.counts.about.setToolTip(plain_tip(text))
+        text = caption(self.dataset, of_variety=self.counts.shows_variety and bool(self.dataset.variety))
+        configure(self.counts.about, text=text, toolTip=plain_tip(text))
 
     def enabled_actions(self) -> dict[str, bool]:
         """Action of the Rewards menu → is enabled."""
@@ -228,10 +217,9 @@ class DatasetPage(QWidget):
         actions, ranges = self.enabled_actions(), self.table.selected_ranges()
         count = sum(map(len, ranges))
         what = f"row {ranges[0].start + 1:,}" if count == 1 else f"{count:,} rows"
-        self.try_button.setText(f"Try rewards on {what}")
-        self.try_button.setVisible(bool(count))
-        self.try_button.setEnabled(actions["try_rows"])
-        self.try_button.setToolTip(with_key_names(TRY) if actions["try_rows"] else TRY_NOT)
+        is_enabled = actions["try_rows"]
+        tip = with_key_names(TRY) if is_enabled else TRY_NOT
+        configure(self.try_button, text=f"Try rewards on {what}", visible=bool(count), enabled=is_enabled, toolTip=tip)
         self.enabled_actions_changed.emit(actions)
 
     def _show_rows(self) -> None:
@@ -297,30 +285,21 @@ class DatasetPage(QWidget):
         self._row_request = self.dataset.request("preview_row", show, self, in_parts=True, index=index)
 
 
-def lengths_caption(dataset: Dataset) -> str:
-    """“median 46 · 95% up to 90 · longest 203 · 1,536 fit”, and notes on the rows that were read."""
-    counts, notes = dataset.counts, _notes(dataset)
-    if counts is None:
-        return " · ".join(["Counting tokens…" if dataset.can_count else "", *notes]).strip(" ·")
-    if not counts.has_tokens:
-        return " · ".join(notes)
-    lengths = (
-        f"median {counts.percentile(50):,}",
-        f"95% up to {counts.percentile(95):,}",
-        f"longest {counts.longest:,}",
-        f"{max(0, dataset.prompt_limit):,} fit",
-    )
-    return " · ".join([*lengths, *notes])
-
-
-def variety_caption(dataset: Dataset) -> str:
-    """“of 10,000 rows, drawn from 97,870”."""
-    rows, total = dataset.variety["rows"], dataset.variety["total"]
-    compared = f"of {rows:,} rows" if rows == total else f"of {rows:,} rows, drawn from {total:,}"
-    return " · ".join([compared, *_notes(dataset)])
-
-
-def _notes(dataset: Dataset) -> list[str]:
-    about = dataset.splits.get(dataset.split, {})
+def caption(dataset: Dataset, *, of_variety: bool) -> str:
+    """“median 46 · 95% up to 90 · longest 203 · 1,536 fit”, or the rows compared; and notes on the rows read."""
+    counts, about = dataset.counts, dataset.splits.get(dataset.split, {})
+    parts: list[str] = []
+    if of_variety:
+        rows, total = dataset.variety["rows"], dataset.variety["total"]
+        parts = [f"of {rows:,} rows" if rows == total else f"of {rows:,} rows, drawn from {total:,}"]
+    elif counts is None:
+        parts = ["Counting tokens…"] if dataset.can_count else []
+    elif counts.has_tokens:
+        parts = [
+            f"median {counts.percentile(50):,}",
+            f"95% up to {counts.percentile(95):,}",
+            f"longest {counts.longest:,}",
+            f"{max(0, dataset.prompt_limit):,} fit",
+        ]
     first = [f"first {about['rows']:,} rows"] if about.get("about") else []
-    return [*first, *dataset.preview.get("notes", ())]
+    return " · ".join([*parts, *first, *dataset.preview.get("notes", ())])

@@ -15,7 +15,7 @@ from app import theme
 from app.theme import CELL_PADDING
 from app.widgets.basic.controls import ElidedLabel, Segments
 from app.widgets.basic.labels import label, plain_tip, show_text
-from app.widgets.basic.layout import column, row
+from app.widgets.basic.layout import column, row, configure
 from app.widgets.basic.number_format import counted
 from app.widgets.basic.tables import BaseTable, Column, RowsModel
 
@@ -59,8 +59,7 @@ class RowModel(RowsModel):
         self._missing: list[int] = []
         self._requested: set[int] = set()
         # Requested after a pause: while the scroll bar is dragged, only the chunk where it comes to rest is needed.
-        self._request_timer = QTimer(self, singleShot=True, interval=20)
-        self._request_timer.timeout.connect(self._request)
+        self._request_timer = configure(QTimer(self, singleShot=True, interval=20), timeout=self._request)
 
     def show_rows(self, count: int, columns: Sequence[DataColumn], prompt_limit: int) -> None:
         """Show another dataset of `count` rows, none of them fetched yet. `prompt_limit`: most tokens of a prompt."""
@@ -147,10 +146,8 @@ class RowTable(BaseTable):
     selected = Signal()
 
     def __init__(self, model: RowModel) -> None:
-        super().__init__(name="Rows of the dataset")
+        super().__init__(model=model, name="Rows of the dataset", textElideMode=Qt.TextElideMode.ElideRight)
         self._rows, self._placeholder = model, ""
-        self.setModel(model)
-        self.setTextElideMode(Qt.TextElideMode.ElideRight)
         self.setCornerWidget(QWidget())  # else there is a square of another colour between the scroll bars
         # Not ResizeToContents, which would read up to 1,000 rows and so request chunks that are not visible.
         self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
@@ -221,12 +218,9 @@ class RowDetail(QFrame):
         self.title = label(font=theme.heading_font())
         self.about = ElidedLabel(font=theme.figures_font(12))
         self.note = label(font=theme.caption_font(), role="problem", wrap=True, selectable=True)
-        self.pane = QTextEdit(readOnly=True, acceptRichText=False)
-        self.pane.setFont(theme.mono_font())
-        self.pane.setAccessibleName("The prompt as the model sees it")
-        self.pane.setTabChangesFocus(True)
-        self.views = Segments(VIEWS, "Show the row as")
-        self.views.chosen.connect(self._draw)
+        self.pane = QTextEdit(readOnly=True, acceptRichText=False, tabChangesFocus=True)
+        configure(self.pane, font=theme.mono_font(), accessibleName="The prompt as the model sees it")
+        self.views = Segments(VIEWS, "Show the row as", chosen=self._draw)
         head = row(self.title, None, self.views, spacing=2)
         column(head, self.about, self.note, (self.pane, 1), into=self, spacing=6, margins=(12, 8, 12, 12))
         self._draw()
@@ -267,9 +261,8 @@ class RowDetail(QFrame):
             return
         colours = theme.palette()
         plain, muted, special = QTextCharFormat(), QTextCharFormat(), QTextCharFormat()
-        plain.setForeground(colours.text)
-        muted.setForeground(colours.muted)
-        special.setForeground(colours.accent)
+        for form, colour in ((plain, colours.text), (muted, colours.muted), (special, colours.accent)):
+            form.setForeground(colour)
         special.setBackground(colours.selection)
         cursor = QTextCursor(self.pane.document())
 

@@ -30,7 +30,7 @@ from PySide6.QtWidgets import (
 )
 
 from app import theme
-from app.widgets.basic import icons
+from app.widgets.basic.icons import star_cell
 from app.widgets.basic.labels import button, label, plain_tip
 from app.widgets.basic.layout import column, on_screen, row
 from app.widgets.basic.number_format import DASH, duration, figure, file_size, moment, signed
@@ -174,16 +174,12 @@ class RunModel(RowsModel):
         return plain_tip(texts.get(self.columns[column].key) or "")
 
     def extra(self, row: RunRecord, index: Index, role: int) -> Any:
-        field, starred, colours = self.columns[index.column()], row.notes.favourite, theme.palette()
+        field = self.columns[index.column()]
         if role == SORT:
             return sort_key(field, row)
         if role == CURVE:
             return row.curve if field.kind == "curve" else None
-        if field.key == FAVOURITE and role == ROLE.DecorationRole:
-            return icons.icon("star-filled" if starred else "star", colours.clip if starred else colours.faint, 16)
-        if field.key == FAVOURITE and role == ROLE.AccessibleTextRole:
-            return "favourite" if starred else "not a favourite"
-        return None
+        return star_cell(row.notes.favourite, role, theme.palette().faint) if field.key == FAVOURITE else None
 
 
 def _alignment(field: RunField) -> Qt.AlignmentFlag:

@@ -8,14 +8,14 @@ from typing import Any
 
 from PySide6.QtCore import QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QApplication, QFrame, QGridLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QFrame, QWidget
 
 from app import theme
 from app.widgets.basic import icons
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.icons import IconButton
-from app.widgets.basic.labels import PlainLabel
-from app.widgets.basic.layout import FlowLayout, TabArea, card, column, reserve_gutter, set_shown
+from app.widgets.basic.labels import PlainLabel, label
+from app.widgets.basic.layout import FlowLayout, TabArea, card, column, grid, reserve_gutter, set_shown, configure
 from app.widgets.basic.number_format import counted
 from app.widgets.form.field import Field, field_of
 from app.widgets.form.fields import make_field
@@ -31,12 +31,10 @@ class Form(TabArea):
     opened = Signal(str, bool)  # key of a card, is open
 
     def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        super().__init__(parent, horizontalScrollBarPolicy=Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.fields: dict[str, Field] = {}
         self._cards: list[SettingsCard] = []
-        self.page = QWidget(self)
-        self.page.setObjectName("page")
+        self.page = configure(QWidget(self), objectName="page")
         self.column = column(into=self.page, spacing=12, margins=(0, 0, theme.GUTTER, 2 * theme.SPACE))
         self.setWidget(self.page)
 
@@ -83,7 +81,7 @@ class Form(TabArea):
 
     def open_cards(self, keys: Iterable[str]) -> None:
         for each in self._cards:
-            each.set_open(each.key in set(keys))
+            each.more.setChecked(each.key in set(keys))
 
     def reveal(self, key: str) -> bool:
         """Uncover a field, focus it and scroll to it; False if the setting does not apply now."""
@@ -106,14 +104,12 @@ class Form(TabArea):
         if focused is None or not self.page.isAncestorOf(focused):
             here = self.verticalScrollBar().value() - 1
         else:
-            here = self._top(field_of(focused) or focused)
+            here = (field_of(focused) or focused).mapTo(self.page, QPoint()).y()
         starts = [start for each in self._cards if each.isVisible() for start in each.group_starts()]
-        beyond = [start for start in starts if (self._top(start) - here) * direction > 0]
+        distances = [((start.mapTo(self.page, QPoint()).y() - here) * direction, start) for start in starts]
+        beyond = [(distance, start) for distance, start in distances if distance > 0]
         if beyond:
-            self._focus(min(beyond, key=lambda start: abs(self._top(start) - here)))
-
-    def _top(self, widget: QWidget) -> int:
-        return widget.mapTo(self.page, QPoint()).y()
+            self._focus(min(beyond, key=lambda found: found[0])[1])
 
     def _focus(self, part: QWidget) -> None:
         (part.control if isinstance(part, Field) else part).setFocus(Qt.FocusReason.ShortcutFocusReason)
@@ -149,30 +145,21 @@ class SettingsCard(QFrame):
         self.setProperty("role", "card")
         self._changed: set[str] = set()
         self._grids = (FieldGrid(first, self), FieldGrid(others, self, follows=True))
-        self.fields: dict[str, Field] = {field.setting.key: field for grid in self._grids for field in grid.fields}
+        self.fields: dict[str, Field] = {field.setting.key: field for each in self._grids for field in each.fields}
         self._basic = {key for key in self.fields if key in basic}
         self._applying = set(self.fields)
-        self.title = PlainLabel(title, self)
-        self.title.setFont(theme.heading_font())
-        self.middle = QVBoxLayout()
-        self.middle.setSpacing(12)
-        self.more = IconButton("chevron-right", parent=self)
-        self.more.setCheckable(True)
-        self.more.setProperty("role", "disclosure")
+        self.title = configure(PlainLabel(title, self), font=theme.heading_font())
+        self.middle = column(spacing=12)
+        self.more = IconButton("chevron-right", parent=self, checkable=True, role="disclosure", clicked=self.opened)
         self.more.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
         self.more.toggled.connect(self._flow)
-        self.more.clicked.connect(self.opened)
         self._link_line = QWidget(self)
         self._link_line.setContentsMargins(icons.SIZE + theme.SPACE, 0, 0, 0)  # below the text of the button
         flow = FlowLayout(self._link_line, 2 * theme.SPACE, 0)
         self.links: dict[str, LinkButton] = {}
         for group in filter(None, dict.fromkeys(field.setting.group for field in self.fields.values())):
-            open_group = partial(self._open_at, group)
-            link = self.links[group] = LinkButton(
-                group, self._link_line, on_click=open_group, name=f"{group} of {title}"
-            )
-            link.setProperty("role", "group")
-            link.setFont(theme.caption_font())
+            link = LinkButton(group, self._link_line, on_click=partial(self._open_at, group), role="group")
+            self.links[group] = configure(link, accessibleName=f"{group} of {title}", font=theme.caption_font())
             flow.addWidget(link)
         above, below = self._grids
         foot = column((self.more, 0, Qt.AlignmentFlag.AlignLeft), self._link_line, spacing=0)
@@ -184,15 +171,12 @@ class SettingsCard(QFrame):
     def is_open(self) -> bool:
         return self.more.isChecked()
 
-    def set_open(self, opened: bool) -> None:
-        self.more.setChecked(opened)
-
     def uncover(self, keys: Set[str]) -> None:
         if keys & (self.fields.keys() - self._basic - self._changed):
-            self.set_open(True)
+            self.more.setChecked(True)
 
     def _open_at(self, group: str) -> None:
-        self.set_open(True)
+        self.more.setChecked(True)
         self.opened.emit(True)
         shown = (field for field in self.fields.values() if not field.isHidden())
         self.group_requested.emit(next(field for field in shown if field.setting.group == group))
@@ -206,7 +190,7 @@ class SettingsCard(QFrame):
 
     def tab_order(self, middle: Iterable[QWidget] = ()) -> list[QWidget]:
         """The widgets that Tab visits, from top to bottom; `middle` are those that the page has added."""
-        above, below = ([widget for field in grid.fields for widget in field.tab_stops] for grid in self._grids)
+        above, below = ([widget for field in each.fields for widget in field.tab_stops] for each in self._grids)
         return [*above, *middle, *below, self.more, *self.links.values()]
 
     def show_only(self, applying: set[str]) -> None:
@@ -223,9 +207,9 @@ class SettingsCard(QFrame):
     def _flow(self) -> None:
         always = self._basic | self._changed
         shown = {key for key in self._applying if self.is_open or key in always}
-        for grid in self._grids:
-            grid.show_only(shown, headings=self.is_open)
-            set_shown(grid, bool(grid.shown))
+        for fields in self._grids:
+            fields.show_only(shown, headings=self.is_open)
+            set_shown(fields, bool(fields.shown))
         hidden = len(self._applying - always)
         noun = "more setting" if self._applying & always else "setting"
         self.more.setText("Fewer settings" if self.is_open else f"Show {counted(hidden, noun)}")
@@ -249,18 +233,11 @@ class FieldGrid(QWidget):
         self.shown: set[Field] = set(self.fields)
         self._has_headings = True
         self._fillers = [QWidget(self) for _ in range(MAX_COLUMNS)]
-        groups = dict.fromkeys(field.setting.group for field in self.fields if field.setting.group)
-        self._headings: dict[str, QWidget] = {}
-        for group in groups:
-            heading, rule, name = QWidget(self), card(role="rule"), PlainLabel(group)
-            rule.setObjectName("rule")
-            name.setFont(theme.heading_font())
-            column(rule, name, into=heading)
-            self._headings[group] = heading
-        self._grid = QGridLayout(self)
-        self._grid.setContentsMargins(0, 0, 0, 0)
-        self._grid.setHorizontalSpacing(2 * theme.SPACE)
-        self._grid.setVerticalSpacing(theme.SPACE + 4)
+        self._rules, self._headings = dict[str, QWidget](), dict[str, QWidget]()
+        for group in dict.fromkeys(field.setting.group for field in self.fields if field.setting.group):
+            self._rules[group], self._headings[group] = card(role="rule"), QWidget(self)
+            column(self._rules[group], label(group, theme.heading_font()), into=self._headings[group])
+        self._grid = grid((), self, spacing=(2 * theme.SPACE, theme.SPACE + 4))
         self._flow()
 
     def show_only(self, keys: set[str], *, headings: bool = True) -> None:
@@ -278,9 +255,9 @@ class FieldGrid(QWidget):
             self._flow()
 
     def _flow(self) -> None:
-        columns, grid = self._columns, self._grid
+        columns, cells = self._columns, self._grid
         for widget in (*self.fields, *self._headings.values(), *self._fillers):
-            grid.removeWidget(widget)
+            cells.removeWidget(widget)
         for field in self.fields:
             set_shown(field, field in self.shown)
         place = across = 0
@@ -290,19 +267,18 @@ class FieldGrid(QWidget):
             if self._has_headings and field.setting.group != group:
                 place, across, group = place + (across > 0), 0, field.setting.group
                 if group:
-                    rule = self._headings[group].findChild(QFrame, "rule")
-                    set_shown(rule, place > 0 or self._follows)  # pyright: ignore[reportArgumentType]
-                    grid.addWidget(self._headings[group], place, 0, 1, columns)
+                    set_shown(self._rules[group], place > 0 or self._follows)
+                    cells.addWidget(self._headings[group], place, 0, 1, columns)
                     place += 1
                     groups.add(group)
             if across + span > columns:
                 place, across = place + 1, 0
-            grid.addWidget(field, place, across, 1, span, Qt.AlignmentFlag.AlignTop)
+            cells.addWidget(field, place, across, 1, span, Qt.AlignmentFlag.AlignTop)
             across += span
         for name, heading in self._headings.items():
             set_shown(heading, name in groups)
         for i in range(MAX_COLUMNS):
-            grid.setColumnStretch(i, 1 if i < columns else 0)
+            cells.setColumnStretch(i, 1 if i < columns else 0)
             # QGridLayout drops the spacing of an empty column, and the columns of two cards would not line up.
-            if i < columns and grid.itemAtPosition(0, i) is None:
-                grid.addWidget(self._fillers[i], 0, i)
+            if i < columns and cells.itemAtPosition(0, i) is None:
+                cells.addWidget(self._fillers[i], 0, i)

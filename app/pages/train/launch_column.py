@@ -6,15 +6,26 @@ import html
 from collections.abc import Sequence
 from functools import partial
 
-from PySide6.QtCore import QRectF, QSize, Qt, Signal
+from PySide6.QtCore import QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QPainter, QPaintEvent
-from PySide6.QtWidgets import QSizePolicy, QWidget
+from PySide6.QtWidgets import QWidget
 
 from app import theme
 from app.state.memory import MemoryParts, amount
 from app.widgets.basic.controls import CopyLink, Dot, ElidedLabel, LinkButton
 from app.widgets.basic.labels import button, label, show_text
-from app.widgets.basic.layout import TabArea, card, clear_layout, column, grid, holder, row, set_style_property
+from app.widgets.basic.layout import (
+    TabArea,
+    card,
+    clear_layout,
+    column,
+    grid,
+    holder,
+    page,
+    row,
+    set_style_property,
+    configure,
+)
 from app.widgets.basic.number_format import counted
 from app.widgets.form.value_text import limits_text
 from backend.config.config import SETTINGS
@@ -35,61 +46,49 @@ class LaunchColumn(TabArea):
     guide_pressed = Signal(str)  # setting
 
     def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        super().__init__(parent, horizontalScrollBarPolicy=Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setFixedWidth(theme.scaled(WIDTH))
+        heading, small = theme.heading_font(), theme.mono_font(theme.CAPTION)
         left, indent = Qt.AlignmentFlag.AlignLeft, (theme.SPACE, 0, 0, 0)
-
         self._edited_name = label(role="problem", wrap=True)
         self.keep = LinkButton("Keep its settings")
-        self._edited = holder(column(self._edited_name, (self.keep, 0, left), spacing=4))
-        self._edited.hide()
-        self.summary = label(font=theme.heading_font(), wrap=True)
-        self.details = label(role="muted", wrap=True)
-        self.details.setTextFormat(Qt.TextFormat.RichText)  # paragraphs; show_plan escapes their text
+        self._edited = holder(column(self._edited_name, (self.keep, 0, left), spacing=4), visible=False)
+        self.summary = label(font=heading, wrap=True)
+        # Paragraphs; show_plan escapes their text.
+        self.details = label(role="muted", wrap=True, textFormat=Qt.TextFormat.RichText)
         self.run = button("Run", tip="Trains in its own process; closing the window does not stop it.")
-        margins = (2 * theme.SPACE, 12, 2 * theme.SPACE, 2 * theme.SPACE)
-        plan = card(column(self._edited, self.summary, self.details, self.run, spacing=12, margins=margins))
-
-        self._problem_title = label(font=theme.heading_font())
+        self._problem_title = label(font=heading)
         self._problem_rows, self._warning_rows = column(), column()
-        self._problems = holder(column(self._problem_title, self._problem_rows, margins=indent))
-        title = label("Worth a second look", theme.heading_font())
-        self._warnings = holder(column(title, self._warning_rows, margins=indent))
-        self._problems.hide()
-        self._warnings.hide()
+        self._problems = holder(column(self._problem_title, self._problem_rows, margins=indent), visible=False)
+        title = label("Worth a second look", heading)
+        self._warnings = holder(column(title, self._warning_rows, margins=indent), visible=False)
         self.memory = MemoryBar()
-
-        self._help_title = label("About a setting", theme.heading_font())
+        self._help_title = label("About a setting", heading)
         self._help = label("Select a setting to see its help.", role="muted", wrap=True)
-        self._help_key = label(font=theme.mono_font(theme.CAPTION), role="muted", wrap=True, selectable=True)
-        tip = "Effect and advice on values (F1)"
-        self.more = LinkButton("More in the guide", tip=tip)
+        self._help_key = label(font=small, role="muted", wrap=True, selectable=True)
+        self.more = LinkButton("More in the guide", tip="Effect and advice on values (F1)", visible=False)
         self.more.clicked.connect(lambda: self.guide_pressed.emit(self._help_key.text()))
-        self.more.hide()
-        texts = (self._help_title, self._help, self._help_key, (self.more, 0, left))
-        about = holder(column(*texts, spacing=4, margins=indent))
-
         self.copy = CopyLink("Copy the command", "Copy the whole command")
-        self.command = ElidedLabel(Qt.TextElideMode.ElideMiddle, font=theme.mono_font(theme.CAPTION))
-        head = row((label("From a terminal", role="muted"), 1), self.copy)
-        command = column(head, self.command, spacing=4, margins=indent)
+        self.command = ElidedLabel(Qt.TextElideMode.ElideMiddle, font=small)
 
-        parts = (plan, self._problems, self._warnings, self.memory, about, None, command)
-        page = holder(column(*parts, spacing=2 * theme.SPACE, margins=(0, 0, 0, 2 * theme.SPACE)))
-        page.setObjectName("page")
-        self.setWidget(page)
+        margins = (2 * theme.SPACE, 12, 2 * theme.SPACE, 2 * theme.SPACE)
+        about = (self._help_title, self._help, self._help_key, (self.more, 0, left))
+        terminal = row((label("From a terminal", role="muted"), 1), self.copy)
+        parts = column(
+            card(column(self._edited, self.summary, self.details, self.run, spacing=12, margins=margins)),
+            *(self._problems, self._warnings, self.memory),
+            *(holder(column(*about, spacing=4, margins=indent)), None),
+            column(terminal, self.command, spacing=4, margins=indent),
+            spacing=2 * theme.SPACE,
+            margins=(0, 0, 0, 2 * theme.SPACE),
+        )
+        self.setWidget(page(parts))
 
     def show_plan(self, summary: str, details: Sequence[str]) -> None:
         """Show the run in one sentence and, below it, a paragraph for each of `details`."""
         self.summary.setText(summary)
         lines = (f'<p style="margin: 0px 0px 4px 0px">{html.escape(line)}</p>' for line in details)
         self.details.setText("".join(lines))
-
-    def set_run(self, text: str, primary: bool) -> None:
-        """Set the Run button's text; `primary` gives it the accent colour."""
-        self.run.setText(text)
-        set_style_property(self.run, "role", "primary" if primary else "")
 
     def show_edited(self, name: str) -> None:
         self._edited.setVisible(bool(name))
@@ -134,14 +133,13 @@ class MemoryBar(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self.memory_parts: MemoryParts | None = None
-        self._bar = _StackedBar()
+        self._bar = StackedBar()
         self.sentence, self.advice = label(wrap=True), label(wrap=True, role="muted")
         self._rows = grid((), stretch=1, spacing=(theme.SPACE, 2))
         title, margins = label("Memory", theme.heading_font()), (theme.SPACE, 0, 0, 0)
         column(title, self._bar, self._rows, self.sentence, self.advice, into=self, spacing=6, margins=margins)
-        self.setAccessibleName("Memory")
+        configure(self, accessibleName="Memory", visible=False)
         theme.signals.changed.connect(self.update)
-        self.hide()
 
     def show_memory(self, memory_parts: MemoryParts | None) -> None:
         """Show the estimate; None hides the bar."""
@@ -173,15 +171,12 @@ class MemoryBar(QWidget):
         self.setAccessibleDescription(f"{memory_parts.sentence} {listed}.")
 
 
-class _StackedBar(QWidget):
+class StackedBar(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self.sizes: list[float] = []
         self.limit = 0.0
-        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-
-    def sizeHint(self) -> QSize:
-        return QSize(120, 14)
+        self.setFixedHeight(14)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         full_width_bytes = max(sum(self.sizes), self.limit)

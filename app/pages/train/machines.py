@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from PySide6.QtCore import QObject, Qt, Signal
-from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QWidget
+from PySide6.QtWidgets import QAbstractItemView, QWidget
 
 from app import theme
 from app.pages.train.form import SettingsCard
@@ -17,7 +17,16 @@ from app.state.session import Session
 from app.widgets.basic.controls import CopyLink, ElidedLabel
 from app.widgets.basic.dialogs import save_file
 from app.widgets.basic.labels import button, label, plain_tip, show_text
-from app.widgets.basic.layout import FlowLayout, clear_layout, column, holder, row, set_shown, set_style_property
+from app.widgets.basic.layout import (
+    FlowLayout,
+    clear_layout,
+    column,
+    holder,
+    row,
+    set_shown,
+    set_style_property,
+    configure,
+)
 from app.widgets.basic.number_format import DASH
 from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel
 from backend.config.config import SETTINGS
@@ -95,10 +104,8 @@ class MachineModel(RowsModel):
             self.rows = list(rows)
             self.repaint()
 
-    def flags(self, index: Index) -> Qt.ItemFlag:
-        flags = Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable
-        is_editable = index.column() == ADDRESS or (index.column() == NAME and index.row() > 0)
-        return flags | Qt.ItemFlag.ItemIsEditable if is_editable else flags
+    def is_editable(self, row: int, column: int) -> bool:
+        return column == ADDRESS or (column == NAME and row > 0)
 
     def setData(self, index: Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
         self.edited.emit(index.row(), index.column(), str(value))
@@ -141,10 +148,9 @@ class MachinesPart(QObject):
         self.card = SettingsCard(KEY, "Machines", settings, (), (), parent)
         self.summary = label(wrap=True, role="muted")
         self.model = MachineModel(self)
-        self.table = BaseTable(model=self.model, name="Machines", single=True)
         triggers = QAbstractItemView.EditTrigger
-        self.table.setEditTriggers(triggers.DoubleClicked | triggers.EditKeyPressed | triggers.AnyKeyPressed)
-        self.table.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
+        edits = triggers.DoubleClicked | triggers.EditKeyPressed | triggers.AnyKeyPressed
+        self.table = BaseTable(model=self.model, name="Machines", single=True, resizable=True, editTriggers=edits)
         self.table.horizontalHeader().setStretchLastSection(True)
         check_tip = "Reaches every machine, compares versions and memory, and measures the connection"
         copy_tip = "Sends the form's model over ssh to the machines that lack it, up to 8 GB"
@@ -155,15 +161,14 @@ class MachinesPart(QObject):
         self.remove = button("Remove", self._remove, tip="Remove the selected machine from the list")
         self.save = button("Save hosts file…", self._save, tip="Write the list as a hosts file of mlx.launch")
         buttons = (self.check, self.stop, self.copy_model, self.add, self.remove, self.save)
-        flow_holder = QWidget()
-        flow = FlowLayout(flow_holder)
+        flow = FlowLayout()
         for each in buttons:
             flow.addWidget(each)
         self._link, self._findings = label(wrap=True, selectable=True), column(spacing=4)
         self._command_line = ElidedLabel(Qt.TextElideMode.ElideMiddle, font=theme.mono_font(theme.CAPTION))
         self.copy_command = CopyLink("Copy the command of all ranks")
         self._command_row = holder(row(label("By hand", role="muted"), (self._command_line, 1), self.copy_command))
-        self._details = holder(column(self.table, flow_holder, self._link, self._findings, self._command_row))
+        self._details = holder(column(self.table, holder(flow), self._link, self._findings, self._command_row))
         self.tab_stops: list[QWidget] = [self.table, *buttons, self.copy_command]
         self.panel = QWidget(self.card)
         column(self.summary, self._details, into=self.panel)
@@ -190,21 +195,20 @@ class MachinesPart(QObject):
             ]
         )
         self.table.fit_rows(MOST_ROWS, self.table.horizontalScrollBar().sizeHint().height() + 4)
-        for widget, shown in (
-            (self.table, hosts),
-            (self.remove, hosts),
-            (self.save, hosts),
-            (self.check, hosts and not is_checking),
-            (self.stop, is_checking),
-            (self.copy_model, machines.can_copy and not is_checking),
-            (self._command_row, command),
+        can_check = not machines.problem and all(host.ssh for host in hosts)
+        for widget, shown, enabled in (
+            (self.table, hosts, True),
+            (self.add, True, not is_checking),
+            (self.remove, hosts, not is_checking),
+            (self.save, hosts, machines.can_save),
+            (self.check, hosts and not is_checking, can_check),
+            (self.stop, is_checking, True),
+            (self.copy_model, machines.can_copy and not is_checking, True),
+            (self._command_row, command, True),
         ):
             set_shown(widget, bool(shown))
+            widget.setEnabled(enabled)
         self.add.setText("Add a machine" if hosts else "Add a second machine")
-        self.add.setEnabled(not is_checking)
-        self.remove.setEnabled(not is_checking)
-        self.save.setEnabled(machines.can_save)
-        self.check.setEnabled(not machines.problem and all(host.ssh for host in hosts))
         show_text(self._link, report.link_sentence() if report is not None else "")
         clear_layout(self._findings)
         for finding in report.findings if report is not None else ():
@@ -213,8 +217,7 @@ class MachinesPart(QObject):
         if report is not None and not is_checking and not report.findings:
             self._findings.addWidget(label("These machines can train together.", wrap=True))
         self.copy_command.content = command
-        self._command_line.setText(machines.short_command())
-        self._command_line.setToolTip(f"<p>{escape(command)}</p>")
+        configure(self._command_line, text=machines.short_command(), toolTip=f"<p>{escape(command)}</p>")
 
     def _add(self) -> None:
         self._machines.add()
@@ -229,10 +232,8 @@ class MachinesPart(QObject):
     def _save(self) -> None:
         known = self._machines.path
         try:
-            if known:
-                path = user_path(known, "hosts")
-            else:
-                path = save_file(self.card, "hosts", "Save hosts file", "hosts.json", "Hosts (*.json)")
+            path = user_path(known, "hosts") if known else None
+            path = path or save_file(self.card, "hosts", "Save hosts file", "hosts.json", "Hosts (*.json)")
             if path is not None:
                 self._machines.save(path)
         except UserError as error:

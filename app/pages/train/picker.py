@@ -1,24 +1,37 @@
-"""The picker: a dialog to choose a model or dataset on this machine, or to find one on Hugging Face and download it."""
+"""The picker: a dialog to choose a model or dataset on this machine, or to find one on Hugging Face and download it.
+
+`Picking` connects the model and dataset fields to it, and shows facts about a model below its field.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
-from PySide6.QtCore import QEvent, QModelIndex, QObject, Qt, Signal
-from PySide6.QtGui import QFont, QKeyEvent, QResizeEvent
-from PySide6.QtWidgets import QDialog, QGridLayout, QHeaderView, QWidget
+from PySide6.QtCore import QEvent, QModelIndex, QObject, Qt, QTimer, Signal
+from PySide6.QtGui import QFont, QKeyEvent
+from PySide6.QtWidgets import QDialog, QWidget
 
 from app import theme
 from app.state.jobs import Download, Downloads
-from app.widgets.basic import icons
+from app.state.memory import amount, memory_parts_of_shape
+from app.state.presets import preset
+from app.state.session import Session
 from app.widgets.basic.controls import SearchEdit
-from app.widgets.basic.icons import IconButton
+from app.widgets.basic.icons import IconButton, star_cell
 from app.widgets.basic.labels import button, from_home, label, plain_tip, progress_bar, show_text
-from app.widgets.basic.layout import NestedStack, column, holder, on_screen, row, set_style_property
+from app.widgets.basic.layout import NestedStack, column, holder, on_screen, row, set_style_property, configure
 from app.widgets.basic.number_format import DASH, duration, figure, file_size, moment
 from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel
+from app.widgets.form.field import Field
+from app.widgets.form.fields import PathField
+from backend.config import config, first_choices
+from backend.models.suggested_models import SUGGESTED_MODELS, suggested
+from backend.utils import places
+from backend.utils.files import exists, is_file
 
 PLACE_LABELS = {
     "cache": "HF cache",
@@ -31,6 +44,10 @@ PLACE_LABELS = {
 STAR, NAME, KIND, PRECISION, SIZE, CHANGED, WHERE = range(7)
 _PHASES = {"asking": "Asking the Hub", "checking": "Checking", "linking": "Almost there"}
 _EXAMPLES = {"model": "Qwen3 4bit", "dataset": "gsm8k"}
+FITS = {"fits": "Fits", "tight": "May not fit", "over": "Too large"}
+"""Verdict on the memory → words for the column “Where”."""
+SETTLE_MS = 400
+QUESTIONS = {"model": "models", "dataset": "datasets"}
 _MOVES = {Qt.Key.Key_Down: 1, Qt.Key.Key_Up: -1, Qt.Key.Key_PageDown: 10, Qt.Key.Key_PageUp: -10}
 
 
@@ -119,7 +136,7 @@ def is_selectable(row: PickerRow) -> bool:
 class PickerModel(RowsModel):
     columns = (
         Column("", 28),
-        Column("Name", 200),
+        Column("Name"),
         Column("Type", 108),
         Column("Weights", 68),
         Column("Size", 76, is_figure=True),
@@ -128,8 +145,7 @@ class PickerModel(RowsModel):
     )
 
     def flags(self, index: Index) -> Qt.ItemFlag:
-        flags = Qt.ItemFlag.ItemIsEnabled
-        return flags | Qt.ItemFlag.ItemIsSelectable if is_selectable(self.rows[index.row()]) else flags
+        return super().flags(index) if is_selectable(self.rows[index.row()]) else Qt.ItemFlag.ItemIsEnabled
 
     def text(self, row: PickerRow, column: int) -> str:
         if isinstance(row, PickerLine):
@@ -154,27 +170,8 @@ class PickerModel(RowsModel):
         return plain_tip(row.refusal or row.place or row.id) if isinstance(row, PickerEntry) else None
 
     def extra(self, row: PickerRow, index: Index, role: int) -> Any:
-        if isinstance(row, PickerLine) or index.column() != STAR:
-            return None
-        if role == Qt.ItemDataRole.AccessibleTextRole:
-            return "favourite" if row.starred else "not a favourite"
-        if role == Qt.ItemDataRole.DecorationRole:
-            colours = theme.palette()
-            name, colour = ("star-filled", colours.clip) if row.starred else ("star", colours.placeholder)
-            return icons.icon(name, colour, 16)
-        return None
-
-
-class PickerTable(BaseTable):
-    def __init__(self, model: PickerModel, name: str) -> None:
-        super().__init__(model=model, name=name, single=True)
-        self.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # names of models differ at the end
-        self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        taken = sum(self.columnWidth(i) for i in range(WHERE + 1) if i != NAME and not self.isColumnHidden(i))
-        self.setColumnWidth(NAME, max(theme.scaled(200), self.viewport().width() - taken))
+        is_star = isinstance(row, PickerEntry) and index.column() == STAR
+        return star_cell(row.starred, role, theme.palette().placeholder) if is_star else None
 
 
 class DownloadRow(QWidget):
@@ -194,17 +191,8 @@ class DownloadRow(QWidget):
                 downloads.start(download.repo_type, download.id)
 
         self.pause.clicked.connect(pause_or_resume)
-        grid = QGridLayout(self)
-        grid.setContentsMargins(0, 0, 0, 0)
-        grid.setHorizontalSpacing(theme.SPACE)
-        grid.setVerticalSpacing(4)
-        grid.addWidget(label(download.id), 0, 0)
-        grid.addWidget(self.status, 0, 1)
-        grid.addWidget(self.bar, 1, 0, 1, 2)
-        grid.addWidget(self.trouble, 2, 0, 1, 2)
-        grid.addWidget(self.pause, 0, 2, 2, 1)
-        grid.addWidget(self.cancel, 0, 3, 2, 1)
-        grid.setColumnStretch(1, 1)
+        progress = column(row(label(download.id), (self.status, 1)), self.bar, spacing=4)
+        column(row((progress, 1), self.pause, self.cancel), self.trouble, into=self, spacing=4)
 
     def show_progress(self, download: Download) -> None:
         done, total, is_running = download.done, download.total, download.state == "running"
@@ -220,8 +208,7 @@ class DownloadRow(QWidget):
         show_text(self.trouble, download.sentence)
         self.pause.set_icon("pause" if is_running else "play")
         tip = f"{'Pause' if is_running else 'Resume'} the download of {download.id}"
-        self.pause.setToolTip(plain_tip(tip))
-        self.pause.setAccessibleName(tip)
+        configure(self.pause, toolTip=plain_tip(tip), accessibleName=tip)
 
 
 class Picker(QDialog):
@@ -243,35 +230,33 @@ class Picker(QDialog):
         self._hub_words = ""
         self._hub_line: PickerLine | None = None  # while a search is under way, failed, or found nothing
         self._loading = True
-        self._downloads: dict[str, DownloadRow] = {}
+        self.downloads: dict[str, DownloadRow] = {}
         self.setWindowTitle(f"Choose a {repo_type}")
         self.resize(on_screen(self, 940, 580))
         self.search = SearchEdit(f"Find a {repo_type} here or on Hugging Face", f"Find a {repo_type}")
-        self.table = PickerTable(self.model, f"{repo_type.capitalize()}s")
+        self.table = BaseTable(model=self.model, name=f"{repo_type.capitalize()}s", single=True)
+        self.table.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # names of models differ at the end
         self.table.setColumnHidden(PRECISION, repo_type != "model")
         self.message = label(role="muted", wrap=True, align=Qt.AlignmentFlag.AlignCenter)
         top_left = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop
         self.detail = label(font=theme.caption_font(), role="muted", wrap=True, selectable=True, align=top_left)
         self.detail.setMinimumHeight(2 * self.detail.fontMetrics().lineSpacing())
-        self.folder = button("Folder…", tip=f"Choose a folder that holds a {repo_type}")
-        self.file = button("File…", tip="Choose a jsonl, json, csv or parquet file")
+        # A focused button with autoDefault would take Enter from Use.
+        self.folder = button("Folder…", tip=f"Choose a folder that holds a {repo_type}", autoDefault=False)
+        self.file = button("File…", tip="Choose a jsonl, json, csv or parquet file", autoDefault=False)
         self.file.setVisible(repo_type == "dataset")
-        self.star = button("Star", self._toggle_star, tip="Keep this one on top (Ctrl+D)")
-        close = button("Close", self.reject)
-        self.take = button("Use", self._take, primary=True)
-        for secondary in (self.folder, self.file, self.star, close):
-            secondary.setAutoDefault(False)  # a focused button with autoDefault would take Enter from Use
-        self.take.setDefault(True)
-        self._stack = NestedStack(self)
-        self._stack.addWidget(self.table.in_card())
-        self._stack.addWidget(holder(column(self.message, margins=theme.SPACE)))
+        self.star = button("Star", self._toggle_star, tip="Keep this one on top (Ctrl+D)", autoDefault=False)
+        close = button("Close", self.reject, autoDefault=False)
+        self.take = button("Use", self._take, primary=True, default=True)
+        hint = holder(column(self.message, margins=theme.SPACE))
+        self._stack = NestedStack(self, self.table.in_card(), hint)
         self._download_rows = column(spacing=12)
         buttons = row(self.folder, self.file, self.star, None, close, self.take)
         parts = (self.search, (self._stack, 1), self.detail, self._download_rows, buttons)
         column(*parts, into=self, spacing=12, margins=theme.GUTTER)
         self.search.textChanged.connect(self._show)
-        self.search.installEventFilter(self)
-        self.table.installEventFilter(self)
+        for watched in (self.search, self.table):
+            watched.installEventFilter(self)
         self.table.activated.connect(self._take)
         self.table.clicked.connect(lambda index: index.column() == STAR and self._toggle_star())
         self.table.selectionModel().currentRowChanged.connect(self._show_detail)
@@ -309,20 +294,17 @@ class Picker(QDialog):
             self.detail.setText(sentence)
 
     def show_download(self, download: Download, downloads: Downloads) -> None:
-        shown = self._downloads.get(download.id)
+        shown = self.downloads.get(download.id)
         if download.state == "done":
             if shown is not None:
-                del self._downloads[download.id]
+                del self.downloads[download.id]
                 shown.hide()
                 shown.deleteLater()
             return
         if shown is None:
-            shown = self._downloads[download.id] = DownloadRow(download, downloads)
+            shown = self.downloads[download.id] = DownloadRow(download, downloads)
             self._download_rows.addWidget(shown)
         shown.show_progress(download)
-
-    def has_download(self, id_: str) -> bool:
-        return id_ in self._downloads
 
     def current(self) -> PickerRow | None:
         place = self.table.currentIndex().row()
@@ -452,3 +434,169 @@ class Picker(QDialog):
     def done(self, result: int) -> None:
         self.table.setCurrentIndex(QModelIndex())  # the dialog is kept: the next opening starts without a selection
         super().done(result)
+
+
+def suggested_models() -> list[PickerEntry]:
+    """An entry for each suggested model, the smallest first, with its memory under the preset for a quick try."""
+    quick = preset(places.resources() / "presets" / "fast_try.yaml")
+    base = config.parse({**quick.values, "model": SUGGESTED_MODELS[0].id, "data": "-"})
+    entries = []
+    for model in SUGGESTED_MODELS:
+        memory = memory_parts_of_shape(base.model_copy(update={"model": model.id}), model.shape)
+        need = f"Training with the preset {quick.title} needs about {amount(memory.total)} of {amount(memory.limit)}."
+        entries.append(
+            PickerEntry(
+                id=model.id,
+                name=model.id,
+                where="hub",
+                size=round(model.download_bytes),
+                kind=model.shape.kind,
+                precision="4-bit",
+                remarks=(model.good_for, need),
+                fits=FITS[memory.verdict],
+            )
+        )
+    return entries
+
+
+class Picking(QObject):
+    """The pickers of a page, one dialog each for models and datasets. Fields of other kinds are ignored."""
+
+    def __init__(self, session: Session, fields: Iterable[Field], page: QWidget) -> None:
+        super().__init__(page)
+        self.session, self.prefs, self._page = session, session.prefs, page
+        self._pickers: dict[str, Picker] = {}
+        self._field: PathField | None = None
+        self._fields: dict[str, PathField] = {}
+        self._rest_timers: dict[str, QTimer] = {}
+        for field in fields:
+            if not isinstance(field, PathField) or field.setting.kind not in QUESTIONS:
+                continue
+            self._fields[field.setting.key] = field
+            field.offer_list()
+            field.pick_requested.connect(partial(self.open, field))
+            if field.setting.kind == "model":
+                timer = self._rest_timers[field.setting.key] = QTimer(self, singleShot=True, interval=SETTLE_MS)
+                timer.timeout.connect(partial(self._look_up, field))
+        session.draft.changed.connect(self._on_changed)
+        session.field_requested.connect(self._on_changed)  # Run was refused: the problem may have been fixed on disk
+        session.run_changed.connect(self._remember_run)
+        session.downloads.changed.connect(self._show_download)
+        session.downloads.finished.connect(self._on_finished)
+        self._on_changed("")
+
+    def open(self, field: PathField) -> None:
+        self._field = field
+        kind = field.setting.kind
+        if kind not in self._pickers:
+            picker = self._pickers[kind] = Picker(kind, self._page.window())
+            picker.chosen.connect(self._take)
+            picker.search_requested.connect(partial(self._search, picker))
+            picker.star_changed.connect(partial(self.prefs.set_favourite, kind))
+            picker.download_requested.connect(partial(self._download, kind))
+            picker.folder.clicked.connect(lambda: self._browse(picker, folder=True))
+            picker.file.clicked.connect(lambda: self._browse(picker, folder=False))
+        if kind == "model":
+            suggestions = suggested_models()
+        else:
+            name, about = first_choices.DATASET, f"{first_choices.DATASET_ABOUT.capitalize()}."
+            suggestions = [PickerEntry(id=name, name=name, where="hub", kind="2,000 rows", remarks=(about,))]
+        self._pickers[kind].open_with_recent(self.prefs.used(kind), suggestions)
+        for download in self.session.downloads.of(kind):
+            self._show_download(download)
+        self._refresh(kind)
+
+    def _refresh(self, kind: str) -> None:
+        picker = self._pickers[kind]
+        fields = (field for field in self._fields.values() if field.setting.kind == kind)
+        typed = (str(field.value()) for field in fields if field.value())
+        names = [*self.prefs.used(kind), *self.prefs.favourites(kind), *typed]
+        self.session.service.ask(
+            QUESTIONS[kind],
+            lambda answer: picker.show_local(answer["found"], self.prefs.favourites(kind)),
+            on_refused=lambda faults: picker.show_trouble("", faults[0].sentence),
+            owner=picker,
+            paths=[name for name in dict.fromkeys(names) if name.startswith(("/", "~", ".")) or exists(Path(name))],
+        )
+
+    def _search(self, picker: Picker, words: str) -> None:
+        kind = picker.repo_type
+        self.session.service.ask(
+            "hub_search",
+            lambda answer: picker.show_hub(words, answer["found"], self.prefs.favourites(kind)),
+            on_refused=lambda faults: picker.show_trouble(words, faults[0].sentence),
+            owner=picker,
+            words=words,
+            repo_type=kind,
+        )
+
+    def _take(self, name: str) -> None:
+        if self._field is not None:
+            self._field.take(name)
+            self.prefs.remember_used(self._field.setting.kind, name)
+
+    def _browse(self, picker: Picker, *, folder: bool) -> None:
+        if self._field is None:
+            return
+        before = self._field.value()
+        (self._field.choose_folder if folder else self._field.choose_file)()
+        if self._field.value() != before:
+            self.prefs.remember_used(self._field.setting.kind, str(self._field.value()))
+            picker.accept()
+
+    def _download(self, kind: str, id_: str) -> None:
+        self._take(id_)
+        self.session.downloads.start(kind, id_)
+
+    def _show_download(self, download: Download) -> None:
+        if download.repo_type in self._pickers:
+            self._pickers[download.repo_type].show_download(download, self.session.downloads)
+
+    def _on_finished(self, download: Download) -> None:
+        picker = self._pickers.get(download.repo_type)
+        if picker is not None:
+            self.session.message.emit(f"{download.id} is on this machine now.")
+            if picker.isVisible():
+                self._refresh(download.repo_type)
+        for key, timer in self._rest_timers.items():
+            if self._fields[key].value() == download.id:
+                timer.start()
+
+    def _on_changed(self, key: str) -> None:
+        for changed in self._rest_timers if key == "" else {key} & self._rest_timers.keys():
+            self._fields[changed].show_note("")
+            self._rest_timers[changed].start()
+
+    def _look_up(self, field: PathField) -> None:
+        if name := str(self.session.draft.value(field.setting.key) or "").strip():
+            self.session.service.ask(
+                "model_facts",
+                partial(self._show_facts, field, name),
+                on_refused=lambda faults: field.show_note(faults[0].sentence, wrong=True),
+                owner=field,
+                name=name,
+            )
+
+    def _show_facts(self, field: PathField, name: str, facts: dict[str, Any] | None) -> None:
+        is_base, now = field.setting.key == "model", str(self.session.draft.value(field.setting.key) or "").strip()
+        if now != name or (facts is None and not is_hub_id(name)):
+            return
+        if is_base:
+            self.session.draft.refuse_model(name, facts["refusal"] if facts else "")
+        if facts is None:
+            known = suggested(name)
+            what = f"about {size_text(known.download_bytes)}" if known is not None else "it"
+            field.show_note(f"Not on this machine: {what} will be downloaded when the run starts.")
+        elif facts["refusal"] and not is_base and is_file(Path(name).expanduser() / "adapter_config.json"):
+            field.show_note("An adapter of the base model.")
+        elif facts["refusal"]:  # the base model's refusal is among the form's problems already
+            field.show_note("" if is_base else facts["refusal"], wrong=True)
+        else:
+            parts = [facts["kind"], facts["precision"], size_text(facts["size"]), PLACE_LABELS[facts["where"]]]
+            field.show_note("  ·  ".join(filter(None, [*parts, *facts["remarks"]])))
+
+    def _remember_run(self) -> None:
+        if self.session.is_training:
+            for field in self._fields.values():
+                if field.value():
+                    self.prefs.remember_used(field.setting.kind, str(field.value()))

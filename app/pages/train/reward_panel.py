@@ -10,13 +10,13 @@ from typing import Any
 
 from PySide6.QtCore import QModelIndex, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QKeyEvent, QResizeEvent
-from PySide6.QtWidgets import QAbstractItemView, QApplication, QGridLayout, QLineEdit, QWidget
+from PySide6.QtWidgets import QAbstractItemView, QApplication, QLineEdit, QWidget
 
 from app import theme
 from app.widgets.basic import icons
 from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton
 from app.widgets.basic.labels import button, label, plain_tip
-from app.widgets.basic.layout import card, clear_layout, column, row
+from app.widgets.basic.layout import card, clear_layout, column, grid, row, configure
 from app.widgets.basic.number_format import DASH, figure
 from app.widgets.basic.tables import BaseTable, Column, DraggedRowsModel, Index
 from app.widgets.form import value_text
@@ -73,9 +73,7 @@ class RewardModel(DraggedRowsModel):
     picked = Signal(list, list)  # names, weights
     rows: list[RewardRow]
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.means: Mapping[str, float] = {}
+    means: Mapping[str, float] = {}
 
     def show_rewards(self, entries: Sequence[RewardEntry], names: Any, weights: Any) -> None:
         listed = [str(name) for name in names] if isinstance(names, list) else []
@@ -96,9 +94,9 @@ class RewardModel(DraggedRowsModel):
         else:
             self.set_rows(rows)
 
-    def use_only(self, names: Sequence[str]) -> None:
+    def use_defaults(self) -> None:
         for each in self.rows:
-            each.ticked, each.weight = each.entry.name in names, 1.0
+            each.ticked, each.weight = each.entry.name in DEFAULT_REWARDS, 1.0
         self._emit_picked()
 
     def move(self, row: int, to: int) -> bool:
@@ -131,12 +129,13 @@ class RewardModel(DraggedRowsModel):
     def flags(self, index: Index) -> Qt.ItemFlag:
         if not index.isValid():
             return Qt.ItemFlag.ItemIsDropEnabled
-        flags = Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable
+        flags = super().flags(index)
         if self.rows[index.row()].ticked:
             flags |= Qt.ItemFlag.ItemIsDragEnabled
-        if index.column() == USE:
-            return flags | Qt.ItemFlag.ItemIsUserCheckable
-        return flags | Qt.ItemFlag.ItemIsEditable if index.column() == WEIGHT else flags
+        return flags | Qt.ItemFlag.ItemIsUserCheckable if index.column() == USE else flags
+
+    def is_editable(self, row: int, column: int) -> bool:
+        return column == WEIGHT
 
     def setData(self, index: Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
         row = self.rows[index.row()]
@@ -204,14 +203,17 @@ class RewardTable(BaseTable):
         self._model = model
         self.setItemDelegateForColumn(USE, TickDelegate(self))
         self.setItemDelegateForColumn(WEIGHT, WeightDelegate(self))
-        self.setAccessibleDescription("Space ticks a row; a digit changes its weight; Alt with the arrows moves it.")
-        edit = QAbstractItemView.EditTrigger
-        self.setEditTriggers(edit.SelectedClicked | edit.DoubleClicked | edit.EditKeyPressed | edit.AnyKeyPressed)
-        self.setDragDropMode(QAbstractItemView.DragDropMode.InternalMove)
-        self.setDragDropOverwriteMode(False)
-        self.setWordWrap(True)
-        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        edit, no_bar = QAbstractItemView.EditTrigger, Qt.ScrollBarPolicy.ScrollBarAlwaysOff
+        configure(
+            self,
+            accessibleDescription="Space ticks a row; a digit changes its weight; Alt with the arrows moves it.",
+            editTriggers=edit.SelectedClicked | edit.DoubleClicked | edit.EditKeyPressed | edit.AnyKeyPressed,
+            dragDropMode=QAbstractItemView.DragDropMode.InternalMove,
+            dragDropOverwriteMode=False,
+            wordWrap=True,
+            verticalScrollBarPolicy=no_bar,
+            horizontalScrollBarPolicy=no_bar,
+        )
         self.verticalHeader().setDefaultSectionSize(theme.scaled(ROW))
         model.modelReset.connect(lambda: self.fit_rows(len(model.rows)))
         self.fit_rows(0)
@@ -266,16 +268,14 @@ class RewardPanel(QWidget):
         self._last_shown: tuple[Sequence[RewardEntry], Any, Any] = ((), [], [])
         self._visible_names: set[str] = set()
         self.count = label(role="muted")
-        self.none_ticked = label(NONE_TICKED, role="muted", wrap=True)
-        self.problem = label(font=theme.caption_font(), role="problem", wrap=True)
-        self.use_defaults = button("Use All Defaults", lambda: self.model.use_only(DEFAULT_REWARDS))
+        self.none_ticked = label(NONE_TICKED, role="muted", wrap=True, visible=False)
+        self.problem = label(font=theme.caption_font(), role="problem", wrap=True, visible=False)
+        self.use_defaults = button("Use All Defaults", self.model.use_defaults)
         self.add_file = button(
             "Add File…", tip="Your own Python file. Its functions are read from the text; nothing is run."
         )
         self.more = LinkButton("", on_click=self.show_all)
         self.tab_stops: list[QWidget] = [self.table, self.use_defaults, self.add_file, self.more]
-        self.none_ticked.hide()
-        self.problem.hide()
         self.model.picked.connect(self.picked)
         self.arguments.changed.connect(self._take_arguments)
         self.table.selectionModel().currentRowChanged.connect(self._show_current)
@@ -346,9 +346,7 @@ class RewardArguments(QWidget):
         self._signature: tuple[str, Sequence[Parameter]] = ("", ())
         self.fields: dict[str, QLineEdit | ComboBox] = {}
         self.about = label(font=theme.caption_font(), role="muted", wrap=True, selectable=True)
-        self._grid = QGridLayout()
-        self._grid.setHorizontalSpacing(2 * theme.SPACE)
-        self._grid.setVerticalSpacing(4)
+        self._grid = grid((), spacing=(2 * theme.SPACE, 4))
         for i in range(COLUMNS):
             self._grid.setColumnStretch(i, 1)
         column(self.about, self._grid, into=self, margins=(theme.SPACE, 0, theme.SPACE, theme.SPACE))
@@ -372,10 +370,8 @@ class RewardArguments(QWidget):
             for i, parameter in enumerate(entry.parameters):
                 field = self.fields[parameter.name] = self._editor(entry, parameter)
                 kind = next((words for name, words in _KIND_WORDS.items() if name in parameter.kind), "")
-                title = ElidedLabel()
-                title.setText(" · ".join(filter(None, [parameter.name.replace("_", " "), kind])))
-                title.setToolTip(plain_tip(title.text()))
-                title.setBuddy(field)
+                text = " · ".join(filter(None, [parameter.name.replace("_", " "), kind]))
+                title = ElidedLabel(text=text, toolTip=plain_tip(text), buddy=field)
                 line, place = divmod(i, COLUMNS)
                 self._grid.addWidget(title, 2 * line, place)
                 self._grid.addWidget(field, 2 * line + 1, place)
@@ -392,12 +388,10 @@ class RewardArguments(QWidget):
             field = ComboBox(items={"": f"Default ({default})" if default else "Choose", **_YES_NO})
             field.activated.connect(self._emit_changed)
         else:
-            field = QLineEdit()
-            field.setPlaceholderText("required" if parameter.default is None else parameter.default.strip("\"'"))
-            field.editingFinished.connect(self._emit_changed)
-        field.setAccessibleName(f"{parameter.name} of {entry.label}")
-        field.setToolTip(plain_tip("Required" if parameter.default is None else f"Default: {parameter.default}"))
-        return field
+            hint = "required" if parameter.default is None else parameter.default.strip("\"'")
+            field = configure(QLineEdit(), placeholderText=hint, editingFinished=self._emit_changed)
+        tip = plain_tip("Required" if parameter.default is None else f"Default: {parameter.default}")
+        return configure(field, accessibleName=f"{parameter.name} of {entry.label}", toolTip=tip)
 
     def _emit_changed(self) -> None:
         if self._entry is None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QEvent, QSize, Qt, QTimer
-from PySide6.QtGui import QEnterEvent, QHideEvent, QPainter, QPaintEvent, QResizeEvent, QShowEvent
+from PySide6.QtCore import QSize, Qt, QTimer
+from PySide6.QtGui import QHideEvent, QPainter, QPaintEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QFrame, QSizePolicy, QWidget
 
 from app import theme
@@ -17,17 +16,16 @@ from app.pages.train import launch_column, machines
 from app.pages.train.form import FieldGrid, Form, SettingsCard
 from app.pages.train.launch_column import LaunchColumn
 from app.pages.train.machines import MachinesPart
-from app.pages.train.picker import size_text
+from app.pages.train.picker import Picking, size_text
 from app.pages.train.reward_panel import RewardPanel
-from app.pages.train.source_picking import Picking
 from app.state.dataset import Dataset
-from app.state.draft import is_equivalent
+from app.state.draft import Draft, is_equivalent
 from app.state.guide import place_of_setting
 from app.state.memory import amount
 from app.state.session import Session
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import button, label, plain_tip, show_text
-from app.widgets.basic.layout import card, column, holder, row, set_shown
+from app.widgets.basic.layout import card, column, connect, holder, row, set_shown, set_style_property, configure
 from app.widgets.basic.number_format import counted
 from app.widgets.form.fields import AdapterField, PathField
 from app.widgets.form.setting_search import SettingSearch
@@ -35,7 +33,6 @@ from backend.config import first_choices
 from backend.config.config import SECTIONS, SETTINGS, sections
 from backend.config.form import documented_part
 from backend.config.notes import unusual
-from backend.config.other_programs.translation import TranslatedKey
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.hub_cache import is_dataset_cached
 
@@ -70,7 +67,7 @@ class TrainPage(QWidget):
         margins = (2 * theme.SPACE, 12, 12, 12)
         demo = row((label(DEMO, wrap=True), 1), self.run_demo, spacing=2 * theme.SPACE, margins=margins)
         self.banner = card(demo, "banner")
-        self.translated_file = banner = TranslatedFileBanner()
+        self.translated_file = banner = TranslatedFileBanner(self.draft)
         form.column.addWidget(self.banner)
         form.column.addWidget(banner)
         tabs = self._build_cards()
@@ -78,15 +75,14 @@ class TrainPage(QWidget):
         form.open_cards(session.prefs.open_cards)
         data, adapter, reward_file = (form.fields[key] for key in ("data", "adapter", "reward_functions_file"))
         assert isinstance(data, PathField) and isinstance(adapter, AdapterField) and isinstance(reward_file, PathField)
-        self.default_dataset = DefaultDatasetOffer(session, data)
-        self.dataset_line = DatasetLine(self.dataset, data)
-        below_data = tabs.index(data.tab_stops[-1]) + 1
-        tabs[below_data:below_data] = [self.default_dataset, self.dataset_line]
-        for part in (self.default_dataset, self.dataset_line):
+        below_data = (DefaultDatasetOffer(session, data), DatasetLine(self.dataset, data))
+        self.default_dataset, self.dataset_line = below_data
+        place = tabs.index(data.tab_stops[-1]) + 1
+        tabs[place:place] = below_data
+        for part in below_data:
             data.layout().addWidget(part)  # pyright: ignore[reportOptionalMemberAccess]
         tip = "Show all settings, or only the basic and changed ones"
-        self.all_settings = button("All settings", self._show_all_settings, tip=tip)
-        self.all_settings.setCheckable(True)
+        self.all_settings = button("All settings", self._show_all_settings, tip=tip, checkable=True)
         self.presets = button("Presets…", session.presets_requested.emit, tip="Ways to train, each with its changes")
         self.search = SettingSearch(list(SETTINGS.values()))
         title = label("Train", theme.title_font())
@@ -100,35 +96,28 @@ class TrainPage(QWidget):
 
         session.time_forecast.refresh()
         draft = self.draft
+        data.hand_over, reward_file.hand_over = session.use_data, draft.use_reward_file
+        adapter.hand_over = draft.use_adapter
         form.edited.connect(draft.set)
         form.opened.connect(session.prefs.set_card_open)
         form.focused.connect(lambda key: launch.show_help(SETTINGS[key]))
-        data.hand_over, reward_file.hand_over = session.use_data, draft.use_reward_file
-        adapter.hand_over = draft.use_adapter
         adapter.import_requested.connect(partial(self._import_adapter, adapter))
-        banner.close_button.clicked.connect(self._close_translated_file)
         self.rewards.picked.connect(
             lambda names, weights: draft.update({"reward_functions": names, "reward_weights": weights})
         )
         self.rewards.add_file.clicked.connect(lambda: reward_file.choose_file())
-        self.search.chosen.connect(self.reveal)
+        self.dataset_line.clicked.connect(lambda: session.page_requested.emit("dataset"))
         launch.run.clicked.connect(self._run_or_queue)
         launch.keep.clicked.connect(session.queue.stop_editing)
-        launch.problem_pressed.connect(self.reveal)
         launch.guide_pressed.connect(lambda key: session.guide_requested.emit(place_of_setting(key)))
-        session.time_forecast.changed.connect(self._show_plan)
-        session.reward_bench.changed.connect(self._show_rewards)
-        session.queue.changed.connect(self._show_run_button)
-        session.field_requested.connect(self.reveal)
-        session.run_changed.connect(self._show_run_button)
-        session.run_state_changed.connect(self._show_run_button)
-        self.dataset_line.clicked.connect(lambda: session.page_requested.emit("dataset"))
-        self.dataset.counts_changed.connect(self._rest_timer.start)  # the longest prompt decides about the memory
         draft.changed.connect(self._on_changed)
-        draft.saved.connect(self._show_plan)
-        draft.problems_changed.connect(self._rest_timer.start)
         self._rest_timer.timeout.connect(self._show_problems)
-        theme.signals.changed.connect(self._show_rewards)
+        connect(self.reveal, self.search.chosen, launch.problem_pressed, session.field_requested)
+        connect(self._show_plan, session.time_forecast.changed, draft.saved)
+        connect(self._show_rewards, session.reward_bench.changed, theme.signals.changed)
+        connect(self._show_run_button, session.queue.changed, session.run_changed, session.run_state_changed)
+        # The longest prompt decides about the memory.
+        connect(self._rest_timer.start, self.dataset.counts_changed, draft.problems_changed)
         self.picking = Picking(session, form.fields.values(), self)
         self._show_values()
         self._rest_timer.start(0)  # validating all settings can wait until the page is built
@@ -175,23 +164,20 @@ class TrainPage(QWidget):
         if key in (*REWARD_FIELDS, "model", "data"):
             self._show_rewards()
         self._show_applying()
-        self.form.show_changed(self._changed_settings() & {key}, afresh=False)
+        is_changed = key in SETTINGS and not is_equivalent(self.draft.value(key), SETTINGS[key].default)
+        self.form.show_changed({key} if is_changed else set(), afresh=False)
         self._show_plan()
         self._rest_timer.start(SETTLE_MS)
 
     def _show_values(self) -> None:
         self.form.show_values(self.draft.values())
-        translation = self.draft.translation
-        program = translation.program.name if translation and translation.program else ""
-        self.translated_file.show_words(self.draft.path, program, translation.words if translation else [])
+        self.translated_file.show_words()
         self._show_applying()
-        self.form.show_changed(self._changed_settings(), afresh=True)
+        value = self.draft.value
+        changed = {key for key, setting in SETTINGS.items() if not is_equivalent(value(key), setting.default)}
+        self.form.show_changed(changed, afresh=True)
         self._show_rewards()
         self._show_plan()
-
-    def _changed_settings(self) -> set[str]:
-        value = self.draft.value
-        return {key for key, setting in SETTINGS.items() if not is_equivalent(value(key), setting.default)}
 
     def _show_applying(self) -> None:
         set_shown(self.dataset_line, bool(str(self.draft.value("data") or "").strip()))
@@ -209,15 +195,11 @@ class TrainPage(QWidget):
         self.launch.show_command(self.draft.command_text(), self.draft.short_command())
         self._show_run_button()
 
-    def _close_translated_file(self) -> None:
-        self.draft.translation = None
-        self.translated_file.hide()
-
     def _show_run_button(self) -> None:
         training, edited = self.session.is_training, self.session.queue.edited
         self.banner.setVisible(self.draft.is_demo and not training)
-        text = "Save to queue" if edited is not None else "Add to queue" if training else "Run"
-        self.launch.set_run(text, primary=not self.draft.is_demo)
+        self.launch.run.setText("Save to queue" if edited is not None else "Add to queue" if training else "Run")
+        set_style_property(self.launch.run, "role", "" if self.draft.is_demo else "primary")
         self.launch.show_edited(edited.name if edited is not None else "")
 
     def _run_or_queue(self) -> None:
@@ -231,10 +213,9 @@ class TrainPage(QWidget):
         self.form.show_problems(problem for problem in problems if problem.setting != "reward_functions")
         of_names = (problem.sentence for problem in problems if problem.setting == "reward_functions")
         show_text(self.rewards.problem, next(of_names, ""))
-        try:
+        warnings = []
+        with suppress(UserError):  # found only while parsing; the problems say it
             warnings = unusual(self.draft.config()) if not problems else []
-        except UserError:  # found only while parsing; the problems say it
-            warnings = []
         self.form.show_warnings(warnings)
         self.launch.show_problems(problems, warnings)
         memory_parts = self.session.starter.memory_parts()
@@ -243,7 +224,6 @@ class TrainPage(QWidget):
         self._show_plan()
 
     def _import_adapter(self, field: AdapterField, folder: str) -> None:
-
         def on_imported(imported: dict[str, Any]) -> None:
             field.show_importing("")
             self.draft.use_adapter(imported["path"])
@@ -331,19 +311,16 @@ class DatasetLine(LinkButton):
         super().__init__("", parent)
         self._dataset = dataset
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+        self.setAttribute(Qt.WidgetAttribute.WA_Hover)
         self._delay = QTimer(self, singleShot=True, interval=WAIT_MS)
         self._delay.timeout.connect(lambda: dataset.watch(self, count_all=False))
-        for signal in (dataset.changed, dataset.counts_changed):
-            signal.connect(self.refresh)
-        theme.signals.changed.connect(self.update)
+        connect(self.refresh, dataset.changed, dataset.counts_changed, theme.signals.changed)
         self.refresh()
 
     def refresh(self) -> None:
         summary, self._is_wrong = self._dataset.summary_line()
-        self.setText(summary)
-        self.setToolTip(plain_tip(summary))
-        self.setAccessibleName(f"Dataset: {summary}")
-        self.setEnabled(bool(summary))
+        name, tip = f"Dataset: {summary}", plain_tip(summary)
+        configure(self, text=summary, toolTip=tip, accessibleName=name, enabled=bool(summary))
         self.update()
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -354,14 +331,6 @@ class DatasetLine(LinkButton):
         super().hideEvent(event)
         self._delay.stop()
         self._dataset.unwatch(self)
-
-    def enterEvent(self, event: QEnterEvent) -> None:
-        super().enterEvent(event)
-        self.update()
-
-    def leaveEvent(self, event: QEvent) -> None:
-        super().leaveEvent(event)
-        self.update()
 
     def sizeHint(self) -> QSize:
         return QSize(120, self.fontMetrics().lineSpacing() + 4)
@@ -382,13 +351,14 @@ class DatasetLine(LinkButton):
 class TranslatedFileBanner(QFrame):
     """Tells which settings of another program's file were converted, and which were ignored and why."""
 
-    def __init__(self) -> None:
+    def __init__(self, draft: Draft) -> None:
         super().__init__()
+        self._draft = draft
         self.setProperty("role", "banner")
         self.sentence, self.translated = label(wrap=True, selectable=True), label(wrap=True, selectable=True)
         show_name = "Show how each setting of the file was converted"
         self.show_button = LinkButton("Show them", on_click=self._toggle_list, name=show_name)
-        self.close_button = LinkButton("Close", name="Close the note on the settings of the file")
+        self.close_button = LinkButton("Close", on_click=self._close, name="Close the note on the settings of the file")
         top = Qt.AlignmentFlag.AlignTop
         texts = column(self.sentence, self.translated, spacing=6)
         margins = (2 * theme.SPACE, theme.SPACE, 2 * theme.SPACE, theme.SPACE)
@@ -396,8 +366,11 @@ class TranslatedFileBanner(QFrame):
         row((texts, 1), *links, into=self, spacing=2 * theme.SPACE, margins=margins)
         self.hide()
 
-    def show_words(self, file: Path | None, program: str, words: Sequence[TranslatedKey]) -> None:
-        """Describe a file's settings; none hide the banner. `program` is whose file it is, empty if unknown."""
+    def show_words(self) -> None:
+        """Describe the settings of the draft's file; none hide the banner."""
+        file, translation = self._draft.path, self._draft.translation
+        program = translation.program.name if translation and translation.program else ""
+        words = translation.words if translation else ()
         by_reason: dict[str, list[str]] = {}
         for word in words:
             if word.fate == "without effect":
@@ -424,6 +397,10 @@ class TranslatedFileBanner(QFrame):
         self._toggle_list()
         self.show_button.setVisible(bool(converted))
         self.setVisible(any(word.fate != "as here" for word in words))
+
+    def _close(self) -> None:
+        self._draft.translation = None
+        self.hide()
 
     def _toggle_list(self) -> None:
         is_shown = self.translated.isHidden()

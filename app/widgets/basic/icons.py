@@ -75,6 +75,15 @@ def dot(colour: str, side: int = 8, corner: float = 3, inset: float = 1) -> QPix
     return made
 
 
+def star_cell(starred: bool, role: int, faint: QColor) -> QIcon | str | None:
+    """The data of a table's cell with a star, which is `faint` unless starred."""
+    if role == Qt.ItemDataRole.DecorationRole:
+        return icon("star-filled" if starred else "star", theme.palette().clip if starred else faint, 16)
+    if role == Qt.ItemDataRole.AccessibleTextRole:
+        return "favourite" if starred else "not a favourite"
+    return None
+
+
 def app_icon() -> QIcon:
     """The app's own icon in all its sizes (packaging/icon.py)."""
     made = QIcon()

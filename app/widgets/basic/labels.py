@@ -120,10 +120,17 @@ class EmptyState(QWidget):
     button_clicked = Signal()
 
     def __init__(
-        self, title: str = "", sentence: str = "", button_text: str = "", font: QFont | None = None, *more: QPushButton
+        self,
+        title: str = "",
+        sentence: str = "",
+        button_text: str = "",
+        font: QFont | None = None,
+        *more: QPushButton,
+        **settings: Any,
     ) -> None:
         """`font` is the title's; `more` are further buttons."""
         super().__init__()
+        configure(self, **settings)
         centre = Qt.AlignmentFlag.AlignCenter
         self.title = label(font=font or theme.title_font(), align=centre, wrap=True)
         self.sentence = label(role="muted", align=centre, wrap=True, selectable=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from PySide6.QtCore import QCoreApplication, QEvent, QPoint, QRect, QRectF, QSize, Qt
+from PySide6.QtCore import QCoreApplication, QEvent, QObject, QPoint, QRect, QRectF, QSize, Qt, SignalInstance
 from PySide6.QtGui import QPainter, QPen
 from PySide6.QtWidgets import (
     QAbstractScrollArea,
@@ -28,7 +28,7 @@ from app import theme
 WINDOW_FRAME = QSize(8, 40)
 BY_KEYBOARD = (Qt.FocusReason.TabFocusReason, Qt.FocusReason.BacktabFocusReason, Qt.FocusReason.ShortcutFocusReason)
 
-W = TypeVar("W", bound=QWidget)
+W = TypeVar("W", bound=QObject)
 Part = QWidget | QLayout | int | None
 """A part of a row or column: a widget, a layout, a gap in pixels, or None for a stretch."""
 Placed = Part | tuple[Part, int] | tuple[Part, int, Qt.AlignmentFlag]
@@ -116,32 +116,44 @@ def configure(
     """Set what a widget needs and return it; the builders and widgets of this folder pass their `**settings` here.
 
     `name` is the accessible name, `tip` the tool tip, `role` the style sheet's, `width` fixed, in pixels before
-    scaling. Other settings are the widget's Qt properties (`placeholderText="none"`) and slots for its signals
-    (`textEdited=self.search`). Raises AttributeError for an unknown one.
+    scaling. Other settings are Qt properties (`placeholderText="none"`), what has a setter (`buddy=self.field`; a
+    tuple holds the setter's arguments) and slots for signals (`textEdited=self.search`). Raises AttributeError for an
+    unknown one.
     """
     if name:
-        widget.setAccessibleName(name)
+        settings["accessibleName"] = name
     if tip:
-        widget.setToolTip(tip)
+        settings["toolTip"] = tip
     if role:
         widget.setProperty("role", role)
     if width:
-        widget.setFixedWidth(theme.scaled(width))
+        settings["fixedWidth"] = theme.scaled(width)
     if not shown:
-        widget.hide()
-    is_property = {key: widget.metaObject().indexOfProperty(key) >= 0 for key in settings}
-    for key in sorted(settings, key=is_property.__getitem__, reverse=True):  # first values set, then signals connected
-        if is_property[key]:
-            widget.setProperty(key, settings[key])
-        else:
-            getattr(widget, key).connect(settings[key])
+        settings["visible"] = False
+    slots = {key: slot for key, slot in settings.items() if isinstance(getattr(widget, key, None), SignalInstance)}
+    for key, value in settings.items():
+        if key not in slots:
+            setter = getattr(widget, f"set{key[0].upper()}{key[1:]}")
+            setter(*value) if isinstance(value, tuple) else setter(value)
+    for key, slot in slots.items():  # after the values: setting one calls no slot
+        getattr(widget, key).connect(slot)
     return widget
+
+
+def connect(slot: Callable[..., object], *signals: SignalInstance) -> None:
+    for signal in signals:
+        signal.connect(slot)
 
 
 def holder(layout: QLayout, **settings: Any) -> QWidget:
     widget = QWidget()
     widget.setLayout(layout)
     return configure(widget, **settings)
+
+
+def page(layout: QLayout) -> QWidget:
+    """The content of a scroll area, in the window's colour."""
+    return holder(layout, objectName="page")
 
 
 def card(layout: QLayout | None = None, role: str = "card", **settings: Any) -> QFrame:
@@ -160,14 +172,24 @@ def wrap_in_card(view: QWidget, **settings: Any) -> QFrame:
 class NestedStack(QStackedLayout):
     """A stacked layout inside another layout of `owner`."""
 
-    def __init__(self, owner: QWidget) -> None:
+    def __init__(self, owner: QWidget, *widgets: QWidget) -> None:
         super().__init__()
         self._owner = owner
+        for widget in widgets:
+            self.addWidget(widget)
 
     def addWidget(self, w: QWidget) -> int:
         if w.parentWidget() is None:
             w.setParent(self._owner)
         return super().addWidget(w)
+
+
+def stack(*widgets: QWidget, into: QWidget) -> QStackedLayout:
+    """One of the widgets at a time, filling `into`."""
+    layout = QStackedLayout(into)
+    for widget in widgets:
+        layout.addWidget(widget)
+    return layout
 
 
 class TabArea(QScrollArea):

@@ -64,6 +64,14 @@ class RowsModel(QAbstractTableModel):
     def extra(self, row: Any, index: Index, role: int) -> Any:
         return None
 
+    def is_editable(self, row: int, column: int) -> bool:
+        return False
+
+    def flags(self, index: Index) -> Qt.ItemFlag:
+        flags = super().flags(index)
+        is_editable = index.isValid() and self.is_editable(index.row(), index.column())
+        return flags | Qt.ItemFlag.ItemIsEditable if is_editable else flags
+
     def rowCount(self, parent: Index = QModelIndex()) -> int:
         return 0 if parent.isValid() else len(self.rows)
 
@@ -135,9 +143,13 @@ class BaseTable(QTableView):
         *,
         model: RowsModel | None = None,
         single: bool = False,
+        resizable: bool = False,
         **settings: Any,
     ) -> None:
-        """`single`: one row can be selected. The columns get their widths, and share the rest where it is 0."""
+        """`single`: one row can be selected. The columns get their widths, and share the rest where it is 0.
+
+        `resizable`: the user can change widths. `settings`: `configure`.
+        """
         super().__init__(parent)
         self.setShowGrid(False)
         self.setWordWrap(False)
@@ -156,9 +168,10 @@ class BaseTable(QTableView):
         header.setFont(theme.caption_font())
         if model is not None:
             self.setModel(model)
+            modes = QHeaderView.ResizeMode
+            given = modes.Interactive if resizable else modes.Fixed
             for place, column in enumerate(model.columns):
-                mode = QHeaderView.ResizeMode.Fixed if column.width else QHeaderView.ResizeMode.Stretch
-                header.setSectionResizeMode(place, mode)
+                header.setSectionResizeMode(place, given if column.width else modes.Stretch)
                 self.setColumnWidth(place, theme.scaled(column.width))
 
     def fit_rows(self, most: int, extra: int = 2) -> None:

@@ -1,21 +1,30 @@
-"""Counts of a dataset, and below them a histogram of prompt lengths or figures on the variety of the prompts."""
+"""The cards of the Dataset page: the use of splits and columns, and counts with a histogram or figures on variety."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
 
-from PySide6.QtCore import QEvent, QRectF, QSize, Qt
+from PySide6.QtCore import QEvent, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent, QPen
-from PySide6.QtWidgets import QFrame, QGridLayout, QLabel, QSizePolicy, QToolTip, QWidget
+from PySide6.QtWidgets import QFrame, QLabel, QSizePolicy, QToolTip, QWidget
 
 from app import theme
-from app.widgets.basic.controls import ElidedLabel, LinkButton
-from app.widgets.basic.labels import label, plain_tip, progress_bar
-from app.widgets.basic.layout import NestedStack, column, holder, row, set_style_property
-from app.widgets.basic.number_format import DASH, ticks
+from app.state.dataset import Dataset
+from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton
+from app.widgets.basic.labels import button, label, plain_tip, progress_bar, show_text
+from app.widgets.basic.layout import NestedStack, card, column, grid, holder, row, set_style_property, configure
+from app.widgets.basic.number_format import DASH, counted, ticks
 from app.widgets.basic.tables import LEFT, RIGHT
+from app.widgets.form.field import Field
+from backend.config.config import SETTINGS
+from backend.utils.errors import ConfigProblem
 
+NONE = "None"
+SPLIT_KEYS = ("train_split", "valid_split", "test_split")
+COLUMNS = 4
 BAR_PITCH = 7
 FIGURES = {
     "rows": ("Rows", "Rows of this split. Of a large file only the first are shown and counted, and ~ is an estimate."),
@@ -30,6 +39,118 @@ FIGURES = {
 LENGTHS, VARIETY = "Lengths", "Variety"
 
 
+class NameMenuField(Field):
+    """A setting whose choices are names in the dataset; `offer` replaces them when the dataset changes."""
+
+    control: ComboBox
+
+    def build(self) -> QWidget:
+        self.control = ComboBox(length=3, activated=self.emit_edited)  # four fit side by side in a small window
+        self.hint.hide()
+        return self.control
+
+    def value(self) -> Any:
+        return self.control.currentData()
+
+    def set_control_value(self, raw: Any) -> None:
+        index = self.control.findData(raw)
+        if index < 0:  # the dataset has no such name: the field is coloured, and a sentence below the menus says it
+            self.control.addItem(str(raw) if raw else NONE, raw)
+            index = self.control.count() - 1
+        self.control.setCurrentIndex(index)
+
+    def offer(self, names: Sequence[str], default: str | None, tips: Mapping[str, str] | None = None) -> None:
+        """Offer these names, with tool tips by name.
+
+        `default` labels the setting's default value where that is not a name itself; None leaves it out.
+        """
+        current, default_value = self.value(), self.setting.default
+        items = {} if default is None or default_value in names else {default_value: default}
+        items |= {name: name for name in names}
+        self.control.fill(items)
+        for i, value in enumerate(items):
+            self.control.setItemData(i, (tips or {}).get(value, ""), Qt.ItemDataRole.ToolTipRole)
+        self.set_control_value(default_value if current is None else current)
+
+    def offer_splits(self, names: Sequence[str], form: str, used: Mapping[str, Any] | None) -> None:
+        """Offer the dataset's splits.
+
+        `form` is file, folder or hub; `used` describes the split that was read for this use, None if there is none.
+        """
+        raw, source = self.value(), used["source"] if used else ""
+        name = source.rpartition(", ")[2] if form == "hub" else PurePath(source).stem
+        if raw not in (None, self.setting.default):
+            default = "Default"
+        elif form == "file" and source:
+            default = "Whole file"
+        else:
+            default = name or ("Held out of train" if used else NONE)
+        self.offer([split for split in names if split != name or raw == split], default)
+        self.control.setEnabled(form != "file")
+
+
+class ColumnMapping(QFrame):
+    edited = Signal(str, object)  # key, raw value
+
+    def __init__(self, uses: Mapping[str, str], parent: QWidget | None = None) -> None:
+        """`uses` maps each setting that names a column to the use of that column."""
+        super().__init__(parent)
+        self.setProperty("role", "card")
+        self._uses = uses
+        self.config = NameMenuField(SETTINGS["dataset_config"])
+        self.splits = {key: NameMenuField(SETTINGS[key]) for key in SPLIT_KEYS}
+        self.columns = {key: NameMenuField(SETTINGS[key]) for key in uses}
+        self.fields: dict[str, NameMenuField] = {"dataset_config": self.config, **self.splits, **self.columns}
+        caption = theme.caption_font()
+        self.problem = label(font=caption, role="problem", wrap=True, selectable=True)
+        self.verdict = label(font=caption, wrap=True, selectable=True)
+        self.offered = label(wrap=True)
+        self.use = button("Use them", primary=True)
+        self.offer = card(row((self.offered, 1), self.use, margins=(12, 6, 6, 6)), "banner")
+        cells = grid((), spacing=(theme.SPACE, theme.SPACE))
+        for i, field in enumerate(self.fields.values()):
+            field.edited.connect(self.edited)
+            cells.addWidget(field, i // COLUMNS, i % COLUMNS, Qt.AlignmentFlag.AlignTop)
+            cells.setColumnStretch(i % COLUMNS, 1)
+        column(cells, self.problem, self.offer, self.verdict, None, into=self, margins=(12, 8, 12, 12))
+        self.tab_stops = [*(stop for field in self.fields.values() for stop in field.tab_stops), self.use]
+
+    def show_values(self, values: Mapping[str, Any]) -> None:
+        for key, field in self.fields.items():
+            field.show_value(values[key])
+
+    def offer_names(self, dataset: Dataset) -> None:
+        """Offer the dataset's splits, configurations and columns."""
+        preview, choices = dataset.preview, dataset.choices
+        form, columns = preview.get("form", "file"), preview.get("columns", ())
+        self.config.offer(choices["configs"], "Default" if form == "hub" else NONE)
+        self.config.setEnabled(form == "hub")
+        for key, field in self.splits.items():
+            used = dataset.splits.get(key.removesuffix("_split"))
+            field.offer_splits(choices["splits"] or preview.get("names", []), form, used)
+        names = [each["name"] for each in columns]
+        tips = {each["name"]: f"{each['kind']}: {each['example']}" for each in columns}
+        for key, field in self.columns.items():
+            field.offer(names, None if key == "prompt_feature" else NONE, tips)
+            field.control.setEnabled(bool(columns))
+
+    def show_problems(self, problems: Sequence[ConfigProblem]) -> None:
+        own = [problem for problem in problems if problem.setting in self.fields]
+        show_text(self.problem, "\n".join(f"{SETTINGS[each.setting].label}: {each.sentence}" for each in own))
+        wrong = {problem.setting for problem in own}
+        for key, field in self.fields.items():
+            set_style_property(field.control, "problem", key in wrong)
+
+    def show_likely(self, likely: Mapping[str, str]) -> None:
+        """Suggest columns (setting → name) for settings whose own column does not exist."""
+        clauses = [
+            f"{name} {'' if i else 'looks '}like the {self._uses[key]}" for i, (key, name) in enumerate(likely.items())
+        ]
+        self.offered.setText(f"{', '.join(clauses)}.")
+        self.offer.setVisible(bool(likely))
+        self.use.setText("Use them" if len(likely) > 1 else "Use it")
+
+
 class DatasetFigures(QFrame):
     """Counts above a histogram or the figures on variety. An unknown count is a dash."""
 
@@ -39,18 +160,14 @@ class DatasetFigures(QFrame):
         tip = "Repetitions, wording and balance of the answers; or the lengths of the prompts."
         self.other = LinkButton(VARIETY, on_click=lambda: self.show_variety(not self.shows_variety), tip=tip)
         self.histogram, self.variety = Histogram(), VarietyFigures()
-        self._shown = NestedStack(self)
-        self._shown.addWidget(self.histogram)
-        self._shown.addWidget(self.variety)
+        self._shown = NestedStack(self, self.histogram, self.variety)
         self.about = ElidedLabel(font=theme.figures_font(theme.CAPTION))
-        self.progress = progress_bar("Prompts counted")
-        self.progress.setFixedWidth(64)
+        self.progress = progress_bar("Prompts counted", fixedWidth=64)
         self._numbers = {key: label(DASH, theme.figures_font(15)) for key in FIGURES}
         self._figures: dict[str, QWidget] = {}
         for key, (word, tip) in FIGURES.items():
             title = label(word, theme.caption_font(), "caption")
-            self._figures[key] = holder(column(title, self._numbers[key], spacing=0))
-            self._figures[key].setToolTip(plain_tip(tip))
+            self._figures[key] = holder(column(title, self._numbers[key], spacing=0), toolTip=plain_tip(tip))
         figures = row(*self._figures.values(), None, spacing=12)
         foot = row((self.about, 1), (self.progress, 0, Qt.AlignmentFlag.AlignVCenter), self.other, spacing=6)
         column(figures, (self._shown, 1), foot, into=self, spacing=4, margins=(12, 8, 12, 8))
@@ -91,8 +208,7 @@ class Histogram(QWidget):
         self._lengths: Sequence[tuple[int, int]] = ()
         self._prompt_limit, self._placeholder = 0, ""
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
-        self.setMinimumSize(theme.scaled_size(QSize(120, 64)))
-        self.setAccessibleName("Lengths of the prompts")
+        configure(self, minimumSize=theme.scaled_size(QSize(120, 64)), accessibleName="Lengths of the prompts")
         theme.signals.changed.connect(self.update)
 
     def sizeHint(self) -> QSize:
@@ -154,19 +270,16 @@ class Histogram(QWidget):
         step, bins = self.bins()
         place = max(0, min(len(bins) - 1, x * len(bins) // max(1, self.width())))
         span = f"{place:,}" if step == 1 else f"{place * step:,} to {place * step + step - 1:,}"
-        return f"{span} tokens: {bins[place]:,} {'row' if bins[place] == 1 else 'rows'}"
+        return f"{span} tokens: {counted(bins[place], 'row')}"
 
 
 class VarietyFigures(QWidget):
     COLUMNS = 2
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setAccessibleName("Variety of the prompts")
-        self._grid = QGridLayout(self)
-        self._grid.setContentsMargins(0, 0, 0, 0)
-        self._grid.setHorizontalSpacing(theme.SPACE)
-        self._grid.setVerticalSpacing(0)
+        self._grid = grid((), self, spacing=(theme.SPACE, 0))
         self._cells: list[tuple[QLabel, ElidedLabel]] = []
         self._instead = label(font=theme.caption_font(), role="muted", wrap=True, align=Qt.AlignmentFlag.AlignCenter)
         self._grid.addWidget(self._instead, 0, 0, 1, 2 * self.COLUMNS)
@@ -188,9 +301,7 @@ class VarietyFigures(QWidget):
             named.setVisible(i < len(figures))
             shown.setVisible(i < len(figures))
             if i < len(figures):
-                name, value, tip = figures[i]
-                named.setText(name)
-                shown.setText(value)
-                shown.setAccessibleName(f"{name}: {value}")
-                for widget in (named, shown):
-                    widget.setToolTip(plain_tip(f"{value}\n{tip}"))
+                name, value, about = figures[i]
+                tip = plain_tip(f"{value}\n{about}")
+                configure(named, text=name, toolTip=tip)
+                configure(shown, text=value, toolTip=tip, accessibleName=f"{name}: {value}")
