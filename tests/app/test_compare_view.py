@@ -15,11 +15,12 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app import theme
+from app.pages.runs import compare_view
 from app.pages.runs.compare_view import CompareView
 from app.pages.runs.runs_page import RunsPage
 from app.state.session import Session
 from backend.runs.run_folder import RunFolder
-from backend.runs.run_record import as_csv, as_markdown, read_record
+from backend.runs.run_record import as_markdown, read_record
 from tests.support import made_up_runs
 from tests.support.windows import PatientQtBot
 
@@ -42,7 +43,7 @@ def archive(runs: Path, tmp_path: Path) -> Path:
 def unchanged(request: pytest.FixtureRequest, qapp: QApplication, runs: Path) -> Iterator[CompareView]:
     """One view for the tests that only look at it: drawing its charts is most of what they take."""
     theme.apply(qapp, "light")
-    shown = CompareView()
+    shown = CompareView(Session())
     shown.resize(1100, 760)
     shown.show()
     compare(PatientQtBot(request), shown, runs, "slow", "fast")
@@ -55,7 +56,7 @@ def unchanged(request: pytest.FixtureRequest, qapp: QApplication, runs: Path) ->
 @pytest.fixture
 def view(qtbot, qapp, archive: Path):
     theme.apply(qapp, "light")
-    shown = CompareView()
+    shown = CompareView(Session())
     qtbot.addWidget(shown)
     shown.resize(1100, 760)
     shown.show()
@@ -127,11 +128,14 @@ def test_the_tables_show_what_differs_and_what_was_reached(unchanged: CompareVie
     assert unchanged.results.table[1][1] == "Finished"
 
 
-def test_both_tables_are_copied_and_saved(unchanged: CompareView, tmp_path: Path) -> None:
+def test_both_tables_are_copied_and_saved(
+    unchanged: CompareView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unchanged.export_menu().actions()[0].trigger()
     text = QGuiApplication.clipboard().text()
     assert "| Learning Rate | 1e-06 | 0.0001 |" in text and "| A  slow | finished | 60 |" in text
-    unchanged.save_tables(tmp_path / "tables.csv", as_csv)
+    monkeypatch.setattr(compare_view, "save_file", lambda *_: tmp_path / "tables.csv")
+    unchanged.export_menu().actions()[-1].trigger()
     assert "Learning Rate,1e-06,0.0001" in (tmp_path / "tables.csv").read_text()
     assert as_markdown(unchanged.tables()[0]) in text
 

@@ -156,7 +156,7 @@ def test_runs(qtbot: QtBot, session: Session, runs: Path) -> None:
 
 def test_comparison(qtbot: QtBot, session: Session, runs: Path) -> None:
     """Every metric gets a chart, those of the chart Other too, on every axis."""
-    view = CompareView()
+    view = CompareView(session)
     qtbot.addWidget(view)
     view.resize(1100, 760)
     view.show()

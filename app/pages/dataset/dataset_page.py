@@ -149,10 +149,8 @@ class DatasetPage(QWidget):
         self._show_counts()
         self._show_variety()
         self.table.set_placeholder(self._placeholder())
-        is_unconfirmed = self.draft.value("map_function") and self.session.consent.code.missing(
-            self._mapping_settings()
-        )
-        self.allow_button.setVisible(bool(is_unconfirmed))
+        missing = self.session.consent.code.missing(self._mapping_settings())
+        self.allow_button.setVisible(bool(self.draft.value("map_function") and missing))
         self._show_enabled()
         self.model.set_prompt_limit(dataset.prompt_limit)
         self.detail.set_prompt_limit(dataset.prompt_limit)

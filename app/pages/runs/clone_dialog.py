@@ -9,13 +9,13 @@ from typing import Any
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QCloseEvent
-from PySide6.QtWidgets import QDialog, QGridLayout, QLabel, QLineEdit, QWidget
+from PySide6.QtWidgets import QDialog, QLabel, QLineEdit, QWidget
 
 from app import theme
 from app.state.processes import VerbProcess
 from app.widgets.basic.controls import CheckBox, ComboBox, LinkButton, Segments
-from app.widgets.basic.labels import button, label
-from app.widgets.basic.layout import TabArea, column, on_screen, row, set_shown
+from app.widgets.basic.labels import button, label, show_text
+from app.widgets.basic.layout import TabArea, column, grid, on_screen, page, row, set_up
 from app.widgets.basic.number_format import figure
 from app.widgets.form.field import Field
 from app.widgets.form.fields import make_field
@@ -52,8 +52,7 @@ class ChangedSettings(QWidget):
         self._rows: dict[str, tuple[QWidget, QLabel]] = {}
         self._now: Mapping[str, Any] = {}
         self.search = SettingSearch([about for key, about in SETTINGS.items() if key != "run_name"])
-        self.search.setPlaceholderText("Change a setting…")
-        self.search.chosen.connect(self.add)
+        set_up(self.search, placeholderText="Change a setting…", chosen=self.add)
         self._column = column(self.search, into=self)
 
     def set_now(self, now: Mapping[str, Any]) -> None:
@@ -70,9 +69,8 @@ class ChangedSettings(QWidget):
             field.show_value(self.now(key))
             field.edited.connect(lambda *_: self._check())
             caption = label(f"now {value_text(self.now(key))}", role="muted", wrap=True)
-            remove = LinkButton("Remove")
+            remove = LinkButton("Remove", on_click=lambda: self.remove(key))
             remove.setAccessibleName(f"Do not change {SETTINGS[key].label}")
-            remove.clicked.connect(lambda: self.remove(key))
             centre = Qt.AlignmentFlag.AlignVCenter
             row((field, 1), (caption, 1, centre), (remove, 0, centre), into=holder, spacing=12)
             self._column.addWidget(holder)
@@ -142,8 +140,7 @@ class CloneDialog(QDialog):
         self.setWindowTitle(f"New run from {title}")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.resize(on_screen(self, 600, 560))
-        self.step = ComboBox()
-        self.step.setAccessibleName("Starting step")
+        self.step = ComboBox(name="Starting step")
         checkpoints = list(reversed(saved_weights(run)))
         best = best_of(checkpoints)
         for saved in checkpoints:  # “Step 40, reward 2.31, the newest and the best”
@@ -152,34 +149,27 @@ class CloneDialog(QDialog):
             parts = filter(None, (f"Step {saved.step:,}", reward, " and ".join(marks)))
             self.step.addItem(", ".join(parts), saved.step)
         self.step.currentIndexChanged.connect(lambda _: self._show_step())
-        self.way = Segments(WAYS, "How the new run starts")
-        self.way.chosen.connect(lambda _: self._show_ready())
+        show_ready = self._show_ready
+        self.way = Segments(WAYS, "How the new run starts", chosen=lambda _: show_ready())
         self.explained = label(role="muted", wrap=True)
-        self.name = QLineEdit()
-        self.name.setAccessibleName("Name of the new run")
-        self.name.textChanged.connect(lambda _: self._show_ready())
-        self.settings = ChangedSettings()
-        self.settings.changed.connect(self._show_ready)
+        self.name = set_up(QLineEdit(), accessibleName="Name of the new run", textChanged=lambda _: show_ready())
+        self.settings = set_up(ChangedSettings(), changed=show_ready)
         self.differs = label(wrap=True, align=Qt.AlignmentFlag.AlignTop)
-        self.at_once = CheckBox("Add it to the queue" if will_wait else "Train it at once")
-        self.at_once.setChecked(True)
+        self.at_once = CheckBox("Add it to the queue" if will_wait else "Train it at once", checked=True)
         self.outcome = label(role="problem", wrap=True, selectable=True)
         self.create_button = button(CREATE, self.create_run, primary=True)
 
-        grid = QGridLayout()
-        grid.setHorizontalSpacing(12)
-        grid.setVerticalSpacing(theme.SPACE)
-        grid.setColumnStretch(1, 1)
-        lines = (("From", self.step), ("It will", self.way), ("", self.explained), ("Name", self.name))
-        for place, (text, part) in enumerate(lines):
-            grid.addWidget(label(text, role="muted"), place, 0)
-            grid.addWidget(part, place, 1, *([Qt.AlignmentFlag.AlignLeft] if part is self.way else []))
-        page, area = QWidget(), TabArea()
-        page.setObjectName("page")
-        column(self.settings, None, into=page, margins=(0, 0, theme.GUTTER, 0))
-        area.setWidget(page)
+        lines = (("From", self.step), ("It will", row(self.way, None)), ("", self.explained), ("Name", self.name))
+        fields = [(label(text, role="muted"), part) for text, part in lines]
+        area = TabArea(widget=page(column(self.settings, None, margins=(0, 0, theme.GUTTER, 0))))
         buttons = row(self.at_once, None, button("Cancel", self.close), self.create_button)
-        everything = (grid, (area, 1), self.differs, self.outcome, buttons)
+        everything = (
+            grid(fields, stretch=1, spacing=(12, theme.SPACE)),
+            (area, 1),
+            self.differs,
+            self.outcome,
+            buttons,
+        )
         column(*everything, into=self, spacing=12, margins=2 * theme.SPACE)
         self._show_step()
 
@@ -215,7 +205,7 @@ class CloneDialog(QDialog):
             "A run of this name exists." if taken else "",
             *(sentence for key, sentence in errors.items() if key not in self.settings.fields),
         ]
-        self._report(" ".join(filter(None, reasons)))
+        show_text(self.outcome, " ".join(filter(None, reasons)))
         self.create_button.setEnabled(not any(reasons) and not errors)
 
     def _no_steps_left(self, new: Mapping[str, Any]) -> str:
@@ -225,10 +215,6 @@ class CloneDialog(QDialog):
             return ""
         more = f"Increase {SETTINGS['iters'].label}, or start earlier."
         return f"The run has done {step:,} of its {settings['iters']:,} steps. {more}"
-
-    def _report(self, sentence: str) -> None:
-        self.outcome.setText(sentence)
-        set_shown(self.outcome, bool(sentence))
 
     def command(self) -> list[str]:
         changes = []
@@ -244,9 +230,9 @@ class CloneDialog(QDialog):
     def create_run(self) -> None:
         new = self.settings.values()
         if new and not self._may_run_code({key: self.settings.now(key) for key in REWARD_SETTINGS} | new):
-            self._report("The reward file was not allowed to run, so no run was made.")
+            show_text(self.outcome, "The reward file was not allowed to run, so no run was made.")
             return
-        self._report("")
+        show_text(self.outcome, "")
         self._task = self._make_task(self.command(), self)
         self._task.done.connect(self._end)
         self.create_button.setEnabled(False)
@@ -262,7 +248,7 @@ class CloneDialog(QDialog):
         pairs = [line.partition(": ") for line in outcome.output.splitlines()]
         errors = {key: text for key, colon, text in pairs if colon and (key in SETTINGS or key in OTHER_SUBJECTS)}
         elsewhere = self.settings.show_errors(errors)
-        self._report(elsewhere if errors else outcome.sentence)
+        show_text(self.outcome, elsewhere if errors else outcome.sentence)
         self.create_button.setEnabled(True)
 
     def closeEvent(self, event: QCloseEvent) -> None:

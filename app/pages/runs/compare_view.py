@@ -24,12 +24,9 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import (
     QAbstractButton,
-    QAbstractItemView,
     QHeaderView,
     QMenu,
     QMessageBox,
-    QSplitter,
-    QStackedWidget,
     QWidget,
 )
 
@@ -40,10 +37,11 @@ from app.state.run import Run
 from app.state.run_comparison import AXES, ComparedMetric, RunComparison, SharedPrompt
 from app.state.run_notices import finite_rewards
 from app.state.run_state import Mark
+from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, Segments
 from app.widgets.basic.dialogs import save_file
 from app.widgets.basic.labels import button, explain_at, label, plain_tip
-from app.widgets.basic.layout import FlowLayout, clear_layout, column, row
+from app.widgets.basic.layout import FlowLayout, clear_layout, column, holder, row, set_up, splitter, stack
 from app.widgets.basic.number_format import duration, figure
 from app.widgets.basic.tables import BaseTable, Column, RowsModel
 from app.widgets.charts.chart_grid import ChartContent, ChartExport, ChartGrid
@@ -109,12 +107,9 @@ class RunChip(QAbstractButton):
     def __init__(self, run: ComparedName) -> None:
         super().__init__()
         self.run = run
-        self.setCheckable(True)
-        self.setText(run.text)
-        self.setToolTip(plain_tip(f"{run.name}\nClick to hide its curves, or show them again"))
-        self.setAccessibleName(f"Curves of {run.letter}, {run.title}")
-        self.setFont(theme.body_font())
-        self.setCursor(Qt.CursorShape.PointingHandCursor)
+        tip = plain_tip(f"{run.name}\nClick to hide its curves, or show them again")
+        set_up(self, text=run.text, toolTip=tip, accessibleName=f"Curves of {run.letter}, {run.title}", checkable=True)
+        set_up(self, font=theme.body_font(), cursor=Qt.CursorShape.PointingHandCursor)
         theme.signals.changed.connect(self.update)
 
     def sizeHint(self) -> QSize:
@@ -184,13 +179,10 @@ class ComparisonTable(BaseTable):
     """A read-only table of texts: its first row is the header, its first column names the rows."""
 
     def __init__(self, name: str) -> None:
-        super().__init__()
-        self.setAccessibleName(name)
+        self._texts = TextsModel()
+        super().__init__(model=self._texts, name=name, textElideMode=Qt.TextElideMode.ElideMiddle)
+        self._texts.setParent(self)
         self.table: list[list[str]] = []
-        self._texts = TextsModel(self)
-        self.setModel(self._texts)
-        self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
-        self.setTextElideMode(Qt.TextElideMode.ElideMiddle)
         self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
 
     def show_table(self, table: Sequence[Sequence[str]]) -> None:
@@ -215,13 +207,9 @@ class SharedPromptPanel(QWidget):
         self._names: list[ComparedName] = []
         self._shown: tuple[object, ...] = ()
         self.shared: list[SharedPrompt] = []
-        self.runs = (ComboBox(), ComboBox())
-        for box, which in zip(self.runs, ("First", "Second"), strict=True):
-            box.setAccessibleName(f"{which} run")
-            box.activated.connect(lambda _: self.refresh())
-        self.prompt = ComboBox()
-        self.prompt.setAccessibleName("Shared prompt")
-        self.prompt.currentIndexChanged.connect(lambda _: self._show_prompt())
+        refresh = self.refresh
+        self.runs = [ComboBox(name=f"{which} run", activated=lambda _: refresh()) for which in ("First", "Second")]
+        self.prompt = ComboBox(name="Shared prompt", currentIndexChanged=lambda _: self._show_prompt())
         self.where = label(font=theme.figures_font(), role="muted")
         self.sides = SideBySide()
         self.nothing = label(NO_SHARED_PROMPT, role="muted", wrap=True, align=Qt.AlignmentFlag.AlignCenter)
@@ -281,45 +269,39 @@ class CompareView(QWidget):
     """Shows the runs passed to `compare`; `update_records` keeps states and titles current."""
 
     closed = Signal()
-    guide_requested = Signal(str)
-    message = Signal(str)
 
-    def __init__(self, parent: QWidget | None = None) -> None:
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
+        self._session = session
         self.comparison: RunComparison | None = None
         self.grid: ChartGrid | None = None
         self._records: list[RunRecord] = []
         self._metrics: list[ComparedMetric] = []
         self._differences: dict[str, list[Any]] = {}
-        self._news = QTimer(self, singleShot=True, interval=NEWS_MS)
-        self._news.timeout.connect(self.refresh)
+        self._news = set_up(QTimer(self, singleShot=True, interval=NEWS_MS), timeout=self.refresh)
         self.back = button("Back to the list", self.closed.emit, tip="Escape")
         escape = QShortcut(QKeySequence(Qt.Key.Key_Escape), self, self.closed.emit)
         escape.setContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
         self.title = label(font=theme.title_font())
-        self.axis = Segments(AXES, "Horizontal axis")
-        self.axis.chosen.connect(self._change_axis)
-        self.legend = RunLegend()
-        self.legend.shown_changed.connect(self._draw_charts)
-        self.part = Segments(PARTS, "Below the charts")
-        self.part.chosen.connect(lambda key: self._tables.setCurrentIndex(list(PARTS).index(key)))
+        self.axis = Segments(AXES, "Horizontal axis", chosen=self._change_axis)
+        self.legend = set_up(RunLegend(), shown_changed=self._draw_charts)
         self.results, self.settings = ComparisonTable("Results of the runs"), ComparisonTable("Settings that differ")
         self.same = label("Their settings are the same.", role="muted", align=Qt.AlignmentFlag.AlignCenter)
         self.prompts = SharedPromptPanel()
-        self.export_button = button("Export…", self._show_export_menu, tip="Both tables, as CSV or Markdown")
+        self.export_button = button("Export…", tip="Both tables, as CSV or Markdown")
+        corner = self.export_button.rect
+        self.export_button.clicked.connect(
+            lambda: self.export_menu().popup(self.export_button.mapToGlobal(corner().bottomLeft()))
+        )
 
-        self._settings, self._tables = QStackedWidget(), QStackedWidget()
-        for part in (self.settings.in_card(), self.same):
-            self._settings.addWidget(part)
-        for part in (self.results.in_card(), self._settings, self.prompts):
-            self._tables.addWidget(part)
-        charts_side, tables_side = QWidget(), QWidget()
-        self._charts = column(into=charts_side)
-        column(row(self.part, None, self.export_button), (self._tables, 1), into=tables_side)
-        self.parts = QSplitter(Qt.Orientation.Vertical, childrenCollapsible=False, handleWidth=theme.SPACE)
-        self.parts.addWidget(charts_side)
-        self.parts.addWidget(tables_side)
-        self.parts.setStretchFactor(0, 1)
+        settings, tables = QWidget(), QWidget()
+        self._settings = stack(self.settings.in_card(), self.same, into=settings)
+        self._tables = stack(self.results.in_card(), settings, self.prompts, into=tables)
+        show_part = self._tables.setCurrentIndex
+        self.part = Segments(PARTS, "Below the charts", chosen=lambda key: show_part(list(PARTS).index(key)))
+        self._charts = column()
+        below = column(row(self.part, None, self.export_button), (tables, 1))
+        self.parts = splitter(holder(self._charts), holder(below), stretch=(1, 0), upright=True)
         head = row(self.back, (self.title, 1), self.axis)
         column(head, self.legend, (self.parts, 1), into=self, spacing=12, margins=2 * theme.SPACE)
         for first, second in pairwise([self.back, *self.axis.buttons.values()]):
@@ -396,9 +378,9 @@ class CompareView(QWidget):
         for plot, metric in zip(plots, self._metrics, strict=True):
             place = place_of_chart(metric.chart)
             explain_at(plot, place)
-            plot.explanation_requested.connect(partial(self.guide_requested.emit, place))
+            plot.explanation_requested.connect(partial(self._session.guide_requested.emit, place))
         self.grid = ChartGrid(plots, self._content, lambda i: True)
-        ChartExport(self.grid, lambda: "comparison", self.message.emit)  # the grid owns it
+        ChartExport(self.grid, lambda: "comparison", self._session.message.emit)  # the grid owns it
         self._charts.addWidget(self.grid)
 
     def _change_axis(self, _key: str) -> None:
@@ -465,22 +447,16 @@ class CompareView(QWidget):
             )
         menu.addSeparator()
         for name, suffix, write in formats:
-            menu.addAction(f"Save as {name}…", partial(self._ask_where, name, suffix, write))
+            menu.addAction(f"Save as {name}…", partial(self.save_tables, name, suffix, write))
         return menu
 
-    def _ask_where(self, name: str, suffix: str, write: Write) -> None:
+    def save_tables(self, name: str, suffix: str, write: Write) -> None:
         path = save_file(self, "tables", "Save the tables", f"comparison{suffix}", f"{name} (*{suffix})")
-        if path is not None:
-            self.save_tables(path, write)
-
-    def save_tables(self, path: Path, write: Write) -> None:
         try:
-            save_as(path, "\n".join(map(write, self.tables())))
+            if path is not None:
+                save_as(path, "\n".join(map(write, self.tables())))
         except DiskError as error:
             QMessageBox.warning(self, "Not saved", error.faults[0].sentence)
-
-    def _show_export_menu(self) -> None:
-        self.export_menu().popup(self.export_button.mapToGlobal(self.export_button.rect().bottomLeft()))
 
 
 def _shown_text(name: str, value: Any) -> str:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from PySide6.QtCore import QObject, QPoint, Qt, Signal
+from PySide6.QtCore import QPoint, Qt, Signal
 from PySide6.QtGui import QColor, QKeySequence, QShortcut
-from PySide6.QtWidgets import QAbstractItemView, QFrame, QHeaderView, QMenu
+from PySide6.QtWidgets import QAbstractItemView, QFrame, QMenu
 
 from app import theme
 from app.state.session import Session
 from app.widgets.basic.controls import CheckBox, ElidedLabel
 from app.widgets.basic.labels import REMOVE_KEYS, button, label, plain_tip
-from app.widgets.basic.layout import column, row
+from app.widgets.basic.layout import column, row, set_up
 from app.widgets.basic.number_format import DASH
 from app.widgets.basic.tables import ROW_HEIGHT, BaseTable, Column, DraggedRowsModel, Index
 from backend.runs.archive import raw_settings
@@ -40,9 +40,7 @@ class QueueModel(DraggedRowsModel):
     columns = (Column("Place", 40, is_figure=True), Column("Run"), Column("Model", 260), Column("Steps", 100, True))
     dropped = Signal(int, int)
 
-    def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__(parent)
-        self.rows: list[QueueRow] = []
+    rows: list[QueueRow]
 
     def text(self, row: QueueRow, column: int) -> str:
         steps = DASH if row.steps is None else f"to step {row.steps:,}" if row.has_begun else f"{row.steps:,} steps"
@@ -73,23 +71,21 @@ class QueuePanel(QFrame):
         self._session, self._queue = session, session.queue
         self.model = QueueModel(self)
         self.model.dropped.connect(self._move)
-        self.table = table = BaseTable()
-        table.setModel(self.model)
-        table.setAccessibleName("Waiting runs, in their order")
-        table.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
-        table.setDragDropMode(QAbstractItemView.DragDropMode.InternalMove)
-        table.setDragDropOverwriteMode(False)
-        table.setDropIndicatorShown(True)
-        table.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # names of runs and models differ at their end
-        table.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
-        table.customContextMenuRequested.connect(self._show_menu)
-        table.activated.connect(lambda _: self._edit())
+        self.table = table = BaseTable(
+            model=self.model, name="Waiting runs, in their order", single=True, resizable=True
+        )
+        set_up(
+            table,
+            dragDropMode=QAbstractItemView.DragDropMode.InternalMove,
+            dragDropOverwriteMode=False,
+            dropIndicatorShown=True,
+            textElideMode=Qt.TextElideMode.ElideMiddle,  # names of runs and models differ at their end
+            contextMenuPolicy=Qt.ContextMenuPolicy.CustomContextMenu,
+            customContextMenuRequested=self._show_menu,
+            activated=lambda _: self._edit(),
+        )
         table.selectionModel().selectionChanged.connect(lambda *_: self._show_choice())
         table.horizontalHeader().hide()  # for a copy it names the columns; here they explain themselves
-        table.horizontalHeader().setSectionResizeMode(1, QHeaderView.ResizeMode.Stretch)
-        for place, about in enumerate(self.model.columns):
-            if about.width:
-                table.setColumnWidth(place, theme.scaled(about.width))
         keys = {
             "Alt+Up": lambda: self._shift(-1),
             "Alt+Down": lambda: self._shift(1),
@@ -98,8 +94,7 @@ class QueuePanel(QFrame):
         }
         for sequence, slot in keys.items():
             QShortcut(QKeySequence(sequence), table, slot).setContext(Qt.ShortcutContext.WidgetShortcut)
-        self.status = ElidedLabel()
-        self.status.setProperty("role", "muted")
+        self.status = ElidedLabel(role="muted")
         self.next_button = button("Run next", self._run_next, tip="Put the run first (Alt+Home)")
         self.edit_button = button("Edit settings", self._edit, tip="Load its settings into the form (Return)")
         self.remove_button = button("Remove", self._remove)
@@ -136,13 +131,11 @@ class QueuePanel(QFrame):
                 self.table.selectRow(runs.index(chosen.run))
             self.table.setFixedHeight(min(len(rows), SHOWN_ROWS) * theme.scaled(ROW_HEIGHT) + 2)
         self._show_choice()
-        self.status.setText(status)
-        self.status.setToolTip(plain_tip(status))
-        is_paused = queue.now.is_paused
-        self.pause.setText("Resume" if is_paused else "Pause")
-        self.pause.setToolTip(
-            "Start waiting runs again" if is_paused else "Start no other run; the present one continues"
-        )
+        set_up(self.status, text=status, toolTip=plain_tip(status))
+        if queue.now.is_paused:
+            set_up(self.pause, text="Resume", toolTip="Start waiting runs again")
+        else:
+            set_up(self.pause, text="Pause", toolTip="Start no other run; the present one continues")
         self.after_failure.setChecked(queue.now.pauses_after_failure)
         for part in (self.table, *self._parts):
             part.setVisible(bool(rows))

@@ -17,8 +17,8 @@ from app.state.run_state import LIVE
 from app.state.session import Session
 from app.widgets.basic.dialogs import open_path
 from app.widgets.basic.labels import REMOVE_KEYS, button, key_name, label
-from app.widgets.basic.layout import column, on_screen, row
-from app.widgets.basic.number_format import file_size
+from app.widgets.basic.layout import column, on_screen, row, set_up
+from app.widgets.basic.number_format import counted, file_size
 from backend.runs.disk_use import FreeableSpace, free_space
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
@@ -259,12 +259,11 @@ class FreeSpaceDialog(QDialog):
         self.setWindowTitle("Free space")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.resize(on_screen(self, 560, 420))
-        self.list = QListWidget()
-        self.list.setAccessibleName("Runs with checkpoints to spare")
+        self.list = set_up(QListWidget(), accessibleName="Runs with checkpoints to spare")
         for space in spaces:
             steps = [f"{saved.step:,}" for saved in space.checkpoints]
             listed = ", ".join(steps) if len(steps) <= 4 else f"{steps[0]} … {steps[-1]}"
-            count = f"{len(steps)} {'checkpoint' if len(steps) == 1 else 'checkpoints'} (step {listed})"
+            count = f"{counted(len(steps), 'checkpoint')} (step {listed})"
             item = QListWidgetItem(f"{space.run.name}  –  {count}, {file_size(space.bytes)}")
             item.setData(Qt.ItemDataRole.UserRole, space)
             item.setCheckState(Qt.CheckState.Checked)

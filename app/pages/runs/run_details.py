@@ -11,12 +11,11 @@ from PySide6.QtWidgets import QFrame, QGridLayout, QLineEdit, QTreeWidget, QTree
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel, LinkButton, ProseEdit
-from app.widgets.basic.labels import label, plain_tip
-from app.widgets.basic.layout import TabArea, clear_layout, column, row, set_shown
+from app.widgets.basic.labels import label, plain_tip, show_text
+from app.widgets.basic.layout import TabArea, clear_layout, column, grid, page, row, set_shown, set_up
 from app.widgets.basic.number_format import file_size, moment
 from app.widgets.run_header import StateChip
 from backend.config.config import SETTINGS
-from backend.runs.archive import Summary
 from backend.runs.disk_use import PARTS
 from backend.runs.run_record import RunRecord, tags_in, value_text
 
@@ -33,13 +32,16 @@ class LineageTree(QTreeWidget):
 
     def __init__(self) -> None:
         super().__init__()
-        self.setHeaderHidden(True)
-        self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setAccessibleName("Parents and clones of the run")
-        self.setIndentation(theme.scaled(16))
-        self.setItemsExpandable(False)
-        self.setTextElideMode(Qt.TextElideMode.ElideMiddle)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        set_up(
+            self,
+            accessibleName="Parents and clones of the run",
+            headerHidden=True,
+            frameShape=QFrame.Shape.NoFrame,
+            indentation=theme.scaled(16),
+            itemsExpandable=False,
+            textElideMode=Qt.TextElideMode.ElideMiddle,
+            horizontalScrollBarPolicy=Qt.ScrollBarPolicy.ScrollBarAlwaysOff,
+        )
         for signal in (self.itemClicked, self.itemActivated):
             signal.connect(lambda item, _column: self.run_chosen.emit(item.data(0, Qt.ItemDataRole.UserRole)))
 
@@ -76,41 +78,27 @@ class RunDetails(TabArea):
     free_requested = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+        no_bar = Qt.ScrollBarPolicy.ScrollBarAlwaysOff
+        super().__init__(parent, accessibleName="Details of the run", horizontalScrollBarPolicy=no_bar)
         self._record: RunRecord | None = None
         self._family: Mapping[str, Sequence[str]] = {}
-        self._save_timer = QTimer(self, singleShot=True, interval=SAVE_AFTER_MS)
-        self._save_timer.timeout.connect(self.save)
-        self.title, self.tags, self.note = QLineEdit(), QLineEdit(), ProseEdit(3)
-        self.title.setAccessibleName("Title")
+        self._save_timer = set_up(QTimer(self, singleShot=True, interval=SAVE_AFTER_MS), timeout=self.save)
+        self.title = set_up(QLineEdit(), accessibleName="Title")
         self.title.setToolTip("Shown instead of the folder's name, which exports and clones keep using.")
-        self.tags.setAccessibleName("Tags")
-        self.tags.setPlaceholderText("math, first-try")
-        self.note.setAccessibleName("Note")
-        self.note.setPlaceholderText("What was tried, and what came of it")
-        for edit in (self.title, self.tags):
-            edit.textEdited.connect(lambda _text: self._save_timer.start())
-            edit.editingFinished.connect(self.save)
-        self.note.textChanged.connect(self._save_timer.start)
+        self.tags = set_up(QLineEdit(placeholderText="math, first-try"), accessibleName="Tags")
+        hint = "What was tried, and what came of it"
+        self.note = ProseEdit(3, accessibleName="Note", placeholderText=hint, textChanged=self._save_timer.start)
         self.note.installEventFilter(self)
+        for edit in (self.title, self.tags):
+            set_up(edit, textEdited=lambda _text: self._save_timer.start(), editingFinished=self.save)
         self.folder = ElidedLabel(Qt.TextElideMode.ElideMiddle)
         self.chip, self.when = StateChip(), label(role="muted")
         self.problem = label(role="problem", wrap=True)
-        self.family = LineageTree()
-        self.family.run_chosen.connect(self.run_chosen)
+        self.family = set_up(LineageTree(), run_chosen=self.run_chosen)
         self.machines = label(wrap=True)
-        self.settings, self.disk = QGridLayout(), QGridLayout()
-        for grid in (self.settings, self.disk):
-            grid.setContentsMargins(0, 0, 0, 0)
-            grid.setHorizontalSpacing(theme.SPACE)
-            grid.setVerticalSpacing(2)
-            grid.setColumnStretch(1, 1)
-        self.free = LinkButton("Free space…")
-        self.free.clicked.connect(self.free_requested)
+        self.settings, self.disk = (grid((), stretch=1, spacing=(theme.SPACE, 2)) for _ in range(2))
+        self.free = LinkButton("Free space…", clicked=self.free_requested)
         self.several = label(role="muted", wrap=True, align=Qt.AlignmentFlag.AlignTop)
-
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setAccessibleName("Details of the run")
         self._family_title, self._machines_title = _heading("Cloned from and to"), _heading("Machines")
         self._one = QWidget()
         column(
@@ -122,10 +110,7 @@ class RunDetails(TabArea):
             into=self._one,
             spacing=6,
         )
-        page = QWidget()
-        page.setObjectName("page")
-        column(self.several, self._one, None, into=page, margins=12)
-        self.setWidget(page)
+        self.setWidget(page(column(self.several, self._one, None, margins=12)))
         self.show_runs([], {}, {})
 
     def show_runs(
@@ -158,21 +143,24 @@ class RunDetails(TabArea):
                 with QSignalBlocker(self.note):
                     self.note.setPlainText(notes.note)
         self.title.setPlaceholderText(about.name)
-        self.folder.setText(about.name)
-        self.folder.setToolTip(plain_tip(about.path))
+        set_up(self.folder, text=about.name, toolTip=plain_tip(about.path))
         set_shown(self.folder, bool(notes.title))  # without a title the name is in its place
         self.chip.show_state(about.state)
         self.when.setText(moment(about.began) if about.began else "")
-        self.problem.setText(record.notes_problem)
-        set_shown(self.problem, bool(record.notes_problem))
+        show_text(self.problem, record.notes_problem)
         for widget in (self.title, self.tags, self.note):
             widget.setEnabled(not record.notes_problem)
         self.family.show_family(family, titles, about.name)
-        self.machines.setText(_machines(about))
-        for part in (self._family_title, self.family):
-            set_shown(part, bool(family))
-        for part in (self._machines_title, self.machines):
-            set_shown(part, bool(self.machines.text()))
+        counts = Counter(about.machines).items() if (about.ranks or 1) > 1 else ()
+        named = [f"{name} ({count} ranks)" if count > 1 else name for name, count in counts]
+        machines = ", ".join(named) or (f"{about.ranks} ranks" if (about.ranks or 1) > 1 else "")
+        self.machines.setText(machines)
+        for parts, is_shown in (
+            ((self._family_title, self.family), family),
+            ((self._machines_title, self.machines), machines),
+        ):
+            for part in parts:
+                set_shown(part, bool(is_shown))
         settings = [(SETTINGS[key].label, value_text(value)) for key, value in record.settings.items()]
         _fill(self.settings, settings or [("All are the defaults.", "")])
         parts = [(PARTS[part], size) for part, size in record.disk.items() if size > record.bytes * FAINT_PARTS]
@@ -198,22 +186,12 @@ class RunDetails(TabArea):
 
 
 def _heading(text: str) -> QWidget:
-    heading = label(text, theme.caption_font(), "muted")
-    heading.setContentsMargins(0, 6, 0, 0)
-    return heading
+    return label(text, theme.caption_font(), "muted", contentsMargins=(0, 6, 0, 0))
 
 
-def _fill(grid: QGridLayout, rows: Sequence[tuple[str, str]]) -> None:
-    clear_layout(grid)
+def _fill(cells: QGridLayout, rows: Sequence[tuple[str, str]]) -> None:
+    clear_layout(cells)
     top = Qt.AlignmentFlag.AlignTop
     for place, (name, value) in enumerate(rows):
-        grid.addWidget(label(name, role="muted", wrap=True), place, 0, top)
-        grid.addWidget(label(value, theme.figures_font(), wrap=True, selectable=True), place, 1, top)
-
-
-def _machines(about: Summary) -> str:
-    if (about.ranks or 1) < 2:
-        return ""
-    counts = Counter(about.machines).items()
-    named = [f"{name} ({count} ranks)" if count > 1 else name for name, count in counts]
-    return ", ".join(named) or f"{about.ranks} ranks"
+        cells.addWidget(label(name, role="muted", wrap=True), place, 0, top)
+        cells.addWidget(label(value, theme.figures_font(), wrap=True, selectable=True), place, 1, top)

@@ -8,7 +8,6 @@ from typing import Any
 
 from PySide6.QtCore import (
     QModelIndex,
-    QObject,
     QPointF,
     QRectF,
     QSignalBlocker,
@@ -32,7 +31,7 @@ from PySide6.QtWidgets import (
 from app import theme
 from app.widgets.basic.icons import star_cell
 from app.widgets.basic.labels import button, label, plain_tip
-from app.widgets.basic.layout import column, on_screen, row
+from app.widgets.basic.layout import column, connect, on_screen, row, set_up
 from app.widgets.basic.number_format import DASH, duration, figure, file_size, moment, signed
 from app.widgets.basic.tables import LEFT, RIGHT, BaseTable, Index, RowsModel
 from app.widgets.run_header import STATE_LABELS, STATE_ROLES
@@ -93,10 +92,8 @@ def sort_key(field: RunField, record: RunRecord) -> Any:
 class RunModel(RowsModel):
     """Runs as rows. A row that changes is replaced in place, so that the selection and the scroll position survive."""
 
-    def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__(parent)
-        self.rows: list[RunRecord] = []
-        self.columns: list[RunField] = columns_of(DEFAULT_COLUMNS)
+    rows: list[RunRecord]
+    columns: list[RunField] = columns_of(DEFAULT_COLUMNS)
 
     def set_columns(self, keys: Sequence[str]) -> None:
         self.beginResetModel()
@@ -128,17 +125,16 @@ class RunModel(RowsModel):
         field = self.columns[section]
         if orientation != Qt.Orientation.Horizontal:
             return None
-        texts = {
+        return {
             ROLE.DisplayRole: "" if field.kind == "flag" else field.title,
             ROLE.ToolTipRole: plain_tip(field.help or field.title),
             ROLE.AccessibleTextRole: field.title,
-        }
-        return _alignment(field) if role == ROLE.TextAlignmentRole else texts.get(ROLE(role))
+            ROLE.TextAlignmentRole: _alignment(field),
+        }.get(ROLE(role))
 
     def data(self, index: Index, role: int = ROLE.DisplayRole) -> Any:
-        if role == ROLE.TextAlignmentRole:
-            return _alignment(self.columns[index.column()])
-        return super().data(index, role)
+        is_place = role == ROLE.TextAlignmentRole
+        return _alignment(self.columns[index.column()]) if is_place else super().data(index, role)
 
     def text(self, row: RunRecord, column: int) -> str:
         field = self.columns[column]
@@ -223,32 +219,29 @@ class RunTable(BaseTable):
     """The table view, through a proxy model that sorts and filters."""
 
     opened = Signal()
-    star_pressed = Signal(object)  # the run's path
+    star_pressed = Signal(object)  # record
     columns_changed = Signal(list)  # (key, width) of each
 
     def __init__(self, model: RunModel) -> None:
-        super().__init__()
+        super().__init__(name="Runs", textElideMode=Qt.TextElideMode.ElideMiddle)  # names of runs differ at the end
         self._rows = model
         self._is_arranging = False
         self.sorted = _TestedRows(self, sortRole=SORT)
         self.sorted.setSourceModel(model)
-        self.setModel(self.sorted)
-        self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
-        self.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # names of runs differ at the end
-        self.setItemDelegate(SparklineDelegate(self))
-        self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
-        self.setAccessibleName("Runs")
-        head = self.horizontalHeader()
-        head.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
-        head.setMinimumSectionSize(theme.scaled(WIDTHS["flag"]))
-        head.setSectionsMovable(True)
-        head.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
-        head.sectionMoved.connect(lambda *_: self._emit_columns())
-        head.sectionResized.connect(lambda *_: self._emit_columns())
+        menu = Qt.ContextMenuPolicy.CustomContextMenu
+        set_up(self, model=self.sorted, itemDelegate=SparklineDelegate(self), contextMenuPolicy=menu)
+        head = set_up(
+            self.horizontalHeader(),
+            sectionResizeMode=QHeaderView.ResizeMode.Interactive,
+            minimumSectionSize=theme.scaled(WIDTHS["flag"]),
+            sectionsMovable=True,
+            contextMenuPolicy=menu,
+        )
+        connect(lambda *_: self._emit_columns(), head.sectionMoved, head.sectionResized)
         self.setSortingEnabled(True)
         self.show_columns([])
         self.sort_by("began", Qt.SortOrder.DescendingOrder)
-        self.clicked.connect(self._on_clicked)
+        self.clicked.connect(lambda index: self._is_star(index) and self.star_pressed.emit(self._record(index.row())))
         self.doubleClicked.connect(lambda index: self._is_star(index) or self.opened.emit())
 
     def show_columns(self, columns: Sequence[tuple[str, int]]) -> None:
@@ -312,10 +305,6 @@ class RunTable(BaseTable):
     def _is_star(self, index: QModelIndex) -> bool:
         return self._rows.columns[index.column()].key == FAVOURITE
 
-    def _on_clicked(self, index: QModelIndex) -> None:
-        if self._is_star(index):
-            self.star_pressed.emit(Path(self._record(index.row()).summary.path))
-
 
 class ColumnDialog(QDialog):
     """Chooses columns: a list with check boxes, the shown ones first, in their order. A change applies at once."""
@@ -328,16 +317,14 @@ class ColumnDialog(QDialog):
         self.setWindowTitle("Columns")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.resize(on_screen(self, 420, 520))
-        self.search = QLineEdit()
-        self.search.setPlaceholderText("Find a setting or metric")
-        self.search.setAccessibleName("Find a column")
-        self.search.setClearButtonEnabled(True)
-        self.search.textChanged.connect(self._filter)
-        self.list = QListWidget()
-        self.list.setAccessibleName("Columns of the table of runs")
-        self.list.setDragDropMode(QAbstractItemView.DragDropMode.InternalMove)
-        self.list.itemChanged.connect(lambda _item: self._emit())
-        self.list.model().rowsMoved.connect(lambda *_: self._emit())
+        self.search = QLineEdit(placeholderText="Find a setting or metric", clearButtonEnabled=True)
+        set_up(self.search, accessibleName="Find a column", textChanged=self._filter)
+        self.list = set_up(
+            QListWidget(),
+            accessibleName="Columns of the table of runs",
+            dragDropMode=QAbstractItemView.DragDropMode.InternalMove,
+        )
+        connect(lambda *_: self._emit(), self.list.itemChanged, self.list.model().rowsMoved)
         up = button("Up", lambda: self.move(-1), tip="Alt+Up")
         down = button("Down", lambda: self.move(1), tip="Alt+Down")
         for keys, by in (("Alt+Up", -1), ("Alt+Down", 1)):
@@ -377,8 +364,7 @@ class ColumnDialog(QDialog):
             self._emit()
 
     def _filter(self, text: str) -> None:
-        for i in range(self.list.count()):
-            item = self.list.item(i)
+        for item in (self.list.item(i) for i in range(self.list.count())):
             item.setHidden(text.lower() not in item.text().lower())
 
     def _emit(self) -> None:

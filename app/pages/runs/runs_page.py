@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QFileSystemWatcher, QPoint, Qt, QTimer
 from PySide6.QtGui import QHideEvent, QKeySequence, QResizeEvent, QShortcut, QShowEvent
-from PySide6.QtWidgets import QFrame, QLineEdit, QSplitter, QStackedLayout, QWidget
+from PySide6.QtWidgets import QLineEdit, QWidget
 
 from app import theme
 from app.pages.runs.clone_dialog import CloneDialog
@@ -20,8 +21,8 @@ from app.state.processes import VerbProcess
 from app.state.run_list import RunList
 from app.state.session import Session
 from app.widgets.basic.controls import CheckBox
-from app.widgets.basic.labels import EmptyState, button, label
-from app.widgets.basic.layout import column, row, wrap_in_card
+from app.widgets.basic.labels import EmptyState, button, label, show_text
+from app.widgets.basic.layout import card, column, connect, holder, row, set_up, splitter, stack, wrap_in_card
 from backend.runs.disk_use import freeable_space
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import RunRecord
@@ -53,17 +54,14 @@ class RunsPage(QWidget):
         super().__init__(parent)
         self.session = session
         self.runs = RunList(session.prefs.folder, parent=self)
-        self.runs.listed.connect(self._on_listed)
-        self.runs.read.connect(self._on_read)
-        self.runs.settled.connect(self._on_settled)
-        self._watcher = QFileSystemWatcher(self)
-        self._watcher.directoryChanged.connect(lambda _: self.refresh())
-        self._refresh_timer = QTimer(self, interval=EVERY_MS)
-        self._refresh_timer.timeout.connect(self.refresh)
+        set_up(self.runs, listed=self._on_listed, read=self._on_read, settled=self._on_settled)
+        self._watcher = set_up(QFileSystemWatcher(self), directoryChanged=lambda _: self.refresh())
+        self._refresh_timer = set_up(QTimer(self, interval=EVERY_MS), timeout=self.refresh)
         self._comparison: CompareView | None = None
 
-        hint = "Every run is kept here, with its charts, completions and model."
-        self.nothing = EmptyState("No runs yet", hint, "Go to Train")
+        hint, to_train = "Every run is kept here, with its charts, completions and model.", "Go to Train"
+        go = partial(session.page_requested.emit, "train")
+        self.nothing = EmptyState("No runs yet", hint, to_train, button_clicked=go)
         self.model = RunModel(self)
         self.table = RunTable(self.model)
         self.table.show_columns(session.prefs.run_columns)
@@ -75,24 +73,19 @@ class RunsPage(QWidget):
             "free": self.free_space,
         }
         self.run_actions = RunActions(session, self.table.selected_runs, of_page, self)
-        self.undo_bar = QFrame()
-        self.undo_bar.setProperty("role", "banner")
         self.undo_text = label(wrap=True)
         self.undo_button = button("Undo", self._undo_trash)
-        self.undo_bar.hide()
-        self.search = QLineEdit(clearButtonEnabled=True)
-        self.search.setPlaceholderText("Search: lr>1e-5 tag:math state:failed")
-        self.search.setToolTip(f"<p>{HINT}</p>")
-        self.search.setAccessibleName("Search the runs")
-        self.search.setAccessibleDescription(HINT)
-        self.search_line = label(role="muted", wrap=True)
-        self.search_line.hide()
-        self.favourites, self.archived = CheckBox("Favourites"), CheckBox("Archived")
-        self.favourites.setToolTip("Show only runs with a star")
-        self.archived.setToolTip("Show archived runs too")
+        dismiss = button("Dismiss", lambda: self.undo_bar.hide())
+        undo = row((self.undo_text, 1), self.undo_button, dismiss, margins=(12, 6, 8, 6))
+        self.undo_bar = card(undo, "banner", visible=False)
+        self.search = QLineEdit(placeholderText="Search: lr>1e-5 tag:math state:failed", clearButtonEnabled=True)
+        set_up(self.search, toolTip=f"<p>{HINT}</p>", accessibleName="Search the runs", accessibleDescription=HINT)
+        self.search_line = label(role="muted", wrap=True, visible=False)
+        self.favourites = CheckBox("Favourites", toolTip="Show only runs with a star")
+        self.archived = CheckBox("Archived", toolTip="Show archived runs too")
         self.columns_button = button("Columns…", self.choose_columns)
-        self.details_button = button("Details", self.toggle_details, tip="Show or hide the details of the selected run")
-        self.details_button.setCheckable(True)
+        tip = "Show or hide the details of the selected run"
+        self.details_button = button("Details", self.toggle_details, tip=tip, checkable=True)
         self.details_button.setChecked(session.prefs.run_details_shown)
         self.buttons = {
             key: button(text, lambda key=key: self.run_actions.do(key), primary=key == "open")
@@ -104,64 +97,42 @@ class RunsPage(QWidget):
         checks = (self.favourites, self.archived, self.columns_button, self.details_button)
         head = row(label("Runs", theme.title_font()), 2 * theme.SPACE, (self.search, 1), *checks)
         *first, trash = self.buttons.values()
-        row(
-            *((self.undo_text, 1), self.undo_button, button("Dismiss", self.undo_bar.hide)),
-            into=self.undo_bar,
-            margins=(12, 6, 8, 6),
-        )
-        self.parts = QSplitter(Qt.Orientation.Horizontal, childrenCollapsible=False, handleWidth=theme.SPACE)
         self._details_card = wrap_in_card(self.details)
-        self.parts.addWidget(self.table.in_card())
-        self.parts.addWidget(self._details_card)
         self._details_card.setVisible(self.details_button.isChecked())
-        self.parts.setStretchFactor(0, 1)
-        content = QWidget()
-        column(
+        self.parts = splitter(self.table.in_card(), self._details_card, stretch=(1, 0))
+        content = column(
             *(head, self.search_line, QueuePanel(session), (self.parts, 1)),
             *(self.undo_bar, row(*first, self.more_button, None, trash)),
-            into=content,
             spacing=12,
             margins=2 * theme.SPACE,
         )
-        self._stack = QStackedLayout(self)
-        self._stack.addWidget(self.nothing)
-        self._stack.addWidget(content)
+        self._stack = stack(self.nothing, holder(content), into=self)
         self._show_choice()
 
     def _connect(self) -> None:
-        self.nothing.button_clicked.connect(lambda: self.session.page_requested.emit("train"))
-        self.table.opened.connect(self.open)
-        self.table.star_pressed.connect(self._toggle_star)
-        self.table.columns_changed.connect(lambda columns: setattr(self.session.prefs, "run_columns", columns))
-        self.table.customContextMenuRequested.connect(
-            lambda at: self.run_actions.menu(self).popup(self.table.viewport().mapToGlobal(at))
+        table, details, actions, session = self.table, self.details, self.run_actions, self.session
+        table.opened.connect(self.open)
+        table.star_pressed.connect(
+            lambda run: actions.note(Path(run.summary.path), {"favourite": not run.notes.favourite})
         )
-        self.table.horizontalHeader().customContextMenuRequested.connect(lambda _: self.choose_columns())
-        self.table.selectionModel().selectionChanged.connect(lambda *_: self._show_choice())
-        self.model.dataChanged.connect(lambda *_: self._show_choice())
-        for box in (self.favourites, self.archived):
-            box.toggled.connect(lambda _: self._filter())
-        self.search.textChanged.connect(lambda _: self._filter())
-        actions = self.run_actions
-        self.details.notes_changed.connect(actions.note)
-        self.details.run_chosen.connect(self._choose_name)
-        self.details.free_requested.connect(self.free_space)
-        actions.changed.connect(self._reread)
-        actions.refused.connect(self.session.message)
-        actions.moved.connect(self._on_moved)
+        table.columns_changed.connect(lambda columns: setattr(session.prefs, "run_columns", columns))
+        table.customContextMenuRequested.connect(lambda at: actions.menu(self).popup(table.viewport().mapToGlobal(at)))
+        table.horizontalHeader().customContextMenuRequested.connect(lambda _: self.choose_columns())
+        connect(lambda *_: self._show_choice(), table.selectionModel().selectionChanged, self.model.dataChanged)
+        connect(lambda _: self._filter(), self.favourites.toggled, self.archived.toggled, self.search.textChanged)
+        set_up(details, notes_changed=actions.note, run_chosen=self._choose_name, free_requested=self.free_space)
+        set_up(actions, changed=self._reread, refused=session.message, moved=self._on_moved)
         for entry in ACTIONS:
             if entry is not None and entry.keys and entry.keys != "Return":  # the table handles Return itself
-                shortcut = QShortcut(QKeySequence(entry.keys), self.table, lambda key=entry.key: actions.do(key))
+                shortcut = QShortcut(QKeySequence(entry.keys), table, lambda key=entry.key: actions.do(key))
                 shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
 
     @property
     def compare_view(self) -> CompareView:
         """Where runs are compared: built when it is first asked for, as most visits to the page never do."""
         if self._comparison is None:
-            view = self._comparison = CompareView(self)
+            view = self._comparison = CompareView(self.session, self)
             view.closed.connect(self._close_comparison)
-            view.guide_requested.connect(self.session.guide_requested)
-            view.message.connect(self.session.message)
             self._stack.addWidget(view)
         return self._comparison
 
@@ -238,25 +209,19 @@ class RunsPage(QWidget):
         try:
             passes = search(query, all_keys(self.model.rows))
         except UserError as error:
-            self._report_search(error.faults[0].sentence)
+            show_text(self.search_line, error.faults[0].sentence)
             return
         favourites, archived = self.favourites.isChecked(), self.archived.isChecked() or asks_for_archived(query)
 
-        def is_shown(record: RunRecord) -> bool:
-            notes = record.notes
-            return (notes.favourite or not favourites) and (archived or not notes.archived) and passes(record)
-
-        self.table.sorted.test = is_shown
+        self.table.sorted.test = lambda run: (
+            (run.notes.favourite or not favourites) and (archived or not run.notes.archived) and passes(run)
+        )
         self.table.sorted.invalidateFilter()
         shown = self.table.sorted.rowCount()
         narrowed = bool(query.strip()) or favourites
-        self._report_search(f"{shown:,} of {len(self.model.rows):,} runs." if narrowed else "")
+        show_text(self.search_line, f"{shown:,} of {len(self.model.rows):,} runs." if narrowed else "")
         if shown and not self.table.selected_rows():
             self.table.selectRow(0)
-
-    def _report_search(self, sentence: str) -> None:
-        self.search_line.setText(sentence)
-        self.search_line.setVisible(bool(sentence))
 
     def _show_choice(self) -> None:
         runs = self.table.selected_runs()
@@ -322,11 +287,6 @@ class RunsPage(QWidget):
 
     def _show_menu_of_button(self) -> None:
         self.run_actions.menu(self).popup(self.more_button.mapToGlobal(QPoint(0, self.more_button.height())))
-
-    def _toggle_star(self, path: Path) -> None:
-        record = next((record for record in self.model.rows if record.summary.path == str(path)), None)
-        if record is not None:
-            self.run_actions.note(path, {"favourite": not record.notes.favourite})
 
     def _choose_name(self, name: str) -> None:
         record = next((record for record in self.model.rows if record.summary.name == name), None)
