@@ -14,7 +14,7 @@ from app.state import charts
 from app.state.chat import ChatAnswer
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import label
-from app.widgets.basic.layout import card, clear_layout, column, holder, page, row, set_shown, configure
+from app.widgets.basic.layout import card, clear_layout, column, configure, holder, page, row, set_shown
 from app.widgets.basic.number_format import figure, short_duration
 from app.widgets.completion_detail import TagHighlighter, scores_html
 from app.widgets.completion_table import STOP_LABELS

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QCheckBox, QFrame, QLineEdit, QToolButton, QWidget
 from app import theme
 from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton, NumberEdit, ProseEdit
 from app.widgets.basic.labels import button, label, plain_tip, show_text, with_key_names
-from app.widgets.basic.layout import column, grid, holder, row, set_shown, set_style_property, configure
+from app.widgets.basic.layout import column, configure, grid, holder, row, set_shown, set_style_property
 from app.widgets.basic.number_format import figure
 
 BROWSE = "browse"

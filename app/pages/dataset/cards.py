@@ -15,7 +15,7 @@ from app import theme
 from app.state.dataset import Dataset
 from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton
 from app.widgets.basic.labels import button, label, plain_tip, progress_bar, show_text
-from app.widgets.basic.layout import NestedStack, card, column, grid, holder, row, set_style_property, configure
+from app.widgets.basic.layout import NestedStack, card, column, configure, grid, holder, row, set_style_property
 from app.widgets.basic.number_format import DASH, counted, ticks
 from app.widgets.basic.tables import LEFT, RIGHT
 from app.widgets.form.field import Field

@@ -18,7 +18,7 @@ from app.state.reward_bench import MAX_ROWS
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox
 from app.widgets.basic.labels import EmptyState, button, label, plain_tip, show_text, with_key_names
-from app.widgets.basic.layout import NestedStack, card, column, connect, row, set_style_property, configure
+from app.widgets.basic.layout import NestedStack, card, column, configure, connect, row, set_style_property
 from app.widgets.basic.number_format import file_size
 from app.widgets.form.fields import PathField
 from backend.config.config import SETTINGS

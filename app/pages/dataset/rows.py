@@ -15,7 +15,7 @@ from app import theme
 from app.theme import CELL_PADDING
 from app.widgets.basic.controls import ElidedLabel, Segments
 from app.widgets.basic.labels import label, plain_tip, show_text
-from app.widgets.basic.layout import column, row, configure
+from app.widgets.basic.layout import column, configure, row
 from app.widgets.basic.number_format import counted
 from app.widgets.basic.tables import BaseTable, Column, RowsModel
 

@@ -15,7 +15,7 @@ from app import theme
 from app.state.processes import VerbProcess
 from app.widgets.basic.controls import CheckBox, ComboBox, LinkButton, Segments
 from app.widgets.basic.labels import button, label, show_text
-from app.widgets.basic.layout import TabArea, column, grid, on_screen, page, row, set_up
+from app.widgets.basic.layout import TabArea, column, configure, grid, on_screen, page, row
 from app.widgets.basic.number_format import figure
 from app.widgets.form.field import Field
 from app.widgets.form.fields import make_field
@@ -52,7 +52,7 @@ class ChangedSettings(QWidget):
         self._rows: dict[str, tuple[QWidget, QLabel]] = {}
         self._now: Mapping[str, Any] = {}
         self.search = SettingSearch([about for key, about in SETTINGS.items() if key != "run_name"])
-        set_up(self.search, placeholderText="Change a setting…", chosen=self.add)
+        configure(self.search, placeholderText="Change a setting…", chosen=self.add)
         self._column = column(self.search, into=self)
 
     def set_now(self, now: Mapping[str, Any]) -> None:
@@ -152,8 +152,8 @@ class CloneDialog(QDialog):
         show_ready = self._show_ready
         self.way = Segments(WAYS, "How the new run starts", chosen=lambda _: show_ready())
         self.explained = label(role="muted", wrap=True)
-        self.name = set_up(QLineEdit(), accessibleName="Name of the new run", textChanged=lambda _: show_ready())
-        self.settings = set_up(ChangedSettings(), changed=show_ready)
+        self.name = configure(QLineEdit(), accessibleName="Name of the new run", textChanged=lambda _: show_ready())
+        self.settings = configure(ChangedSettings(), changed=show_ready)
         self.differs = label(wrap=True, align=Qt.AlignmentFlag.AlignTop)
         self.at_once = CheckBox("Add it to the queue" if will_wait else "Train it at once", checked=True)
         self.outcome = label(role="problem", wrap=True, selectable=True)

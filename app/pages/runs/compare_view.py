@@ -41,7 +41,7 @@ from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, Segments
 from app.widgets.basic.dialogs import save_file
 from app.widgets.basic.labels import button, explain_at, label, plain_tip
-from app.widgets.basic.layout import FlowLayout, clear_layout, column, holder, row, set_up, splitter, stack
+from app.widgets.basic.layout import FlowLayout, clear_layout, column, configure, holder, row, splitter, stack
 from app.widgets.basic.number_format import duration, figure
 from app.widgets.basic.tables import BaseTable, Column, RowsModel
 from app.widgets.charts.chart_grid import ChartContent, ChartExport, ChartGrid
@@ -108,8 +108,10 @@ class RunChip(QAbstractButton):
         super().__init__()
         self.run = run
         tip = plain_tip(f"{run.name}\nClick to hide its curves, or show them again")
-        set_up(self, text=run.text, toolTip=tip, accessibleName=f"Curves of {run.letter}, {run.title}", checkable=True)
-        set_up(self, font=theme.body_font(), cursor=Qt.CursorShape.PointingHandCursor)
+        configure(
+            self, text=run.text, toolTip=tip, accessibleName=f"Curves of {run.letter}, {run.title}", checkable=True
+        )
+        configure(self, font=theme.body_font(), cursor=Qt.CursorShape.PointingHandCursor)
         theme.signals.changed.connect(self.update)
 
     def sizeHint(self) -> QSize:
@@ -278,13 +280,13 @@ class CompareView(QWidget):
         self._records: list[RunRecord] = []
         self._metrics: list[ComparedMetric] = []
         self._differences: dict[str, list[Any]] = {}
-        self._news = set_up(QTimer(self, singleShot=True, interval=NEWS_MS), timeout=self.refresh)
+        self._news = configure(QTimer(self, singleShot=True, interval=NEWS_MS), timeout=self.refresh)
         self.back = button("Back to the list", self.closed.emit, tip="Escape")
         escape = QShortcut(QKeySequence(Qt.Key.Key_Escape), self, self.closed.emit)
         escape.setContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
         self.title = label(font=theme.title_font())
         self.axis = Segments(AXES, "Horizontal axis", chosen=self._change_axis)
-        self.legend = set_up(RunLegend(), shown_changed=self._draw_charts)
+        self.legend = configure(RunLegend(), shown_changed=self._draw_charts)
         self.results, self.settings = ComparisonTable("Results of the runs"), ComparisonTable("Settings that differ")
         self.same = label("Their settings are the same.", role="muted", align=Qt.AlignmentFlag.AlignCenter)
         self.prompts = SharedPromptPanel()

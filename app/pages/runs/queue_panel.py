@@ -13,7 +13,7 @@ from app import theme
 from app.state.session import Session
 from app.widgets.basic.controls import CheckBox, ElidedLabel
 from app.widgets.basic.labels import REMOVE_KEYS, button, label, plain_tip
-from app.widgets.basic.layout import column, row, set_up
+from app.widgets.basic.layout import column, configure, row
 from app.widgets.basic.number_format import DASH
 from app.widgets.basic.tables import ROW_HEIGHT, BaseTable, Column, DraggedRowsModel, Index
 from backend.runs.archive import raw_settings
@@ -74,7 +74,7 @@ class QueuePanel(QFrame):
         self.table = table = BaseTable(
             model=self.model, name="Waiting runs, in their order", single=True, resizable=True
         )
-        set_up(
+        configure(
             table,
             dragDropMode=QAbstractItemView.DragDropMode.InternalMove,
             dragDropOverwriteMode=False,
@@ -131,11 +131,11 @@ class QueuePanel(QFrame):
                 self.table.selectRow(runs.index(chosen.run))
             self.table.setFixedHeight(min(len(rows), SHOWN_ROWS) * theme.scaled(ROW_HEIGHT) + 2)
         self._show_choice()
-        set_up(self.status, text=status, toolTip=plain_tip(status))
+        configure(self.status, text=status, toolTip=plain_tip(status))
         if queue.now.is_paused:
-            set_up(self.pause, text="Resume", toolTip="Start waiting runs again")
+            configure(self.pause, text="Resume", toolTip="Start waiting runs again")
         else:
-            set_up(self.pause, text="Pause", toolTip="Start no other run; the present one continues")
+            configure(self.pause, text="Pause", toolTip="Start no other run; the present one continues")
         self.after_failure.setChecked(queue.now.pauses_after_failure)
         for part in (self.table, *self._parts):
             part.setVisible(bool(rows))

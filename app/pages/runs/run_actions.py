@@ -17,7 +17,7 @@ from app.state.run_state import LIVE
 from app.state.session import Session
 from app.widgets.basic.dialogs import open_path
 from app.widgets.basic.labels import REMOVE_KEYS, button, key_name, label
-from app.widgets.basic.layout import column, on_screen, row, set_up
+from app.widgets.basic.layout import column, configure, on_screen, row
 from app.widgets.basic.number_format import counted, file_size
 from backend.runs.disk_use import FreeableSpace, free_space
 from backend.runs.run_folder import RunFolder
@@ -259,7 +259,7 @@ class FreeSpaceDialog(QDialog):
         self.setWindowTitle("Free space")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.resize(on_screen(self, 560, 420))
-        self.list = set_up(QListWidget(), accessibleName="Runs with checkpoints to spare")
+        self.list = configure(QListWidget(), accessibleName="Runs with checkpoints to spare")
         for space in spaces:
             steps = [f"{saved.step:,}" for saved in space.checkpoints]
             listed = ", ".join(steps) if len(steps) <= 4 else f"{steps[0]} … {steps[-1]}"

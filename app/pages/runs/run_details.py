@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QFrame, QGridLayout, QLineEdit, QTreeWidget, QTree
 from app import theme
 from app.widgets.basic.controls import ElidedLabel, LinkButton, ProseEdit
 from app.widgets.basic.labels import label, plain_tip, show_text
-from app.widgets.basic.layout import TabArea, clear_layout, column, grid, page, row, set_shown, set_up
+from app.widgets.basic.layout import TabArea, clear_layout, column, configure, grid, page, row, set_shown
 from app.widgets.basic.number_format import file_size, moment
 from app.widgets.run_header import StateChip
 from backend.config.config import SETTINGS
@@ -32,7 +32,7 @@ class LineageTree(QTreeWidget):
 
     def __init__(self) -> None:
         super().__init__()
-        set_up(
+        configure(
             self,
             accessibleName="Parents and clones of the run",
             headerHidden=True,
@@ -82,19 +82,19 @@ class RunDetails(TabArea):
         super().__init__(parent, accessibleName="Details of the run", horizontalScrollBarPolicy=no_bar)
         self._record: RunRecord | None = None
         self._family: Mapping[str, Sequence[str]] = {}
-        self._save_timer = set_up(QTimer(self, singleShot=True, interval=SAVE_AFTER_MS), timeout=self.save)
-        self.title = set_up(QLineEdit(), accessibleName="Title")
+        self._save_timer = configure(QTimer(self, singleShot=True, interval=SAVE_AFTER_MS), timeout=self.save)
+        self.title = configure(QLineEdit(), accessibleName="Title")
         self.title.setToolTip("Shown instead of the folder's name, which exports and clones keep using.")
-        self.tags = set_up(QLineEdit(placeholderText="math, first-try"), accessibleName="Tags")
+        self.tags = configure(QLineEdit(placeholderText="math, first-try"), accessibleName="Tags")
         hint = "What was tried, and what came of it"
         self.note = ProseEdit(3, accessibleName="Note", placeholderText=hint, textChanged=self._save_timer.start)
         self.note.installEventFilter(self)
         for edit in (self.title, self.tags):
-            set_up(edit, textEdited=lambda _text: self._save_timer.start(), editingFinished=self.save)
+            configure(edit, textEdited=lambda _text: self._save_timer.start(), editingFinished=self.save)
         self.folder = ElidedLabel(Qt.TextElideMode.ElideMiddle)
         self.chip, self.when = StateChip(), label(role="muted")
         self.problem = label(role="problem", wrap=True)
-        self.family = set_up(LineageTree(), run_chosen=self.run_chosen)
+        self.family = configure(LineageTree(), run_chosen=self.run_chosen)
         self.machines = label(wrap=True)
         self.settings, self.disk = (grid((), stretch=1, spacing=(theme.SPACE, 2)) for _ in range(2))
         self.free = LinkButton("Free space…", clicked=self.free_requested)
@@ -143,7 +143,7 @@ class RunDetails(TabArea):
                 with QSignalBlocker(self.note):
                     self.note.setPlainText(notes.note)
         self.title.setPlaceholderText(about.name)
-        set_up(self.folder, text=about.name, toolTip=plain_tip(about.path))
+        configure(self.folder, text=about.name, toolTip=plain_tip(about.path))
         set_shown(self.folder, bool(notes.title))  # without a title the name is in its place
         self.chip.show_state(about.state)
         self.when.setText(moment(about.began) if about.began else "")

@@ -31,7 +31,7 @@ from PySide6.QtWidgets import (
 from app import theme
 from app.widgets.basic.icons import star_cell
 from app.widgets.basic.labels import button, label, plain_tip
-from app.widgets.basic.layout import column, connect, on_screen, row, set_up
+from app.widgets.basic.layout import column, configure, connect, on_screen, row
 from app.widgets.basic.number_format import DASH, duration, figure, file_size, moment, signed
 from app.widgets.basic.tables import LEFT, RIGHT, BaseTable, Index, RowsModel
 from app.widgets.run_header import STATE_LABELS, STATE_ROLES
@@ -229,8 +229,8 @@ class RunTable(BaseTable):
         self.sorted = _TestedRows(self, sortRole=SORT)
         self.sorted.setSourceModel(model)
         menu = Qt.ContextMenuPolicy.CustomContextMenu
-        set_up(self, model=self.sorted, itemDelegate=SparklineDelegate(self), contextMenuPolicy=menu)
-        head = set_up(
+        configure(self, model=self.sorted, itemDelegate=SparklineDelegate(self), contextMenuPolicy=menu)
+        head = configure(
             self.horizontalHeader(),
             sectionResizeMode=QHeaderView.ResizeMode.Interactive,
             minimumSectionSize=theme.scaled(WIDTHS["flag"]),
@@ -318,8 +318,8 @@ class ColumnDialog(QDialog):
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.resize(on_screen(self, 420, 520))
         self.search = QLineEdit(placeholderText="Find a setting or metric", clearButtonEnabled=True)
-        set_up(self.search, accessibleName="Find a column", textChanged=self._filter)
-        self.list = set_up(
+        configure(self.search, accessibleName="Find a column", textChanged=self._filter)
+        self.list = configure(
             QListWidget(),
             accessibleName="Columns of the table of runs",
             dragDropMode=QAbstractItemView.DragDropMode.InternalMove,

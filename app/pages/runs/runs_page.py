@@ -22,7 +22,7 @@ from app.state.run_list import RunList
 from app.state.session import Session
 from app.widgets.basic.controls import CheckBox
 from app.widgets.basic.labels import EmptyState, button, label, show_text
-from app.widgets.basic.layout import card, column, connect, holder, row, set_up, splitter, stack, wrap_in_card
+from app.widgets.basic.layout import card, column, configure, connect, holder, row, splitter, stack, wrap_in_card
 from backend.runs.disk_use import freeable_space
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import RunRecord
@@ -54,9 +54,9 @@ class RunsPage(QWidget):
         super().__init__(parent)
         self.session = session
         self.runs = RunList(session.prefs.folder, parent=self)
-        set_up(self.runs, listed=self._on_listed, read=self._on_read, settled=self._on_settled)
-        self._watcher = set_up(QFileSystemWatcher(self), directoryChanged=lambda _: self.refresh())
-        self._refresh_timer = set_up(QTimer(self, interval=EVERY_MS), timeout=self.refresh)
+        configure(self.runs, listed=self._on_listed, read=self._on_read, settled=self._on_settled)
+        self._watcher = configure(QFileSystemWatcher(self), directoryChanged=lambda _: self.refresh())
+        self._refresh_timer = configure(QTimer(self, interval=EVERY_MS), timeout=self.refresh)
         self._comparison: CompareView | None = None
 
         hint, to_train = "Every run is kept here, with its charts, completions and model.", "Go to Train"
@@ -79,7 +79,7 @@ class RunsPage(QWidget):
         undo = row((self.undo_text, 1), self.undo_button, dismiss, margins=(12, 6, 8, 6))
         self.undo_bar = card(undo, "banner", visible=False)
         self.search = QLineEdit(placeholderText="Search: lr>1e-5 tag:math state:failed", clearButtonEnabled=True)
-        set_up(self.search, toolTip=f"<p>{HINT}</p>", accessibleName="Search the runs", accessibleDescription=HINT)
+        configure(self.search, toolTip=f"<p>{HINT}</p>", accessibleName="Search the runs", accessibleDescription=HINT)
         self.search_line = label(role="muted", wrap=True, visible=False)
         self.favourites = CheckBox("Favourites", toolTip="Show only runs with a star")
         self.archived = CheckBox("Archived", toolTip="Show archived runs too")
@@ -120,8 +120,8 @@ class RunsPage(QWidget):
         table.horizontalHeader().customContextMenuRequested.connect(lambda _: self.choose_columns())
         connect(lambda *_: self._show_choice(), table.selectionModel().selectionChanged, self.model.dataChanged)
         connect(lambda _: self._filter(), self.favourites.toggled, self.archived.toggled, self.search.textChanged)
-        set_up(details, notes_changed=actions.note, run_chosen=self._choose_name, free_requested=self.free_space)
-        set_up(actions, changed=self._reread, refused=session.message, moved=self._on_moved)
+        configure(details, notes_changed=actions.note, run_chosen=self._choose_name, free_requested=self.free_space)
+        configure(actions, changed=self._reread, refused=session.message, moved=self._on_moved)
         for entry in ACTIONS:
             if entry is not None and entry.keys and entry.keys != "Return":  # the table handles Return itself
                 shortcut = QShortcut(QKeySequence(entry.keys), table, lambda key=entry.key: actions.do(key))

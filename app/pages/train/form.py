@@ -15,7 +15,7 @@ from app.widgets.basic import icons
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.icons import IconButton
 from app.widgets.basic.labels import PlainLabel, label
-from app.widgets.basic.layout import FlowLayout, TabArea, card, column, grid, reserve_gutter, set_shown, configure
+from app.widgets.basic.layout import FlowLayout, TabArea, card, column, configure, grid, reserve_gutter, set_shown
 from app.widgets.basic.number_format import counted
 from app.widgets.form.field import Field, field_of
 from app.widgets.form.fields import make_field

@@ -19,12 +19,12 @@ from app.widgets.basic.layout import (
     card,
     clear_layout,
     column,
+    configure,
     grid,
     holder,
     page,
     row,
     set_style_property,
-    configure,
 )
 from app.widgets.basic.number_format import counted
 from app.widgets.form.value_text import limits_text

@@ -21,11 +21,11 @@ from app.widgets.basic.layout import (
     FlowLayout,
     clear_layout,
     column,
+    configure,
     holder,
     row,
     set_shown,
     set_style_property,
-    configure,
 )
 from app.widgets.basic.number_format import DASH
 from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel

@@ -23,7 +23,7 @@ from app.state.session import Session
 from app.widgets.basic.controls import SearchEdit
 from app.widgets.basic.icons import IconButton, star_cell
 from app.widgets.basic.labels import button, from_home, label, plain_tip, progress_bar, show_text
-from app.widgets.basic.layout import NestedStack, column, holder, on_screen, row, set_style_property, configure
+from app.widgets.basic.layout import NestedStack, column, configure, holder, on_screen, row, set_style_property
 from app.widgets.basic.number_format import DASH, duration, figure, file_size, moment
 from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel
 from app.widgets.form.field import Field

@@ -16,7 +16,7 @@ from app import theme
 from app.widgets.basic import icons
 from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton
 from app.widgets.basic.labels import button, label, plain_tip
-from app.widgets.basic.layout import card, clear_layout, column, grid, row, configure
+from app.widgets.basic.layout import card, clear_layout, column, configure, grid, row
 from app.widgets.basic.number_format import DASH, figure
 from app.widgets.basic.tables import BaseTable, Column, DraggedRowsModel, Index
 from app.widgets.form import value_text

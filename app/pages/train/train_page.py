@@ -25,7 +25,7 @@ from app.state.memory import amount
 from app.state.session import Session
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import button, label, plain_tip, show_text
-from app.widgets.basic.layout import card, column, connect, holder, row, set_shown, set_style_property, configure
+from app.widgets.basic.layout import card, column, configure, connect, holder, row, set_shown, set_style_property
 from app.widgets.basic.number_format import counted
 from app.widgets.form.fields import AdapterField, PathField
 from app.widgets.form.setting_search import SettingSearch
