@@ -272,10 +272,10 @@ def test_tokens_are_coloured_by_what_was_recorded(qtbot, page: CompletionsPage, 
     marks = marks_of(page)
     assert marks["it "].background().color() == background(MEASURES[2], 1.0)
     assert marks["is"].underlineStyle() == QTextCharFormat.UnderlineStyle.DotLine, "not trained on"
-    assert page.pane.legend.isVisible() and page.pane.legend._tokens.ends == ("1.00", "1.65 π new / π old")
-    assert page.pane.marks._tokens.tip(1) == "token 2, “it ”: Ratio 1.65 π new / π old"
+    assert page.pane.legend.isVisible() and page.pane.legend.tokens.ends == ("1.00", "1.65 π new / π old")
+    assert page.pane.legend.tokens.tip(1) == "token 2, “it ”: Ratio 1.65 π new / π old"
     choose_colour(page, "logp")
-    assert page.pane.marks._tokens.tip(2) == "token 3, “is”: Log-probability when sampled – nats; not trained on"
+    assert page.pane.legend.tokens.tip(2) == "token 3, “is”: Log-probability when sampled – nats; not trained on"
     page.table.selectRow(2)
     assert page.pane.explanation.text().startswith("This run did not record") and not page.pane.text.extraSelections()
     asked = []

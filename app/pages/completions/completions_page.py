@@ -12,7 +12,7 @@ from typing import Any, overload
 import numpy as np
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QFileDialog, QMenu, QStackedLayout, QWidget
+from PySide6.QtWidgets import QFileDialog, QMenu, QWidget
 
 from app import theme
 from app.pages.completions.filter_bar import RUN, STEP, FilterBar, StepHead
@@ -36,7 +36,7 @@ from app.state.run_completions import RunCompletions
 from app.state.session import Session
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import EmptyState, button
-from app.widgets.basic.layout import column, set_shown, splitter
+from app.widgets.basic.layout import column, configure, connect, holder, set_shown, splitter, stack
 from app.widgets.basic.number_format import counted
 from app.widgets.completion_detail import CompletionDetail
 from app.widgets.completion_table import CompletionLine, CompletionModel, CompletionTable, lines_of_row
@@ -153,15 +153,15 @@ class CompletionsPage(QWidget):
         self._picked = 0
         self._export: Generator[int, None, None] | None = None
         self._export_of: tuple[Path, int] = (Path(), 0)
-        self._saving = QTimer(self, interval=0)
-        self._saving.timeout.connect(self._save_slice)
+        self._saving = configure(QTimer(self, interval=0), timeout=self._save_slice)
 
-        self.nothing = EmptyState("No completions yet", "They appear here with the first step of a run.", "Go to Train")
-        self.nothing.button_clicked.connect(lambda: session.page_requested.emit("train"))
+        hint, go = "They appear here with the first step of a run.", partial(session.page_requested.emit, "train")
+        self.nothing = EmptyState("No completions yet", hint, "Go to Train", button_clicked=go)
         self.model = CompletionModel(self)
         self.table = CompletionTable(self.model)
         self.table.allow_sorting()
         self.pane = ReadingPane("Completion")
+        self.pane.setting.clicked.connect(self._go_to_setting)
         self.detail = CompletionDetail(pane=self.pane)
         tip = "Every time that this prompt was sampled in the run"
         self.follow_prompt = LinkButton("Follow this prompt", on_click=self._follow_prompt, tip=tip)
@@ -174,27 +174,18 @@ class CompletionsPage(QWidget):
         self._save_menu.addAction("Everything shown…", lambda: self._ask_where(range(self.model.rowCount())))
         self._show_saving()
         self.head, self.bar = StepHead(self.save), FilterBar()
-        self.parts = splitter(self.table.in_card(), self.detail, stretch=(3, 1), upright=True)
-        self.parts.setSizes([1000, theme.scaled(DETAIL)])
-        content = QWidget()
-        column(self.head, self.bar, (self.parts, 1), into=content, margins=2 * theme.SPACE)
-        self._stack = QStackedLayout(self)
-        self._stack.addWidget(self.nothing)
-        self._stack.addWidget(content)
+        sizes = (1000, theme.scaled(DETAIL))
+        self.parts = splitter(self.table.in_card(), self.detail, stretch=(3, 1), upright=True, sizes=sizes)
+        content = holder(column(self.head, self.bar, (self.parts, 1), margins=2 * theme.SPACE))
+        self._stack = stack(self.nothing, content, into=self)
 
         # Both, as Qt changes the selection before the current line.
-        self.table.picked.connect(self._show_picked)
-        self.table.chosen.connect(self._show_picked)
-        self.table.touched.connect(self._stop_following)
-        self.table.activated.connect(self.go_to_step)
-        self.table.sort_requested.connect(self.sort)
-        self.head.moved.connect(self.go)
-        self.head.typed.connect(self._pick_or_explain)
+        connect(self._show_picked, self.table.picked, self.table.chosen)
+        configure(self.table, touched=self._stop_following, activated=self.go_to_step, sort_requested=self.sort)
+        configure(self.head, moved=self.go, typed=self._pick_or_explain)
+        configure(self.bar, changed=self._show_again, moved=self.move)
         self.head.newest.toggled.connect(self._set_following)
-        self.bar.changed.connect(self._show_again)
         self.bar.search.searched.connect(self.find)
-        self.bar.moved.connect(self.move)
-        self.pane.setting.clicked.connect(self._go_to_setting)
         session.run_changed.connect(self._on_run_changed)
         self._on_run_changed()
 
@@ -213,11 +204,9 @@ class CompletionsPage(QWidget):
         self.head.follow(True)
         self.bar.reset()
         if self._run is not None:
-            self._run.changed.connect(self._refresh)
-            self._run.restarted.connect(self._forget)
-            self.completions = RunCompletions(self._run.folder.completions, self._run)
-            self.completions.grew.connect(self._grow)
-            self.completions.voided.connect(self._show_again)
+            configure(self._run, changed=self._refresh, restarted=self._forget)
+            completions = RunCompletions(self._run.folder.completions, self._run)
+            self.completions = configure(completions, grew=self._grow, voided=self._show_again)
         self._refresh()
 
     def _forget(self) -> None:
@@ -237,14 +226,11 @@ class CompletionsPage(QWidget):
         if self.completions is not None:
             self.completions.follow(self.isVisible() and (self.bar.scope.key == RUN or self.bar.is_filtering))
 
-    def _steps(self) -> list[int]:
-        return self._run.index.steps() if self._run else []
-
     def _refresh(self) -> None:
         if not self.isVisible():
             return
         self._read_on()
-        steps = self._steps()
+        steps = self._run.index.steps() if self._run else []
         self._stack.setCurrentIndex(1 if steps else 0)
         if self._run is None or self.completions is None or not steps:
             return
@@ -357,8 +343,7 @@ class CompletionsPage(QWidget):
             self.detail.show_completion(line.row, line.completion)
 
     def _follow_prompt(self) -> None:
-        line = self.table.current_line
-        if line is not None:
+        if (line := self.table.current_line) is not None:
             self.bar.follow_prompt(hash(str(line.row.get("prompt"))))
 
     def _go_to_setting(self) -> None:
@@ -429,7 +414,7 @@ class CompletionsPage(QWidget):
         self._pick_or_explain(step)
 
     def pick(self, step: int) -> None:
-        steps = self._steps()
+        steps = self._run.index.steps() if self._run else []
         self._picked = _nearest(steps, step) if steps else step  # the nearest now: a step beyond the end would follow
         self.head.follow(False)
         if self.bar.scope.key == RUN:
@@ -451,7 +436,7 @@ class CompletionsPage(QWidget):
             self.head.newest.setChecked(False)
 
     def go(self, by: int) -> None:
-        steps = self._steps()
+        steps = self._run.index.steps() if self._run else []
         if steps and self._shown is not None:
             index = steps.index(_nearest(steps, self._shown[1])) + by
             if 0 <= index < len(steps):

@@ -12,7 +12,7 @@ from app import theme
 from app.state.completion_facts import ALL, FILTERS, SCORE, Query
 from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel, LinkButton, NumberEdit, SearchEdit, Segments
 from app.widgets.basic.labels import button, label
-from app.widgets.basic.layout import column, holder, row, set_shown
+from app.widgets.basic.layout import column, configure, connect, holder, row, set_shown
 
 STEP, RUN = "step", "run"
 TYPING_MS = 300
@@ -26,10 +26,8 @@ class StepHead(QWidget):
         super().__init__()
         self.earlier = button("Earlier", lambda: self.moved.emit(-1), tip="The step before (Ctrl+[)")
         self.later = button("Later", lambda: self.moved.emit(1), tip="The step after (Ctrl+])")
-        self.step = NumberEdit(name="Step", width=72, integers=(0, 2**31 - 1))
-        self.step.editingFinished.connect(self._type)
-        self.newest = CheckBox("Follow newest")
-        self.newest.setChecked(True)
+        self.step = NumberEdit(name="Step", width=72, integers=(0, 2**31 - 1), editingFinished=self._type)
+        self.newest = CheckBox("Follow newest", checked=True)
         self.about = ElidedLabel(font=theme.figures_font())
         title, steps = label("Completions", theme.title_font()), (label("Step"), self.step, self.earlier, self.later)
         row(title, 2 * theme.SPACE, (self.about, 1), self.newest, theme.SPACE, *steps, save, into=self)
@@ -69,18 +67,16 @@ class FilterBar(QWidget):
         self.next = button("Next", lambda: self.moved.emit(1), tip=after)
         self.measure = ComboBox(name="Score", length=14)
         self.side = ComboBox(name="Above or below", length=5, items={True: "above", False: "below"})
-        self.limit = NumberEdit(name="Value", text="0", width=72)
-        self.limit.setAlignment(Qt.AlignmentFlag.AlignLeft)
-        self.limit.setValidator(QDoubleValidator(self.limit))
+        left = Qt.AlignmentFlag.AlignLeft
+        self.limit = NumberEdit(name="Value", text="0", width=72, alignment=left, validator=QDoubleValidator(self))
         self.prompt = LinkButton("All prompts again", on_click=lambda: self.follow_prompt(None))
         self.found = ElidedLabel(font=theme.figures_font(theme.CAPTION))
         self._second = holder(row(self.measure, self.side, self.limit, self.prompt, (self.found, 1)))
         column(row((self.search, 1), self.scope, self.filter, self.previous, self.next), self._second, into=self)
         self.set_measures([], [])
         self.scope.chosen.connect(lambda: self.changed.emit())
-        self.limit.editingFinished.connect(self._change)
-        for box in (self.filter, self.measure, self.side):
-            box.currentIndexChanged.connect(self._change)
+        boxes = (self.filter, self.measure, self.side)
+        connect(self._change, self.limit.editingFinished, *(box.currentIndexChanged for box in boxes))
         self._show_condition()
 
     def report(self, sentence: str) -> None:
@@ -146,13 +142,11 @@ class SearchLine(SearchEdit):
 
     def __init__(self) -> None:
         super().__init__("Find text in prompts and completions")
-        self.setToolTip("Searches prompts, completions and texts that reward functions logged, over the whole run")
-        self.setMinimumWidth(theme.scaled(140))
+        tip = "Searches prompts, completions and texts that reward functions logged, over the whole run"
+        configure(self, toolTip=tip, minimumWidth=theme.scaled(140), returnPressed=self._search)
         self._last = ""
-        self._timer = QTimer(self, singleShot=True, interval=TYPING_MS)
-        self._timer.timeout.connect(self._search)
+        self._timer = configure(QTimer(self, singleShot=True, interval=TYPING_MS), timeout=self._search)
         self.textChanged.connect(lambda: self._timer.start())
-        self.returnPressed.connect(self._search)
 
     def forget(self) -> None:
         self._last = ""

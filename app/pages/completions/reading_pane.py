@@ -21,13 +21,13 @@ from PySide6.QtGui import (
     QTextCharFormat,
     QTextCursor,
 )
-from PySide6.QtWidgets import QPlainTextEdit, QSizePolicy, QTextEdit, QToolTip, QWidget
+from PySide6.QtWidgets import QSizePolicy, QTextEdit, QToolTip, QWidget
 
 from app import theme
 from app.widgets.basic.controls import CheckBox, ComboBox, LinkButton
-from app.widgets.basic.labels import label
-from app.widgets.basic.layout import row, set_shown
-from app.widgets.basic.number_format import figure, finite, signed
+from app.widgets.basic.labels import label, show_text
+from app.widgets.basic.layout import configure, row, set_shown
+from app.widgets.basic.number_format import counted, figure, finite, signed
 from app.widgets.completion_detail import CompletionPane
 from backend.utils.text import visible
 
@@ -136,6 +136,28 @@ def background(measure: TokenMeasure, strength: float) -> QColor:
     return blend(getattr(theme.palette(), role), STRONGEST * abs(strength))
 
 
+def _token_format(measure: TokenMeasure, shade: int | None, is_trained: bool) -> QTextCharFormat | None:
+    if is_trained and not shade:
+        return None
+    form = QTextCharFormat()
+    if is_trained:
+        form.setBackground(background(measure, shade / SHADES))  # pyright: ignore[reportOptionalOperand]
+    else:
+        form.setForeground(theme.palette().muted)
+        form.setUnderlineStyle(QTextCharFormat.UnderlineStyle.DotLine)
+    return form
+
+
+def _difference_format(kind: str) -> QTextCharFormat | None:
+    if kind == "same":
+        return None
+    form, is_added = QTextCharFormat(), kind == "added"  # not by the colour alone
+    form.setBackground(blend(theme.palette().good if is_added else theme.palette().bad, CHANGED))
+    form.setFontStrikeOut(not is_added)
+    form.setFontWeight(QFont.Weight.DemiBold if is_added else QFont.Weight.Normal)
+    return form
+
+
 def blend(over: QColor, share: float) -> QColor:
     under = theme.palette().field
     parts = ((under.redF(), over.redF()), (under.greenF(), over.greenF()), (under.blueF(), over.blueF()))
@@ -168,83 +190,11 @@ def fold(text: str, tags: Iterable[str]) -> str:
 
     def folded(match: re.Match[str]) -> str:
         words = len(match[2].split())
-        return f"{match[1]} … {words:,} {'word' if words == 1 else 'words'} … {match[3]}"
+        return f"{match[1]} … {counted(words, 'word')} … {match[3]}"
 
     for tag in tags:
         text = re.sub(rf"(<{tag}>)(.*?)(</{tag}>|\Z)", folded, text, flags=re.DOTALL)
     return text
-
-
-class MarkedText(QObject):
-    """Marks parts of a pane's text: tokens by a number, or what differs. It owns the pane's extra selections."""
-
-    def __init__(self, pane: QPlainTextEdit) -> None:
-        super().__init__(pane)
-        self._pane = pane
-        self._tokens: ColouredTokens | None = None
-        self._ends: list[int] = []
-        pane.viewport().installEventFilter(self)
-
-    def clear(self) -> None:
-        self._tokens = None
-        self._pane.setExtraSelections([])
-
-    def show_tokens(self, tokens: ColouredTokens) -> None:
-
-        def format_of(kind: tuple[int | None, bool]) -> QTextCharFormat | None:
-            shade, is_trained = kind
-            form = QTextCharFormat()
-            if not is_trained:
-                form.setForeground(theme.palette().muted)
-                form.setUnderlineStyle(QTextCharFormat.UnderlineStyle.DotLine)
-            elif shade:
-                form.setBackground(background(tokens.measure, shade / SHADES))
-            else:
-                return None
-            return form
-
-        strengths = (None if x is None else round(x * SHADES) for x in tokens.strengths)
-        self._mark(tokens.texts, list(zip(strengths, tokens.trained, strict=False)), format_of)
-        self._tokens = tokens
-
-    def show_difference(self, parts: Sequence[Part]) -> None:
-        def format_of(kind: str) -> QTextCharFormat | None:
-            if kind == "same":
-                return None
-            form, is_added = QTextCharFormat(), kind == "added"  # not by the colour alone
-            form.setBackground(blend(theme.palette().good if is_added else theme.palette().bad, CHANGED))
-            form.setFontStrikeOut(not is_added)
-            form.setFontWeight(QFont.Weight.DemiBold if is_added else QFont.Weight.Normal)
-            return form
-
-        self._tokens = None
-        self._mark([text for _, text in parts], [kind for kind, _ in parts], format_of)
-
-    def _mark(
-        self, texts: Sequence[str], kinds: Sequence[Any], format_of: Callable[[Any], QTextCharFormat | None]
-    ) -> None:
-        # A document counts UTF-16 units, two for an emoji.
-        self._ends = list(accumulate(len(text.encode("utf-16-le", "surrogatepass")) // 2 for text in texts))
-        marks, start = [], 0
-        for kind, run in groupby(zip(kinds, self._ends, strict=False), key=lambda pair: pair[0]):
-            end = [end for _, end in run][-1]
-            if (form := format_of(kind)) is not None:
-                mark = QTextEdit.ExtraSelection()
-                mark.cursor = QTextCursor(self._pane.document())
-                mark.cursor.setPosition(start)
-                mark.cursor.setPosition(end, QTextCursor.MoveMode.KeepAnchor)
-                mark.format = form
-                marks.append(mark)
-            start = end
-        self._pane.setExtraSelections(marks)
-
-    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        if self._tokens is None or event.type() != QEvent.Type.ToolTip or not isinstance(event, QHelpEvent):
-            return False
-        position = self._pane.cursorForPosition(event.pos()).position()
-        number = next((at for at, end in enumerate(self._ends) if position < end), None)
-        QToolTip.showText(event.globalPos(), "" if number is None else self._tokens.tip(number), self._pane)
-        return True
 
 
 class ReadingPane(CompletionPane):
@@ -254,20 +204,17 @@ class ReadingPane(CompletionPane):
         self.load_tokens: Callable[[], Mapping[str, Any] | None] = lambda: None
         """Reads the tokens of the completion that is shown next."""
         self._pair: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
-        self.marks = MarkedText(self.text)
-        self.folds = {tag: CheckBox(f"Fold {name.lower()}") for tag, name in FOLDABLE.items()}
-        for box in self.folds.values():
-            box.toggled.connect(self._show_text)
+        self._ends: list[int] = []
+        self.text.viewport().installEventFilter(self)
+        self.folds = {tag: CheckBox(f"Fold {name.lower()}", toggled=self._show_text) for tag, name in FOLDABLE.items()}
         names = {measure.key: measure.label for measure in MEASURES}
         self.measure = ComboBox(name="Colour tokens by", length=22, items={None: "Tokens not coloured", **names})
         for place, measure in enumerate(MEASURES, 1):
             self.measure.setItemData(place, measure.sentence, Qt.ItemDataRole.ToolTipRole)
         self.measure.currentIndexChanged.connect(self._show_text)
-        self.legend = TokenLegend()
-        self.explanation = label(font=theme.caption_font(), role="caption", wrap=True)
-        self.setting = LinkButton("Go to the setting")
-        for part in (self.legend, self.explanation, self.setting):
-            part.hide()
+        self.legend = configure(TokenLegend(), visible=False)
+        self.explanation = label(font=theme.caption_font(), role="caption", wrap=True, visible=False)
+        self.setting = LinkButton("Go to the setting", visible=False)
         bar = row(*self.folds.values(), None, self.legend, self.measure, spacing=2 * theme.SPACE)
         self.body.insertLayout(2, bar)
         self.body.insertLayout(3, row((self.explanation, 1), self.setting, spacing=2 * theme.SPACE))
@@ -304,15 +251,42 @@ class ReadingPane(CompletionPane):
         if self._pair:
             parts = diff(*map(_text_of, self._pair))
             self._explain(SAME_TEXT if all(kind == "same" for kind, _ in parts) else CHANGES)
-            self.text.show_text("".join(part for _, part in parts))
-            self.marks.show_difference(parts)
+            self._mark([(part, _difference_format(kind)) for kind, part in parts])
         elif tokens is not None:
-            self.text.show_text("".join(tokens.texts))
-            self.marks.show_tokens(tokens)
+            strengths = (None if x is None else round(x * SHADES) for x in tokens.strengths)
+            kinds = zip(strengths, tokens.trained, strict=False)
+            formats = (_token_format(tokens.measure, shade, is_trained) for shade, is_trained in kinds)
+            self._mark(list(zip(tokens.texts, formats, strict=False)))
         else:
-            self.text.show_text(fold(text, [tag for tag, box in self.folds.items() if box.isChecked()]))
-            self.marks.clear()
+            self._mark([(fold(text, [tag for tag, box in self.folds.items() if box.isChecked()]), None)])
         self.legend.show_tokens(tokens)
+
+    def _mark(self, parts: Sequence[tuple[str, QTextCharFormat | None]]) -> None:
+        """Show the parts of a text, each in its format."""
+        self.text.show_text("".join(text for text, _ in parts))
+        # A document counts UTF-16 units, two for an emoji.
+        self._ends = list(accumulate(len(text.encode("utf-16-le", "surrogatepass")) // 2 for text, _ in parts))
+        marks, start = [], 0
+        for form, run in groupby(zip(self._ends, parts, strict=True), key=lambda pair: pair[1][1]):
+            end = [end for end, _ in run][-1]
+            if form is not None:
+                mark = QTextEdit.ExtraSelection()
+                mark.cursor = QTextCursor(self.text.document())
+                mark.cursor.setPosition(start)
+                mark.cursor.setPosition(end, QTextCursor.MoveMode.KeepAnchor)
+                mark.format = form
+                marks.append(mark)
+            start = end
+        self.text.setExtraSelections(marks)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        tokens = self.legend.tokens
+        if tokens is None or event.type() != QEvent.Type.ToolTip or not isinstance(event, QHelpEvent):
+            return False
+        position = self.text.cursorForPosition(event.pos()).position()
+        number = next((at for at, end in enumerate(self._ends) if position < end), None)
+        QToolTip.showText(event.globalPos(), "" if number is None else tokens.tip(number), self.text)
+        return True
 
     def _tokens(self) -> ColouredTokens | None:
         measure = next((measure for measure in MEASURES if measure.key == self.measure.currentData()), None)
@@ -323,8 +297,7 @@ class ReadingPane(CompletionPane):
         return found
 
     def _explain(self, sentence: str) -> None:
-        self.explanation.setText(sentence)
-        set_shown(self.explanation, bool(sentence))
+        show_text(self.explanation, sentence)
         set_shown(self.setting, sentence == NOT_RECORDED)
 
 
@@ -333,12 +306,12 @@ class TokenLegend(QWidget):
 
     def __init__(self) -> None:
         super().__init__()
-        self._tokens: ColouredTokens | None = None
+        self.tokens: ColouredTokens | None = None
         self.setFont(theme.figures_font(theme.CAPTION))
         self.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
 
     def show_tokens(self, tokens: ColouredTokens | None) -> None:
-        self._tokens = tokens
+        self.tokens = tokens
         set_shown(self, tokens is not None)
         if tokens is not None:
             self.setAccessibleName(f"{tokens.measure.label}: colours from {tokens.ends[0]} to {tokens.ends[1]}")
@@ -346,14 +319,14 @@ class TokenLegend(QWidget):
         self.update()
 
     def sizeHint(self) -> QSize:
-        ends = self._tokens.ends if self._tokens is not None else ()
+        ends = self.tokens.ends if self.tokens is not None else ()
         texts = sum(self.fontMetrics().horizontalAdvance(text) for text in ends)
         return QSize(texts + theme.scaled(96) + 2 * theme.SPACE, theme.scaled(18))
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        if self._tokens is None:
+        if self.tokens is None:
             return
-        painter, (left, right), (low, high) = QPainter(self), self._tokens.ends, self._tokens.span
+        painter, (left, right), (low, high) = QPainter(self), self.tokens.ends, self.tokens.span
         painter.setPen(theme.palette().text)
         centre = Qt.AlignmentFlag.AlignVCenter
         painter.drawText(self.rect(), Qt.AlignmentFlag.AlignLeft | centre, left)
@@ -363,7 +336,7 @@ class TokenLegend(QWidget):
         strip = QRectF(start, 3, max(0, end - start), self.height() - 6)
         gradient = QLinearGradient(strip.topLeft(), strip.topRight())
         for at in (0.0, 0.5, 1.0):
-            gradient.setColorAt(at, background(self._tokens.measure, low + (high - low) * at))
+            gradient.setColorAt(at, background(self.tokens.measure, low + (high - low) * at))
         painter.fillRect(strip, gradient)
         painter.setPen(theme.palette().outline)
         painter.drawRect(strip)
