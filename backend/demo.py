@@ -27,7 +27,7 @@ from backend.data.prompts import TokenizedPrompts
 from backend.data.rows import read_splits
 from backend.models.policy import load_policy
 from backend.rewards.functions.r1 import extract_answer
-from backend.runs.checkpoints.checkpoint import newest
+from backend.runs.checkpoint import newest
 from backend.runs.run_folder import RunFolder
 from backend.sampling.rollout import Sampler
 from backend.trainer.evaluation.evaluate import greedy_accuracy

@@ -29,8 +29,8 @@ from backend.engine.metal import MetalKernel
 from backend.export.export_run import Export, export_run
 from backend.rewards.bench import BenchSettings, RewardBench
 from backend.rewards.functions import math_equality
-from backend.runs.checkpoints import checkpoint
-from backend.runs.checkpoints.checkpoint_writer import CheckpointWriter, snapshot
+from backend.runs import checkpoint
+from backend.runs.checkpoint_writer import CheckpointWriter, snapshot
 from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
 from backend.trainer.run_context import RunContext, load_context

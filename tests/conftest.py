@@ -18,8 +18,7 @@ from pathlib import Path
 import pytest
 
 from backend.engine import cpu_setup
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import LOCK_VARIABLE
+from backend.runs.run_folder import LOCK_VARIABLE, RunFolder
 from backend.trainer.control import handlers_restored
 from backend.utils.machine import TREAT_CPU_AS
 from tests.support import shared_kernels

@@ -117,7 +117,7 @@ class RunStarter:
         self._session.messages.say(text, START, self._session.while_form_stays())
 
     def _is_busy(self) -> bool:
-        from backend.runs.sweeps.sweep_results import live_sweep
+        from backend.runs.sweep_results import live_sweep
 
         session = self._session
         if session.is_training:

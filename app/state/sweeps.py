@@ -13,8 +13,8 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from app.state.processes import start_detached
 from backend.config.config import SETTINGS
 from backend.config.setting import Setting
-from backend.runs.sweeps.sweep import FIXED, SweepPlan, parse_sweep, training_steps
-from backend.runs.sweeps.sweep_results import (
+from backend.runs.sweep import FIXED, SweepPlan, parse_sweep, training_steps
+from backend.runs.sweep_results import (
     INTERRUPTED,
     SweepFolder,
     SweepResults,

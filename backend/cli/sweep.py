@@ -16,8 +16,8 @@ from backend.cli.run_log import logging_to
 from backend.cli.training import restart
 from backend.config.config import parse
 from backend.rewards.allowed_code import allow_named, require_allowed
-from backend.runs.sweeps.sweep import SweepPlan, load_sweep, text_of, training_steps
-from backend.runs.sweeps.sweep_results import (
+from backend.runs.sweep import SweepPlan, load_sweep, text_of, training_steps
+from backend.runs.sweep_results import (
     SweepFolder,
     SweepResults,
     find_sweep,
@@ -34,7 +34,7 @@ from backend.utils.command import shell_line
 from backend.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from backend.runs.sweeps.run_sweep import SweepInputs
+    from backend.runs.run_sweep import SweepInputs
 
 
 @verb
@@ -94,7 +94,7 @@ def _checked(plan: SweepPlan) -> SweepInputs:
     from backend.distributed.machine_check import require_one_machine
 
     require_one_machine(base, "A sweep")
-    from backend.runs.sweeps.run_sweep import SweepInputs
+    from backend.runs.run_sweep import SweepInputs
 
     inputs = SweepInputs()
     inputs.check(plan)
@@ -103,7 +103,7 @@ def _checked(plan: SweepPlan) -> SweepInputs:
 
 def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: bool) -> None:
     from backend.engine import cpu_setup
-    from backend.runs.sweeps.run_sweep import run_sweep
+    from backend.runs.run_sweep import run_sweep
     from backend.trainer.ending import RESTART
 
     with handlers_restored() as afterwards:

@@ -29,7 +29,7 @@ from backend.rewards.allowed_code import require_allowed
 from backend.runs.events import check_format, has_finished
 from backend.runs.run_folder import RunFolder, find_run
 from backend.runs.saved_weights import find_checkpoint
-from backend.runs.sweeps.sweep_results import find_sweep
+from backend.runs.sweep_results import find_sweep
 from backend.trainer.machine import relax_gpu_timeout
 from backend.utils.errors import UserError
 from backend.utils.places import demo_config, resources
@@ -113,7 +113,7 @@ def resume(
 
 def _taken_back(run: RunFolder, which: str, *, yes: bool) -> tuple[str, ...]:
     """Go back to a checkpoint after confirmation. Returns the message for the event log, or none. Raises UserError."""
-    from backend.runs.checkpoints.checkpoint import go_back, last_step
+    from backend.runs.checkpoint import go_back, last_step
 
     chosen, last = find_checkpoint(run, which).step, last_step(run)
     if last <= chosen:

@@ -24,8 +24,7 @@ from backend.distributed.hosts_file import allow_hosts, require_hosts
 from backend.distributed.ranks import RESTART_RANKS, Orders
 from backend.rewards.allowed_code import allow_named, require_allowed
 from backend.runs.events import EventLog
-from backend.runs.run_folder import RunFolder, default_run_name, make_run_folder
-from backend.runs.run_lock import held_for_launch, hold_lock
+from backend.runs.run_folder import RunFolder, default_run_name, held_for_launch, hold_lock, make_run_folder
 from backend.runs.saved_weights import with_adapter
 from backend.runs.steering import run_config
 from backend.trainer.control import StopPending, do_nothing, handlers_restored, look_for_stop_word, remove_word

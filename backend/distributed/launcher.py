@@ -48,8 +48,7 @@ from backend.distributed.ranks import (
     OrdersFolder,
 )
 from backend.runs.events import ENDINGS, EventLog, first_and_last_events
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import hold_lock
+from backend.runs.run_folder import RunFolder, hold_lock
 from backend.trainer import control
 from backend.trainer.machine import GPU_TIMEOUT_VARIABLE
 from backend.utils.command import backend_environment

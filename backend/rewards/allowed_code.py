@@ -21,7 +21,7 @@ from typing import Any
 
 from backend.config.other_programs.translation import translate
 from backend.rewards.catalogue import functions, locate_reward_file, read_call, split_names
-from backend.runs.run_lock import LOCK_VARIABLE
+from backend.runs.run_folder import LOCK_VARIABLE
 from backend.utils import places
 from backend.utils.disk import DiskError, replace_file
 from backend.utils.errors import ConfigProblem, UserError

@@ -24,8 +24,8 @@ from backend.config.config import SETTINGS, Config, dump, keys_used_by, load, pa
 from backend.config.other_programs.translation import translate
 from backend.config.updates import OWN
 from backend.export.destinations import staging_folder
-from backend.runs.checkpoints import checkpoint
-from backend.runs.checkpoints.checkpoint import Checkpoint, TrainingState, write_state
+from backend.runs import checkpoint
+from backend.runs.checkpoint import Checkpoint, TrainingState, write_state
 from backend.runs.events import EventLog, check_format
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import Parent, write_parent

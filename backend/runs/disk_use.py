@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import hold_lock
+from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.saved_weights import SavedWeights, best_of, saved_weights
 from backend.utils.errors import UserError
 from backend.utils.files import remove_tree, walk

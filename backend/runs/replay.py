@@ -10,8 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from backend.runs.events import Event, EventLog, JsonLines, after_last_newline, read_events
-from backend.runs.run_folder import RunFolder, make_run_folder
-from backend.runs.run_lock import hold_lock
+from backend.runs.run_folder import RunFolder, hold_lock, make_run_folder
 from backend.trainer.control import Control, Stopped
 from backend.utils.disk import replace_file
 from backend.utils.errors import UserError

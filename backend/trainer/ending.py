@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from backend.distributed.ranks import LostRankError, WorkerError
-from backend.runs.checkpoints.checkpoint import Damaged, DamagedCheckpoint
+from backend.runs.checkpoint import Damaged, DamagedCheckpoint
 from backend.runs.events import EventLog
 from backend.trainer.control import Stopped
 from backend.trainer.machine import GpuError, gpu_error

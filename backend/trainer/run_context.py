@@ -18,7 +18,7 @@ from backend.engine import device
 from backend.engine.device import release_cached_buffers
 from backend.models.policy import Base, Policy, load_policy
 from backend.rewards.scorer import Scorer
-from backend.runs.checkpoints.checkpoint import Checkpoint, DamagedCheckpoint
+from backend.runs.checkpoint import Checkpoint, DamagedCheckpoint
 from backend.runs.steering import stage_configs
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling

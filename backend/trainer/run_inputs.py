@@ -15,7 +15,7 @@ from backend.data.problems import PromptFormat, check_prompts
 from backend.data.prompts import TokenizedPrompts, measure_first_rows
 from backend.data.rows import SPLITS, Rows, Splits, check_columns, read_splits
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
-from backend.runs.checkpoints.checkpoint import check_metric
+from backend.runs.checkpoint import check_metric
 from backend.utils.errors import UserError
 
 

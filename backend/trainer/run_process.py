@@ -18,8 +18,8 @@ from typing import Any
 from backend.config.config import Config
 from backend.engine.cpu import left_nothing
 from backend.models.saving import save_model
-from backend.runs.checkpoints import checkpoint
-from backend.runs.checkpoints.checkpoint import (
+from backend.runs import checkpoint
+from backend.runs.checkpoint import (
     Checkpoint,
     TrainingState,
     newest_whole,
@@ -27,8 +27,7 @@ from backend.runs.checkpoints.checkpoint import (
 )
 from backend.runs.completion_rows import parse_group_row
 from backend.runs.events import EventLog, check_format, last_events, parse_line, truncate_file
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import hand_on_lock, hold_lock, inherited_lock
+from backend.runs.run_folder import RunFolder, hand_on_lock, hold_lock, inherited_lock
 from backend.trainer.control import Stopped, StopPending
 from backend.trainer.ending import RESTART, Ending, after_fault, ending_of, write_ending
 from backend.trainer.machine import GpuError
@@ -145,7 +144,7 @@ def open_run(
     steering = Steering(run, config)
     if changes:
         steering.record(changes, step, at_resume=True)
-    # After a kill both files are ahead of the checkpoint: see the docstring of backend/runs/checkpoints/checkpoint.py.
+    # After a kill both files are ahead of the checkpoint: see the docstring of backend/runs/checkpoint.py.
     notes = [*notes, *map(set_aside, damaged)]
     if sentence := cut_back(run, saved.state if saved else TrainingState()):
         notes.append(sentence)

@@ -21,8 +21,8 @@ from backend.config.notes import config_notes
 from backend.export.export_run import export_finished, exports
 from backend.models.policy import load_start
 from backend.models.saving import adapter_config, model_bytes, save_model
-from backend.runs.checkpoints.checkpoint import Checkpoint, CheckpointScore, TrainingState, first_start, read_checkpoint
-from backend.runs.checkpoints.checkpoint_writer import (
+from backend.runs.checkpoint import Checkpoint, CheckpointScore, TrainingState, first_start, read_checkpoint
+from backend.runs.checkpoint_writer import (
     CheckpointWriter,
     Snapshot,
     publish_adapters,

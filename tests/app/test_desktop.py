@@ -22,8 +22,7 @@ from app.state.session import Session
 from app.widgets.menu_dialogs import PreferencesDialog
 from app.window import Window
 from backend.runs.events import EventLog
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import hold_lock
+from backend.runs.run_folder import RunFolder, hold_lock
 from backend.utils import places
 from tests.support import made_up_runs
 

@@ -21,8 +21,7 @@ from app.state.run_files import crash_offer, last_run
 from app.state.session import Session
 from app.window import Window
 from backend.runs.events import EventLog
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import hold_lock
+from backend.runs.run_folder import RunFolder, hold_lock
 from backend.utils import places
 from backend.utils.command import backend_environment
 from tests.support import made_up_runs
@@ -183,7 +182,7 @@ import sys, time
 from pathlib import Path
 from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import hold_lock
+from backend.runs.run_folder import hold_lock
 run = RunFolder(Path(sys.argv[1]))
 lock = hold_lock(run)
 event_log = EventLog(run.events)

@@ -21,8 +21,7 @@ from app.state.evaluations import Evaluations
 from app.state.processes import ProcessOutcome
 from app.state.session import Session
 from app.widgets.basic.controls import NumberEdit
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import hold_lock
+from backend.runs.run_folder import RunFolder, hold_lock
 from backend.trainer.evaluation.evaluation_rows import Figures
 from tests.support import made_up_evaluations, made_up_runs
 

@@ -15,8 +15,7 @@ from app.pages.monitor.monitor_page import MonitorPage
 from app.state.guide import place_of_rule
 from app.state.run_notices import take_up
 from app.state.session import Session
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import hold_lock
+from backend.runs.run_folder import RunFolder, hold_lock
 from backend.trainer.health.rules import RULES
 from backend.trainer.health.watch import Episode
 from tests.support.diaries import recording

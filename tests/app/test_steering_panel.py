@@ -19,8 +19,7 @@ from app.state.session import Session
 from backend.config.changeable import STEERABLE
 from backend.config.config import dump, parse
 from backend.runs.events import EventLog
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import hold_lock
+from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.steering import Change, read_request, write_changes
 from backend.utils.errors import UserError
 

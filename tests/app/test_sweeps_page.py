@@ -13,9 +13,9 @@ from app.pages.sweeps.sweeps_page import SweepsPage, forecast_words
 from app.state import sweeps as sweeps_module
 from app.state.session import Session
 from app.state.sweeps import SweepForm, VariedSetting, forecast
-from backend.runs.run_lock import hold_lock
-from backend.runs.sweeps.sweep import load_sweep
-from backend.runs.sweeps.sweep_results import (
+from backend.runs.run_folder import hold_lock
+from backend.runs.sweep import load_sweep
+from backend.runs.sweep_results import (
     RungResult,
     SweepFolder,
     fresh_results,

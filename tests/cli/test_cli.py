@@ -25,8 +25,7 @@ from backend.cli.training import apply_changes, new_run
 from backend.config.config import load, read
 from backend.rewards.catalogue import DEFAULT_REWARDS
 from backend.runs.events import EventLog, read_events
-from backend.runs.run_folder import RunFolder, all_runs
-from backend.runs.run_lock import hold_lock
+from backend.runs.run_folder import RunFolder, all_runs, hold_lock
 from backend.utils.command import backend_environment
 from tests.support import small_run
 

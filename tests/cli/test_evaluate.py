@@ -13,8 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from backend.__main__ import app
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import hold_lock
+from backend.runs.run_folder import RunFolder, hold_lock
 from backend.trainer.evaluation.evaluation_rows import evaluations_of, read_evaluation, read_rows
 from backend.utils.command import backend_command, backend_environment
 from tests.support import small_run

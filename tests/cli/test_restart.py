@@ -13,8 +13,7 @@ import pytest
 
 from app.state.run_state import RunState
 from backend.runs.events import Follower, read_events
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import LOCK_VARIABLE, hand_on_lock, hold_lock, inherited_lock
+from backend.runs.run_folder import LOCK_VARIABLE, RunFolder, hand_on_lock, hold_lock, inherited_lock
 from backend.trainer.machine import gpu_error
 from backend.utils.command import backend_command, backend_environment
 from tests.support import failing_gpu, small_run

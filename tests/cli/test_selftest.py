@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from backend import selftest
 from backend.__main__ import app
-from backend.runs.checkpoints import checkpoint
+from backend.runs import checkpoint
 from backend.selftest import CHECKS, Check, CheckResult, CheckSkipped, Workbench, run_checks
 
 VERBS = app()

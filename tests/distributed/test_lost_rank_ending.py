@@ -16,10 +16,9 @@ from backend.distributed.collectives import StepSnapshot
 from backend.distributed.launcher import write_late_ending
 from backend.distributed.machine_check import plan_machines, require_one_machine
 from backend.distributed.ranks import LostRankError, RankInfo
-from backend.runs.checkpoints import checkpoint
+from backend.runs import checkpoint
 from backend.runs.events import read_events
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import hold_lock
+from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.steering import read_changes
 from backend.trainer.control import handlers_restored
 from backend.trainer.ending import RESTART, Ending

@@ -17,7 +17,7 @@ from backend.config.notes import unusual
 from backend.config.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
 from backend.config.other_programs.into_trl import into_trl, trl_yaml
 from backend.config.other_programs.translation import FOREIGN_WORDS
-from backend.runs.sweeps.sweep import parse_sweep
+from backend.runs.sweep import parse_sweep
 from backend.trainer.memory.estimate import estimate_run
 from backend.trainer.memory.model_shape import ModelShape, shape_of
 from backend.utils.documents import parse_yaml

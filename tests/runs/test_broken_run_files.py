@@ -13,7 +13,7 @@ from backend.runs.queue import QueueFile
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import read_notes, read_parent
 from backend.runs.steering import read_changes
-from backend.runs.sweeps.sweep_results import SweepFolder, read_results
+from backend.runs.sweep_results import SweepFolder, read_results
 from backend.utils.errors import UserError
 
 READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any]]] = {

@@ -10,8 +10,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from backend.runs.checkpoints import checkpoint
-from backend.runs.checkpoints.checkpoint import TrainingState, all_checkpoints, newest, state_of
+from backend.runs import checkpoint
+from backend.runs.checkpoint import TrainingState, all_checkpoints, newest, state_of
 from backend.runs.run_folder import RunFolder
 from backend.trainer.machine import MEMORY, gpu_error
 from backend.utils import disk

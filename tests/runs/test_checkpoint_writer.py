@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from backend.config.config import parse
-from backend.runs.checkpoints import checkpoint
-from backend.runs.checkpoints.checkpoint import TrainingState
-from backend.runs.checkpoints.checkpoint_writer import (
+from backend.runs import checkpoint
+from backend.runs.checkpoint import TrainingState
+from backend.runs.checkpoint_writer import (
     CheckpointWriter,
     Snapshot,
     snapshot,

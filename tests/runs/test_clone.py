@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from backend.config.config import load
+from backend.runs import checkpoint
 from backend.runs.archive import summary
-from backend.runs.checkpoints import checkpoint
-from backend.runs.checkpoints.checkpoint import examine
+from backend.runs.checkpoint import examine
 from backend.runs.clone import clone
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder, all_runs

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.runs.checkpoints.checkpoint import TrainingState
+from backend.runs.checkpoint import TrainingState
 from backend.runs.events import TAIL_BYTES, read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer.run_process import cut_back

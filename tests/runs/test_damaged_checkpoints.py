@@ -15,8 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from backend.__main__ import app as command_line
-from backend.runs.checkpoints import checkpoint
-from backend.runs.checkpoints.checkpoint import examine, newest_whole
+from backend.runs import checkpoint
+from backend.runs.checkpoint import examine, newest_whole
 from backend.runs.events import RUN_FORMAT, check_format, read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer.control import handlers_restored

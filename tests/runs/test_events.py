@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from backend.runs import archive
 from backend.runs import events as event_log_ends
 from backend.runs.events import Event, EventLog, Follower, JsonLines, parse_line, read_events, truncate_file
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import hold_lock
+from backend.runs.run_folder import RunFolder, hold_lock
 from backend.utils.disk import DiskError
 
 

@@ -14,12 +14,10 @@ from typing import Any
 import pytest
 
 from backend.config.config import load
-from backend.runs import guards
-from backend.runs.checkpoints import checkpoint
+from backend.runs import checkpoint, guards
 from backend.runs.events import EventLog, JsonLines, read_events
 from backend.runs.guards import FolderPlace, RunFolderGuard
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import hold_lock
+from backend.runs.run_folder import RunFolder, hold_lock
 from backend.trainer.run_process import train
 from backend.utils.errors import UserError
 from tests.support import small_run

@@ -20,7 +20,7 @@ from backend.runs.metric_names import (
     with_our_name,
 )
 from backend.runs.run_search import search
-from backend.runs.sweeps.sweep import parse_sweep
+from backend.runs.sweep import parse_sweep
 from tests.support import diaries
 from tests.support.diaries import recording
 

@@ -11,8 +11,7 @@ import pytest
 
 from backend.runs import archive
 from backend.runs.queue import QueueFile
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import hold_lock
+from backend.runs.run_folder import RunFolder, hold_lock
 from backend.utils import places
 from backend.utils.errors import UserError
 

@@ -17,8 +17,7 @@ from backend.runs import queue_runner
 from backend.runs.events import read_events
 from backend.runs.queue import QueueFile
 from backend.runs.queue_runner import QueueRunner
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import hold_lock
+from backend.runs.run_folder import RunFolder, hold_lock
 from backend.utils import places
 from backend.utils.command import backend_command, backend_environment
 from backend.utils.errors import UserError

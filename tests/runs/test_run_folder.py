@@ -17,8 +17,7 @@ import pytest
 
 from backend.config.checks import cross_setting_faults
 from backend.runs.events import EventLog
-from backend.runs.run_folder import RunFolder, all_runs, default_run_name, find_run, make_run_folder
-from backend.runs.run_lock import hold_lock
+from backend.runs.run_folder import RunFolder, all_runs, default_run_name, find_run, hold_lock, make_run_folder
 from backend.utils import places
 from backend.utils.command import backend_environment
 from backend.utils.errors import UserError
@@ -28,7 +27,7 @@ HOLDER = """
 import sys
 from pathlib import Path
 from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import hold_lock
+from backend.runs.run_folder import hold_lock
 handle = hold_lock(RunFolder(Path(sys.argv[1])))
 print("held", flush=True)
 sys.stdin.read()

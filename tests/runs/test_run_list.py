@@ -11,8 +11,7 @@ import pytest
 from backend.runs import disk_use, run_record
 from backend.runs.archive import summary
 from backend.runs.events import EventLog
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import hold_lock
+from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.run_record import (
     Parent,
     RunNotes,

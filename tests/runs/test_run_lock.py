@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import LAUNCH_VARIABLE, held_for_launch, hold_lock
+from backend.runs.run_folder import LAUNCH_VARIABLE, RunFolder, held_for_launch, hold_lock
 from backend.utils.errors import UserError
 
 TRIES = """
@@ -18,7 +17,7 @@ import os, sys
 from pathlib import Path
 from backend.utils.errors import UserError
 from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import hold_lock
+from backend.runs.run_folder import hold_lock
 try:
     hold_lock(RunFolder(Path(sys.argv[1])))
 except UserError as mistake:

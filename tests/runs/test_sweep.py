@@ -19,14 +19,13 @@ from mlx.utils import tree_flatten
 
 from backend.config.config import parse
 from backend.models.policy import load_base
-from backend.runs.checkpoints import checkpoint
+from backend.runs import checkpoint
+from backend.runs import run_sweep as sweep_module
 from backend.runs.events import read_events
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import LOCK_VARIABLE
-from backend.runs.sweeps import run_sweep as sweep_module
-from backend.runs.sweeps.run_sweep import SweepInputs, run_sweep
-from backend.runs.sweeps.sweep import SweepPlan, parse_sweep
-from backend.runs.sweeps.sweep_results import (
+from backend.runs.run_folder import LOCK_VARIABLE, RunFolder
+from backend.runs.run_sweep import SweepInputs, run_sweep
+from backend.runs.sweep import SweepPlan, parse_sweep
+from backend.runs.sweep_results import (
     SweepFolder,
     SweepResults,
     make_runs,

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import hold_lock
-from backend.runs.sweeps.sweep import Halving, Rung, dump_sweep, load_sweep, parse_sweep, rungs, training_steps
-from backend.runs.sweeps.sweep_results import (
+from backend.runs.run_folder import RunFolder, hold_lock
+from backend.runs.sweep import Halving, Rung, dump_sweep, load_sweep, parse_sweep, rungs, training_steps
+from backend.runs.sweep_results import (
     INTERRUPTED,
     find_sweep,
     fresh_results,

@@ -104,7 +104,7 @@ def arrays(path: Path) -> dict[str, Any]:
 
 def weights(run: RunFolder) -> dict[str, Any]:
     """The weights of the newest checkpoint."""
-    from backend.runs.checkpoints import checkpoint
+    from backend.runs import checkpoint
 
     saved = checkpoint.newest(run)
     assert saved is not None

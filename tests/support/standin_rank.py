@@ -25,8 +25,7 @@ from backend.distributed.ranks import (
     given_orders,
 )
 from backend.runs.events import EventLog, read_events
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import hold_lock
+from backend.runs.run_folder import RunFolder, hold_lock
 from backend.utils.errors import UserError
 
 STEP_S = 0.05

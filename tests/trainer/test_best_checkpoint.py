@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backend.runs.checkpoints import checkpoint
-from backend.runs.checkpoints.checkpoint import go_back, last_step
+from backend.runs import checkpoint
+from backend.runs.checkpoint import go_back, last_step
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import best_of, find_checkpoint, find_choice, saved_weights

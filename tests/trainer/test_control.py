@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from backend.config.config import parse
-from backend.runs.checkpoints import checkpoint
+from backend.runs import checkpoint
 from backend.runs.events import EventLog, read_events
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import hold_lock
+from backend.runs.run_folder import RunFolder, hold_lock
 from backend.trainer.control import Control, Stopped
 from backend.trainer.run_process import train
 from tests.support import small_run

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backend.runs.checkpoints import checkpoint
+from backend.runs import checkpoint
 from backend.runs.run_folder import RunFolder
 from backend.trainer.machine import BUFFERS, DISCARDED, INTERACTIVITY, MEMORY, OTHER, TIMEOUT, gpu_error
 from backend.training.learner import Learner

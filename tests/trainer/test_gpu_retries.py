@@ -18,8 +18,7 @@ import numpy as np
 import pytest
 
 from backend.runs.events import read_events
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import LOCK_VARIABLE
+from backend.runs.run_folder import LOCK_VARIABLE, RunFolder
 from backend.trainer.control import STOP_SIGNALS
 from backend.trainer.ending import RESTART
 from backend.trainer.machine import MEMORY, TIMEOUT, GpuErrorLog

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from backend.config.config import Config, parse
-from backend.runs.checkpoints import checkpoint
+from backend.runs import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from tests.support import small_run

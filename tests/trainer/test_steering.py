@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from backend.config.config import parse
-from backend.runs.checkpoints import checkpoint
+from backend.runs import checkpoint
 from backend.runs.run_folder import RunFolder
 from backend.runs.steering import Change, read_changes, request_change
 from backend.trainer import telemetry

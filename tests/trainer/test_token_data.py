@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backend.runs.checkpoints import checkpoint
+from backend.runs import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer.telemetry import token_texts

@@ -19,8 +19,7 @@ import yaml
 
 from backend.config.checks import cross_setting_faults
 from backend.runs.events import EventLog, JsonLines, truncate_file
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import hold_lock
+from backend.runs.run_folder import RunFolder, hold_lock
 from backend.trainer.trackers import follow, packages
 from backend.trainer.trackers.follow import MAKERS, about_run, track
 from backend.trainer.trackers.records import AboutRun, RecordReader, Sent, StepRecord

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from mlx_lm import load
 
-from backend.runs.checkpoints import checkpoint
+from backend.runs import checkpoint
 from backend.runs.events import METRICS, PHASES, read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer import telemetry

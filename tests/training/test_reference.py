@@ -11,7 +11,7 @@ import pytest
 
 from backend.config.config import Config, parse
 from backend.models.policy import Policy, load_policy
-from backend.runs.checkpoints import checkpoint
+from backend.runs import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.training.batch import Batch, pack

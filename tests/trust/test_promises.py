@@ -18,7 +18,7 @@ from backend.cli.run_log import logging_to
 from backend.config.checks import cross_setting_faults
 from backend.export.destinations import safe_name
 from backend.runs import disk_use
-from backend.runs.run_lock import hold_lock
+from backend.runs.run_folder import hold_lock
 from backend.utils.documents import parse_yaml
 from backend.utils.errors import UserError
 from backend.utils.files import append_regular

@@ -20,8 +20,7 @@ from app.widgets.basic.labels import REMOVE_KEYS, button, key_name, label
 from app.widgets.basic.layout import column, configure, on_screen, row
 from app.widgets.basic.number_format import counted, file_size
 from backend.runs.disk_use import FreeableSpace, free_space
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import hold_lock
+from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.run_record import RunRecord, change_notes, tags_in
 from backend.utils.errors import UserError
 

@@ -28,8 +28,8 @@ from app.widgets.basic.number_format import DASH, duration, figure
 from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel
 from backend.config.config import SETTINGS
 from backend.config.setting import Setting
-from backend.runs.sweeps.sweep import SweepPlan, text_of
-from backend.runs.sweeps.sweep_results import (
+from backend.runs.sweep import SweepPlan, text_of
+from backend.runs.sweep_results import (
     ConfigurationResult,
     MemberResult,
     SweepResults,

@@ -23,7 +23,7 @@ from backend.data.prompts import TokenizedPrompts
 from backend.data.rows import SPLITS, Rows, Splits, check_columns
 from backend.models.policy import Policy, load_policy
 from backend.runs.archive import summary
-from backend.runs.checkpoints.checkpoint import Checkpoint, all_checkpoints
+from backend.runs.checkpoint import Checkpoint, all_checkpoints
 from backend.runs.completion_rows import CompletionRow
 from backend.runs.events import step_of_end
 from backend.runs.run_folder import RunFolder, find_run

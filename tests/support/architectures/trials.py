@@ -17,7 +17,7 @@ from backend.engine.caches import new_prompt_cache
 from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.export.export_run import Export, export_run
 from backend.models.policy import Policy, load_policy
-from backend.runs.checkpoints import checkpoint
+from backend.runs import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.sampling.rollout import Sampler

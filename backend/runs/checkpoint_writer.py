@@ -21,8 +21,8 @@ import mlx.core as mx
 from backend.config.config import Config
 from backend.models.policy import Policy
 from backend.models.saving import Arrays, HostArrays, adapter_config, on_host
-from backend.runs.checkpoints import checkpoint
-from backend.runs.checkpoints.checkpoint import Checkpoint, TrainingState
+from backend.runs import checkpoint
+from backend.runs.checkpoint import Checkpoint, TrainingState
 from backend.runs.events import EventLog, JsonLines
 from backend.runs.run_folder import RunFolder
 from backend.trainer.not_finite import weights_error

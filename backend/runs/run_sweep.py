@@ -26,12 +26,11 @@ from backend.engine.cpu import left_nothing
 from backend.models.policy import load_base
 from backend.rewards.scorer import SharedProcesses
 from backend.rewards.worker_process import RewardWorker
-from backend.runs.checkpoints import checkpoint
+from backend.runs import checkpoint
 from backend.runs.events import last_event
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import hand_on_lock, hold_lock, inherited_lock
-from backend.runs.sweeps.sweep import Member, Rung, SweepPlan
-from backend.runs.sweeps.sweep_results import (
+from backend.runs.run_folder import RunFolder, hand_on_lock, hold_lock, inherited_lock
+from backend.runs.sweep import Member, Rung, SweepPlan
+from backend.runs.sweep_results import (
     MemberResult,
     RungResult,
     SweepFolder,

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from backend.config.config import dump, parse, read
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder, make_run_folder, modified_at
-from backend.runs.sweeps.sweep import SweepPlan, dump_sweep, load_sweep
+from backend.runs.sweep import SweepPlan, dump_sweep, load_sweep
 from backend.utils.disk import replace_file, writing
 from backend.utils.documents import read_json
 from backend.utils.errors import UserError

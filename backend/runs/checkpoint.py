@@ -27,8 +27,7 @@ from backend.config.config import Config
 from backend.models.saving import Arrays, HostArrays, save_arrays
 from backend.runs.events import RUN_FORMAT, first_and_last_events, is_number, read_events
 from backend.runs.metric_names import EVALUATION
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import hold_lock
+from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.saved_weights import (
     OPTIMIZER_FILE,
     WEIGHT_FILES,
