@@ -83,24 +83,10 @@ def measure_large(folder: Path) -> TextTable:
 
 def export(run: Path, out: Path, format_: str, *more: str) -> MeasuredExport:
     """Run the verb. Raises CalledProcessError where it fails."""
-    arguments = [
-        str(run),
-        "--to",
-        "folder",
-        "--folder",
-        str(out),
-        "--name",
-        format_,
-        "--format",
-        format_,
-        "--overwrite",
-    ]
-    process = subprocess.Popen(
-        backend_command("export", *arguments, *more, "--json"),
-        env=backend_environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    where = ("--to", "folder", "--folder", str(out), "--name", format_)
+    arguments = [str(run), *where, "--format", format_, "--overwrite", *more, "--json"]
+    command = backend_command("export", *arguments)
+    process = subprocess.Popen(command, env=backend_environment(), stdout=subprocess.PIPE, text=True)
     output = process.stdout.read() if process.stdout else ""
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)  # or Popen would wait for a process that is gone
@@ -150,12 +136,9 @@ def _large_run(folder: Path) -> tuple[Path, int]:
     """A run folder with random adapters on a random model of 1.1 GB, made the first time; and the bytes of the model's
     weights."""
     base, run = folder / "base", folder / "run"
-    if not (run / "adapters" / "adapter_config.json").exists():
-        _make_large(base, run)
-    return run, (base / "model.safetensors").stat().st_size
-
-
-def _make_large(base: Path, run: Path) -> None:
+    weights = base / "model.safetensors"
+    if (run / "adapters" / "adapter_config.json").exists():
+        return run, weights.stat().st_size
     import mlx.core as mx
     from mlx.utils import tree_flatten, tree_map
     from mlx_lm.models import qwen3
@@ -166,23 +149,9 @@ def _make_large(base: Path, run: Path) -> None:
 
     for folder in (base, run / "adapters"):
         folder.mkdir(parents=True)
-    config: dict[str, Any] = {
-        "model_type": "qwen3",
-        "hidden_size": 1024,
-        "num_hidden_layers": 26,
-        "intermediate_size": 3072,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-        "vocab_size": 151936,
-        "max_position_embeddings": 4096,
-        "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16",
-        "eos_token_id": random_model.END,
-        "pad_token_id": random_model.PAD,
-    }
+    config = random_model.qwen3_config(
+        1024, 26, 151936, heads=16, kv_heads=8, head_dim=128, rope_theta=1e6, torch_dtype="bfloat16"
+    )
     lora = {"rank": 16, "scale": 2.0, "dropout": 0.0}
     (base / "config.json").write_text(json.dumps(config), encoding="utf-8")
     random_model.write_tokenizer(base, config["vocab_size"])
@@ -200,6 +169,7 @@ def _make_large(base: Path, run: Path) -> None:
     about = {"fine_tune_type": "lora", "num_layers": config["num_hidden_layers"], "lora_parameters": lora}
     (run / "config.yaml").write_text(dump(parse({"model": str(base), "data": "none"})), encoding="utf-8")
     (run / "adapters" / "adapter_config.json").write_text(json.dumps(about), encoding="utf-8")
+    return run, weights.stat().st_size
 
 
 def _size(count: int) -> str:

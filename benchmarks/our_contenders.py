@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from backend.config.config import Config, parse
@@ -28,21 +26,15 @@ MANY = 10**6
 
 def contender(name: str) -> Contender:
     """ "ours", or "ours, without " and a technique. Raises KeyError for an unknown one."""
-    off = (
-        (ablation.SWITCHES | ablation.GPU_SWITCHES)[name.removeprefix("ours, without ")]
-        if name != "ours"
-        else contextlib.nullcontext
-    )
-    return partial(_run, off)
+    switches = {"ours": contextlib.nullcontext, **ablation.SWITCHES, **ablation.GPU_SWITCHES}
+    off = switches[name.removeprefix("ours, without ")]
 
+    def run(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
+        ways = {"step": steps, "rollout": rollout_steps, "train": training_steps, "decode": decoding_steps}
+        with off():
+            ways[case.work](case, folder, stopwatch)
 
-def _run(
-    off: Callable[[], contextlib.AbstractContextManager[object]], case: Case, folder: Path, stopwatch: Stopwatch
-) -> None:
-    with off():
-        {"step": steps, "rollout": rollout_steps, "train": training_steps, "decode": decoding_steps}[case.work](
-            case, folder, stopwatch
-        )
+    return run
 
 
 def settings(case: Case, folder: Path) -> Config:

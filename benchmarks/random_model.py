@@ -38,7 +38,8 @@ def make(path: Path, case: Case) -> None:
     from mlx.utils import tree_flatten, tree_map
     from mlx_lm.models import qwen3
 
-    config = _config(case)
+    heads, kv_heads = case.hidden // 64, max(1, case.hidden // 128)
+    config = qwen3_config(case.hidden, case.layers, case.vocab, heads, kv_heads)
     mx.random.seed(0)
     model = qwen3.Model(qwen3.ModelArgs.from_dict(config))
     model.update(tree_map(lambda x: mx.random.normal(x.shape) * 0.02 if x.ndim == 2 else x, model.parameters()))
@@ -50,24 +51,27 @@ def make(path: Path, case: Case) -> None:
     write_tokenizer(path, case.vocab)
 
 
-def _config(case: Case) -> dict[str, Any]:
+def qwen3_config(
+    hidden: int, layers: int, vocab: int, heads: int, kv_heads: int, head_dim: int = 64, **more: Any
+) -> dict[str, Any]:
+    """config.json of a model of Qwen3's shape in float32; `more` has other values."""
     return {
         "model_type": "qwen3",
-        "hidden_size": case.hidden,
-        "num_hidden_layers": case.layers,
-        "intermediate_size": 3 * case.hidden,
-        "num_attention_heads": case.hidden // 64,
-        "num_key_value_heads": max(1, case.hidden // 128),
-        "head_dim": 64,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "intermediate_size": 3 * hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
-        "vocab_size": case.vocab,
+        "vocab_size": vocab,
         "max_position_embeddings": 4096,
         "tie_word_embeddings": True,
         "eos_token_id": END,
         "pad_token_id": PAD,
         "torch_dtype": "float32",
-    }
+    } | more
 
 
 def _calibrate_end(model: Any, chance: float) -> None:

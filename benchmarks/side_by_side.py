@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from backend.utils.child_process import ChildEnded, ChildProcess
@@ -69,10 +68,7 @@ class Worker:
         except ChildEnded as ended:
             raise RuntimeError(f"{self.contender} broke off:\n{ended.stderr}") from None
 
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def stop(self) -> None:
         self._child.stop()
 
 
@@ -82,7 +78,10 @@ def measure(case: Case, contenders: Sequence[str], rounds: int, warm_up: int, mo
     folder = model_folder(case, models)
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
     with ExitStack() as stack:
-        workers = [stack.enter_context(Worker(name, case, folder)) for name in contenders]
+        workers: list[Worker] = []
+        for name in contenders:
+            workers.append(Worker(name, case, folder))
+            stack.callback(workers[-1].stop)
         for number in range(warm_up + rounds):
             for worker in workers:
                 took = worker.step()

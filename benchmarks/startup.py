@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 import psutil
 import yaml
 
-from backend.utils.places import project_root
+from backend.utils.command import backend_command, backend_environment
 from benchmarks.random_model import model_folder
 from benchmarks.workloads import Case
 
@@ -47,19 +46,10 @@ def _medians(seconds: Sequence[tuple[float, float]]) -> dict[str, float]:
 def _once(model: Path, folder: Path) -> dict[str, tuple[float, float]]:
     """(wall, CPU) seconds until each mark of one run. Raises RuntimeError when the run fails before the last."""
     began = time.perf_counter()
-    command = [
-        sys.executable,
-        "-m",
-        "backend",
-        "train",
-        str(_config(model, folder)),
-        "--runs-dir",
-        str(folder),
-        "--stream",
-    ]
+    command = backend_command("train", str(_config(model, folder)), "--runs-dir", str(folder), "--stream")
     reached: dict[str, tuple[float, float]] = {}
     with (folder / "stderr").open("w+") as stderr:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=project_root())
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=backend_environment())
         assert process.stdout is not None
         for line in process.stdout:
             if not line.startswith("{"):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer.trackers.targets import TRACKERS
 from backend.utils import file_lock
-from backend.utils.command import backend_environment
+from backend.utils.command import backend_command, backend_environment
 from backend.utils.places import demo_config
 
 NOTHING = "none"
@@ -87,17 +86,7 @@ def _run(folder: Path, name: str, tracker: str, steps: int) -> Cost:
     """Train the demo. Raises RuntimeError where that fails."""
     config = folder / "config.yaml"
     config.write_text(yaml.safe_dump(read(demo_config()) | {"iters": steps, "fuse": False, "report_to": [tracker]}))
-    command = [
-        sys.executable,
-        "-m",
-        "backend",
-        "train",
-        str(config),
-        "--runs-dir",
-        str(folder / "runs"),
-        "--name",
-        name,
-    ]
+    command = backend_command("train", str(config), "--runs-dir", str(folder / "runs"), "--name", name)
     own = {"GRPO_STUDIO_PREFS": str(folder / "prefs"), "TRACKIO_DIR": str(folder / "trackio")}
     began = time.perf_counter()
     with (folder / f"{name}.out").open("wb") as out:
