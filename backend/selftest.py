@@ -13,16 +13,17 @@ import sys
 import textwrap
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import yaml
 
 from backend.bench.device import this_machine
-from backend.config.config import Config, load, read
+from backend.config.config import load, read
 from backend.engine import cpu, cpu_setup
 from backend.engine.device import has_metal
 from backend.engine.metal import MetalKernel
@@ -81,38 +82,26 @@ class CheckSkipped(Exception):
     """The check cannot run here; the message says why."""
 
 
-@dataclass(slots=True)
 class Workbench:
     """An empty `folder`, and what earlier checks made for later ones."""
 
-    folder: Path
-    parts: RunContext | None = None
-    groups: list[Group] = field(default_factory=list)
+    parts: RunContext
+    groups: list[Group]
 
-    @property
-    def run(self) -> RunFolder:
-        return RunFolder(self.folder / "runs" / "selftest")
-
-    @property
-    def loaded(self) -> RunContext:
-        assert self.parts is not None, "the check that loads the demo comes first"
-        return self.parts
-
-    @property
-    def config(self) -> Config:
-        return load(self.run.config)
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.run = folder, RunFolder(folder / "runs" / "selftest")
 
     def settings(self) -> dict[str, Any]:
         return read(demo_config()) | ONE_STEP
 
     def batch(self) -> Batch:
-        return pack(self.groups, pad_id=self.loaded.policy.pad_id, mask_truncated_completions=False)
+        return pack(self.groups, pad_id=self.parts.policy.pad_id, mask_truncated_completions=False)
 
     def logps(self, batch: Batch) -> mx.array:
         """[B, T] log-probabilities of the completions' tokens in nats, by the learner's forward pass."""
-        policy = self.loaded.policy
+        policy = self.parts.policy
         policy.model.eval()
-        forward = self.loaded.learner.forward
+        forward = self.parts.learner.forward
         return next(iter(forward.logps_without_gradient(policy.split_model, [micro_batch_of(batch)])))
 
     def environment(self) -> dict[str, str]:
@@ -122,10 +111,9 @@ class Workbench:
 
 def check_device(_: Workbench) -> str:
     """Small whole numbers, which float32 multiplies exactly in any order."""
-    left, right = ([[(seed * i + 7 * j) % 8 for j in range(SIDE)] for i in range(SIDE)] for seed in (3, 5))
-    product: Any = (mx.array(left, mx.float32) @ mx.array(right, mx.float32)).tolist()
-    columns = list(zip(*right, strict=True))
-    if product != [[sum(a * b for a, b in zip(row, column, strict=True)) for column in columns] for row in left]:
+    i, j = np.indices((SIDE, SIDE))
+    left, right = (3 * i + 7 * j) % 8, (5 * i + 7 * j) % 8
+    if not np.array_equal(np.array(mx.array(left, mx.float32) @ mx.array(right, mx.float32)), left @ right):
         raise CheckFailed("A product of two small matrices of whole numbers is wrong.")
     x = mx.arange(SIDE, dtype=mx.float32)
     compiled: Any = mx.compile(lambda x: x * 2 + 1)(x).tolist()
@@ -148,14 +136,14 @@ def check_blas(_: Workbench) -> str:
 def load_demo(bench: Workbench) -> str:
     bench.run.path.mkdir(parents=True, exist_ok=True)
     bench.run.config.write_text(yaml.safe_dump(bench.settings()), encoding="utf-8")
-    bench.parts = load_context(bench.config, lambda sentence: None)
+    bench.parts = load_context(load(bench.run.config), lambda sentence: None)
     count = sum(array.size for array in bench.parts.policy.trainable().values())
     return f"The bundled model is loaded: {count:,} weights, {len(bench.parts.prompt_stream.take(1))} prompt ready."
 
 
 def sample_group(bench: Workbench) -> str:
     """Sample and score a group, and compare its log-probabilities with the learner's."""
-    parts, config = bench.loaded, bench.config
+    parts, config = bench.parts, load(bench.run.config)
     problems = parts.prompt_stream.take(1)
     began = time.perf_counter()
     bench.groups = parts.rollout.sample(problems, config.group_size, parts.sampling, config.seed, 0)
@@ -186,7 +174,7 @@ def learn_step(bench: Workbench) -> str:
         return float((mx.sum(bench.logps(batch) * weight_BT) / mx.sum(weight_BT)).item())  # pyright: ignore
 
     before = preference()
-    metrics = bench.loaded.learner.learn(batch)
+    metrics = bench.parts.learner.learn(batch)
     after = preference()
     if not all(math.isfinite(number) for number in (metrics["loss"], metrics["grad_norm"], before, after)):
         raise CheckFailed("Loss, gradient or log-probabilities are no finite numbers.")
@@ -199,7 +187,7 @@ def learn_step(bench: Workbench) -> str:
 
 def write_checkpoint(bench: Workbench) -> str:
     """Weights and optimizer, written, read back and compared bit by bit."""
-    parts, config = bench.loaded, bench.config
+    parts, config = bench.parts, load(bench.run.config)
     taken = snapshot(checkpoint.TrainingState(step=1, updates=1), parts.policy, parts.learner, config)
     event_log = EventLog(bench.run.events)
     writer = CheckpointWriter(bench.run, event_log, event_log, config.keep_checkpoints)
@@ -213,21 +201,14 @@ def write_checkpoint(bench: Workbench) -> str:
     if saved is None:
         raise CheckFailed("The checkpoint that was written is not found again.")
     optimizer = taken.optimizer or {}
-
-    def different(read: Mapping[str, mx.array], written: Mapping[str, Any]) -> list[str]:
-        return [
-            name
-            for name in sorted(read.keys() | written.keys())
-            if name not in read
-            or name not in written
-            or read[name].dtype != written[name].dtype
-            or not mx.array_equal(read[name], written[name]).item()
-        ]
-
-    if names := [*different(saved.weights(), taken.weights), *different(saved.optimizer(), optimizer)]:
-        raise CheckFailed(f"Read back, {len(names)} arrays of the checkpoint differ, {names[0]} first.")
-    arrays = len(taken.weights) + len(optimizer)
-    return f"A checkpoint of {arrays} arrays, written and read back, is equal in every bit."
+    for found, written in ((saved.weights(), taken.weights), (saved.optimizer(), optimizer)):
+        arrays = {name: (found[name], mx.array(written[name])) for name in found.keys() & written.keys()}
+        differ = {name for name, (a, b) in arrays.items() if a.dtype != b.dtype or not mx.array_equal(a, b).item()}
+        if names := sorted(differ | found.keys() ^ written.keys()):
+            raise CheckFailed(f"Read back, {len(names)} arrays of the checkpoint differ, {names[0]} first.")
+    return (
+        f"A checkpoint of {len(taken.weights) + len(optimizer)} arrays, written and read back, is equal in every bit."
+    )
 
 
 def export_model(bench: Workbench) -> str:
@@ -282,15 +263,15 @@ def draw_pages(bench: Workbench) -> str:
     command = window_command("--draw-pages", str(bench.folder / "pages.json"))
     if not Path(command[0]).exists():
         raise CheckSkipped("The window's program is not installed beside the trainer's.")
-    environment, home = bench.environment(), bench.folder / "home"
+    home = bench.folder / "home"
     home.mkdir(exist_ok=True)
+    of_user = ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
+    environment = {name: value for name, value in bench.environment().items() if name not in of_user}
     if sys.platform.startswith("linux"):
         if (authority := Path.home() / ".Xauthority").exists():  # X looks for it in the home folder
             environment.setdefault("XAUTHORITY", str(authority))
-        if not any(environment.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM")):
+        if not environment.keys() & {"DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM"}:
             environment["QT_QPA_PLATFORM"] = "offscreen"
-    of_user = ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
-    environment = {name: value for name, value in environment.items() if name not in of_user}
     environment |= {"HOME": str(home), "GRPO_STUDIO_PREFS": str(home / "prefs"), "PYTHONFAULTHANDLER": "1"}
     done = subprocess.run(
         command, env=environment, cwd=bench.folder, capture_output=True, text=True, timeout=2 * PATIENCE_S
@@ -382,8 +363,7 @@ def summary(results: Sequence[CheckResult]) -> str:
 def write_report(results: Sequence[CheckResult], path: Path) -> Path:
     """Write the report as JSON to `path` and as text beside it; returns the text's path. Raises DiskError."""
     installed = "frozen app" if is_bundled() else "wheel" if (project_root() / "__init__.py").exists() else "checkout"
-    known = {name: number for name, number in versions().items() if name != "platform"}
-    known |= {"installed as": installed, "platform": platform.platform(), **this_machine()}
+    known = versions() | {"installed as": installed, "platform": platform.platform(), **this_machine()}
     about = {name: without_private(value) if isinstance(value, str) else value for name, value in known.items()}
     passed = all(result.state != "failed" for result in results)
     checks = [asdict(result) for result in results]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from backend.rewards import catalogue
 from backend.rewards.catalogue import RewardEntry
 from backend.runs.saved_weights import adapter_settings, find_adapter
 from backend.utils import places
-from backend.utils.command import backend_command, shell_line
+from backend.utils.command import backend_command
 from backend.utils.disk import DiskError, replace_file, save_as
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import exists
@@ -355,11 +356,11 @@ class Draft(QObject):
         return backend_command("train", str(file or "config.yaml"))
 
     def command_text(self) -> str:
-        return shell_line(self.command())
+        return shlex.join(self.command())
 
     def short_command(self) -> str:
         """`command_text` with file names in place of paths."""
-        return shell_line([Path(word).name for word in self.command() if word != "-P"])
+        return shlex.join([Path(word).name for word in self.command() if word != "-P"])
 
     @property
     def is_demo(self) -> bool:

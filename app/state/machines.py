@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -17,7 +18,6 @@ from app.state.processes import Service
 from backend.distributed.commands import launch_command
 from backend.distributed.hosts_file import Host, HostsFile, choose_backend, parse_hosts, read_hosts, write_hosts
 from backend.distributed.machine_report import CheckedMachine, MachineReport
-from backend.utils.command import shell_line
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.places import runs_folder
 
@@ -154,11 +154,11 @@ class Machines(QObject):
         """`command` in short, for reading."""
         words = self._command()
         pairs = zip(words, ["", *words], strict=False)
-        return shell_line([Path(word).name for word, before in pairs if "--env" not in (word, before) and word != "-P"])
+        return shlex.join([Path(word).name for word, before in pairs if "--env" not in (word, before) and word != "-P"])
 
     def command(self) -> str:
         """The line that starts all ranks by hand, or ""."""
-        return shell_line(self._command())
+        return shlex.join(self._command())
 
     def _command(self) -> list[str]:
         if not self.hosts or not self._path or self.is_edited:

@@ -66,56 +66,33 @@ def line(outcome: dict[str, Any]) -> str:
 
 def tables(file: DeviceFile) -> list[TextTable]:
     """The tables that have rows."""
-    measured = [(outcome["task"], outcome["numbers"]) for outcome in file["outcomes"] if outcome["numbers"]]
-    models = list(dict.fromkeys(_model(task) for task, _ in measured))
-    by_model: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
-        measure: [
-            (task, numbers)
-            for model in models
-            for task, numbers in measured
-            if _model(task) == model and task["measure"] == measure
-        ]
-        for measure in ("sampling", "prefill", "learning", "gap")
-    }
-    sizes = sorted({task["group_size"] for task, _ in by_model["sampling"]})
-    prefill = {_model(task): numbers["tokens_per_s"] for task, numbers in by_model["prefill"]}
-    rates = {
-        (_model(task), task["filters"], task["group_size"]): numbers["tokens_per_s"]
-        for task, numbers in by_model["sampling"]
-    }
-    sampling = [
-        [
-            *(model, "default" if filters else "none"),
-            *(number(rates.get((model, filters, size))) for size in sizes),
-            number(prefill.get(model) if filters else None),
-        ]
-        for model in models
-        for filters in (True, False)
-        if any((model, filters, size) in rates for size in sizes)
-    ]
-    learning = [
-        [
-            *(_model(task), f"{task['group_size']} × {task['completion']}", "on" if task["kl"] else "off"),
-            *(number(numbers[key]) for key in ("step_s", "tokens_per_s")),
-        ]
-        for task, numbers in by_model["learning"]
-    ]
-    memory = [
-        [
-            *(_model(task), _title(task)),
-            *(number(numbers[key]) for key in ("peak_gb", "estimate_gb")),
-            number(numbers["peak_gb"] / numbers["estimate_gb"]),
-            ", ".join(numbers["reductions"]) or "–",
-        ]
-        for model in models
-        for task, numbers in by_model["learning"] + by_model["sampling"]
-        if _model(task) == model
-        and (task["measure"] == "learning" or (task["filters"] and task["group_size"] == max(sizes)))
-    ]
-    gaps = [
-        [_model(task), *(number(numbers[key]) for key in ("mean_nats", "p99_nats", "max_nats"))]
-        for task, numbers in by_model["gap"]
-    ]
+    measured = [(_model(outcome["task"]), outcome["task"], outcome["numbers"]) for outcome in file["outcomes"]]
+    measured = [each for each in measured if each[2]]
+    models = list(dict.fromkeys(model for model, _, _ in measured))
+    sizes = sorted({task["group_size"] for _, task, _ in measured if task["measure"] == "sampling"})
+    rates: dict[tuple[str, bool], dict[int, float]] = {}
+    prefill: dict[str, float] = {}
+    learning, memory, gaps = list[list[str]](), list[list[str]](), list[list[str]]()
+    for model, task, numbers in sorted(measured, key=lambda each: (models.index(each[0]), each[1]["measure"])):
+        measure = task["measure"]
+        if measure == "sampling":
+            rates.setdefault((model, task["filters"]), {})[task["group_size"]] = numbers["tokens_per_s"]
+        elif measure == "prefill":
+            prefill[model] = numbers["tokens_per_s"]
+        elif measure == "learning":
+            completions, kl = f"{task['group_size']} × {task['completion']}", "on" if task["kl"] else "off"
+            learning.append([model, completions, kl, number(numbers["step_s"]), number(numbers["tokens_per_s"])])
+        elif measure == "gap":
+            gaps.append([model, *(number(numbers[key]) for key in ("mean_nats", "p99_nats", "max_nats"))])
+        if measure == "learning" or (measure == "sampling" and task["filters"] and task["group_size"] == sizes[-1]):
+            peak, estimate = numbers["peak_gb"], numbers["estimate_gb"]
+            shares = map(number, (peak, estimate, peak / estimate))
+            memory.append([model, _title(task), *shares, ", ".join(numbers["reductions"]) or "–"])
+    sampling: list[list[str]] = []
+    for model in models:
+        for filters, name, filled in ((True, "default", prefill.get(model)), (False, "none", None)):
+            if by_size := rates.get((model, filters)):
+                sampling.append([model, name, *(number(by_size.get(size)) for size in sizes), number(filled)])
     failed = [
         [f"{_model(outcome['task'])}: {_title(outcome['task'])}", outcome["error"]]
         for outcome in file["outcomes"]

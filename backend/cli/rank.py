@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable
@@ -30,7 +31,6 @@ from backend.engine import cpu_setup
 from backend.rewards.allowed_code import require_allowed
 from backend.runs.events import check_format
 from backend.runs.run_folder import RunFolder
-from backend.utils.command import shell_line
 from backend.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def rank(
 def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
     """Join the other ranks and work until the run ends. Returns the exit code."""
     folder, channel, shared = given_orders(), None, None
-    orders = folder.orders() if folder is not None else Orders(shell_line([*sys.argv]))
+    orders = folder.orders() if folder is not None else Orders(shlex.join(sys.argv))
     if backend := backend_of():
         from backend.distributed.channel import WorkerChannel, open_channel
         from backend.distributed.collectives import init_collectives

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +31,6 @@ from backend.runs.sweep_results import (
 )
 from backend.trainer.control import handlers_restored
 from backend.trainer.machine import relax_gpu_timeout
-from backend.utils.command import shell_line
 from backend.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: b
             out = sys.stderr if as_json else sys.stdout
             tell(folder.path, file=out, flush=True)
             tell(cpu_setup.load_openblas(), file=sys.stderr, flush=True)
-            command = shell_line([*sys.argv])
+            command = shlex.join(sys.argv)
             ending = run_sweep(plan, folder, inputs, command=command, echo=log.checked(_lines(out)), may_restart=True)
         afterwards.process_ends = ending.exit_code != 0 and ending.kind != RESTART
         if ending.kind == RESTART:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,7 +30,7 @@ from backend.runs.saved_weights import with_adapter
 from backend.runs.steering import run_config
 from backend.trainer.control import StopPending, do_nothing, handlers_restored, look_for_stop_word, remove_word
 from backend.trainer.machine import relax_gpu_timeout
-from backend.utils.command import backend_command, backend_environment, shell_line
+from backend.utils.command import backend_command, backend_environment
 from backend.utils.disk import DiskError, replace_file
 from backend.utils.documents import parse_yaml
 from backend.utils.errors import UserError
@@ -207,9 +208,9 @@ def launch_and_exit(run: PreparedRun, config: Config, stream: bool, progress: bo
             write_late_ending(run.folder, "failed", sentence)
             raise
         by_hand = launch_command(hosts, Path(config.hosts), choice.backend, run.folder.path)
-        say(f"{choice.why} By hand it would be: {shell_line(by_hand)}", sys.stderr)
+        say(f"{choice.why} By hand it would be: {shlex.join(by_hand)}", sys.stderr)
         orders = Orders(
-            shell_line([*sys.argv]),
+            shlex.join(sys.argv),
             is_checked=True,
             goes_on=config.on_lost_rank == "go_on",
             notes=[choice.why] if len(hosts.hosts) > 1 else [],
@@ -264,7 +265,7 @@ def train_or_exit(
             ending = train(
                 run.settings,
                 run.folder,
-                command=command or shell_line([*sys.argv]),
+                command=command or shlex.join(sys.argv),
                 echo=log.checked(echo),
                 inputs=run.inputs,
                 may_restart=True,

@@ -71,7 +71,8 @@ def datasets(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
 
 def _found(items: list[inventory.InventoryItem], repo_type: RepoType) -> dict[str, Any]:
     bundled = inventory.bundled(repo_type)
-    return {"found": [item.to_dict() for item in (*(item for item in items if item.place != bundled.place), bundled)]}
+    others = [item for item in items if item.place != bundled.place]
+    return {"found": [item.to_dict() for item in (*others, bundled)]}
 
 
 def model_facts(request: dict[str, Any], call: QuestionCall) -> dict[str, Any] | None:
@@ -124,7 +125,7 @@ def newer_release(request: dict[str, Any], call: QuestionCall) -> dict[str, str]
         release = release_in(json.loads(content))
     except ValueError:
         raise UserError("updates", "The list of releases is not JSON.") from None
-    return release.to_dict() if is_newer(release.version, our_version()) else None
+    return release if is_newer(release["version"], our_version()) else None
 
 
 def import_adapter(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -45,18 +45,13 @@ def without_private(text: str, folders: Iterable[str] = ()) -> str:
     text = _OTHER_HOMES.sub(f"/home/{HIDDEN}", text)
     for secret in _SECRETS:
         text = secret.sub(HIDDEN, text)
-    name = user_name()
+    try:
+        name = getpass.getuser()
+    except (OSError, KeyError):  # a container may run as a number without a name
+        name = ""
     if len(name) >= SHORTEST_NAME and name.lower() not in _ORDINARY:
         text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", HIDDEN, text)
     return text
-
-
-def user_name() -> str:
-    """The name of the user's account; "" where the system has none."""
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a container may run as a number without a name
-        return ""
 
 
 LOG_LINES = 60
@@ -110,18 +105,6 @@ NO_FEED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
-    """A published version, and its page for people or ""."""
-
-    version: str
-    page: str
-
-    def to_dict(self) -> dict[str, str]:
-        """As JSON."""
-        return asdict(self)
-
-
 def feed() -> str:
     """The address of the list of releases; "" for none."""
     named = os.environ.get(FEED_VARIABLE)
@@ -133,8 +116,8 @@ def feed() -> str:
         return ""
 
 
-def release_in(content: Any) -> Release:
-    """The latest release that a feed names. Raises UserError.
+def release_in(content: Any) -> dict[str, str]:
+    """The version of the latest release that a feed names, and its page for people or "". Raises UserError.
 
     Forms: {version, page}, a package index's {info: {version, project_url}}, a forge's {tag_name, html_url}.
     """
@@ -146,7 +129,7 @@ def release_in(content: Any) -> Release:
         raise UserError("updates", "The list of releases names no version.")
     # Shown to a person, who may open it: nothing but an ordinary address.
     is_address = isinstance(page, str) and re.fullmatch(r"https?://[^\s\"'<>]+", page)
-    return Release(version.removeprefix("v"), str(page) if is_address else "")
+    return {"version": version.removeprefix("v"), "page": str(page) if is_address else ""}
 
 
 def our_version() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,8 +51,3 @@ def backend_environment(base: Mapping[str, str] | None = None) -> dict[str, str]
     ours, theirs = str(project_root()), environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = f"{ours}{os.pathsep}{theirs}" if theirs else ours
     return environment | {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
-
-
-def shell_line(command: list[str]) -> str:
-    """The command as one would type it into a shell."""
-    return shlex.join(command)

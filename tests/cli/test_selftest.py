@@ -56,7 +56,7 @@ def _model_is_cut_short(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> No
 
 
 def _learns_the_opposite(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
-    monkeypatch.setattr(bench.loaded.learner, "learning_rate", lambda update: -2e-5)
+    monkeypatch.setattr(bench.parts.learner, "learning_rate", lambda update: -2e-5)
 
 
 def _checkpoint_is_rounded(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:

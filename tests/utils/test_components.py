@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 from pathlib import Path
 
 import pytest
@@ -68,5 +69,5 @@ def test_a_frozen_app_lists_what_it_has_from_the_system(monkeypatch: pytest.Monk
 )
 def test_what_is_private_is_left_out(text: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ada")
-    monkeypatch.setattr(about, "user_name", lambda: "ada")
+    monkeypatch.setattr(getpass, "getuser", lambda: "ada")
     assert without_private(text) == expected
