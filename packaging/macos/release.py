@@ -13,21 +13,31 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import plistlib
+import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
+FOLDER = Path(__file__).resolve().parent
+sys.path.insert(0, str(FOLDER.parent))
 
-from check_bundle import builders_paths, problems  # noqa: E402
-from commands import ToolFailed, run  # noqa: E402
+from check_bundle import builders_paths, is_mach_o, problems  # noqa: E402
 from info_plist import ICON, NAME  # noqa: E402
-from notarise import credentials, notarise  # noqa: E402
-from sign import AD_HOC, sign  # noqa: E402
 
 IDENTITY = "SIGNING_IDENTITY"
+PROFILE, KEY, KEY_ID, ISSUER = "NOTARY_PROFILE", "NOTARY_KEY", "NOTARY_KEY_ID", "NOTARY_ISSUER"
+"""Environment variables: a profile that `notarytool store-credentials` made, or an App Store Connect key's file, id and
+issuer."""
+AD_HOC = "-"
+"""The identity of a signature without a certificate: Apple silicon runs no code without one, and it vouches for
+nobody."""
+ENTITLEMENTS = FOLDER / "entitlements.plist"
+NESTED_BUNDLES = (".framework", ".app", ".bundle", ".xpc", ".plugin")
 UNSIGNED = (
     "Not signed by a developer: SIGNING_IDENTITY is not set. On other Macs this app opens only after "
     "System Settings > Privacy & "
@@ -36,6 +46,10 @@ UNSIGNED = (
 UNNOTARISED = (
     "Not notarised: neither NOTARY_PROFILE nor NOTARY_KEY is set. macOS will refuse to open this app on other Macs."
 )
+
+
+class ToolFailed(Exception):
+    """A tool of Apple's ended with an error; the message is for people."""
 
 
 def main() -> int:
@@ -75,6 +89,68 @@ def release(app: Path, out: Path) -> Path:
     return image
 
 
+def sign(app: Path, identity: str = AD_HOC) -> None:
+    """Sign everything in `app`, then `app` itself, and verify. Raises ToolFailed.
+
+    With a certificate, under the hardened runtime and with Apple's timestamp, as notarising demands. Without one,
+    without the runtime: it would refuse our own libraries, which then share no team with the program.
+    """
+    options = ["--force", "--sign", identity]
+    if identity != AD_HOC:
+        options += ["--timestamp", "--options", "runtime"]
+    for part in parts(app):
+        # Entitlements belong to programs; on a library they mean nothing.
+        rights = ["--entitlements", str(ENTITLEMENTS)] if is_program(app, part) and identity != AD_HOC else []
+        run("codesign", *options, *rights, part)
+    run("codesign", "--verify", "--deep", "--strict", "--verbose=2", app)
+
+
+def parts(app: Path) -> list[Path]:
+    """Everything that is signed, in this order: programs, libraries and nested bundles, the deepest first; `app` is the
+    last."""
+    inside = [path for path in app.rglob("*") if not path.is_symlink() and is_signed_alone(path)]
+    return [*sorted(inside, key=lambda path: (-len(path.parts), str(path))), app]
+
+
+def is_signed_alone(path: Path) -> bool:
+    return path.suffix in NESTED_BUNDLES if path.is_dir() else path.is_file() and is_mach_o(path)
+
+
+def is_program(app: Path, part: Path) -> bool:
+    return part == app or part.parent == app / "Contents" / "MacOS"
+
+
+def credentials(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """notarytool's options that say who we are; empty where nothing is set. Raises ToolFailed for half of a key."""
+    if environment.get(PROFILE):
+        return ["--keychain-profile", environment[PROFILE]]
+    given = [environment.get(name, "") for name in (KEY, KEY_ID, ISSUER)]
+    if not any(given):
+        return []
+    missing = [name for name, value in zip((KEY, KEY_ID, ISSUER), given, strict=True) if not value]
+    if missing:
+        raise ToolFailed(
+            f"To notarise with a key, {KEY}, {KEY_ID} and {ISSUER} must all be set; missing: {', '.join(missing)}."
+        )
+    return ["--key", given[0], "--key-id", given[1], "--issuer", given[2]]
+
+
+def notarise(path: Path, who: list[str]) -> None:
+    """Submit an .app or .dmg, wait for the verdict, and staple it. Raises ToolFailed with Apple's reasons when it is
+    refused."""
+    with tempfile.TemporaryDirectory() as folder:
+        upload = path
+        if path.suffix == ".app":  # notarytool takes single files
+            upload = Path(folder) / f"{path.stem}.zip"
+            run("ditto", "-c", "-k", "--keepParent", path, upload)
+        verdict = json.loads(run("xcrun", "notarytool", "submit", upload, *who, "--wait", "--output-format", "json"))
+    if verdict.get("status") != "Accepted":
+        reasons = run("xcrun", "notarytool", "log", verdict["id"], *who)
+        raise ToolFailed(f"Apple refused {path.name} ({verdict.get('status')}):\n{reasons}")
+    run("xcrun", "stapler", "staple", path)
+    run("xcrun", "stapler", "validate", path)
+
+
 def disk_image(app: Path, out: Path) -> Path:
     """Pack the app into a compressed disk image whose window shows it beside a link to Applications."""
     import dmgbuild  # only where it is needed: it installs on any system, and works on a Mac alone
@@ -108,6 +184,21 @@ def write_checksum(file: Path) -> None:
     """FILE.sha256 beside the file, in the form that `shasum -c` reads."""
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     file.with_name(f"{file.name}.sha256").write_text(f"{digest}  {file.name}\n", encoding="utf-8")
+
+
+def run(*command: str | Path) -> str:
+    """Run a command and return its stdout. Raises ToolFailed when it fails or is not there."""
+    words = [str(word) for word in command]
+    print("+", *words, flush=True)
+    try:
+        done = subprocess.run(words, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise ToolFailed(f"{words[0]} was not found; it comes with Xcode's command line tools on a Mac.") from None
+    if done.returncode:
+        raise ToolFailed(
+            f"{words[0]} failed with exit code {done.returncode}:\n{done.stderr.strip() or done.stdout.strip()}"
+        )
+    return done.stdout
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def run_release(script: Callable[[str], ModuleType], app: Path, monkeypatch: pyt
 
 
 def test_everything_is_signed_after_what_lies_inside_it(script, app: Path, calls, capfd) -> None:
-    script("sign").sign(app, IDENTITY)
+    script("release").sign(app, IDENTITY)
     *signings, verification = calls()
     signed = [line.rpartition(str(app.parent) + "/")[2] for line in signings]
     order = {name: index for index, name in enumerate(signed)}
