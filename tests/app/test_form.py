@@ -462,5 +462,5 @@ def test_builders_take_properties_and_slots(qtbot) -> None:
     assert (switch.accessibleName(), switch.isChecked(), clicks) == ("Sound", True, [])
     switch.click()
     assert clicks == [False]
-    with pytest.raises(AttributeError, match="volume"):
+    with pytest.raises(AttributeError, match="Volume"):
         controls.Switch(volume=11)

@@ -9,13 +9,14 @@ from typing import Any
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QCloseEvent
-from PySide6.QtWidgets import QDialog, QLabel, QLineEdit, QWidget
+from PySide6.QtWidgets import QLabel, QLineEdit, QWidget
 
 from app import theme
 from app.state.processes import VerbProcess
 from app.widgets.basic.controls import CheckBox, ComboBox, LinkButton, Segments
+from app.widgets.basic.dialogs import Dialog
 from app.widgets.basic.labels import button, label, show_text
-from app.widgets.basic.layout import TabArea, column, configure, grid, on_screen, page, row
+from app.widgets.basic.layout import TabArea, column, configure, grid, holder, row
 from app.widgets.basic.number_format import figure
 from app.widgets.form.field import Field
 from app.widgets.form.fields import make_field
@@ -112,7 +113,7 @@ class ChangedSettings(QWidget):
         self.changed.emit()
 
 
-class CloneDialog(QDialog):
+class CloneDialog(Dialog):
     """Not modal. Closing it while the folder is being made cancels that.
 
     Signals:
@@ -132,14 +133,11 @@ class CloneDialog(QDialog):
         may_run_code: Callable[[Mapping[str, Any]], bool] = lambda _settings: True,
     ) -> None:
         """`will_wait`: another run trains now. `may_run_code` asks if the reward files of settings may be run."""
-        super().__init__(parent)
+        super().__init__(f"New run from {title}", parent, (600, 560))
         self.run = run
         self._make_task, self._may_run_code = make_task, may_run_code
         self._task: VerbProcess | None = None
         self._problem = ""
-        self.setWindowTitle(f"New run from {title}")
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.resize(on_screen(self, 600, 560))
         self.step = ComboBox(name="Starting step")
         checkpoints = list(reversed(saved_weights(run)))
         best = best_of(checkpoints)
@@ -161,7 +159,7 @@ class CloneDialog(QDialog):
 
         lines = (("From", self.step), ("It will", row(self.way, None)), ("", self.explained), ("Name", self.name))
         fields = [(label(text, role="muted"), part) for text, part in lines]
-        area = TabArea(widget=page(column(self.settings, None, margins=(0, 0, theme.GUTTER, 0))))
+        area = TabArea(content=holder(column(self.settings, None, margins=(0, 0, theme.GUTTER, 0))))
         buttons = row(self.at_once, None, button("Cancel", self.close), self.create_button)
         everything = (
             grid(fields, stretch=1, spacing=(12, theme.SPACE)),

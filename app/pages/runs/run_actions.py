@@ -10,14 +10,14 @@ from typing import Any
 
 from PySide6.QtCore import QFile, QObject, Qt, Signal
 from PySide6.QtGui import QGuiApplication, QKeySequence
-from PySide6.QtWidgets import QDialog, QInputDialog, QListWidget, QListWidgetItem, QMenu, QWidget
+from PySide6.QtWidgets import QInputDialog, QListWidget, QListWidgetItem, QMenu, QWidget
 
 from app import theme
 from app.state.run_state import LIVE
 from app.state.session import Session
-from app.widgets.basic.dialogs import open_path
+from app.widgets.basic.dialogs import Dialog, open_path
 from app.widgets.basic.labels import REMOVE_KEYS, button, key_name, label
-from app.widgets.basic.layout import column, configure, on_screen, row
+from app.widgets.basic.layout import column, configure, row
 from app.widgets.basic.number_format import counted, file_size
 from backend.runs.disk_use import FreeableSpace, free_space
 from backend.runs.run_folder import RunFolder, hold_lock
@@ -242,7 +242,7 @@ class RunActions(QObject):
         self.moved.emit()
 
 
-class FreeSpaceDialog(QDialog):
+class FreeSpaceDialog(Dialog):
     """Deletes checkpoints: a list of runs with check boxes, all ticked."""
 
     freed = Signal(list)
@@ -253,11 +253,8 @@ class FreeSpaceDialog(QDialog):
         free: Callable[[Any], int] = free_space,
         parent: QWidget | None = None,
     ) -> None:
-        super().__init__(parent)
+        super().__init__("Free space", parent, (560, 420))
         self._free = free
-        self.setWindowTitle("Free space")
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.resize(on_screen(self, 560, 420))
         self.list = configure(QListWidget(), accessibleName="Runs with checkpoints to spare")
         for space in spaces:
             steps = [f"{saved.step:,}" for saved in space.checkpoints]

@@ -18,7 +18,6 @@ from PySide6.QtCore import (
 from PySide6.QtGui import QColor, QKeyEvent, QKeySequence, QPainter, QPen, QPolygonF, QResizeEvent, QShortcut
 from PySide6.QtWidgets import (
     QAbstractItemView,
-    QDialog,
     QHeaderView,
     QLineEdit,
     QListWidget,
@@ -29,9 +28,10 @@ from PySide6.QtWidgets import (
 )
 
 from app import theme
+from app.widgets.basic.dialogs import Dialog
 from app.widgets.basic.icons import star_cell
 from app.widgets.basic.labels import button, label, plain_tip
-from app.widgets.basic.layout import column, configure, connect, on_screen, row
+from app.widgets.basic.layout import column, configure, connect, row
 from app.widgets.basic.number_format import DASH, duration, figure, file_size, moment, signed
 from app.widgets.basic.tables import LEFT, RIGHT, BaseTable, Index, RowsModel
 from app.widgets.run_header import STATE_LABELS, STATE_ROLES
@@ -306,17 +306,14 @@ class RunTable(BaseTable):
         return self._rows.columns[index.column()].key == FAVOURITE
 
 
-class ColumnDialog(QDialog):
+class ColumnDialog(Dialog):
     """Chooses columns: a list with check boxes, the shown ones first, in their order. A change applies at once."""
 
     chosen = Signal(list)
 
     def __init__(self, shown: Sequence[str], offered: Sequence[str], parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+        super().__init__("Columns", parent, (420, 520))
         self._offered = list(offered)
-        self.setWindowTitle("Columns")
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.resize(on_screen(self, 420, 520))
         self.search = QLineEdit(placeholderText="Find a setting or metric", clearButtonEnabled=True)
         configure(self.search, accessibleName="Find a column", textChanged=self._filter)
         self.list = configure(
