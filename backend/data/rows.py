@@ -231,7 +231,7 @@ class Reading:
 
     def file(self, path: Path) -> Found:
         """Rows of a file. Raises UserError."""
-        if self.head and (part := read_head(path, self.streamed)) is not None:
+        if self.head and (part := read_head(path)) is not None:
             return Found(part[0], str(path), part[1])
         return Found(stream_file(path) if self.streamed else read_file(path), str(path))
 

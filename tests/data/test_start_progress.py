@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from backend.data import files as sources
 from backend.data.problems import PromptFormat, chat_sizes, check_prompts
 from backend.data.rows import check_columns, read_splits
 from backend.runs import start_progress
 from backend.runs.start_progress import StartProgress, progress_listener
+from backend.utils import documents
 from backend.utils.errors import UserError
 from tests.data.test_rows import mistake, settings, write
 
@@ -24,8 +24,8 @@ ROWS = [{"prompt": f"What is {n}?", "answer": n} for n in range(50)]
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The lines that are parsed, as they are."""
     lines: list[str] = []
-    parse = sources.json_object
-    monkeypatch.setattr(sources, "json_object", lambda text, where: lines.append(text) or parse(text, where))
+    parse = documents.parse_loose_json
+    monkeypatch.setattr(documents, "parse_loose_json", lambda text: lines.append(text) or parse(text))
     return lines
 
 

@@ -17,30 +17,52 @@ from backend.data.rows import read_splits
 from backend.utils.errors import UserError
 from tests.data.test_rows import ROWS, mistake, settings, write
 
-TEXTS: dict[str, bytes] = {
-    "lines.jsonl": b'{"prompt": "a"}\n{"prompt": "b"}\n',
-    "no end.jsonl": b'{"prompt": "a"}\n{"prompt": "b"}',
-    "blank lines.jsonl": b'\n\n{"prompt": "a"}\n \t\n\xc2\xa0\n{"prompt": "b", "answer": 3}\n\n',
-    "windows.jsonl": b'{"prompt": "a"}\r\n\r\n{"prompt": "b"}\r\n',
-    "old mac.jsonl": b'{"prompt": "a"}\r{"prompt": "b"}\r\r{"prompt": "c"}',
-    "mark.jsonl": b'\xef\xbb\xbf{"prompt": "\xc3\xa9"}\n',
-    "inner returns.jsonl": b'{"prompt":\r"a"}\n',
-    "separators.jsonl": '{"prompt": "a\u2028b\x85c"}\n{"prompt": "d"}\n'.encode(),
-    "list.jsonl": b'{"prompt": "a"}\n[1]\n',
-    "broken.jsonl": b'{"prompt": "a"}\n{"prompt": \n',
-    "latin.jsonl": b'{"prompt": "\xe9"}\n',
-    "empty.jsonl": b"",
-    "plain.csv": b"prompt,answer\na,1\nb,2\n",
-    "quoted.csv": b'prompt,answer\n"a\nb, c",1\r\n"say ""hi""",2\n\n\nlast,3',
-    "short.csv": b"prompt,answer\na\nb,2\n",
-    "ragged.csv": b"prompt,answer\na,1,2\n",
-    "twice.csv": b"prompt,prompt\na,1\n",
-    "open quote.csv": b'prompt,answer\n"a,1\nb,2\n',
-    "mark.csv": b"\xef\xbb\xbfprompt,answer\na,1\n",
-    "old mac.csv": b"prompt,answer\ra,1\rb,2\r",
-    "header.csv": b"prompt,answer\n",
-    "blank header.csv": b"\nprompt,answer\n",
-    "empty.csv": b"",
+A, B, AB = {"prompt": "a"}, {"prompt": "b"}, [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": "2"}]
+TEXTS: dict[str, tuple[bytes, list[Row] | str]] = {
+    "lines.jsonl": (b'{"prompt": "a"}\n{"prompt": "b"}\n', [A, B]),
+    "no end.jsonl": (b'{"prompt": "a"}\n{"prompt": "b"}', [A, B]),
+    "blank lines.jsonl": (
+        b'\n\n{"prompt": "a"}\n \t\n\xc2\xa0\n{"prompt": "b", "answer": 3}\n\n',
+        [A, B | {"answer": 3}],
+    ),
+    "windows.jsonl": (b'{"prompt": "a"}\r\n\r\n{"prompt": "b"}\r\n', [A, B]),
+    "old mac.jsonl": (b'{"prompt": "a"}\r{"prompt": "b"}\r\r{"prompt": "c"}', [A, B, {"prompt": "c"}]),
+    "mark.jsonl": (b'\xef\xbb\xbf{"prompt": "\xc3\xa9"}\n', [{"prompt": "é"}]),
+    "inner returns.jsonl": (b'{"prompt":\r"a"}\n', "The JSON in line 1 of {} is broken: Expecting value."),
+    "separators.jsonl": (
+        '{"prompt": "a\u2028b\x85c"}\n{"prompt": "d"}\n'.encode(),
+        [{"prompt": "a\u2028b\x85c"}, {"prompt": "d"}],
+    ),
+    "list.jsonl": (b'{"prompt": "a"}\n[1]\n', "The JSON in line 2 of {} must be an object with columns."),
+    "broken.jsonl": (b'{"prompt": "a"}\n{"prompt": \n', "The JSON in line 2 of {} is broken: Expecting value."),
+    "latin.jsonl": (b'{"prompt": "\xe9"}\n', "{} is not UTF-8 text."),
+    "empty.jsonl": (b"", []),
+    "plain.csv": (b"prompt,answer\na,1\nb,2\n", AB),
+    "quoted.csv": (
+        b'prompt,answer\n"a\nb, c",1\r\n"say ""hi""",2\n\n\nlast,3',
+        [
+            {"prompt": prompt, "answer": answer}
+            for prompt, answer in (("a\nb, c", "1"), ('say "hi"', "2"), ("last", "3"))
+        ],
+    ),
+    "short.csv": (b"prompt,answer\na\nb,2\n", [{"prompt": "a", "answer": None}, AB[1]]),
+    "ragged.csv": (
+        b"prompt,answer\na,1,2\n",
+        "The CSV in line 2 of {} is broken: it has more fields than the header has columns.",
+    ),
+    "twice.csv": (b"prompt,prompt\na,1\n", "{} has two columns called prompt; rename one of them."),
+    "open quote.csv": (
+        b'prompt,answer\n"a,1\nb,2\n',
+        "The CSV in line 3 of {} is broken: unexpected end of data.",
+    ),
+    "mark.csv": (b"\xef\xbb\xbfprompt,answer\na,1\n", AB[:1]),
+    "old mac.csv": (b"prompt,answer\ra,1\rb,2\r", AB),
+    "header.csv": (b"prompt,answer\n", []),
+    "blank header.csv": (
+        b"\nprompt,answer\n",
+        "The CSV in line 2 of {} is broken: it has more fields than the header has columns.",
+    ),
+    "empty.csv": (b"", []),
 }
 
 
@@ -52,18 +74,21 @@ def outcome(read: Any, path: Path) -> list[Row] | str:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_every_text_file_streams_as_it_reads(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    path.write_bytes(TEXTS[name])
-    whole = outcome(read_file, path)
-    assert outcome(stream_file, path) == whole
-    if isinstance(whole, list):
-        rows = stream_file(path)
-        assert [rows[i] for i in reversed(range(len(rows)))] == whole[::-1]
-        assert rows[:1] == whole[:1] and (not whole or rows[-1] == whole[-1])
-        assert rows.columns == list(dict.fromkeys(column for row in whole for column in row)) or not whole
-        with pytest.raises(IndexError):
-            rows[len(rows)]
+def test_every_text_file_streams_as_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    content, expected = TEXTS[name]
+    path = Path(name)
+    path.write_bytes(content)
+    if isinstance(expected, str):
+        assert outcome(read_file, path) == outcome(stream_file, path) == f"data: {expected.format(name)}"
+        return
+    rows = stream_file(path)
+    assert list(rows) == read_file(path) == expected
+    assert [rows[i] for i in reversed(range(len(rows)))] == expected[::-1]
+    assert rows[:1] == expected[:1] and (not expected or rows[-1] == expected[-1])
+    assert rows.columns == list(dict.fromkeys(column for row in expected for column in row)) or not expected
+    with pytest.raises(IndexError):
+        rows[len(rows)]
 
 
 def test_parquet_streams_in_any_order_over_groups_and_batches(tmp_path: Path) -> None:
