@@ -16,12 +16,12 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate, islice
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, overload
 
 from backend.config.model_and_data_names import DATA_SUFFIXES, of_no_known_type
-from backend.runs.start_progress import telling
+from backend.runs.start_progress import LOOKED, telling
 from backend.utils import documents
 from backend.utils.errors import UserError
 from backend.utils.files import open_regular, reason
@@ -221,12 +221,23 @@ class _TextRows(LazyRows):
 
     def row(self, index: int) -> Row:
         """Raises UserError if the file has changed."""
-        if self._written() != self._stamp:
-            changed = "has been changed since its rows were counted; start again"
-            raise UserError("data", f"{quote(self._path, PATH)} {changed}.")
+        self._check_unchanged()
         start = self._starts[index]
         with _explained(self._path):
             return self._parsed(os.pread(self._file, self._starts[index + 1] - start, start).decode(), index)
+
+    def __iter__(self) -> Iterator[Row]:
+        with _explained(self._path), open_regular(self._path, 1 << 20) as file:
+            file.seek(self._starts[0])
+            for index, (start, end) in enumerate(pairwise(self._starts)):
+                if index % LOOKED == 0:
+                    self._check_unchanged()
+                yield self._parsed(file.read(end - start).decode(), index)
+
+    def _check_unchanged(self) -> None:
+        if self._written() != self._stamp:
+            changed = "has been changed since its rows were counted; start again"
+            raise UserError("data", f"{quote(self._path, PATH)} {changed}.")
 
     def _written(self) -> tuple[int, int]:
         about = os.fstat(self._file)
