@@ -337,7 +337,7 @@ def read_splits(config: DatasetSettings, map_rows: MapRows | None = None, *, hea
     """
     reading, steps, splits = Reading(config.streaming, head), RowSteps(config, map_rows), Splits([])
     found = own_splits(config, reading)
-    found |= {split: split_elsewhere(config, split, reading) for split in splits_elsewhere(config)}
+    found |= {split: other.find(reading) for split, other in splits_elsewhere(config).items()}
     for split, each in found.items():
         setattr(splits, split, stepped(each, steps, split, splits.notes))
         splits.source[split] = each.source
@@ -346,7 +346,7 @@ def read_splits(config: DatasetSettings, map_rows: MapRows | None = None, *, hea
     if not splits.train:
         raise UserError("data", f"The dataset {shown_source(config.data)} has no rows to train on.")
     for name, about in evaluation_sets(config.eval_data).items():
-        own, each = config.model_copy(update=about), found_evaluation_set(about, reading)
+        own, each = config.model_copy(update=about), evaluation_set(about).find(reading)
         rows = stepped(each, RowSteps(own, map_rows), name, splits.notes)
         splits.evals[name] = EvaluationRows(rows, each.source, about)
     return hold_out(splits, config)
@@ -372,13 +372,8 @@ def own_splits(config: DatasetSettings, reading: Reading) -> dict[str, Found]:
     return find_splits(config.data, config.dataset_config, "data", names_by_split(config), reading, check)
 
 
-def splits_elsewhere(config: DatasetSettings) -> dict[str, str]:
-    """Split → the other dataset that replaces it."""
-    return {split: name for split, name in (("valid", config.valid_data), ("test", config.test_data)) if name}
-
-
 def names_by_split(config: DatasetSettings) -> dict[str, tuple[str, ...]]:
-    """Split → possible names: the configured one, or all usual names for the default."""
+    """Split → its possible names in the run's own dataset: the configured one, or all usual names for the default."""
     configured = {"train": config.train_split, "valid": config.valid_split, "test": config.test_split}
     return {
         split: SPLIT_NAMES[split] if name == split else (name,)
@@ -387,46 +382,50 @@ def names_by_split(config: DatasetSettings) -> dict[str, tuple[str, ...]]:
     }
 
 
-def split_elsewhere(config: DatasetSettings, split: str, reading: Reading) -> Found:
-    """Rows of the dataset that replaces a split. Raises UserError."""
-    name = splits_elsewhere(config)[split]
-    # Another dataset has the configuration only where it is the same one.
-    of_same = config.dataset_config if name == config.data else ""
-    return _single(name, of_same, f"{split}_data", names_elsewhere(config, split), reading)
+@dataclass(frozen=True, slots=True)
+class OtherDataset:
+    """A dataset for one split or evaluation set. `names`: split names to try, most likely first."""
+
+    name: str
+    config_name: str
+    setting: str
+    names: tuple[str, ...]
+
+    def find(self, reading: Reading) -> Found:
+        """Its stored rows. Raises UserError if they are missing or none."""
+
+        def check(available: Mapping[str, Any], existing: str) -> None:
+            if available[WHOLE] is None:
+                lacks = f"has none of the splits {quote(', '.join(self.names), 60)}"
+                raise UserError(self.setting, f"{shown_source(self.name)} {lacks}.")
+
+        found = find_splits(self.name, self.config_name, self.setting, {WHOLE: self.names}, reading, check)[WHOLE]
+        if not found.rows:
+            raise UserError(self.setting, f"The dataset {shown_source(self.name)} has no rows.")
+        return found
 
 
-def names_elsewhere(config: DatasetSettings, use: str) -> tuple[str, ...]:
-    """Split names to try in an evaluation dataset, most likely first."""
-    own = {"valid": config.valid_split, "test": config.test_split}[use]
-    first, second = ("test", "valid") if use == "test" else ("valid", "test")
-    usual = (*SPLIT_NAMES[first], *SPLIT_NAMES[second], *SPLIT_NAMES["train"])
-    return (own,) if own not in ("", use) else usual
+def splits_elsewhere(config: DatasetSettings) -> dict[str, OtherDataset]:
+    """Split → the other dataset that replaces it."""
+    others: dict[str, OtherDataset] = {}
+    for split, name, own in (
+        ("valid", config.valid_data, config.valid_split),
+        ("test", config.test_data, config.test_split),
+    ):
+        first, second = ("test", "valid") if split == "test" else ("valid", "test")
+        usual = (*SPLIT_NAMES[first], *SPLIT_NAMES[second], *SPLIT_NAMES["train"])
+        # Another dataset has the configuration only where it is the same one.
+        of_same = config.dataset_config if name == config.data else ""
+        if name:
+            others[split] = OtherDataset(name, of_same, f"{split}_data", usual if own in ("", split) else (own,))
+    return others
 
 
-def found_evaluation_set(about: Mapping[str, Any], reading: Reading) -> Found:
-    """Stored rows of an evaluation set. Raises UserError."""
-    names = names_of_evaluation_set(about)
-    return _single(about["data"], about.get("dataset_config", ""), "eval_data", names, reading)
-
-
-def names_of_evaluation_set(about: Mapping[str, Any]) -> tuple[str, ...]:
-    """Possible split names of an evaluation set, most likely first."""
+def evaluation_set(about: Mapping[str, Any]) -> OtherDataset:
+    """The dataset of an entry of `eval_data`."""
     wanted = about.get("valid_split") or about.get("test_split") or about.get("train_split")
     usual = (*SPLIT_NAMES["test"], *SPLIT_NAMES["valid"], *SPLIT_NAMES["train"])
-    return (wanted,) if wanted else usual
-
-
-def _single(name: str, config_name: str, setting: str, names: Sequence[str], reading: Reading) -> Found:
-    """The wanted split of a dataset. Raises UserError if missing or empty."""
-
-    def check(available: Mapping[str, Any], existing: str) -> None:
-        if available[WHOLE] is None:
-            raise UserError(setting, f"{shown_source(name)} has none of the splits {quote(', '.join(names), 60)}.")
-
-    found = find_splits(name, config_name, setting, {WHOLE: names}, reading, check)[WHOLE]
-    if not found.rows:
-        raise UserError(setting, f"The dataset {shown_source(name)} has no rows.")
-    return found
+    return OtherDataset(about["data"], about.get("dataset_config", ""), "eval_data", (wanted,) if wanted else usual)
 
 
 def stepped(found: Found, steps: RowSteps, split: str, notes: list[str]) -> Rows:

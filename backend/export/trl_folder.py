@@ -24,13 +24,11 @@ from backend.config.updates import OWN
 from backend.data.files import kind_of_path
 from backend.data.rows import (
     Found,
+    OtherDataset,
     Reading,
-    found_evaluation_set,
+    evaluation_set,
     names_by_split,
-    names_elsewhere,
-    names_of_evaluation_set,
     own_splits,
-    split_elsewhere,
     splits_elsewhere,
 )
 from backend.export.destinations import folder_bytes, move_into_place, nearest_existing, safe_name, staging_folder
@@ -239,18 +237,11 @@ def write_rows(config: Config, folder: Path, tell: Tell) -> tuple[dict[str, Any]
         for split, names in names_by_split(config).items():
             is_needed = split == "train" or names == (getattr(config, f"{split}_split"),)
             rows[split] = _on_hub(config.data, config.dataset_config, names, is_needed)
-    for split, name in splits_elsewhere(config).items():
-        if is_local(name):
-            rows[split] = _copied(split_elsewhere(config, split, reading), split, folder, tell)
-        else:
-            of_same = config.dataset_config if name == config.data else ""
-            rows[split] = _on_hub(name, of_same, names_elsewhere(config, split), True)
+    for split, other in splits_elsewhere(config).items():
+        rows[split] = _rows_of(other, reading, split, folder, tell)
     sets: dict[str, Any] = {}
     for name, about in evaluation_sets(config.eval_data).items():
-        if is_local(str(about["data"])):
-            found = _copied(found_evaluation_set(about, Reading()), f"set_{name}", folder, tell)
-        else:
-            found = _on_hub(about["data"], about.get("dataset_config", ""), names_of_evaluation_set(about), True)
+        found = _rows_of(evaluation_set(about), Reading(), f"set_{name}", folder, tell)
         sets[name] = {"settings": {key: value for key, value in about.items() if key != "data"}, "rows": found}
     return rows, sets
 
@@ -258,6 +249,12 @@ def write_rows(config: Config, folder: Path, tell: Tell) -> tuple[dict[str, Any]
 def is_local(name: str) -> bool:
     """True if a dataset is a local file or folder."""
     return kind_of_path(user_path(name, "data")) != ""
+
+
+def _rows_of(other: OtherDataset, reading: Reading, name: str, folder: Path, tell: Tell) -> dict[str, Any]:
+    if is_local(other.name):
+        return _copied(other.find(reading), name, folder, tell)
+    return _on_hub(other.name, other.config_name, other.names, True)
 
 
 def _on_hub(repo: str, configuration: str, names: Iterable[str], is_needed: bool) -> dict[str, Any]:
