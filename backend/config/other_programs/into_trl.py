@@ -7,7 +7,7 @@ train.py follows our learning-rate curve; these arguments are what `trl grpo` do
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -107,62 +107,28 @@ class LeftOut:
         return text if len(text) <= 60 else f"{text[:59]}…"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TrlSettings:
-    """`words`: TRL's arguments in the order of its table. `left_out`: settings that nothing there carries.
+    """The arguments of TRL for a run's settings.
 
-    `by_files`: settings that the folder's own files carry, and the words do not → how.
+    Attributes:
+        words – TRL's arguments in the order of its table.
+        left_out – settings that nothing there carries.
+        by_files – settings that the folder's own files carry, and the words do not → how.
     """
 
-    words: dict[str, Any]
-    left_out: list[LeftOut]
-    by_files: dict[str, str]
+    config: Config
+    words: dict[str, Any] = field(default_factory=dict[str, Any])
+    left_out: list[LeftOut] = field(default_factory=list[LeftOut])
+    by_files: dict[str, str] = field(default_factory=dict[str, str])
 
-
-def trl_yaml(words: Mapping[str, Any], heading: str) -> str:
-    """A file for `trl grpo --config`: the words under the titles of their tables."""
-    parts = [f"# {heading}\n"]
-    for title, section in TRL.sections.items():
-        if chosen := {word: words[word] for word in section if word in words}:
-            parts.append(f"# {title}\n" + yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True, width=120))
-    return "\n".join(parts)
-
-
-def into_trl(config: Config) -> TrlSettings:
-    """Every setting as TRL has it. Reads no files and refuses nothing: what TRL lacks is listed."""
-    to = _Writing(config)
-    renamed: dict[str, str] = {}
-    for word, fate in TRL.words.items():
-        if isinstance(fate, Translated) and len(fate.settings) == 1 and not fate.is_converted and not fate.is_switch:
-            renamed.setdefault(fate.settings[0], word)
-    for key, word in renamed.items():
-        value = getattr(config, key)
-        if to.applies(key) and not (key in _UNLESS_DEFAULT and value == SETTINGS[key].default):
-            to.put(**{word: value})
-    to.put(output_dir="output")
-    for regroup in (_batches, _rhythm, _precision, _adapters, _importance, _sampling, _trackers, _optimizer, _schedule):
-        regroup(to)
-    files: dict[str, str] = {}
-    for key, about in SETTINGS.items():
-        is_changed = to.applies(key) and getattr(config, key) != AS_TRL_DOES.get(key, about.default)
-        if is_changed and key in BY_FILES:
-            files[key] = BY_FILES[key]
-        elif is_changed and key not in _CARRIED and key != "train_mode":
-            to.leave(key, INSTEAD.get(key, "TRL has no such setting"))
-    words = {word: to.words[word] for word in TRL.words if to.words.get(word) is not None}
-    return TrlSettings(words, to.left_out, files | to.by_files)
-
-
-class _Writing:
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self.words: dict[str, Any] = {}
-        self.left_out: list[LeftOut] = []
-        self.by_files: dict[str, str] = {}
-        self.updates = None if config.epochs else config.iters * config.updates_per_step
+    @property
+    def updates(self) -> int | None:
         """Updates of the whole run; None where its length is in epochs."""
+        return None if self.config.epochs else self.config.iters * self.config.updates_per_step
 
     def put(self, **words: Any) -> None:
+        """Set arguments; None leaves one out."""
         self.words |= {word: plain(value) if isinstance(value, float) else value for word, value in words.items()}
 
     def leave(self, setting: str, instead: str) -> None:
@@ -178,82 +144,127 @@ class _Writing:
         return when is None or getattr(self.config, when[0]) in when[1]
 
 
-def _batches(to: _Writing) -> None:
-    """Prompts of a batch → completions; batches of an update; batches that are sampled at once."""
-    config, accumulated = to.config, to.config.gradient_accumulation_steps
-    to.put(per_device_train_batch_size=config.batch_size * config.group_size, gradient_accumulation_steps=accumulated)
-    to.put(steps_per_generation=accumulated * config.steps_per_generation)
+def trl_yaml(words: Mapping[str, Any], heading: str) -> str:
+    """A file for `trl grpo --config`: the words under the titles of their tables."""
+    parts = [f"# {heading}\n"]
+    for title, section in TRL.sections.items():
+        if chosen := {word: words[word] for word in section if word in words}:
+            parts.append(f"# {title}\n" + yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True, width=120))
+    return "\n".join(parts)
+
+
+def into_trl(config: Config) -> TrlSettings:
+    """Every setting as TRL has it. Reads no files and refuses nothing: what TRL lacks is listed."""
+    to = TrlSettings(config)
+    renamed: dict[str, str] = {}
+    for word, fate in TRL.words.items():
+        if isinstance(fate, Translated) and len(fate.settings) == 1 and not fate.is_converted and not fate.is_switch:
+            renamed.setdefault(fate.settings[0], word)
+    for key, word in renamed.items():
+        value = getattr(config, key)
+        if to.applies(key) and not (key in _UNLESS_DEFAULT and value == SETTINGS[key].default):
+            to.put(**{word: value})
+    for regroup in (_length, _rhythm, _best, _precision, _adapters, _importance, _sampling, _optimizer, _schedule):
+        regroup(to, config)
+    curves, to.by_files = to.by_files, {}
+    for key, about in SETTINGS.items():
+        is_changed = to.applies(key) and getattr(config, key) != AS_TRL_DOES.get(key, about.default)
+        if is_changed and key in BY_FILES:
+            to.by_files[key] = BY_FILES[key]
+        elif is_changed and key not in _CARRIED and key != "train_mode":
+            to.leave(key, INSTEAD.get(key, "TRL has no such setting"))
+    to.by_files |= curves
+    to.words = {word: to.words[word] for word in TRL.words if to.words.get(word) is not None}
+    return to
+
+
+def _length(to: TrlSettings, config: Config) -> None:
+    """Prompts of a batch → completions; batches of an update, and those sampled at once; steps → updates."""
+    accumulated = config.gradient_accumulation_steps
+    to.put(
+        output_dir="output",
+        per_device_train_batch_size=config.batch_size * config.group_size,
+        gradient_accumulation_steps=accumulated,
+        steps_per_generation=accumulated * config.steps_per_generation,
+        num_train_epochs=config.epochs or None,
+        max_steps=to.updates,
+    )
     if config.grpo_loss_type == "bnpo" and accumulated > 1:
         same = "over a whole update dapo is the same formula"
         to.leave("grpo_loss_type", f"TRL's bnpo divides by the tokens of each batch; {same}")
         to.put(loss_type="dapo")
-    # Steps → updates, or passes over the dataset.
-    to.put(**({"num_train_epochs": config.epochs} if config.epochs else {"max_steps": to.updates}))
 
 
-def _rhythm(to: _Writing) -> None:
-    """When to evaluate, save and report, in updates; then which checkpoint is the best."""
-    config, updates = to.config, to.config.updates_per_step
-    to.put(logging_steps=config.steps_per_report * updates, save_total_limit=config.keep_checkpoints)
-    if config.save_every >= NEVER:
-        to.put(save_strategy="no")
-    else:
-        to.put(save_strategy="steps", save_steps=config.save_every * updates)
-    to.put(eval_delay=config.eval_delay * updates or None)
+def _rhythm(to: TrlSettings, config: Config) -> None:
+    """When to evaluate, save and report, in updates, and where to."""
+    updates, saves, evaluates = config.updates_per_step, config.save_every < NEVER, bool(config.steps_per_eval)
     group = config.num_generations_eval or config.group_size
-    to.put(per_device_eval_batch_size=config.prompts_per_evaluation_batch * group)
-    if config.steps_per_eval:
-        to.put(eval_strategy="steps", eval_steps=config.steps_per_eval * updates, eval_on_start=True)
-    else:
-        to.put(eval_strategy="no")
+    to.put(
+        logging_steps=config.steps_per_report * updates,
+        save_strategy="steps" if saves else "no",
+        save_steps=config.save_every * updates if saves else None,
+        eval_strategy="steps" if evaluates else "no",
+        eval_steps=config.steps_per_eval * updates or None,
+        eval_on_start=evaluates or None,
+        eval_delay=config.eval_delay * updates or None,
+        per_device_eval_batch_size=config.prompts_per_evaluation_batch * group,
+        report_to=[name for name in config.report_to if name != "csv"] or "none",
+        log_completions=True,
+        run_name=config.tracker_run_name or config.run_name or None,
+    )
+    if "csv" in config.report_to:
+        to.leave("report_to", "TRL writes no csv: trainer_state.json in the output folder has every logged metric")
+
+
+def _best(to: TrlSettings, config: Config) -> None:
+    """Which checkpoint is the best."""
+    to.put(greater_is_better=False if config.best_is_lowest else None)
     if config.best_metric.startswith(EVALUATION):
         name = transformers_name(config.best_metric, config.eval_data, config.scale_rewards)
         to.put(metric_for_best_model=name)
     elif config.best_metric:
         to.leave("best_metric", "TRL compares checkpoints by a metric of evaluations alone: by the held-out reward")
-    if config.best_is_lowest:
-        to.put(greater_is_better=False)
-    if not (config.load_best_at_end or config.early_stopping_patience):
-        return
-    if not config.steps_per_eval:
-        for key in ("load_best_at_end", "early_stopping_patience"):
-            if getattr(config, key):
-                last = "and this run has none: the last one counts"
-                to.leave(key, f"TRL knows the best checkpoint from evaluations, {last}")
-        to.put(load_best_model_at_end=None)
-        return
-    to.words.setdefault("metric_for_best_model", "eval_reward")
-    to.words.setdefault("greater_is_better", True)
-    if config.load_best_at_end and (config.save_every % config.steps_per_eval or config.save_every >= NEVER):
-        to.leave("load_best_at_end", "TRL needs Save to be a multiple of Eval for it: the last checkpoint counts")
-        to.put(load_best_model_at_end=None)
+    wanted = [key for key in ("load_best_at_end", "early_stopping_patience") if getattr(config, key)]
+    if wanted and config.steps_per_eval:
+        to.words.setdefault("metric_for_best_model", "eval_reward")
+        to.put(greater_is_better=not config.best_is_lowest)
+        wanted = ["load_best_at_end"] if config.load_best_at_end else []
+        why = "TRL needs Save to be a multiple of Eval for it: the last checkpoint counts"
+        if config.save_every % config.steps_per_eval == 0 and config.save_every < NEVER:
+            return
+    else:
+        why = "TRL knows the best checkpoint from evaluations, and this run has none: the last one counts"
+    for key in wanted:
+        to.leave(key, why)
+    to.put(load_best_model_at_end=None)
 
 
-def _precision(to: _Writing) -> None:
+def _precision(to: TrlSettings, config: Config) -> None:
     """The type of the weights, and whether PyTorch casts beside it (TRL's bf16, on by default)."""
-    config = to.config
     own = "float32" if config.train_type == "full" else "auto"
-    to.put(dtype=own if config.dtype == "auto" else config.dtype, bf16=config.dtype == "bfloat16")
-    if config.dtype == "float16":
-        to.put(fp16=True)
     nearest = {"6": "8", "mxfp4": "4"}.get(config.quantization, config.quantization)
-    if nearest in ("4", "8"):
-        to.put(**{f"load_in_{nearest}bit": True})
+    to.put(
+        dtype=own if config.dtype == "auto" else config.dtype,
+        bf16=config.dtype == "bfloat16",
+        fp16=config.dtype == "float16" or None,
+        load_in_4bit=nearest == "4" or None,
+        load_in_8bit=nearest == "8" or None,
+        use_cpu=config.device == "cpu" or None,
+    )
     if nearest != config.quantization:
         to.leave("quantization", f"bitsandbytes has no such format: {nearest} bits of its own")
-    if config.device == "cpu":
-        to.put(use_cpu=True)
 
 
-def _adapters(to: _Writing) -> None:
+def _adapters(to: TrlSettings, config: Config) -> None:
     """PEFT's alpha is ours times the rank, or times its root."""
-    config, adapts = to.config, to.config.train_type != "full"
-    to.put(use_peft=adapts)
-    if adapts:
-        alpha = config.lora_alpha if config.lora_alpha is not None else adapter_scale(config) * config.rank
-        to.put(lora_alpha=alpha, lora_target_modules=list(config.lora_keys) or ["all-linear"])
-    if config.train_type == "dora":
-        to.put(use_dora=True)
+    adapts = config.train_type != "full"
+    alpha = config.lora_alpha if config.lora_alpha is not None else adapter_scale(config) * config.rank
+    to.put(
+        use_peft=adapts,
+        use_dora=config.train_type == "dora" or None,
+        lora_alpha=alpha if adapts else None,
+        lora_target_modules=(list(config.lora_keys) or ["all-linear"]) if adapts else None,
+    )
     if config.sync_ref_model and (adapts or config.beta == 0):
         why = "without a KL weight TRL has no reference"
         if adapts:
@@ -262,57 +273,51 @@ def _adapters(to: _Writing) -> None:
         to.put(sync_ref_model=None)
 
 
-def _importance(to: _Writing) -> None:
-    config = to.config
+def _importance(to: TrlSettings, config: Config) -> None:
     if config.importance_sampling_level == "sequence_token":
         to.put(importance_sampling_level="sequence")
         to.leave("importance_sampling_level", "sequence has the same ratio, with one gradient for the whole completion")
-    high, low = config.sampling_correction_max, config.sampling_correction_min
+    high, low, mode = config.sampling_correction_max, config.sampling_correction_min, config.sampling_correction
     if high is None:
         high = NO_LIMIT
         to.leave("sampling_correction_max", f"TRL takes 3 where none is given: {NO_LIMIT:,}, which nothing reaches")
     if low is not None and low >= high:
         low = None
         to.leave("sampling_correction_min", "TRL wants it below the largest correction: no lower limit")
-    to.put(vllm_importance_sampling_clip_max=high, vllm_importance_sampling_clip_min=low)
-    mode = config.sampling_correction
     if mode == "auto":
         mode = "sequence_truncate" if config.holds_output else "none" if config.dtype == "float32" else "token_truncate"
     if config.grpo_loss_type == "vespo" and mode.startswith("sequence"):
         mode = mode.replace("sequence", "token")
         to.leave("sampling_correction", f"TRL's vespo takes a correction by token alone: {mode}")
-    to.put(vllm_importance_sampling_correction=mode != "none")
-    if mode != "none":
-        to.put(vllm_importance_sampling_mode=mode)
+    to.put(
+        vllm_importance_sampling_correction=mode != "none",
+        vllm_importance_sampling_mode=mode if mode != "none" else None,
+        vllm_importance_sampling_clip_max=high,
+        vllm_importance_sampling_clip_min=low,
+    )
 
 
-def _sampling(to: _Writing) -> None:
+def _sampling(to: TrlSettings, config: Config) -> None:
     """Options that TRL hands to vLLM under `generation_kwargs`, and constrained output."""
-    config = to.config
-    to.put(use_vllm=config.device != "cpu", vllm_mode="colocate", vllm_max_model_length=config.max_seq_length)
     own = {"presence_penalty": config.presence_penalty, "frequency_penalty": config.frequency_penalty}
     own |= {"stop": list(config.stop)}
-    to.put(generation_kwargs={name: value for name, value in own.items() if value} or None)
-    for key, off in (("repetition_penalty", 1.0), ("presence_penalty", 0.0), ("frequency_penalty", 0.0)):
-        if getattr(config, key) != off:
+    to.put(
+        use_vllm=config.device != "cpu",
+        vllm_mode="colocate",
+        vllm_max_model_length=config.max_seq_length,
+        vllm_structured_outputs_regex=config.output_regex or None,
+        generation_kwargs={name: value for name, value in own.items() if value} or None,
+    )
+    for key in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+        if getattr(config, key) != SETTINGS[key].default:
             to.leave(key, "TRL samples with it and learns without it; here it is part of the policy")
-    to.put(vllm_structured_outputs_regex=config.output_regex or None)
     if config.output_schema:
         free = "they are free, and only rewards see their form"
         to.leave("output_schema", f"TRL constrains completions by a regular expression alone: {free}")
 
 
-def _trackers(to: _Writing) -> None:
-    config = to.config
-    to.put(report_to=[name for name in config.report_to if name != "csv"] or "none", log_completions=True)
-    if "csv" in config.report_to:
-        to.leave("report_to", "TRL writes no csv: trainer_state.json in the output folder has every logged metric")
-    to.put(run_name=config.tracker_run_name or config.run_name or None)
-
-
-def _optimizer(to: _Writing) -> None:
+def _optimizer(to: TrlSettings, config: Config) -> None:
     """`optim`, with the nearest where transformers has none of that name."""
-    config = to.config
     bits = "8" if config.optimizer_bits == "8" and to.applies("optimizer_bits") else ""
     to.put(optim=_OPTIM.get((config.optimizer, bits), _OPTIM["adamw", bits]))
     if config.optimizer == "adam":
@@ -322,11 +327,11 @@ def _optimizer(to: _Writing) -> None:
         to.leave("optimizer", "transformers has no such optimizer: AdamW, which wants a learning rate of its own")
 
 
-def _schedule(to: _Writing) -> None:
+def _schedule(to: TrlSettings, config: Config) -> None:
     """`lr_scheduler_type`, its options and the warm-up."""
-    kind, options = _curve(to)
+    kind, options = _curve(to, config)
     to.put(lr_scheduler_type=kind, lr_scheduler_kwargs=options or None)
-    config, ratio = to.config, to.config.lr_warmup_ratio
+    ratio = config.lr_warmup_ratio
     if kind != "constant":
         if ratio is not None and ratio >= 1:  # transformers would read 1 as one update
             to.curve("lr_warmup_ratio", f"{WHOLE_RUN:%} of the updates")
@@ -345,9 +350,8 @@ def _schedule(to: _Writing) -> None:
         to.curve("lr_decay_fraction", "the rate falls until the end of the run")
 
 
-def _curve(to: _Writing) -> tuple[str, dict[str, Any]]:
+def _curve(to: TrlSettings, config: Config) -> tuple[str, dict[str, Any]]:
     """(transformers' name, its options), the nearest where it has no such curve."""
-    config = to.config
     name, final = config.lr_schedule, final_rate(config.learning_rate, config.lr_final)
     if name == OWN:
         to.leave("lr_schedule", "constant, at the learning rate as it is set")

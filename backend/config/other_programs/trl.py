@@ -169,8 +169,6 @@ def _rhythm(to: Translator) -> None:
         to.fill("save_every", steps, "save_steps")
     if to.program == "trl" and (delay := to.number("eval_delay")) is not None:
         to.values["eval_delay"] = math.ceil(delay / _updates_a_step(to))
-    if (limit := to.take("save_total_limit")) is not None:
-        to.fill("keep_checkpoints", limit, "save_total_limit")
 
 
 def _optimizer(to: Translator) -> None:

@@ -82,11 +82,10 @@ SECTIONS: dict[str, Words] = {
             eval_delay="eval_delay",
             save_strategy="save_every",
             save_steps="save_every",
-            save_total_limit="keep_checkpoints",
         ),
         **same("save_only_model"),
         **converted(logging_steps="steps_per_report"),
-        **renamed(load_best_model_at_end="load_best_at_end"),
+        **renamed(load_best_model_at_end="load_best_at_end", save_total_limit="keep_checkpoints"),
         **converted(metric_for_best_model="best_metric", greater_is_better="best_is_lowest"),
     },
     "Precision, device, seeds, trackers": {
