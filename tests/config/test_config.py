@@ -287,7 +287,7 @@ def test_an_invalid_schedule_mapping_is_refused(schedule: dict[str, Any], key: s
 @pytest.mark.parametrize(
     ("raw", "key", "says"),
     [
-        ({"dataset": ["a", "b"], "data": None}, "data", "dataset lists 2 datasets; give exactly one."),
+        ({"dataset": ["a", "b"], "data": None}, "data", "2 datasets are listed; give exactly one."),
         ({"dataset": "a/b"}, "data", "data is owner/rows and dataset is a/b; give one of them."),
         ({"load_in_4bits": True, "load_in_8bits": True}, "quantization", "load_in_4bits and load_in_8bits are both on"),
         ({"load_in_4bits": True, "quantization": 8}, "quantization", "quantization is 8 but load_in_4bits is on"),

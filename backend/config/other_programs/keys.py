@@ -191,9 +191,16 @@ class Translator:
     def refuse(self, setting: str, sentence: str) -> None:
         self.faults.append(ConfigProblem(setting, sentence))
 
-    def no_place(self, word: str, option: object, what: str = "") -> None:
-        """Refuse an option of a key."""
-        self.refuse(word, f"{what or word} has {quote(option, 40)}, which has no place here; take it out.")
+    def spread(
+        self, word: str, options: Mapping[str, Any], names: Mapping[str, str], ignored: Iterable[str] = ()
+    ) -> None:
+        """Set our settings to the options of a key. `names`: its option → our setting; others but `ignored` are
+        refused."""
+        for name, value in options.items():
+            if value is not None and name in names:
+                self.fill(names[name], value, word)
+            elif value is not None and name not in ignored:
+                self.refuse(word, f"{word} has {quote(name, 40)}, which has no place here; take it out.")
 
 
 @dataclass(frozen=True, slots=True)

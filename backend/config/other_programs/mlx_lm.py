@@ -54,7 +54,7 @@ _SETTINGS = {
         wand="report_to tracker_project",
     ),
     **renamed(project_name="tracker_project"),
-    **converted(report_to="report_to"),
+    **same("report_to"),
 }
 _IGNORED = {
     **ignored("every run here trains", "train"),
@@ -99,6 +99,7 @@ def _defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
 _DATASET_PARTS = {
     **{name: name for name in ("train_split", "valid_split", "test_split", "prompt_feature", "answer_feature")},
     "path": "data",
+    "config": "dataset_config",
     "completion_feature": "answer_feature",
 }
 
@@ -114,13 +115,10 @@ def _hugging_face_dataset(to: Translator) -> None:
         sentence = "hf_dataset must be one mapping with a path; mix several datasets into one file first."
         to.refuse("hf_dataset", sentence)
         return
-    for name, value in cast("Mapping[str, Any]", entry or {}).items():
-        if name == "config" and isinstance(value, Mapping):
-            to.suggest("dataset_config", cast("Mapping[str, Any]", value).get("name", ""))
-        elif name in _DATASET_PARTS and value is not None:
-            to.fill(_DATASET_PARTS[name], value, "hf_dataset")
-        elif name != "mask_prompt" and value is not None:
-            to.no_place("hf_dataset", name)
+    parts = dict(cast("Mapping[str, Any]", entry or {}))
+    if isinstance(config := parts.get("config"), Mapping):
+        parts["config"] = cast("Mapping[str, Any]", config).get("name", "")
+    to.spread("hf_dataset", parts, _DATASET_PARTS, ("mask_prompt",))
 
 
 def _lora_parameters(to: Translator) -> None:
@@ -183,7 +181,8 @@ def _optimizer_config(to: Translator) -> None:
         ours = _OPTIMIZER_SETTINGS.get(name)
         parts: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
         if ours is None or len(parts) != len(ours):
-            to.no_place("optimizer", f"{quote(name, 30)}: {quote(cast('object', value))}", "optimizer_config")
+            given = f"{quote(name, 30)}: {quote(cast('object', value), 40)}"
+            to.refuse("optimizer", f"optimizer_config has {given}, which has no place here; take it out.")
             continue
         for key, part in zip(ours, parts, strict=True):
             to.suggest(key, part)

@@ -30,6 +30,7 @@ from backend.utils.text import about_value, quote
 
 PROGRAMS: tuple[OtherProgram, ...] = (TRL, MLX_LM_LORA, MLX_GRPO)
 KEY_ALIASES = {
+    "dataset": "data",
     "max_grad_norm_clip": "max_grad_norm",
     "ref_model": "reference_model_path",
     "torch_dtype": "dtype",
@@ -95,9 +96,7 @@ MARKS: dict[str, OtherProgram] = {
 }
 """Keys that identify a file: those of one program only that are not ours."""
 FOREIGN_WORDS: tuple[str, ...] = tuple(
-    dict.fromkeys(
-        [*KEY_ALIASES, "dataset", *(word for program in PROGRAMS for word in program.words if not is_ours(word))]
-    )
+    dict.fromkeys([*KEY_ALIASES, *(word for program in PROGRAMS for word in program.words if not is_ours(word))])
 )
 """Every key that is read and is not ours; suggested for a misspelt key."""
 NAMES: dict[str, str] = {
@@ -147,9 +146,10 @@ def read_words(raw: Mapping[str, Any]) -> Translation:
     readers = PROGRAMS if program is None else (program, *(other for other in PROGRAMS if other is not program))
     # mlx-lm's come last: the others leave flags and a schedule mapping in its keys.
     regroups = [regroup for reader in readers if reader is not MLX_LM_LORA for regroup in reader.regroups]
-    for regroup in (*regroups, _one_dataset, _split_lists, *MLX_LM_LORA.regroups):
+    for regroup in (*regroups, *MLX_LM_LORA.regroups):
         regroup(to)
     _rename(to, program)
+    _lists(to)
     for key in EMPTY_MEANS_DEFAULT:
         if to.values.get(key) == "":
             del to.values[key]
@@ -158,7 +158,8 @@ def read_words(raw: Mapping[str, Any]) -> Translation:
             to.values[key] = choice(to.values[key], aliases)
     faulty = {fault.setting for fault in to.faults}
     values = {key: value for key, value in to.values.items() if value is not None and key not in faulty}
-    told = [word for word in fates if word in foreign or word in to.remarks]
+    # `dataset` is a spelling of files for this program too.
+    told = [word for word in fates if word != "dataset" and (word in foreign or word in to.remarks)]
     words = [key for word in told if (key := _report(word, fates[word], to, values, raw)) is not None]
     return Translation(values, to.faults, program, words, len(_programs_in(raw)) > 1)
 
@@ -203,46 +204,6 @@ def _as_yaml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else quote(value, 40)
 
 
-def _one_dataset(to: Translator) -> None:
-    """`dataset:` holds one id or path, or a list with one."""
-    names = {key: to.take(key) for key in ("dataset", "data") if to.values.get(key) not in (None, "")}
-    for key, value in names.items():
-        if isinstance(value, list):
-            listed = cast("list[Any]", value)
-            if len(listed) != 1:
-                to.refuse("data", f"{key} lists {len(listed)} datasets; give exactly one.")
-                return
-            names[key] = listed[0]
-    if len(names) == 2 and names["data"] != names["dataset"]:
-        both = f"data is {quote(names['data'], 60)} and dataset is {quote(names['dataset'], 60)}"
-        to.refuse("data", f"{both}; give one of them.")
-        return
-    to.take("dataset")
-    if names:
-        to.values["data"] = next(iter(names.values()))
-
-
-def _split_lists(to: Translator) -> None:
-    """Names and weights may be comma-separated text, with or without brackets, and a single weight a number.
-
-    Empty text means the defaults. A stop string may stand alone.
-    """
-    values = to.values
-    for key in ("reward_functions", "reward_weights"):
-        value = values.get(key)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            values[key] = [value]
-        parts: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
-        if key == "reward_functions" and all(isinstance(part, str) for part in parts):
-            names = split_names(cast("str | list[Any]", value))
-            values[key] = names or (None if isinstance(value, str) else [])
-        elif isinstance(value, str):
-            parts = [part.strip().strip("'\"") for part in value.strip().strip("[]").split(",")]
-            values[key] = [part for part in parts if part] or None
-    if isinstance(values.get("stop"), str):
-        values["stop"] = [values["stop"]] if values["stop"] else []
-
-
 def _rename(to: Translator, program: OtherProgram | None) -> None:
     """Keys that no function took become ours; a problem where two of them disagree."""
     written_as: dict[str, str] = {}
@@ -250,12 +211,33 @@ def _rename(to: Translator, program: OtherProgram | None) -> None:
     for word, value in to.values.items():
         ours = settings_of(word, program)[0]
         before = renamed.get(ours)
-        if before is not None and value is not None and value != before:
+        if before in (None, ""):
+            renamed[ours], written_as[ours] = value, word
+        elif value not in (None, "", before):
             both = f"{quote(written_as[ours], 30)} is {quote(before, 40)} and {quote(word, 30)} is {quote(value, 40)}"
             to.refuse(ours, f"{both}; give one of them.")
-        if before is None:
-            renamed[ours], written_as[ours] = value, word
     to.values = renamed
+
+
+def _lists(to: Translator) -> None:
+    """Lists may be comma-separated text, with or without brackets, and a single weight a number; empty text means the
+    default. A stop string may stand alone, and a list may hold the one dataset."""
+    values = to.values
+    for key in ("reward_functions", "reward_weights", "lora_keys", "modules_to_save", "report_to"):
+        value = values.get(key)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            values[key] = [value]
+        elif isinstance(value, str) and key != "reward_functions":
+            parts = [part.strip().strip("'\"") for part in value.strip().strip("[]").split(",")]
+            values[key] = [part for part in parts if part] or None
+        elif isinstance(value, str) or (isinstance(value, list) and all(isinstance(part, str) for part in value)):
+            values[key] = split_names(value) or (None if isinstance(value, str) else [])
+    if isinstance(stop := values.get("stop"), str):
+        values["stop"] = [stop] if stop else []
+    if isinstance(data := values.get("data"), list):
+        values["data"] = data[0] if len(data) == 1 else None
+        if len(data) != 1:
+            to.refuse("data", f"{len(data)} datasets are listed; give exactly one.")
 
 
 def _report(
@@ -281,21 +263,12 @@ def _report(
 
 
 @cache
-def _words_by_setting() -> dict[str, list[str]]:
-    """Our setting → keys that name it alone, or it and one other."""
-    words: dict[str, list[str]] = {}
-    for word in FOREIGN_WORDS:
-        if isinstance(fate := fate_of(word, None), Translated) and len(fate.settings) <= 2:
-            for key in fate.settings:
-                words.setdefault(key, []).append(word)
-    return words
-
-
 def other_names(key: str) -> list[str]:
-    """Names of one of our settings in other programs."""
-    flags = {"quantization": [*QUANTIZATION_FLAGS], "dtype": [*PRECISION_FLAGS], "data": ["dataset"]}
+    """Names of one of our settings in other programs: keys that name it alone, or it and one other."""
+    flags = {"quantization": [*QUANTIZATION_FLAGS], "dtype": [*PRECISION_FLAGS]}
     grouped = {"lora_keys": ["keys"]} | {name: [f"lora_parameters {name}"] for name in ("rank", "scale", "dropout")}
-    return list(dict.fromkeys([*flags.get(key, []), *_words_by_setting().get(key, []), *grouped.get(key, [])]))
+    named = [word for word in FOREIGN_WORDS if key in (own := settings_of(word)) and len(own) <= 2]
+    return list(dict.fromkeys([*flags.get(key, []), *named, *grouped.get(key, [])]))
 
 
 def account(translation: Translation) -> list[str]:

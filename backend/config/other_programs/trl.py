@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from backend.config.other_programs import peft
 from backend.config.other_programs.keys import OtherProgram, Translator, as_bool, as_number, plain
-from backend.config.other_programs.trl_keys import REGEX_WORDS, SAMPLING, SECTIONS
+from backend.config.other_programs.trl_keys import NO_REVISION, REGEX_WORDS, SAMPLING, SECTIONS
 from backend.config.setting import MOST_COMPLETIONS, NEVER
 from backend.utils.text import about_value, quote
 
@@ -72,24 +72,22 @@ def _batches(to: Translator) -> None:
         return
     size, accumulated = size or _TRL_BATCH, accumulated or 1
     completions, product = size * accumulated, f"{quote(f'{size:,}', 24)} × {quote(f'{accumulated:,}', 24)}"
-    if sampled and rollout:
-        to.refuse(word, "generation_batch_size and steps_per_generation say the same; give one of them.")
-        return
-    if sampled and sampled % size:
-        sentence = f"generation_batch_size ({sampled:,}) must be a multiple of per_device_train_batch_size ({size:,})."
-        to.refuse("generation_batch_size", sentence)
-        return
+    both = sampled and rollout
     rollout = sampled // size if sampled else rollout or accumulated
-    if rollout < accumulated and accumulated % rollout == 0 and to.peek("num_iterations", default=1) == 1:
+    if rollout and accumulated % rollout == 0 and to.peek("num_iterations", default=1) == 1:
         rollout = accumulated  # the policy is the same for all batches of an update
-    if rollout % accumulated:
-        multiple = f"gradient_accumulation_steps ({accumulated:,})"
-        to.refuse("steps_per_generation", f"steps_per_generation ({rollout:,}) must be a multiple of {multiple} here.")
-    elif completions > _MOST:
-        to.refuse(word, f"An update of {product} completions is more than the {_MOST:,} that one may have here.")
-    elif completions % group:
-        groups = f"whole groups of {group:,}; make it a multiple of {group:,}."
-        to.refuse(word, f"An update of {product} completions is not {groups}")
+    counts = f"steps_per_generation ({rollout:,})", f"gradient_accumulation_steps ({accumulated:,})"
+    sizes = f"generation_batch_size ({sampled:,})", f"per_device_train_batch_size ({size:,})"
+    groups = f"whole groups of {group:,}; make it a multiple of {group:,}"
+    wrong = [
+        (both, word, "generation_batch_size and steps_per_generation say the same; give one of them."),
+        (sampled % size, "generation_batch_size", f"{sizes[0]} must be a multiple of {sizes[1]}."),
+        (rollout % accumulated, "steps_per_generation", f"{counts[0]} must be a multiple of {counts[1]} here."),
+        (completions > _MOST, word, f"An update of {product} completions is more than the {_MOST:,} possible here."),
+        (completions % group, word, f"An update of {product} completions is not {groups}."),
+    ]
+    if found := next((problem for is_so, *problem in wrong if is_so), None):
+        to.refuse(*found)
     else:
         prompts, most = completions // group, max(1, size // group)
         divisors = (d for d in range(1, math.isqrt(prompts) + 1) if prompts % d == 0)
@@ -181,12 +179,10 @@ def _optimizer(to: Translator) -> None:
             to.refuse("optim", f"There is no optimizer {quote(name, 40)} here; {nearest}.")
         if bits:
             to.fill("optimizer_bits", bits, "optim")
-    for pair in str(to.take("optim_args") or "").replace(" ", "").split(","):
-        name, _, value = pair.partition("=")
-        if name in _OPTIM_ARGS:
-            to.fill(_OPTIM_ARGS[name], value, "optim_args")
-        elif name:
-            to.no_place("optim_args", name)
+    pairs = str(to.take("optim_args") or "").replace(" ", "").split(",")
+    to.spread(
+        "optim_args", dict(pair.split("=", 1) if "=" in pair else (pair, "") for pair in pairs if pair), _OPTIM_ARGS
+    )
 
 
 def _schedule(to: Translator) -> None:
@@ -259,14 +255,10 @@ def _fall(to: Translator, ours: str, options: dict[str, Any]) -> None:
 
 def _model(to: Translator) -> None:
     """`model_init_kwargs`, and which of two precisions counts."""
-    for name, value in to.options("model_init_kwargs").items():
-        if name in ("dtype", "torch_dtype"):
-            to.fill("dtype", value, "model_init_kwargs")
-        elif name == "revision" and value != "main":
-            sentence = "The newest revision is taken; download another into a folder and give that as model."
-            to.refuse("model_init_kwargs", sentence)
-        elif name not in (*_LOADED_ELSEWHERE, "revision"):
-            to.no_place("model_init_kwargs", name)
+    options = to.options("model_init_kwargs")
+    if options.pop("revision", "main") != "main":
+        to.refuse("model_init_kwargs", NO_REVISION)
+    to.spread("model_init_kwargs", options, {"dtype": "dtype", "torch_dtype": "dtype"}, _LOADED_ELSEWHERE)
     flags = [flag for flag in ("bf16", "fp16") if as_bool(to.values.get(flag))]
     if to.program == "trl" and flags and to.take("dtype", "torch_dtype") is not None:
         to.remarks["dtype"] = f"{flags[0]} is on, and is what TRL computes in"
@@ -283,10 +275,6 @@ def _adapters(to: Translator) -> None:
             to.suggest("num_layers", -1)
     elif dora:
         to.fill("train_type", "dora", "use_dora")
-    if (targets := to.take("lora_target_modules")) is not None:
-        to.fill("lora_keys", targets if isinstance(targets, list) else str(targets).split(","), "lora_target_modules")
-    if isinstance(kept := to.values.get("lora_modules_to_save"), str):
-        to.values["lora_modules_to_save"] = kept.split(",")
 
 
 def _dataset(to: Translator) -> None:
@@ -296,12 +284,8 @@ def _dataset(to: Translator) -> None:
         sentence = "datasets must list one dataset here, with its path: mix several into one file, and give it as data."
         to.refuse("datasets", sentence)
         return
-    for name, value in cast("Mapping[str, Any]", entries[0]).items():
-        ours = {"path": "data", "name": "dataset_config", "split": "train_split"}.get(name)
-        if ours and value is not None:
-            to.fill(ours, value, "datasets")
-        elif value is not None:
-            to.no_place("datasets", name, "An entry of datasets")
+    parts = {"path": "data", "name": "dataset_config", "split": "train_split"}
+    to.spread("datasets", cast("Mapping[str, Any]", entries[0]), parts)
     if (share := to.number("test_split_size")) is not None:
         if not 0 <= share < 1:
             to.refuse("test_split_size", "test_split_size must be a share of the rows below 1 here.")
@@ -346,11 +330,8 @@ def reward_entries(listed: Any) -> list[str]:
 
 def _generation(to: Translator) -> None:
     """`generation_kwargs`, and vLLM's correction of what it sampled with."""
-    for name, value in to.options("generation_kwargs").items():
-        if name in (*SAMPLING.split(), "stop", "stop_strings"):
-            to.fill("stop" if name == "stop_strings" else name, value, "generation_kwargs")
-        else:
-            to.no_place("generation_kwargs", name)
+    names = {name: name for name in (*SAMPLING.split(), "stop")} | {"stop_strings": "stop"}
+    to.spread("generation_kwargs", to.options("generation_kwargs"), names)
     for word in REGEX_WORDS:
         if (regex := to.take(word)) is not None:
             to.fill("output_regex", regex, word)
@@ -361,7 +342,7 @@ def _generation(to: Translator) -> None:
         to.fill("sampling_correction", "sequence_mask" if mode is None else mode, "vllm_importance_sampling_mode")
 
 
-def _best_and_trackers(to: Translator) -> None:
+def _best(to: Translator) -> None:
     if (metric := to.take("metric_for_best_model")) is not None:
         name = str(metric).strip()
         if name in ("loss", "eval_loss"):
@@ -372,8 +353,6 @@ def _best_and_trackers(to: Translator) -> None:
             to.fill("best_metric", ours, "metric_for_best_model")
     if (greater := to.flag("greater_is_better")) is not None:
         to.fill("best_is_lowest", not greater, "greater_is_better")
-    if isinstance(trackers := to.values.get("report_to"), str):
-        to.values["report_to"] = [name.strip().lower() for name in trackers.split(",") if name.strip()]
 
 
 _DEFAULTS: dict[str, Any] = {
@@ -420,7 +399,7 @@ TRL = OtherProgram(
     sections=SECTIONS,
     regroups=(
         *(_batches, _length, _rhythm, _optimizer, _schedule, _model, peft.peft_config),
-        *(_adapters, _dataset, _rewards, _generation, _best_and_trackers),
+        *(_adapters, _dataset, _rewards, _generation, _best),
     ),
     defaults=_defaults,
 )

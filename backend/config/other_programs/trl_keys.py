@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from backend.config.other_programs.keys import Words, converted, ignored, refused, renamed, same, switch
 
-_NO_REVISION = "The newest revision is taken; download another into a folder and give that as model."
+NO_REVISION = "The newest revision is taken; download another into a folder and give that as model."
 _FIXED = "The adaptive entropy bonus moves by 0.005 between 0 and 1."
 _SHUFFLED = "Prompts are always shuffled, by data_seed."
 _ONE_PROCESS = "a run is one process on one Mac"
@@ -93,8 +93,7 @@ SECTIONS: dict[str, Words] = {
         **switch("use_mps_device", "device", "gpu"),
         **switch("bf16 fp16", "dtype"),
         **renamed(gradient_checkpointing="grad_checkpoint", activation_checkpointing="grad_checkpoint"),
-        **same("seed data_seed run_name"),
-        **converted(report_to="report_to"),
+        **same("seed data_seed run_name report_to"),
         **renamed(project="tracker_project"),
     },
     "Model and adapters (ModelConfig)": {
@@ -104,8 +103,8 @@ SECTIONS: dict[str, Words] = {
         ),
         **switch("use_dora", "train_type"),
         **renamed(lora_r="rank", lora_dropout="dropout", lora_modules_to_save="modules_to_save"),
+        **renamed(lora_target_modules="lora_keys"),
         **same("lora_alpha use_rslora dtype"),
-        **converted(lora_target_modules="lora_keys"),
         **switch("load_in_4bit", "quantization", "4"),
         **switch("load_in_8bit", "quantization", "8"),
         **ignored(
@@ -114,7 +113,7 @@ SECTIONS: dict[str, Words] = {
         **ignored("MLX's attention does not fill memory with a matrix of scores", "attn_implementation"),
         **refused("Adapters are put on linear layers, by lora_keys.", "lora_target_parameters"),
         **refused("Every model here is a causal language model.", "lora_task_type", ("CAUSAL_LM",)),
-        **refused(_NO_REVISION, "model_revision", ("main",)),
+        **refused(NO_REVISION, "model_revision", ("main",)),
     },
     "The script `trl grpo`": {
         **renamed(
