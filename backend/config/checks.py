@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any, cast
 
 from backend.config.changeable import STAGE_DATA, STAGE_KEYS, STAGE_OWN, STAGE_SETTINGS
@@ -32,9 +32,9 @@ _PATHS = (
 )
 
 
-def reference_is_needed(beta: float, log_kl: bool, ratio_against: str) -> bool:
+def reference_is_needed(settings: Any) -> bool:
     """True if a step computes log-probabilities under the reference policy."""
-    return beta > 0 or log_kl or ratio_against == "reference"
+    return settings.beta > 0 or settings.log_kl or settings.ratio_against == "reference"
 
 
 def duplicates(names: list[str]) -> str:
@@ -46,18 +46,9 @@ class _InvalidSettingError(Exception):
     """A check reads a setting that is not valid, and so does not apply."""
 
 
-class _Values:
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
-
+class _Values(SimpleNamespace):
     def __getattr__(self, key: str) -> Any:
-        if key not in self._values:
-            raise _InvalidSettingError(key)
-        return self._values[key]
-
-    @property
-    def needs_reference(self) -> bool:
-        return reference_is_needed(self.beta, self.log_kl, self.ratio_against)
+        raise _InvalidSettingError(key)
 
     @property
     def is_divided(self) -> bool:
@@ -65,6 +56,14 @@ class _Values:
         return bool(self.hosts) and self.parallelism == "tensor"
 
 
+_NOT_DIVIDED = {
+    "dropout": "Each machine would drop inputs of its own; set Dropout to 0, or Parallelism to Prompts.",
+    "modules_to_save": "A model divided among machines trains only adapters; leave Modules to save empty.",
+    "reference_model_path": "With a model divided among machines the reference is the base model; clear this.",
+    "sync_ref_model": "With a model divided among machines the reference stays the base model; switch Reference "
+    "follows off.",
+}
+"""Settings without a meaning for a model that is divided among machines."""
 RULES: list[tuple[str, Callable[[_Values], Any], str]] = [
     ("model", lambda c: not c.model.strip(), "Choose a base model: a folder, or an id on Hugging Face."),
     ("data", lambda c: not c.data.strip(), "Choose a dataset: a file, a folder, or an id on Hugging Face."),
@@ -104,16 +103,8 @@ RULES: list[tuple[str, Callable[[_Values], Any], str]] = [
     ),
     (
         "reward_weights",
-        lambda c: next((str(weight) for weight in c.reward_weights if not math.isfinite(weight)), ""),
-        "A reward weight must be a finite number, not {found}.",
-    ),
-    (
-        "reward_weights",
-        lambda c: (
-            all(map(math.isfinite, c.reward_weights))
-            and next((f"{weight:g}" for weight in c.reward_weights if abs(weight) > LARGEST_WEIGHT), "")
-        ),
-        f"A reward weight must lie within ±{LARGEST_WEIGHT:,}, not {{found}}.",
+        lambda c: next((f"{weight:g}" for weight in c.reward_weights if not abs(weight) <= LARGEST_WEIGHT), ""),
+        f"A reward weight must be a number within ±{LARGEST_WEIGHT:,}, not {{found}}.",
     ),
     (
         "eval_batch_size",
@@ -195,7 +186,7 @@ RULES: list[tuple[str, Callable[[_Values], Any], str]] = [
     ),
     (
         "sync_ref_model",
-        lambda c: c.sync_ref_model and not c.needs_reference,
+        lambda c: c.sync_ref_model and not reference_is_needed(c),
         "Reference follows is on, but Beta (KL weight) is 0, so there is no reference to move.",
     ),
     (
@@ -248,26 +239,7 @@ RULES: list[tuple[str, Callable[[_Values], Any], str]] = [
         lambda c: c.is_divided and c.train_type != "lora",
         "A model divided among machines is trained with LoRA, not with {train_type}.",
     ),
-    (
-        "dropout",
-        lambda c: c.is_divided and c.dropout,
-        "Each machine would drop inputs of its own; set Dropout to 0, or Parallelism to Prompts.",
-    ),
-    (
-        "modules_to_save",
-        lambda c: c.is_divided and c.modules_to_save,
-        "A model divided among machines trains only adapters; leave Modules to save empty.",
-    ),
-    (
-        "reference_model_path",
-        lambda c: c.is_divided and c.reference_model_path,
-        "With a model divided among machines the reference is the base model; clear this.",
-    ),
-    (
-        "sync_ref_model",
-        lambda c: c.is_divided and c.sync_ref_model,
-        "With a model divided among machines the reference stays the base model; switch Reference follows off.",
-    ),
+    *((key, lambda c, key=key: c.is_divided and getattr(c, key), sentence) for key, sentence in _NOT_DIVIDED.items()),
     ("lm_studio_name", lambda c: _unsafe(c.lm_studio_name), "The LM Studio export name {found}."),
     ("run_name", lambda c: _unsafe(c.run_name), "The run folder name {found}."),
 ]
@@ -292,7 +264,7 @@ def _unsafe(name: str) -> str:
 def cross_setting_faults(values: Mapping[str, Any]) -> list[ConfigProblem]:
     """The problems of every check whose settings are all in `values` (valid values by key)."""
     faults: list[ConfigProblem] = []
-    settings = _Values(values)
+    settings = _Values(**values)
     for key, test, message in RULES:
         with suppress(_InvalidSettingError):
             if found := test(settings):

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, cast
 
 import yaml
@@ -74,7 +76,7 @@ class Config(GrpoFields, DataFields, TrainingFields, ModelFields):  # pydantic c
     @property
     def needs_reference(self) -> bool:
         """True if a step computes log-probabilities under the reference policy."""
-        return reference_is_needed(self.beta, self.log_kl, self.ratio_against)
+        return reference_is_needed(self)
 
 
 SETTINGS: dict[str, Setting] = in_form_order(
@@ -102,13 +104,11 @@ def keys_used_by(*uses: Use) -> tuple[str, ...]:
 
 def needs_reference(raw: Mapping[str, Any]) -> bool:
     """As `Config.needs_reference`, from raw settings; what is missing or invalid counts as its default."""
-    values: list[Any] = []
-    for key in ("beta", "log_kl", "ratio_against"):
-        try:
-            values.append(SETTINGS[key].default if raw.get(key) is None else valid_value(key, raw[key]))
-        except UserError:
-            values.append(SETTINGS[key].default)
-    return reference_is_needed(*values)
+    values = {key: SETTINGS[key].default for key in ("beta", "log_kl", "ratio_against")}
+    for key in values:
+        with suppress(UserError):
+            values[key] = values[key] if raw.get(key) is None else valid_value(key, raw[key])
+    return reference_is_needed(SimpleNamespace(**values))
 
 
 def sections() -> dict[str, list[Setting]]:
@@ -161,30 +161,22 @@ def resolve_paths(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
             resolved[key] = os.path.realpath(folder / value)
     if isinstance(sets := raw.get("eval_data"), dict):
         resolved["eval_data"] = {
-            name: resolve_paths(folder, cast("dict[str, Any]", about))
+            name: resolve_paths(folder, about)
             if isinstance(about, dict)
             else resolve_paths(folder, {"data": about})["data"]
             for name, about in cast("dict[Any, Any]", sets).items()
         }
-    if "reward_functions" in raw:
-        resolved["reward_functions"] = _resolve_rewards(folder, raw["reward_functions"])
+    rewards = {"reward_functions": raw.get("reward_functions")}
     if raw.get("reward_funcs") is not None:  # TRL's, where a function has an import path
-        resolved["reward_funcs"] = _resolve_rewards(folder, reward_entries(raw["reward_funcs"]))
+        rewards["reward_funcs"] = reward_entries(raw["reward_funcs"])
+    for key, listed in rewards.items():
+        if isinstance(listed, str) and "::" in listed:
+            listed = split_names(listed)
+        if isinstance(listed, list):
+            resolved[key] = [with_absolute_file(one, folder) if isinstance(one, str) else one for one in listed]
     if isinstance(stages := raw.get("stages"), list):
-        resolved["stages"] = [
-            resolve_paths(folder, cast("dict[str, Any]", stage)) if isinstance(stage, dict) else stage
-            for stage in cast("list[Any]", stages)
-        ]
+        resolved["stages"] = [resolve_paths(folder, one) if isinstance(one, dict) else one for one in stages]
     return resolved
-
-
-def _resolve_rewards(folder: Path, rewards: Any) -> Any:
-    if isinstance(rewards, str) and "::" in rewards:
-        rewards = split_names(rewards)
-    if isinstance(rewards, list):
-        entries = cast("list[Any]", rewards)
-        return [with_absolute_file(entry, folder) if isinstance(entry, str) else entry for entry in entries]
-    return rewards
 
 
 def dump(config: Config | Mapping[str, Any]) -> str:
@@ -216,16 +208,6 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(str, _Dumper.represent_text)
 
 
-def valid_value(key: str, value: Any) -> Any:
-    """The validated value of one setting, whatever the others are. Raises UserError."""
-    if why := validation_error(value):
-        raise UserError(key, f"{SETTINGS[key].label} {why}.")
-    valid, sentence = _validated(SETTINGS[key], value)
-    if sentence:
-        raise UserError(key, sentence)
-    return valid
-
-
 def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigProblem]]:
     """(valid values by key, problems)."""
     faults: list[ConfigProblem] = []
@@ -243,43 +225,47 @@ def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigProble
     faults += [ConfigProblem(key, _unknown(key)) for key in translated if key not in SETTINGS]
     values: dict[str, Any] = {}
     for key, about in SETTINGS.items():
-        if key in untranslated:
-            continue
-        values[key], sentence = _validated(about, translated[key]) if key in translated else (about.default, "")
-        if sentence:
-            del values[key]
-            faults.append(ConfigProblem(key, sentence))
+        if key not in untranslated:
+            try:
+                values[key] = valid_value(key, translated[key]) if key in translated else about.default
+            except UserError as error:
+                faults += error.faults
     if values.get("stages"):
-        values["stages"], of_stages = validated_stages(values, lambda key, value: _validated(SETTINGS[key], value))
+        values["stages"], of_stages = validated_stages(values, valid_value)
         faults += of_stages
     faults += cross_setting_faults(values)
     order = list(SETTINGS)
     return values, sorted(faults, key=lambda fault: order.index(fault.setting) if fault.setting in order else -1)
 
 
-def _validated(about: Setting, value: Any) -> tuple[Any, str]:
-    """(value, "") or (None, the problem)."""
+def valid_value(key: str, value: Any) -> Any:
+    """The validated value of one setting, whatever the others are. Raises UserError."""
+    about = SETTINGS[key]
     if value == "" and about.optional:
-        return None, ""
+        return None
     if value in ("", []) and about.empty_is_default:
-        return about.default, ""
-    if isinstance(value, bool) and about.kind in ("int", "float"):
-        return None, f"{about.label} must be a number, not {str(value).lower()}."
-    if isinstance(value, list) and len(cast("list[Any]", value)) > LONGEST_LIST:
-        return None, f"{about.label} has more than {LONGEST_LIST:,} entries."
+        return about.default
     if about.kind in TEXTS and isinstance(value, (int, float)) and not isinstance(value, bool):
         value = str(value)
-    try:
-        value = _adapter(about.key).validate_python(value)
-    except ValidationError as error:
-        return None, _sentence(about, error.errors()[0], value)
+    sentence = validation_error(value)
+    if isinstance(value, bool) and about.kind in ("int", "float"):
+        sentence = f"must be a number, not {str(value).lower()}"
+    elif isinstance(value, list) and len(cast("list[Any]", value)) > LONGEST_LIST:
+        sentence = f"has more than {LONGEST_LIST:,} entries"
+    if not sentence:
+        try:
+            value = _adapter(key).validate_python(value)
+        except ValidationError as error:
+            sentence = _expected(about, error.errors()[0], value)
+    if sentence:
+        raise UserError(key, f"{about.label} {sentence}.")
     if about.choices and value not in [choice.value for choice in about.choices]:
         known = [choice.value for choice in about.choices if not choice.is_written]
         near = nearest(value, known)
         begin = f"{about.label} cannot be {_quoted(value)}; it is one of "
         end = f". Did you mean {near}?" if near else "."
-        return None, f"{begin}{quote(', '.join(known), SENTENCE - len(begin) - len(end))}{end}"
-    return value, ""
+        raise UserError(key, f"{begin}{quote(', '.join(known), SENTENCE - len(begin) - len(end))}{end}")
+    return value
 
 
 @cache
@@ -306,13 +292,14 @@ _EXPECTED = {
 }
 
 
-def _sentence(about: Setting, error: Any, value: Any) -> str:
-    actual = str(value).lower() if isinstance(value, bool) else _quoted(value)
+def _expected(about: Setting, error: Any, value: Any) -> str:
+    """What a value must be, as the end of a sentence, by pydantic's error."""
+    what = _EXPECTED.get(about.kind, "text")
     if error["type"] in _LIMITS:
         word, limit = _LIMITS[error["type"]]
         number = error["ctx"][limit]
-        return f"{about.label} must be {word} {int(number) if number == int(number) else f'{number:g}'}, not {actual}."
-    return f"{about.label} must be {_EXPECTED.get(about.kind, 'text')}, not {actual}."
+        what = f"{word} {int(number) if number == int(number) else f'{number:g}'}"
+    return f"must be {what}, not {str(value).lower() if isinstance(value, bool) else _quoted(value)}"
 
 
 def _quoted(value: Any) -> str:

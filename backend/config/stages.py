@@ -6,17 +6,19 @@ What a stage does not name is the run's own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 from backend.config.changeable import STAGE_DATA, STAGE_OWN, STAGE_SETTINGS
 from backend.config.checks import cross_setting_faults, reference_is_needed
 from backend.config.other_programs.translation import translate
-from backend.utils.errors import ConfigProblem
+from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import SENTENCE, quote
 
 Stages = Sequence[Mapping[str, Any]]
-Validate = Callable[[str, Any], tuple[Any, str]]
-"""(key, value) → (valid value, "") or (None, problem)."""
+Validate = Callable[[str, Any], Any]
+"""(key, value) → valid value. Raises UserError."""
 
 OF_DATASET = ("data", "dataset_config", "train_split")
 TRAINING_SPLIT_ALONE: dict[str, Any] = {
@@ -94,34 +96,30 @@ def validated_stages(values: Mapping[str, Any], validate: Validate) -> tuple[lis
         # The shape of what is a stage's own is checked by `backend.config.checks`.
         valid = {str(key): value for key, value in stage.items() if key in STAGE_OWN}
         renamed, unreadable = translate({key: value for key, value in stage.items() if key not in STAGE_OWN})
-        sentences = [fault.sentence for fault in unreadable]
+        found = unreadable
         for key, value in renamed.items():
-            valid[key] = value  # an unknown key is refused by name later
-            if key in (*STAGE_SETTINGS, *STAGE_DATA):
-                valid[key], sentence = validate(key, value)
-                sentences += [sentence] if sentence else []
+            try:  # an unknown key is refused by name later
+                valid[key] = validate(key, value) if key in (*STAGE_SETTINGS, *STAGE_DATA) else value
+            except UserError as error:
+                found += error.faults
         stages.append(valid)
-        faults += [fault_of_stage(number, sentence) for sentence in sentences]
+        faults += [fault_of_stage(number, fault.sentence) for fault in found]
     if not faults and all(isinstance(stage.get("iters"), int) for stage in stages):
-        faults += _cross_faults(dict(values) | {"stages": stages})
+        with suppress(KeyError):  # a setting of the run that is needed is invalid, which is reported by itself
+            faults += _cross_faults(dict(values) | {"stages": stages})
     return stages, faults
 
 
-def _cross_faults(values: Mapping[str, Any]) -> Iterator[ConfigProblem]:
-    of_run = cross_setting_faults(values)
-    before: Mapping[str, Any] | None = None
-    for index in range(len(values["stages"])):
-        try:
-            of_stage = dict(values) | stage_settings(values, index)
-        except KeyError:  # a setting of the run that is needed is invalid, which is reported by itself
-            return
-        has = of_stage | stage_data(values, index)
-        del has["stages"]  # checked with the run already
+def _cross_faults(values: dict[str, Any]) -> list[ConfigProblem]:
+    of_run, faults = cross_setting_faults(values), list[ConfigProblem]()
+    of_stages = [values | stage_settings(values, index) for index in range(len(values["stages"]))]
+    for index, of_stage in enumerate(of_stages):
+        has = of_stage | stage_data(values, index) | {"stages": []}  # checked with the run already
         found = [fault for fault in cross_setting_faults(has) if fault not in of_run]
-        if before is not None:
-            found += faults_in_course(before, of_stage)
-        yield from (fault_of_stage(index + 1, fault.sentence) for fault in found)
-        before = of_stage
+        if index:
+            found += faults_in_course(of_stages[index - 1], of_stage)
+        faults += [fault_of_stage(index + 1, fault.sentence) for fault in found]
+    return faults
 
 
 def fault_of_stage(number: int, sentence: str) -> ConfigProblem:
@@ -138,7 +136,7 @@ def faults_in_course(before: Mapping[str, Any], after: Mapping[str, Any]) -> Ite
     keys = ("beta", "log_kl", "ratio_against")
     is_full = before.get("train_type") == "full"
     if (is_full or before.get("modules_to_save")) and all(key in before for key in keys):
-        had, has = (reference_is_needed(*(values[key] for key in keys)) for values in (before, after))
+        had, has = (reference_is_needed(SimpleNamespace(**values)) for values in (before, after))
         if has and not had:
             weights = "under full fine-tuning its weights" if is_full else "its Modules to save"
             sentence = (

@@ -140,20 +140,17 @@ class Translator:
         """As `take`, as a number (with `whole`, a count above 0); otherwise a problem and None."""
         word, value = self.first(*words), self.take(*words)
         number = as_number(value)
-        if value is not None and number is None:
-            self.refuse(word, f"{word} must be a number, not {quote(value, 60)}.")
-        elif whole and number is not None and (number != int(number) or number < 1):
-            self.refuse(word, f"{word} must be a whole number above 0, not {quote(number, 60)}.")
-            return None
-        return number
+        if value is None or (number is not None and not (whole and (number != int(number) or number < 1))):
+            return number
+        kind = "a number" if number is None else "a whole number above 0"
+        self.refuse(word, f"{word} must be {kind}, not {quote(value, 60)}.")
+        return None
 
     def flag(self, word: str) -> bool | None:
         """As `take`, as true or false; otherwise a problem and None."""
-        value = self.take(word)
-        if value is None:
+        if (value := self.take(word)) is None:
             return None
-        flag = as_bool(value)
-        if flag is None:
+        if (flag := as_bool(value)) is None:
             self.refuse(word, f"{word} must be true or false, not {quote(value)}.")
         return flag
 
@@ -166,10 +163,9 @@ class Translator:
             except UserError as error:
                 self.faults += error.faults
                 return {}
-        if value in (None, ""):
-            return {}
         if not isinstance(value, Mapping):
-            self.refuse(word, f"{word} must be a mapping of options, not {quote(cast('object', value), 60)}.")
+            if value not in (None, ""):
+                self.refuse(word, f"{word} must be a mapping of options, not {quote(cast('object', value), 60)}.")
             return {}
         return {str(key): option for key, option in cast("Mapping[Any, Any]", value).items() if option is not None}
 
@@ -178,8 +174,8 @@ class Translator:
         return as_number(next((self.values[word] for word in words if word in self.values), None), default)
 
     def fill(self, ours: str, value: Any, word: str) -> None:
-        """Set one of our settings to what `word` amounts to; a problem if the file contradicts it."""
-        written = self.values.setdefault(ours, value)
+        """Set one of our settings to what `word` amounts to, unless None; a problem if the file contradicts it."""
+        written = value if value is None else self.values.setdefault(ours, value)
         if written != value and as_number(written) != as_number(value, math.nan):
             both = f"{quote(ours, 30)} is {quote(written, 40)}, and {quote(word, 30)} makes it {quote(value, 40)}"
             self.refuse(ours, f"{both}; give one of them.")

@@ -203,8 +203,7 @@ def _accumulation(to: Translator) -> None:
     A step here is k batches and one update: there are as many steps as updates, and what is counted in iterations is
     divided by k too.
     """
-    if (k := to.take("grad_accumulation_steps")) is not None:
-        to.fill("gradient_accumulation_steps", k, "grad_accumulation_steps")
+    to.fill("gradient_accumulation_steps", to.take("grad_accumulation_steps"), "grad_accumulation_steps")
     if to.program != "mlx_lm_lora":
         return
     if to.has("iters") and to.take("epochs") is not None:

@@ -225,7 +225,7 @@ def _lists(to: Translator) -> None:
     values = to.values
     for key in ("reward_functions", "reward_weights", "lora_keys", "modules_to_save", "report_to"):
         value = values.get(key)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if key == "reward_weights" and isinstance(value, (int, float)) and not isinstance(value, bool):
             values[key] = [value]
         elif isinstance(value, str) and key != "reward_functions":
             parts = [part.strip().strip("'\"") for part in value.strip().strip("[]").split(",")]

@@ -148,8 +148,7 @@ def _rhythm(to: Translator) -> None:
             return None
         return max(1, math.ceil(number * iters))
 
-    if (logging := steps_of("logging_steps")) is not None:
-        to.fill("steps_per_report", logging, "logging_steps")
+    to.fill("steps_per_report", logging := steps_of("logging_steps"), "logging_steps")
     word = to.first("eval_strategy", "evaluation_strategy")
     strategy, steps = strategy_of("eval_strategy", "evaluation_strategy"), steps_of("eval_steps")
     if strategy == "no":
@@ -161,10 +160,7 @@ def _rhythm(to: Translator) -> None:
         group = to.peek("num_generations_eval", "num_generations", "group_size", default=_OUR_GROUP)
         to.fill("eval_batch_size", math.ceil(prompts / max(1, group)), "per_device_eval_batch_size")
     strategy, steps = strategy_of("save_strategy"), steps_of("save_steps")
-    if strategy == "no":
-        to.fill("save_every", NEVER, "save_strategy")
-    elif steps is not None:
-        to.fill("save_every", steps, "save_steps")
+    to.fill("save_every", NEVER if strategy == "no" else steps, "save_strategy" if strategy == "no" else "save_steps")
     if to.program == "trl" and (delay := to.number("eval_delay")) is not None:
         to.values["eval_delay"] = math.ceil(delay / _updates_a_step(to))
 
@@ -172,13 +168,11 @@ def _rhythm(to: Translator) -> None:
 def _optimizer(to: Translator) -> None:
     if (name := to.take("optim")) is not None:
         ours, bits = OPTIMIZERS.get(str(name).strip().lower(), ("", ""))
-        if ours:
-            to.fill("optimizer", ours, "optim")
-        else:
+        to.fill("optimizer", ours or None, "optim")
+        to.fill("optimizer_bits", bits or None, "optim")
+        if not ours:
             nearest = "adamw is nearest, with optimizer_bits: 8 for a small state"
             to.refuse("optim", f"There is no optimizer {quote(name, 40)} here; {nearest}.")
-        if bits:
-            to.fill("optimizer_bits", bits, "optim")
     pairs = str(to.take("optim_args") or "").replace(" ", "").split(",")
     to.spread(
         "optim_args", dict(pair.split("=", 1) if "=" in pair else (pair, "") for pair in pairs if pair), _OPTIM_ARGS
@@ -262,9 +256,6 @@ def _model(to: Translator) -> None:
     flags = [flag for flag in ("bf16", "fp16") if as_bool(to.values.get(flag))]
     if to.program == "trl" and flags and to.take("dtype", "torch_dtype") is not None:
         to.remarks["dtype"] = f"{flags[0]} is on, and is what TRL computes in"
-    for flag in ("bf16", "fp16"):
-        if as_bool(to.values.get(flag)) is False:
-            to.take(flag)
 
 
 def _adapters(to: Translator) -> None:
@@ -333,8 +324,7 @@ def _generation(to: Translator) -> None:
     names = {name: name for name in (*SAMPLING.split(), "stop")} | {"stop_strings": "stop"}
     to.spread("generation_kwargs", to.options("generation_kwargs"), names)
     for word in REGEX_WORDS:
-        if (regex := to.take(word)) is not None:
-            to.fill("output_regex", regex, word)
+        to.fill("output_regex", to.take(word), word)
     mode, is_on = to.take("vllm_importance_sampling_mode"), to.flag("vllm_importance_sampling_correction")
     if is_on is False:
         to.fill("sampling_correction", "none", "vllm_importance_sampling_correction")
@@ -351,8 +341,8 @@ def _best(to: Translator) -> None:
         else:
             ours = name if name.startswith("eval/") else f"eval/{name.removeprefix('eval_')}"
             to.fill("best_metric", ours, "metric_for_best_model")
-    if (greater := to.flag("greater_is_better")) is not None:
-        to.fill("best_is_lowest", not greater, "greater_is_better")
+    greater = to.flag("greater_is_better")
+    to.fill("best_is_lowest", None if greater is None else not greater, "greater_is_better")
 
 
 _DEFAULTS: dict[str, Any] = {
