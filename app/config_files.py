@@ -12,6 +12,7 @@ from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QApplication
 
 from app.message_boxes import ask
+from app.state.messages import problems_to
 from app.state.presets import presets
 from app.state.processes import ProcessOutcome, VerbProcess
 from app.state.run_starter import START
@@ -23,7 +24,6 @@ from backend.config.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
 from backend.runs.run_folder import RunFolder
 from backend.utils.command import backend_command
 from backend.utils.disk import save_as
-from backend.utils.errors import UserError
 
 if TYPE_CHECKING:
     from app.window import Window
@@ -44,8 +44,7 @@ class ConfigFiles(QObject):
 
     def open(self) -> None:
         types = "Config (*.yaml *.yml)"
-        path = open_file(self._window, "config", "Open config", types, self.session.draft.path)
-        if path is not None:
+        if path := open_file(self._window, "config", "Open config", types, self.session.draft.path):
             self.open_path(path)
 
     def open_path(self, path: Path) -> None:
@@ -62,13 +61,10 @@ class ConfigFiles(QObject):
             self.session.queue.edit(run)
 
     def show_presets(self) -> None:
-        try:
+        with problems_to(self.session.messages.note):
             panel = PresetPanel(presets(), self.session.draft.values(), self._window)
-        except UserError as error:
-            self.session.messages.note(error.faults[0].sentence)
-            return
-        panel.taken.connect(self.session.apply_preset)
-        panel.open()
+            panel.taken.connect(self.session.apply_preset)
+            panel.open()
 
     def save(self) -> bool:
         """False if it was cancelled or failed."""
@@ -80,48 +76,38 @@ class ConfigFiles(QObject):
         return self._save_to(path) if path is not None else False
 
     def _save_to(self, path: Path) -> bool:
-        try:
+        with problems_to(self.session.messages.note):
             self.session.draft.save(path)
-        except UserError as error:
-            self.session.messages.note(error.faults[0].sentence)
-            return False
-        self.session.prefs.remember(path)
-        self.session.messages.note(f"Saved {path.name}.")
-        return True
+            self.session.prefs.remember(path)
+            self.session.messages.note(f"Saved {path.name}.")
+            return True
+        return False
 
     def copy_command(self) -> None:
         QApplication.clipboard().setText(self.session.draft.command_text())
         self.session.messages.note("Copied the command that trains what the form says.")
 
     def export_for_mlx_lm_lora(self) -> None:
-        try:
+        with problems_to(self.session.messages.note):
             text, missing = mlx_lm_lora_yaml(self.session.draft.config())
-            path = self.choose_export_path()
-            if path is None:
-                return
-            save_as(path, text)
-        except UserError as error:
-            self.session.messages.note(error.faults[0].sentence)
-        else:
-            left = f" Left out, as mlx-lm-lora has no such setting: {', '.join(missing)}." if missing else ""
-            self.session.messages.note(f"Wrote {path.name}.{left}")
+            if path := self.choose_export_path():
+                save_as(path, text)
+                left = f" Left out, as mlx-lm-lora has no such setting: {', '.join(missing)}." if missing else ""
+                self.session.messages.note(f"Wrote {path.name}.{left}")
 
     def export_for_trl(self) -> None:
         """Write a folder that trains with TRL, in a process."""
-        try:
+        with problems_to(self.session.messages.note):
             text = dump(self.session.draft.config())
-        except UserError as error:
-            self.session.messages.note(error.faults[0].sentence)
-            return
-        if (parent := self.choose_trl_folder()) is None:
-            return
-        own = self.session.draft.path
-        file = Path(tempfile.mkdtemp(prefix="for-trl-")) / f"{own.stem if own else 'settings'}.yaml"
-        file.write_text(text, encoding="utf-8")
-        command = backend_command("export", str(file), "--to", "trl", "--folder", str(parent), "--json")
-        task = VerbProcess(command, self)
-        task.done.connect(lambda outcome: self.show_trl_outcome(outcome, file))
-        task.start()
+            if (parent := self.choose_trl_folder()) is None:
+                return
+            own = self.session.draft.path
+            file = Path(tempfile.mkdtemp(prefix="for-trl-")) / f"{own.stem if own else 'settings'}.yaml"
+            file.write_text(text, encoding="utf-8")
+            command = backend_command("export", str(file), "--to", "trl", "--folder", str(parent), "--json")
+            task = VerbProcess(command, self)
+            task.done.connect(lambda outcome: self.show_trl_outcome(outcome, file))
+            task.start()
 
     def show_trl_outcome(self, outcome: ProcessOutcome, file: Path) -> None:
         shutil.rmtree(file.parent, ignore_errors=True)

@@ -28,7 +28,7 @@ from app.page_stack import PageArea, PageStack
 from app.pages import PAGES
 from app.state.draft import History
 from app.state.memory import MemoryParts
-from app.state.messages import NOTICE, Offer
+from app.state.messages import NOTICE, Offer, problems_to
 from app.state.processes import VerbProcess
 from app.state.run_files import CrashOffer, newest_checkpoint, silence_advice
 from app.state.session import RUN, Session
@@ -281,16 +281,14 @@ class Window(QMainWindow):
         self._send("save")  # a refusal is the newer message
 
     def take_over(self) -> None:
-        self._try(lambda: self.session.run and self.session.run.take_over())
+        if self.session.run is not None:
+            with problems_to(self.session.messages.note):
+                self.session.run.take_over()
 
     def _send(self, word: str) -> None:
-        self._try(lambda: self.session.run and self.session.run.send(word))
-
-    def _try(self, action: Callable[[], object]) -> None:
-        try:
-            action()
-        except UserError as error:
-            self.session.messages.note(error.faults[0].sentence)
+        if self.session.run is not None:
+            with problems_to(self.session.messages.note):
+                self.session.run.send(word)
 
     def resume(self) -> None:
         if self.session.run is not None:
@@ -456,7 +454,8 @@ class Window(QMainWindow):
         if answer == "stop":
             if session.queue.is_active:  # or the next would begin as soon as this one has stopped
                 session.queue.set_paused(True)
-            self._try(session.stop_training)
+            with problems_to(session.messages.note):
+                session.stop_training()
         return answer != "cancel"
 
     def closeEvent(self, event: QCloseEvent) -> None:

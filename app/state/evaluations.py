@@ -13,6 +13,7 @@ from typing import Any
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.state.consent import Consent
+from app.state.messages import problems_to
 from app.state.processes import ProcessOutcome, VerbProcess
 from backend.config import config
 from backend.runs.run_folder import RunFolder
@@ -140,20 +141,17 @@ class Evaluations(QObject):
         """Evaluate the run in a process, with options of the verb."""
         if self.running is not None or self._run is None:
             return
-        try:
+        with problems_to(self._fail):
             if not self._consent.obtain(config.read(self._run.config), base=self._run.path):
                 self._fail("The reward file was not allowed to run, so nothing was evaluated.")
                 return
-        except UserError as mistake:
-            self._fail(mistake.faults[0].sentence)
-            return
-        command = backend_command("evaluate", str(self._run.path), "--stream", *options)
-        self.problem, self.running = "", RunningEvaluation(self._run)
-        self._process = self._make_process(command, self)
-        self._process.line.connect(self._on_line)
-        self._process.done.connect(self._on_done)
-        self._process.start()
-        self.running_changed.emit()
+            command = backend_command("evaluate", str(self._run.path), "--stream", *options)
+            self.problem, self.running = "", RunningEvaluation(self._run)
+            self._process = self._make_process(command, self)
+            self._process.line.connect(self._on_line)
+            self._process.done.connect(self._on_done)
+            self._process.start()
+            self.running_changed.emit()
 
     def stop(self) -> None:
         if self._process is not None:

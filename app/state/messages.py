@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from PySide6.QtCore import QObject, QTimer, Signal
+
+from backend.utils.errors import UserError
 
 NOTICE_S = 15.0
 REVIEW_MS = 150
 NOTICE = "notice"
 """Cause of messages about something that has happened."""
+
+
+@contextmanager
+def problems_to(say: Callable[[str], object]) -> Iterator[None]:
+    """A UserError ends the block, and its sentence goes to `say`."""
+    try:
+        yield
+    except UserError as error:
+        say(error.faults[0].sentence)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 from PySide6.QtCore import QFile, QObject, QTimer, Signal
 
+from app.state.messages import problems_to
 from app.state.processes import start_detached
 from backend.runs.archive import Summary
 from backend.runs.queue import Queue, QueueFile, is_fresh
@@ -225,15 +226,13 @@ class RunQueue(QObject):
         is_launching = time.monotonic() < self._launched_until
         if self.has_runner or is_launching or self.now.is_paused or not self.waiting:
             return True
-        try:
+        with problems_to(self.refused.emit):
             command = backend_command("queue", "run", "--runs-dir", str(self.file.folder))
             start_detached(command, RunFolder(self.file.folder), self.file.log)
-        except UserError as error:
-            self.refused.emit(error.faults[0].sentence)
-            return False
-        self._launched_until = time.monotonic() + LAUNCH_S
-        self.changed.emit()
-        return True
+            self._launched_until = time.monotonic() + LAUNCH_S
+            self.changed.emit()
+            return True
+        return False
 
     def edit(self, run: RunFolder) -> None:
         """The form holds this run's settings from now on."""
@@ -254,11 +253,9 @@ class RunQueue(QObject):
 
     def change(self, change: Callable[..., object], *arguments: Any) -> bool:
         """Call a method of `file`; False if that was not possible."""
-        try:
+        is_done = False
+        with problems_to(self.refused.emit):
             change(*arguments)
-        except UserError as error:
-            self.refused.emit(error.faults[0].sentence)
-            return False
-        finally:
-            self.refresh()
-        return True
+            is_done = True
+        self.refresh()
+        return is_done

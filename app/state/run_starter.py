@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.state.memory import GB, MemoryEstimator, MemoryParts, memory_parts_of
+from app.state.messages import problems_to
 from app.state.processes import start_detached
 from app.state.run_summary import count_text
 from backend.config import config
@@ -37,16 +39,12 @@ class RunStarter:
         session.messages.withdraw(START)
         if self._is_busy() or not self._is_ready():
             return
-        try:
+        with problems_to(self._say):
             folder = self._new_folder()
-            replace_file(folder.config, session.draft.as_yaml())
             start_detached(backend_command("train", "--run", str(folder.path)), folder)
-        except UserError as error:
-            self._say(error.faults[0].sentence)
-            return
-        session.launched = folder
-        session.open_run(folder.path)
-        session.page_requested.emit("monitor")
+            session.launched = folder
+            session.open_run(folder.path)
+            session.page_requested.emit("monitor")
 
     def queue(self) -> None:
         session = self._session
@@ -58,44 +56,34 @@ class RunStarter:
             if session.queue.keep_settings(session.draft.as_yaml()):
                 session.message.emit(f"{name} waits with these settings.")
             return
-        try:
-            folder = self._new_folder()
-            replace_file(folder.config, session.draft.as_yaml())
-        except UserError as error:
-            self._say(error.faults[0].sentence)
-            return
-        if session.queue.add(folder):
-            session.message.emit(f"{folder.name} waits in the queue.")
+        with problems_to(self._say):
+            self._add_to_queue(self._new_folder())
 
     def resume(self, folder: RunFolder, *options: str) -> None:
         session = self._session
         session.messages.withdraw(START)
         if self._is_busy():
             return
-        try:
+        with problems_to(partial(session.messages.say, cause=START)):
             if not self._may_continue(folder, contacts_hosts="--hosts" not in options):  # the user has chosen those
                 return
             start_detached(backend_command("resume", str(folder.path), *options), folder)
-        except UserError as error:
-            session.messages.say(error.faults[0].sentence, START)
-            return
-        session.launched = folder
-        if session.run is None or session.run.folder.path != folder.path:
-            session.open_run(folder.path)
-        assert session.run is not None
-        session.run.expect_process()
-        session.page_requested.emit("monitor")
+            session.launched = folder
+            if session.run is None or session.run.folder.path != folder.path:
+                session.open_run(folder.path)
+            assert session.run is not None
+            session.run.expect_process()
+            session.page_requested.emit("monitor")
 
     def queue_existing(self, folder: RunFolder) -> None:
-        session = self._session
-        session.messages.withdraw(START)
-        try:
-            may_run = self._may_continue(folder)
-        except UserError as error:
-            session.messages.say(error.faults[0].sentence, START)
-            return
-        if may_run and session.queue.add(folder):
-            session.message.emit(f"{folder.name} waits in the queue.")
+        self._session.messages.withdraw(START)
+        with problems_to(partial(self._session.messages.say, cause=START)):
+            if self._may_continue(folder):
+                self._add_to_queue(folder)
+
+    def _add_to_queue(self, folder: RunFolder) -> None:
+        if self._session.queue.add(folder):
+            self._session.message.emit(f"{folder.name} waits in the queue.")
 
     def memory_parts(self) -> MemoryParts | None:
         """The memory that a run of the form needs; None if unknown."""
@@ -111,7 +99,9 @@ class RunStarter:
     def _new_folder(self) -> RunFolder:
         settings = self._session.draft.config()
         name = settings.run_name or default_run_name(settings.model, settings.train_type, settings.train_mode)
-        return make_run_folder(name)
+        folder = make_run_folder(name)
+        replace_file(folder.config, self._session.draft.as_yaml())
+        return folder
 
     def _say(self, text: str) -> None:
         self._session.messages.say(text, START, self._session.while_form_stays())

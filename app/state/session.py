@@ -12,7 +12,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.state.consent import Consent
 from app.state.draft import Draft
-from app.state.messages import Messages, Offer
+from app.state.messages import Messages, Offer, problems_to
 from app.state.prefs import Prefs
 from app.state.presets import Preset
 from app.state.run_files import last_run
@@ -187,38 +187,28 @@ class Session(QObject):
     def load_config(self, path: Path) -> None:
         """Open a YAML file in the form."""
         path = resolved(Path(path))
-        if not self._load_form(path):
-            return
-        self.prefs.remember(path)
-        text = f"Opened {path.name}"
-        if (translation := self.draft.translation) is not None:
-            fates = [word.fate for word in translation.words]
-            counts = {"converted": fates.count("translated"), "ignored": fates.count("without effect")}
-            told = ", ".join(f"{count} {fate}" for fate, count in counts.items() if count)
-            text += f", a file for {translation.program.name}" if translation.program else ""
-            text += f". Of its settings, {told}" if told else ""
-        self._say_of_form(f"{text}.")
+        with problems_to(self._say_of_form):
+            self.draft.load(path)
+            self.page_requested.emit("train")
+            self.prefs.remember(path)
+            text = f"Opened {path.name}"
+            if (translation := self.draft.translation) is not None:
+                fates = [word.fate for word in translation.words]
+                counts = {"converted": fates.count("translated"), "ignored": fates.count("without effect")}
+                told = ", ".join(f"{count} {fate}" for fate, count in counts.items() if count)
+                text += f", a file for {translation.program.name}" if translation.program else ""
+                text += f". Of its settings, {told}" if told else ""
+            self._say_of_form(f"{text}.")
 
     def load_settings(self, folder: RunFolder) -> bool:
         """Load a run's settings at its end into the form; False if they cannot be read."""
-        try:
+        with problems_to(self._say_of_form):
             over = changed_values(read_changes(folder))
-        except UserError as error:
-            self._say_of_form(error.faults[0].sentence)
-            return False
-        if not self._load_form(folder.config, as_preset=True, over=over):
-            return False
-        self._say_undoable(f"These are the settings of {folder.name}{', as they were at its end' if over else ''}.")
-        return True
-
-    def _load_form(self, path: Path, *, as_preset: bool = False, over: Mapping[str, Any] | None = None) -> bool:
-        try:
-            self.draft.load(path, as_preset=as_preset, over=over)
-        except UserError as error:
-            self._say_of_form(error.faults[0].sentence)
-            return False
-        self.page_requested.emit("train")
-        return True
+            self.draft.load(folder.config, as_preset=True, over=over)
+            self.page_requested.emit("train")
+            self._say_undoable(f"These are the settings of {folder.name}{', as they were at its end' if over else ''}.")
+            return True
+        return False
 
     def apply_preset(self, preset: Preset) -> None:
         self.draft.apply(preset)
@@ -273,10 +263,8 @@ class Session(QObject):
         run.saved.connect(lambda step: self.message.emit(f"Saved: the run can be resumed from step {step:,}."))
         self.run_changed.emit()
         self.messages.withdraw(FORMAT)
-        try:
+        with problems_to(lambda sentence: self.messages.say(sentence, FORMAT, lambda: self.run is run)):
             check_format(run.folder)
-        except UserError as error:
-            self.messages.say(error.faults[0].sentence, FORMAT, lambda: self.run is run)
 
     def close_run(self) -> None:
         if self.run is not None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
+from app.state.messages import problems_to
 from app.state.processes import start_detached
 from backend.config.config import SETTINGS
 from backend.config.setting import Setting
@@ -24,7 +25,6 @@ from backend.runs.sweep_results import (
     shown_state,
 )
 from backend.utils.command import backend_command
-from backend.utils.errors import UserError
 
 EVERY_MS = 1000
 STARTING_CHECKS = 30
@@ -66,20 +66,17 @@ class Sweeps(QObject):
         if self.folder is None:
             self.changed.emit()
             return
-        try:
+        with problems_to(self.told.emit):
             results = read_results(self.folder)
-        except UserError as error:
-            self.told.emit(error.faults[0].sentence)
-            return
-        state = shown_state(self.folder, results) if results is not None else ""
-        if state == INTERRUPTED and self._starting:
-            self._starting -= 1
-            state = "starting"
-        elif state:
-            self._starting = 0 if state == "running" else self._starting
-        if (results, state) != (self.results, self.state):
-            self.results, self.state = results, state
-            self.changed.emit()
+            state = shown_state(self.folder, results) if results is not None else ""
+            if state == INTERRUPTED and self._starting:
+                self._starting -= 1
+                state = "starting"
+            elif state == "running":
+                self._starting = 0
+            if (results, state) != (self.results, self.state):
+                self.results, self.state = results, state
+                self.changed.emit()
 
     @property
     def is_live(self) -> bool:
@@ -87,27 +84,27 @@ class Sweeps(QObject):
 
     def start(self, plan: SweepPlan) -> bool:
         """Make the sweep's folder and start its process; False if that failed."""
-        try:
-            folder = make_sweep(plan)
-        except UserError as error:
-            self.told.emit(error.faults[0].sentence)
-            return False
-        return self._launch(folder)
+        with problems_to(self.told.emit):
+            return self._launch(make_sweep(plan))
+        return False
 
-    def resume(self) -> bool:
-        return self.folder is not None and self._launch(self.folder)
+    def resume(self) -> None:
+        if self.folder is not None:
+            with problems_to(self.told.emit):
+                self._launch(self.folder)
 
     def _launch(self, folder: SweepFolder) -> bool:
-        if not self._try(start_detached, backend_command("sweep", str(folder.path), "--resume"), folder.process):
-            return False
+        start_detached(backend_command("sweep", str(folder.path), "--resume"), folder.process)
         self.show(folder.name)
         self._starting, self.state = STARTING_CHECKS, "starting"
         self.changed.emit()
         return True
 
     def stop(self) -> None:
-        if self.folder is not None and self.is_live and self._try(self.folder.process.say, "stop"):
-            self.told.emit(f"{self.folder.name} saves its runs and stops.")
+        if self.folder is not None and self.is_live:
+            with problems_to(self.told.emit):
+                self.folder.process.say("stop")
+                self.told.emit(f"{self.folder.name} saves its runs and stops.")
 
     def clone_winner(self) -> None:
         """Continue the winner's best run to twice its length, as a new run."""
@@ -117,16 +114,9 @@ class Sweeps(QObject):
         command = backend_command(
             "clone", str(self.folder.run(best.run).path), "--warm", "--set", f"iters={2 * best.step}", "--start"
         )
-        if self._try(start_detached, command, self.folder.process):
+        with problems_to(self.told.emit):
+            start_detached(command, self.folder.process)
             self.told.emit(f"{best.run} goes on in a new run, up to step {2 * best.step}. It is on Runs in a moment.")
-
-    def _try(self, action: Callable[..., object], *arguments: Any) -> bool:
-        try:
-            action(*arguments)
-        except UserError as error:
-            self.told.emit(error.faults[0].sentence)
-            return False
-        return True
 
 
 KINDS = ("int", "float", "bool", "choice")
@@ -198,14 +188,14 @@ class SweepForecast:
 
     runs: int
     configurations: int
-    steps: int | None
-    completions: int | None
-    share: float | None
+    steps: int | None = None
+    completions: int | None = None
+    share: float | None = None
     seconds: float | None = None
     bytes: float | None = None
     sharing: int = 0
     alone: int = 0
-    rungs: tuple[tuple[int, int], ...] = field(default=())
+    rungs: tuple[tuple[int, int], ...] = ()
 
 
 def forecast(
@@ -217,21 +207,18 @@ def forecast(
     sharing = max(len(group) for group in groups)
     alone = sum(len(group) == 1 for group in groups) if len(groups) > 1 else 0
     memory = None if run_bytes is None else run_bytes + (sharing - 1) * (own_bytes or 0.0)
+    limits = SweepForecast(runs, configurations, bytes=memory, sharing=sharing, alone=alone)
     if plan.steps is None:
-        return SweepForecast(runs, configurations, None, None, None, None, memory, sharing, alone)
+        return limits
     rungs = plan.rungs()
     steps = training_steps(configurations, len(plan.seeds), plan.steps, rungs)
     per_step = ("group_size", "batch_size", "gradient_accumulation_steps", "steps_per_generation")
     completions = steps * math.prod(int(plan.base.get(key, SETTINGS[key].default)) for key in per_step)
-    return SweepForecast(
-        runs,
-        configurations,
-        steps,
-        completions,
-        steps / (runs * plan.steps),
-        None if seconds_per_completion is None else completions * seconds_per_completion,
-        memory,
-        sharing,
-        alone,
-        tuple((rung.step, rung.keep) for rung in rungs),
+    return replace(
+        limits,
+        steps=steps,
+        completions=completions,
+        share=steps / (runs * plan.steps),
+        seconds=None if seconds_per_completion is None else completions * seconds_per_completion,
+        rungs=tuple((rung.step, rung.keep) for rung in rungs),
     )
