@@ -6,21 +6,20 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from PySide6.QtCore import QEvent, QObject, QTimer, Signal
 from PySide6.QtGui import QAction, QActionGroup, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QApplication, QGridLayout, QMenu, QPushButton, QWidget
+from PySide6.QtWidgets import QApplication, QMenu, QPushButton, QWidget
 
 from app import theme
 from app.state.charts import NAMINGS, Naming
+from app.state.messages import problems_to
 from app.state.run_state import Mark
 from app.widgets.basic.dialogs import open_folder, save_file
-from app.widgets.basic.layout import TabArea, reserve_gutter
+from app.widgets.basic.layout import TabArea, grid, reserve_gutter
 from app.widgets.charts.chart_files import FORMATS, Format, write_chart
 from app.widgets.charts.curves import Trace
 from app.widgets.charts.plot import Plot
-from backend.utils.disk import DiskError
 
 PLOT_HEIGHT, LEAST_HEIGHT = 214, 176
 MIN_WIDTH, COMFORTABLE_WIDTH = 300, 440
@@ -50,7 +49,8 @@ class ChartGrid(TabArea):
     def __init__(
         self, plots: Sequence[Plot], content_of: Callable[[int], ChartContent], is_included: Callable[[int], bool]
     ) -> None:
-        super().__init__()
+        page = QWidget()
+        super().__init__(content=page, name="Charts")
         self.plots = list(plots)
         self.span: tuple[float, float] | None = None
         self.stale: set[int] = set()
@@ -64,13 +64,7 @@ class ChartGrid(TabArea):
         self._click = QTimer(self, singleShot=True)
         self._clicked_step = 0
         self._click.timeout.connect(lambda: self.step_chosen.emit(self._clicked_step))
-        page = QWidget()
-        page.setObjectName("page")
-        self._grid = QGridLayout(page)
-        self._grid.setContentsMargins(0, 0, 0, 0)
-        self._grid.setSpacing(theme.SPACE)
-        self.setWidget(page)
-        self.setAccessibleName("Charts")
+        self._grid = grid((), into=page, spacing=(theme.SPACE, theme.SPACE))
         for plot in self.plots:
             plot.setParent(page)
             plot.setFixedHeight(theme.scaled(PLOT_HEIGHT))
@@ -192,8 +186,7 @@ class ZoomButton(QPushButton):
     """Says which steps are shown while these are not all; a click shows all."""
 
     def __init__(self, grid: ChartGrid) -> None:
-        super().__init__()
-        self.setToolTip("Show all steps (Esc, or a double click on a chart)")
+        super().__init__(toolTip="Show all steps (Esc, or a double click on a chart)")
         self.clicked.connect(lambda: grid.zoom(None))
         grid.zoomed.connect(self._show_span)
         self._show_span(grid.span)
@@ -222,28 +215,21 @@ class ChartExport(QObject):
         path = save_file(self._grid, "charts", f"Save {plot.title}", self._file_name(plot, format), filters)
         if path is not None:
             target = path if path.suffix else path.with_suffix(f".{format}")
-            if self._write(plot, target, format):
+            with problems_to(self._report):
+                write_chart(plot, plot.title, plot.traces, target, format)
                 self._report(f"Saved {plot.title} as {target.name}.")
 
     def save_all(self, format: Format) -> None:
         folder, written = open_folder(self._grid, "charts", f"Folder for all charts as {FORMATS[format]}"), 0
         if folder is None:
             return
-        for plot in self._grid.included_plots():
-            self._grid.draw(plot)
-            if any(trace.has_data for trace in plot.traces):
-                if not self._write(plot, folder / self._file_name(plot, format), format):
-                    return  # the others would fail alike
-                written += 1
-        self._report(f"Saved {written} charts in {folder.name}.")
-
-    def _write(self, plot: Plot, path: Path, format: Format) -> bool:
-        try:
-            write_chart(plot, plot.title, plot.traces, path, format)
-        except DiskError as error:
-            self._report(error.faults[0].sentence)
-            return False
-        return True
+        with problems_to(self._report):
+            for plot in self._grid.included_plots():
+                self._grid.draw(plot)
+                if any(trace.has_data for trace in plot.traces):
+                    write_chart(plot, plot.title, plot.traces, folder / self._file_name(plot, format), format)
+                    written += 1
+            self._report(f"Saved {written} charts in {folder.name}.")
 
     def _file_name(self, plot: Plot, format: Format) -> str:
         chart = re.sub(r"\W+", "-", plot.title.lower()).strip("-")
@@ -256,9 +242,8 @@ class ChartsMenu(QPushButton):
     naming_chosen = Signal(str)
 
     def __init__(self, grid: ChartGrid, export: ChartExport) -> None:
-        super().__init__("Charts")
+        super().__init__("Charts", accessibleName="What to do with the charts")
         self.setProperty("menu", "true")
-        self.setAccessibleName("What to do with the charts")
         menu = QMenu(self)
         self.marks: QAction = menu.addAction("Show marks")
         self.marks.setCheckable(True)

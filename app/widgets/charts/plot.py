@@ -24,7 +24,7 @@ from app import theme
 from app.state.run_state import Mark
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import button, label, place_about, plain_tip, show_text
-from app.widgets.basic.layout import BY_KEYBOARD, NestedStack, column, holder, paint_ring, row
+from app.widgets.basic.layout import BY_KEYBOARD, NestedStack, column, configure, holder, paint_ring, row
 from app.widgets.basic.number_format import figure
 from app.widgets.charts.chart_files import FORMATS, table_text
 from app.widgets.charts.curves import Trace, has_spike, nearest_index, pile, steps_of
@@ -49,14 +49,17 @@ class Legend(QLabel):
     clicked = Signal(str)
 
     def __init__(self) -> None:
-        super().__init__(wordWrap=True, textFormat=Qt.TextFormat.RichText)
+        super().__init__(
+            wordWrap=True,
+            textFormat=Qt.TextFormat.RichText,
+            font=theme.figures_font(theme.CAPTION),
+            alignment=Qt.AlignmentFlag.AlignTop,
+            minimumWidth=40,
+            sizePolicy=QSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Maximum),
+            textInteractionFlags=Qt.TextInteractionFlag.LinksAccessibleByMouse,
+        )
         self.entries: Sequence[LegendEntry] = ()
-        self.setFont(theme.figures_font(theme.CAPTION))
-        self.setAlignment(Qt.AlignmentFlag.AlignTop)
-        self.setMinimumWidth(40)
         self.setMaximumHeight(LEGEND_LINES * self.fontMetrics().lineSpacing() + 2)
-        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Maximum)
-        self.setTextInteractionFlags(Qt.TextInteractionFlag.LinksAccessibleByMouse)
         self.linkActivated.connect(lambda link: self.clicked.emit(self.entries[int(link)].label))
 
     def show_entries(self, entries: Sequence[LegendEntry]) -> None:
@@ -113,35 +116,34 @@ class Plot(QFrame):
         self._step_title, self._is_time = "step", False
         self._step_text: Callable[[int], str] = lambda step: f"step {step:,}"
         self._needs_restyle = self._has_ring = False
-        self.setProperty("role", "card")
+        policies = QSizePolicy.Policy
+        policy = QSizePolicy(policies.Expanding, policies.Fixed)
+        configure(self, name=title, role="card", accessibleDescription=help, sizePolicy=policy)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.setAccessibleName(title)
-        self.setAccessibleDescription(help)
-        theme.signals.changed.connect(self._restyle_when_visible)
+        theme.signals.changed.connect(self._restyle_when_painted)
 
     def build(self) -> None:
         if self.is_built:
             return
         self.is_built = True
-        title = label(self.title, theme.heading_font())
-        title.setToolTip(plain_tip(f"{self.title}\n{self.help}"))
-        title.setMinimumWidth(40)  # a long one is cut instead of widening the column
+        tip = plain_tip(f"{self.title}\n{self.help}")
+        title = label(self.title, theme.heading_font(), tip=tip, minimumWidth=40)  # cut where it is too long
         right = Qt.AlignmentFlag.AlignRight
         self.step_label = label(font=theme.figures_font(theme.CAPTION), role="caption", align=right)
-        self.log_button = button("Log axis", lambda: self.set_log(self.log_button.isChecked()))
-        self.log_button.setCheckable(True)
-        self.log_button.setProperty("role", "small")
+        self.log_button = button(
+            "Log axis",
+            lambda: self.set_log(self.log_button.isChecked()),
+            role="small",
+            name=f"Logarithmic axis of {self.title}",
+            shown=False,
+            checkable=True,
+            checked=self._log_wanted,
+        )
         self.log_button.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # the menu has it for the keyboard
-        self.log_button.setAccessibleName(f"Logarithmic axis of {self.title}")
-        self.log_button.setChecked(self._log_wanted)
-        self.log_button.hide()
         self.legend = Legend()
         self.legend.clicked.connect(self.toggle_curve)
         self.waiting = label(role="muted", wrap=True, align=Qt.AlignmentFlag.AlignCenter)
-        self.offer = LinkButton("")
-        self.offer.clicked.connect(self.offer_taken)
-        self.offer.hide()
+        self.offer = LinkButton("", on_click=self.offer_taken.emit, shown=False)
         centred = (self.offer, 0, Qt.AlignmentFlag.AlignHCenter)
         self._placeholder = holder(column(None, self.waiting, centred, None))
         self._body = NestedStack(self)
@@ -254,19 +256,15 @@ class Plot(QFrame):
         i = None if x is None else nearest_index(steps, x)
         return None if i is None else int(steps[i])
 
-    def _restyle_when_visible(self) -> None:
-        self._needs_restyle = self.view is not None
-        if not self.visibleRegion().isEmpty():
-            self._restyle()
-
-    def _restyle(self) -> None:
-        if self._needs_restyle and self.view is not None:
-            self._needs_restyle = False
-            self.view.restyle()
-            self._show_again()
+    def _restyle_when_painted(self) -> None:
+        self._needs_restyle = True
+        self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        self._restyle()
+        if self._needs_restyle and self.view is not None:
+            self.view.restyle()
+            self._show_again()
+        self._needs_restyle = False
         super().paintEvent(event)
         if self._has_ring:
             paint_ring(self, CORNER)
@@ -295,11 +293,9 @@ class Plot(QFrame):
                 steps = steps[(steps >= self._span[0]) & (steps <= self._span[1])]
             if len(steps):
                 last = len(steps) - 1
-                at = nearest_index(steps, self._step) if self._step is not None else None
-                here, by = last if at is None else at, {Qt.Key.Key_Left: -1, Qt.Key.Key_Right: 1}.get(key, 0)
-                moved = max(0, min(last, here + (by if at is not None else 0)))
-                ends = {Qt.Key.Key_Home: 0, Qt.Key.Key_End: last}
-                self.hovered.emit(int(steps[ends.get(key, moved)]))
+                here = last + 1 if self._step is None else nearest_index(steps, self._step) or 0
+                moves = {Qt.Key.Key_Left: here - 1, Qt.Key.Key_Right: here + 1, Qt.Key.Key_Home: 0}
+                self.hovered.emit(int(steps[min(max(0, moves.get(key, last)), last)]))
         elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self._step is not None:
             self.step_chosen.emit(self._step)
         elif key == Qt.Key.Key_Escape and (self._step is not None or self._span is not None):
@@ -314,6 +310,13 @@ class Plot(QFrame):
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         has_data = any(trace.has_data for trace in self.traces)
+
+        def add(text: str, do: Callable[[], object], *, enabled: bool = True, ticked: bool | None = None) -> None:
+            action = menu.addAction(text, do)
+            action.setEnabled(enabled)
+            action.setCheckable(ticked is not None)
+            action.setChecked(bool(ticked))
+
         menu.addAction("Copy values as CSV", QKeySequence.StandardKey.Copy, self.copy)
         menu.addAction("Copy image", lambda: QGuiApplication.clipboard().setPixmap(self.grab()))
         for name, text in FORMATS.items():
@@ -321,23 +324,18 @@ class Plot(QFrame):
         for action in menu.actions():
             action.setEnabled(has_data)
         menu.addSeparator()
-        completions = menu.addAction("Completions of this step", lambda: self.step_chosen.emit(self._step))
-        completions.setEnabled(self._step is not None)
-        log = menu.addAction("Logarithmic axis", lambda: self.set_log(not self._log_wanted))
-        log.setCheckable(True)
-        log.setChecked(self.is_log)
-        log.setEnabled(has_data and self.can_be_log)
-        show_all = menu.addAction("Show all steps", lambda: self.zoomed.emit(None))
-        show_all.setEnabled(self._span is not None)
+        has_step, is_log = self._step is not None, self.is_log
+        add("Completions of this step", lambda: self.step_chosen.emit(self._step), enabled=has_step)
+        toggle_log = partial(self.set_log, not self._log_wanted)
+        add("Logarithmic axis", toggle_log, enabled=has_data and self.can_be_log, ticked=is_log)
+        add("Show all steps", lambda: self.zoomed.emit(None), enabled=self._span is not None)
         if place_about(self):
             menu.addSeparator()
-            menu.addAction("About this chart", self.explanation_requested.emit)
+            add("About this chart", self.explanation_requested.emit)
         if len(self.traces) > 1:
             menu.addSeparator()
             for trace in self.traces:
-                action = menu.addAction(trace.label, partial(self.toggle_curve, trace.label))
-                action.setCheckable(True)
-                action.setChecked(trace.label not in self.hidden)
+                add(trace.label, partial(self.toggle_curve, trace.label), ticked=trace.label not in self.hidden)
         return menu
 
     def copy(self) -> None:

@@ -14,6 +14,7 @@ from PySide6.QtWidgets import QGraphicsGridLayout, QToolTip
 
 from app import theme
 from app.state.run_state import Mark, MarkKind
+from app.widgets.basic.layout import configure
 from app.widgets.basic.number_format import display_unit, ticks
 from app.widgets.charts.curves import (
     DrawnCurve,
@@ -200,17 +201,16 @@ class PlotView(pg.GraphicsView):
             self.box.addItem(item, ignoreBounds=True)
         self._step_line.hide()
         self._selection.hide()
-        self.setFrameShape(self.Shape.NoFrame)
-        self.setContextMenuPolicy(Qt.ContextMenuPolicy.NoContextMenu)  # the card has the menu, the focus and the keys
-        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
-        self.viewport().setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        # The card has the menu, the focus and the keys.
+        configure(self, frameShape=self.Shape.NoFrame, contextMenuPolicy=Qt.ContextMenuPolicy.NoContextMenu)
+        for part in (self, self.viewport()):
+            part.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.setMouseTracking(True)
         self.value_axis.set_scale_of(1.0, log=False)
         self.restyle()
 
     def set_step_axis(self, title: str, text: Callable[[int], str], *, is_time: bool) -> None:
-        self._step_text = text
-        self.step_axis.title, self.step_axis.is_time = title, is_time
+        self._step_text, self.step_axis.title, self.step_axis.is_time = text, title, is_time
 
     def restyle(self) -> None:
         colours = theme.palette()
