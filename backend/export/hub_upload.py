@@ -9,7 +9,6 @@ ends it. Uploading again sends what is missing.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from huggingface_hub.utils import _http, _xet_progress_reporting, disable_progre
 from huggingface_hub.utils._runtime import is_xet_available
 from keyring.backends import chainer
 
-from backend.models.hub import TOKENS_PAGE, host, hub_errors
+from backend.models.hub import TOKENS_PAGE, hash_of, host, hub_errors
 from backend.utils.errors import UserError
 
 SERVICE, ENTRY = "GRPO Studio", "Hugging Face token"
@@ -160,20 +159,6 @@ def xet_progress(heard: Callable[[int], None]) -> Iterator[None]:
         disable_progress_bars()
 
 
-@contextlib.contextmanager
-def _limited_silence() -> Iterator[None]:
-    def client() -> Any:
-        made = _http.default_client_factory()
-        made.timeout = TIMEOUT_S
-        return made
-
-    set_client_factory(client)
-    try:
-        yield
-    finally:
-        set_client_factory(_http.default_client_factory)
-
-
 @dataclass(frozen=True, slots=True)
 class Upload:
     repo_id: str
@@ -211,7 +196,15 @@ def upload(upload: Upload, token: str, progress: ByteProgress) -> Uploaded:
     disable_progress_bars()
     api, repo = HfApi(token=token), upload.repo_id
     ours = {path.relative_to(upload.folder).as_posix(): path for path in files_of(upload.folder)}
-    with hub_errors(repo, setting="repo", token=token), _limited_silence():
+
+    def client() -> Any:
+        made = _http.default_client_factory()
+        made.timeout = TIMEOUT_S
+        return made
+
+    with hub_errors(repo, setting="repo", token=token), contextlib.ExitStack() as at_end:
+        set_client_factory(client)
+        at_end.callback(set_client_factory, _http.default_client_factory)
         progress(f"Asking {host()}.")
         try:
             before = _info(api, repo)
@@ -260,10 +253,5 @@ def _info(api: HfApi, repo_id: str) -> ModelInfo:
 
 
 def _is_equal(file: RepoSibling, path: Path | None) -> bool:
-    if path is None or file.size != path.stat().st_size:
-        return False
-    with path.open("rb") as stream:
-        if file.lfs is not None:
-            return hashlib.file_digest(stream, "sha256").hexdigest() == file.lfs.sha256
-        prefix = b"blob %d\0" % path.stat().st_size
-        return hashlib.file_digest(stream, lambda: hashlib.sha1(prefix)).hexdigest() == file.blob_id
+    expected = file.lfs.sha256 if file.lfs is not None else file.blob_id or ""
+    return path is not None and file.size == path.stat().st_size and hash_of(path, expected) == expected

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from backend.models.model_folder import read_object
+from backend.models.model_folder import object_or_empty
 from backend.utils import places
-from backend.utils.errors import ConfigProblem, UserError
+from backend.utils.errors import ConfigProblem
 from backend.utils.files import resolved
 from backend.utils.safetensors import BrokenFile, read_header_and_metadata
 
@@ -29,7 +28,7 @@ def faults(folder: Path) -> list[ConfigProblem]:
 
 def warnings(folder: Path) -> list[ConfigProblem]:
     """Messages about optional files that are missing."""
-    if any(folder.glob("chat_template.*")) or _object(folder / "tokenizer_config.json").get("chat_template"):
+    if any(folder.glob("chat_template.*")) or object_or_empty(folder / "tokenizer_config.json").get("chat_template"):
         return []
     missing = "The model has no chat template, so LM Studio guesses how a question is put to it."
     return [ConfigProblem("chat_template", missing)]
@@ -60,12 +59,12 @@ def _strays(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _config_and_tokenizer(folder: Path) -> Iterator[tuple[str, str]]:
-    config = _object(folder / "config.json")
+    config = object_or_empty(folder / "config.json")
     if not config:
         yield "config.json", "The file is missing, or holds no JSON object."
     elif not isinstance(config.get("model_type"), str):
         yield "config.json", "It does not name a model_type."
-    if not _object(folder / "tokenizer_config.json"):
+    if not object_or_empty(folder / "tokenizer_config.json"):
         yield "tokenizer_config.json", "The file is missing, or holds no JSON object."
     if not any(any(folder.glob(pattern)) for pattern in VOCABULARIES):
         yield "tokenizer.json", "There is no vocabulary: neither tokenizer.json nor an older form of it."
@@ -92,21 +91,14 @@ def _weights(folder: Path) -> Iterator[tuple[str, str]]:
         counts = {int(match[2]) for match in numbered}
         if counts != {len(files)} or {int(match[1]) for match in numbered} != set(range(1, len(files) + 1)):
             yield files[0].name, f"Of {max(counts)} shards {len(files)} are here."
-        if _object(folder / INDEX).get("weight_map") != arrays:
+        if object_or_empty(folder / INDEX).get("weight_map") != arrays:
             yield INDEX, "The index of the shards is missing, or does not say where each array is."
     elif len(files) > 1:
         yield files[1].name, "There is more than one weight file, and they are not numbered as shards."
-    config = _object(folder / "config.json")
+    config = object_or_empty(folder / "config.json")
     inner = config.get("text_config")
     is_quantised = "quantization" in config or "quantization_config" in config
     is_within = isinstance(inner, dict) and "quantization_config" in inner
     if any(name.endswith(".scales") for name in arrays) != is_quantised and not is_within:
         says = "says" if is_quantised else "does not say"
         yield "config.json", f"It {says} that the weights are quantised, and the weight files differ."
-
-
-def _object(file: Path) -> dict[str, Any]:
-    try:
-        return read_object(file, file.name)
-    except UserError:
-        return {}

@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Protocol
+
+from backend.config.setting_groups import AdapterSettings
 
 ALL_LINEAR = "all-linear"
 """peft's name for every linear layer but the output layer."""
 
 
-class ScaleSettings(Protocol):
-    """Adapter scale, given directly or by LoRA's alpha."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def scale(self) -> float: ...
-    @property
-    def lora_alpha(self) -> float | None: ...
-    @property
-    def use_rslora(self) -> bool: ...
-
-
-def adapter_scale(config: ScaleSettings) -> float:
+def adapter_scale(config: AdapterSettings) -> float:
     """alpha / rank (arXiv:2106.09685, section 4.1), with rsLoRA alpha / √rank (arXiv:2312.03732); `scale` without
     alpha.
     """

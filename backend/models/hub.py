@@ -38,6 +38,7 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars, get_session, hf_raise_for_status
 
 from backend.models import architectures
+from backend.utils.disk import gigabytes
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import ENDPOINT_VARIABLE, RepoType
 
@@ -115,7 +116,11 @@ def explain(error: BaseException, repo_id: str, repo_type: str) -> str:
             }
             return sentences.get(status) or _explain_status(status, f" for {name}", "try again in a few minutes")
         case HTTPError():
-            unreached = f"{host()} cannot be reached: {_connection_problem(error)}"
+            message = re.sub(r"\[Errno -?\d+\]\s*", "", str(error)).strip().rstrip(".") or type(error).__name__
+            is_offline = any(words in message for words in _NO_ADDRESS)
+            reason = "this machine seems to be offline" if is_offline else message
+            reason = "it does not answer" if "Timeout" in type(error).__name__ else reason
+            unreached = f"{host()} cannot be reached: {reason}"
             if not repo_id:
                 return f"{unreached}; check the connection, or choose what is on this machine."
             missing = f"The {repo_type} {repo_id} is not on this machine"
@@ -167,15 +172,6 @@ def _explain_status(status: int, rest: str, advice: str) -> str:
     if status >= 500:
         return f"{host()} has trouble of its own ({status}); try again later."
     return f"{host()} answers with an error ({status}){rest}."
-
-
-def _connection_problem(error: Exception) -> str:
-    if "Timeout" in type(error).__name__:
-        return "it does not answer"
-    message = re.sub(r"\[Errno -?\d+\]\s*", "", str(error)).strip().rstrip(".")
-    if any(words in message for words in _NO_ADDRESS):
-        return "this machine seems to be offline"
-    return message or type(error).__name__
 
 
 # Search
@@ -231,19 +227,16 @@ def _search_result(repo: Mapping[str, Any], repo_type: RepoType) -> dict[str, An
     bits = next((tag for tag in tags if fnmatch(tag, "[2-8]-bit")), "")
     commonest = max(counts, key=lambda name: counts[name], default="")
     usual = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}.get(commonest, "")
+    # The files that the tags promise
+    is_usable, is_gguf = "safetensors" in tags or "mlx" in tags, "gguf" in tags
+    files = ["model.safetensors", "tokenizer.json"] * is_usable or ["model.gguf"] * is_gguf
+    known = None if is_gguf and not is_usable else config or None
     return result | {
         "kind": architectures.model_type(config),
         "size": sum(count * _BYTES.get(type_, 1) for type_, count in counts.items()) or None,
         "precision": architectures.precision_of(config) or bits or usual,
-        "refusal": _refusal(config, tags),
+        "refusal": "" if is_usable and not config.get("model_type") else architectures.refusal(known, files),
     }
-
-
-def _refusal(config: Mapping[str, Any], tags: list[str]) -> str:
-    if "safetensors" in tags or "mlx" in tags:
-        files = ["model.safetensors", "tokenizer.json"]
-        return architectures.refusal(config, files) if config.get("model_type") else ""
-    return architectures.refusal(None, ["model.gguf"]) if "gguf" in tags else architectures.refusal(config or None, [])
 
 
 # One repository
@@ -368,8 +361,8 @@ class _Download:
         self._report("downloading", now=True)
         missing, free = self._total - sum(self._arrived.values()), shutil.disk_usage(self.blobs).free
         if missing and missing + SPARE > free:
-            needs = f"{self.plan.repo_id} needs {_gigabytes(missing)} more"
-            disk = f"the disk that holds {constants.HF_HUB_CACHE} has {_gigabytes(free)} free"
+            needs = f"{self.plan.repo_id} needs {gigabytes(missing)} more"
+            disk = f"the disk that holds {constants.HF_HUB_CACHE} has {gigabytes(free)} free"
             raise UserError(self.setting, f"{needs}, and {disk}.")
         # Leaving the `with` waits for every thread; after a failure the others end at their next `_check`.
         with ThreadPoolExecutor(PARALLEL, thread_name_prefix="download") as pool:
@@ -378,14 +371,8 @@ class _Download:
         if errors:
             raise next((error for error in errors if not isinstance(error, _StoppedError)), errors[0])
         self._report("linking", now=True)
-        return Path(
-            snapshot_download(
-                self.plan.repo_id,
-                repo_type=self.plan.repo_type,
-                allow_patterns=list(self.plan.files),
-                etag_timeout=TIMEOUT_S,
-            )
-        )
+        about = {"repo_type": self.plan.repo_type, "allow_patterns": list(self.plan.files)}
+        return Path(snapshot_download(self.plan.repo_id, etag_timeout=TIMEOUT_S, **about))
 
     def _fetch(self, name: str, hash_: str) -> None:
         """Download one file into its partial file, from its end on, and give it its name once its hash is right."""
@@ -397,19 +384,25 @@ class _Download:
             with _locked(_partial(blob), self.plan.repo_id, self.plan.repo_type) as file:
                 tries = 0
                 while (offset := file.tell()) < size:
-                    error = self._stream(name, hash_, file)
+                    broken: HTTPError | None = None
+                    try:
+                        self._stream(name, hash_, file)
+                    except HTTPError as error:
+                        # 4xx (gated, deleted, bad token) stays the same on a retry.
+                        if isinstance(error, HfHubHTTPError) and error.response.status_code < 500:
+                            raise
+                        broken = error
                     tries = 0 if file.tell() > offset else tries + 1
                     if tries > RETRIES:
-                        done = f"{_gigabytes(sum(self._arrived.values()))} of {_gigabytes(self._total)}"
+                        done = f"{gigabytes(sum(self._arrived.values()))} of {gigabytes(self._total)}"
+                        broke = f"The connection to {host()} broke off at {done}"
                         kept = "what has arrived is kept, so resume when it is back"
-                        raise UserError(
-                            self.setting, f"The connection to {host()} broke off at {done}; {kept}."
-                        ) from error
+                        raise UserError(self.setting, f"{broke}; {kept}.") from broken
                     if file.tell() < size:
                         self.listener.sleep(RETRY_S * 2**tries)
                 file.flush()
                 self._report("checking", now=True)
-                if _hash_of(Path(file.name), hash_) != hash_:
+                if hash_of(Path(file.name), hash_) != hash_:
                     _partial(blob).unlink()
                     damaged = f"{name} of {self.plan.repo_id} arrived damaged and was thrown away"
                     raise UserError(self.setting, f"{damaged}; download it again.")
@@ -424,31 +417,23 @@ class _Download:
         if self._failed.is_set():
             raise _StoppedError
 
-    def _stream(self, name: str, hash_: str, file: BinaryIO) -> Exception | None:
+    def _stream(self, name: str, hash_: str, file: BinaryIO) -> None:
         plan = self.plan
         url = hf_hub_url(plan.repo_id, name, repo_type=plan.repo_type, revision=plan.commit)
         # identity: a range counts bytes as they are sent, so a compressed answer could not be appended.
         headers = build_hf_headers() | {"Accept-Encoding": "identity", "Range": f"bytes={file.tell()}-"}
-        try:
-            with get_session().stream("GET", url, headers=headers, timeout=READ_TIMEOUT_S) as response:
-                hf_raise_for_status(response)
-                if response.status_code != 206:  # the server ignores ranges
-                    file.seek(0)
-                    file.truncate()
-                for chunk in response.iter_bytes():
-                    self._check()
-                    file.write(chunk)
-                    self._count(hash_, file.tell())
-        except HTTPError as error:
-            # 4xx (gated, deleted, bad token) stays the same on a retry.
-            if isinstance(error, HfHubHTTPError) and error.response.status_code < 500:
-                raise
-            return error
-        return None
+        with get_session().stream("GET", url, headers=headers, timeout=READ_TIMEOUT_S) as response:
+            hf_raise_for_status(response)
+            if response.status_code != 206:  # the server ignores ranges
+                file.seek(0)
+                file.truncate()
+            for chunk in response.iter_bytes():
+                self._check()
+                file.write(chunk)
+                self._count(hash_, file.tell())
 
     def _count(self, hash_: str, size: int) -> None:
-        with self._counting:
-            self._arrived[hash_] = size
+        self._arrived[hash_] = size
         self._report("downloading")
 
     def _report(self, phase: str, *, now: bool = False) -> None:
@@ -457,11 +442,11 @@ class _Download:
             if not now and moment - self._reported < PROGRESS_S:
                 return
             self._reported = moment
-            done = sum(self._arrived.values())
-        self.listener.report({"done": done, "total": self._total, "phase": phase})
+        self.listener.report({"done": sum(self._arrived.values()), "total": self._total, "phase": phase})
 
 
-def _hash_of(file: Path, like: str) -> str:
+def hash_of(file: Path, like: str) -> str:
+    """The SHA-256 of a file's content, or git's hash of it, whichever is as long as `like`."""
     prefix = b"blob %d\0" % file.stat().st_size
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256" if len(like) == 64 else lambda: hashlib.sha1(prefix)).hexdigest()
@@ -497,7 +482,3 @@ def _partial(blob: Path) -> Path:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _gigabytes(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from backend.config.model_and_data_names import DATA_SUFFIXES
 from backend.models import architectures
 from backend.models.architectures import model_type
-from backend.models.model_folder import read_object
+from backend.models.model_folder import object_or_empty
 from backend.runs.run_folder import all_runs
-from backend.utils.errors import UserError
-from backend.utils.files import possible_path, read_bytes
+from backend.utils.files import possible_path
 from backend.utils.hub_cache import RepoType, hub_cache, snapshot_of
 from backend.utils.places import demo_folder, lm_studio_models
 
@@ -44,22 +43,28 @@ class InventoryItem:
     remarks: list[str] = field(default_factory=list)
     partial: int = 0
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def models(folders: Iterable[str] = ()) -> list[InventoryItem]:
     """All local models, newest first. `folders`: models or model folders chosen earlier."""
-    items = {item.place: item for item in (*_cached_models(), *_lm_studio_models(), *_run_models())}
-    for folder in filter(None, map(possible_path, folders)):
-        for item in _plain_models(folder):
-            items.setdefault(item.place, item)
+    found = [item for repo in _repos("model") if (item := _cached(repo, "model")) is not None]
+    for publisher in _folders(lm_studio_models()):
+        in_folder = [folder for folder in _folders(publisher) if _files(folder)]
+        found += [model_at(folder, f"{publisher.name}/{folder.name}", "lmstudio") for folder in in_folder]
+    for run in all_runs():
+        written = [folder for folder in (run.fused, run.model) if (folder / "config.json").is_file()]
+        found += [model_at(folder, run.name, "run") for folder in written]
+    items = {item.place: item for item in found}
+    for folder in filter(Path.is_dir, filter(None, map(possible_path, folders))):
+        is_model = (folder / "config.json").is_file()
+        inside = [] if is_model else [child for child in _folders(folder) if _config(child) is not None]
+        for child in inside or [folder]:
+            items.setdefault(str(child), model_at(child))
     return sorted(items.values(), key=lambda item: -item.changed)
 
 
 def datasets(paths: Iterable[str] = ()) -> list[InventoryItem]:
     """All cached datasets and the existing `paths`, newest first."""
-    items = [_cached_dataset(repo) for repo in _repos("dataset")]
+    items = [_cached(repo, "dataset") for repo in _repos("dataset")]
     items += [dataset_at(path) for path in filter(None, map(possible_path, dict.fromkeys(paths)))]
     return sorted((item for item in items if item is not None), key=lambda item: -item.changed)
 
@@ -100,58 +105,30 @@ def is_incomplete(snapshot: Path) -> bool:
     return not has_other_weights and not architectures.refusal(config, [*files, "model.safetensors", "tokenizer.json"])
 
 
-def _cached_models() -> Iterator[InventoryItem]:
-    for repo in _repos("model"):
-        id_, partial = _repo_id(repo), _partial_bytes(repo)
-        snapshot = snapshot_of(repo)
-        if snapshot is None and not partial:
-            continue
-        item = model_at(snapshot, id_, "cache", id_) if snapshot else InventoryItem(id_, id_, "cache", str(repo))
-        if snapshot is not None and item.refusal and set(_files(snapshot)) <= {"config.json", "README.md"}:
-            continue  # only its description was fetched, by a search or a check
-        if partial and (snapshot is None or item.refusal):
-            item.partial = partial
-            item.changed = item.changed or repo.stat().st_mtime
-            item.refusal = "Its download is unfinished: resume it."
-        yield item
-
-
-def _lm_studio_models() -> Iterator[InventoryItem]:
-    root = lm_studio_models()
-    for publisher in _folders(root):
-        for folder in _folders(publisher):
-            if _files(folder):
-                yield model_at(folder, f"{publisher.name}/{folder.name}", "lmstudio")
-
-
-def _run_models() -> Iterator[InventoryItem]:
-    for run in all_runs():
-        for folder in (run.fused, run.model):
-            if (folder / "config.json").is_file():
-                yield model_at(folder, run.name, "run")
-
-
-def _plain_models(folder: Path) -> Iterator[InventoryItem]:
-    if not folder.is_dir():
-        return
-    is_model = (folder / "config.json").is_file()
-    inside = [] if is_model else [child for child in _folders(folder) if _config(child) is not None]
-    yield from (model_at(child) for child in inside or [folder])
+def _cached(repo: Path, repo_type: RepoType) -> InventoryItem | None:
+    """A repository of the cache; None if no more than its description was fetched, by a search or a check."""
+    id_, snapshot = "/".join(repo.name.split("--")[1:]), snapshot_of(repo)
+    partial = sum(size for name, (size, _) in _files(repo / "blobs").items() if name.endswith(".incomplete"))
+    if snapshot is None:
+        item = InventoryItem(id_, id_, "cache", str(repo)) if partial else None
+    else:
+        item = (model_at if repo_type == "model" else dataset_at)(snapshot, id_, "cache", id_)
+        is_described = repo_type == "dataset" or set(_files(snapshot)) <= {"config.json", "README.md"}
+        if item is not None and item.refusal and not partial and is_described:
+            return None
+    if item is not None and partial and (repo_type == "dataset" or snapshot is None or item.refusal):
+        item.partial, item.refusal = partial, "Its download is unfinished: resume it."
+        item.changed = item.changed or repo.stat().st_mtime
+    return item
 
 
 def _config(folder: Path) -> dict[str, Any] | None:
-    try:
-        return read_object(folder / "config.json", "model")
-    except UserError:
-        return None
+    return object_or_empty(folder / "config.json") or None
 
 
 def _missing_shards(folder: Path, files: FileStats) -> str:
-    try:
-        named = read_object(folder / "model.safetensors.index.json", "model")["weight_map"]
-        named = {str(name) for name in named.values()}
-    except (UserError, KeyError, AttributeError):
-        return ""
+    weight_map = object_or_empty(folder / "model.safetensors.index.json").get("weight_map")
+    named = {str(name) for name in weight_map.values()} if isinstance(weight_map, dict) else set[str]()
     missing = named - set(files)
     return f"{len(missing)} of its {len(named)} weight files are missing." if missing else ""
 
@@ -159,10 +136,7 @@ def _missing_shards(folder: Path, files: FileStats) -> str:
 def _has_chat_template(folder: Path, files: FileStats) -> bool:
     if "chat_template.jinja" in files or "chat_template.json" in files:
         return True
-    try:
-        return b'"chat_template"' in read_bytes(folder / "tokenizer_config.json", "model")
-    except UserError:
-        return False
+    return bool(object_or_empty(folder / "tokenizer_config.json").get("chat_template"))
 
 
 def dataset_at(path: Path, name: str = "", where: Where = "folder", id_: str = "") -> InventoryItem | None:
@@ -183,38 +157,14 @@ def dataset_at(path: Path, name: str = "", where: Where = "folder", id_: str = "
     return item
 
 
-def _cached_dataset(repo: Path) -> InventoryItem | None:
-    id_, partial, snapshot = _repo_id(repo), _partial_bytes(repo), snapshot_of(repo)
-    if snapshot is None and not partial:
-        return None
-    item = dataset_at(snapshot, id_, "cache", id_) if snapshot else InventoryItem(id_, id_, "cache", str(repo))
-    if item is not None and partial:
-        item.partial, item.refusal = partial, "Its download is unfinished: resume it."
-    elif item is not None and item.refusal:
-        return None  # only its description was fetched
-    return item
-
-
 def _format(name: str) -> str:
     suffixes = Path(name).suffixes
     is_compressed = len(suffixes) > 1 and suffixes[-1] in (".gz", ".zst")
     return suffixes[-2 if is_compressed else -1].lstrip(".")
 
 
-def _repos(repo_type: RepoType) -> Iterator[Path]:
-    yield from (folder for folder in _folders(hub_cache()) if folder.name.startswith(f"{repo_type}s--"))
-
-
-def _repo_id(repo: Path) -> str:
-    return "/".join(repo.name.split("--")[1:])
-
-
-def _partial_bytes(repo: Path) -> int:
-    try:
-        with os.scandir(repo / "blobs") as entries:
-            return sum(entry.stat().st_size for entry in entries if entry.name.endswith(".incomplete"))
-    except OSError:
-        return 0
+def _repos(repo_type: RepoType) -> list[Path]:
+    return [folder for folder in _folders(hub_cache()) if folder.name.startswith(f"{repo_type}s--")]
 
 
 def _folders(parent: Path) -> list[Path]:

@@ -36,6 +36,14 @@ def read_object(file: Path, setting: str) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
+def object_or_empty(file: Path) -> dict[str, Any]:
+    """The JSON object in a file; {} without one."""
+    try:
+        return read_object(file, file.name)
+    except UserError:
+        return {}
+
+
 def check_config(file: Path, name: str, setting: str) -> dict[str, Any]:
     """Content of config.json. Raises UserError for a broken file or a model with its own code."""
     config = read_object(file, setting)

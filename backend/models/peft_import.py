@@ -45,11 +45,6 @@ from backend.utils.text import quote, shown_path
 ARRAYS, CONFIG = "adapters.safetensors", "adapter_config.json"
 LINEAR, EXPERTS = (nn.Linear, nn.QuantizedLinear), (SwitchLinear, QuantizedSwitchLinear)
 EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
-SAME_LENGTH = 1e-5
-"""Relative difference below which a magnitude counts as untrained."""
-
-Columns = dict[tuple[str, str], slice]
-"""(mlx-lm array, original tensor) → columns of the adapter's rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,24 +181,20 @@ def carried_adapter(adapter: PeftAdapter, origin: Origin, model: nn.Module) -> C
         else replace(layer, b=(layer.scale / scale) * layer.b, scale=scale)
         for name, layer in adapter.layers.items()
     }
-    columns: Columns = {}
-    traced = by_original(run for runs in origin.traced.values() for run in runs if run.original in tensors)
-    for tensor, rows in traced.items():
-        found = _columns_of(tensor, tensors[tensor], rows, origin)
-        columns |= {(array, tensor): part for array, part in found.items()}
     modules = dict(model.named_modules())
     carried: dict[str, CarriedLayer] = {}
-    for array in sorted({array for array, _ in columns}):
+    for array, runs in sorted(origin.traced.items()):
+        if not any(run.original in tensors for run in runs):
+            continue
         name, _, kind = array.rpartition(".")
         module = modules.get(name)
-        source = quote(origin.traced[array][0].original.removesuffix(".weight"), NAME)
+        source = quote(runs[0].original.removesuffix(".weight"), NAME)
         if kind != "weight" or not isinstance(module, LINEAR + EXPERTS):
             raise UserError(SETTING, f"{source} is no linear layer in mlx-lm, so its adapter has no place.")
         is_experts = isinstance(module, EXPERTS)
         if is_experts and adapter.settings.uses_dora:
             raise UserError(SETTING, f"{source} belongs to experts, for which mlx-lm has no DoRA.")
-        experts = module.weight.shape[0] if is_experts else 0  # pyright: ignore
-        carried[name] = _carried(array, tensors, columns, origin, experts)
+        carried[name] = _carried(runs, tensors, origin, module.weight.shape[0] if is_experts else 0)  # pyright: ignore
     return CarriedAdapter(scale, carried, _whole_arrays(adapter, origin, model))
 
 
@@ -227,52 +218,10 @@ def _check_places(adapter: PeftAdapter, origin: Origin) -> None:
             raise UserError(SETTING, f"The adapter of {quote(layer, NAME)} is missing, and target_modules names it.")
 
 
-def _columns_of(tensor: str, layer: PeftLayer, rows: list[RowRun], origin: Origin) -> dict[str, slice]:
-    """Array → columns of B that its rows use: all, unless B is block-diagonal as from `peft_export`.
-
-    An unchanged array among several gets none.
-    """
-    of_array: dict[str, list[RowRun]] = {}
-    for run in rows:
-        of_array.setdefault(run.array, []).append(run)
-    whole = slice(0, layer.b.shape[1])
-    if len(of_array) == 1:
-        return dict.fromkeys(of_array, whole)
-
-    def changes(runs: list[RowRun]) -> bool:
-        if mx.any(_rows_of(layer.b, runs) != 0).item():
-            return True
-        if layer.magnitude is None:
-            return False
-        length = mx.linalg.norm(_rows_of(origin.tensor(tensor), runs), axis=1)
-        return not mx.allclose(_rows_of(layer.magnitude, runs), length, rtol=SAME_LENGTH, atol=0).item()
-
-    def is_zero_outside(runs: list[RowRun], block: slice) -> bool:
-        part = _rows_of(layer.b, runs)
-        return not (mx.any(part[:, : block.start] != 0) | mx.any(part[:, block.stop :] != 0)).item()
-
-    changed = [array for array, runs in of_array.items() if changes(runs)] or list(of_array)
-    width, rest = divmod(whole.stop, len(changed))
-    blocks = {array: slice(at * width, (at + 1) * width) for at, array in enumerate(changed)}
-    if rest or not all(is_zero_outside(of_array[array], block) for array, block in blocks.items()):
-        return dict.fromkeys(changed, whole)
-    return blocks
-
-
-def _rows_of(array: mx.array, rows: list[RowRun]) -> mx.array:
-    return mx.concatenate([array[run.source] for run in rows])
-
-
-def _carried(
-    array: str, tensors: Mapping[str, PeftLayer], columns: Columns, origin: Origin, experts: int
-) -> CarriedLayer:
-    runs = origin.traced[array]
+def _carried(runs: list[RowRun], tensors: Mapping[str, PeftLayer], origin: Origin, experts: int) -> CarriedLayer:
     rows = sum(run.count for run in runs) // (experts or 1)
     # Every expert is an original of its own, so no run reaches over two of them.
-    parts = [
-        _low_rank([run for run in runs if run.start // rows == expert], tensors, columns)
-        for expert in range(experts or 1)
-    ]
+    parts = [_low_rank([run for run in runs if run.start // rows == part], tensors) for part in range(experts or 1)]
     rank, width = max(a.shape[0] for a, _ in parts), origin.shapes[runs[0].original][-1]
     equal = [wider(a.reshape(-1, width), b, rank) for a, b in parts]
     magnitude = None
@@ -287,23 +236,20 @@ def _carried(
     return CarriedLayer(mx.stack([a for a, _ in equal]), mx.stack([b for _, b in equal]), magnitude, experts > 0)
 
 
-def _low_rank(runs: list[RowRun], tensors: Mapping[str, PeftLayer], columns: Columns) -> tuple[mx.array, mx.array]:
+def _low_rank(runs: list[RowRun], tensors: Mapping[str, PeftLayer]) -> tuple[mx.array, mx.array]:
     """A [r, in] and B [rows, r]. Originals with equal A share it; those without an adapter have zeros in B."""
     shared: list[mx.array] = []
     place: dict[str, int] = {}
-    for run in runs:
-        if (run.array, run.original) in columns and run.original not in place:
-            a = tensors[run.original].a[columns[run.array, run.original]]
-            same = (at for at, other in enumerate(shared) if mx.array_equal(a, other).item())
-            place[run.original] = next(same, len(shared))
-            shared += [a] if place[run.original] == len(shared) else []
+    for name in dict.fromkeys(run.original for run in runs if run.original in tensors):
+        same = (at for at, other in enumerate(shared) if mx.array_equal(tensors[name].a, other).item())
+        place[name] = next(same, len(shared))
+        shared += [tensors[name].a] if place[name] == len(shared) else []
     starts = [sum(a.shape[0] for a in shared[:at]) for at in range(len(shared) + 1)]
     b = mx.zeros((sum(run.count for run in runs), starts[-1]))
     for run in runs:
         if run.original in place:
             here, at = slice(run.start - runs[0].start, run.start - runs[0].start + run.count), place[run.original]
-            part = tensors[run.original].b[run.source, columns[run.array, run.original]]
-            b[here, starts[at] : starts[at + 1]] = part
+            b[here, starts[at] : starts[at + 1]] = tensors[run.original].b[run.source]
     return mx.concatenate(shared) if shared else mx.zeros((0, 0)), b
 
 
@@ -321,7 +267,17 @@ def wider(a: mx.array, b: mx.array, rank: int) -> tuple[mx.array, mx.array]:
 
 
 def _whole_arrays(adapter: PeftAdapter, origin: Origin, model: nn.Module) -> dict[str, mx.array]:
-    whole = _without_tied_head(adapter, origin, model)
+    whole = dict(adapter.whole)
+    if origin.is_tied:  # by default peft trains a copy of a tied embedding
+        embeddings = [name for name, module in model.named_modules() if isinstance(module, EMBEDDINGS)]
+        tied = {run.original for name in embeddings for run in origin.traced.get(f"{name}.weight", ())}
+        inputs = [array for name, array in whole.items() if name in tied]
+        heads = [whole.pop(name) for name in list(whole) if name.endswith("lm_head.weight")]
+        are_one = bool(inputs) and all(mx.array_equal(head, inputs[0]).item() for head in heads)
+        if (inputs or heads) and not (are_one and (heads or adapter.settings.ties_weights)):
+            apart = "The embedding or the output layer was trained as a whole apart from the other"
+            one = "both are one array in this model; train them with ensure_weight_tying"
+            raise UserError(SETTING, f"{apart}, and {one}.")
     traced = {run.original for runs in origin.traced.values() for run in runs}
     for tensor, array in whole.items():
         shape, called = origin.shapes.get(tensor), quote(tensor, NAME)
@@ -339,23 +295,6 @@ def _whole_arrays(adapter: PeftAdapter, origin: Origin, model: nn.Module) -> dic
                 rows.append(tensor.reshape(-1, tensor.shape[-1] if tensor.ndim > 1 else 1)[run.source])
             found[name] = mx.concatenate(rows).reshape(own[name].shape)
     return found
-
-
-def _without_tied_head(adapter: PeftAdapter, origin: Origin, model: nn.Module) -> Mapping[str, mx.array]:
-    # By default peft trains a copy of a tied embedding.
-    whole = adapter.whole
-    if not origin.is_tied:
-        return whole
-    embeddings = [name for name, module in model.named_modules() if isinstance(module, EMBEDDINGS)]
-    tied = {run.original for name in embeddings for run in origin.traced.get(f"{name}.weight", ())}
-    inputs = [whole[name] for name in whole if name in tied]
-    heads = [name for name in whole if name.endswith("lm_head.weight")]
-    are_one = bool(inputs) and all(mx.array_equal(whole[name], inputs[0]).item() for name in heads)
-    if (inputs or heads) and not (are_one and (heads or adapter.settings.ties_weights)):
-        apart = "The embedding or the output layer was trained as a whole apart from the other"
-        one = "both are one array in this model; train them with ensure_weight_tying"
-        raise UserError(SETTING, f"{apart}, and {one}.")
-    return {name: array for name, array in whole.items() if name not in heads}
 
 
 # adapter_config.json

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from backend.engine import cpu, device
 from backend.engine.model_probe import gradient_error, split
 from backend.engine.output_layer import PROBE
 from backend.engine.shared_weights import SharedWeights, copy_sharing_arrays
-from backend.models.adapters import attach_adapters, lora_parameters, masters_of, without_adapters
+from backend.models.adapters import SIXTEEN_BIT_TYPES, attach_adapters, lora_parameters, masters_of, without_adapters
 from backend.models.loading import load_model
 from backend.models.model_folder import PATH, check_adapter, check_adapter_config, header_of
 from backend.models.tokenizers import reason_of, run_tokenizer, with_end_tokens
@@ -41,7 +41,6 @@ QUANTIZATION = {
     "mxfp4": {"bits": 4, "group_size": 32, "mode": "mxfp4"},
 }
 
-SIXTEEN_BIT_TYPES = (mx.bfloat16, mx.float16)
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 """Values of `dtype` except "auto"."""
 
@@ -51,7 +50,7 @@ class Policy:
 
     `original_dtypes`: types to save arrays in that are trained in float32. `masters`: float32 trainable arrays under
     mixed precision (arXiv:1710.03740), else None. `adapted_keys`: adapted layers if not all. `shared_weights`: a base
-    shared with other policies. `hidden` and `logits`: see `backend.engine.forward.SplitModel`.
+    shared with other policies.
     """
 
     is_sharded = False
@@ -76,17 +75,10 @@ class Policy:
         self.adapted_keys = adapted_keys or []
         self.shared_weights = shared_weights
         self.split_model = split(model)
-        self.reference_model = reference
-        self.reference = split(reference) if reference is not None else None
+        self._set_reference(reference)
         self.eos_ids = sorted(int(token) for token in tokenizer.eos_token_ids)
         pad = getattr(tokenizer, "pad_token_id", None)
         self.pad_id = pad if pad is not None else self.eos_ids[0]
-
-    def hidden(self, tokens: mx.array, cache: Any = None) -> mx.array:
-        return self.split_model.hidden(tokens, cache)
-
-    def logits(self, hidden: mx.array) -> mx.array:
-        return self.split_model.logits(hidden)
 
     def parameters(self) -> Any:
         """Trainable arrays as the optimizer has them."""
@@ -139,6 +131,9 @@ class Policy:
             assert config.train_type != "full" and not config.modules_to_save
             reference = _load_reference(without_adapters(copy_sharing_arrays(self.model)), self.tokenizer, config, {})
             mx.eval(reference.parameters() if reference else [])
+        self._set_reference(reference)
+
+    def _set_reference(self, reference: nn.Module | None) -> None:
         self.reference_model = reference
         self.reference = split(reference) if reference is not None else None
 
@@ -336,22 +331,20 @@ def _prepare_full_training(model: nn.Module, note: Callable[[str], None]) -> dic
 def _load_reference(
     model: nn.Module, tokenizer: Any, config: ModelSettings, loaded: dict[str, nn.Module]
 ) -> nn.Module | None:
+    path = config.reference_model_path
     if not config.needs_reference:
         return None
-    if not config.reference_model_path:
+    if not path:
         return frozen(copy_sharing_arrays(model))
-    if config.reference_model_path not in loaded:
-        loaded[config.reference_model_path] = _other_reference(model, tokenizer, config)
-    return loaded[config.reference_model_path]
-
-
-def _other_reference(model: nn.Module, tokenizer: Any, config: ModelSettings) -> nn.Module:
-    if (adapters := _reference_adapters(config)) is not None:
-        return frozen(_with_adapters(copy_sharing_arrays(model), adapters))
-    reference, other_tokenizer, _ = load_model(config.reference_model_path, "reference_model_path")
-    cast(reference, config.dtype)
-    check_same_tokens(other_tokenizer, tokenizer, config)
-    return frozen(reference)
+    if path not in loaded:
+        if (adapters := _reference_adapters(config)) is not None:
+            reference = _with_adapters(copy_sharing_arrays(model), adapters)
+        else:
+            reference, other_tokenizer, _ = load_model(path, "reference_model_path")
+            cast(reference, config.dtype)
+            check_same_tokens(other_tokenizer, tokenizer, config)
+        loaded[path] = frozen(reference)
+    return loaded[path]
 
 
 def _reference_adapters(config: ModelSettings) -> Path | None:
@@ -390,14 +383,13 @@ LABELS = {"train_type": "Fine-tune", "rank": "Rank", "scale": "Scale"}
 
 def check_start(model: nn.Module, config: AdapterSettings, adapter: str, runs_dir: Path | None = None) -> None:
     """Raise UserError if the run cannot start from `adapter`. `model` has the run's own adapters, unread."""
-    own: Any = tree_flatten(model.trainable_parameters())
-    _check(find_adapter(adapter, runs_dir), config, {name: tuple(array.shape) for name, array in own})
+    _check(find_adapter(adapter, runs_dir), config, dict(tree_flatten(model.trainable_parameters())))
 
 
 def load_start(policy: Policy, config: ModelSettings, adapter: str, runs_dir: Path | None = None) -> str:
     """Load `adapter` into the policy; returns a message for the event log. Raises UserError."""
     source, own = find_adapter(adapter, runs_dir), policy.trainable()
-    _check(source, config, {name: tuple(array.shape) for name, array in own.items()})
+    _check(source, config, own)
     try:
         arrays = typed("dict[str, mx.array]", mx.load(str(source.weights)))
         if odd := next((name for name in own if not mx.all(mx.isfinite(arrays[name])).item()), None):
@@ -414,7 +406,7 @@ def load_start(policy: Policy, config: ModelSettings, adapter: str, runs_dir: Pa
     return f"The adapters start from {source.text}.{other}"
 
 
-def _check(source: AdapterSource, config: AdapterSettings, own: Mapping[str, tuple[int, ...]]) -> None:
+def _check(source: AdapterSource, config: AdapterSettings, own: dict[str, mx.array]) -> None:
     if source.about is not None:
         check_adapter_config(source.about, SETTING)
     theirs = adapter_settings(source)
@@ -428,12 +420,13 @@ def _check(source: AdapterSource, config: AdapterSettings, own: Mapping[str, tup
     if faults:
         raise UserError(faults)
     stored = {name: array.shape for name, array in header_of(source.weights, SETTING).items()}
+    shapes = {name: array.shape for name, array in own.items()}
     fields = "(Layers, Target modules)"
-    if other := sorted(name for name in own.keys() & stored.keys() if own[name] != stored[name]):
-        why = f"{quote(other[0], 40)} is {stored[other[0]]} there and {own[other[0]]} here"
-    elif extra := sorted(stored.keys() - own.keys()):
+    if other := sorted(name for name in shapes.keys() & stored.keys() if shapes[name] != stored[name]):
+        why = f"{quote(other[0], 40)} is {stored[other[0]]} there and {shapes[other[0]]} here"
+    elif extra := sorted(stored.keys() - shapes.keys()):
         why = f"it has {quote(extra[0], 40)}, which this run does not train {fields}"
-    elif missing := sorted(own.keys() - stored.keys()):
+    elif missing := sorted(shapes.keys() - stored.keys()):
         why = f"it lacks {quote(missing[0], 40)}, which this run trains {fields}"
     else:
         return

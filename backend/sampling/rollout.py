@@ -231,9 +231,10 @@ class Sampler:
         finally:
             self.fused.release()
         results = [outputs.arrays(row) for row in range(3)]
+        split_model = self.policy.split_model
         # One pass for both tokens, since none changes the logits before it: loading refuses other models (`is_causal`).
         whole = [
-            self.policy.logits(self.policy.hidden(mx.array([prompt + tokens[:1]])))[0, -2:]
+            split_model.logits(split_model.hidden(mx.array([prompt + tokens[:1]])))[0, -2:]
             for prompt, (tokens, _, _) in zip(prompts, results, strict=True)
         ]
         alone = mx.concatenate(whole)

@@ -72,7 +72,7 @@ def datasets(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
 def _found(items: list[inventory.InventoryItem], repo_type: RepoType) -> dict[str, Any]:
     bundled = inventory.bundled(repo_type)
     others = [item for item in items if item.place != bundled.place]
-    return {"found": [item.to_dict() for item in (*others, bundled)]}
+    return {"found": [asdict(item) for item in (*others, bundled)]}
 
 
 def model_facts(request: dict[str, Any], call: QuestionCall) -> dict[str, Any] | None:
@@ -83,7 +83,7 @@ def model_facts(request: dict[str, Any], call: QuestionCall) -> dict[str, Any] |
     name, is_path = request["name"], names_folder(request["name"])
     if not is_path and inventory.is_incomplete(folder):
         return None
-    return inventory.model_at(folder, "" if is_path else name, "folder" if is_path else "cache", name).to_dict()
+    return asdict(inventory.model_at(folder, "" if is_path else name, "folder" if is_path else "cache", name))
 
 
 def check_machines(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:

@@ -223,7 +223,7 @@ def test_too_little_disk_space_is_refused_before_anything_is_fetched(hub: HubSta
     usage = shutil.disk_usage(".")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=our_hub.SPARE + 1000))
     sentence = refused("someone/tiny")
-    assert "needs 0.4 MB more, and the disk" in sentence and "has 67.1 MB free" in sentence
+    assert "needs 400 kB more, and the disk" in sentence and "has 67.1 MB free" in sentence
     assert hub.sent["model.safetensors"] == 0
 
 
