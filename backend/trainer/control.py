@@ -140,7 +140,8 @@ class Control:
         With may_stop=False, as between two updates of a rollout, a stop waits for the end of the step.
         """
         if may_stop:
-            self._look()
+            for look in self._looks:
+                look()
         word = self._claim()
         if word == "pause":
             self.pause_until(lambda: False)
@@ -153,10 +154,6 @@ class Control:
         self.save_requested |= word == "save"
         self.finish_step_requested |= word == "finish-step"
         self.stop_requested |= word == "stop"
-
-    def _look(self) -> None:
-        for look in self._looks:
-            look()
 
     def _claim(self) -> str | None:
         if self.run.change_request.exists():
@@ -188,7 +185,8 @@ class Control:
         self.event_log.write("phase", phase="paused", **({"sentence": why} if why else {}))
         began, word = time.monotonic(), None
         while not (is_past := is_over()) and (word := self._claim()) not in ("resume", "stop", "finish-step"):
-            self._look()
+            for look in self._looks:
+                look()
             self._request(word)  # the trainer saves at the end of the step
             time.sleep(PAUSE_POLL_S)  # a signal does not cut it short (PEP 475); the next poll sees it
         self.paused_s += time.monotonic() - began

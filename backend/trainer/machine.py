@@ -246,18 +246,6 @@ LOW_POWER = (
 FULL_POWER = "Low Power Mode is off."
 
 
-def thermal_level(printed: str) -> int | None:
-    """The level that THERMAL_LEVEL printed, 0 nominal to 4 sleeping (libkern/OSThermalNotification.h)."""
-    found = re.match(r"com\.apple\.system\.thermalpressurelevel\s+(\d+)\s*$", printed)
-    return int(found[1]) if found else None
-
-
-def is_low_power(printed: str) -> bool | None:
-    """Low Power Mode, from the output of POWER_SETTINGS; None on a desktop Mac."""
-    values = re.findall(r"^\s*(?:lowpowermode|powermode)\s+(\d+)\s*$", printed, re.MULTILINE)
-    return "1" in values if values else None
-
-
 @dataclass(slots=True)
 class SlowdownWatch:
     """`look` between two steps: calls `note` when a Mac is slowed down by heat or Low Power Mode, and when that
@@ -272,11 +260,14 @@ class SlowdownWatch:
         if sys.platform != "darwin" or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + SLOWDOWN_EVERY_S
-        level, low_power = thermal_level(printed_by(THERMAL_LEVEL)), is_low_power(printed_by(POWER_SETTINGS))
+        # 0 nominal to 4 sleeping (libkern/OSThermalNotification.h).
+        level = re.match(r"com\.apple\.system\.thermalpressurelevel\s+(\d+)\s*$", printed_by(THERMAL_LEVEL))
+        # None on a desktop Mac.
+        modes = re.findall(r"^\s*(?:lowpowermode|powermode)\s+(\d+)\s*$", printed_by(POWER_SETTINGS), re.MULTILINE)
         # Cool only at 0: between 1 and 2 the level fluctuates under a steady load.
-        if level is not None and (level == 0 if self._is_hot else level >= HOT):
+        if level is not None and (level[1] == "0" if self._is_hot else int(level[1]) >= HOT):
             self._is_hot = not self._is_hot
             self.note(IS_HOT if self._is_hot else IS_COOL)
-        if low_power is not None and low_power != self._is_low_power:
-            self._is_low_power = low_power
-            self.note(LOW_POWER if low_power else FULL_POWER)
+        if modes and ("1" in modes) != self._is_low_power:
+            self._is_low_power = not self._is_low_power
+            self.note(LOW_POWER if self._is_low_power else FULL_POWER)

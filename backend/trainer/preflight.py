@@ -138,7 +138,7 @@ def _check_learns(folder: Path, config: Config, problems: list[ConfigProblem]) -
     model, own, model_config = opened
     tokenizer = _caught(problems, lambda: run_tokenizer(config.tokenizer, own, model))
     if not problems and config.parallelism == "tensor" and config.hosts:
-        _caught(problems, lambda: check_division(copy_sharing_arrays(model), model_config, config))
+        _caught(problems, lambda: _check_division(copy_sharing_arrays(model), model_config, config))
     if not problems:
         _caught(problems, lambda: check_learns(model, model_config, config))
     if not problems and config.adapter:  # the model has the run's own adapters now
@@ -146,7 +146,7 @@ def _check_learns(folder: Path, config: Config, problems: list[ConfigProblem]) -
     return tokenizer
 
 
-def check_division(model: nn.Module, model_config: dict[str, Any], config: Config) -> None:
+def _check_division(model: nn.Module, model_config: dict[str, Any], config: Config) -> None:
     """Raises UserError for a model whose layers cannot be divided among the hosts. `model` is of no use afterwards."""
     if refusal := sharding_refusal(model_config):
         raise UserError("parallelism", refusal)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import filter as matching
 from typing import Any
 
@@ -77,6 +77,10 @@ class Watch:
             reports.append(over)
         return reports
 
+    def last(self, begun: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of a finding as it was when it last held, from those with which it began."""
+        return self.newest[begun["code"]].fields() | {"step": begun["step"]}
+
     def _look(self) -> dict[str, Finding]:
         """Code → finding at the newest step."""
         found = {finding.code: finding for finding in findings(self.recent)}
@@ -140,40 +144,35 @@ class Episode:
 
 def reported(health: Iterable[Event]) -> list[Episode]:
     """The episodes that `health` events report, in the order in which they began."""
-    begun: list[Event] = []
-    until: dict[int, int | None] = {}
+    episodes: list[Episode] = []
     open_at: dict[str, int] = {}
     for event in health:
         code = str(event.get("code") or event.get("sentence") or "")
         if "until" not in event:
-            open_at[code] = len(begun)
-            begun.append(event)
+            open_at[code] = len(episodes)
+            episodes.append(Episode.of(event))
         elif (index := open_at.pop(code, None)) is not None:
-            until[index] = event["until"]
-    return [Episode.of(event, until.get(index)) for index, event in enumerate(begun)]
+            episodes[index] = replace(episodes[index], until=event["until"])
+    return episodes
 
 
 def examined(settings: Mapping[str, Any], events: Iterable[Event]) -> list[Episode]:
     """The episodes of an event log by today's rules. Sentences have the figures of the last step at which the finding
     held."""
     watch = Watch(settings)
-    episodes: list[Episode] = []
+    episodes: list[dict[str, Any]] = []
     standing: dict[str, int] = {}  # code → index of its episode
-
-    def close(code: str, until: int | None) -> None:
-        index = standing.pop(code)
-        episodes[index] = Episode.of(watch.newest[code].fields() | {"step": episodes[index].since}, until)
-
     for event in events:
         for fields in watch.take(event):
-            if "until" in fields:
-                close(fields["code"], fields["until"])
-            else:
+            if "until" not in fields:
                 standing[fields["code"]] = len(episodes)
-                episodes.append(Episode.of(fields))
-    for code in list(standing):
-        close(code, None)
-    return episodes
+                episodes.append(fields)
+            else:
+                index = standing.pop(fields["code"])
+                episodes[index] = watch.last(episodes[index]) | {"until": fields["until"]}
+    for index in standing.values():
+        episodes[index] = watch.last(episodes[index])
+    return [Episode.of(fields, fields.get("until")) for fields in episodes]
 
 
 @dataclass(slots=True)

@@ -129,7 +129,8 @@ class MemoryModel:
             linear for linear in layer if (is_all or is_named(linear.name, keys)) and not is_named(linear.name, whole)
         ]
 
-    def persistent(self) -> dict[str, int]:
+    def _phase(self, sizes: dict[str, int], working: int) -> Phase:
+        """The arrays that live through a step, those of the phase, and those in flight: a share of `working`."""
         weights, trainable = self.weights(), self.trainable()
         # Whole modules train in place in a float32 model, and beside the weights in a 16-bit one.
         in_place = FLOAT_BYTES * self.in_whole_modules if self.weight_width == FLOAT_BYTES else 0
@@ -141,13 +142,14 @@ class MemoryModel:
                 reference = trainable
             else:
                 reference = self.in_whole_modules * self.weight_width
-        sizes = {
+        persistent = {
             "weights": weights,
             "adapters": 0 if self.full else trainable - in_place,
             "optimizer": self.optimizer(),
             "reference": reference,
         }
-        return {name: size for name, size in sizes.items() if size}
+        alive = {name: size for name, size in (persistent | sizes).items() if size}
+        return Phase(alive | {IN_FLIGHT_NAME: round(IN_FLIGHT_SHARE * working)})
 
     def weights(self) -> int:
         """The weights as trained: in the type that the settings give, quantised after loading if they say so. Under
@@ -239,13 +241,8 @@ class MemoryModel:
             (cache, logits),
             key=sum,
         )
-        merged = self._merged_weights(plan)
-        return Phase(
-            self.persistent()
-            | ({"decoding weights": merged} if merged else {})
-            | {"KV cache": held, "logits" if work == logits else "activations": work}
-            | _in_flight(held + work)
-        )
+        working = {"KV cache": held, "logits" if work == logits else "activations": work}
+        return self._phase({"decoding weights": self._merged_weights(plan)} | working, held + work)
 
     def _merged_weights(self, plan: MemoryPlan) -> int:
         """The weights that only decoding uses: float weights with adapters merged in, else the adapters fused side by
@@ -313,11 +310,7 @@ class MemoryModel:
         if activations + logits + gradients + shared + kept < update + kept_all:
             activations, logits, gradients, shared, kept = 0, 0, update, 0, kept_all
         sizes = {"gradients": gradients, "activations": activations, "logits": logits, "prompts": shared, "kept": kept}
-        return Phase(
-            self.persistent()
-            | {name: size for name, size in sizes.items() if size}
-            | _in_flight(gradients + activations + logits + shared)
-        )
+        return self._phase(sizes, gradients + activations + logits + shared)
 
     def _backward(self, rows: int, prompts: int, plan: MemoryPlan) -> tuple[int, int]:
         """(activations, logits) at the peak of a pass with gradient over `rows` completions, and `prompts` that are
@@ -416,10 +409,6 @@ class MemoryModel:
 
 def row_costs_of(config: Config, shape: ModelShape, *, gpu: bool) -> RowCosts:
     return row_costs(gpu, shape.quantised or config.quantization != "none", chip())
-
-
-def _in_flight(work: int) -> dict[str, int]:
-    return {IN_FLIGHT_NAME: round(IN_FLIGHT_SHARE * work)}
 
 
 CHAT_PROCESS_BYTES = 250_000_000
