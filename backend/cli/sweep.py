@@ -104,7 +104,7 @@ def _checked(plan: SweepPlan) -> SweepInputs:
 def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: bool) -> None:
     from backend.engine import cpu_setup
     from backend.runs.run_sweep import run_sweep
-    from backend.trainer.ending import RESTART
+    from backend.trainer.trainer import RESTART
 
     with handlers_restored() as afterwards:
         with logging_to(folder.process) as log:

@@ -249,8 +249,8 @@ def train_or_exit(
     """
     from backend.engine import cpu_setup
     from backend.runs.start_progress import progress_listener
-    from backend.trainer.ending import RESTART
     from backend.trainer.run_process import train
+    from backend.trainer.trainer import RESTART
 
     says_on_stdout = not (stream or quiet)
     if says_on_stdout:

@@ -43,13 +43,12 @@ from backend.runs.sweep_results import (
 )
 from backend.trainer import control
 from backend.trainer.control import Stopped, read_word, remove_word
-from backend.trainer.ending import RESTART, Ending, ending_of
 from backend.trainer.preflight import preflight
 from backend.trainer.run_context import SharedResources, load_context
 from backend.trainer.run_inputs import RunInputs, read_inputs
-from backend.trainer.run_process import end_run, open_run, stops_as_exceptions
+from backend.trainer.run_process import end_run, ending_of, open_run, stops_as_exceptions
 from backend.trainer.trackers.follow import RunTrackers
-from backend.trainer.trainer import Trainer
+from backend.trainer.trainer import RESTART, Ending, Trainer
 from backend.utils.disk import DiskError
 from backend.utils.errors import ConfigProblem, UserError
 
@@ -185,7 +184,7 @@ class Sweep:
             self.results.notes.append(full)
         self.report()
         try:
-            ending = ending_of(self._train, lambda: 0)
+            ending = ending_of(self._train)
         finally:
             self.commands.close()
         if ending.kind == RESTART:
@@ -424,7 +423,7 @@ class MemberRun:
                 return work() or Ending(TURN_OVER, trainer.state.step, "", 0)
 
         rollout = trainer.parts.rollout if trainer.has_parts else None  # the end of a run drops its parts
-        ending = ending_of(part, lambda: trainer.state.step)
+        ending = ending_of(part, trainer)
         if rollout is not None:
             self.result.completions = self._completions_before + rollout.completions
         self.result.step = trainer.state.step

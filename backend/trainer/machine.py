@@ -14,7 +14,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
+
+from pydantic import BaseModel, ValidationError
 
 from backend.config.config import Config
 from backend.runs.events import JsonLines, read_events
@@ -132,8 +134,7 @@ class StepSize:
         return StepSize(tokens, rows if error.is_memory else self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedError:
+class LoggedError(BaseModel):
     """One GPU error: when (unix seconds), after which finished step, mlx's text, and a sentence for the event log.
     `is_retried`: the run continued in a new process, with steps of the size in the last two fields."""
 
@@ -152,13 +153,9 @@ class GpuErrorLog:
 
     def __init__(self, run: RunFolder) -> None:
         self._path = run.gpu_errors
-        known = {field.name for field in fields(LoggedError)}  # a later version may write more
         try:
-            self.errors = [
-                LoggedError(**{key: value for key, value in line.items() if key in known})
-                for line in read_events(self._path)
-            ]
-        except TypeError as error:
+            self.errors = [LoggedError.model_validate(line) for line in read_events(self._path)]
+        except ValidationError as error:
             what = "gpu_errors.jsonl in the run folder is damaged"
             sentence = f"{what}; delete it, and steps begin with their usual size again."
             raise UserError("retry_on_gpu_error", sentence) from error
@@ -185,10 +182,17 @@ class GpuErrorLog:
         elif done:
             follows = f"{'One retry' if done == 1 else f'{done} retries'} in a new process did not help."
         sentence = " ".join(filter(None, (error.happened, follows, error.advice)))
-        size_now = size.micro_batch_tokens, size.rows
-        logged = LoggedError(time.time(), step, error.kind, text, sentence, is_retried, *size_now)
+        logged = LoggedError(
+            t=time.time(),
+            step=step,
+            kind=error.kind,
+            text=text,
+            sentence=sentence,
+            is_retried=is_retried,
+            **asdict(size),
+        )
         file = JsonLines(self._path)
-        file.append(asdict(logged))
+        file.append(logged.model_dump())
         file.sync()
         file.close()
         self.errors.append(logged)

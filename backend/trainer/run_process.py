@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from backend.config.config import Config
+from backend.distributed.ranks import LostRankError, WorkerError
 from backend.engine.cpu import left_nothing
 from backend.models.saving import save_model
 from backend.runs import checkpoint
 from backend.runs.checkpoint import (
     Checkpoint,
+    DamagedCheckpoint,
     TrainingState,
     newest_whole,
     set_aside,
@@ -29,14 +33,13 @@ from backend.runs.completion_rows import parse_group_row
 from backend.runs.events import EventLog, check_format, last_events, parse_line, truncate_file
 from backend.runs.run_folder import RunFolder, hand_on_lock, hold_lock, inherited_lock
 from backend.trainer.control import Stopped, StopPending
-from backend.trainer.ending import RESTART, Ending, after_fault, ending_of, write_ending
-from backend.trainer.machine import GpuError
+from backend.trainer.machine import GpuError, gpu_error
 from backend.trainer.run_context import LoadContext, SharedResources, load_context
 from backend.trainer.run_inputs import RunInputs
 from backend.trainer.steering import Steering
 from backend.trainer.trackers.follow import RunTrackers
-from backend.trainer.trainer import Trainer
-from backend.utils.disk import DiskError
+from backend.trainer.trainer import RESTART, Ending, Trainer
+from backend.utils.disk import DiskError, fault_of
 from backend.utils.errors import UserError
 
 
@@ -84,7 +87,7 @@ def train(
             trainer.load_parts = load
             if look is not None:
                 trainer.control.also_look(look)
-            ending = ending_of(partial(_run, trainer, saved, command, inputs), partial(_step_of, trainer))
+            ending = ending_of(partial(_run, trainer, saved, command, inputs), trainer)
             if ending.damaged is None:
                 break
             trainer.close()
@@ -104,10 +107,6 @@ def train(
 def _run(trainer: Trainer, saved: Checkpoint | None, command: str, inputs: RunInputs | None) -> Ending:
     with stops_as_exceptions(trainer, trainer.control.obey_signal):
         return trainer.run(saved, command, inputs)
-
-
-def _step_of(trainer: Trainer) -> int:
-    return trainer.state.step
 
 
 def record_changes(config: Config, run: RunFolder, changes: Mapping[str, Any]) -> None:
@@ -282,7 +281,7 @@ def _saved(trainer: Trainer, ending: Ending) -> Ending:
             save_model(trainer.parts.policy, trainer.config, trainer.folder.model)
         return ending
 
-    result = ending_of(save, partial(_step_of, trainer))
+    result = ending_of(save, trainer)
     if ending.kind == "stopped" or result.sentence == ending.sentence:
         return result
     return replace(result, sentence=f"{ending.sentence} {result.sentence}")
@@ -309,4 +308,65 @@ def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries:
         trainer.control.hand_on_signals()
         return replace(ending, kind=RESTART)
 
-    return ending_of(hand_on, partial(_step_of, trainer))
+    return ending_of(hand_on, trainer)
+
+
+def ending_of(work: Callable[[], Ending], trainer: Trainer | None = None) -> Ending:
+    """Call `work` and turn its exception into an Ending at the last finished step of `trainer`."""
+
+    def last_step() -> int:
+        return trainer.state.step if trainer is not None else 0
+
+    def failed(error: object, exit_code: int = 2) -> Ending:
+        return Ending("failed", last_step(), str(error), exit_code)
+
+    try:
+        return work()
+    except Stopped as stop:
+        step = last_step()
+        return Ending("stopped", step, f"Stopped at step {step} because {stop}; everything is saved.", 3)
+    except LostRankError as lost:
+        return replace(failed(lost), lost_rank=lost.rank)
+    except WorkerError as error:  # as if it had gone wrong here, but with the machine's name
+        gpu = gpu_error(RuntimeError(error.gpu_text)) if error.gpu_text else None
+        gpu = gpu and replace(gpu, happened=f"{error.place}: {gpu.happened}")
+        ending = failed(error, error.exit_code)
+        return replace(ending, traceback=error.traceback, gpu_error=gpu, gpu_text=error.gpu_text)
+    except DamagedCheckpoint as error:
+        return replace(failed(error), damaged=error.damaged)
+    except UserError as error:
+        if error.traceback:
+            write = getattr(sys.stderr, "write_to_log", sys.stderr.write)  # a terminal gets the sentence alone
+            write(error.traceback)
+        return failed(error)
+    except Exception as error:
+        if (gpu := gpu_error(error)) is not None:
+            # For log.txt. Without a traceback: where in our code mlx noticed the error says nothing.
+            traceback.print_exception(error, limit=0)
+            return replace(failed(f"{gpu.happened} {gpu.advice}"), gpu_error=gpu, gpu_text=str(error))
+        if (disk := fault_of(error)) is not None:  # from code that is not ours
+            return failed(disk)
+        traceback.print_exc()
+        return replace(failed(f"{type(error).__name__}: {error}", 1), traceback=traceback.format_exc())
+
+
+def write_ending(event_log: EventLog, ending: Ending) -> Ending:
+    """Write the event log's last line. → the ending; a failure if the line could not be written: then the run counts
+    as crashed."""
+    event = {"step": ending.step, "reason": ending.reason or ending.kind, "sentence": ending.sentence}
+    extra = {"ends_with": ending.ends_with, "lost_rank": ending.lost_rank, "traceback": ending.traceback or None}
+    event |= {name: value for name, value in extra.items() if value is not None}
+    try:
+        event_log.write(ending.kind, **event)
+    except DiskError as error:
+        return after_fault(ending, error)
+    error = event_log.take_echo_error()
+    return after_fault(ending, error) if error else ending
+
+
+def after_fault(ending: Ending, error: DiskError) -> Ending:
+    """The failure that an ending becomes where the disk is full."""
+    if ending.exit_code in (0, 3):
+        return replace(ending, kind="failed", exit_code=2, sentence=str(error))
+    sentence = ending.sentence if str(error) in ending.sentence else f"{ending.sentence} {error}"
+    return replace(ending, kind="failed", sentence=sentence)

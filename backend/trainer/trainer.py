@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 from mlx_lm.utils import maybe_set_recommended_wired_limit
@@ -21,7 +21,7 @@ from backend.config.notes import config_notes
 from backend.export.export_run import export_finished, exports
 from backend.models.policy import load_start
 from backend.models.saving import adapter_config, model_bytes, save_model
-from backend.runs.checkpoint import Checkpoint, CheckpointScore, TrainingState, first_start, read_checkpoint
+from backend.runs.checkpoint import Checkpoint, CheckpointScore, Damaged, TrainingState, first_start, read_checkpoint
 from backend.runs.checkpoint_writer import (
     CheckpointWriter,
     Snapshot,
@@ -36,8 +36,7 @@ from backend.runs.saved_weights import best_of, saved_weights
 from backend.runs.start_progress import with_stop_check
 from backend.trainer import not_finite
 from backend.trainer.control import Control, Stopped
-from backend.trainer.ending import Ending
-from backend.trainer.machine import GpuErrorLog, KeepAwake, SlowdownWatch, StepSize
+from backend.trainer.machine import GpuError, GpuErrorLog, KeepAwake, SlowdownWatch, StepSize
 from backend.trainer.run_context import LoadContext, RunContext, SamplingContext, SharedResources, load_context
 from backend.trainer.run_inputs import RunInputs
 from backend.trainer.scoring import changed_files, fingerprints
@@ -47,6 +46,30 @@ from backend.training.batch import completion_metrics
 from backend.training.variety import variety_metrics
 from backend.types import Group
 from backend.utils.errors import UserError
+
+RESTART = "restart"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The event log's last kind, the step that the run reached, a sentence and an exit code.
+
+    `reason` of a run that finished early: "stop_when" or "early_stopping". `ends_with`: the step whose weights a
+    finished run leaves, where that is not its last. `gpu_text`: mlx's own text. `lost_rank`: the machine without which
+    the run could not continue. `damaged`: the checkpoint that could not be loaded.
+    """
+
+    kind: str
+    step: int
+    sentence: str
+    exit_code: int
+    traceback: str = ""
+    reason: str = ""
+    ends_with: int | None = None
+    gpu_error: GpuError | None = None
+    gpu_text: str = ""
+    lost_rank: int | None = None
+    damaged: Damaged | None = None
 
 
 class Trainer:

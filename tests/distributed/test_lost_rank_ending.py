@@ -21,9 +21,9 @@ from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.steering import read_changes
 from backend.trainer.control import handlers_restored
-from backend.trainer.ending import RESTART, Ending
 from backend.trainer.run_context import RunContext, load_context
 from backend.trainer.run_process import record_changes, train
+from backend.trainer.trainer import RESTART, Ending
 from backend.utils.errors import UserError
 from tests.support import small_run
 

@@ -34,8 +34,8 @@ from backend.runs.sweep_results import (
     write_results,
 )
 from backend.trainer.control import STOP_SIGNALS
-from backend.trainer.ending import RESTART, Ending
 from backend.trainer.run_context import RunContext, SharedResources, load_context
+from backend.trainer.trainer import RESTART, Ending
 from backend.training.learner import Learner
 from backend.utils.command import backend_command, backend_environment
 from tests.support import failing_gpu, small_run

@@ -20,8 +20,8 @@ import pytest
 from backend.runs.events import read_events
 from backend.runs.run_folder import LOCK_VARIABLE, RunFolder
 from backend.trainer.control import STOP_SIGNALS
-from backend.trainer.ending import RESTART
 from backend.trainer.machine import MEMORY, TIMEOUT, GpuErrorLog
+from backend.trainer.trainer import RESTART
 from tests.support import failing_gpu, small_run
 from tests.support.failing_gpu import OUT_OF_MEMORY
 from tests.support.small_run import events, weights

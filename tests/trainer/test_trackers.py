@@ -22,7 +22,7 @@ from backend.runs.events import EventLog, JsonLines, truncate_file
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.trainer.trackers import follow, packages
 from backend.trainer.trackers.follow import MAKERS, about_run, track
-from backend.trainer.trackers.records import AboutRun, RecordReader, Sent, StepRecord
+from backend.trainer.trackers.packages import AboutRun, RecordReader, Sent, StepRecord
 from backend.utils.command import backend_environment
 from tests.support import small_run
 from tests.support.tracked_runs import assert_same_but_for_the_tracker, events_of
@@ -196,7 +196,7 @@ HANGS = """
 import sys, threading, time
 from pathlib import Path
 from backend.trainer.trackers import follow
-from backend.trainer.trackers.records import Sent
+from backend.trainer.trackers.packages import Sent
 
 class Hanging(follow.CsvTables):
     def close(self, ending):

@@ -203,11 +203,10 @@ class GivenUpdates:
         elif self._schedule is not None:
             updates = 0 if config.epochs or config.stages else config.iters * config.updates_per_step
             asked = [update for update in _SAMPLES if update < max(updates, 1)]
-            rates, again = map(self.rate, asked), map(self.rate, asked)
-            rates, again = [*rates], [*again]
+            rates = [*map(self.rate, asked)]
             name, at = _name_of(self._schedule), "update" if len(asked) == 1 else "updates"
-            for update, first, second in zip(asked, rates, again, strict=True):
-                if first != second:
+            for update, rate in zip(asked, rates, strict=True):
+                if self.rate(update) != rate:
                     what = f"{name} gives another rate when it is asked for update {update:,} again"
                     raise UserError("schedule", f"{what}; it may depend on the update alone.")
             listed = ", ".join(f"{rate:g}" for rate in rates)

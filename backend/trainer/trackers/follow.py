@@ -20,8 +20,17 @@ from typing import Any
 from backend.config.config import load
 from backend.export.privacy import public_settings
 from backend.runs.run_folder import RunFolder
-from backend.trainer.trackers.packages import CsvTables, TensorBoardFiles, TrackioRun, WandbRun
-from backend.trainer.trackers.records import AboutRun, RecordReader, Sent, StepRecord, Tracker
+from backend.trainer.trackers.packages import (
+    AboutRun,
+    CsvTables,
+    RecordReader,
+    Sent,
+    StepRecord,
+    TensorBoardFiles,
+    Tracker,
+    TrackioRun,
+    WandbRun,
+)
 from backend.trainer.trackers.targets import DEFAULT_PROJECT, TRACKERS, chosen, missing_fault
 from backend.utils import file_lock
 from backend.utils.child_process import module_command
@@ -147,7 +156,7 @@ def about_run(run: RunFolder, may_upload: bool = False) -> AboutRun:
 
 
 def _follow(about: AboutRun, tracker: Tracker, say: Say) -> None:
-    last_sign, last_problem, has_ended = time.monotonic(), "", threading.Event()
+    last_sign, problems, has_ended = time.monotonic(), set[str](), threading.Event()
 
     def open_tracker() -> None:
         nonlocal sent
@@ -170,15 +179,14 @@ def _follow(about: AboutRun, tracker: Tracker, say: Say) -> None:
             last_sign = time.monotonic()
 
     def flush() -> None:
-        nonlocal last_sign, last_problem
-        last_sign, problem = time.monotonic(), ""
+        nonlocal last_sign
+        last_sign = time.monotonic()
         try:
             tracker.flush(sent)
         except DiskError as error:
-            problem = error.faults[0].sentence
-            if problem != last_problem:
+            if (problem := error.faults[0].sentence) not in problems:
+                problems.add(problem)
                 say(problem)
-        last_problem = problem
 
     sent, reader = Sent(), RecordReader(about.folder, about.settings, open_tracker)
     threading.Thread(target=end_a_hang, name="tracker's watch", daemon=True).start()
@@ -199,9 +207,8 @@ def main(arguments: list[str]) -> int:
     """A tracker's process as a run starts it: NAME FOLDER → the exit code. Problems go to the process's log, and to the
     run's log where the run does not report them."""
     name, run = arguments[0], RunFolder(Path(arguments[1]))
-    told: set[str] = set()
 
-    def tell(sentence: str, in_run: bool) -> None:
+    def tell(sentence: str, in_run: bool = True) -> None:
         with contextlib.suppress(OSError):  # the disk is full
             sys.stdout.write(f"{sentence}\n")
             sys.stdout.flush()
@@ -210,11 +217,6 @@ def main(arguments: list[str]) -> int:
                 log = os.open(run.log, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
                 os.write(log, f"{name}: {sentence}\n".encode(errors="replace"))
                 os.close(log)
-
-    def complain(sentence: str) -> None:
-        if sentence not in told:
-            told.add(sentence)
-            tell(sentence, True)
 
     def end_with(error: BaseException | None) -> None:
         if isinstance(error, UserError):
@@ -236,13 +238,13 @@ def main(arguments: list[str]) -> int:
     def pass_on(message: Warning | str, category: type[Warning], *_: Any) -> None:
         # A package's warning to its user: so trackio says that its database cannot be written.
         if category is UserWarning:
-            complain(quote(message, LONGEST))
+            tell(quote(message, LONGEST))
 
     threading.excepthook, warnings.showwarning = end_with_thread, pass_on
     with contextlib.suppress(OSError):
         os.nice(NICE)
     try:
-        track(run, name, waits=True, say=complain)
+        track(run, name, waits=True, say=tell)
     except Exception as error:  # whatever a package raises
         end_with(error)
         return 2 if isinstance(error, UserError) else 1
