@@ -1,17 +1,19 @@
-"""`python -m backend VERB …`: the trainer's command line. Exit codes: 0 finished, 2 a mistake to mend, 3 stopped, 1 a
-bug."""
+"""`python -m backend VERB …`: the trainer's command line.
+
+Exit codes: 0 finished, 2 a problem that the user can fix, 3 stopped, 1 a bug.
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
 from pathlib import Path
-from typing import Any
 
 import typer
 
 from backend.cli import completions
 from backend.cli.common import USER_ERROR, force_utf8, print_problems
+from backend.cli.help_page import VERBS, epilog
 from backend.engine import cpu_setup
 from backend.utils.child_process import CHILD_VERB
 from backend.utils.command import BUNDLED_PROGRAM
@@ -39,52 +41,26 @@ def version(is_requested: bool) -> None:
     raise typer.Exit
 
 
-VERBS = {
-    "train": "train",
-    "resume": "train",
-    "change": "runs",
-    "clone": "runs",
-    "demo": "train",
-    "sweep": "sweep",
-    "check": "check",
-    "estimate": "estimate",
-    "runs": "runs",
-    "doctor": "runs",
-    "compare": "runs",
-    "export": "export",
-    "validate": "check",
-    "generate": "chat",
-    "chat": "chat",
-    "evaluate": "evaluate",
-    "where": "machine",
-    "machines": "machine",
-    "replay": "runs",
-    "rank": "rank",
-    "track": "runs",
-    "serve": "machine",
-    "import": "check",
-}
-"""Verb → the module of `backend.cli` that has its function, in the order of the help page."""
-VERBS_OF_VERBS = {"rewards": "rewards", "bench": "machine", "queue": "queue", "hub": "hub"}
-"""Verbs that have verbs of their own."""
-
-
 def app(only: str = "") -> typer.Typer:
     """The command line as typer knows it. `only` one of its verbs: without the others, whose modules take longer to
     import than most processes need for all else."""
-    from backend.cli import help_page
-
     verbs = typer.Typer(
         name="grpo-studio-backend",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         help="GRPO Studio's trainer, without the window.",
-        epilog=help_page.epilog(),
+        epilog=epilog(),
     )
-    for name in VERBS if not only else VERBS.keys() & {only}:
-        verbs.command(name, rich_help_panel=help_page.group_of(name), epilog=help_page.epilog(name))(_function(name))
-    for name in VERBS_OF_VERBS if not only else VERBS_OF_VERBS.keys() & {only}:
-        verbs.add_typer(_function(name), name=name, rich_help_panel=help_page.group_of(name))
+    for group, modules in VERBS.items():
+        for name, module in modules.items():
+            if only in ("", name):
+                found = getattr(
+                    importlib.import_module(f"backend.cli.{module}"), "import_settings" if name == "import" else name
+                )
+                if isinstance(found, typer.Typer):
+                    verbs.add_typer(found, name=name, rich_help_panel=group)
+                else:
+                    verbs.command(name, rich_help_panel=group, epilog=epilog(name))(found)
 
     @verbs.callback(invoke_without_command=True)
     def root(
@@ -106,11 +82,6 @@ def app(only: str = "") -> typer.Typer:
     return verbs
 
 
-def _function(verb: str) -> Any:
-    module = importlib.import_module(f"backend.cli.{(VERBS | VERBS_OF_VERBS)[verb]}")
-    return getattr(module, "import_settings" if verb == "import" else verb)
-
-
 def complete() -> int:
     """Answer a shell, or print or install its script, under the one name that a shell can complete."""
     try:
@@ -130,7 +101,7 @@ def main() -> int | None:
     # mlx binds to the BLAS that is loaded first, so this comes before anything that may import mlx.
     cpu_setup.load_openblas()
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
-    app(verb if verb in VERBS or verb in VERBS_OF_VERBS else "")()
+    app(verb if any(verb in modules for modules in VERBS.values()) else "")()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from backend.config.config import load
 from backend.rewards.allowed_code import require_allowed
 from backend.runs.run_folder import find_run
 from backend.runs.steering import run_config
-from backend.trainer.control import handlers_restored, on_stop_signals
+from backend.trainer.control import StopRequested, handlers_restored, on_stop_signals
 from backend.trainer.evaluation.evaluation_rows import (
     Decoding,
     Evaluation,
@@ -40,10 +40,6 @@ if TYPE_CHECKING:
 
 Report = Callable[["EvaluationProgress"], None]
 STREAM_EVERY_S = 0.25  # between two JSON progress lines
-
-
-class _StopRequestedError(Exception):
-    pass
 
 
 @verb
@@ -104,13 +100,13 @@ def evaluate(
 
     def check() -> None:
         if received:
-            raise _StopRequestedError
+            raise StopRequested(received[0])
 
     with handlers_restored(), _progress(is_stream) as report:
         on_stop_signals(lambda number, _: received.append(number))
         try:
             evaluation, rows = evaluate_model(evaluated, choices, chosen_name, report, check)
-        except _StopRequestedError:
+        except StopRequested:
             tell_error("Stopped; nothing was written.")
             raise typer.Exit(STOPPED) from None
     path = None

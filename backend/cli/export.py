@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -73,18 +73,10 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Export a run's model to LM Studio, Ollama, a folder or Hugging Face and verify it; or its settings for TRL."""
-    report = _report_json if as_json else _line_reporter()
+    report = _json_reporter() if as_json else _line_reporter()
     if to == "trl":
-        about_weights = {
-            "checkpoint": checkpoint,
-            "format": format_,
-            "quantize": quantize,
-            "held-out": held_out,
-            "fetch": fetch,
-            "repo": repo,
-            "public": public,
-            "preview": preview,
-        }
+        about_weights = {"checkpoint": checkpoint, "format": format_, "quantize": quantize, "held-out": held_out}
+        about_weights |= {"fetch": fetch, "repo": repo, "public": public, "preview": preview}
         if given := next((option for option, value in about_weights.items() if value), ""):
             sentence = f"--{given} is about weights, and --to trl takes the settings of a run; leave it out."
             raise UserError(given, sentence)
@@ -136,8 +128,20 @@ def _line_reporter() -> Callable[..., None]:
     return report
 
 
-def _report_json(sentence: str, done: float | None = None) -> None:
-    tell_json({"progress": sentence, "done": None if done is None else round(done, 3)})
+def _json_reporter() -> Callable[..., None]:
+    last = 0.0
+
+    def report(sentence: str, done: float | None = None, total: int | None = None) -> None:
+        """Print a sentence with the share that is done, or, with a `total`, how many of its bytes."""
+        nonlocal last
+        if done is None or not total:
+            tell_json({"progress": sentence, "done": None if done is None else round(done, 3)})
+        elif time.monotonic() - last > EVERY_S or done == total:
+            last = time.monotonic()
+            words = f"{sentence.rstrip('.')}: {_size(done)} of {_size(total)}."
+            tell_json({"progress": words, "done": round(done / total, 4), "bytes": done, "total": total})
+
+    return report
 
 
 def _export_settings(
@@ -211,7 +215,7 @@ def _publish(
     token = need_token()
     account = None if "/" in repo else asdict(whose(token))
     prepared = prepare_upload(run, full_repo_id(run, repo, account), export, report)
-    with _byte_lines() if as_json else _byte_bar() as progress:
+    with nullcontext(report) if as_json else _byte_bar() as progress:
         done = send(prepared, token, progress, private=private, overwrite=export.overwrite)
     sentence = f"{len(prepared.files())} files are there as one commit, {done.commit[:7]}."
     if as_json:
@@ -249,21 +253,5 @@ def _byte_bar() -> Iterator[Callable[..., None]]:
         yield show
 
 
-@contextmanager
-def _byte_lines() -> Iterator[Callable[..., None]]:
-    last = 0.0
-
-    def show(sentence: str, done: int | None = None, total: int | None = None) -> None:
-        nonlocal last
-        if done is None or not total:
-            tell_json({"progress": sentence, "done": None})
-        elif time.monotonic() - last > EVERY_S or done == total:
-            last = time.monotonic()
-            words = f"{sentence.rstrip('.')}: {_size(done)} of {_size(total)}."
-            tell_json({"progress": words, "done": round(done / total, 4), "bytes": done, "total": total})
-
-    yield show
-
-
-def _size(size: int) -> str:
+def _size(size: float) -> str:
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"

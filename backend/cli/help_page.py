@@ -4,23 +4,39 @@ from __future__ import annotations
 
 from backend.cli.common import BUG, FINISHED, STOPPED, USER_ERROR
 
-GROUPS: dict[str, tuple[str, ...]] = {
-    "Train": ("train", "resume", "change", "clone", "queue", "sweep", "demo"),
-    "Before training": ("check", "import", "estimate", "rewards"),
-    "What a run has learned": (
-        "runs",
-        "doctor",
-        "compare",
-        "evaluate",
-        "generate",
-        "chat",
-        "export",
-        "validate",
-        "track",
-    ),
-    "This machine and this program": ("where", "machines", "hub", "bench", "replay", "rank", "serve"),
+VERBS: dict[str, dict[str, str]] = {
+    "Train": {
+        "train": "train",
+        "resume": "train",
+        "change": "runs",
+        "clone": "runs",
+        "queue": "queue",
+        "sweep": "sweep",
+        "demo": "train",
+    },
+    "Before training": {"check": "check", "import": "check", "estimate": "estimate", "rewards": "rewards"},
+    "What a run has learned": {
+        "runs": "runs",
+        "doctor": "runs",
+        "compare": "runs",
+        "evaluate": "evaluate",
+        "generate": "chat",
+        "chat": "chat",
+        "export": "export",
+        "validate": "check",
+        "track": "runs",
+    },
+    "This machine and this program": {
+        "where": "machine",
+        "machines": "machine",
+        "hub": "hub",
+        "bench": "machine",
+        "replay": "runs",
+        "rank": "rank",
+        "serve": "machine",
+    },
 }
-"""Title → verbs. Other verbs are listed under Commands."""
+"""Title of a group → verb → the module of `backend.cli` that has its function, in the order of the help page."""
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "": ("demo", "train config.yaml --set iters=200", "runs", "evaluate RUN", "export RUN --to lmstudio"),
@@ -63,11 +79,6 @@ CODES = {
     STOPPED: "stopped before the end; what was reached is saved",
     BUG: "a fault of the program, with a traceback",
 }
-
-
-def group_of(verb: str) -> str | None:
-    """The title of a verb's group; None for typer's default."""
-    return next((title for title, verbs in GROUPS.items() if verb in verbs), None)
 
 
 def epilog(verb: str = "") -> str | None:

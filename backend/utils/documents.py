@@ -164,13 +164,6 @@ def written_whole(text: str) -> int | None:
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 30 else None
 
 
-def number(value: object, setting: str) -> float:
-    """A finite number as a float. Raises UserError."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not fits_a_float(value):
-        raise UserError(setting, f"{setting} must be a number, not {quote(value)}.")
-    return float(value)
-
-
 def fits_a_float(value: float) -> bool:
     """True for a number that is finite as a float; an int may have any size."""
     try:

@@ -14,7 +14,6 @@ import yaml
 
 from backend.utils.documents import (
     DEPTH,
-    number,
     parse_json,
     parse_yaml,
     read_json,
@@ -156,13 +155,6 @@ def test_what_is_no_whole_number_is_named(value: object) -> None:
     assert len(fault.sentence) < 200
 
 
-@pytest.mark.parametrize("value", HOSTILE, ids=range(len(HOSTILE)))
-def test_what_is_no_number_is_named(value: object) -> None:
-    with pytest.raises(UserError, match="beta must be a number, not "):
-        number(value, "beta")
-
-
 def test_numbers_are_returned_in_their_type() -> None:
     assert whole_number(3.0, "n") == 3 and isinstance(whole_number(3.0, "n"), int)
     assert whole_number(10**300, "n") == 10**300
-    assert number(3, "n") == 3.0 and isinstance(number(3, "n"), float)
