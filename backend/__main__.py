@@ -6,6 +6,8 @@ Exit codes: 0 finished, 2 a problem that the user can fix, 3 stopped, 1 a bug.
 from __future__ import annotations
 
 import importlib
+import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -84,10 +86,10 @@ def app(only: str = "") -> typer.Typer:
 
 def complete() -> int:
     """Answer a shell, or print or install its script, under the one name that a shell can complete."""
-    try:
-        completions.check_program()
-    except UserError as mistake:
-        print_problems(mistake)
+    if completions.COMPLETE_VARIABLE not in os.environ and shutil.which(BUNDLED_PROGRAM) is None:
+        needs = f"A shell completes {BUNDLED_PROGRAM}, and no command of that name is on the PATH"
+        how = f"install GRPO Studio with pip, or put the folder of the app's own {BUNDLED_PROGRAM} on it"
+        print_problems(UserError("completion", f"{needs}: {how}."))
         return USER_ERROR
     return app()(prog_name=BUNDLED_PROGRAM)
 

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import venv
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -37,14 +38,12 @@ def python() -> Path:
 def requirements() -> list[str]:
     """NEEDED at the versions installed here; unpinned where not installed here."""
     extra = "[cpu]" if sys.platform == "linux" else ""
-    return [_pinned(name + extra if name == "mlx" else name, name) for name in NEEDED]
-
-
-def _pinned(requirement: str, name: str) -> str:
-    try:
-        return f"{requirement}=={version(name)}"
-    except PackageNotFoundError:
-        return requirement
+    found: list[str] = []
+    for name in NEEDED:
+        found.append(name + extra if name == "mlx" else name)
+        with suppress(PackageNotFoundError):
+            found[-1] += f"=={version(name)}"
+    return found
 
 
 def install() -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from backend.bench import report as device_report
-from backend.bench.report import DeviceFile
 from backend.utils.machine import processor
 from backend.utils.places import project_root
 from benchmarks import peers, report
@@ -30,11 +29,6 @@ def document() -> Path:
 
 def data() -> Path:
     return document().with_suffix(".json")
-
-
-def device_files() -> list[DeviceFile]:
-    """What `python -m backend bench device` wrote on several machines: the files that were put into docs/devices."""
-    return [device_report.read(path) for path in sorted((document().parent / "devices").glob("*.json"))]
 
 
 def read() -> dict[str, Any]:
@@ -62,18 +56,17 @@ def _content(name: str, sections: dict[str, Any]) -> str:
     if name == "differs":
         return report.differs()
     if name == "devices":
-        return device_report.markdown(device_files())
+        # What `python -m backend bench device` wrote on several machines.
+        files = sorted((document().parent / "devices").glob("*.json"))
+        return device_report.markdown([device_report.read(path) for path in files])
     if name not in sections:
         return "Not measured yet.\n"
     section = sections[name]
     tables = "\n".join(table.markdown() for table in report.SECTIONS[name](section["results"]))
-    return f"{tables}\n{_provenance(section['about'])}\n"
-
-
-def _provenance(about: dict[str, Any]) -> str:
+    about = section["about"]
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     rounds = f"medians of {about['rounds']} after {about['warm_up']} to warm up"
-    return f"*{about['date']}: {about['machine']}; {rounds}; {versions}. {about['blas']}*"
+    return f"{tables}\n*{about['date']}: {about['machine']}; {rounds}; {versions}. {about['blas']}*\n"
 
 
 def about(rounds: int, warm_up: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,11 @@ def measure(rounds: int, warm_up: int, models: Path, note: Callable[[str], None]
         with tempfile.TemporaryDirectory() as folder:
             runs.append(_once(model_folder(CASE, models), Path(folder)))
         note(f"cold start: round {number + 1} of {warm_up + rounds}")
-    return [{"until": mark} | _medians([run[mark] for run in runs[warm_up:]]) for mark in MARKS]
-
-
-def _medians(seconds: Sequence[tuple[float, float]]) -> dict[str, float]:
-    wall, cpu = zip(*seconds, strict=True)
-    return {"wall": statistics.median(wall), "cpu": statistics.median(cpu)}
+    rows: list[dict[str, Any]] = []
+    for mark in MARKS:
+        wall, cpu = zip(*(run[mark] for run in runs[warm_up:]), strict=True)
+        rows.append({"until": mark, "wall": statistics.median(wall), "cpu": statistics.median(cpu)})
+    return rows
 
 
 def _once(model: Path, folder: Path) -> dict[str, tuple[float, float]]:
@@ -57,16 +56,12 @@ def _once(model: Path, folder: Path) -> dict[str, tuple[float, float]]:
             event = json.loads(line)
             for mark, is_reached in MARKS.items():
                 if mark not in reached and is_reached(event):
-                    reached[mark] = (time.perf_counter() - began, _cpu(process.pid))
+                    cpu = sum(psutil.Process(process.pid).cpu_times()[:4])  # its own and its children's
+                    reached[mark] = (time.perf_counter() - began, cpu)
         if process.wait() or len(reached) < len(MARKS):
             stderr.seek(0)
             raise RuntimeError(f"The run ended with {process.returncode}:\n{stderr.read()[-2000:]}")
     return reached
-
-
-def _cpu(pid: int) -> float:
-    times = psutil.Process(pid).cpu_times()
-    return times.user + times.system + times.children_user + times.children_system
 
 
 def _config(model: Path, folder: Path) -> Path:

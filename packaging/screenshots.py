@@ -142,7 +142,9 @@ def take_all(run: Path, sick: Path, out: Path) -> None:
         for page in PAGES:
             window.show_page(page.key)
             take(window, window, out / f"{page.key}-{mode}.png")
-        take_scenes(window, mode, run, sick, tokens, out)
+        runs = [run, *(run.parent / name for name in sample_runs.VARIANTS)]
+        for name in screenshot_scenes.page_scenes(window, wait_until, sick, tokens, runs):
+            take(window, window, out / f"{name}-{mode}.png")
         session.open_run(run)
         settled(window, window)
         for name, dialog in dialogs(window):
@@ -162,13 +164,6 @@ def take_live(window, out: Path) -> None:
             window.set_theme(mode)
             write(grabbed(widget), out / f"{name}-{mode}.png")
     window.session.draft.restore_state(form, with_file=True)
-
-
-def take_scenes(window, mode: str, run: Path, sick: Path, tokens: Path, out: Path) -> None:
-    """Every state of a page."""
-    runs = [run, *(run.parent / name for name in sample_runs.VARIANTS)]
-    for name in screenshot_scenes.page_scenes(window, wait_until, sick, tokens, runs):
-        take(window, window, out / f"{name}-{mode}.png")
 
 
 def dialogs(window):
@@ -275,12 +270,11 @@ def mixed_step(run) -> int:
     """The newest step whose first group has advantages of both signs, so that the page has both to show; else the
     newest."""
     steps = run.index.steps()
-    return next((step for step in reversed(steps) if _is_mixed(run.index.rows(step)[0])), steps[-1])
-
-
-def _is_mixed(group: dict) -> bool:
-    advantages = [completion["advantage"] or 0.0 for completion in group["completions"]]
-    return min(advantages) < 0 < max(advantages)
+    for step in reversed(steps):
+        advantages = [completion["advantage"] or 0.0 for completion in run.index.rows(step)[0]["completions"]]
+        if min(advantages) < 0 < max(advantages):
+            return step
+    return steps[-1]
 
 
 def take(window, widget, file: Path) -> None:
@@ -319,15 +313,10 @@ def settled(window, widget):
     image = grabbed(widget)
     while time.monotonic() < until:
         before, image = image, grabbed(widget)
-        if image == before and not waits_for_an_answer(window):
+        service = vars(window.session).get("service")
+        if image == before and not (service and service._questions):
             return image
     raise TimeoutError("The page never came to rest.")
-
-
-def waits_for_an_answer(window) -> bool:
-    """Whether a question to the helper process is unanswered."""
-    service = vars(window.session).get("service")
-    return service is not None and bool(service._questions)
 
 
 def grabbed(widget):

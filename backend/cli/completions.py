@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-
-from backend.utils.command import BUNDLED_PROGRAM
-from backend.utils.errors import UserError
 
 COMPLETE_VARIABLE = "_GRPO_STUDIO_BACKEND_COMPLETE"  # typer derives it from the program's name
 OPTIONS = ("--install-completion", "--show-completion")
@@ -22,14 +18,6 @@ Offer = tuple[str, str]
 def is_asked(arguments: Sequence[str]) -> bool:
     """True if a shell is asking for completions."""
     return COMPLETE_VARIABLE in os.environ or any(option in arguments for option in OPTIONS)
-
-
-def check_program() -> None:
-    """Raises UserError if the program is not on the PATH, which a shell needs to complete it."""
-    if COMPLETE_VARIABLE not in os.environ and shutil.which(BUNDLED_PROGRAM) is None:
-        needs = f"A shell completes {BUNDLED_PROGRAM}, and no command of that name is on the PATH"
-        how = f"install GRPO Studio with pip, or put the folder of the app's own {BUNDLED_PROGRAM} on it"
-        raise UserError("completion", f"{needs}: {how}.")
 
 
 def run_names(incomplete: str) -> list[str]:

@@ -9,15 +9,19 @@ from typing import Annotated, Any
 import typer
 
 from backend.cli.common import tell, tell_json, verb
+from backend.cli.display import new_console, new_table
 from backend.config.config import Config, parse, read
+from backend.config.model_and_data_names import model_source
 from backend.distributed.machine_report import LinkSpeed
-from backend.trainer.memory.estimate import Estimate
-from backend.trainer.memory.model_shape import ModelShape
+from backend.runs.saved_weights import with_adapter
+from backend.trainer.memory.estimate import estimate_run, format_bytes, machines_note
+from backend.trainer.memory.model_shape import ModelShape, shape_of
 from backend.trainer.memory.phases import MemoryModel
 from backend.utils.disk import gigabytes
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import exists, possible_path
-from backend.utils.machine import has_gpu
+from backend.utils.hub_cache import local_folder
+from backend.utils.machine import has_gpu, machine_bytes
 
 ROWS = 20_000  # to search for the longest prompt
 LONGEST = 8  # texts to tokenise: the longest text may not have the most tokens
@@ -45,13 +49,6 @@ def estimate(
     hosts: Annotated[Path | None, typer.Option(metavar="FILE", help="Also the network time on these machines.")] = None,
 ) -> None:
     """Estimate a run's memory, phase by phase; loads no weights. With --hosts, estimate the network time of a step."""
-    from backend.config.model_and_data_names import model_source
-    from backend.runs.saved_weights import with_adapter
-    from backend.trainer.memory.estimate import estimate_run, machines_note
-    from backend.trainer.memory.model_shape import shape_of
-    from backend.utils.hub_cache import local_folder
-    from backend.utils.machine import machine_bytes
-
     settings = parse(with_adapter(read(config)))
     model_source(settings.model, "model")
     folder = local_folder(settings.model)
@@ -64,7 +61,16 @@ def estimate(
     if as_json:
         tell_json(result.to_dict() | ({} if network is None else {"network": network}))
     else:
-        _print_table(result, machines_note(settings))
+        phases = {"sampling": result.rollout.to_dict(), "learning": result.training.to_dict()}
+        table = new_table("", *phases, "", right=slice(1, 3))
+        names = dict.fromkeys(name for phase in phases.values() for name in phase if name != "total")
+        for name in [*names, "total"]:
+            sizes = [format_bytes(phase[name]) if name in phase else "–" for phase in phases.values()]
+            table.add_row(name, *sizes, MEANINGS.get(name, ""), style="bold" if name == "total" else None)
+        console = new_console()
+        console.print(table)
+        sentences = [result.sentence, machines_note(settings), result.advice, result.row_tip]
+        console.print(" ".join(filter(None, sentences)), highlight=False)
         if network is not None:
             tell(_network_sentence(network))
 
@@ -89,21 +95,6 @@ def longest_prompt(config: Config, folder: Path) -> int | None:
         return None
     encoded = Tokenizer.from_file(str(vocabulary)).encode_batch(sorted(texts, key=len)[-LONGEST:])
     return TEMPLATE + max(len(encoding.ids) for encoding in encoded)
-
-
-def _print_table(result: Estimate, note: str) -> None:
-    from backend.cli.display import new_console, new_table
-    from backend.trainer.memory.estimate import format_bytes
-
-    phases: dict[str, dict[str, Any]] = {"sampling": result.rollout.to_dict(), "learning": result.training.to_dict()}
-    table = new_table("", *phases, "", right=slice(1, 3))
-    names = dict.fromkeys(name for phase in phases.values() for name in phase if name != "total")
-    for name in [*names, "total"]:
-        sizes = [format_bytes(phase[name]) if name in phase else "–" for phase in phases.values()]
-        table.add_row(name, *sizes, MEANINGS.get(name, ""), style="bold" if name == "total" else None)
-    console = new_console()
-    console.print(table)
-    console.print(" ".join(filter(None, [result.sentence, note, result.advice, result.row_tip])), highlight=False)
 
 
 def measured_link(config: Config, file: Path) -> LinkSpeed:

@@ -111,16 +111,13 @@ def preview_rows(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     start, rows = int(request["start"]), opened.rows(request["split"])
     indices = range(start, min(start + int(request["count"]), len(rows)))
     cells = [{name: cell_text(value, CELL) for name, value in rows[index].items()} for index in indices]
-    return {"rows": cells, "tokens": _prompt_lengths(opened, request["split"], indices, config)}
-
-
-def _prompt_lengths(opened: LoadedDataset, split: str, indices: range, config: Config) -> list[int | None]:
-    if not is_warm(config):
-        return [None] * len(indices)
-    tokenizer = tokenizer_for(config)
-    tally = _tally(opened, split, config, tokenizer)
-    tally.measure(indices, tokenizer)
-    return [length if length >= 0 else None for length in (tally.lengths[index] for index in indices)]
+    lengths: list[int | None] = [None] * len(indices)
+    if is_warm(config):
+        tokenizer = tokenizer_for(config)
+        tally = _tally(opened, request["split"], config, tokenizer)
+        tally.measure(indices, tokenizer)
+        lengths = [length if length >= 0 else None for length in (tally.lengths[index] for index in indices)]
+    return {"rows": cells, "tokens": lengths}
 
 
 def preview_row(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
