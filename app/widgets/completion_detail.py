@@ -36,9 +36,7 @@ class TagHighlighter(QSyntaxHighlighter):
 
 class TextPane(QPlainTextEdit):
     def __init__(self, name: str) -> None:
-        super().__init__(readOnly=True)
-        self.setFont(theme.mono_font())
-        self.setAccessibleName(name)
+        super().__init__(readOnly=True, font=theme.mono_font(), accessibleName=name)
         highlighter = TagHighlighter(self)
         theme.signals.changed.connect(highlighter.rehighlight)
 
@@ -148,6 +146,5 @@ def _join_unbroken(parts: Sequence[str], between: str = " &nbsp;&nbsp; ") -> str
 
 
 def _rich_label() -> QLabel:
-    made = label(font=theme.figures_font(12), role="muted", wrap=True, selectable=True)
-    made.setTextFormat(Qt.TextFormat.RichText)
-    return made
+    font, rich = theme.figures_font(12), Qt.TextFormat.RichText
+    return label(font=font, role="muted", wrap=True, selectable=True, textFormat=rich)

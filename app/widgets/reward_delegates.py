@@ -76,11 +76,9 @@ class WeightDelegate(QStyledItemDelegate):
             painter.restore()
 
     def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> QWidget:
-        edit = WeightEdit(parent=parent)
-        edit.setMinimumWidth(0)
+        name = f"Weight of {index.data(Qt.ItemDataRole.AccessibleDescriptionRole)}"
+        edit = WeightEdit(parent=parent, name=name, minimumWidth=0, alignment=Qt.AlignmentFlag.AlignRight)
         edit.setValidator(QRegularExpressionValidator(QRegularExpression(r"[-−]?\d{0,3}(\.\d{0,3})?"), edit))
-        edit.setAlignment(Qt.AlignmentFlag.AlignRight)
-        edit.setAccessibleName(f"Weight of {index.data(Qt.ItemDataRole.AccessibleDescriptionRole)}")
         return edit
 
     def updateEditorGeometry(self, editor: QWidget, option: Any, index: Index) -> None:

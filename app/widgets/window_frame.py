@@ -15,7 +15,7 @@ from app import theme
 from app.widgets.basic import icons
 from app.widgets.basic.controls import Dot, ElidedLabel, LinkButton
 from app.widgets.basic.labels import label, show_text
-from app.widgets.basic.layout import BY_KEYBOARD, column, paint_ring, row
+from app.widgets.basic.layout import BY_KEYBOARD, column, configure, paint_ring, row
 from app.widgets.basic.number_format import duration, figure
 from app.widgets.basic.tables import RIGHT
 from app.widgets.run_header import STATES
@@ -104,10 +104,8 @@ class PageButton(QAbstractButton):
         self._icon = entry.icon
         self.collapsed = False
         self._has_ring = False
-        self.setText(entry.title)
-        self.setToolTip(f"{entry.title} ({entry.shortcut})")
-        self.setCheckable(True)
-        self.setAutoExclusive(True)
+        tip = f"{entry.title} ({entry.shortcut})"
+        configure(self, tip=tip, text=entry.title, checkable=True, autoExclusive=True)
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.setAttribute(Qt.WidgetAttribute.WA_Hover)
 
@@ -150,14 +148,11 @@ class StatusStrip(QFrame):
         self._dot = Dot("placeholder")
         figures = theme.figures_font(12)
         self.state, self.step, self.left, self.memory = (label(font=figures, role="muted") for _ in range(4))
-        self.sentence = ElidedLabel()
-        self.sentence.setAlignment(RIGHT)
-        self.sentence.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
-        self.waiting = LinkButton("", tip="Show the queue")
+        wide = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
+        self.sentence = ElidedLabel(alignment=RIGHT, sizePolicy=wide)
+        self.waiting = LinkButton("", tip="Show the queue", shown=False)
         self._take: Callable[[], object] | None = None
-        self.offer = LinkButton("", on_click=lambda: self._take and self._take())
-        self.waiting.hide()
-        self.offer.hide()
+        self.offer = LinkButton("", on_click=lambda: self._take and self._take(), shown=False)
         labels = (self._dot, self.state, self.step, self.left, self.memory, self.waiting)
         row(*labels, (self.sentence, 1), self.offer, into=self, margins=(12, 0, 12, 0))
         self.setFixedHeight(theme.scaled(28))

@@ -51,11 +51,11 @@ def label(
     wrap: bool = False,
     align: Qt.AlignmentFlag | None = None,
     selectable: bool = False,
+    parent: QWidget | None = None,
     **settings: Any,
 ) -> QLabel:
     """A plain-text label; `role` is one of the style sheet's (muted, caption, problem). `settings`: `configure`."""
-    widget = PlainLabel(text)
-    widget.setWordWrap(wrap)
+    widget = PlainLabel(text, parent, wordWrap=wrap)
     if font is not None:
         widget.setFont(font)
     if align is not None:

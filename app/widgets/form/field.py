@@ -7,12 +7,12 @@ from typing import Any
 
 from PySide6.QtCore import QEvent, QKeyCombination, QObject, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QKeySequence
-from PySide6.QtWidgets import QApplication, QLabel, QLineEdit, QPlainTextEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QLabel, QLineEdit, QPlainTextEdit, QWidget
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel, LinkButton, PathEdit
-from app.widgets.basic.labels import PlainLabel
-from app.widgets.basic.layout import row, set_style_property
+from app.widgets.basic.labels import label
+from app.widgets.basic.layout import column, configure, row, set_style_property
 from app.widgets.form.value_text import limits_text
 from backend.config.config import SETTINGS
 from backend.config.setting import Setting
@@ -36,28 +36,23 @@ class Field(QWidget):
         self._problem: QLabel | None = None
         self._note: QLabel | None = None
         self._remedy: LinkButton | None = None
-        self._column = QVBoxLayout(self)
-        self._column.setContentsMargins(0, 0, 0, 0)
-        self._column.setSpacing(3)
-        self._column.setAlignment(Qt.AlignmentFlag.AlignTop)
-        self.label = PlainLabel(setting.label, self)
-        self.label.setProperty("role", "muted")
-        self.hint = ElidedLabel(parent=self, font=theme.caption_font())
-        self.hint.setText(HINTS.get(setting.key, ""))
-        self.hint.setVisible(bool(self.hint.text()))  # an empty one would widen its column
-        stretch = [None] if self.hint.isHidden() else []
-        self._column.addLayout(row(self.label, (self.hint, 1), *stretch, spacing=6))
+        self.label = label(setting.label, role="muted", parent=self)
+        hint = HINTS.get(setting.key, "")  # an empty one would widen its column
+        self.hint = ElidedLabel(parent=self, font=theme.caption_font(), text=hint, shown=bool(hint))
+        head = row(self.label, (self.hint, 1), spacing=6)
+        if not hint:
+            head.addStretch(1)
         self.tab_stops: list[QWidget] = []
-        self._column.addWidget(self.build())
+        self._column = column(head, self.build(), into=self, spacing=3)
+        self._column.setAlignment(Qt.AlignmentFlag.AlignTop)
         self.tab_stops.insert(0, self.control)
         if setting.key in WHEN_EMPTY and isinstance(self.control, QLineEdit | QPlainTextEdit):
             self.control.setPlaceholderText(WHEN_EMPTY[setting.key])
         self.label.setBuddy(self.control)
         description = " ".join([setting.help, limits_text(setting)]).strip()
-        self.control.setAccessibleName(setting.label)
-        self.control.setAccessibleDescription(description)
-        for widget in (self.label, self.control):
-            widget.setToolTip(f"<p>{description}</p>")  # rich text wraps; plain text would be one long line
+        tip = f"<p>{description}</p>"  # rich text wraps; plain text would be one long line
+        configure(self.control, name=setting.label, tip=tip, accessibleDescription=description)
+        self.label.setToolTip(tip)
         if not isinstance(self.control, PathEdit):
             self.control.setAcceptDrops(False)  # the window handles dropped files
         if setting.note:
@@ -70,9 +65,9 @@ class Field(QWidget):
                 on_click=lambda: self.edited.emit(key, values[0]),
                 tip=f"<p>{setting.label} is used while {SETTINGS[key].label} is on.</p>",
                 name=f"Turn on {SETTINGS[key].label}, which {setting.label} belongs to",
+                font=theme.caption_font(),
+                shown=False,
             )
-            self._remedy.setFont(theme.caption_font())
-            self._remedy.hide()
             self.tab_stops.append(self._remedy)
             self._column.addWidget(self._remedy, 0, Qt.AlignmentFlag.AlignLeft)
 
@@ -111,8 +106,7 @@ class Field(QWidget):
 
     def _show_caption(self, caption: QLabel | None, sentence: str, role: str) -> QLabel | None:
         if caption is None and sentence:
-            caption = PlainLabel(wordWrap=True)
-            caption.setFont(theme.caption_font())
+            caption = label(font=theme.caption_font(), wrap=True)
             self._column.addWidget(caption)
         if caption is not None:
             caption.setText(sentence)

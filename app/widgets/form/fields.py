@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QIcon, QKeySequence, QShortcut
-from PySide6.QtWidgets import QLineEdit, QMenu, QPushButton, QWidget
+from PySide6.QtWidgets import QLineEdit, QMenu, QWidget
 
 from app import theme
 from app.widgets.basic import icons
 from app.widgets.basic.controls import ComboBox, LinkButton, NumberEdit, PathEdit, ProseEdit, Switch
 from app.widgets.basic.dialogs import open_file, open_folder
-from app.widgets.basic.labels import give_menu, key_name, label
+from app.widgets.basic.labels import button, key_name, label
 from app.widgets.basic.layout import column, holder, row
 from app.widgets.form import value_text
 from app.widgets.form.field import Field, LineField
@@ -32,18 +33,14 @@ from backend.utils.files import possible_path
 
 class TextField(LineField):
     def line(self) -> QLineEdit:
-        line = QLineEdit(self)
-        line.setPlaceholderText(str(self.setting.default or ""))
-        return line
+        return QLineEdit(self, placeholderText=str(self.setting.default or ""))
 
 
 class NumberField(LineField):
     """A number with its unit; scientific notation such as 1e-5 is kept as typed."""
 
     def line(self) -> QLineEdit:
-        line = NumberEdit(self.setting.unit, self)
-        line.setPlaceholderText(value_text.number_text(self.setting.default))
-        return line
+        return NumberEdit(self.setting.unit, self, placeholderText=value_text.number_text(self.setting.default))
 
     def value(self) -> Any:
         text = self.control.text()
@@ -63,9 +60,7 @@ class ListField(LineField):
     def line(self) -> QLineEdit:
         if self.setting.kind != "numbers":
             return QLineEdit(self)
-        line = NumberEdit(parent=self)
-        line.setPlaceholderText("1 for each")
-        return line
+        return NumberEdit(parent=self, placeholderText="1 for each")
 
     def value(self) -> Any:
         parse = {"list": value_text.list_value, "numbers": value_text.numbers_value, "rewards": split_names}
@@ -121,8 +116,7 @@ class SwitchField(Field):
     control: Switch
 
     def build(self) -> QWidget:
-        self.control = Switch(self)
-        self.control.clicked.connect(self.emit_edited)
+        self.control = Switch(self, clicked=self.emit_edited)
         return self.control
 
     def value(self) -> Any:
@@ -144,9 +138,8 @@ class ProseField(Field):
 
     def build(self) -> QWidget:
         self._is_setting_text = False
-        self.control = ProseEdit(self.lines, self)
-        self.control.setUndoRedoEnabled(False)  # undo is the form's
-        self.control.setPlaceholderText(self.placeholder)
+        # Undo is the form's.
+        self.control = ProseEdit(self.lines, self, undoRedoEnabled=False, placeholderText=self.placeholder)
         name = f"Use the suggested text for {self.setting.label}"
         self.suggestion = LinkButton("Use the suggested text", self, on_click=self._take_suggestion, name=name)
         self.tab_stops.append(self.suggestion)
@@ -224,9 +217,7 @@ class PathField(LineField):
     hand_over: Callable[[str], object] | None = None
 
     def line(self) -> QLineEdit:
-        line = PathEdit(_ACCEPTS[self.setting.kind])
-        line.setPlaceholderText(_PLACEHOLDERS.get(self.setting.key, ""))
-        return line
+        return PathEdit(_ACCEPTS[self.setting.kind], placeholderText=_PLACEHOLDERS.get(self.setting.key, ""))
 
     def value(self) -> Any:
         return value_text.path_value(self.control.text())
@@ -235,26 +226,20 @@ class PathField(LineField):
         return value_text.path_text(raw)
 
     def build(self) -> QWidget:
-        self.browse = QPushButton("Import…" if self.setting.key == "reward_functions_file" else "Browse…")
-        self.browse.setMinimumWidth(theme.scaled(116))  # with and without a menu's arrow, so that the fields align
-        self.browse.setAccessibleName(f"Browse for {self.setting.label}")
+        has_menu = self.setting.kind in ("dataset", "adapter")
+        menu = QMenu(self) if has_menu else None
+        self.browse = button(
+            "Import…" if self.setting.key == "reward_functions_file" else "Browse…",
+            None if has_menu else self.choose_folder if self.setting.kind == "model" else self.choose_file,
+            menu=menu,
+            name=f"Browse for {self.setting.label}",
+            minimumWidth=theme.scaled(116),  # with and without a menu's arrow, so that the fields align
+        )
         self.tab_stops.append(self.browse)
-        if self.setting.kind in ("dataset", "adapter"):
-            menu = QMenu(self.browse)
-            give_menu(self.browse, menu)
-            if self.setting.kind == "adapter":  # the runs that have adapters change
-                menu.aboutToShow.connect(lambda: self.fill_menu(menu))
-            else:
-                self.fill_menu(menu)
-        else:
-            choose = self.choose_folder if self.setting.kind == "model" else self.choose_file
-            self.browse.clicked.connect(lambda _checked=False: choose())
+        if menu is not None:
+            menu.addAction("File…", self.choose_file)
+            menu.addAction("Folder…", self.choose_folder)
         return holder(row((super().build(), 1), self.browse))
-
-    def fill_menu(self, menu: QMenu) -> None:
-        menu.clear()
-        menu.addAction("File…", self.choose_file)
-        menu.addAction("Folder…", self.choose_folder)
 
     def take(self, path: Path | str | None) -> None:
         """Set the path as if it had been typed; an empty one (a cancelled dialog) changes nothing."""
@@ -291,16 +276,20 @@ class AdapterField(PathField):
     import_requested = Signal(str)  # folder
 
     def build(self) -> QWidget:
-        self.import_button = QPushButton("Import for this model")
-        self.import_button.setToolTip(
-            "<p>Converts it to mlx-lm's format beside its folder, and compares the logits.</p>"
+        self.import_button = button(
+            "Import for this model",
+            lambda: self.import_requested.emit(str(peft_folder(str(self.value())))),
+            tip="<p>Converts it to mlx-lm's format beside its folder, and compares the logits.</p>",
+            name="Import the adapter of peft for the model of this run",
+            shown=False,
         )
-        self.import_button.setAccessibleName("Import the adapter of peft for the model of this run")
-        self.import_button.clicked.connect(lambda: self.import_requested.emit(str(peft_folder(str(self.value())))))
-        self.import_button.hide()
         built = holder(column(super().build(), (self.import_button, 0, Qt.AlignmentFlag.AlignLeft)))
         self.tab_stops.append(self.import_button)
         self.control.textChanged.connect(self._offer_import)
+        menu = self.browse.menu()
+        assert menu is not None
+        menu.addSection("Your runs")
+        menu.aboutToShow.connect(lambda: self._list_runs(menu))
         return built
 
     def show_importing(self, sentence: str) -> None:
@@ -313,9 +302,9 @@ class AdapterField(PathField):
         self.import_button.setVisible(is_peft)
         self.show_note("An adapter of peft, as TRL and others train them." if is_peft else "")
 
-    def fill_menu(self, menu: QMenu) -> None:
-        super().fill_menu(menu)
-        menu.addSection("Your runs")
+    def _list_runs(self, menu: QMenu) -> None:
+        for action in menu.actions()[3:]:  # after File, Folder and the heading
+            menu.removeAction(action)
         names = runs_with_adapters()
         for name in names:
             of_run = menu.addMenu(name.replace("&", "&&"))
@@ -325,13 +314,10 @@ class AdapterField(PathField):
 
     def _fill_checkpoints(self, menu: QMenu, name: str) -> None:
         menu.clear()
-        try:
-            found = saved_weights.choices(find_run(name))
-        except UserError:  # deleted since the menu was opened
-            found = []
-        for choice in found:
-            text = name if choice.key == saved_weights.END else f"{name}@{choice.key}"
-            menu.addAction(choice.label, partial(self.take, text))
+        with suppress(UserError):  # deleted since the menu was opened
+            for choice in saved_weights.choices(find_run(name)):
+                text = name if choice.key == saved_weights.END else f"{name}@{choice.key}"
+                menu.addAction(choice.label, partial(self.take, text))
 
 
 _KINDS: dict[str, type[Field]] = {

@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QCompleter, QWidget
 
 from app import theme
 from app.widgets.basic.controls import SearchEdit
+from app.widgets.basic.layout import configure
 from backend.config.config import SECTIONS
 from backend.config.other_programs.translation import other_names
 from backend.config.setting import Setting
@@ -22,21 +23,18 @@ class SettingSearch(SearchEdit):
     chosen = Signal(str)  # key of a setting
 
     def __init__(self, settings: Sequence[Setting], parent: QWidget | None = None) -> None:
-        super().__init__("Find a setting", parent=parent)
+        widths = {"minimumWidth": theme.scaled(120), "maximumWidth": theme.scaled(220)}
+        super().__init__("Find a setting", parent=parent, **widths)
         self._settings = list(settings)
-        self.setMinimumWidth(theme.scaled(120))
-        self.setMaximumWidth(theme.scaled(220))
         self._model = QStandardItemModel(self)
         # Connected before the completer connects to the line: it opens its popup with what the model then contains.
         self.textChanged.connect(self._update_matches)
-        completer = QCompleter(self._model, self)
         # The model holds the matches already; a filtering QCompleter would compare one role with the whole text.
-        completer.setCompletionMode(QCompleter.CompletionMode.UnfilteredPopupCompletion)
-        completer.setMaxVisibleItems(12)
+        unfiltered = QCompleter.CompletionMode.UnfilteredPopupCompletion
+        completer = QCompleter(self._model, self, completionMode=unfiltered, maxVisibleItems=12)
         popup = completer.popup()
         assert popup is not None
-        popup.setProperty("role", "matches")
-        popup.setMinimumWidth(theme.scaled(420))
+        configure(popup, role="matches", minimumWidth=theme.scaled(420))
         self.setCompleter(completer)
         completer.activated[QModelIndex].connect(lambda index: self._choose(index.data(KEY)))  # pyright: ignore
         self.returnPressed.connect(lambda: [self._choose(key) for key in self.matching_keys()[:1]])
