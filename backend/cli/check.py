@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from backend.cli.common import USER_ERROR, AsJson, print_problems, tell, tell_error, tell_file, tell_json, verb
+from backend.cli.completions import Changes
 from backend.config.config import Config
 from backend.runs.saved_weights import imported_folder
 from backend.utils.disk import save_as
@@ -28,6 +29,7 @@ Prompts = Annotated[bool, typer.Option("--prompts", help="Say also how varied th
 @verb
 def check(
     config: Annotated[Path, typer.Argument(help="The settings, a YAML file.")],
+    changes: Changes = None,
     as_json: AsJson = False,
     prompts: Prompts = False,
 ) -> None:
@@ -35,14 +37,15 @@ def check(
 
     For a file of TRL, mlx-lm-lora or mlx-grpo, show how each of its keys is converted.
     """
+    from backend.cli.training import apply_changes
     from backend.config.config import parse, read
     from backend.config.notes import unusual
     from backend.config.other_programs.translation import account, read_words
     from backend.runs.saved_weights import with_adapter
 
-    faults, report = list[ConfigProblem](), dict[str, Any]()
+    raw, faults, report = dict[str, Any](), list[ConfigProblem](), dict[str, Any]()
     try:
-        raw = with_adapter(read(config))
+        raw = with_adapter(apply_changes(read(config), changes or []))
         for line in account(read_words(raw)):
             tell(line, file=sys.stderr)
         report = _checked(raw, with_lengths=prompts)
@@ -58,7 +61,7 @@ def check(
     if as_json:
         return
     tell("Nothing is wrong with these settings.")
-    for remark in unusual(parse(with_adapter(read(config)))):
+    for remark in unusual(parse(raw)):
         tell(f"{remark.setting}: {remark.sentence}")
     if prompts:
         rows, total = report["rows"], report["total"]

@@ -11,12 +11,14 @@ from typing import Annotated, Any
 import typer
 
 from backend.cli.common import USER_ERROR, AsJson, tell, tell_error, tell_json, verb
+from backend.cli.completions import Changes
 from backend.config.config import SETTINGS, keys_used_by, parse, problems, read
 from backend.config.other_programs.translation import translate
 from backend.rewards.bench import BenchSettings, RewardBench, score_lines
 from backend.rewards.cases import cases_file, read_cases, rerun
 from backend.rewards.catalogue import builtin_rewards, locate_reward_file, rewards_in_file
 from backend.rewards.completion_lines import line_of, merge_consecutive, read_groups
+from backend.rewards.errors import RewardError
 from backend.runs.saved_weights import with_adapter
 from backend.utils.disk import save_as
 from backend.utils.errors import ConfigProblem, UserError
@@ -64,13 +66,15 @@ def score_rewards(
 def sample_rewards(
     config: Annotated[Path, typer.Argument(help="The settings, a YAML file.")],
     count: Annotated[int, typer.Option("-n", help="Prompts, taken at random by the seed.", min=1)] = 8,
+    changes: Changes = None,
     out: Annotated[Path | None, typer.Option("--out", help="Keep the completions here, for rewards score.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Sample completions from the initial model and score them; prints the verdict on stderr."""
+    from backend.cli.training import apply_changes
     from backend.trainer.trial_sampling import Pick, TrialSampler
 
-    settings = parse(with_adapter(read(config)))
+    settings = parse(with_adapter(apply_changes(read(config), changes or [])))
     pick = Pick("random", count)
     phases: set[str] = set()
 
@@ -120,16 +124,28 @@ def rerun_cases(
 
 
 def score_all(lines: Sequence[Any], settings: BenchSettings) -> dict[str, Any]:
-    """Score groups in the sandbox. Raises UserError if a function fails, since a run would stop there."""
+    """Score groups in the sandbox. Raises UserError if a function fails, since a run would stop there, after printing
+    the traceback of user code.
+    """
     bench = RewardBench()
     try:
         scored = score_lines(bench, lines, settings)
+    except RewardError as error:
+        _print_traceback(error.place)
+        raise
     finally:
         bench.close()
-    errors = [function["error"]["sentence"] for function in scored["functions"] if function["error"]]
+    errors = [function["error"] for function in scored["functions"] if function["error"]]
+    for error in errors:
+        _print_traceback(error)
     if errors:
-        raise UserError([ConfigProblem("reward_functions", sentence) for sentence in errors])
+        raise UserError([ConfigProblem("reward_functions", error["sentence"]) for error in errors])
     return scored
+
+
+def _print_traceback(place: dict[str, Any]) -> None:
+    if place["traceback"]:
+        tell_error(place["traceback"].rstrip())
 
 
 def _print_scores(scored: dict[str, Any], as_json: bool, lines: Sequence[Any] = ()) -> None:

@@ -35,7 +35,7 @@ Line = Mapping[str, Any]  # A group as written by `backend.rewards.completion_li
 class BenchResult:
     """Result of one function. `scores`: one per completion, None for no opinion; empty after an `error`.
 
-    `error`: {"sentence", "file", "line", "frames"}.
+    `error`: {"sentence", "file", "line", "frames", "traceback"}.
     """
 
     name: str
@@ -95,7 +95,7 @@ class RewardBench:
     ) -> list[BenchResult]:
         """Score all completions with each function separately.
 
-        `poll` may raise to cancel; `on_function` gets each name first. Raises UserError or LoadError.
+        `poll` may raise to cancel; `on_function` gets each name first. Raises UserError.
         """
         groups = [group_of(row, index, f"Row {index + 1}") for index, row in enumerate(lines)]
         state = TrainerState(max_completion_length=settings.max_completion_length)
@@ -108,10 +108,7 @@ class RewardBench:
                     scored = scorer.call(groups, 0, [index], settings.timeout_s, state, captures=True, poll=poll)
                     result = BenchResult(function.name, printed=scored.printed)
                     if failure := scored.failure:
-                        error = scorer.error([function], failure, samples_of(groups))
-                        result.error = failure.place(error.faults[0].sentence)
-                        if not failure.file:  # its process is gone
-                            result.error |= {"file": str(function.file or ""), "line": function.line}
+                        result.error = scorer.error([function], failure, samples_of(groups)).place
                     else:
                         result.seconds, result.scores = scored.seconds[0], scored.scores[0]
                         result.logged = scored.columns

@@ -1,4 +1,4 @@
-"""Call sync and async user code with a time limit and validate its scores.
+"""Call sync and async user code, and validate its scores.
 
 The reward worker's parent kills a slow process. In-process calls (`reward_isolation: thread`) run in threads that
 CPython interrupts, which cannot stop C code holding the GIL.
@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import functools
-import inspect
 import math
+import sys
 import threading
 import time
+import traceback
 import types
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Set
 from contextlib import suppress
 from typing import Any
 
@@ -23,12 +24,10 @@ from backend.utils.text import quote
 
 Scores = list[float | None]
 Poll = Callable[[], None]  # called repeatedly while user code runs; raising cancels the wait
-AsyncCall = tuple[int, Callable[[], Awaitable[Any]], Callable[[Any], Any]]
-"""Function index, call, and reader of the awaited value."""
 
 LARGEST = 1e30  # largest absolute score; float32 sums of squares overflow beyond it
-ASYNC_GRACE_S = 0.2  # seconds for overdue async calls to be cancelled before they are interrupted
-_CANCEL_S = 0.1  # seconds to cancel other async calls after a failure
+_CANCEL_S = 0.1  # seconds for async calls to end after their cancellation
+_ASYNC_GRACE_S = 0.3  # seconds past the limit before async calls that hold up the event loop are interrupted
 _POLL_S = 0.05
 _INTERRUPT_FOR_S = 1.0  # seconds to interrupt a thread before abandoning it
 
@@ -38,18 +37,17 @@ def wait_on() -> None:
 
 
 class CallError(Exception):
-    """The function with this index raised `error`, possibly SystemExit; None: it timed out."""
+    """The function with this index raised `error`, possibly SystemExit. None: it hung, and was at `stack`."""
 
-    def __init__(self, index: int, error: BaseException | None) -> None:
+    def __init__(self, index: int, error: BaseException | None, stack: str = "") -> None:
         super().__init__()
-        self.index = index
-        self.error = None if isinstance(error, _Interrupted) else error
+        self.index, self.error, self.stack = index, error, stack
 
 
 class InvalidScoresError(Exception):
-    """Invalid scores; `index` is the first such completion."""
+    """Invalid scores; `index` is the first such completion, None if their number is wrong."""
 
-    def __init__(self, what: str, index: int = 0) -> None:
+    def __init__(self, what: str, index: int | None = None) -> None:
         super().__init__(what)
         self.index = index
 
@@ -94,77 +92,72 @@ def _score(value: Any, index: int) -> float:
 
 
 class Caller:
-    """Calls user code in the current thread without interrupting it.
+    """Calls user code in the current thread without a limit.
 
-    Calls `mark(index, is_async)` before a function and `mark(-1, False)` after it.
+    Calls `mark(index, True)` before a function and `mark(-1, True)` after it. Of functions that are awaited together
+    `mark(index, False)` says which one is running, or waits.
     """
 
-    def __init__(self, mark: Callable[[int, bool], None] = lambda index, is_async: None) -> None:
+    has_limit = False
+
+    def __init__(self, mark: Callable[[int, bool], None] = lambda index, begins: None) -> None:
         self.poll: Poll = wait_on
-        self._mark = mark
-        self._running = -1  # index of the async function that ran last
+        self._report = mark
+        self._running = -1
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def call(self, index: int, seconds: float, work: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
-        """`read(work())`, awaiting if needed, under one limit. Raises CallError."""
-
-        def call_and_read() -> Any:
-            returned = work()
-            return read(asyncio.run(_awaited(returned, seconds)) if inspect.isawaitable(returned) else returned)
-
-        self._mark(index, False)
-        try:
-            value = self._limited(seconds, call_and_read)
-        except CallError as failed:
-            failed.index = index
-            raise
-        self._mark(-1, False)
+    def call(self, index: int, seconds: float, work: Callable[[], Any]) -> Any:
+        """`work()`. Raises CallError."""
+        self._mark(index)
+        value = self._limited(seconds, work)
+        self._mark(-1)
         return value
 
-    def gather(self, seconds: float, calls: Sequence[AsyncCall]) -> list[tuple[Any, float]]:
-        """(value, seconds) of concurrent calls; the first failure cancels all. Raises CallError.
+    def gather(self, seconds: float, calls: Mapping[int, Awaitable[Any]]) -> dict[int, tuple[Any, float]]:
+        """(value, seconds) of concurrent calls by index; the first failure cancels all. Raises CallError.
 
         The event loop persists between steps, since open connections belong to it.
         """
         results: dict[int, tuple[Any, float]] = {}
         failures: list[CallError] = []
 
-        async def run_one(index: int, work: Callable[[], Awaitable[Any]], read: Callable[[Any], Any]) -> None:
+        async def run_one(index: int, awaitable: Awaitable[Any]) -> None:
             start = time.perf_counter()
             try:
-                value = await _awaited(_marked(work(), functools.partial(self._mark_async, index)), seconds)
-                results[index] = read(value), time.perf_counter() - start
+                value = await _marked(awaitable, functools.partial(self._mark, index, False))
+                results[index] = value, time.perf_counter() - start
             except GeneratorExit:
                 raise  # the loop was abandoned
             except BaseException as error:
                 failures.append(CallError(index, error))
+            if waiting := [other for other in calls if other not in results]:
+                self._mark(waiting[0], False)
 
         async def run_all() -> None:
-            tasks = {asyncio.ensure_future(run_one(*call)) for call in calls}
-            while tasks and not failures:
-                _, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
+            pending = {asyncio.ensure_future(run_one(*call)) for call in calls.items()}
+            end = loop.time() + seconds
+            while pending and not failures:
+                left = end - loop.time() if self.has_limit else None
+                done, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    failures.append(CallError(self._running, None))
+            for task in pending:
                 task.cancel()
-            if tasks:  # those that ignore their cancellation are left behind
-                await asyncio.wait(tasks, timeout=_CANCEL_S)
+            if pending:  # those that ignore their cancellation are left behind
+                await asyncio.wait(pending, timeout=_CANCEL_S)
 
-        self._loop = loop = self._loop or asyncio.new_event_loop()
-        self._mark_async(calls[0][0])
-        try:
-            self._limited(seconds + ASYNC_GRACE_S, lambda: loop.run_until_complete(run_all()))
-        except BaseException as error:
-            self._loop = None
-            if not isinstance(error, CallError):
-                raise
-            failures.append(CallError(self._running, error.error))
+        self._loop, loop = None, self._loop or asyncio.new_event_loop()
+        self._mark(min(calls))
+        self._limited(seconds + _ASYNC_GRACE_S, lambda: loop.run_until_complete(run_all()))
         if failures:
             raise failures[0]
-        self._mark(-1, False)
-        return [results[index] for index, _, _ in calls]
+        self._loop = loop
+        self._mark(-1)
+        return results
 
-    def _mark_async(self, index: int) -> None:
+    def _mark(self, index: int, begins: bool = True) -> None:
         self._running = index
-        self._mark(index, True)
+        self._report(index, begins)
 
     def close(self) -> None:
         """Close the event loop as `asyncio.run` does."""
@@ -183,12 +176,16 @@ class Caller:
     def _limited(self, seconds: float, work: Callable[[], Any]) -> Any:
         try:
             return work()
+        except CallError:
+            raise
         except BaseException as error:
-            raise CallError(-1, error) from error
+            raise CallError(self._running, error) from error
 
 
 class ThreadCaller(Caller):
     """Calls user code in threads, interrupted at the limit or when `poll` raises."""
+
+    has_limit = True
 
     def _limited(self, seconds: float, work: Callable[[], Any]) -> Any:
         outcome: dict[str, Any] = {}
@@ -202,7 +199,7 @@ class ThreadCaller(Caller):
 
         # A daemon thread: one that cannot be interrupted must not keep the process from ending.
         thread = threading.Thread(target=run, name="reward function", daemon=True)
-        deadline = time.monotonic() + seconds
+        deadline, stack = time.monotonic() + seconds, ""
         thread.start()
         try:
             while thread.is_alive() and (left := deadline - time.monotonic()) > 0:
@@ -213,28 +210,26 @@ class ThreadCaller(Caller):
             # The exception is only pending until the thread's next bytecode, and a bare `except:` may swallow it.
             until = time.monotonic() + _INTERRUPT_FOR_S
             was_interrupted = thread.is_alive()
+            hung = self._running
+            if frame := sys._current_frames().get(thread.ident or 0):
+                stack = "".join(traceback.format_stack(frame))
             while thread.is_alive() and time.monotonic() < until:
                 interrupt = ctypes.py_object(_Interrupted)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), interrupt)
                 thread.join(_POLL_S)
-        if was_interrupted or "error" in outcome:
-            raise CallError(-1, None if was_interrupted else outcome["error"])
+        error = outcome.get("error")
+        if was_interrupted:
+            raise CallError(hung, None, stack)
+        if isinstance(error, CallError):
+            raise error
+        if error is not None:
+            raise CallError(self._running, error) from error
         return outcome["value"]
-
-
-async def _awaited(awaitable: Awaitable[Any], seconds: float) -> Any:
-    limit = asyncio.timeout(seconds)
-    try:
-        async with limit:
-            return await awaitable
-    except TimeoutError:
-        if limit.expired():
-            raise _Interrupted from None
-        raise  # the user's own TimeoutError
 
 
 @types.coroutine
 def _marked(awaitable: Awaitable[Any], mark: Callable[[], None]) -> Generator[Any, Any, Any]:
+    """Await, calling `mark` whenever the awaitable starts to run."""
     steps: Any = awaitable.__await__()
     resume: Callable[[], Any] = functools.partial(next, steps)
     while True:

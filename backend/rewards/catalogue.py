@@ -20,7 +20,7 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -214,13 +214,22 @@ def _pieces(text: str) -> tuple[list[str], int]:
     return pieces, depth
 
 
-def reward_call(text: str, known: Iterable[str]) -> RewardCall:
+def reward_call(text: str, known: Collection[str]) -> RewardCall:
     """Parse an entry, resolving its name among `known`, then short names. Raises UserError."""
-    known = set(known)
     if text in known:
         return RewardCall(text)
     call = read_call(text)
-    return call if call.function in known else _with_full_name(call)
+    if call.file or call.function in known:
+        return call
+    return replace(call, function=_short_names().get(call.function, call.function))
+
+
+def find_call(text: str) -> RewardCall | None:
+    """Parse an entry, resolving short names; None if it cannot be parsed, which the check of entries reports."""
+    try:
+        return reward_call(text, ())
+    except UserError:
+        return None
 
 
 def canonical_entry(text: str) -> str:
@@ -228,22 +237,14 @@ def canonical_entry(text: str) -> str:
 
     Unparsable text is unchanged.
     """
-    try:
-        return _with_full_name(read_call(text)).text
-    except UserError:
-        return text
+    call = find_call(text)
+    return call.text if call else text
 
 
 def metric_name(text: str) -> str:
     """Name of an entry's scores in `rewards/<name>/mean` and tables."""
-    try:
-        return _with_full_name(read_call(text)).name
-    except UserError:
-        return text
-
-
-def _with_full_name(call: RewardCall) -> RewardCall:
-    return call if call.file else replace(call, function=_short_names().get(call.function, call.function))
+    call = find_call(text)
+    return call.name if call else text
 
 
 @cache
@@ -253,10 +254,9 @@ def _short_names() -> dict[str, str]:
 
 def with_absolute_file(text: str, folder: Path) -> str:
     """Entry with an absolute path before `::` if the file exists in `folder`."""
+    if not (call := find_call(text)) or not call.file:
+        return text
     try:
-        call = read_call(text)
-        if not call.file:
-            return text
         path = locate_reward_file(call.file, folder)
     except UserError:  # reported where the entry is checked
         return text
@@ -278,11 +278,8 @@ def scorable(names: Sequence[str], weights: Sequence[float], *, has_answer: bool
     """
     found = Scorable([], [], [])
     for name, weight in zip(names, weights or [1.0] * len(names), strict=True):
-        try:
-            compares = reward_call(name, COMPARING_REWARDS).function in COMPARING_REWARDS
-        except UserError:
-            compares = False
-        if compares and not has_answer:
+        call = find_call(name)
+        if call and call.function in COMPARING_REWARDS and not has_answer:
             found.left_out.append(metric_name(name))
         else:
             found.names.append(name)
@@ -299,23 +296,16 @@ def tests_column(named: str, columns: Collection[str]) -> str:
 
 def without_tests(entries: Iterable[str], columns: Collection[str]) -> list[str]:
     """Test columns missing from `columns`, by `code_tests` entry."""
-    lacking: list[str] = []
-    for entry in entries:
-        try:
-            call = read_call(entry)
-        except UserError:  # the check of entries says so
-            continue
-        named = str(call.arguments.get("column", ""))
-        if call.function == CODE_TESTS and not call.file and not tests_column(named, columns):
-            lacking.append(named or TEST_COLUMNS[0])
-    return lacking
+    calls = [call for call in map(find_call, entries) if call and call.function == CODE_TESTS and not call.file]
+    named = [str(call.arguments.get("column", "")) for call in calls]
+    return [name or TEST_COLUMNS[0] for name in named if not tests_column(name, columns)]
 
 
 @cache
 def builtin_rewards() -> tuple[RewardEntry, ...]:
     """Shipped reward functions in source order."""
     sources = (_REWARDS_FOLDER / f"{module}.py" for module in _REWARD_MODULES)
-    return tuple(entry for source in sources for entry in _registered(ast.parse(source.read_bytes()), BUILT_IN))
+    return tuple(entry for source in sources for entry in _registered(ast.parse(source.read_bytes()), BUILT_IN)[0])
 
 
 def rewards_in_file(path: Path) -> list[RewardEntry]:
@@ -323,7 +313,12 @@ def rewards_in_file(path: Path) -> list[RewardEntry]:
 
     Raises UserError on `reward_functions_file` for a missing or invalid file.
     """
-    return _registered(parse_reward_file(path), str(path))
+    return _registered(parse_reward_file(path), str(path))[0]
+
+
+def computes_names(path: Path) -> bool:
+    """True if the file registers functions under computed names, which `rewards_in_file` cannot list."""
+    return _registered(parse_reward_file(path), "")[1]
 
 
 def plain_rewards_in_file(path: Path) -> list[RewardEntry]:
@@ -332,7 +327,7 @@ def plain_rewards_in_file(path: Path) -> list[RewardEntry]:
     Raises UserError as `rewards_in_file`.
     """
     tree = parse_reward_file(path)
-    registered = {entry.line for entry in _registered(tree, "")}
+    registered = {entry.line for entry in _registered(tree, "")[0]}
     found: list[RewardEntry] = []
     for function in functions(tree):
         args = function.args
@@ -341,6 +336,28 @@ def plain_rewards_in_file(path: Path) -> list[RewardEntry]:
         if takes_completions and function.lineno not in registered and not function.name.startswith("_"):
             found.append(_entry(function, function.name, "", str(path)))
     return found
+
+
+def find_entry(text: str, known: Iterable[RewardEntry]) -> RewardEntry | None:
+    """Function of an entry for display, or None."""
+    by_name = {entry.name: entry for entry in known}
+    try:
+        call = reward_call(text, by_name)
+        entry = _called_entry(call, by_name, None)
+    except UserError:
+        return None
+    return replace(entry, name=text, label=call.alias or entry.label) if entry else None
+
+
+def reward_faults(
+    texts: Iterable[str], entries: Iterable[RewardEntry], base: Path | None = None
+) -> list[ConfigProblem]:
+    """Problems of `reward_functions` that show without running code.
+
+    `entries` are the existing functions; paths before `::` are relative to `base` (default: working directory).
+    """
+    known = {entry.name: entry for entry in entries}
+    return check_entries(texts, known, lambda call: _called_entry(call, known, base))
 
 
 def _called_entry(call: RewardCall, known: Mapping[str, RewardEntry], base: Path | None) -> RewardEntry | None:
@@ -363,67 +380,38 @@ def _called_entry(call: RewardCall, known: Mapping[str, RewardEntry], base: Path
     raise UserError(_SETTING, not_in_file(call.function, path, defined))
 
 
-def computes_names(path: Path) -> bool:
-    """True if the file registers functions under computed names, which `rewards_in_file` cannot list."""
-    tree = parse_reward_file(path)
-    names = _decorator_names(tree)
-    return sum(_is_decorator(node, names) for node in ast.walk(tree)) > len(_registered(tree, ""))
-
-
-def find_entry(text: str, known: Iterable[RewardEntry], base: Path | None = None) -> RewardEntry | None:
-    """Function of an entry for display, or None."""
-    by_name = {entry.name: entry for entry in known}
-    try:
-        call = reward_call(text, by_name)
-        entry = _called_entry(call, by_name, base)
-    except UserError:
-        return None
-    return replace(entry, name=text, label=call.alias or entry.label) if entry else None
-
-
-def reward_faults(
-    texts: Iterable[str], entries: Iterable[RewardEntry], base: Path | None = None
+def check_entries(
+    texts: Iterable[str], known: Collection[str], find: Callable[[RewardCall], RewardEntry | None]
 ) -> list[ConfigProblem]:
-    """Problems of `reward_functions` that show without running code.
-
-    `entries` are the existing functions; paths before `::` are relative to `base` (default: working directory).
-    """
-    known = {entry.name: entry for entry in entries}
+    """Problems of names, arguments and duplicates; `find` looks up a function, and may raise UserError."""
     sentences: list[str] = []
     names: list[str] = []
     for text in texts:
         try:
             call = reward_call(text, known)
-            entry = _called_entry(call, known, base)
+            entry = find(call)
         except UserError as error:
             sentences += [problem.sentence for problem in error.faults]
             continue
         names.append(call.name)
         if entry:
-            sentences += argument_sentences(call, entry.parameters, entry.source == BUILT_IN)
+            sentences += _argument_sentences(call, entry)
         elif not call.file:
-            sentences.append(unknown_sentence(call.function, known))
-    return [ConfigProblem(_SETTING, sentence) for sentence in [*sentences, *duplicate_sentences(names)]]
-
-
-def unknown_sentence(name: str, known: Iterable[str]) -> str:
-    close = nearest(name, known)
-    hint = f"the nearest is {quote(close, 40)}, and " if close else ""
-    return f"There is no reward function {quote(name, 40)}; {hint}the known ones are {quote(', '.join(known), 60)}."
-
-
-def duplicate_sentences(names: Iterable[str]) -> list[str]:
-    """Messages about duplicate names."""
+            close = nearest(call.function, known)
+            hint = f"the nearest is {quote(close, 40)}, and " if close else ""
+            known_ones = f"the known ones are {quote(', '.join(known), 60)}"
+            sentences.append(f"There is no reward function {quote(call.function, 40)}; {hint}{known_ones}.")
     hint = f"give each a name of its own, as in keyword(word=so, {ALIAS}=says_so)"
-    return [f"{name} is listed {times} times; {hint}." for name, times in Counter(names).items() if times > 1]
+    sentences += [f"{name} is listed {times} times; {hint}." for name, times in Counter(names).items() if times > 1]
+    return [ConfigProblem(_SETTING, sentence) for sentence in sentences]
 
 
-def argument_sentences(call: RewardCall, parameters: Sequence[Parameter], shipped: bool) -> list[str]:
+def _argument_sentences(call: RewardCall, entry: RewardEntry) -> list[str]:
     """Messages about unknown, mistyped or missing arguments.
 
     Missing ones only for shipped functions: a user function's may be columns.
     """
-    known = {parameter.name: parameter for parameter in parameters}
+    known = {parameter.name: parameter for parameter in entry.parameters}
     sentences: list[str] = []
     for name in [name for name in call.arguments if name not in known]:
         close = difflib.get_close_matches(name, known, n=1)
@@ -437,10 +425,9 @@ def argument_sentences(call: RewardCall, parameters: Sequence[Parameter], shippe
         if kinds and all(kind in _KINDS for kind in kinds) and not fits:
             types = " or ".join(_KINDS[kind] for kind in kinds)
             sentences.append(f"{name} of {call.function} must be {types}, not {value!r}.")
-    for parameter in parameters:
-        if shipped and parameter.default is None and parameter.name not in call.arguments:
-            example = f"{call.function}({parameter.name}=…)"
-            sentences.append(f"{call.function} needs {parameter.name}, as in {example}.")
+    for name, parameter in known.items():
+        if entry.source == BUILT_IN and parameter.default is None and name not in call.arguments:
+            sentences.append(f"{call.function} needs {name}, as in {call.function}({name}=…).")
     return sentences
 
 
@@ -490,23 +477,28 @@ def functions(parent: ast.AST) -> Iterator[Function]:
             yield from functions(node)
 
 
-def _registered(tree: ast.Module, source: str) -> list[RewardEntry]:
-    decorators = _decorator_names(tree)
+def _registered(tree: ast.Module, source: str) -> tuple[list[RewardEntry], bool]:
+    """Functions registered under literal names, and True if others are registered too."""
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    aliases = (alias for node in imports for alias in node.names if alias.name == _REWARD_DECORATOR)
+    names = {_REWARD_DECORATOR, *(alias.asname for alias in aliases)}
+
+    def is_decorator(node: ast.AST) -> bool:
+        return getattr(node, "attr", "") == _REWARD_DECORATOR or (isinstance(node, ast.Name) and node.id in names)
+
     entries: list[RewardEntry] = []
     for function in functions(tree):
         for decorator in function.decorator_list:
             call = decorator if isinstance(decorator, ast.Call) else None
-            if not _is_decorator(call.func if call else decorator, decorators):
+            if not is_decorator(call.func if call else decorator):
                 continue
-            arguments: dict[str | None, Any] = {keyword.arg: keyword.value for keyword in call.keywords} if call else {}
+            given: dict[str | None, Any] = {keyword.arg: keyword.value for keyword in call.keywords} if call else {}
             if call and call.args:
-                arguments["name"] = call.args[0]
-            texts = {key: getattr(node, "value", ...) for key, node in arguments.items()}
-            name, label = texts.get("name"), texts.get("label")
+                given["name"] = call.args[0]
+            name, label = (getattr(given[key], "value", ...) if key in given else None for key in ("name", "label"))
             if isinstance(name, str | None):  # else it is computed
-                label = label if isinstance(label, str) else ""
-                entries.append(_entry(function, name or function.name, label, source))
-    return entries
+                entries.append(_entry(function, name or function.name, label if isinstance(label, str) else "", source))
+    return entries, sum(map(is_decorator, ast.walk(tree))) > len(entries)
 
 
 def _entry(function: Function, name: str, label: str, source: str) -> RewardEntry:
@@ -514,26 +506,14 @@ def _entry(function: Function, name: str, label: str, source: str) -> RewardEntr
     positional = [*args.posonlyargs, *args.args]
     defaults = [None] * (len(positional) - len(args.defaults)) + args.defaults
     optional = [(arg, default) for arg, default in zip(positional, defaults, strict=True) if default]
-    parameters = [
+    parameters = tuple(
         Parameter(
             arg.arg, ast.unparse(arg.annotation) if arg.annotation else "", ast.unparse(default) if default else None
         )
         for arg, default in [*optional, *zip(args.kwonlyargs, args.kw_defaults, strict=True)]
         if arg.arg not in INPUTS
-    ]
+    )
     paragraph = (ast.get_docstring(function) or "").split("\n\n")[0]
     sentence = _SENTENCE_END.split(" ".join(paragraph.split()))[0]
     label = label or name.replace("_", " ").capitalize()
-    return RewardEntry(name, label, sentence, source, function.lineno, tuple(parameters))
-
-
-def _decorator_names(tree: ast.Module) -> set[str]:
-    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
-    aliases = (alias for node in imports for alias in node.names if alias.name == _REWARD_DECORATOR)
-    return {_REWARD_DECORATOR} | {alias.asname for alias in aliases if alias.asname}
-
-
-def _is_decorator(node: ast.AST, decorators: set[str]) -> bool:
-    if isinstance(node, ast.Attribute):
-        return node.attr == _REWARD_DECORATOR
-    return isinstance(node, ast.Name) and node.id in decorators
+    return RewardEntry(name, label, sentence, source, function.lineno, parameters)

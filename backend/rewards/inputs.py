@@ -88,7 +88,8 @@ class ExtraLogs:
     """TRL's `log_extra` and `log_metric`. Bad arguments raise in user code, at the right line."""
 
     def __init__(self) -> None:
-        self._columns: dict[tuple[str, str], list[Any]] = {}
+        self.columns: dict[str, list[Any]] = {}
+        self._owners: dict[str, str] = {}  # column → the function that logged it
         self._metrics: dict[str, list[float]] = {}
 
     def loggers_for(self, function: str) -> dict[str, Callable[..., None]]:
@@ -96,13 +97,11 @@ class ExtraLogs:
 
         def log_extra(column: str, values: Sequence[Any]) -> None:
             _check_name("log_extra", column)
-            owner = next((f for f, c in self._columns if c == column and f != function), None)
-            if owner:
+            if (owner := self._owners.setdefault(column, function)) != function:
                 raise ValueError(f"the column {column} was logged by {owner} already")
             if isinstance(values, str | bytes | Mapping):
                 raise TypeError(f"log_extra takes a list of values, one a completion, not {type(values).__name__}")
-            values = values.tolist() if hasattr(values, "tolist") else values  # pyright: ignore
-            self._columns.setdefault((function, column), []).extend(_as_json(value) for value in values)
+            self.columns.setdefault(column, []).extend(map(_as_json, getattr(values, "tolist", lambda: values)()))
 
         def log_metric(name: str, value: float) -> None:
             _check_name("log_metric", name)
@@ -116,18 +115,14 @@ class ExtraLogs:
         return {"log_extra": log_extra, "log_metric": log_metric}
 
     @property
-    def columns(self) -> dict[str, list[Any]]:
-        return {column: values for (_, column), values in self._columns.items()}
-
-    @property
     def metrics(self) -> dict[str, float]:
         """Metric → mean of its values in this step."""
         return {name: statistics.fmean(values) for name, values in self._metrics.items()}
 
     def length_error(self, function: str, count: int) -> str:
         """Problem with a function's columns, which need `count` values, or ""."""
-        for (name, column), values in self._columns.items():
-            if name == function and len(values) != count:
+        for column, values in self.columns.items():
+            if self._owners[column] == function and len(values) != count:
                 return f"logged {len(values)} values in the column {column} for {count} completions"
         return ""
 

@@ -38,9 +38,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from backend.rewards.confinement.confine import confine_program, load_for_programs
+from backend.rewards.confinement.confine import confine_program, load_for_programs, make_working_folder
 from backend.rewards.program import REPORTS, become_program
-from backend.rewards.working_folders import make_working_folder
 from backend.utils.child_process import module_command
 from backend.utils.command import backend_environment
 from backend.utils.files import remove_tree, walk

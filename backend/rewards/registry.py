@@ -21,7 +21,7 @@ Table = MutableMapping[str, RewardCallable]
 
 REWARD_REGISTRY: dict[str, RewardCallable] = {}  # shipped functions in definition order
 
-# The innermost table comes last. Only `user_files.stand_in_library`, which holds a lock, pushes here.
+# The innermost table comes last. Only `resolve.stand_in_library`, which holds a lock, pushes here.
 _tables: list[Table] = [REWARD_REGISTRY]
 _map_tables: list[Table] = [{}]
 
@@ -37,7 +37,6 @@ class FunctionDescription:
     file: Path | None = None
     line: int = 0
     note: str = ""
-    is_async: bool = False
 
 
 def register_reward_function(name: Any = None, *, label: str | None = None) -> Callable[[Any], Any]:

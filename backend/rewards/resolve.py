@@ -1,99 +1,93 @@
-"""Resolve `reward_functions` entries to callables: user's file first, then shipped and short names.
+"""Run a user's reward files, and resolve `reward_functions` entries to callables.
 
-`file.py::function` is called as in TRL.
+A name is looked up in the user's file first, then among shipped functions. `file.py::function` is called as in TRL.
+Files run with this process's rights; callers ask for consent (`backend.rewards.allowed_code`).
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import sys
+import threading
+from collections import ChainMap, Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
+from backend.rewards import registry
 from backend.rewards.catalogue import (
+    BUILT_IN,
+    DEFAULT_REWARDS,
     INPUTS,
     Parameter,
     RewardCall,
-    argument_sentences,
-    duplicate_sentences,
+    RewardEntry,
+    canonical_entry,
+    check_entries,
     locate_reward_file,
-    reward_call,
-    unknown_sentence,
+    not_in_file,
+    parse_reward_file,
+    rewards_in_file,
 )
+from backend.rewards.errors import describe_error
+from backend.rewards.functions import r1
 from backend.rewards.registry import REWARD_REGISTRY, FunctionDescription, RewardCallable
-from backend.rewards.user_files import RewardFile, load_reward_file
 from backend.utils.errors import ConfigProblem, UserError
-
-_SETTING = "reward_functions"
-_NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+from backend.utils.text import quote
 
 Dialect = Literal["ours", "trl"]  # call convention, see `backend.rewards.inputs`
 
+_SETTING = "reward_functions"
+_NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_DECORATORS = ("register_reward_function", "register_map_function")
+_LIBRARY = "mlx_lm_lora"
+_MODULES = (_LIBRARY, f"{_LIBRARY}.trainer", f"{_LIBRARY}.trainer.grpo_reward_functions")
+
+# sys.modules belongs to the whole process. Reentrant: calls over several files enter one stand-in inside another.
+_lock = threading.RLock()
+
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
-    """A function's parameters: required, optional, any `**kwargs`. `excluded` get no input."""
+class RewardFile:
+    """An executed file: functions by name, notes, module."""
 
-    required: tuple[str, ...]
-    optional: tuple[str, ...]
-    has_kwargs: bool
-    excluded: frozenset[str] = frozenset()
-
-    @classmethod
-    def of(cls, call: Callable[..., Any], excluded: Iterable[str] = ()) -> Arguments:
-        """Raises TypeError or ValueError without a signature."""
-        parameters = inspect.signature(call).parameters.values()
-        left_out = frozenset(excluded)
-        named = [p for p in parameters if p.kind in _NAMED and p.name not in left_out]
-        return cls(
-            required=tuple(p.name for p in named if p.default is p.empty),
-            optional=tuple(p.name for p in named if p.default is not p.empty),
-            has_kwargs=any(p.kind is p.VAR_KEYWORD for p in parameters),
-            excluded=left_out,
-        )
-
-    def missing(self, inputs: Iterable[str]) -> list[str]:
-        """Required parameters missing from `inputs`."""
-        return [name for name in self.required if name not in set(inputs)]
-
-    def select(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Inputs that the function takes. `**kwargs` excludes `prompt`, as in TRL."""
-        if self.has_kwargs:
-            left_out = self.excluded | ({"prompt"} - set(self.required))
-            return {name: value for name, value in inputs.items() if name not in left_out}
-        return {name: inputs[name] for name in (*self.required, *self.optional) if name in inputs}
+    path: Path
+    functions: dict[str, RewardCallable]
+    notes: dict[str, str]
+    module: ModuleType
+    map_functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class RewardFunction:
-    """A function and its metric name; `user_file` is None for shipped ones.
+    """A callable with its call convention; `user_file` is None for shipped ones.
 
-    `kwargs` from its entry override columns.
+    `excluded` parameters get no input; `kwargs` from its entry override columns.
     """
 
-    name: str
+    about: FunctionDescription
     call: RewardCallable
-    arguments: Arguments
+    parameters: Mapping[str, inspect.Parameter]
     user_file: RewardFile | None = None
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     dialect: Dialect = "ours"
+    excluded: Collection[str] = ()
 
-    @property
-    def file(self) -> Path | None:
-        """The user's file."""
-        return self.user_file.path if self.user_file else None
-
-    @property
-    def line(self) -> int:
-        """First line in its file with decorators, or 0."""
-        code = getattr(inspect.unwrap(self.call), "__code__", None)
-        return code.co_firstlineno if code and code.co_filename == str(self.file) else 0
-
-    @property
-    def note(self) -> str:
-        """Message of the file about it."""
-        return self.user_file.notes.get(self.name, "") if self.user_file else ""
+    @classmethod
+    def of(cls, name: str, call: RewardCallable, user_file: RewardFile | None = None, **about: Any) -> RewardFunction:
+        """Raises UserError for a callable without a signature."""
+        try:
+            parameters = inspect.signature(call).parameters
+        except (TypeError, ValueError) as error:
+            raise UserError(_SETTING, f"{name} is not a function whose arguments can be read.") from error
+        file, note = (user_file.path, user_file.notes.get(name, "")) if user_file else (None, "")
+        code = getattr(inspect.unwrap(call), "__code__", None)
+        line = code.co_firstlineno if code and code.co_filename == str(file) else 0
+        return cls(FunctionDescription(name, file, line, note), call, parameters, user_file, **about)
 
     @property
     def is_async(self) -> bool:
@@ -102,13 +96,24 @@ class RewardFunction:
         return inspect.iscoroutinefunction(self.call) or inspect.iscoroutinefunction(own_call)
 
     @property
-    def description(self) -> FunctionDescription:
-        """What other processes know of it."""
-        return FunctionDescription(self.name, self.file, self.line, self.note, self.is_async)
+    def _required(self) -> list[str]:
+        required = (each for each in self.parameters.values() if each.kind in _NAMED and each.default is each.empty)
+        return [each.name for each in required if each.name not in self.excluded]
+
+    def missing(self, inputs: Collection[str]) -> list[str]:
+        """Required parameters missing from `inputs`."""
+        return [name for name in self._required if name not in inputs]
 
     def call_kwargs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Keyword arguments of a call: inputs and entry arguments."""
-        return {**self.arguments.select(inputs), **self.kwargs}
+        """Keyword arguments of a call: the inputs that it takes and its entry's arguments.
+
+        `**kwargs` excludes `prompt`, as in TRL.
+        """
+        taken = {name for name, each in self.parameters.items() if each.kind in _NAMED}
+        if any(each.kind is each.VAR_KEYWORD for each in self.parameters.values()):
+            taken = inputs.keys() - ({"prompt"} - set(self._required))
+        taken -= set(self.excluded)
+        return {name: value for name, value in inputs.items() if name in taken} | dict(self.kwargs)
 
 
 def resolve(
@@ -129,53 +134,138 @@ def resolve(
         user_file = executed[path] = executed.get(path) or load_reward_file(file)
     registered = user_file.functions if user_file else {}
     by_name = REWARD_REGISTRY | registered
-    functions: list[RewardFunction] = []
-    entries: list[str] = []
-    problems = [] if names else [ConfigProblem(_SETTING, "No reward function is chosen.")]
-    for text in names:
-        try:
-            entry = reward_call(text, by_name)
-            entries.append(entry.name)
-            if entry.file:
-                path = locate_reward_file(entry.file, base).resolve()
-                if path not in executed:
-                    executed[path] = load_reward_file(path, plain=True)
-                own_file, call = executed[path], executed[path].module_function(entry.function)
-            elif entry.function in by_name:
-                own_file, call = user_file if entry.function in registered else None, by_name[entry.function]
-            else:
-                raise UserError(_SETTING, unknown_sentence(entry.function, by_name))
-            functions.append(_function(entry, call, own_file))
-        except UserError as error:
-            problems += error.faults
-    problems += [ConfigProblem(_SETTING, sentence) for sentence in duplicate_sentences(entries)]
+    resolved: list[RewardFunction] = []
+
+    def find(entry: RewardCall) -> RewardEntry | None:
+        if entry.file:
+            path = locate_reward_file(entry.file, base).resolve()
+            if path not in executed:
+                executed[path] = load_reward_file(path, plain=True)
+            own_file, contents = executed[path], vars(executed[path].module)
+            if entry.function not in contents:
+                module = own_file.module.__name__
+                here = [name for name, value in contents.items() if getattr(value, "__module__", "") == module]
+                raise UserError(_SETTING, not_in_file(entry.function, path, here))
+            call = contents[entry.function]
+        elif entry.function in by_name:
+            own_file, call = user_file if entry.function in registered else None, by_name[entry.function]
+        else:
+            return None
+        dialect = "trl" if entry.file else "ours"
+        function = RewardFunction.of(entry.name, call, own_file, dialect=dialect, kwargs=entry.arguments)
+        settable = tuple(
+            Parameter(
+                each.name,
+                "" if each.annotation is each.empty else inspect.formatannotation(each.annotation).strip("'"),
+                None if each.default is each.empty else repr(each.default),
+            )
+            for each in function.parameters.values()
+            if each.kind in _NAMED and each.name not in INPUTS
+            if each.default is not each.empty or each.kind is each.KEYWORD_ONLY
+        )
+        # A column may have the name of a parameter. A user's function means the column, a shipped one never does.
+        excluded = {*entry.arguments, *(each.name for each in settable if own_file is None)}
+        resolved.append(replace(function, excluded=excluded))
+        return RewardEntry(entry.name, "", "", str(own_file.path) if own_file else BUILT_IN, 0, settable)
+
+    problems = check_entries(names, by_name, find)
+    if not names:
+        problems = [ConfigProblem(_SETTING, "No reward function is chosen.")]
+    for function, text in zip(resolved, names, strict=True) if not problems else ():
+        try:  # a shipped function checks its arguments before it reads completions (`require`)
+            if function.user_file is None:
+                function.call(prompts=[], completions=[], answer=[], **function.kwargs)
+        except ValueError as error:
+            problems.append(ConfigProblem(_SETTING, f"{canonical_entry(text)} cannot be used: {error}."))
     if problems:
         raise UserError(problems)
-    return functions
+    return resolved
 
 
-def _function(entry: RewardCall, call: RewardCallable, user_file: RewardFile | None) -> RewardFunction:
-    is_shipped = user_file is None
-    parameters: list[Parameter] = []
-    try:
-        for each in inspect.signature(call).parameters.values() if entry.arguments or is_shipped else ():
-            is_settable = each.default is not each.empty or each.kind is each.KEYWORD_ONLY
-            if each.kind in _NAMED and each.name not in INPUTS and is_settable:
-                kind = "" if each.annotation is each.empty else inspect.formatannotation(each.annotation).strip("'")
-                parameters.append(
-                    Parameter(each.name, kind, None if each.default is each.empty else repr(each.default))
-                )
-        # A column may have the name of a parameter. A user's function means the column, a shipped one never does.
-        excluded = [parameter.name for parameter in parameters] if is_shipped else []
-        arguments = Arguments.of(call, {*excluded, *entry.arguments})
-    except (TypeError, ValueError) as error:
-        raise UserError(_SETTING, f"{entry.name} is not a function whose arguments can be read.") from error
-    if sentences := argument_sentences(entry, parameters, is_shipped):
-        raise UserError([ConfigProblem(_SETTING, sentence) for sentence in sentences])
-    if is_shipped:
-        try:  # a shipped function checks its arguments before it reads completions (`require`)
-            call(prompts=[], completions=[], answer=[], **entry.arguments)
-        except ValueError as error:
-            raise UserError(_SETTING, f"{entry.text} cannot be used: {error}.") from error
-    dialect: Dialect = "trl" if entry.file else "ours"
-    return RewardFunction(entry.name, call, arguments, user_file, dict(entry.arguments), dialect)
+def load_reward_file(path: str | Path, *, plain: bool = False) -> RewardFile:
+    """Run a .py or .txt file and collect what it registers.
+
+    `plain`: it is used as `file.py::function` and may register nothing. Raises UserError on `reward_functions` if
+    plain, else `reward_functions_file`.
+    """
+    path = locate_reward_file(path)
+    setting = _SETTING if plain else "reward_functions_file"
+    tree = parse_reward_file(path, setting)
+    functions: dict[str, RewardCallable] = {}
+    maps: dict[str, Callable[..., Any]] = {}
+    # In `sys.modules` for dataclasses and pickle.
+    module = ModuleType(f"reward_file_{path.stem}")
+    module.__file__ = str(path)
+    before = sys.modules.get(module.__name__)
+    sys.modules[module.__name__] = module
+    # A helper beside the file can be imported. Last, so that it takes no other module's place.
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    sentence, cause = "", None
+    with stand_in_library(functions, maps):
+        try:
+            exec(compile(tree, str(path), "exec", dont_inherit=True), vars(module))
+        except BaseException as error:  # a SystemExit too
+            name = error.name if isinstance(error, NameError) else ""
+            advice = f" Begin the file with “from backend.rewards import {name}”." if name in _DECORATORS else ""
+            sentence, cause = f"{quote(path.name, 40)} cannot be loaded: {describe_error(error, path)}.{advice}", error
+    if not (sentence or plain or functions or maps):
+        sentence = f'{path.name} registers no reward function: put @register_reward_function("name") above each.'
+    if sentence:
+        del sys.modules[module.__name__]
+        if before:
+            sys.modules[module.__name__] = before
+        raise UserError(setting, sentence) from cause
+    times = Counter(entry.name for entry in rewards_in_file(path))
+    notes: dict[str, str] = {}
+    for name in functions:
+        if times[name] > 1:
+            notes[name] = f"{path.name} registers {name} {times[name]} times; the last one counts."
+        elif name in REWARD_REGISTRY:
+            notes[name] = f"{name} of {path.name} takes the place of the built-in function of that name."
+    return RewardFile(path, functions, notes, module, maps)
+
+
+@contextmanager
+def stand_in_library(
+    table: dict[str, RewardCallable], maps: dict[str, Callable[..., Any]] | None = None
+) -> Iterator[None]:
+    """Stand in for mlx_lm_lora's registry, registering in `table` and `maps`.
+
+    Also hides an installed mlx_lm_lora; restores `sys.modules` afterwards.
+    """
+    overlay = ChainMap(table, REWARD_REGISTRY)
+    modules = {name: ModuleType(name, "GRPO Studio's stand-in: backend/rewards/resolve.py.") for name in _MODULES}
+    for name, module in modules.items():
+        module.__spec__ = ModuleSpec(name, loader=None)
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(modules[parent], child, module)
+            modules[parent].__path__ = []
+    vars(modules[_MODULES[-1]]).update(
+        {
+            "RewardFunctions": Callable[[list[str], list[str], list[str], list[str] | None], list[float]],
+            "REWARD_REGISTRY": overlay,
+            "register_reward_function": registry.register_reward_function,
+            "register_map_function": registry.register_map_function,
+            "get_reward_function": registry.get_reward_function,
+            "get_default_reward_functions": lambda: [REWARD_REGISTRY[name] for name in DEFAULT_REWARDS],
+            "list_available_reward_functions": registry.list_reward_functions,
+            "r1_extract_xml_answer": r1.extract_answer,
+            **{name: REWARD_REGISTRY[name] for name in DEFAULT_REWARDS},
+        }
+    )
+    with _lock, registry.registering_into(overlay, {} if maps is None else maps):
+        before = _remove_library()
+        sys.modules.update(modules)
+        try:
+            yield
+        finally:
+            _remove_library()
+            sys.modules.update(before)
+
+
+def _remove_library() -> dict[str, ModuleType]:
+    # Runs around every call of a user's function, over thousands of names.
+    names = [name for name in sys.modules if name.startswith(_LIBRARY) and name.partition(".")[0] == _LIBRARY]
+    return {name: sys.modules.pop(name) for name in names}

@@ -13,15 +13,15 @@ from backend.config.setting_groups import RewardSettings
 from backend.rewards.allowed_code import code_files
 from backend.rewards.calls import Poll, ThreadCaller, wait_on
 from backend.rewards.catalogue import locate_reward_file, nearest
-from backend.rewards.errors import Failure, LoadError, RewardError
+from backend.rewards.errors import Failure, RewardError
 from backend.rewards.inputs import TrainerState
 from backend.rewards.registry import FunctionDescription
 from backend.rewards.scoring import (
+    Answer,
     FunctionHost,
     LoadRequest,
     MapRequest,
     RewardSource,
-    Scored,
     ScoreRequest,
     samples_of,
     total_reward,
@@ -58,23 +58,25 @@ class Scorer:
 
     def __init__(self, source: RewardSource, host: RewardWorker | FunctionHost, timeout_s: float) -> None:
         self.host = host
-        host.start()  # a worker starts while the caller does something else
         self._source, self._timeout_s = source, timeout_s
         self._key = next(_keys)
-        self._generation = 0  # generation of the process with loaded functions; 0 for none
-        self._stages: list[list[FunctionDescription]] = []
-        self._notes: list[str] = []
+        self._loaded, self._generation = Answer(), -1  # what was loaded, in which process
 
     def load(self, poll: Poll = wait_on) -> list[list[FunctionDescription]]:
-        """Functions of each stage. Raises LoadError."""
-        self.host.start()
+        """Functions of each stage. Raises RewardError."""
         if self._generation != self.host.generation:
-            loaded = self.host.ask(LoadRequest(self._key, self._source, self._timeout_s), poll)
-            if loaded.failure:
-                raise LoadError([ConfigProblem(*problem) for problem in loaded.problems], loaded.failure)
-            self._stages, self._notes = loaded.stages, loaded.notes
-            self._generation = self.host.generation
-        return self._stages
+            answer, source = self.host.ask(LoadRequest(self._key, self._source, self._timeout_s), poll), self._source
+            if failure := answer.failure:
+                problems = [ConfigProblem(*problem) for problem in answer.problems]
+                if not problems:
+                    file = source.file or next(iter(source.files), None)
+                    setting = "reward_functions_file" if source.file else "reward_functions"
+                    whose = file.name if file else "The process that scores"
+                    problems = [ConfigProblem(setting, f"{whose} {failure.what} while it was being loaded.")]
+                    failure = replace(failure, file=str(file or ""))
+                raise RewardError(problems, failure)
+            self._loaded, self._generation = answer, self.host.generation
+        return self._loaded.stages
 
     def score(
         self,
@@ -113,8 +115,8 @@ class Scorer:
         *,
         captures: bool = False,
         poll: Poll = wait_on,
-    ) -> Scored:
-        """Call functions of a stage without changing completions. Raises LoadError."""
+    ) -> Answer:
+        """Call functions of a stage without changing completions. Raises RewardError if they cannot be loaded."""
         self.load(poll)
         return self.host.ask(ScoreRequest(self._key, stage, indices, groups, timeout_s, state, captures), poll)
 
@@ -122,36 +124,40 @@ class Scorer:
         self, functions: Sequence[FunctionDescription], failure: Failure, samples: Sequence[tuple[Problem, Completion]]
     ) -> RewardError:
         """The error that stops a run."""
+        function, index = functions[min(failure.function, len(functions) - 1)], failure.completion
         if isinstance(self.host, RewardWorker) and not self.host.network and _NO_NETWORK.search(failure.what):
             failure = replace(failure, what=f"{failure.what} (reward_network is off)")
-        return RewardError(functions[failure.function], failure, samples[failure.completion])
+        if not failure.file:  # its process is gone
+            failure = replace(failure, file=str(function.file or ""), line=function.line)
+        return RewardError.of_call(function, failure, None if index is None else samples[index % len(samples)])
 
     def map_rows(
         self, function: str, rows: Sequence[dict[str, Any]], where: Callable[[int], str]
     ) -> list[dict[str, Any] | None]:
         """Rows mapped by a map function, None to drop one; `where` names rows. Raises UserError."""
         self.load()
-        mapped = self.host.ask(MapRequest(self._key, function, list(rows), self._timeout_s))
-        if mapped.known is not None:
-            near = nearest(function, mapped.known)
+        known = self._loaded.map_functions
+        if function not in known:
+            near = nearest(function, known)
             hint = f" Did you mean {quote(near, 40)}?" if near else ""
-            if not mapped.known:
+            if not known:
                 hint = ' Put @register_map_function("name") above it.'
             file = quote(self._source.file.name, 40) if self._source.file else "The reward functions file"
             raise UserError("map_function", f"{file} registers no map function {quote(function, 40)}.{hint}")
-        if mapped.failure:
-            row = where(mapped.failed_row) if mapped.failed_row >= 0 else f"one of the rows from {where(0)} on"
-            sentence = f"The map function {quote(function, 30)} {quote(mapped.failure, 100)} on {row}."
-            raise UserError("map_function", sentence)
+        mapped = self.host.ask(MapRequest(self._key, function, list(rows), self._timeout_s))
+        if failure := mapped.failure:
+            row = f"one of the rows from {where(0)} on" if failure.completion is None else where(failure.completion)
+            sentence = f"The map function {quote(function, 30)} {quote(failure.what, 100)} on {row}."
+            raise RewardError([ConfigProblem("map_function", sentence)], failure)
         return mapped.rows
 
     def notes(self) -> list[str]:
         """Messages about missing confinement of a user's file."""
-        return self._notes if self._source.files else []
+        return self._loaded.notes if self._source.files else []
 
     def close(self) -> None:
         """Stop the worker unless it is shared."""
-        self._generation = 0
+        self._generation = -1
         self.host.release(self._key)
 
 
@@ -161,7 +167,9 @@ def begin_scorer(settings: RewardSettings, processes: SharedProcesses | None = N
     if settings.reward_isolation == "thread":
         return Scorer(source, FunctionHost(ThreadCaller(), [NOT_ISOLATED]), settings.reward_timeout)
     network = settings.reward_network
-    return Scorer(source, processes[network] if processes else RewardWorker(network), settings.reward_timeout)
+    worker = processes[network] if processes else RewardWorker(network)
+    worker.start()  # while the caller does something else
+    return Scorer(source, worker, settings.reward_timeout)
 
 
 def reward_source(settings: RewardSettings) -> RewardSource:

@@ -8,18 +8,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import inspect
 import io
 import json
 import linecache
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from backend.rewards.calls import (
-    AsyncCall,
     Caller,
     CallError,
     InvalidScoresError,
@@ -30,12 +29,11 @@ from backend.rewards.calls import (
     wait_on,
 )
 from backend.rewards.catalogue import locate_reward_file, nearest
-from backend.rewards.errors import Failure, class_name, describe_error, failure_room
+from backend.rewards.errors import Failure, class_name, describe_error, printable
 from backend.rewards.inputs import ExtraLogs, Sample, TrainerState, inputs_for
 from backend.rewards.registry import FunctionDescription
-from backend.rewards.resolve import RewardFunction, resolve
-from backend.rewards.user_files import RewardFile, stand_in_library
-from backend.types import Completion, Group
+from backend.rewards.resolve import RewardFile, RewardFunction, resolve, stand_in_library
+from backend.types import Group
 from backend.utils.errors import UserError
 
 LONGEST_PRINTED = 2000  # characters of printed output in the bench, from its end
@@ -53,67 +51,17 @@ class RewardSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """Functions by stage, and messages about missing confinement; or `problems` (setting, message) and a failure."""
-
-    stages: list[list[FunctionDescription]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    problems: list[tuple[str, str]] = field(default_factory=list)
-    failure: Failure | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """`scores` and `seconds` by function; empty after a failure."""
-
-    scores: list[Scores] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    columns: dict[str, list[Any]] = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
-    failure: Failure | None = None
-    printed: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Mapped:
-    """Mapped rows, None to drop one; or the failure at `failed_row` (−1 if unknown); or the available names."""
-
-    rows: list[dict[str, Any] | None] = field(default_factory=list)
-    failure: str = ""
-    failed_row: int = -1
-    known: list[str] | None = None
-
-
-# Requests to a host. `calls`: user calls, each with a limit of `timeout_s`; `lost`: the answer after the worker's end;
-# `fits`: checks an answer of the worker against the request.
-
-
-@dataclass(frozen=True, slots=True)
 class LoadRequest:
     """Execute the files of `source` once each; its functions are used by `key`."""
 
     key: int
     source: RewardSource
     timeout_s: float
-    answer: ClassVar[type[Loaded]] = Loaded
-
-    @property
-    def calls(self) -> int:
-        return max(1, len(self.source.files))
-
-    def lost(self, what: str, index: int) -> Loaded:
-        file = self.source.file or next(iter(self.source.files), None)
-        sentence = f"{file.name if file else 'The process that scores'} {what} while it was being loaded."
-        setting = "reward_functions_file" if self.source.file else "reward_functions"
-        return Loaded(problems=[(setting, sentence)], failure=Failure(sentence, file=str(file or "")))
-
-    def fits(self, loaded: Loaded) -> bool:
-        return bool(loaded.failure) or [len(s) for s in loaded.stages] == [len(s) for s in self.source.stages]
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """Score functions `indices` of a stage. `captures`: return printed output."""
+    """Score with functions `indices` of a stage. `captures`: return printed output."""
 
     key: int
     stage: int
@@ -122,32 +70,6 @@ class ScoreRequest:
     timeout_s: float
     state: TrainerState
     captures: bool = False
-    answer: ClassVar[type[Scored]] = Scored
-
-    @property
-    def calls(self) -> int:
-        return len(self.indices)
-
-    def lost(self, what: str, index: int) -> Scored:
-        return Scored(failure=Failure(what, min(index, len(self.indices) - 1)))
-
-    def fits(self, scored: Scored) -> bool:
-        count = sum(len(group.completions) for group in self.groups)
-        if scored.failure is not None:
-            return scored.failure.function < len(self.indices) and scored.failure.completion < count
-        columns = (*scored.scores, *scored.columns.values())
-        return len(scored.scores) == len(self.indices) and all(len(column) == count for column in columns)
-
-    def slim(self) -> ScoreRequest:
-        """Without what reward functions do not get, such as log-probabilities."""
-        groups = [
-            Group(
-                replace(group.problem, tokens=[], row=dict(group.problem.row)),
-                [Completion(completion.tokens, [], completion.text, "eos") for completion in group.completions],
-            )
-            for group in self.groups
-        ]
-        return replace(self, groups=groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,43 +80,56 @@ class MapRequest:
     function: str
     rows: Sequence[dict[str, Any]]
     timeout_s: float
-    calls: ClassVar[int] = 1
-    answer: ClassVar[type[Mapped]] = Mapped
-
-    def lost(self, what: str, index: int) -> Mapped:
-        return Mapped(failure=what)
-
-    def fits(self, mapped: Mapped) -> bool:
-        return bool(mapped.failure) or len(mapped.rows) in (0, len(self.rows))
 
 
 Request = LoadRequest | ScoreRequest | MapRequest
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer to a request: a `failure`, or
+
+    LoadRequest: functions by stage, names of map functions, and messages about missing confinement; of a failed one the
+    `problems` (setting, message). ScoreRequest: `scores` and `seconds` by function, what they logged and printed.
+    MapRequest: `rows`, None for a dropped one; the failure's `completion` is the row.
+    """
+
+    failure: Failure | None = None
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    stages: list[list[FunctionDescription]] = field(default_factory=list)
+    map_functions: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    scores: list[Scores] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    printed: str = ""
+    rows: list[dict[str, Any] | None] = field(default_factory=list)
+
+
 class FunctionHost:
     """Functions of runs by key, called in this process by `caller`."""
 
-    generation = 1  # process counter of a `RewardWorker`; constant here
+    generation = 0  # of a `RewardWorker`: how many of its processes have ended
 
-    def __init__(self, caller: Caller, notes: Sequence[str] = ()) -> None:
-        self.caller, self._notes = caller, list(notes)
-        self._stages: dict[int, list[list[RewardFunction]]] = {}
-        self._files: dict[int, RewardFile | None] = {}
-
-    def start(self) -> None:
-        """A `RewardWorker` starts its process here."""
+    def __init__(self, caller: Caller, notes: Sequence[str] = (), resolve: Callable[..., Any] = resolve) -> None:
+        self.caller, self._notes, self._resolve = caller, list(notes), resolve
+        self._loaded: dict[int, tuple[list[list[RewardFunction]], RewardFile | None]] = {}
 
     def release(self, key: int) -> None:
-        """A `RewardWorker` ends its process here."""
+        """Forget the functions of a key."""
+        self._loaded.pop(key, None)
 
-    def ask(self, request: Request, poll: Poll = wait_on) -> Any:
-        """The answer, of type `request.answer`."""
+    def ask(self, request: Request, poll: Poll = wait_on) -> Answer:
+        """Answer a request."""
         self.caller.poll = poll
         if isinstance(request, LoadRequest):
             return self._load(request)
+        stages, file = self._loaded[request.key]
         if isinstance(request, MapRequest):
-            return self._map(request)
-        functions = [self._stages[request.key][request.stage][index] for index in request.indices]
+            assert file is not None
+            return self._map(request, file)
+        functions = [stages[request.stage][index] for index in request.indices]
         printed = io.StringIO()  # Python's prints only; what C code writes to descriptor 1 goes to the log
         with contextlib.ExitStack() as stack:
             if request.captures:
@@ -203,99 +138,92 @@ class FunctionHost:
             scored = score_step(functions, samples_of(request.groups), request.timeout_s, request.state, self.caller)
         return replace(scored, printed=printed.getvalue()[-LONGEST_PRINTED:])
 
-    def _load(self, request: LoadRequest) -> Loaded:
+    def _load(self, request: LoadRequest) -> Answer:
         linecache.checkcache()
         source, executed = request.source, dict[Path, RewardFile]()
         try:
-            stages = self._resolved(source, executed)
+            stages = [self._resolve(names, source.file, source.base, executed) for names in source.stages]
         except UserError as error:
             named = source.file or (source.files[0] if len(source.files) == 1 else None)
             problems = [(problem.setting, problem.sentence) for problem in error.faults]
-            return Loaded(problems=problems, failure=Failure.of(problems[0][1], error.__cause__, named))
-        self._stages[request.key] = stages
-        file = locate_reward_file(source.file).resolve() if source.file else None
-        self._files[request.key] = executed.get(file) if file else None
-        return Loaded([[function.description for function in stage] for stage in stages], self._notes)
+            return Answer(Failure.of(problems[0][1], error.__cause__, named), problems)
+        file = executed.get(locate_reward_file(source.file).resolve()) if source.file else None
+        self._loaded[request.key] = stages, file
+        descriptions = [[function.about for function in stage] for stage in stages]
+        return Answer(stages=descriptions, map_functions=list(file.map_functions if file else ()), notes=self._notes)
 
-    def _resolved(self, source: RewardSource, executed: dict[Path, RewardFile]) -> list[list[RewardFunction]]:
-        return [resolve(names, source.file, source.base, executed) for names in source.stages]
-
-    def _map(self, request: MapRequest) -> Mapped:
-        file = self._files.get(request.key)
-        call = file.map_functions.get(request.function) if file else None
-        if file is None or call is None:
-            return Mapped(known=list(file.map_functions) if file else [])
+    def _map(self, request: MapRequest, file: RewardFile) -> Answer:
+        function = file.map_functions[request.function]
         try:
             with stand_in_library(file.functions):
-                rows = self.caller.call(0, request.timeout_s, lambda: map_each(call, request.rows, file.path), list)
-        except CallError as failed:
-            if failed.error is None:
-                return Mapped(failure=timeout_words(request.timeout_s))
-            if isinstance(failed.error, RowError):
-                return Mapped(failure=failed.error.what, failed_row=failed.error.index)
-            raise failed.error from None
-        return Mapped(rows)
+                rows = self.caller.call(0, request.timeout_s, lambda: map_each(function, request.rows, file.path))
+        except CallError as call:
+            if isinstance(call.error, RowError):
+                return Answer(Failure.of(call.error.what, call.error.__cause__, file.path, completion=call.error.index))
+            if call.error is not None:
+                raise call.error from None
+            return Answer(Failure(timeout_words(request.timeout_s), traceback=printable(call.stack)))
+        return Answer(rows=rows)
 
 
 def score_step(
     functions: Sequence[RewardFunction], samples: list[Sample], timeout_s: float, state: TrainerState, caller: Caller
-) -> Scored:
-    """Call each function once with all samples, async ones last and concurrently."""
+) -> Answer:
+    """Call each function once with all samples; async ones are awaited together, after the others."""
     state, logs = replace(state, reward_timeout=timeout_s), ExtraLogs()
     outcomes: dict[int, tuple[Scores, float]] = {}
-    waiting: list[AsyncCall] = []
+    waiting: dict[int, Awaitable[Any]] = {}
 
-    def failed(index: int, what: str, error: BaseException | None = None, **fields: Any) -> Scored:
-        function = functions[index]
-        failure = Failure.of(what, error, function.file, function.line, function=index, **fields)
-        return Scored(failure=failure)
+    def failed(index: int, what: str, error: BaseException | None = None, **fields: Any) -> Answer:
+        about = functions[index].about
+        return Answer(Failure.of(what, error, about.file, about.line, function=index, **fields))
 
-    def read(returned: Any) -> Scores:
-        return read_scores(returned, len(samples))
+    def scores_or_awaitable(call: Callable[[], Any]) -> Any:
+        returned = call()
+        return returned if inspect.isawaitable(returned) else read_scores(returned, len(samples))
+
+    async def awaited_scores(awaitable: Awaitable[Any]) -> Scores:
+        return read_scores(await awaitable, len(samples))
 
     try:
-        for index, function in enumerate(functions):
-            inputs = inputs_for(samples, state, function.dialect) | logs.loggers_for(function.name)
-            for name in function.arguments.missing(inputs):
-                near = nearest(name, inputs)
-                hint = f"; the nearest is {near}" if near else ""
-                where = "neither an input of reward functions nor a column of the dataset"
-                return failed(index, f"asks for {name}, which is {where}{hint}")
-            work = functools.partial(function.call, **function.call_kwargs(inputs))
-            if function.is_async:
-                waiting.append((index, work, read))
-                continue
-            start = time.perf_counter()
-            with _stand_in_libraries([function]):
-                scores = caller.call(index, timeout_s, work, read)
-            outcomes[index] = scores, time.perf_counter() - start
-        if waiting:
-            with _stand_in_libraries(functions[index] for index, _, _ in waiting):
-                results = caller.gather(timeout_s, waiting)
-            outcomes |= {index: result for (index, _, _), result in zip(waiting, results, strict=True)}
+        with contextlib.ExitStack() as libraries:
+            for index, function in enumerate(functions):
+                inputs = inputs_for(samples, state, function.dialect) | logs.loggers_for(function.about.name)
+                for name in function.missing(inputs):
+                    near = nearest(name, inputs)
+                    hint = f"; the nearest is {near}" if near else ""
+                    where = "neither an input of reward functions nor a column of the dataset"
+                    return failed(index, f"asks for {name}, which is {where}{hint}")
+                call = functools.partial(function.call, **function.call_kwargs(inputs))
+                library = stand_in_library(function.user_file.functions) if function.user_file else None
+                start = time.perf_counter()
+                with library or contextlib.nullcontext():
+                    returned = caller.call(index, timeout_s, functools.partial(scores_or_awaitable, call))
+                if not inspect.isawaitable(returned):
+                    outcomes[index] = returned, time.perf_counter() - start
+                    continue
+                waiting[index] = awaited_scores(returned)
+                if function.user_file:
+                    libraries.enter_context(stand_in_library(function.user_file.functions))
+            if waiting:
+                outcomes |= caller.gather(timeout_s, waiting)
     except CallError as call:
-        error = call.error
+        error, about = call.error, functions[call.index].about
         if error is None:
-            return failed(call.index, timeout_words(timeout_s), is_timeout=True)
+            return failed(call.index, timeout_words(timeout_s), traceback=stack_in(call.stack, about.file))
         if isinstance(error, InvalidScoresError):
             return failed(call.index, f"returned {error}", completion=error.index)
-        function = functions[call.index]
-        room = failure_room(function.description, samples[0]) - len("raised ")
-        what = f"raised {describe_error(error, function.file, room)}"
-        return failed(call.index, what, error, has_line=True)
+        return failed(call.index, f"raised {describe_error(error, about.file)}", error, raised=True)
     for index, function in enumerate(functions):
-        if wrong := logs.length_error(function.name, len(samples)):
+        if wrong := logs.length_error(function.about.name, len(samples)):
             return failed(index, wrong)
     scores, seconds = zip(*(outcomes[index] for index in range(len(functions))), strict=True)
-    return Scored(list(scores), list(seconds), logs.columns, logs.metrics)
+    return Answer(scores=list(scores), seconds=list(seconds), columns=logs.columns, metrics=logs.metrics)
 
 
-def _stand_in_libraries(functions: Iterable[RewardFunction]) -> ExitStack:
-    stack = ExitStack()
-    for user_file in {id(function.user_file): function.user_file for function in functions}.values():
-        if user_file:
-            stack.enter_context(stand_in_library(user_file.functions))
-    return stack
+def stack_in(stack: str, file: Path | None) -> str:
+    """A stack, outermost frame first, from the first frame in `file`."""
+    return printable(stack[max(stack.find(f'  File "{file}"'), 0) :])
 
 
 def samples_of(groups: Iterable[Group]) -> list[Sample]:

@@ -1,7 +1,7 @@
 """The reward worker: runs reward files and functions on request of `worker_process`.
 
-Stdin: pickles, first what to confine, then a request of `backend.rewards.scoring` at a time. Stdout: lines of `BEGIN`
-and JSON: marks [function index, is async], then the answer.
+Stdin: pickles, first what to confine and the file for stacks, then a request of `backend.rewards.scoring` at a time.
+Stdout: lines of `BEGIN` and JSON: marks [function index, whether its time begins], then the answer.
 """
 
 from __future__ import annotations
@@ -59,15 +59,18 @@ def main(arguments: Sequence[str] = ()) -> NoReturn:
         except OSError:
             raise _PipeLostError from None
 
-    def mark(index: int, is_async: bool) -> None:
-        send(f"[{index}, {'true' if is_async else 'false'}]")
+    def mark(index: int, begins: bool = True) -> None:
+        if begins and limit_s:  # a function that hangs leaves its stack
+            faulthandler.dump_traceback_later(limit_s, file=stacks)
+        send(f"[{index}, {'true' if begins else 'false'}]")
 
-    caller = Caller(mark)
+    caller, limit_s, stacks = Caller(mark), 0.0, 2
     try:
-        network, secrets = _load(requests)
+        network, secrets, stacks = _load(requests)
+        os.set_inheritable(stacks, False)
         confinement = confine([Path.cwd()], network, secrets)
         tell_children(confinement)
-        faulthandler.enable()  # a crash leaves the line of Python in log.txt
+        faulthandler.enable(stacks)
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(line_buffering=True, errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
         host = FunctionHost(caller, confinement.sentences())
@@ -76,10 +79,11 @@ def main(arguments: Sequence[str] = ()) -> NoReturn:
                 request = _load(requests)
             except OSError:
                 raise _PipeLostError from None
-            last = ""
+            last, limit_s = "", request.timeout_s
             if isinstance(request, LoadRequest):
-                mark(0, False)
+                mark(0)
             answer = asdict(host.ask(request))
+            faulthandler.cancel_dump_traceback_later()
             with contextlib.suppress(BaseException):
                 sys.stdout.flush()
                 sys.stderr.flush()

@@ -12,22 +12,24 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
 from contextlib import suppress
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from backend.rewards.calls import ASYNC_GRACE_S, Poll, timeout_words, wait_on
-from backend.rewards.confinement.confine import confined_environment, secret_places
+from backend.rewards.calls import Poll, timeout_words, wait_on
+from backend.rewards.confinement.confine import confined_environment, make_working_folder, secret_places
 from backend.rewards.confinement.guard import END_SIGNAL
-from backend.rewards.scoring import Request, ScoreRequest
+from backend.rewards.errors import LONGEST_TRACEBACK, Failure, printable
+from backend.rewards.scoring import Answer, LoadRequest, MapRequest, Request, ScoreRequest
 from backend.rewards.worker import BEGIN, LOST_PIPE, SPOILED
-from backend.rewards.working_folders import make_working_folder
+from backend.types import Completion, Group
 from backend.utils.child_process import module_command
 from backend.utils.command import backend_environment
 from backend.utils.errors import UserError
@@ -38,21 +40,13 @@ MOST_OUTPUT = 64 << 10  # bytes of printed output to forward per request
 
 START_S = 60.0  # seconds for the worker to start or read a request
 EXIT_S = 1.0
+_STACK_S = 0.1  # seconds past a limit for the worker to write down where it hangs
 _EXIT_CODE_S = 0.5
 _GUARD_S = 6.0  # seconds for the guard to kill descendants
 _LAST_WORDS_S = 2.0
 _POLL_S = 0.05
 _WROTE_INTO_PIPE = "wrote something of its own into the pipe by which scores are returned"
-
-_SIGNALS = {
-    signal.SIGSEGV: ", a segmentation fault",
-    signal.SIGBUS: ", a bus error",
-    signal.SIGABRT: ", an abort",
-    signal.SIGKILL: ", killed, by itself or by the system when memory runs out",
-    signal.SIGXCPU: ", out of processor time",
-    signal.SIGILL: ", an illegal instruction",
-    signal.SIGFPE: ", a floating-point exception",
-}
+_ANSWER = TypeAdapter(Answer)
 
 
 class _WorkerLostError(Exception):
@@ -68,7 +62,7 @@ class RewardWorker:
 
     def __init__(self, network: bool = False) -> None:
         self.network = network
-        self.generation = 0  # process counter; functions loaded in an earlier process are gone
+        self.generation = 0  # how many processes have ended, and what was loaded in them is gone
         self._lock = threading.RLock()
         self._child: _Child | None = None
         self._keys: set[int] = set()
@@ -78,22 +72,22 @@ class RewardWorker:
         """Process id of the worker, if it runs."""
         return self._child.process.pid if self._child else None
 
-    def start(self) -> None:
+    def start(self) -> _Child:
         """Start a process if needed, without waiting. Raises UserError."""
         with self._lock:
-            if self._child is None:
-                try:
-                    self._child = _Child(self.network)
-                except OSError as error:
-                    sentence = f"The process of the reward functions cannot be started: {error.strerror or error}."
-                    raise UserError("reward_isolation", sentence) from error
-                self.generation += 1
+            try:
+                self._child = self._child or _Child(self.network)
+            except OSError as error:
+                sentence = f"The process of the reward functions cannot be started: {error.strerror or error}."
+                raise UserError("reward_isolation", sentence) from error
+            return self._child
 
     def stop(self, grace_s: float = 0.0) -> None:
         """Kill the process and its descendants, after `grace_s` to end by itself."""
         with self._lock:
             child, self._child = self._child, None
             if child is not None:
+                self.generation += 1
                 child.end(grace_s)
 
     def release(self, key: int) -> None:
@@ -103,70 +97,97 @@ class RewardWorker:
             if not self._keys:
                 self.stop(EXIT_S)
 
-    def ask(self, request: Request, poll: Poll = wait_on) -> Any:
-        """The answer, of type `request.answer`; hangs and crashes become its `failure`.
+    def ask(self, request: Request, poll: Poll = wait_on) -> Answer:
+        """The answer; hangs and crashes become its `failure`.
 
         Raises what `poll` raises, and UserError for an unpicklable column; the process is gone then.
         """
         with self._lock:
             self._keys.add(request.key)
-            self.start()
-            assert self._child is not None
+            child = self.start()
             try:
-                self._child.send(request.slim() if isinstance(request, ScoreRequest) else request)
-                raw = self._child.receive(request.timeout_s, request.calls, poll)
-                answer = _adapter(request.answer).validate_python(raw)
-                if not request.fits(answer):
+                child.send(_slim(request) if isinstance(request, ScoreRequest) else request)
+                answer = child.receive(request, poll)
+                if not _fits(request, answer):
                     raise _WorkerLostError(_WROTE_INTO_PIPE)
-            except (_WorkerLostError, ValidationError) as lost:
+                return answer
+            except _WorkerLostError as lost:
+                failure = Failure(lost.what, lost.index, traceback=child.stack())
                 self.stop()
-                is_lost = isinstance(lost, _WorkerLostError)
-                return request.lost(lost.what if is_lost else _WROTE_INTO_PIPE, lost.index if is_lost else 0)
+                return Answer(failure)
             except BaseException:
                 self.stop()  # the answer to this request must not be taken for that to the next one
                 raise
-            if isinstance(request, ScoreRequest) and answer.failure and answer.failure.is_timeout:
-                self.stop()  # the call still runs in it
-            return answer
 
 
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+def _slim(request: ScoreRequest) -> ScoreRequest:
+    """Without what reward functions do not get, such as log-probabilities."""
+    groups = [
+        Group(
+            replace(group.problem, tokens=[], row=dict(group.problem.row)),
+            [Completion(completion.tokens, [], completion.text, "eos") for completion in group.completions],
+        )
+        for group in request.groups
+    ]
+    return replace(request, groups=groups)
+
+
+def _fits(request: Request, answer: Answer) -> bool:
+    if answer.failure:
+        return True
+    if isinstance(request, LoadRequest):
+        return [len(stage) for stage in answer.stages] == [len(stage) for stage in request.source.stages]
+    if isinstance(request, MapRequest):
+        return len(answer.rows) == len(request.rows)
+    count = sum(len(group.completions) for group in request.groups)
+    columns = (*answer.scores, *answer.columns.values())
+    return len(answer.scores) == len(answer.seconds) == len(request.indices) and all(len(c) == count for c in columns)
 
 
 class _Child:
     """One worker process, in a working folder of its own."""
 
     def __init__(self, network: bool) -> None:
-        self.folder, kept = make_working_folder()
+        folder, kept = make_working_folder()
+        self.folder = folder
+        # Open before the worker is confined, and read without mapping it: user code may write and truncate it.
+        self._stacks = tempfile.TemporaryFile("a+b")  # noqa: SIM115
         self.process = subprocess.Popen(
             module_command("backend.rewards.worker"),
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            cwd=self.folder,
-            env=confined_environment(self.folder, network, backend_environment()),
+            cwd=folder,
+            env=confined_environment(folder, network, backend_environment()),
             start_new_session=True,
+            pass_fds=[self._stacks.fileno()],
         )
         assert self.process.stdin and self.process.stdout and self.process.stderr
         self._requests, self._answers = self.process.stdin.fileno(), self.process.stdout.fileno()
         for file in (self._requests, self._answers):
             os.set_blocking(file, False)
         self._output = _Output(self.process.stderr)
-        self._end = weakref.finalize(self, _end, self.process, self._output, self.folder, kept)
+        self._end = weakref.finalize(self, _end, self.process, self._output, folder, kept)
         # Its own environment does not say where this user's secrets are.
-        self.send((network, secret_places()))
+        self.send((network, secret_places(), self._stacks.fileno()))
 
     def end(self, grace_s: float) -> None:
         """Close its requests; after `grace_s` kill it and its descendants and remove its folder."""
-        if ends := self._end.detach():
-            _end(*ends[2], grace_s=grace_s)
+        assert self.process.stdin
+        self.process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(grace_s)
+        self._end()
+
+    def stack(self) -> str:
+        """Where it was when it hung or crashed."""
+        return printable(os.pread(self._stacks.fileno(), LONGEST_TRACEBACK, 0).decode(errors="replace"))
 
     def send(self, request: Any) -> None:
         """Write a request. Raises UserError if it cannot be pickled, and _WorkerLostError."""
         self._output.next_request()
+        self._stacks.truncate(0)
         try:
             rest = memoryview(pickle.dumps(request, protocol=pickle.HIGHEST_PROTOCOL))
         except Exception as error:  # the type of an object in a row decides
@@ -181,15 +202,19 @@ class _Child:
                 elif time.monotonic() > deadline:
                     raise _WorkerLostError("kept its process from reading the next completions")
 
-    def receive(self, limit_s: float, calls: int, poll: Poll) -> dict[str, Any]:
-        """Read marks until the answer; each of `calls` calls has `limit_s` from its mark. Raises _WorkerLostError."""
+    def receive(self, request: Request, poll: Poll) -> Answer:
+        """Read marks until the answer; each call of a function has `timeout_s` from its mark. Raises
+        _WorkerLostError.
+        """
+        limit_s = request.timeout_s
+        calls = len(request.indices) if isinstance(request, ScoreRequest) else 1
         ready = select.poll()
         ready.register(self._answers, select.POLLIN)
-        received, searched, index, is_async, since = bytearray(), 0, -1, False, time.monotonic()
-        end = since + START_S + (limit_s + ASYNC_GRACE_S) * calls
+        received, searched, index, since = bytearray(), 0, -1, time.monotonic()
+        end = since + START_S + (limit_s + _STACK_S) * calls
         while True:
             poll()
-            limit = max(START_S, limit_s) if index < 0 else limit_s + (ASYNC_GRACE_S if is_async else 0.0)
+            limit = max(START_S, limit_s) if index < 0 else limit_s + _STACK_S
             left = min(since + limit, end) - time.monotonic()
             if left <= 0:
                 silent = f"gave no answer for {START_S:.0f} s and more, as if its process had been stopped"
@@ -207,16 +232,14 @@ class _Child:
                 del received[: newline + 1]
                 try:
                     message = json.loads(line[1:]) if line.startswith(BEGIN) else None
-                except (ValueError, RecursionError):
+                    if isinstance(message, dict) and not received:
+                        return _ANSWER.validate_python(message)
+                except (ValueError, RecursionError, ValidationError):
                     message = None
-                if isinstance(message, dict) and not received:
-                    return message
                 if not (isinstance(message, list) and [type(value) for value in message] == [int, bool]):
                     raise _WorkerLostError(_WROTE_INTO_PIPE, index)
-                # The limits of calls that are awaited together begin together.
-                if not (message[1] and is_async):
-                    since = time.monotonic()
-                index, is_async = message
+                index, begins = message
+                since = time.monotonic() if begins else since
             searched = len(received)
             if searched > LONGEST_ANSWER:
                 raise _WorkerLostError(f"returned more than {LONGEST_ANSWER >> 20} MB", index)
@@ -230,16 +253,17 @@ class _Child:
             return "closed or replaced the pipe by which scores are returned"
         if code == SPOILED:
             return "left Python in a state in which its process could not go on"
-        how = f"exit code {code}" if code >= 0 else f"signal {-code}{_SIGNALS.get(-code, '')}"  # pyright: ignore
+        how = f"exit code {code}"
+        if code < 0:
+            name = (signal.strsignal(-code) or "").lower()
+            how = f"signal {-code}{f', {name}' if name else ''}"
+            how += ", by itself or by the system when memory runs out" if -code == signal.SIGKILL else ""
         return f"ended the process it ran in ({how})"
 
 
-def _end(process: subprocess.Popen[bytes], output: _Output, folder: Path, kept: int, grace_s: float = 0.0) -> None:
+def _end(process: subprocess.Popen[bytes], output: _Output, folder: Path, kept: int) -> None:
     assert process.stdin and process.stdout
     process.stdin.close()
-    if grace_s:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(grace_s)
     process.send_signal(END_SIGNAL)  # its guard kills all that there is, then itself
     try:
         process.wait(_GUARD_S)
@@ -262,7 +286,7 @@ class _Output(threading.Thread):
         self.start()
 
     def next_request(self) -> None:
-        """Start to count anew."""
+        """Start to count again."""
         self._passed = 0
         left_out, self._left_out = self._left_out, 0
         if left_out:
@@ -275,11 +299,11 @@ class _Output(threading.Thread):
                 self._passed += len(kept)
                 self._left_out += len(piece) - len(kept)
                 if kept:
-                    _write(kept.decode(errors="replace"))
+                    _write(printable(kept.decode(errors="replace")))
         self.next_request()
 
 
 def _write(text: str) -> None:
     with suppress(Exception):  # a closed terminal or a full disk is no reason to stop reading
-        sys.stderr.write("".join(letter if letter.isprintable() or letter in "\n\t" else " " for letter in text))
+        sys.stderr.write(text)
         sys.stderr.flush()

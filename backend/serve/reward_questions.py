@@ -18,7 +18,7 @@ from backend.rewards.bench import BenchSettings, RewardBench, score_lines
 from backend.rewards.cases import cases_file, is_same, new_case, read_cases, rerun, write_cases
 from backend.rewards.catalogue import DEFAULT_REWARDS, locate_reward_file
 from backend.rewards.completion_lines import group_of, groups_in, line_of, merge_consecutive, read_groups
-from backend.rewards.errors import LoadError
+from backend.rewards.errors import RewardError
 from backend.runs.completion_rows import GroupRow, ScoringRow, parse_group_row
 from backend.serve.questions import QuestionCall
 from backend.utils.errors import UserError
@@ -36,7 +36,7 @@ def score(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     the result of `score_lines`, and "cases": [{"case", "given": scores, "failures"}] where the reward file has some.
 
     Reports {"scoring": name of a function}. A file that cannot be loaded is answered as {"failed": {"sentence",
-    "file", "line", "frames"}}. Problems of settings that scoring does not use are reported elsewhere.
+    "file", "line", "frames", "traceback"}}. Problems of settings that scoring does not use are reported elsewhere.
     """
     used = {key: value for key, value in request["settings"].items() if key in _FOR_SCORING}
     faults = [fault for fault in problems({"model": "-", "data": "-", **used}) if fault.setting in _FOR_SCORING]
@@ -56,7 +56,7 @@ def score(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
             results = rerun(_bench, settings.file, cases, settings.timeout_s, call.check)
             scored["cases"] = [{"case": r.case, "given": r.scores, "failures": r.failures} for r in results]
         return scored
-    except LoadError as error:
+    except RewardError as error:
         return {"failed": error.place}
 
 

@@ -338,7 +338,7 @@ def ending_of(work: Callable[[], Ending], trainer: Trainer | None = None) -> End
         if error.traceback:
             write = getattr(sys.stderr, "write_to_log", sys.stderr.write)  # a terminal gets the sentence alone
             write(error.traceback)
-        return failed(error)
+        return failed(f"{error} The traceback is in log.txt." if error.traceback else error)
     except Exception as error:
         if (gpu := gpu_error(error)) is not None:
             # For log.txt. Without a traceback: where in our code mlx noticed the error says nothing.

@@ -20,9 +20,8 @@ from backend.data.problems import PromptFormat, messages_of, problem_of
 from backend.data.rows import RowSteps
 from backend.data.rows import Splits, hold_out, row_name, stepped
 from backend.data.rows import Found
-from backend.rewards.user_files import stand_in_library
+from backend.rewards.resolve import load_reward_file, stand_in_library
 from backend.rewards.scoring import map_each
-from backend.rewards.user_files import load_reward_file
 from backend.utils.errors import UserError
 
 HERE = Path(__file__).resolve().parent

@@ -16,8 +16,7 @@ from functools import cache
 from typing import Any
 
 from backend.data.problems import problem_of
-from backend.rewards.user_files import stand_in_library
-from backend.rewards.resolve import RewardFunction, resolve
+from backend.rewards.resolve import RewardFunction, resolve, stand_in_library
 from backend.rewards.inputs import TrainerState, inputs_for
 from backend.rewards.calls import read_scores
 from backend.types import Completion
@@ -43,7 +42,7 @@ def _as_trl_calls_it(function: RewardFunction) -> TrlReward:
         return read_scores(await returned if inspect.isawaitable(returned) else returned, len(completions))
 
     chosen = score_concurrently if function.is_async else score
-    chosen.__name__ = chosen.__qualname__ = function.name
+    chosen.__name__ = chosen.__qualname__ = function.about.name
     chosen.__doc__ = inspect.getdoc(function.call)
     return chosen
 

@@ -36,7 +36,7 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "hangs in a regular expression": ("import re; re.fullmatch('(a+)+b', 'a' * 64)", RUNNING),
     "exits": ("sys.exit(0)", "SystemExit"),
     "ends its process": ("os._exit(0)", r"ended the process it ran in \(exit code 0\)"),
-    "crashes": ("ctypes.string_at(0)", r"signal 11, a segmentation fault"),
+    "crashes": ("ctypes.string_at(0)", r"signal 11, segmentation fault"),
     "kills itself": ("os.kill(os.getpid(), 9)", "signal 9, killed"),
     "recurses": ("def again(): again()\nagain()", "RecursionError"),
     "takes all of memory": ("bytearray(1 << 50)", "MemoryError"),

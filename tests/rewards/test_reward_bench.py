@@ -64,8 +64,7 @@ def test_a_function_that_exits_or_holds_the_gil_does_not_take_the_others_along(
     file.write_text(HEAD + GONE + HANGS + LENGTH)
     results = scores(bench, ["gone", "hangs", "length"], file, timeout=0.4)
     assert results["gone"].error["sentence"] == (
-        "The reward function gone of mine.py, line 3, ended the process it ran in (exit code 3), on the prompt “p” and the "
-        "completion “a”."
+        "The reward function gone of mine.py, line 3, ended the process it ran in (exit code 3)."
     )
     assert (
         "hangs of mine.py, line 6, was still running after 0.4 s (reward_timeout)" in results["hangs"].error["sentence"]
@@ -250,6 +249,22 @@ def test_sampled_completions_that_were_kept_get_the_same_scores_again(tmp_path: 
     again = backend("rewards", "score", config, "--completions", tmp_path / "kept.jsonl", "--json")
     expected = [{"scores": row["scores"], "reward": row["reward"]} for row in rows]
     assert json.loads(again.stdout.splitlines()[-1])["rows"] == expected, "token ids were kept"
+
+
+def test_a_function_that_fails_is_shown_with_its_traceback(tmp_path: Path) -> None:
+    raw = small_run.settings_for(tmp_path, group_size=2, max_completion_length=6) | small_run.low_half(tmp_path)
+    config, mine = small_run.write_config(tmp_path / "config.yaml", raw), tmp_path / "mine.py"
+    mine.write_text(HEAD + BROKEN)
+    changes = [f"reward_functions_file={mine}", "reward_functions=broken", "reward_weights=[1]"]
+    result = backend("rewards", "sample", config, "-n", 1, *(word for each in changes for word in ("--set", each)))
+    assert result.exit_code == 2 and "line 8, in share" in result.stderr and "ZeroDivisionError" in result.stderr
+    last = result.stderr.splitlines()[-1]
+    assert (
+        last
+        == "reward_functions: The reward function broken of mine.py raised ZeroDivisionError: division by zero (mine.py, line 8)."
+    )
+    refused = backend("check", config, "--set", "reward_functions=brokn", *("--set", changes[0]))
+    assert refused.exit_code == 2 and "There is no reward function brokn; the nearest is broken" in refused.stderr
 
 
 def test_rewards_cases_exits_with_2_while_a_case_fails(mine: Path) -> None:

@@ -22,7 +22,7 @@ from backend.rewards.catalogue import (
     scorable,
 )
 from backend.rewards.registry import REWARD_REGISTRY
-from backend.rewards.user_files import load_reward_file
+from backend.rewards.resolve import load_reward_file
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The message on a function that failed: one printable line of at most 200 characters, and the line of its file."""
+"""The message on a function that failed: one printable line with the line of its file."""
 
 from __future__ import annotations
 
@@ -14,23 +14,20 @@ from backend.types import Completion, Problem
 HUGE = "long \x1b[31m\n\u202e" * 2_000
 
 
-def sample(prompt: str, completion: str) -> tuple[Problem, Completion]:
-    return Problem(0, prompt, [], [], "", None, {}), Completion([], [], completion, "eos")
-
-
-@pytest.mark.parametrize("has_line", [False, True])
-def test_messages_fit_on_a_line(has_line: bool) -> None:
+@pytest.mark.parametrize("raised", [False, True])
+def test_messages_fit_on_a_line(raised: bool) -> None:
     whats = ["raised ValueError: no (mine.py, line 3)", f"raised {HUGE} (mine.py, line 3)"]
-    texts = ["", "short", HUGE]
+    samples = [None, *itertools.product(["", "short", HUGE], repeat=2)]
     files = [None, Path("mine.py"), Path("m" * 250 + ".py")]
-    for what, prompt, text, name, file in itertools.product(whats, texts, texts, ["f", "f" * 10_000], files):
+    for what, texts, name, file in itertools.product(whats, samples, ["f", "f" * 10_000], files):
+        sample = (Problem(0, texts[0], [], [], ""), Completion([], [], texts[1], "eos")) if texts else None
         function = FunctionDescription(name, file, 12_345)
-        (problem,) = RewardError(function, Failure(what, has_line=has_line), sample(prompt, text)).faults
-        assert len(problem.sentence) <= 200 and problem.sentence.isprintable()
-        assert "line 3), on the prompt “" in problem.sentence, "what is cut keeps its end"
-        assert ("line 12345" in problem.sentence) != has_line
-        if len(prompt) < 10 and len(text) < 10 and len(what) < 100:
-            assert f"{what}, on the prompt “{prompt}” and the completion “{text}”." in problem.sentence
+        (problem,) = RewardError.of_call(function, Failure(what, raised=raised), sample).faults
+        assert len(problem.sentence) <= (320 if texts else 200) and problem.sentence.isprintable()
+        assert f"line 3){', on the prompt “' if texts else '.'}" in problem.sentence, "what is cut keeps its end"
+        assert ("line 12345" in problem.sentence) != raised
+        if texts and len("".join(texts)) <= 10:
+            assert problem.sentence.endswith(f", on the prompt “{texts[0]}” and the completion “{texts[1]}”.")
 
 
 def test_in_the_app_a_missing_module_comes_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,7 @@ import pytest
 
 from backend.rewards import get_reward_function
 from backend.rewards.registry import REWARD_REGISTRY
-from backend.rewards.resolve import resolve
-from backend.rewards.user_files import load_reward_file
+from backend.rewards.resolve import load_reward_file, resolve
 from backend.types import Completion, Group, Problem
 from backend.utils.errors import UserError
 from tests.support.scoring import score
@@ -171,12 +170,12 @@ def test_a_users_function_replaces_a_shipped_one_in_this_run_only_and_a_note_say
         def mine(prompts, completions, answer, types=None): return [9.0] * len(completions)
     """)
     (mine,) = resolve(["r1_count_xml"], path)
-    assert mine.file == path and mine.call(["p"], ["c"], ["a"]) == [9.0]
-    assert mine.note == "r1_count_xml of mine.py takes the place of the built-in function of that name."
+    assert mine.about.file == path and mine.call(["p"], ["c"], ["a"]) == [9.0]
+    assert mine.about.note == "r1_count_xml of mine.py takes the place of the built-in function of that name."
     (beside,) = resolve(["r1_int"], path)
-    assert beside.file is None and beside.note == ""
+    assert beside.about.file is None and beside.about.note == ""
     (shipped,) = resolve(["r1_count_xml"])
-    assert shipped.call(["p"], ["c"], ["a"]) == [0.0] and shipped.note == ""
+    assert shipped.call(["p"], ["c"], ["a"]) == [0.0] and shipped.about.note == ""
 
 
 def test_dataclasses_work_in_a_file_with_postponed_annotations(write) -> None:

@@ -40,7 +40,7 @@ def failure(call, *texts: str, timeout_s: float = 5.0) -> str:
     assert [fault.setting for fault in caught.value.faults] == ["reward_functions"]
     sentence = caught.value.faults[0].sentence
     assert sentence.endswith(".") and "\n" not in sentence
-    assert "mine" in sentence and "What is 2 + 2?" in sentence
+    assert "mine" in sentence
     return sentence
 
 
@@ -161,7 +161,7 @@ def test_columns_and_token_ids_are_passed_by_name() -> None:
 def test_an_unknown_required_argument_is_named_with_the_nearest_input() -> None:
     # Reported by users of such trainers: the function takes `answers` where the trainer passes `answer`.
     sentence = failure(lambda completions, answers: [0, 0])
-    assert "asks for answers" in sentence and "the nearest is answer," in sentence
+    assert "asks for answers" in sentence and "the nearest is answer." in sentence
 
 
 def test_a_function_that_sorts_its_inputs_does_not_change_the_next_functions_inputs() -> None:
@@ -199,13 +199,13 @@ def raises(completions):
     [
         (raises, "raised KeyError: 'no\\nsuch key' (test_rewards.py, line"),
         (lambda completions: exit(3), "raised SystemExit: 3"),
-        (lambda completions: [1.0], "returned 1 scores for 2 completions, on"),
+        (lambda completions: [1.0], "returned 1 scores for 2 completions."),
         (lambda completions: 1.0, "returned float where a list of 2 scores was expected"),
         (lambda completions: None, "returned None where"),
         (lambda completions: "10", "returned str where"),
         (lambda completions: {"a": 1, "b": 2}, "returned dict where"),
         (lambda completions: [1, "0.5"], "returned '0.5' (str) as a score, which is not a number"),
-        (lambda completions: [1, 2j], "which is not a number"),
+        (lambda completions: [1, 2j], "2j (complex) as a score, which is not a number"),
         (lambda completions: [1, math.nan], "returned nan as a score"),
         (lambda completions: [1, -math.inf], "returned -inf as a score"),
         (lambda completions: [1, 10**400], "returned inf as a score"),
@@ -213,13 +213,14 @@ def raises(completions):
     ],
 )
 def test_a_failing_function_stops_the_run_in_one_sentence(call, words: str) -> None:
-    assert words in failure(call)
+    sentence = failure(call)
+    assert words in sentence
+    assert ("What is 2 + 2?" in sentence) == ("as a score" in words), "only a wrong score has a completion to blame"
 
 
 def test_the_sentence_quotes_the_first_wrong_completion_shortened() -> None:
     sentence = failure(lambda completions: [0, math.nan], "fine", "bad\n" + "x" * 10_000_000)
     assert "“bad xxx" in sentence and "fine" not in sentence and len(sentence) < 400
-    assert "“first”" in failure(lambda completions: None, "first", "second"), "all are without a score"
 
 
 def workers() -> list[threading.Thread]:

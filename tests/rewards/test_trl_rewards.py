@@ -92,14 +92,14 @@ def test_a_file_written_for_trl_runs_unchanged(write, tmp_path: Path) -> None:
         "r1_int",
     ]
     functions = resolve(entries, base=tmp_path)
-    assert [function.name for function in functions] == [
+    assert [function.about.name for function in functions] == [
         "format_reward",
         "truth",
         "length",
         "judge",
         "r1_int_reward_func",
     ]
-    assert [function.file for function in functions] == [path, path, path, path, None]
+    assert [function.about.file for function in functions] == [path, path, path, path, None]
     group = chat("<think>a</think>4", "5", ground_truth=4)
     report = score([group], functions, [1.0] * 5, 5.0, TrainerState(step=7, max_steps=9))
     assert [list(completion.scores.values()) for completion in group.completions] == [
@@ -130,16 +130,16 @@ def test_each_file_is_run_once_and_may_be_the_registering_one_too(write, tmp_pat
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("return [1.0]", "f of trl_file.py, line 3, returned 1 scores for 2 completions, on"),
+        ("return [1.0]", "f of trl_file.py, line 3, returned 1 scores for 2 completions."),
         ("return [1.0, 'x']", "f of trl_file.py, line 3, returned 'x' (str) as a score, which is not a number, on"),
-        ("return [x.y for x in completions]", "f of trl_file.py raised AttributeError: 'str' object has no attribute 'y' (trl_file.py, line 4), on"),
-        ("log_extra('c', [1]); return [0, 0]", "f of trl_file.py, line 3, logged 1 values in the column c for 2 completions, on"),
-        ("log_extra('c', 'ab'); return [0, 0]", "raised TypeError: log_extra takes a list of values, one a completion, not str (trl_file.py, line 4), on"),
-        ("log_extra('', [1, 2]); return [0, 0]", "raised ValueError: log_extra takes a name on one line first, not '' (trl_file.py, line 4), on"),
-        ("log_metric('m', float('nan')); return [0, 0]", "raised ValueError: log_metric takes a finite number, and m is nan (trl_file.py, line 4), on"),
-        ("log_metric('reward', 1); return [0, 0]", "raised ValueError: reward is a metric of the trainer; log yours under another name (trl_file.py, line 4), on"),
+        ("return [x.y for x in completions]", "f of trl_file.py raised AttributeError: 'str' object has no attribute 'y' (trl_file.py, line 4)."),
+        ("log_extra('c', [1]); return [0, 0]", "f of trl_file.py, line 3, logged 1 values in the column c for 2 completions."),
+        ("log_extra('c', 'ab'); return [0, 0]", "raised TypeError: log_extra takes a list of values, one a completion, not str (trl_file.py, line 4)."),
+        ("log_extra('', [1, 2]); return [0, 0]", "raised ValueError: log_extra takes a name on one line first, not '' (trl_file.py, line 4)."),
+        ("log_metric('m', float('nan')); return [0, 0]", "raised ValueError: log_metric takes a finite number, and m is nan (trl_file.py, line 4)."),
+        ("log_metric('reward', 1); return [0, 0]", "raised ValueError: reward is a metric of the trainer; log yours under another name (trl_file.py, line 4)."),
         ("log_metric('rewards/x/mean', 1); return [0, 0]", "rewards/x/mean is a metric of the trainer"),
-        ("while True: pass", "f of trl_file.py, line 3, was still running after 0.3 s (reward_timeout), on"),
+        ("while True: pass", "f of trl_file.py, line 3, was still running after 0.3 s (reward_timeout)."),
     ],
 )  # fmt: skip
 def test_a_failure_names_file_and_line(write, tmp_path: Path, body: str, words: str) -> None:

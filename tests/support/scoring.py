@@ -8,7 +8,7 @@ from typing import Any
 
 from backend.rewards.calls import Poll, ThreadCaller, wait_on
 from backend.rewards.inputs import TrainerState
-from backend.rewards.resolve import Arguments, RewardFunction, resolve
+from backend.rewards.resolve import RewardFunction, resolve
 from backend.rewards.scorer import Scorer, ScoreReport
 from backend.rewards.scoring import FunctionHost, RewardSource
 from backend.types import Completion, Group, Problem
@@ -25,17 +25,13 @@ def score(
     poll: Poll = wait_on,
 ) -> ScoreReport:
     """Score with these functions in this process, each call in a thread."""
-
-    class GivenFunctions(FunctionHost):
-        def _resolved(self, source: Any, executed: Any) -> list[list[RewardFunction]]:
-            return [functions]
-
-    scorer = Scorer(RewardSource([[]], None, Path.cwd()), GivenFunctions(_caller), timeout_s)
+    host = FunctionHost(_caller, resolve=lambda *_: functions)
+    scorer = Scorer(RewardSource([[]], None, Path.cwd()), host, timeout_s)
     return scorer.score(groups, 0, weights, timeout_s, trainer_state or TrainerState(), poll)
 
 
 def reward_function(name: str, call: Callable[..., Any]) -> RewardFunction:
-    return RewardFunction(name, call, Arguments.of(call))
+    return RewardFunction.of(name, call)
 
 
 def make_group(*texts: str, answer: str = "4", kind: str | None = None, **row: object) -> Group:

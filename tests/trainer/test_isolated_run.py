@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def test_a_function_that_ends_its_process_ends_the_run_with_a_sentence_and_the_l
     ending = small_run.train_here(raw("low", "gone", iters=3), run)
     assert (ending.kind, ending.step, ending.exit_code) == ("failed", 2, 2)
     assert ending.sentence.removeprefix("reward_functions: ").startswith(
-        "The reward function gone of mine.py, line 9, ended the process it ran in (exit code 0), on"
+        "The reward function gone of mine.py, line 9, ended the process it ran in (exit code 0)."
     )
     assert events(run, "failed")[0]["sentence"] == ending.sentence and events(run, "checkpoint")[-1]["step"] == 2
 
@@ -118,6 +119,34 @@ def strict(prompts, completions, answer, types=None):
 """
 
 
+HANGING = """
+import time
+import backend.rewards
+
+def inner():
+    while True: time.sleep(0.01)
+
+@backend.rewards.register_reward_function("strict")
+def strict(prompts, completions, answer, types=None):
+    inner()
+"""
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_log_says_where_a_reward_hangs(tmp_path: Path, isolation: str) -> None:
+    file, run = tmp_path / "mine.py", RunFolder(tmp_path / "run")
+    file.write_text(HANGING)
+    run.path.mkdir()
+    about = {"reward_functions_file": str(file), "reward_isolation": isolation, "reward_timeout": 1}
+    raw = small_run.settings_for(tmp_path, reward_functions=["strict"], reward_weights=[], **about)
+    with logging_to(run):
+        ending = small_run.train_here(raw, run)
+    assert "strict of mine.py, line 8, was still running after 1 s (reward_timeout)." in ending.sentence
+    assert ending.sentence.endswith("The traceback is in log.txt.")
+    log = run.log.read_text()
+    assert re.search(r'mine.py", line 6,? in inner', log) and re.search(r'mine.py", line 10,? in strict', log)
+
+
 @pytest.mark.parametrize("isolation", ["process", "thread"])
 def test_log_has_the_traceback_of_a_reward(tmp_path: Path, capsys: pytest.CaptureFixture[str], isolation: str) -> None:
     """The user's own frames and the cause; the event log and the terminal have one sentence."""
@@ -136,7 +165,9 @@ def test_log_has_the_traceback_of_a_reward(tmp_path: Path, capsys: pytest.Captur
     with logging_to(run):
         ending = small_run.train_here(raw, run)
     assert ending.kind == "failed" and ending.exit_code == 2 and ending.sentence.count("\n") == 0
-    assert "strict of mine.py raised RuntimeError: cannot score (mine.py, line 12)" in ending.sentence
+    assert "strict of mine.py raised RuntimeError: cannot score (mine.py, line 12). The traceback is in log.txt." in (
+        ending.sentence
+    )
     log = run.log.read_text()
     for line in (
         "line 5, in inner",

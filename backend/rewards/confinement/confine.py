@@ -14,6 +14,7 @@ import resource
 import site
 import sys
 import sysconfig
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +22,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from backend.utils import file_lock
+from backend.utils.files import remove_tree
+
 _INSIDE = "GRPO_STUDIO_CONFINED"  # set in the environment of confined processes
+FOLDER_PREFIX = "grpo-studio-rewards-"  # of the names of working folders, followed by the creator's pid
 LARGEST_FILE = 2 << 30  # bytes of a file that reward functions may write
 
 
@@ -247,3 +252,19 @@ def secret_places(environment: Mapping[str, str] | None = None) -> list[Path]:
     if variables.get("HF_TOKEN_PATH"):
         places.add(Path(variables["HF_TOKEN_PATH"]))
     return sorted(places)
+
+
+def make_working_folder() -> tuple[Path, int]:
+    """A new folder and its lock's descriptor, after abandoned folders are removed. Raises OSError."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
+        number = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
+        with suppress(OSError):
+            is_ours = folder.lstat().st_uid == os.getuid() and not folder.is_symlink()
+            # A dead pid and no lock: the folder may be shared with another system, or not locked yet.
+            if is_ours and number.isdecimal() and not file_lock.is_alive(int(number)) and not file_lock.is_held(folder):
+                remove_tree(folder)
+    folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
+    handle = os.open(folder, os.O_RDONLY)
+    with suppress(OSError):
+        file_lock.take(handle)
+    return folder, handle

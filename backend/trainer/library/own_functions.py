@@ -15,12 +15,11 @@ from typing import Any
 
 from backend.config.setting_groups import RewardSettings
 from backend.rewards.calls import ThreadCaller
-from backend.rewards.catalogue import locate_reward_file, metric_name, reward_call
+from backend.rewards.catalogue import find_call, locate_reward_file, metric_name
 from backend.rewards.errors import class_name
-from backend.rewards.resolve import Arguments, RewardFunction, resolve
+from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file, resolve
 from backend.rewards.scorer import Scorer, begin_scorer, reward_source
-from backend.rewards.scoring import FunctionHost, RewardSource
-from backend.rewards.user_files import RewardFile, load_reward_file
+from backend.rewards.scoring import FunctionHost
 from backend.utils.disk import replace_file
 from backend.utils.errors import UserError
 
@@ -78,36 +77,29 @@ def _free_name(function: Callable[..., Any], taken: set[str]) -> str:
     return next(each for number in count(first) if (each := f"{name}_{number}") not in taken)
 
 
-class _OwnFunctionHost(FunctionHost):
-    def __init__(self, calls: OwnCalls) -> None:
-        self._calls = calls
-        names = ", ".join(self._calls)[:100]
-        note = f"Functions of the program that called train() run in its process, where nothing confines them: {names}."
-        super().__init__(ThreadCaller(), [note])
-
-    def _resolved(self, source: RewardSource, executed: dict[Path, RewardFile]) -> list[list[RewardFunction]]:
-        if source.file:  # no entry may name a function of it, and rows be mapped by one
-            path = locate_reward_file(source.file).resolve()
-            executed[path] = load_reward_file(path)
+def _host(calls: OwnCalls) -> FunctionHost:
+    def resolve_own(
+        names: Sequence[str], file: Path | None, base: Path, executed: dict[Path, RewardFile]
+    ) -> list[RewardFunction]:
+        if file:  # no entry may name a function of it, and rows be mapped by one
+            path = locate_reward_file(file).resolve()
+            executed[path] = executed.get(path) or load_reward_file(path)
 
         def function(entry: str) -> RewardFunction:
-            if (name := _own_name(entry)) not in self._calls:
-                return resolve([entry], source.file, source.base, executed)[0]
-            call = self._calls[name]
-            try:
-                return RewardFunction(name, call, Arguments.of(call), dialect="trl")
-            except (TypeError, ValueError):
-                raise UserError("reward_functions", f"{name} is not a function whose arguments can be read.") from None
+            if (name := _own_name(entry)) in calls:
+                return RewardFunction.of(name, calls[name], dialect="trl")
+            return resolve([entry], file, base, executed)[0]
 
-        return [list(map(function, stage)) for stage in source.stages]
+        return list(map(function, names))
+
+    names = ", ".join(calls)[:100]
+    note = f"Functions of the program that called train() run in its process, where nothing confines them: {names}."
+    return FunctionHost(ThreadCaller(), [note], resolve_own)
 
 
 def _own_name(entry: str) -> str:
-    try:
-        call = reward_call(entry, ())
-    except UserError:
-        return ""
-    return call.function if Path(call.file).name == FILE else ""
+    call = find_call(entry)
+    return call.function if call and Path(call.file).name == FILE else ""
 
 
 def begin_own_scorer(settings: RewardSettings, calls: OwnCalls) -> Scorer:
@@ -118,7 +110,7 @@ def begin_own_scorer(settings: RewardSettings, calls: OwnCalls) -> Scorer:
         raise UserError("reward_functions", f"The run was trained {what}")
     if not named:
         return begin_scorer(settings)
-    return Scorer(reward_source(settings), _OwnFunctionHost(calls), settings.reward_timeout)
+    return Scorer(reward_source(settings), _host(calls), settings.reward_timeout)
 
 
 def require_no_program(settings: RewardSettings) -> None:
