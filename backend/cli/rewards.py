@@ -58,7 +58,7 @@ def score_rewards(
         raise UserError(found)
     used = {key: value for key, value in translate(raw)[0].items() if key in keys}
     settings = BenchSettings.of(parse({"model": "-", "data": "-", **used}))
-    _print_scores(score_all(lines, settings), as_json)
+    _print_scores(score_all(lines, settings, tracebacks=not as_json), as_json)
 
 
 @rewards.command("sample")
@@ -87,7 +87,7 @@ def sample_rewards(
     lines = [line_of(group) for group in groups]
     if out is not None:
         save_as(out, "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines))
-    _print_scores(score_all(lines, BenchSettings.of(settings)), as_json, lines)
+    _print_scores(score_all(lines, BenchSettings.of(settings), tracebacks=not as_json), as_json, lines)
 
 
 @rewards.command("cases")
@@ -123,29 +123,27 @@ def rerun_cases(
         raise typer.Exit(USER_ERROR)
 
 
-def score_all(lines: Sequence[Any], settings: BenchSettings) -> dict[str, Any]:
-    """Score groups in the sandbox. Raises UserError if a function fails, since a run would stop there, after printing
-    the traceback of user code.
+def score_all(lines: Sequence[Any], settings: BenchSettings, tracebacks: bool = False) -> dict[str, Any]:
+    """Score groups in the sandbox. Raises UserError if a function fails, since a run would stop there.
+
+    `tracebacks`: print those of user code first.
     """
     bench = RewardBench()
     try:
         scored = score_lines(bench, lines, settings)
     except RewardError as error:
-        _print_traceback(error.place)
+        if tracebacks and error.traceback:
+            tell_error(error.traceback.rstrip())
         raise
     finally:
         bench.close()
     errors = [function["error"] for function in scored["functions"] if function["error"]]
-    for error in errors:
-        _print_traceback(error)
+    for error in errors if tracebacks else ():
+        if error["traceback"]:
+            tell_error(error["traceback"].rstrip())
     if errors:
         raise UserError([ConfigProblem("reward_functions", error["sentence"]) for error in errors])
     return scored
-
-
-def _print_traceback(place: dict[str, Any]) -> None:
-    if place["traceback"]:
-        tell_error(place["traceback"].rstrip())
 
 
 def _print_scores(scored: dict[str, Any], as_json: bool, lines: Sequence[Any] = ()) -> None:

@@ -96,7 +96,7 @@ def _found(source: dict[str, Any]) -> Found:
 def _map_rows(
     function: str, rows: Sequence[dict[str, Any]], where: Callable[[int], str]
 ) -> list[dict[str, Any] | None]:
-    file = load_reward_file(settings().reward_functions_file, HERE)
+    file = load_reward_file(HERE / settings().reward_functions_file)
     with stand_in_library(file.functions):
         return map_each(file.map_functions[function], rows, file.path)
 
