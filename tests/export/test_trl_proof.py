@@ -168,7 +168,7 @@ def advantages_of(config: Config, batch: dict[str, Any]) -> list[float]:
     groups = [Group(problem, sampled[GROUP * i : GROUP * (i + 1)]) for i, problem in enumerate(problems)]
     functions = resolve(config.reward_functions)
     score(groups, functions, config.weights, 60.0, TrainerState(max_completion_length=config.max_completion_length))
-    rewards = [[completion.scores[function.name] for function in functions] for completion in sampled]
+    rewards = [[completion.scores[function.about.name] for function in functions] for completion in sampled]
     values, _ = advantage_values(
         rewards, GROUP, weights=config.weights, scale_rewards=config.scale_rewards,
         multi_objective_aggregation=config.multi_objective_aggregation,
