@@ -149,7 +149,9 @@ def test_the_rewards_are_those_of_the_run(config: Config, splits: Splits, probe:
     ]
     state = TrainerState(max_completion_length=config.max_completion_length)
     score([group], functions, [1.0] * len(functions), 60.0, state)
-    ours = {each.about.name: [completion.scores[each.about.name] for completion in group.completions] for each in functions}
+    ours = {
+        each.about.name: [completion.scores[each.about.name] for completion in group.completions] for each in functions
+    }
     assert {name: scores for name, scores in probe["scores"].items() if name not in WITH_CHILD} == ours
     assert probe["scores"]["accuracy_reward"] == [1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0]
     assert list(probe["scores"])[-3:] == ["very-brief", "twice", "polite"]
