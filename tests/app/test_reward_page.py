@@ -13,7 +13,7 @@ from PySide6.QtTest import QTest
 
 from app import theme
 from app.pages.rewards import reward_file
-from app.pages.rewards.completion_source import row_numbers
+from app.pages.rewards.bench import row_numbers
 from app.pages.rewards.rewards_page import RewardsPage
 from app.state import reward_bench
 from app.state.prefs import Prefs

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QSizePolicy, QStackedLayout, QWidget
+from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app import theme
 from app.pages.evaluate.tables import FigureModel, FiguresTable, PromptRowModel, PromptRowTable, RowLine, figure_lines
@@ -13,7 +15,18 @@ from app.state.evaluations import Listed, checkpoint_steps
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, ElidedLabel, NumberEdit, Segments
 from app.widgets.basic.labels import EmptyState, button, label, plain_tip, progress_bar, show_text
-from app.widgets.basic.layout import NestedStack, TabArea, column, holder, row, splitter
+from app.widgets.basic.layout import (
+    NestedStack,
+    Placed,
+    TabArea,
+    column,
+    configure,
+    connect,
+    holder,
+    row,
+    splitter,
+    stack,
+)
 from app.widgets.basic.number_format import duration, moment
 from app.widgets.run_header import BeforeAfter, ResultCard
 from app.widgets.side_by_side import TITLES, SideBySide
@@ -35,46 +48,35 @@ class EvaluationForm(QWidget):
 
     def __init__(self) -> None:
         super().__init__()
-        self.split = ComboBox(items=SPLITS)
-        self.checkpoint = ComboBox()
-        self.completions, self.limit = NumberEdit(integers=(1, 1_000_000)), NumberEdit(integers=(1, 1_000_000))
-        self.completions.setToolTip("Sampled completions of each prompt, in addition to the greedy one.")
-        self.limit.setToolTip("Only the first prompts of the split.")
         self.button = button("Evaluate", self.pressed.emit, primary=True)
-        for line, placeholder in ((self.completions, "as in training"), (self.limit, "all")):
-            line.setPlaceholderText(placeholder)
-            line.setAlignment(Qt.AlignmentFlag.AlignRight)
-            line.returnPressed.connect(self.button.click)
+        right, start = Qt.AlignmentFlag.AlignRight, self.button.click
+        whole = {"integers": (1, 1_000_000), "alignment": right, "returnPressed": start}
+        tip = "Sampled completions of each prompt, in addition to the greedy one."
+        self.split, self.checkpoint = ComboBox(items=SPLITS), ComboBox()
+        self.completions = NumberEdit(tip=tip, placeholderText="as in training", **whole)
+        self.limit = NumberEdit(tip="Only the first prompts of the split.", placeholderText="all", **whole)
         self.bar = progress_bar("Progress of the evaluation")
         self.status = ElidedLabel(font=theme.figures_font())
         self.problem = label(role="problem", wrap=True, selectable=True)
-        fields = row()
+        fields: list[Placed] = []
         for name, field, width in (
             ("Split", self.split, 110),
             ("Checkpoint", self.checkpoint, 130),
             ("Completions", self.completions, 104),
             ("Prompts", self.limit, 64),
         ):
-            caption = label(name, role="muted")
-            caption.setBuddy(field)
-            field.setAccessibleName(name)
-            field.setMinimumWidth(theme.scaled(64))
-            field.setMaximumWidth(theme.scaled(width))
-            fields.addWidget(caption)
-            fields.addWidget(field, 1)
-            fields.addSpacing(theme.SPACE)
-        fields.addStretch(1)
-        fields.addWidget(self.button)
-        column(fields, row((self.bar, 1), (self.status, 1), spacing=2 * theme.SPACE), self.problem, into=self)
+            configure(field, name=name, minimumWidth=theme.scaled(64), maximumWidth=theme.scaled(width))
+            fields += [label(name, role="muted", buddy=field), (field, 1), theme.SPACE]
+        head, progress = row(*fields, None, self.button), row((self.bar, 1), (self.status, 1), spacing=2 * theme.SPACE)
+        column(head, progress, self.problem, into=self)
         self.show_state("")
 
     def show_state(self, phase: str, done: float | None = None, left_s: float | None = None, problem: str = "") -> None:
         """Show a running evaluation or, without `phase`, that none is."""
+        status = f"{phase}, {duration(left_s)} left" if left_s is not None else f"{phase}…"
         self.button.setText("Stop" if phase else "Evaluate")
-        self.bar.setVisible(bool(phase))
-        self.bar.setValue(round(self.bar.maximum() * (done or 0.0)))
-        self.status.setVisible(bool(phase))
-        self.status.setText(f"{phase}, {duration(left_s)} left" if left_s is not None else f"{phase}…")
+        configure(self.bar, visible=bool(phase), value=round(self.bar.maximum() * (done or 0.0)))
+        configure(self.status, visible=bool(phase), text=status)
         show_text(self.problem, problem)
         for field in (self.split, self.checkpoint, self.completions, self.limit):
             field.setEnabled(not phase)
@@ -92,7 +94,8 @@ class EvaluatePage(QWidget):
         self.session = session
         evaluations = self.evaluations = session.evaluations
         sentence = "Once a run has trained, its model answers prompts that it has never seen."
-        nothing = EmptyState("No run to evaluate", sentence, "Go to Train")
+        go = partial(session.page_requested.emit, "train")
+        nothing = EmptyState("No run to evaluate", sentence, "Go to Train", button_clicked=go)
         self.about = ElidedLabel(Qt.TextElideMode.ElideMiddle)
         self.picker = ComboBox(name="Evaluation", length=34)
         self.form, self.card, self.detail = EvaluationForm(), ResultCard(), SideBySide()
@@ -103,8 +106,7 @@ class EvaluatePage(QWidget):
         self.figures, self.rows = FiguresTable(self.figures_model), PromptRowTable(self.row_model)
         figures = column(row(self.decoding, (self.how, 1)), (self.figures.in_card(), 1), spacing=6)
         rows = column(row(self.kind, None), (self.rows.in_card(), 1), spacing=6)
-        self.tables = splitter(holder(figures), holder(rows))
-        self.tables.setMinimumHeight(theme.scaled(LEAST_TABLES))
+        self.tables = splitter(holder(figures), holder(rows), minimumHeight=theme.scaled(LEAST_TABLES))
         self.detail.setMinimumHeight(theme.scaled(LEAST_DETAIL))
         self.parts = splitter(self.tables, self.detail, stretch=(3, 2), upright=True)
         # Labels that wrap ask for more height the narrower they are; the page must not take that for its least height.
@@ -112,28 +114,21 @@ class EvaluatePage(QWidget):
         self.parts.setMinimumHeight(theme.scaled(LEAST_TABLES + LEAST_DETAIL) + theme.SPACE)
         content = QWidget()
         self.not_yet = EmptyState("Not evaluated yet", NOT_YET)
-        self._result = NestedStack(content)
-        self._result.addWidget(self.not_yet)
-        self._result.addWidget(holder(column(self.card, (self.parts, 1), spacing=12)))
+        self._result = NestedStack(content, self.not_yet, holder(column(self.card, (self.parts, 1), spacing=12)))
         head = row(label("Evaluate", theme.title_font()), (self.about, 1), self.picker)
         column(head, self.form, (self._result, 1), into=content, spacing=12, margins=theme.GUTTER)
         scrolled = TabArea()
         scrolled.setWidget(content)
-        self._stack = QStackedLayout(self)
-        self._stack.addWidget(nothing)
-        self._stack.addWidget(scrolled)
+        self._stack = stack(nothing, scrolled, into=self)
 
-        nothing.button_clicked.connect(lambda: session.page_requested.emit("train"))
         self.form.pressed.connect(lambda: self.start() if evaluations.running is None else evaluations.stop())
         self.picker.activated.connect(lambda: evaluations.refresh(self.picker.currentData()))
         self.decoding.chosen.connect(self._show_decoding)
-        self.kind.chosen.connect(self._show_rows)
         self.rows.chosen.connect(self._show_row)
         evaluations.listed_changed.connect(self._show_listed)
-        evaluations.rows_changed.connect(self._show_rows)
-        evaluations.running_changed.connect(self._show_running)
+        connect(self._show_rows, self.kind.chosen, evaluations.rows_changed)
+        connect(self._show_running, evaluations.running_changed, session.run_state_changed)
         session.run_changed.connect(self._on_run_changed)
-        session.run_state_changed.connect(self._show_running)
         self._on_run_changed()
 
     def resizeEvent(self, event: QResizeEvent) -> None:

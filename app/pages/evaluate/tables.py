@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from PySide6.QtCore import QModelIndex, QPointF, QRect, QRectF, Qt, Signal
+from PySide6.QtCore import QPointF, QRect, QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QPainter, QPen, QResizeEvent
 from PySide6.QtWidgets import QHeaderView, QStyledItemDelegate, QStyleOptionViewItem
 
@@ -176,10 +176,9 @@ class FiguresTable(BaseTable):
     """The table of figures. A narrow one leaves out the interval as text, then the sides: the plot stays."""
 
     def __init__(self, model: FigureModel) -> None:
-        super().__init__(name="Figures with intervals")
-        self._figures = model
         model.show_lines([], "Tuned")
-        self.setModel(model)
+        super().__init__(model=model, name="Figures with intervals")
+        self._figures = model
         self.setItemDelegateForColumn(FOREST, ForestDelegate(self))
         self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
         model.modelReset.connect(self._fit_columns)
@@ -268,7 +267,9 @@ class PromptRowTable(BaseTable):
         model.show_lines([], "all")
         super().__init__(model=model, name="Prompts")
         self._rows = model
-        self.selectionModel().currentRowChanged.connect(self._emit_chosen)
+        self.selectionModel().currentRowChanged.connect(
+            lambda current, _: current.isValid() and self.chosen.emit(model.rows[current.row()].place)
+        )
         model.modelReset.connect(self._on_reset)
 
     def _on_reset(self) -> None:
@@ -278,7 +279,3 @@ class PromptRowTable(BaseTable):
             self.selectRow(0)
         else:
             self.chosen.emit(-1)
-
-    def _emit_chosen(self, current: QModelIndex) -> None:
-        if current.isValid() and current.row() < len(self._rows.rows):
-            self.chosen.emit(self._rows.rows[current.row()].place)

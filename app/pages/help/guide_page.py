@@ -12,7 +12,7 @@ from app.state.session import Session
 from app.widgets.basic.controls import SearchEdit
 from app.widgets.basic.dialogs import open_link
 from app.widgets.basic.labels import button, label
-from app.widgets.basic.layout import column, holder, row, splitter
+from app.widgets.basic.layout import column, configure, connect, holder, row, splitter
 
 PLACE = Qt.ItemDataRole.UserRole
 CONTENTS_WIDTH = 264
@@ -42,19 +42,19 @@ class GuideContents(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self._place = ""
-        self.search = SearchEdit("Find in the guide")
-        self.search.textChanged.connect(self._fill)
-        self.tree = QTreeWidget()
-        self.tree.setAccessibleName("Contents of the guide")
-        self.tree.setHeaderHidden(True)
-        self.tree.setFrameShape(QFrame.Shape.NoFrame)
-        self.tree.setProperty("role", "contents")
-        self.tree.setUniformRowHeights(True)
-        self.tree.setIndentation(theme.scaled(14))
-        self.tree.setTextElideMode(Qt.TextElideMode.ElideRight)
-        self.tree.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.tree.currentItemChanged.connect(self._choose)
-        self.tree.itemClicked.connect(self._choose)  # also the current one, scrolled away from
+        self.search = SearchEdit("Find in the guide", textChanged=self._fill)
+        self.tree = configure(
+            QTreeWidget(),
+            name="Contents of the guide",
+            role="contents",
+            headerHidden=True,
+            frameShape=QFrame.Shape.NoFrame,
+            uniformRowHeights=True,
+            indentation=theme.scaled(14),
+            textElideMode=Qt.TextElideMode.ElideRight,
+            horizontalScrollBarPolicy=Qt.ScrollBarPolicy.ScrollBarAlwaysOff,
+        )
+        connect(self._choose, self.tree.currentItemChanged, self.tree.itemClicked)  # a click on the current one scrolls
         column(self.search, (self.tree, 1), into=self)
         self._fill("")
 
@@ -112,11 +112,8 @@ class GuideView(QTextBrowser):
         self._html = ""
         self.position = 0  # the character at the top of the view, counted from the chapter's beginning
         self._is_fitting = False
-        self.setAccessibleName("Guide")
-        self.setOpenLinks(False)
-        self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setProperty("role", "reading")
-        self.setFont(theme.body_font())
+        frame = QFrame.Shape.NoFrame
+        configure(self, name="Guide", role="reading", openLinks=False, frameShape=frame, font=theme.body_font())
         self.document().setDocumentMargin(theme.SPACE)
         self.anchorClicked.connect(lambda url: self.link_chosen.emit(url.toString()))
         self.verticalScrollBar().valueChanged.connect(self.keep_top)

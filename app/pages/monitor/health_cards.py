@@ -17,7 +17,8 @@ from app.state.run_notices import Findings, take_up
 from app.state.session import Session
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import label
-from app.widgets.basic.layout import TabArea, clear_layout, column, row, set_shown
+from app.widgets.basic.layout import TabArea, clear_layout, column, configure, holder, row, set_shown
+from app.widgets.basic.number_format import counted
 from backend.config.config import SETTINGS
 from backend.trainer.health.rules import RULES
 from backend.trainer.health.watch import Episode
@@ -39,26 +40,21 @@ class HealthRow(QFrame):
         self._is_current = episode.until is None
         self.setAccessibleName(f"{episode.title}, {when(episode)}")
         role = "" if self._is_current else "muted"
-        title = label(episode.title, theme.body_font(), role)
-        font = title.font()
+        font = theme.body_font()
         font.setWeight(QFont.Weight.DemiBold)
-        title.setFont(font)
+        title = label(episode.title, font, role)
         advice = episode.advice if self._is_current else ""
         self.text = label(f"{episode.sentence} {advice}".strip(), role=role, wrap=True, selectable=True)
-        self.links: list[LinkButton] = []
-        for text, tip, on_click in actions:
-            link = LinkButton(text)
-            link.setToolTip(tip)
-            link.setAccessibleName(f"{text}: {episode.title}")
-            link.clicked.connect(lambda _checked=False, on_click=on_click: on_click())
-            self.links.append(link)
+        self.links = [
+            LinkButton(text, on_click=on_click, tip=tip, name=f"{text}: {episode.title}")
+            for text, tip, on_click in actions
+        ]
         head = row(title, (label(when(episode), theme.caption_font(), "caption"), 1))
         self._box = QBoxLayout(QBoxLayout.Direction.LeftToRight, self)
         self._box.setContentsMargins(theme.GUTTER, 4, 12, 4)
         self._box.setSpacing(theme.SPACE)
         self._box.addLayout(column(head, self.text, spacing=2), 1)
-        links = QWidget()
-        row(*self.links, into=links, spacing=2 * theme.SPACE)
+        links = holder(row(*self.links, spacing=2 * theme.SPACE))
         self._box.addWidget(links, 0, Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft)
 
     def heightForWidth(self, width: int) -> int:
@@ -84,24 +80,20 @@ class HealthCards(QFrame):
         self._session, self._page = session, page
         self._run: Run | None = None
         self._findings = Findings()
-        self.setProperty("role", "card")
-        self.setAccessibleName("Health findings")
         self._episodes: list[Episode] = []
         self._rows: list[HealthRow] = []
         self._is_open = False
         self._room = self._open_room = 10_000
-        content = QWidget()
-        self._layout: QVBoxLayout = column(into=content, spacing=0)
-        self._area = TabArea()
-        self._area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self._layout: QVBoxLayout = column(spacing=0)
+        content = holder(self._layout)
+        self._area = TabArea(horizontalScrollBarPolicy=Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self._area.setWidget(content)
         for part in (self._area.viewport(), content):
             part.setAutoFillBackground(False)  # the card's own colour
-        self.more = LinkButton("")
-        self.more.clicked.connect(lambda _checked=False: self.unfold(not self._is_open))
+        self.more = LinkButton("", on_click=lambda: self.unfold(not self._is_open))
         foot = row(self.more, None, margins=(theme.GUTTER, 0, 12, 2))
         column(self._area, foot, into=self, spacing=0, margins=(1, 2, 1, 2))
-        self.hide()
+        configure(self, role="card", name="Health findings", shown=False)
 
     def show_episodes(self, episodes: Sequence[Episode]) -> None:
         if list(episodes) != self._episodes:  # new rows would take the button from under the mouse, and the focus
@@ -140,7 +132,9 @@ class HealthCards(QFrame):
         if episode.since is not None:
             step = episode.since if episode.until is None else episode.until
             read = f"Read the completions of step {step}"
-            actions.append(("Read completions", read, lambda: self._read_completions(step, episode.rule)))
+            # Filters that show just what a rule is about have its name.
+            wanted = episode.rule if episode.rule in FILTERS else None
+            actions.append(("Read completions", read, lambda: session.completions_requested.emit(step, wanted)))
         if is_current and episode.setting:
             show = f"Show {SETTINGS[episode.setting].label} in the form"
             actions.append(("Go to the setting", show, lambda: self._go_to_setting(episode.setting)))
@@ -169,7 +163,7 @@ class HealthCards(QFrame):
         elif count:
             self.more.setText(f"{total - count} more")
         else:
-            what = f"{total} {'finding' if total == 1 else 'findings'}"
+            what = counted(total, "finding")
             worst = next((episode for episode in self._episodes if episode.until is None), None)
             self.more.setText(
                 f"{what}, the worst: {worst.title} {when(worst)}" if worst else f"{what} of earlier steps"
@@ -197,10 +191,6 @@ class HealthCards(QFrame):
             second_row = charts + theme.SPACE if self._page.height() >= TALL_PAGE else 0
             self.set_room(room - second_row, max(room, charts // 2))
         self.show_episodes(self._findings.of(run) if run is not None else [])
-
-    def _read_completions(self, step: int, rule: str) -> None:
-        # Filters that show just what a rule is about have its name.
-        self._session.completions_requested.emit(step, rule if rule in FILTERS else None)
 
     def _go_to_setting(self, key: str) -> None:
         self._session.page_requested.emit("train")

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QKeyEvent, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QStackedLayout, QWidget
+from PySide6.QtWidgets import QWidget
 
 from app import theme
 from app.pages.monitor.health_cards import HealthCards
 from app.pages.monitor.panels import LogView, MetricTile, RankTable
-from app.pages.monitor.run_charts import RunCharts
 from app.pages.monitor.steering import RunSteering
 from app.state import charts
+from app.state.charts import CHARTS, Curve, Naming, column_names
+from app.state.guide import place_of_chart
 from app.state.run import Run
 from app.state.run_files import newest_checkpoint, setting_of_problem, silence_advice
 from app.state.run_notices import note_text, reward_before_and_after
 from app.state.run_state import PHASE_WORDS, ranks_of
 from app.state.run_summary import count_text
 from app.state.session import Session
-from app.widgets.basic.controls import ElidedLabel
+from app.widgets.basic.controls import ComboBox, ElidedLabel
 from app.widgets.basic.dialogs import open_path
-from app.widgets.basic.labels import EmptyState, plain_tip
-from app.widgets.basic.layout import column, row, settle_layouts
+from app.widgets.basic.labels import EmptyState, explain_at, plain_tip
+from app.widgets.basic.layout import column, configure, holder, row, settle_layouts, stack
 from app.widgets.basic.number_format import duration
+from app.widgets.charts.chart_grid import ChartContent, ChartExport, ChartGrid, ChartsMenu, ZoomButton
+from app.widgets.charts.curves import Trace
+from app.widgets.charts.plot import Plot
 from app.widgets.run_header import BeforeAfter, CardAction, ResultCard, RunHeader
 from backend.runs.archive import averaging_window
 from backend.utils.errors import UserError
@@ -38,6 +45,8 @@ TILES = (
     ("Peak memory", "peak_memory_gb", "text", "GB", "The most memory that was in use at once."),
 )
 """Label, metric, colour, unit, help."""
+TWO_UPDATES = "Set Updates per rollout to 2 in the form"
+SMOOTHING = (("No smoothing", 0.0), ("Light smoothing", 0.6), ("Strong smoothing", 0.9))
 ROOM_FOR_RANKS = 620
 """Height of the page from which it has a table of the machines: in a low window the charts need the room."""
 
@@ -49,11 +58,11 @@ class MonitorPage(QWidget):
         super().__init__(parent)
         self.session = session
         self._run: Run | None = None
-        self._clock = QTimer(self, interval=1000)  # the elapsed time moves on between two steps of the run
-        self._clock.timeout.connect(self._show_time)
+        # The elapsed time moves on between two steps of the run.
+        self._clock = configure(QTimer(self, interval=1000), timeout=self._show_time)
         self.steering = RunSteering(session, self)
-        self.nothing = EmptyState("No run yet", "Start one on Train, or open an earlier one on Runs.", "Go to Train")
-        self.nothing.button_clicked.connect(lambda: session.page_requested.emit("train"))
+        hint, go = "Start one on Train, or open an earlier one on Runs.", partial(session.page_requested.emit, "train")
+        self.nothing = EmptyState("No run yet", hint, "Go to Train", button_clicked=go)
         self.header = RunHeader()
         self.note = ElidedLabel()
         self.findings = HealthCards(session, self)
@@ -66,17 +75,13 @@ class MonitorPage(QWidget):
         for tool in self.charts.tools:
             self.header.tools.addWidget(tool)
 
-        tile_row = QWidget()
-        row(*((tile, 1) for tile in self.tiles.values()), into=tile_row)
+        tile_row = holder(row(*((tile, 1) for tile in self.tiles.values())))
         self._beside_charts = (self.header, self.note, self.verdict, tile_row, self.ranks.card, self.log)
         right = (0, 0, theme.GUTTER, 0)  # the grid has none: its scroll bar is in the gutter
         above = column(self.header, self.note, self.findings, self.verdict, tile_row, self.ranks.card, margins=right)
-        content = QWidget()
         margins = (theme.GUTTER, theme.GUTTER, 0, theme.GUTTER)
-        column(above, (self.grid, 1), column(self.log, margins=right), into=content, margins=margins)
-        self._stack = QStackedLayout(self)
-        self._stack.addWidget(self.nothing)
-        self._stack.addWidget(content)
+        content = column(above, (self.grid, 1), column(self.log, margins=right), margins=margins)
+        self._stack = stack(self.nothing, holder(content), into=self)
         session.run_changed.connect(self._on_run_changed)
         self._on_run_changed()
 
@@ -86,8 +91,7 @@ class MonitorPage(QWidget):
         self.log.follow(self._run.folder.log if self._run else None)
         self.log.unfold(False)
         if self._run is not None:
-            self._run.changed.connect(self._refresh)
-            self._run.state_changed.connect(self._show_verdict)
+            configure(self._run, changed=self._refresh, state_changed=self._show_verdict)
         self._stack.setCurrentIndex(0 if self._run is None else 1)
         self._show_verdict()
         self.findings.show_run(self._run)
@@ -118,12 +122,17 @@ class MonitorPage(QWidget):
         self._show_progress(run)
         self._show_time()
         (self._clock.start if run.is_live else self._clock.stop)()
-        self._show_tiles(run)
+        steps, config = run.data.steps, run.config
+        for metric, tile in self.tiles.items():
+            tile.show_value(steps.latest(metric), steps.first(metric))
+        if steps.latest("kl") is None and charts.kl_is_off(config):
+            self.tiles["kl"].show_value(None, instead="off: Beta 0")
+        if not steps.latest("clip_ratio_total") and charts.ratio_is_always_1(config):
+            self.tiles["clip_ratio_total"].show_value(None, instead="ratio always 1")
         self._show_ranks(run)
         notes = [note_text(note) for note in run.data.notes if note.get("level") != "warning"]  # warnings are findings
-        self.note.setText(notes[-1] if notes else "")
-        self.note.setToolTip(plain_tip("\n".join(notes)))
-        self.note.setVisible(bool(notes))
+        text, tip = notes[-1] if notes else "", plain_tip("\n".join(notes))
+        configure(self.note, text=text, toolTip=tip, visible=bool(notes))
         if not run.is_live or run.silence or not self.verdict.isHidden():
             self._show_verdict()
         self.findings.show_run(run, self._beside_charts)
@@ -148,14 +157,6 @@ class MonitorPage(QWidget):
     def _show_time(self) -> None:
         if self._run is not None and self._run.read_share is None:
             self.header.show_time(self._run.elapsed_s, None if self._run.silence else self._run.eta_s)
-
-    def _show_tiles(self, run: Run) -> None:
-        for metric, tile in self.tiles.items():
-            tile.show_value(run.data.steps.latest(metric), run.data.steps.first(metric))
-        if run.data.steps.latest("kl") is None and charts.kl_is_off(run.config):
-            self.tiles["kl"].show_value(None, instead="off: Beta 0")
-        if not run.data.steps.latest("clip_ratio_total") and charts.ratio_is_always_1(run.config):
-            self.tiles["clip_ratio_total"].show_value(None, instead="ratio always 1")
 
     def _show_ranks(self, run: Run) -> None:
         has_room = self.height() >= theme.scaled(ROOM_FOR_RANKS)
@@ -272,3 +273,106 @@ def averaged(run: Run) -> str:
         start = f"after step {evaluated[0]:,}" if evaluated[0] else "before training"
         text += f" Held-out: {start}, after step {evaluated[-1]:,}."
     return text
+
+
+class RunCharts:
+    """A grid with the charts of `app.state.charts`, filled from a run."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._run: Run | None = None
+        self._curves: list[list[Curve]] = [[] for _ in CHARTS]
+        self._curves_for: tuple[object, ...] = ()
+        prefs = session.prefs
+        self.grid = ChartGrid(
+            [Plot(chart.title, chart.axis, chart.unit, chart.help) for chart in CHARTS],
+            self._content_of,
+            lambda index: bool(self._curves[index]),
+        )
+        for plot in self.grid.plots:
+            place = place_of_chart(plot.title)
+            explain_at(plot, place)
+            plot.set_log(plot.title in prefs.log_charts)
+            configure(
+                plot,
+                explanation_requested=partial(session.guide_requested.emit, place),
+                offer_taken=session.use_two_updates,
+                log_changed=partial(prefs.set_log_chart, plot.title),
+            )
+        self.grid.step_chosen.connect(lambda step: session.completions_requested.emit(step, None))
+        weights = {weight: text for text, weight in SMOOTHING}
+        smoothing = ComboBox(name="Smoothing of the charts", length=13, items=weights)
+        smoothing.currentIndexChanged.connect(lambda _: self.grid.set_smoothing(smoothing.currentData()))
+        export = ChartExport(
+            self.grid, lambda: self._run.folder.name if self._run is not None else "charts", session.message.emit
+        )
+        self.menu = ChartsMenu(self.grid, export)
+        self.menu.marks.setChecked(prefs.chart_marks)
+        self.menu.marks.toggled.connect(self.show_marks)
+        self.menu.namings[prefs.chart_columns].setChecked(True)
+        self.menu.naming_chosen.connect(self.set_naming)
+        self.tools = (ZoomButton(self.grid), smoothing, self.menu)
+
+    def show_run(self, run: Run | None) -> None:
+        self._run, self._curves_for = run, ()
+        self.grid.forget_span()
+
+    def refresh(self) -> None:
+        if self._run is not None:
+            self._find_curves(self._run)
+            self.grid.refresh(self._run.data.steps.span)
+
+    def show_marks(self, shown: bool) -> None:
+        self._session.prefs.chart_marks = shown
+        self.refresh()
+
+    def set_naming(self, naming: Naming) -> None:
+        self._session.prefs.chart_columns = naming
+        self.refresh()
+
+    def _find_curves(self, run: Run) -> None:
+        key = (len(run.data.steps.names()), len(run.data.evals.names()), tuple(run.reward_names), bool(run.step))
+        if key == self._curves_for:
+            return
+        self._curves_for = key
+        expected = [f"rewards/{name}/{kind}" for name in run.reward_names for kind in ("mean", "std")]
+        steps = list(dict.fromkeys([*run.data.steps.names(), *expected]))
+        evals = list(dict.fromkeys([*run.data.evals.names(), *expected])) if run.data.evals.names() else []
+        for index, chart in enumerate(CHARTS):
+            names = evals if chart.held_out else steps
+            curves = charts.curves_of(chart, names, run.reward_names)
+            self._curves[index] = curves if charts.has_place(chart, curves, names, has_steps=bool(run.step)) else []
+
+    def _content_of(self, index: int) -> ChartContent:
+        run, chart = self._run, CHARTS[index]
+        if run is None:
+            return ChartContent()
+        read = partial(run.series, held_out=chart.held_out)
+        naming, scale = self._session.prefs.chart_columns, run.config.get("scale_rewards", "group")
+        traces = [
+            replace(
+                trace_of(curve, read, stacked=curve.metric in chart.stacked),
+                columns=column_names(chart, curve, naming, scale),
+            )
+            for curve in self._curves[index]
+        ]
+        shown = [trace for trace in traces if trace.has_data]
+        marks = run.data.marks if self._session.prefs.chart_marks else ()
+        reason = charts.flat_reason(chart, run.config)
+        if reason and not any((trace.y > 0).any() for trace in shown):
+            return ChartContent((), reason, marks, TWO_UPDATES)
+        waiting = charts.placeholder(chart, run.config, is_live=run.is_live, steps=run.step)
+        return ChartContent(shown, waiting, marks)
+
+
+def trace_of(curve: Curve, read: Callable, *, stacked: bool = False) -> Trace:
+    """The curve's numbers, and its band where it has one; `read(metric)` returns (steps, values)."""
+    x, y = read(curve.metric)
+    low = high = None
+    if curve.spread:
+        spread = read(curve.spread)[1]
+        if len(spread):
+            low, high = y - spread, y + spread
+    elif curve.low and len(read(curve.low)[1]) and len(read(curve.high)[1]):
+        low, high = read(curve.low)[1], read(curve.high)[1]
+    return Trace(curve.label, curve.colour, x, y, low, high, stacked)

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from PySide6.QtCore import Qt, QTimer
-from PySide6.QtGui import (
-    QColor,
-    QFont,
-    QFontMetrics,
-    QGuiApplication,
-    QHideEvent,
-    QResizeEvent,
-    QShowEvent,
-)
-from PySide6.QtWidgets import QFrame, QHeaderView, QPlainTextEdit, QSizePolicy, QWidget
+from PySide6.QtGui import QColor, QFont, QFontMetrics, QGuiApplication, QHideEvent, QResizeEvent, QShowEvent
+from PySide6.QtWidgets import QFrame, QPlainTextEdit, QSizePolicy, QWidget
 
 from app import theme
 from app.state.run_state import RankNow
@@ -25,9 +16,9 @@ from app.widgets.basic.controls import ElidedLabel, LinkButton
 from app.widgets.basic.dialogs import open_path
 from app.widgets.basic.icons import IconButton
 from app.widgets.basic.labels import label, plain_tip
-from app.widgets.basic.layout import column, row, set_shown
+from app.widgets.basic.layout import column, configure, row, set_shown
 from app.widgets.basic.number_format import DASH, MINUS, THIN, figure, finite, signed
-from app.widgets.basic.tables import ROW_HEIGHT, BaseTable, RowsModel
+from app.widgets.basic.tables import BaseTable, Column, RowsModel
 from backend.trainer.health.rules import RULES
 from backend.utils.files import open_regular
 from backend.utils.text import as_in_a_terminal
@@ -39,20 +30,14 @@ class MetricTile(QFrame):
     def __init__(self, name: str, role: str = "text", unit: str = "", help: str = "") -> None:
         super().__init__()
         self._name, self._role, self._unit = name, role, unit
-        self.setProperty("role", "card")
-        self.setToolTip(help)
+        configure(self, role="card", tip=help, minimumWidth=theme.scaled(84))
         # Ignored: tiles share the row's width equally, and a longer figure must not widen its tile during a run.
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
-        self.setMinimumWidth(theme.scaled(84))
-        name_line, self._caption = ElidedLabel(), ElidedLabel()
-        for line in (name_line, self._caption):
-            line.setFont(theme.figures_font(theme.CAPTION))
-        name_line.setText(name)
+        small = theme.figures_font(theme.CAPTION)
+        name_line, self._caption = ElidedLabel(font=small, text=name), ElidedLabel(font=small)
         self._number = label(font=theme.figures_font(theme.TITLE, QFont.Weight.DemiBold))
         self._unit_label = label(font=theme.caption_font(), role="muted")
-        number = row(
-            self._number, (self._unit_label, 0, Qt.AlignmentFlag.AlignBottom), None, spacing=5, margins=(0, 0, 0, 0)
-        )
+        number = row(self._number, (self._unit_label, 0, Qt.AlignmentFlag.AlignBottom), None, spacing=5)
         column(name_line, number, self._caption, into=self, spacing=0, margins=(12, 6, 12, 7))
         theme.signals.changed.connect(self._recolour)
         self.show_value(None)
@@ -98,42 +83,16 @@ def _change(now: float | None, start: float | None, number: str, unit: str) -> s
     return f"{'+' if change > 0 else MINUS}{size}" if size.strip("0,.") else ""
 
 
-@dataclass(frozen=True, slots=True)
-class RankColumn:
-    """A column of the ranks: `width` in pixels, 0 to share what is left."""
-
-    title: str
-    width: int
-    text: Callable[[RankNow], str]
-    tip: str = ""
-
-    @property
-    def is_figure(self) -> bool:
-        return self.title not in ("Machine", "Chip", "State")
-
-
-def _memory(rank: RankNow) -> str:
-    peak = figure(rank.memory_gb, "GB")
-    return f"{peak} of {figure(rank.info.memory_gb, 'GB')}" if rank.info.memory_gb else peak
-
-
 RANK_COLUMNS = (
-    RankColumn("Rank", 48, lambda rank: str(rank.info.rank), "Rank 0 runs on this machine and writes the run folder"),
-    RankColumn("Machine", 0, lambda rank: rank.info.machine),
-    RankColumn("Chip", 0, lambda rank: rank.info.chip),
-    RankColumn("Sampling", 118, lambda rank: figure(rank.sampling, "tokens/s"), "Sampling speed in the newest step"),
-    RankColumn("Learning", 118, lambda rank: figure(rank.learning, "tokens/s"), "Training speed in the newest step"),
-    RankColumn(
-        "Prompts",
-        64,
-        lambda rank: figure(None if rank.prompts is None else round(rank.prompts)),
-        "Prompts of the newest step that this rank sampled",
-    ),
-    RankColumn("Peak memory", 146, _memory, "Largest memory use so far, and the machine's memory"),
-    RankColumn(
-        "Waiting", 72, lambda rank: figure(rank.waiting_share, "share"), "Share of the newest step spent waiting"
-    ),
-    RankColumn("State", 56, lambda rank: "Lost" if rank.is_lost else "", "Lost: the machine stopped answering"),
+    Column("Rank", 48, True, "Rank 0 runs on this machine and writes the run folder"),
+    Column("Machine"),
+    Column("Chip"),
+    Column("Sampling", 118, True, "Sampling speed in the newest step"),
+    Column("Learning", 118, True, "Training speed in the newest step"),
+    Column("Prompts", 64, True, "Prompts of the newest step that this rank sampled"),
+    Column("Peak memory", 146, True, "Largest memory use so far, and the machine's memory"),
+    Column("Waiting", 72, True, "Share of the newest step spent waiting"),
+    Column("State", 56, tip="Lost: the machine stopped answering"),
 )
 MOST_RANKS = 4
 """Rows that are shown without scrolling: the charts need the room."""
@@ -143,7 +102,14 @@ class RankModel(RowsModel):
     columns = RANK_COLUMNS
 
     def text(self, row: RankNow, column: int) -> str:
-        return self.columns[column].text(row)
+        info, peak = row.info, figure(row.memory_gb, "GB")
+        return (
+            *(str(info.rank), info.machine, info.chip),
+            *(figure(row.sampling, "tokens/s"), figure(row.learning, "tokens/s")),
+            figure(None if row.prompts is None else round(row.prompts)),
+            f"{peak} of {figure(info.memory_gb, 'GB')}" if info.memory_gb else peak,
+            *(figure(row.waiting_share, "share"), "Lost" if row.is_lost else ""),
+        )[column]
 
     def colour(self, row: RankNow, column: int) -> QColor:
         title, colours = self.columns[column].title, theme.palette()
@@ -164,15 +130,9 @@ class RankTable(BaseTable):
     """The machines of a run as it trains, a row for each rank. `card` holds it."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._ranks = RankModel(self)
-        self.setModel(self._ranks)
-        self.setAccessibleName("Machines of the run")
-        header, modes = self.horizontalHeader(), QHeaderView.ResizeMode
-        for number, about in enumerate(RANK_COLUMNS):
-            header.setSectionResizeMode(number, modes.Interactive if about.width else modes.Stretch)
-            if about.width:
-                self.setColumnWidth(number, theme.scaled(about.width))
+        self._ranks = RankModel()
+        super().__init__(model=self._ranks, name="Machines of the run", resizable=True)
+        self._ranks.setParent(self)
         self.card = self.in_card()
         self.card.hide()
 
@@ -180,8 +140,7 @@ class RankTable(BaseTable):
         set_shown(self.card, bool(ranks))
         if list(ranks) != self._ranks.rows:
             self._ranks.set_rows(ranks)
-        rows = theme.scaled(ROW_HEIGHT) * min(len(ranks), MOST_RANKS)
-        self.setFixedHeight(self.horizontalHeader().sizeHint().height() + rows + 4)
+        self.fit_rows(MOST_RANKS, 4)
 
 
 MAX_READ = 64 << 10
@@ -198,23 +157,17 @@ class LogView(QFrame):
         self._partial = b""
         self._last_line = ""
         self.setProperty("role", "card")
-        self._timer = QTimer(self, interval=500)
-        self._timer.timeout.connect(self.read_on)
-        self.toggle = IconButton("chevron-right", "Log", "Show or fold the log")
-        self.toggle.setCheckable(True)
-        self.toggle.toggled.connect(self._fold)
-        self._line = ElidedLabel()
-        self._line.setFont(theme.mono_font(theme.CAPTION))
-        copy, reveal = LinkButton("Copy"), LinkButton("Open log")
-        copy.setToolTip("Copy the log")
-        copy.setAccessibleName("Copy the log")
-        copy.clicked.connect(lambda: QGuiApplication.clipboard().setText(self.text.toPlainText()))
-        reveal.clicked.connect(self.open_file)
+        self._timer = configure(QTimer(self, interval=500), timeout=self.read_on)
+        self.toggle = IconButton("chevron-right", "Log", "Show or fold the log", checkable=True, toggled=self._fold)
+        self._line = ElidedLabel(font=theme.mono_font(theme.CAPTION))
         self.text = QPlainTextEdit(readOnly=True, maximumBlockCount=2000)
-        self.text.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
-        self.text.setFont(theme.mono_font())
-        self.text.setAccessibleName("Log")
+        configure(self.text, name="Log", font=theme.mono_font(), lineWrapMode=QPlainTextEdit.LineWrapMode.NoWrap)
         self.text.setFixedHeight(QFontMetrics(self.text.font()).lineSpacing() * 9 + 16)
+        put = QGuiApplication.clipboard().setText
+        copy = LinkButton(
+            "Copy", on_click=lambda: put(self.text.toPlainText()), tip="Copy the log", name="Copy the log"
+        )
+        reveal = LinkButton("Open log", on_click=self.open_file)
         head = row(self.toggle, (self._line, 1), copy, reveal, spacing=2 * theme.SPACE)
         column(head, self.text, into=self, spacing=2, margins=(4, 2, 12, 2))
         self._fold(False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from PySide6.QtCore import QObject, Qt, Signal
@@ -14,7 +15,7 @@ from app.state.run_files import STEERED_STATES
 from app.state.session import Session
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import button, label
-from app.widgets.basic.layout import TabArea, clear_layout, column, on_screen, row, set_shown
+from app.widgets.basic.layout import TabArea, clear_layout, column, configure, grid, holder, on_screen, row, set_shown
 from app.widgets.form.field import Field
 from app.widgets.form.fields import make_field
 from backend.config.config import SETTINGS, Config
@@ -55,13 +56,10 @@ class SteeringPanel(QDialog):
         self.revert_button = button("Revert", self._revert, tip="Shows the present values again")
         self._history_title = label("Changes of this run", font=theme.heading_font())
         self._history = column(spacing=4)
-        content = QWidget()
         groups = [self._group(title, keys) for title, keys in GROUPS.items()]
         parts = (intro, *groups, self._history_title, self._history, None)
-        column(*parts, into=content, spacing=2 * theme.SPACE, margins=theme.GUTTER)
-        scroll = TabArea()
-        scroll.setWidget(content)
-        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        scroll = TabArea(horizontalScrollBarPolicy=Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        scroll.setWidget(holder(column(*parts, spacing=2 * theme.SPACE, margins=theme.GUTTER)))
         texts = column(self.problem, self.answer)
         margins = (theme.GUTTER, theme.SPACE, theme.GUTTER, theme.GUTTER)
         foot = row((texts, 1), self.revert_button, self.apply_button, margins=margins)
@@ -69,12 +67,10 @@ class SteeringPanel(QDialog):
         self.resize(on_screen(self, 760, 540))
 
     def _group(self, title: str, keys: Sequence[str]) -> QGridLayout:
-        grid = QGridLayout()
-        grid.setHorizontalSpacing(2 * theme.SPACE)
-        grid.setVerticalSpacing(theme.SPACE)
-        grid.addWidget(label(title, font=theme.heading_font()), 0, 0, 1, COLUMNS)
+        cells = grid(())
+        cells.addWidget(label(title, font=theme.heading_font()), 0, 0, 1, COLUMNS)
         for place in range(COLUMNS):
-            grid.setColumnStretch(place, 1)
+            cells.setColumnStretch(place, 1)
         y, x = 1, 0
         for key in keys:
             self.fields[key] = field = make_field(SETTINGS[key], self)
@@ -82,9 +78,9 @@ class SteeringPanel(QDialog):
             span = COLUMNS if field.wide else 1
             if x + span > COLUMNS:
                 y, x = y + 1, 0
-            grid.addWidget(field, y, x, 1, span)
+            cells.addWidget(field, y, x, 1, span)
             x += span
-        return grid
+        return cells
 
     def show_settings(self, run: str, present: Config, changes: Sequence[Change], done: int) -> None:
         """Show a run's present settings and its changes. `done`: steps done."""
@@ -92,32 +88,29 @@ class SteeringPanel(QDialog):
         self._done = done
         if present != self._present:
             self._present = present
-            self._edited = {key: raw for key, raw in self._edited.items() if self._differs(key, raw)}
+            self._edited = {key: raw for key, raw in self._edited.items() if _differs(present, key, raw, done)}
             for key, field in self.fields.items():
                 if key not in self._edited:
                     field.show_value(getattr(present, key))
             self._check()
-        if list(changes) != self._changes:
-            self._changes = list(changes)
-            self._show_history(self._changes)
+        if list(changes) == self._changes:
+            return
+        self._changes = list(changes)
+        clear_layout(self._history)
+        set_shown(self._history_title, bool(changes))
+        for change in reversed(self._changes):
+            undo = LinkButton(
+                "Undo",
+                on_click=partial(self._send, {key: old for key, (old, _) in change.settings.items()}),
+                tip="Changes these settings back, from the next step on",
+                name=f"Undo: {change.sentence}",
+            )
+            text = label(change.sentence, wrap=True, selectable=True)
+            self._history.addWidget(holder(row((text, 1), (undo, 0, Qt.AlignmentFlag.AlignTop))))
 
     def show_answer(self, sentence: str, *, is_refusal: bool = False) -> None:
         self.answer.setText("" if is_refusal else sentence)
         self.problem.setText(sentence if is_refusal else "")
-
-    def _show_history(self, changes: Sequence[Change]) -> None:
-        clear_layout(self._history)
-        set_shown(self._history_title, bool(changes))
-        for change in reversed(changes):
-            undo = LinkButton("Undo")
-            undo.setToolTip("Changes these settings back, from the next step on")
-            undo.setAccessibleName(f"Undo: {change.sentence}")
-            back = {key: old for key, (old, _) in change.settings.items()}
-            undo.clicked.connect(lambda _checked=False, back=back: self._send(back))
-            line = QWidget()
-            text = label(change.sentence, wrap=True, selectable=True)
-            row((text, 1), (undo, 0, Qt.AlignmentFlag.AlignTop), into=line)
-            self._history.addWidget(line)
 
     def _on_edited(self, key: str, raw: Any) -> None:
         self._edited[key] = raw
@@ -141,13 +134,6 @@ class SteeringPanel(QDialog):
         self.apply_button.setEnabled(bool(pairs))
         self.apply_button.setText(f"Apply {len(pairs)} changes" if len(pairs) > 1 else "Apply")
         self.revert_button.setEnabled(bool(self._edited))
-
-    def _differs(self, key: str, raw: Any) -> bool:
-        assert self._present is not None
-        try:
-            return bool(changed(self._present, {key: raw}, self._done))
-        except UserError:
-            return True
 
     def _revert(self) -> None:
         self._edited = {}
@@ -212,8 +198,7 @@ class RunSteering(QObject):
             self.panel = None
         self._run = self._session.run
         if self._run is not None:
-            self._run.changed.connect(self._refresh)
-            self._run.state_changed.connect(self._refresh)
+            configure(self._run, changed=self._refresh, state_changed=self._refresh)
 
     def _refresh(self, _state: str = "") -> None:
         panel, run = self.panel, self._run
@@ -243,6 +228,13 @@ class RunSteering(QObject):
         except UserError as error:
             self._asked_after = None
             self.panel.show_answer(_message(error), is_refusal=True)
+
+
+def _differs(present: Config, key: str, raw: Any, done: int) -> bool:
+    try:
+        return bool(changed(present, {key: raw}, done))
+    except UserError:
+        return True
 
 
 def _seq(note: dict[str, Any]) -> int:

@@ -25,14 +25,14 @@ from PySide6.QtGui import (
     QTextDocument,
     QTextFormat,
 )
-from PySide6.QtWidgets import QFrame, QPlainTextEdit, QStackedLayout, QTextEdit, QWidget
+from PySide6.QtWidgets import QFrame, QPlainTextEdit, QTextEdit, QWidget
 
 from app import theme
 from app.state.session import Session
 from app.widgets.basic.controls import ElidedLabel
 from app.widgets.basic.dialogs import open_file, save_file
 from app.widgets.basic.labels import EmptyState, button, label, plain_tip, show_text, with_key_names
-from app.widgets.basic.layout import column, holder, row
+from app.widgets.basic.layout import column, configure, holder, row, stack
 from backend.rewards.allowed_code import Rights, read_code
 from backend.utils.disk import save_as
 from backend.utils.errors import UserError
@@ -90,16 +90,14 @@ class PythonHighlighter(QSyntaxHighlighter):
         fence = _FENCES.get(self.previousBlockState())
         position = self._format_string(text, 0, 0, fence) if fence else 0
         while (match := _TOKENS.search(text, position)) is not None:
-            kind, word = str(match.lastgroup), match.group()
+            kind, word, position = str(match.lastgroup), match.group(), match.end()
             if kind == "triple":
                 position = self._format_string(text, match.start(), match.end(), word[-3:])
-                continue
-            if kind == "word":
-                is_constant = word in ("None", "True", "False")
-                kind = "constant" if is_constant else "keyword" if keyword.iskeyword(word) else ""
-            if kind:
+            elif kind != "word":
                 self.setFormat(match.start(), len(word), _char_format(kind))
-            position = match.end()
+            elif keyword.iskeyword(word):
+                is_constant = word in ("None", "True", "False")
+                self.setFormat(match.start(), len(word), _char_format("constant" if is_constant else "keyword"))
 
     def _format_string(self, text: str, start: int, search_from: int, fence: str) -> int:
         close = text.find(fence, search_from)
@@ -142,12 +140,10 @@ class CodeEditor(QPlainTextEdit):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.setFont(theme.mono_font())
+        keys = with_key_names("Python source. Tab indents; Escape leaves the editor; Ctrl+S saves and scores.")
+        configure(self, name="Reward file", accessibleDescription=keys, font=theme.mono_font())
         self.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.setTabStopDistance(self.fontMetrics().horizontalAdvance(" ") * len(INDENT))
-        self.setAccessibleName("Reward file")
-        keys = "Python source. Tab indents; Escape leaves the editor; Ctrl+S saves and scores."
-        self.setAccessibleDescription(with_key_names(keys))
         self.colours = PythonHighlighter(self.document())
         self._numbers = LineNumbers(self)
         self._error_line = 0
@@ -299,19 +295,21 @@ class RewardFilePanel(QFrame):
         self.session, self.draft, self.bench = session, session.draft, session.reward_bench
         self.file: Path | None = None
         self._text = ""  # as it was read or written last
-        self._watcher = QFileSystemWatcher(self)
-        self._watcher.fileChanged.connect(self._check_disk)
+        self._watcher = configure(QFileSystemWatcher(self), fileChanged=self._check_disk)
         self.editor = CodeEditor()
         self.path = ElidedLabel(Qt.TextElideMode.ElideMiddle)
         save = button("Save and score", self.save_file, tip="Write the file and score again (Ctrl+S)")
         self.trouble = label(role="problem", wrap=True, selectable=True)
         self.reload = button("Reload", self._reload)
-        self.frames = label(font=theme.mono_font(theme.CAPTION), wrap=True)
-        self.frames.setTextFormat(Qt.TextFormat.RichText)
-        links = Qt.TextInteractionFlag
-        self.frames.setTextInteractionFlags(links.LinksAccessibleByMouse | links.LinksAccessibleByKeyboard)
-        self.frames.setAccessibleName("Traceback")
-        self.frames.linkActivated.connect(lambda line: self.editor.reveal(int(line)))
+        links = Qt.TextInteractionFlag.LinksAccessibleByMouse | Qt.TextInteractionFlag.LinksAccessibleByKeyboard
+        self.frames = label(
+            font=theme.mono_font(theme.CAPTION),
+            wrap=True,
+            name="Traceback",
+            textFormat=Qt.TextFormat.RichText,
+            textInteractionFlags=links,
+            linkActivated=lambda line: self.editor.reveal(int(line)),
+        )
         self.editor.save_requested.connect(self.save_file)
         self.editor.run_requested.connect(self.bench.score)
         self.editor.left.connect(lambda: save.setFocus(Qt.FocusReason.TabFocusReason))
@@ -321,9 +319,8 @@ class RewardFilePanel(QFrame):
         more = (self.new, button("Open…", self.choose))
         below = row((self.trouble, 1), (self.reload, 0, Qt.AlignmentFlag.AlignTop))
         parts = (row((self.path, 1), save), (self.editor, 1), below, self.frames)
-        self._stack = QStackedLayout(self)
-        self._stack.addWidget(EmptyState("No reward file", text, "", theme.heading_font(), *more))
-        self._stack.addWidget(holder(column(*parts, margins=(12, theme.SPACE, 12, 12))))
+        nothing = EmptyState("No reward file", text, "", theme.heading_font(), *more)
+        self._stack = stack(nothing, holder(column(*parts, margins=(12, theme.SPACE, 12, 12))), into=self)
         self._show_state()
         self.mark(None)
 
@@ -370,8 +367,7 @@ class RewardFilePanel(QFrame):
 
     def _show_state(self) -> None:
         name = str(self.file or "")
-        self.path.setText(f"{name} – edited" if self.is_edited else name)
-        self.path.setToolTip(plain_tip(name))
+        configure(self.path, text=f"{name} – edited" if self.is_edited else name, toolTip=plain_tip(name))
 
     def _matches_disk(self) -> bool:
         try:

@@ -8,16 +8,15 @@ from typing import Any
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QDragEnterEvent, QDropEvent, QFont, QKeyEvent, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QSplitter, QStackedLayout, QWidget
+from PySide6.QtWidgets import QSplitter, QWidget
 
 from app import theme
-from app.pages.rewards.bench_results import BenchResults
-from app.pages.rewards.completion_source import CompletionSource
+from app.pages.rewards.bench import BenchResults, CompletionSource
 from app.pages.rewards.reward_file import RewardFilePanel
 from app.state.session import Session
 from app.widgets.basic.controls import ElidedLabel, Segments, dropped_file
 from app.widgets.basic.labels import button, label
-from app.widgets.basic.layout import column, row
+from app.widgets.basic.layout import column, configure, connect, row, stack
 from app.widgets.basic.number_format import counted, figure, short_duration
 from app.widgets.basic.tables import BaseTable, Column, RowsModel
 from app.widgets.completion_detail import CompletionDetail
@@ -53,8 +52,7 @@ class CaseTable(BaseTable):
     drop_requested = Signal(int)  # index of a case
 
     def __init__(self, model: CaseModel) -> None:
-        super().__init__(model=model, name="Cases")
-        self.setAccessibleDescription("Delete removes the selected case.")
+        super().__init__(model=model, name="Cases", accessibleDescription="Delete removes the selected case.")
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() in (Qt.Key.Key_Delete, Qt.Key.Key_Backspace):
@@ -97,20 +95,17 @@ class RewardsPage(QWidget):
         right = Qt.AlignmentFlag.AlignRight
         column((self.detail, 1), (self.keep, 0, right), into=detail_side)
         column(self.kept, (self.cases.in_card(), 1), (self.drop, 0, right), into=case_side)
-        self._sides = QStackedLayout(self._beside)
-        for side in (detail_side, self.panel, case_side):
-            self._sides.addWidget(side)
-        self.parts.setStretchFactor(0, 3)
-        self.parts.setStretchFactor(1, 2)
+        self._sides = stack(detail_side, self.panel, case_side, into=self._beside)
+        for place, share in enumerate((3, 2)):
+            self.parts.setStretchFactor(place, share)
         self.parts.setSizes([592, 476])
         title = label("Rewards", theme.title_font())
         head = row(title, theme.SPACE, (self.about, 1), self.views, theme.SPACE, self.again)
         column(head, self.source, (self.parts, 1), into=self, spacing=12, margins=theme.GUTTER)
 
-        bench.changed.connect(self._show)
+        connect(self._show, bench.changed, theme.signals.changed)
         bench.busy_changed.connect(self._show_enabled)
-        self.source.sample_requested.connect(self._sample)
-        self.source.refused.connect(session.message)
+        configure(self.source, sample_requested=self._sample, refused=session.message)
         self.views.chosen.connect(self._show_views)
         self.results.table.chosen.connect(self._choose)
         self.results.board.error_requested.connect(lambda function: self._show_error(function["error"], go=True))
@@ -119,7 +114,6 @@ class RewardsPage(QWidget):
         self.panel.opened.connect(self._name_file)
         session.reward_rows_requested.connect(self.sample_rows)
         self.draft.changed.connect(self._on_setting)
-        theme.signals.changed.connect(self._show)
         self.panel.open()
         self._show()
 
@@ -157,7 +151,7 @@ class RewardsPage(QWidget):
 
     def _show(self) -> None:
         bench = self.bench
-        self._show_size()
+        self.source.show_size(int(self.draft.valid_values()["group_size"]))
         self._show_views()
         names, labels = ([function[key] for function in bench.functions] for key in ("name", "label"))
         self.detail.completion.set_rewards(names, labels)
@@ -177,9 +171,6 @@ class RewardsPage(QWidget):
             self.kept.setText(
                 f"Keep a completion as a case to check that {file.name} goes on giving it the same scores."
             )
-
-    def _show_size(self) -> None:
-        self.source.show_size(int(self.draft.valid_values()["group_size"]))
 
     def _show_error(self, error: dict[str, Any] | None, *, go: bool = False) -> None:
         if self.panel.mark(error) and go and error is not None:
@@ -216,7 +207,7 @@ class RewardsPage(QWidget):
         if key in ("", "reward_functions_file"):
             self.panel.open()
         if key in ("", "group_size"):
-            self._show_size()
+            self.source.show_size(int(self.draft.valid_values()["group_size"]))
 
     def sample(self) -> None:
         self.source.sources.choose("model")

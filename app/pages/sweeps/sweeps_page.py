@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
-from PySide6.QtCore import QObject, QRectF, Qt, Signal
+from PySide6.QtCore import QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QHideEvent, QPainter, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import (
-    QAbstractItemView,
-    QFrame,
-    QGridLayout,
-    QHeaderView,
-    QLineEdit,
-    QStyledItemDelegate,
-    QStyleOptionViewItem,
-    QWidget,
-)
+from PySide6.QtWidgets import QFrame, QHeaderView, QLineEdit, QStyledItemDelegate, QStyleOptionViewItem, QWidget
 
 from app import theme
 from app.state.memory import amount
 from app.state.session import Session
 from app.state.sweeps import RESUMABLE, SweepForecast, SweepForm, Sweeps, VariedSetting, forecast, offered_settings
 from app.widgets.basic.controls import ComboBox, Segments, Switch
-from app.widgets.basic.labels import button, label, plain_tip
-from app.widgets.basic.layout import TabArea, column, row, set_shown, set_style_property
-from app.widgets.basic.number_format import DASH, duration, figure
+from app.widgets.basic.labels import button, label, plain_tip, show_text
+from app.widgets.basic.layout import (
+    TabArea,
+    card,
+    column,
+    configure,
+    connect,
+    grid,
+    holder,
+    row,
+    set_shown,
+    set_style_property,
+    wrap_in_card,
+)
+from app.widgets.basic.number_format import DASH, counted, duration, figure
 from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel
 from backend.config.config import SETTINGS
 from backend.config.setting import Setting
@@ -77,24 +82,18 @@ class VariedRow(QWidget):
 
     def __init__(self, offered: Sequence[Setting], key: str, text: str, draw: str) -> None:
         super().__init__()
-        self.setting, self.draw, self.values = ComboBox(), ComboBox(), QLineEdit(text)
+        edited, labels = self.edited.emit, {about.key: about.label for about in offered}
+        self.setting = ComboBox(name="Setting that varies", items=labels)
         for place, about in enumerate(offered):
-            self.setting.addItem(about.label, about.key)
             self.setting.setItemData(place, about.help, Qt.ItemDataRole.ToolTipRole)
-        for value, words in DRAWS.items():
-            self.draw.addItem(words, value)
+        self.draw = ComboBox(name="How its values are drawn", items=DRAWS)
+        self.values = configure(QLineEdit(text), name="Its values", font=theme.figures_font())
         self.setting.choose(key)
         self.draw.choose(draw)
-        self.setting.setAccessibleName("Setting that varies")
-        self.draw.setAccessibleName("How its values are drawn")
-        self.values.setAccessibleName("Its values")
-        self.values.setFont(theme.figures_font())
-        self.remove = button("Remove", self.removed.emit)
-        self.remove.setAccessibleName("Remove this setting")
+        self.remove = button("Remove", self.removed.emit, name="Remove this setting")
         row((self.setting, 2), (self.draw, 2), (self.values, 3), self.remove, into=self)
-        self.setting.currentIndexChanged.connect(lambda _: self.edited.emit())
+        connect(lambda _: edited(), self.setting.currentIndexChanged, self.values.textChanged)
         self.draw.currentIndexChanged.connect(lambda _: self._on_draw())
-        self.values.textChanged.connect(lambda _: self.edited.emit())
         self._on_draw()
 
     @property
@@ -175,10 +174,8 @@ class BarDelegate(QStyledItemDelegate):
 class SweepModel(RowsModel):
     """A row for each configuration, best first."""
 
-    def __init__(self, parent: QObject) -> None:
-        super().__init__(parent)
-        self.results: SweepResults | None = None
-        self.varied: list[str] = []
+    results: SweepResults | None = None
+    varied: Sequence[str] = ()
 
     def show_results(self, results: SweepResults | None) -> None:
         ranked = results.ranked if results is not None else []
@@ -227,12 +224,10 @@ class SweepTable(BaseTable):
     """The results, with a bar for the value of each configuration."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.cells = SweepModel(self)
-        self.setModel(self.cells)
+        self.cells = SweepModel()
+        super().__init__(model=self.cells, name="Configurations of the sweep", single=True)
+        self.cells.setParent(self)
         self.setItemDelegate(BarDelegate(self))
-        self.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
-        self.setAccessibleName("Configurations of the sweep")
         self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
 
     def show_results(self, results: SweepResults | None) -> None:
@@ -266,9 +261,7 @@ class SweepsPage(QWidget):
         self.sweeps = Sweeps(self)
         self.plan: SweepPlan | None = None
         form_card = self._build_form()
-        self.chosen = ComboBox()
-        self.chosen.setAccessibleName("Sweep on show")
-        self.chosen.setMinimumContentsLength(18)
+        self.chosen = ComboBox(name="Sweep on show", length=18)
         self.chosen.activated.connect(lambda _: self.sweeps.show(self.chosen.currentText()))
         self.state = label(font=theme.heading_font())
         self.sentence = label(wrap=True, role="muted", selectable=True)
@@ -276,84 +269,66 @@ class SweepsPage(QWidget):
         self.table = SweepTable()
         self.table.activated.connect(lambda _: self.open_run())
         self.table.selectionModel().selectionChanged.connect(lambda *_: self._enable())
-        self.card = self.table.in_card()
-        self.card.setMinimumHeight(theme.scaled(200))
+        self.card = wrap_in_card(self.table, minimumHeight=theme.scaled(200))
         self.open_button = button("Open its run", self.open_run, tip="On Monitor: the seed with the highest value")
         self.use_button = button("Use its settings", self.use_settings, tip="In the form")
-        self.clone_button = button("Continue training the winner", self.sweeps.clone_winner)
-        self.clone_button.setToolTip("A new run that continues from its last step, to twice the length")
+        tip = "A new run that continues from its last step, to twice the length"
+        self.clone_button = button("Continue training the winner", self.sweeps.clone_winner, tip=tip)
         self.resume_button = button("Resume", self._resume)
         self.stop_button = button("Stop", self.sweeps.stop, tip="Save every run and end; it can be resumed")
 
         first, last = (self.open_button, self.use_button, self.clone_button), (self.resume_button, self.stop_button)
-        content, area = QWidget(), TabArea()
-        content.setObjectName("page")
-        column(
+        content = column(
             *(label("Sweeps", theme.title_font()), form_card, row(self.chosen, self.state, (self.sentence, 1))),
             *((self.nothing, 1), (self.card, 1), row(*first, None, *last)),
-            into=content,
             spacing=12,
             margins=2 * theme.SPACE,
         )
-        area.setWidget(content)
-        column(area, into=self)
+        column(TabArea(content=holder(content)), into=self)
         self.sweeps.changed.connect(self._show_results)
         self.sweeps.told.connect(session.message)
-        session.draft.changed.connect(lambda _: self.isVisible() and self._show_plan())
-        session.time_forecast.changed.connect(lambda: self.isVisible() and self._show_plan())
+        changed = (session.draft.changed, session.time_forecast.changed)
+        connect(lambda *_: self.isVisible() and self._show_plan(), *changed)
 
     def _build_form(self) -> QFrame:
-        begin = SweepForm()
+        begin, muted = SweepForm(), partial(label, role="muted")
         self.name = _field(begin.name, "Name")
-        self.search = Segments({"grid": "Grid", "random": "Random"}, "Search")
-        self.search.setToolTip("Grid: every combination. Random: as many draws as you say.")
+        tip = "Grid: every combination. Random: as many draws as you say."
+        self.search = Segments({"grid": "Grid", "random": "Random"}, "Search", tip=tip)
         self.trials = _field(begin.trials, "Configurations", width=64)
-        self.seeds = _field(begin.seeds, "Seeds")
-        self.seeds.setToolTip("Every configuration is trained once with each seed; results are means over them.")
-        self.halves = Switch()
-        self.halves.setChecked(begin.halves)
-        self.halves.setAccessibleName("Stop weak configurations early")
+        tip = "Every configuration is trained once with each seed; results are means over them."
+        self.seeds = _field(begin.seeds, "Seeds", tip=tip)
+        self.halves = Switch(name="Stop weak configurations early", checked=begin.halves)
         self.first_rung = _field(begin.first_rung, "Steps before the first are stopped", width=64)
         self.keep = _field(begin.keep, "Share that continues", width=64)
         self.varied = VariedRows(offered_settings())
         for varied in begin.varied:
             self.varied.add(varied.key, varied.text, varied.draw)
-        self.what, self.problem = label(wrap=True, role="muted"), label(wrap=True, role="problem")
-        self.what.setAccessibleName("What the sweep would take")
+        self.what = label(wrap=True, role="muted", name="What the sweep would take")
+        self.problem = label(wrap=True, role="problem")
         self.start_button = button("Start the sweep", self.start, primary=True)
-        for line in (self.name, self.trials, self.seeds, self.first_rung, self.keep):
-            line.textChanged.connect(lambda _: self._show_plan())
-        self.search.chosen.connect(lambda _: self._show_plan())
-        self.halves.toggled.connect(lambda _: self._show_plan())
-        self.varied.edited.connect(self._show_plan)
+        lines = (self.name, self.trials, self.seeds, self.first_rung, self.keep)
+        edits = (*(line.textChanged for line in lines), self.search.chosen, self.halves.toggled, self.varied.edited)
+        connect(lambda *_: self._show_plan(), *edits)
 
-        self._trials_words = label("configurations", role="muted")
-        after, keep, rest = self._rung_words = tuple(
-            label(words, role="muted") for words in ("after", "steps keep", "and so on")
-        )
-        search, halving = QWidget(), QWidget()
-        row(self.search, self.trials, self._trials_words, None, into=search)
-        row(self.halves, after, self.first_rung, keep, self.keep, rest, None, into=halving)
+        self._trials_words = muted("configurations")
+        after, keep, rest = self._rung_words = tuple(map(muted, ("after", "steps keep", "and so on")))
+        search = holder(row(self.search, self.trials, self._trials_words, None))
+        halving = holder(row(self.halves, after, self.first_rung, keep, self.keep, rest, None))
         rows = (
             *(("Name", self.name), ("Search", search), ("Over", self.varied)),
             *(("Seeds", self.seeds), ("Stop weak runs early", halving)),
         )
-        card = QFrame()
-        card.setProperty("role", "card")
-        grid = QGridLayout(card)
-        grid.setContentsMargins(16, 12, 16, 12)
-        grid.setHorizontalSpacing(12)
-        grid.setVerticalSpacing(theme.SPACE)
-        grid.setColumnStretch(1, 1)
+        fields = grid((), stretch=1, spacing=(12, theme.SPACE), margins=(16, 12, 16, 12))
         for place, (words, widget) in enumerate(rows):
-            title = label(words, role="muted")
-            title.setMinimumHeight(self.name.sizeHint().height())  # beside the first line of its field
-            grid.addWidget(title, place, 0, Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft)
-            grid.addWidget(widget, place, 1)
+            # Beside the first line of its field.
+            title = muted(words, minimumHeight=self.name.sizeHint().height())
+            fields.addWidget(title, place, 0, Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft)
+            fields.addWidget(widget, place, 1)
         texts = column(self.what, self.problem)
         end = row((texts, 1), (self.start_button, 0, Qt.AlignmentFlag.AlignBottom), spacing=2 * theme.SPACE)
-        grid.addLayout(end, len(rows), 0, 1, 2)
-        return card
+        fields.addLayout(end, len(rows), 0, 1, 2)
+        return card(fields)
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
@@ -395,8 +370,8 @@ class SweepsPage(QWidget):
             problem = error.faults[0].sentence
             keys = {each.setting for each in error.faults}
         self.varied.show_problems(keys)
-        self.problem.setText(problem)
-        self.what.setText("")
+        show_text(self.problem, problem)
+        set_shown(self.what, not problem)
         if self.plan is not None:
             seconds = self.session.time_forecast.seconds_per_completion(draft.valid_values())
             memory = self.session.starter.memory_parts()
@@ -404,8 +379,6 @@ class SweepsPage(QWidget):
             adapters = own.get("Adapters", 0.0) + own.get("Optimizer", 0.0)
             total = memory.total if memory is not None else None
             self.what.setText(forecast_words(forecast(self.plan, seconds, total, adapters)))
-        set_shown(self.problem, bool(problem))
-        set_shown(self.what, not problem)
         self.start_button.setEnabled(self.plan is not None)
 
     def start(self) -> None:
@@ -426,11 +399,7 @@ class SweepsPage(QWidget):
 
     def _show_results(self) -> None:
         names, folder, results = self.sweeps.names(), self.sweeps.folder, self.sweeps.results
-        if names != [self.chosen.itemText(index) for index in range(self.chosen.count())]:
-            self.chosen.clear()
-            self.chosen.addItems(names)
-        if folder is not None:
-            self.chosen.setCurrentText(folder.name)
+        self.chosen.fill({name: name for name in names}, folder.name if folder is not None else None)
         set_shown(self.chosen, bool(names))
         set_shown(self.nothing, results is None)
         set_shown(self.card, results is not None)
@@ -488,7 +457,7 @@ class SweepsPage(QWidget):
 def forecast_words(taken: SweepForecast) -> str:
     """“8 configurations × 3 seeds: 24 runs, …”."""
     seeds = taken.runs // taken.configurations
-    words = f"{taken.configurations} configurations × {seeds} {'seed' if seeds == 1 else 'seeds'}: {taken.runs} runs"
+    words = f"{taken.configurations} configurations × {counted(seeds, 'seed')}: {taken.runs} runs"
     if taken.steps is not None and taken.completions is not None and taken.share is not None:
         words += f", {taken.steps:,} steps, {taken.completions:,} training completions"
         words += f" ({taken.share:.0%} of a full sweep)" if taken.rungs else ""
@@ -504,10 +473,5 @@ def forecast_words(taken: SweepForecast) -> str:
     return words
 
 
-def _field(text: str, name: str, width: int = 0) -> QLineEdit:
-    line = QLineEdit(text)
-    line.setAccessibleName(name)
-    line.setFont(theme.figures_font())
-    if width:
-        line.setFixedWidth(theme.scaled(width))
-    return line
+def _field(text: str, name: str, **settings: Any) -> QLineEdit:
+    return configure(QLineEdit(text), name=name, font=theme.figures_font(), **settings)

@@ -1,34 +1,51 @@
-"""The results of the bench: the findings, the reward functions with their scores, and every completion."""
+"""The bench: the source of its completions, its findings, the reward functions with their scores, every completion."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QModelIndex, QRect, QRectF, Qt, Signal
-from PySide6.QtGui import QColor, QFont, QPainter
+from PySide6.QtGui import QColor, QFont, QGuiApplication, QPainter
 from PySide6.QtWidgets import (
     QAbstractItemView,
+    QApplication,
     QFrame,
+    QLineEdit,
     QSizePolicy,
-    QStackedLayout,
     QStyledItemDelegate,
     QStyleOptionViewItem,
     QWidget,
 )
 
 from app import theme
-from app.state.reward_bench import RewardBench
+from app.state.reward_bench import MAX_ROWS, RewardBench
 from app.theme import CELL_PADDING
-from app.widgets.basic.controls import Dot
-from app.widgets.basic.labels import EmptyState, label
-from app.widgets.basic.layout import clear_layout, column, holder, row, wrap_in_card
+from app.widgets.basic.controls import ComboBox, Dot, ElidedLabel, NumberEdit, Segments
+from app.widgets.basic.dialogs import open_file
+from app.widgets.basic.labels import EmptyState, button, label, progress_bar
+from app.widgets.basic.layout import (
+    NestedStack,
+    clear_layout,
+    column,
+    configure,
+    connect,
+    holder,
+    row,
+    stack,
+    wrap_in_card,
+)
 from app.widgets.basic.number_format import DASH, figure, short_duration
 from app.widgets.basic.tables import LEFT, BaseTable, Column, Index, RowsModel
 from app.widgets.completion_table import CompletionModel, CompletionTable, reward_dot
 from app.widgets.form.value_text import number_text
 from app.widgets.reward_delegates import WeightDelegate
 
+SOURCES = {"model": "Model", "run": "Run", "file": "File"}
+ROW_CHOICES = {"random": "Random rows", "first": "First rows", "numbers": "These rows"}
+_RANGES = re.compile(r"\s*\d+\s*(-\s*\d+\s*)?(,\s*\d+\s*(-\s*\d+\s*)?)*")
 REWARD, SCORES, MEAN, WEIGHT, TIME = range(5)
 HISTOGRAM_ROLE = Qt.ItemDataRole.UserRole
 """Item role of the Scores column: (scores, colour)."""
@@ -55,9 +72,7 @@ class BenchFunctionModel(RowsModel):
     weighed = Signal(list)  # all weights
     rows: list[Mapping[str, Any]]
 
-    def __init__(self, parent: Any = None) -> None:
-        super().__init__(parent)
-        self._scores: dict[str, list[float]] = {}
+    _scores: Mapping[str, list[float]] = {}
 
     def show_functions(self, functions: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> None:
         scores = [completion.get("rewards") or {} for group in groups for completion in group["completions"]]
@@ -65,9 +80,8 @@ class BenchFunctionModel(RowsModel):
         self._scores = {name: [each[name] for each in scores if each.get(name) is not None] for name in names}
         self.set_rows([{**function, "place": place} for place, function in enumerate(functions)])
 
-    def flags(self, index: Index) -> Qt.ItemFlag:
-        flags = Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable
-        return flags | Qt.ItemFlag.ItemIsEditable if index.column() == WEIGHT else flags
+    def is_editable(self, row: int, column: int) -> bool:
+        return column == WEIGHT
 
     def setData(self, index: Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
         self.rows[index.row()] = {**self.rows[index.row()], "weight": float(value)}
@@ -147,17 +161,16 @@ class BenchFunctionTable(BaseTable):
     error_requested = Signal(object)  # function's row
 
     def __init__(self, model: BenchFunctionModel) -> None:
-        super().__init__(model=model, name="Reward functions and their scores")
+        no_bar, edit = Qt.ScrollBarPolicy.ScrollBarAlwaysOff, QAbstractItemView.EditTrigger
+        edits = edit.SelectedClicked | edit.DoubleClicked | edit.EditKeyPressed
+        name = "Reward functions and their scores"
+        super().__init__(model=model, name=name, editTriggers=edits, horizontalScrollBarPolicy=no_bar)
         self._model = model
         self._max_rows = 6
         self.setItemDelegateForColumn(SCORES, ScoreHistogramDelegate(self))
         self.setItemDelegateForColumn(WEIGHT, WeightDelegate(self))
-        edit = QAbstractItemView.EditTrigger
-        self.setEditTriggers(edit.SelectedClicked | edit.DoubleClicked | edit.EditKeyPressed)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         model.modelReset.connect(lambda: self.show_at_most(self._max_rows))
-        self.clicked.connect(self._show_error)
-        self.activated.connect(self._show_error)
+        connect(self._show_error, self.clicked, self.activated)
 
     def show_at_most(self, rows: int) -> None:
         self._max_rows = rows
@@ -171,9 +184,8 @@ class BenchFunctionTable(BaseTable):
 class FindingsCard(QFrame):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.setProperty("role", "card")
-        self.setAccessibleName("Verdict")
-        self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
+        policies = QSizePolicy.Policy
+        configure(self, role="card", name="Verdict", sizePolicy=(policies.Preferred, policies.Maximum))
         self._column = column(into=self, spacing=6, margins=(12, 10, 12, 10))
         self.findings: Sequence[Mapping[str, str]] = ()
         self._max_count = 99
@@ -208,9 +220,7 @@ class BenchResults(QWidget):
         column(self.verdict, self.board.in_card(), (self.table.in_card(), 1), into=shown, spacing=12)
         text = "Sample a few completions to see the scores of each function and how much the groups differ."
         empty = EmptyState("Try the rewards before training", text, "", theme.heading_font())
-        self._stack = QStackedLayout(self)
-        self._stack.addWidget(wrap_in_card(empty))
-        self._stack.addWidget(shown)
+        self._stack = stack(wrap_in_card(empty), shown, into=self)
 
     def fit(self, height: int) -> None:
         height = round(height / theme.text_scale())
@@ -231,3 +241,132 @@ class BenchResults(QWidget):
         self.table.reset_view()
         if 0 < current < self.completions.rowCount():
             self.table.selectRow(current)
+
+
+class CompletionSource(QFrame):
+    """A card with a segmented control of sources, the inputs of the chosen one, and a progress bar in their place."""
+
+    sample_requested = Signal(str, int, list, int)  # how, count of rows, row numbers, completions of each
+    refused = Signal(str)  # sentence
+
+    def __init__(self, bench: RewardBench, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._bench = bench
+        configure(self, role="card", sizePolicy=(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed))
+        self.how = ComboBox(name="Which rows", length=12, items=ROW_CHOICES, currentIndexChanged=self._show_rows)
+        self.rows, self.group_size = _count_edit("8", "Rows"), _count_edit("8", "Completions of each row")
+        self.numbers = configure(QLineEdit(placeholderText="1-4, 17"), name="Row numbers", shown=False)
+        sample_tip = "Sample completions from the chosen model (Ctrl+D)"
+        self.sample = button("Sample", self._request_sample, primary=True, tip=sample_tip)
+        lines = (self.rows, self.numbers, self.group_size)
+        connect(self._request_sample, *(line.returnPressed for line in lines))
+        times, completions = label("×", role="muted"), label("completions", role="muted")
+        of_model = row(self.how, self.rows, self.numbers, times, self.group_size, completions, self.sample, None)
+
+        self.runs = ComboBox(name="Run", length=14)
+        self.step = _count_edit("", "Step", 72, placeholderText="newest", returnPressed=self._load_run)
+        self.load = button("Load", self._load_run, primary=True)
+        of_run = row(self.runs, label("Step", role="muted"), self.step, self.load, None)
+
+        file_tip = "JSON lines: prompt, completion, answer; or a run's completions.jsonl"
+        self.open = button("Open…", self.read_completions, tip=file_tip)
+        paste_tip = "JSON lines from the clipboard, or plain text as one completion"
+        self.paste = button("Paste", self.paste_completions, tip=paste_tip)
+        of_file = row(self.open, self.paste, None)
+
+        self._choosing = QWidget(self)
+        self.sources = Segments(SOURCES, "Completions from", self._choosing)
+        pages = NestedStack(self._choosing, *map(holder, (of_model, of_run, of_file)))
+        self.sources.chosen.connect(lambda key: pages.setCurrentIndex(list(SOURCES).index(key)))
+        row(self.sources, (pages, 1), into=self._choosing, spacing=2 * theme.SPACE)
+
+        self.doing = ElidedLabel(minimumWidth=theme.scaled(160))
+        self.bar = progress_bar("Progress", maximumWidth=theme.scaled(220))
+        self.cancel = button("Cancel", bench.cancel)
+        self._working = holder(row((self.doing, 1), (self.bar, 1), self.cancel, spacing=12, margins=(4, 0, 0, 0)))
+        self._stack = NestedStack(self, self._choosing, self._working)
+        column(self._stack, into=self, margins=(6, 6, theme.SPACE, 6))
+        bench.busy_changed.connect(self.show_busy)
+        bench.progress.connect(lambda done, of: configure(self.bar, range=(0, of), value=done))
+
+    def choose_rows(self, numbers: Sequence[int]) -> None:
+        self.how.setCurrentIndex(self.how.findData("numbers"))
+        self.numbers.setText(rows_text(numbers))
+
+    def show_runs(self, runs: Sequence[Path]) -> None:
+        self.runs.fill({str(path): path.name for path in runs}, self.runs.currentData())
+        self.load.setEnabled(bool(runs))
+
+    def show_size(self, size: int) -> None:
+        if not self.group_size.isModified():
+            self.group_size.setText(str(size))
+
+    def show_busy(self, what: str) -> None:
+        """Show the current work in place of the inputs; "" brings them back."""
+        self.doing.setText(f"{what}…" if what else "")
+        self.bar.setRange(0, 0)
+        focused = QApplication.focusWidget()  # not `self.focusWidget()`, which may be on another page
+        had_focus = focused is not None and self.isAncestorOf(focused)
+        self._stack.setCurrentWidget(self._working if what else self._choosing)
+        if had_focus:  # the focused widget is hidden now
+            begin = {"model": self.sample, "run": self.load, "file": self.open}[self.sources.key]
+            (self.cancel if what else begin).setFocus()
+
+    def _show_rows(self) -> None:
+        is_named = self.how.currentData() == "numbers"
+        self.rows.setVisible(not is_named)
+        self.numbers.setVisible(is_named)
+
+    def _request_sample(self) -> None:
+        how, size = self.how.currentData(), max(1, int(self.group_size.text() or 8))
+        numbers = row_numbers(self.numbers.text()) if how == "numbers" else []
+        if how == "numbers" and not numbers:
+            self.refused.emit("Write row numbers as 1-4, 17.")
+            return
+        self.sample_requested.emit(how, len(numbers) or int(self.rows.text() or 8), numbers, size)
+
+    def _load_run(self) -> None:
+        if self.runs.currentData():
+            step = int(self.step.text()) if self.step.text() else None
+            self._bench.load_run(Path(self.runs.currentData()), step)
+
+    def read_completions(self) -> None:
+        chosen = open_file(self, "completions", "Open completions", "Completions (*.jsonl)")
+        if chosen is not None:
+            self._bench.load_file(chosen)
+
+    def paste_completions(self) -> None:
+        text = QGuiApplication.clipboard().text()
+        if text.strip():
+            self._bench.load_text(text)
+        else:
+            self.refused.emit("There is no text on the clipboard.")
+
+
+def row_numbers(text: str) -> list[int]:
+    """Parse row numbers: 1-4, 17 → [1, 2, 3, 4, 17]."""
+    if not _RANGES.fullmatch(text):
+        return []
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        begin, end = int(first), int(last or first)
+        if end - begin >= MAX_ROWS:
+            return []
+        numbers += range(begin, end + 1)
+    return list(dict.fromkeys(numbers))
+
+
+def rows_text(numbers: Sequence[int]) -> str:
+    """Format row numbers: [1, 2, 3, 4, 17] → 1-4, 17."""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in ranges)
+
+
+def _count_edit(text: str, name: str, width: int = 48, **settings: Any) -> NumberEdit:
+    return NumberEdit(name=name, tip=name, text=text, width=width, integers=(0, 10**9), **settings)
