@@ -97,8 +97,7 @@ class RunsPage(QWidget):
         checks = (self.favourites, self.archived, self.columns_button, self.details_button)
         head = row(label("Runs", theme.title_font()), 2 * theme.SPACE, (self.search, 1), *checks)
         *first, trash = self.buttons.values()
-        self._details_card = wrap_in_card(self.details)
-        self._details_card.setVisible(self.details_button.isChecked())
+        self._details_card = wrap_in_card(self.details, shown=session.prefs.run_details_shown)
         self.parts = splitter(self.table.in_card(), self._details_card, stretch=(1, 0))
         content = column(
             *(head, self.search_line, QueuePanel(session), (self.parts, 1)),

@@ -243,8 +243,8 @@ class Picker(QDialog):
         self.detail.setMinimumHeight(2 * self.detail.fontMetrics().lineSpacing())
         # A focused button with autoDefault would take Enter from Use.
         self.folder = button("Folder…", tip=f"Choose a folder that holds a {repo_type}", autoDefault=False)
-        self.file = button("File…", tip="Choose a jsonl, json, csv or parquet file", autoDefault=False)
-        self.file.setVisible(repo_type == "dataset")
+        tip = "Choose a jsonl, json, csv or parquet file"
+        self.file = button("File…", tip=tip, autoDefault=False, shown=repo_type == "dataset")
         self.star = button("Star", self._toggle_star, tip="Keep this one on top (Ctrl+D)", autoDefault=False)
         close = button("Close", self.reject, autoDefault=False)
         self.take = button("Use", self._take, primary=True, default=True)
