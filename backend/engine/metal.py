@@ -8,8 +8,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from backend.engine.patches import swiglu
-
 Shaped = tuple[tuple[int, ...], mx.Dtype]
 
 
@@ -227,12 +225,6 @@ SUM_KERNEL = MetalKernel(
 )
 
 
-def adapted_plain(base_BN: mx.array, x_BK: mx.array, a_RK: mx.array, b_RN: mx.array, after: int) -> mx.array:
-    """`adapted` in plain mlx."""
-    y_BN = mx.addmm(base_BN, x_BK @ a_RK.T, b_RN)
-    return swiglu(*mx.split(y_BN, 2, axis=-1)) if after == GATE else y_BN
-
-
 def adapted(base_BN: mx.array, x_BK: mx.array, a_RK: mx.array, b_RN: mx.array, after: int) -> mx.array:
     """base + (x Aᵀ) B and what comes `after`, [B, N], or [B, N/2] after a gate. Rounded where the learner rounds."""
     B, N = base_BN.shape
@@ -240,14 +232,6 @@ def adapted(base_BN: mx.array, x_BK: mx.array, a_RK: mx.array, b_RN: mx.array, a
     return _run_adapter(
         ADAPTER_KERNEL, [base_BN, x_BK, a_RK, b_RN], [((B, outputs), base_BN.dtype)], outputs, {"AFTER": after}
     )[0]
-
-
-def added_plain(
-    stream_BN: mx.array, base_BN: mx.array, x_BK: mx.array, a_RK: mx.array, b_RN: mx.array
-) -> tuple[mx.array, mx.array]:
-    """`added` in plain mlx."""
-    total_BN = stream_BN.astype(mx.float32) + mx.addmm(base_BN, x_BK @ a_RK.T, b_RN)
-    return total_BN, total_BN.astype(base_BN.dtype)
 
 
 def added(

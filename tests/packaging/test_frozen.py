@@ -31,8 +31,7 @@ from backend.export.exports import FORMATS
 from backend.runs.events import Event, read_events
 from backend.utils import about
 from backend.utils.command import BUNDLED_PROGRAM
-from tests.support.hub_server import TOKEN
-from tests.support.hub_upload_server import UploadHub
+from tests.support.hub_server import TOKEN, HubStandIn
 from tests.support.random_models import tiny_model
 from tests.support.random_runs import write_run
 
@@ -384,7 +383,7 @@ def test_every_format_of_an_export(machine: Machine, lora_run: Path, name: str) 
 
 
 def test_upload_with_card_and_curves(machine: Machine, run: Path) -> None:
-    with UploadHub() as stand_in:
+    with HubStandIn() as stand_in:
         network = {"HF_ENDPOINT": stand_in.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
         machine.run(BUNDLED_PROGRAM, "export", run, "--to", "hub", "--repo", "someone/sums", **network)  # pyright: ignore
         files = stand_in.repos["models"]["someone/sums"].files

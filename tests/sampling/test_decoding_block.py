@@ -17,7 +17,7 @@ from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import GREEDY
 from backend.types import Problem
 from backend.utils.machine import TREAT_CPU_AS
-from tests.support import random_models
+from tests.support import metal_shim, random_models
 
 PROBLEMS = [Problem(i, "", [], [5 + 7 * i + j for j in range(n)], "") for i, n in enumerate((1, 30, 70))]
 
@@ -75,7 +75,7 @@ def test_our_kernels_are_called_with_what_they_compute(
     def adapted(*arguments: Any) -> mx.array:
         calls.append("adapter")
         assert all(array.ndim == 2 for array in arguments if isinstance(array, mx.array))
-        return metal.adapted_plain(*arguments)
+        return metal_shim.adapted_plain(*arguments)
 
     def rotated(*arguments: Any) -> tuple[mx.array, mx.array]:
         calls.append("heads")
@@ -122,7 +122,7 @@ def test_kernels_with_other_logits_are_not_used_and_say_why(
     """As on a Mac whose compiler or chip disagrees: the fused blocks stay, in plain mlx."""
     monkeypatch.setattr(device, "has_metal", lambda: True)
     monkeypatch.setattr(fused_model, "rotated_heads", metal.rotated_heads_plain)
-    monkeypatch.setattr(fused_linear, "adapted", lambda base, *rest: 2 * metal.adapted_plain(base, *rest))
+    monkeypatch.setattr(fused_linear, "adapted", lambda base, *rest: 2 * metal_shim.adapted_plain(base, *rest))
     policy = policy_of(models, "qwen3", bits=4)
     fused = Sampler(policy, 12)
     assert fused.fused.packs_cache and not any(block.uses_kernels for block in fused.fused.decoding_blocks)

@@ -1,12 +1,18 @@
-"""A small Hugging Face Hub on 127.0.0.1: search, repository info, tree, and files with ETag, ranges and redirects."""
+"""A small Hugging Face Hub on 127.0.0.1: search, repository info, tree, and files with ETag, ranges and redirects.
+
+It takes uploads too: accounts, new repositories, LFS objects whole and in parts, commits.
+"""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
 import threading
+import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
@@ -17,6 +23,9 @@ TOKEN = "hf_right"
 # Files of at least this size are LFS files: their ETag is the SHA-256, and they are served from another path, as by a
 # CDN
 LARGE = 4096
+CHUNK = 1 << 14  # bytes of a body that are read at a time
+# What the Hub puts into a repository that it creates
+NEW_FILES = {".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"}
 
 
 @dataclass
@@ -46,10 +55,29 @@ def git_hash(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
+@dataclass
+class Commit:
+    """One commit that arrived: its title, and what it changed."""
+
+    title: str
+    added: list[str]
+    deleted: list[str]
+
+
+@dataclass
+class Fault:
+    """An answer in place of the right one, to requests whose "METHOD path" matches `where`, so many times."""
+
+    where: str
+    status: int
+    times: int = 1
+    message: str = ""
+
+
 class HubHandler(BaseHTTPRequestHandler):
     """Answers one connection; `stand_in` is set by a subclass of each stand-in."""
 
-    stand_in: Any
+    stand_in: HubStandIn
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # else a body waits 40 ms for the acknowledgement of its headers
 
@@ -59,7 +87,16 @@ class HubHandler(BaseHTTPRequestHandler):
         self._answer()
 
     def do_GET(self) -> None:
-        self._answer()
+        self.stand_in.moment()
+        if not self._is_at_fault():
+            self._answer()
+            self.stand_in.moment()
+
+    def do_POST(self) -> None:
+        self._take()
+
+    def do_PUT(self) -> None:
+        self._take()
 
     def _answer(self) -> None:
         split = urlsplit(self.path)
@@ -69,8 +106,10 @@ class HubHandler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.close()
             return
-        token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
-        if token not in ("", TOKEN):
+        token = self._token()
+        if path == "/api/whoami-v2":
+            self._whoami()
+        elif token not in ("", TOKEN):
             self._error(401, message="Invalid credentials in Authorization header")
         elif match := re.fullmatch(r"/api/(models|datasets)", path):
             self._search(match[1], parse_qs(split.query))
@@ -202,13 +241,188 @@ class HubHandler(BaseHTTPRequestHandler):
             return True
         return False
 
-    def _json(self, value: Any) -> None:
-        body = json.dumps(value).encode()
+    def _take(self) -> None:
+        hub = self.stand_in
+        path = unquote(urlsplit(self.path).path)
+        hub.asked.append(f"{self.command} {path}")
+        hub.moment()
+        body = self._body()
+        if body is None or self._is_at_fault():
+            return
+        if self.command == "POST" and not path.startswith("/lfs/") and self._token() != TOKEN:
+            return self._error(401, message="Invalid credentials in Authorization header")
+        if path.startswith(("/lfs/", "/part/")) and self.headers.get("Authorization"):
+            hub.token_leaks += 1
+        for pattern, answer in (
+            (r"/api/repos/create", self._create),
+            (r"/api/validate-yaml", self._validate_card),
+            (r"/api/models/([^/]+/[^/]+)/preupload/main", self._preupload),
+            (r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch", self._batch),
+            (r"/lfs/([0-9a-f]{64})", self._whole),
+            (r"/part/([0-9a-f]{64})/(\d+)", self._part),
+            (r"/lfs/complete/([0-9a-f]{64})", self._complete),
+            (r"/api/models/([^/]+/[^/]+)/commit/main", self._commit),
+        ):
+            if match := re.fullmatch(pattern, path):
+                hub.moment()
+                answer(body, *match.groups())
+                hub.moment()
+                return
+        self._error(404, "EntryNotFound")
+
+    def _token(self) -> str:
+        return (self.headers.get("Authorization") or "").removeprefix("Bearer ")
+
+    def _body(self) -> bytes | None:
+        hub = self.stand_in
+        left, pieces = int(self.headers.get("Content-Length") or 0), list[bytes]()
+        while left:
+            piece = self.rfile.read(min(CHUNK, left))
+            if not piece:
+                return None
+            left -= len(piece)
+            pieces.append(piece)
+            hub.received += len(piece)
+            hub.moment()
+            if hub.cut_at and hub.received >= hub.cut_at:
+                hub.cut_at = 0
+                self.close_connection = True
+                self.connection.close()
+                return None
+        return b"".join(pieces)
+
+    def _is_at_fault(self) -> bool:
+        hub = self.stand_in
+        asked = f"{self.command} {unquote(urlsplit(self.path).path)}"
+        for fault in hub.faults:
+            if fault.times and re.search(fault.where, asked):
+                fault.times -= 1
+                if fault.status == 0:  # says nothing
+                    time.sleep(hub.silence_s)
+                    self.close_connection = True
+                else:
+                    self._error(fault.status, message=fault.message)
+                return True
+        return False
+
+    def _whoami(self) -> None:
+        if self._token() != TOKEN:
+            return self._error(401, message=f"Invalid credentials: {self._token()}")
+        role = self.stand_in.role
+        self._json({"name": "someone", "type": "user", "orgs": [{"name": "a-lab"}],
+                    "auth": {"type": "access_token", "accessToken": {"displayName": "t", "role": role}}})  # fmt: skip
+
+    def _create(self, body: bytes) -> None:
+        asked = json.loads(body)
+        id_ = f"{asked.get('organization') or 'someone'}/{asked['name']}"
+        hub = self.stand_in
+        if asked.get("organization") not in (None, "someone", "a-lab"):
+            return self._error(403, message="You don't have the rights to create a model under this namespace")
+        if id_ in hub.repos["models"]:
+            return self._json({"error": "You already created this model repo", "url": f"{hub.url}/{id_}"}, 409)
+        private = asked.get("visibility") == "private" or bool(asked.get("private"))
+        hub.repos["models"][id_] = Repo(dict(NEW_FILES), private=private, head=git_hash(id_.encode()))
+        self._json({"url": f"{hub.url}/{id_}", "name": id_, "id": "0"})
+
+    def _validate_card(self, body: bytes) -> None:
+        content = json.loads(body)["content"]
+        if re.match(r"---\n.*?\n---\n", content, re.DOTALL):
+            return self._json({"errors": [], "warnings": []})
+        self._json({"errors": [{"message": "no metadata"}], "warnings": []}, 400)
+
+    def _preupload(self, body: bytes, id_: str) -> None:
+        repo = self._repo("models", id_, self._token())
+        if repo is None:
+            return
+        self._json({"files": [
+            {"path": file["path"], "uploadMode": "lfs" if is_lfs(file["path"], file["size"]) else "regular",
+             "shouldIgnore": False, "oid": repo.etag(file["path"]) if file["path"] in repo.files else None}
+            for file in json.loads(body)["files"]
+        ]})  # fmt: skip
+
+    def _batch(self, body: bytes, id_: str) -> None:
+        asked = json.loads(body)
+        self._json({"transfer": "multipart", "objects": [self._action(thing) for thing in asked["objects"]]})
+
+    def _action(self, thing: dict[str, Any]) -> dict[str, Any]:
+        hub = self.stand_in
+        oid, size = thing["oid"], thing["size"]
+        if oid in hub.objects:
+            return {"oid": oid, "size": size}
+        if hub.quota and size > hub.quota:
+            return {"oid": oid, "size": size, "error": {"code": 413, "message": "Storage quota exceeded"}}
+        if size <= hub.part_size:
+            return {"oid": oid, "size": size, "actions": {"upload": {"href": f"{hub.url}/lfs/{oid}"}}}
+        hub.parts[oid] = {}  # a new multipart upload: parts of an earlier one are gone, as in S3
+        numbers = range(1, -(-size // hub.part_size) + 1)
+        header = {str(number): f"{hub.url}/part/{oid}/{number}" for number in numbers}
+        header["chunk_size"] = str(hub.part_size)
+        return {
+            "oid": oid,
+            "size": size,
+            "actions": {"upload": {"href": f"{hub.url}/lfs/complete/{oid}", "header": header}},
+        }
+
+    def _whole(self, body: bytes, oid: str) -> None:
+        if self.command == "PUT":
+            self._store(oid, body)
+
+    def _part(self, body: bytes, oid: str, number: str) -> None:
+        self.stand_in.parts[oid][int(number)] = body
         self.send_response(200)
+        self.send_header("ETag", f'"{hashlib.md5(body).hexdigest()}"')
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def _complete(self, body: bytes, oid: str) -> None:
+        parts = self.stand_in.parts[oid]
+        listed = [part["partNumber"] for part in json.loads(body)["parts"]]
+        self._store(oid, b"".join(parts[number] for number in listed))
+
+    def _store(self, oid: str, data: bytes) -> None:
+        hub = self.stand_in
+        if hashlib.sha256(data).hexdigest() != oid:
+            return self._error(400, message="The checksum is another")
+        hub.stored[oid] += 1
+        hub.objects[oid] = data
+        self._json({})
+
+    def _commit(self, body: bytes, id_: str) -> None:
+        hub = self.stand_in
+        repo = self._repo("models", id_, self._token())
+        if repo is None:
+            return
+        header, *changes = [json.loads(line) for line in body.splitlines()]
+        if header["value"].get("parentCommit") not in (None, repo.head):
+            return self._error(412, message="A commit has happened since")
+        files, commit = dict(repo.files), Commit(header["value"]["summary"], [], [])
+        for change in changes:
+            key, value = change["key"], change["value"]
+            if key == "deletedFile":
+                del files[value["path"]]
+                commit.deleted.append(value["path"])
+                continue
+            data = base64.b64decode(value["content"]) if key == "file" else hub.objects.get(value["oid"])
+            if data is None:
+                return self._error(400, message=f"LFS object {value['oid']} is not here")
+            files[value["path"]] = data
+            commit.added.append(value["path"])
+        repo.files, repo.head = files, git_hash(f"{repo.head}{commit.title}{len(hub.commits.get(id_, []))}".encode())
+        hub.commits.setdefault(id_, []).append(commit)
+        if hub.lose_commit_answer:
+            hub.lose_commit_answer = False
+            self.close_connection = True
+            self.connection.close()
+            return
+        self._json({"commitUrl": f"{hub.url}/{id_}/commit/{repo.head}", "commitOid": repo.head, "pullRequestUrl": None})
+
+    def _json(self, value: Any, status: int = 200) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(body)
 
     def _error(self, status: int, code: str = "", message: str = "") -> None:
@@ -224,8 +438,6 @@ class HubHandler(BaseHTTPRequestHandler):
 class HubStandIn:
     """Serve with `with HubStandIn({...}) as hub:`; `hub.url` is what HF_ENDPOINT should be."""
 
-    handler = HubHandler
-
     def __init__(self, models: dict[str, Repo] | None = None, datasets: dict[str, Repo] | None = None) -> None:
         self.repos = {"models": models or {}, "datasets": datasets or {}}
         self.break_after = self.down_after = 0
@@ -233,7 +445,18 @@ class HubStandIn:
         self.chunk, self.pace = 1 << 14, threading.Event()
         self.pace.set()
         self.sent, self.asked, self.down = Counter[str](), list[str](), False
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (self.handler,), {"stand_in": self}))
+        self.objects: dict[str, bytes] = {}
+        self.stored = Counter[str]()  # how often each object was uploaded completely
+        self.parts: dict[str, dict[int, bytes]] = {}
+        self.commits: dict[str, list[Commit]] = {}
+        self.received = 0  # bytes of all bodies
+        self.token_leaks = 0  # requests to the storage that carried a token
+        self.part_size, self.quota, self.cut_at = 1 << 30, 0, 0
+        self.lose_commit_answer, self.role, self.silence_s = False, "write", 2.0
+        self.faults: list[Fault] = []
+        self.moments = 0
+        self.on_moment: Callable[[int], None] = lambda number: None
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (HubHandler,), {"stand_in": self}))
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
@@ -245,3 +468,12 @@ class HubStandIn:
         self.pace.set()
         self._server.shutdown()
         self._server.server_close()
+
+    def moment(self) -> None:
+        self.moments += 1
+        self.on_moment(self.moments)
+
+    def check_sound(self, id_: str) -> None:
+        """Fail where a file of the repository is not what its checksum says."""
+        repo = self.repos["models"][id_]
+        assert all(repo.etag(name) in self.objects for name in repo.files if repo.is_lfs(name))

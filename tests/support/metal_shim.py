@@ -13,7 +13,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from backend.engine.metal import MetalKernel
+from backend.engine.metal import GATE, MetalKernel
+from backend.engine.patches import swiglu
 
 COMPILER = shutil.which("g++")
 FLAGS = ("-std=c++20", "-O0", "-pthread")
@@ -178,3 +179,17 @@ def _array(data: bytes, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
     if dtype == mx.bfloat16:
         return mx.array(np.frombuffer(data, np.uint16)).view(mx.bfloat16).reshape(shape)
     return mx.array(np.frombuffer(data, np.float16 if dtype == mx.float16 else np.float32)).reshape(shape)
+
+
+def adapted_plain(base_BN: mx.array, x_BK: mx.array, a_RK: mx.array, b_RN: mx.array, after: int) -> mx.array:
+    """`metal.adapted` in plain mlx."""
+    y_BN = mx.addmm(base_BN, x_BK @ a_RK.T, b_RN)
+    return swiglu(*mx.split(y_BN, 2, axis=-1)) if after == GATE else y_BN
+
+
+def added_plain(
+    stream_BN: mx.array, base_BN: mx.array, x_BK: mx.array, a_RK: mx.array, b_RN: mx.array
+) -> tuple[mx.array, mx.array]:
+    """`metal.added` in plain mlx."""
+    total_BN = stream_BN.astype(mx.float32) + mx.addmm(base_BN, x_BK @ a_RK.T, b_RN)
+    return total_BN, total_BN.astype(base_BN.dtype)

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -210,11 +211,33 @@ def half_written() -> Recording:
     )  # fmt: skip
 
 
-def with_metrics(
-    name: str, story: str, sign: str, change: Callable[[int, dict[str, Any]], dict[str, Any]]
-) -> Recording:
-    """A healthy recording whose metrics were changed: `change(step, metrics)` returns the metrics that differ."""
-    healthy = recording("healthy-grpo")
+# Name → story, the rule that finds something, and the metrics of a step that differ from those of a healthy run
+WITH_METRICS: dict[str, tuple[str, str, Callable[[int, dict[str, Any]], dict[str, Any]]]] = {
+    "memory": (
+        "A leak: every step holds 2 % more memory than the one before.",
+        "memory_creeping",
+        lambda step, metrics: {"peak_memory_gb": round(metrics["peak_memory_gb"] * 1.02**step, 6)},
+    ),
+    "sampler-gap": (
+        "Sampling and learning differ as in a 16-bit model with broken rounding.",
+        "sampler_differs",
+        lambda step, metrics: {"sampling/logp_gap/mean": 0.08},
+    ),
+    "waiting": (  # rank 0 is the slow one: the other waits for it, and it waits for nobody
+        "Two machines, of which the second waits for the first in 60 % of each step.",
+        "machines_wait",
+        lambda step, metrics: {
+            "waiting_share": 0.3,
+            "ranks/0/waiting": 0.0,
+            "ranks/1/waiting": round(0.6 * metrics["time/step"], 6),
+        },
+    ),
+}
+
+
+def with_metrics(name: str) -> Recording:
+    """A healthy recording whose metrics were changed."""
+    healthy, (story, sign, change) = recording("healthy-grpo"), WITH_METRICS[name]
     events = [
         event | {"metrics": event["metrics"] | change(event["step"], event["metrics"])} if event["kind"] == "step" else event
         for event in healthy.events
@@ -225,45 +248,14 @@ def with_metrics(
     )  # fmt: skip
 
 
-def memory() -> Recording:
-    return with_metrics(
-        "memory", "A leak: every step holds 2 % more memory than the one before.", "memory_creeping",
-        lambda step, metrics: {"peak_memory_gb": round(metrics["peak_memory_gb"] * 1.02**step, 6)},
-    )  # fmt: skip
-
-
-def sampler_gap() -> Recording:
-    return with_metrics(
-        "sampler-gap", "Sampling and learning differ as in a 16-bit model with broken rounding.", "sampler_differs",
-        lambda step, metrics: {"sampling/logp_gap/mean": 0.08},
-    )  # fmt: skip
-
-
-def waiting() -> Recording:
-    """Rank 0 is the slow one: the other waits for it, and it waits for nobody."""
-
-    def change(step: int, metrics: dict[str, Any]) -> dict[str, Any]:
-        waited = round(0.6 * metrics["time/step"], 6)
-        return {"waiting_share": 0.3, "ranks/0/waiting": 0.0, "ranks/1/waiting": waited}
-
-    return with_metrics(
-        "waiting",
-        "Two machines, of which the second waits for the first in 60 % of each step.",
-        "machines_wait",
-        change,
-    )
-
-
-CONSTRUCTED = {"half-written": half_written, "memory": memory, "sampler-gap": sampler_gap, "waiting": waiting}
-
-
 def main() -> None:
     wanted = set(sys.argv[1:])
     for plan in [*HEALTHY, *SICK]:
         if not wanted or plan.name in wanted:
             path = record(plan).save()
             print(f"{path.name}  {path.stat().st_size:,} bytes", flush=True)
-    for name, construct in CONSTRUCTED.items():
+    made = [half_written, *(partial(with_metrics, name) for name in WITH_METRICS)]
+    for name, construct in zip(("half-written", *WITH_METRICS), made, strict=True):
         if not wanted or name in wanted:
             print(construct().save().name)
 

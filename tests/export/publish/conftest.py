@@ -13,16 +13,16 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.utils import _http
 
-from tests.support.hub_upload_server import UploadHub
+from tests.support.hub_server import HubStandIn
 from tests.support.keychain import Keychain
 
 CARD = "---\nlibrary_name: mlx\n---\n# A model\n"
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UploadHub]:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]:
     """In place of Hugging Face; waits between retries take no time."""
-    with UploadHub() as stand_in:
+    with HubStandIn() as stand_in:
         monkeypatch.setattr(constants, "ENDPOINT", stand_in.url)
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

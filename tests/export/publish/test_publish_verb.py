@@ -19,8 +19,7 @@ from backend.export.verify import Verification
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import Parent, change_notes, write_parent
 from tests.support import made_up_runs
-from tests.support.hub_server import TOKEN
-from tests.support.hub_upload_server import Fault, UploadHub
+from tests.support.hub_server import TOKEN, Fault, HubStandIn
 from tests.support.keychain import Keychain
 
 VERBS = app()
@@ -47,7 +46,7 @@ def answer_of(result: Result) -> dict[str, Any]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, hub: UploadHub, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+def run(tmp_path: Path, hub: HubStandIn, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """A run whose export writes small files in no time; how a model is exported is tested elsewhere."""
     base = tmp_path / "base"
     base.mkdir()
@@ -77,7 +76,7 @@ def logged_in(keychain: Keychain) -> None:
 
 
 @pytest.mark.usefixtures("logged_in")
-def test_a_preview_sends_nothing_and_shows_all(run: RunFolder, hub: UploadHub):
+def test_a_preview_sends_nothing_and_shows_all(run: RunFolder, hub: HubStandIn):
     shown = answer_of(publish(run, "--preview", "--json"))["preview"]
     assert {file["name"] for file in shown["files"]} == FILES and shown["private"]
     assert shown["bytes"] == sum(path.stat().st_size for path in Path(shown["folder"]).iterdir())
@@ -98,7 +97,7 @@ def test_without_a_login_a_preview_is_shown_and_an_upload_refused(run: RunFolder
 
 
 @pytest.mark.usefixtures("logged_in")
-def test_what_was_previewed_is_sent_with_the_card_as_it_was_edited(run: RunFolder, hub: UploadHub):
+def test_what_was_previewed_is_sent_with_the_card_as_it_was_edited(run: RunFolder, hub: HubStandIn):
     folder = Path(answer_of(publish(run, "--preview", "--json"))["preview"]["folder"])
     card = folder / "README.md"
     card.write_text(card.read_text() + "\nBy hand.\n")
@@ -113,7 +112,7 @@ def test_what_was_previewed_is_sent_with_the_card_as_it_was_edited(run: RunFolde
 
 @pytest.mark.usefixtures("logged_in")
 @pytest.mark.parametrize("warm", [True, False])
-def test_what_is_private_or_of_this_machine_alone_is_never_sent(run: RunFolder, hub: UploadHub, warm: bool):
+def test_what_is_private_or_of_this_machine_alone_is_never_sent(run: RunFolder, hub: HubStandIn, warm: bool):
     """The user's notes, where a clone comes from, requests and locks; a change of settings is told, and its files stay
     here."""
     change_notes(RunFolder(run.path), title="Project Nightjar", note="For the client Quillfeather.", tags=("nightjar",))
@@ -136,7 +135,7 @@ def test_what_is_private_or_of_this_machine_alone_is_never_sent(run: RunFolder, 
 
 @pytest.mark.usefixtures("logged_in")
 def test_an_upload_that_failed_goes_on_without_making_the_model_again(
-    run: RunFolder, hub: UploadHub, monkeypatch: pytest.MonkeyPatch
+    run: RunFolder, hub: HubStandIn, monkeypatch: pytest.MonkeyPatch
 ):
     hub.faults = [Fault("commit/main", 503)]
     assert "trouble of its own (503)" in sentence_of(publish(run))
@@ -147,7 +146,7 @@ def test_an_upload_that_failed_goes_on_without_making_the_model_again(
 
 
 @pytest.mark.usefixtures("logged_in")
-def test_a_card_with_a_path_or_a_token_is_not_sent(run: RunFolder, hub: UploadHub):
+def test_a_card_with_a_path_or_a_token_is_not_sent(run: RunFolder, hub: HubStandIn):
     folder = Path(answer_of(publish(run, "--preview", "--json"))["preview"]["folder"])
     (folder / "README.md").write_text(f"my token is {TOKEN}")
     assert "README.md contains an access token, so nothing is sent" in sentence_of(publish(run))
@@ -155,7 +154,7 @@ def test_a_card_with_a_path_or_a_token_is_not_sent(run: RunFolder, hub: UploadHu
 
 
 def test_login_upload_and_logout_leave_the_token_in_no_file_log_or_output(
-    run: RunFolder, hub: UploadHub, keychain: Keychain, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    run: RunFolder, hub: HubStandIn, keychain: Keychain, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ):
     caplog.set_level(logging.DEBUG)
     # At DEBUG it repeats what a server says, and this server repeats the token.

@@ -15,8 +15,7 @@ from huggingface_hub.utils import _xet_progress_reporting
 from backend.export import hub_upload as upload_module
 from backend.export.hub_upload import Upload, files_of, upload, xet_progress
 from backend.utils.errors import UserError
-from tests.support.hub_server import TOKEN, Repo
-from tests.support.hub_upload_server import NEW_FILES, Fault, UploadHub
+from tests.support.hub_server import NEW_FILES, TOKEN, Fault, HubStandIn, Repo
 from tests.support.upload_process import start_upload
 
 REPO = "someone/sums"
@@ -40,7 +39,7 @@ def refusal(folder: Path, **how: Any) -> str:
     return refused.value.faults[0].sentence
 
 
-def check_one_sound_commit(hub: UploadHub, folder: Path) -> None:
+def check_one_sound_commit(hub: HubStandIn, folder: Path) -> None:
     hub.check_sound(REPO)
     assert {name: data for name, data in hub.repos["models"][REPO].files.items() if name not in NEW_FILES} == {
         path.name: path.read_bytes() for path in files_of(folder)
@@ -51,7 +50,7 @@ def check_one_sound_commit(hub: UploadHub, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("part_size", [1 << 30, 40_000], ids=["whole", "in parts"])
-def test_a_folder_becomes_one_commit_and_progress_counts_its_bytes(hub: UploadHub, folder: Path, part_size: int):
+def test_a_folder_becomes_one_commit_and_progress_counts_its_bytes(hub: HubStandIn, folder: Path, part_size: int):
     hub.part_size = part_size
     heard: list[tuple[int, int]] = []
 
@@ -68,7 +67,7 @@ def test_a_folder_becomes_one_commit_and_progress_counts_its_bytes(hub: UploadHu
     assert hub.repos["models"][REPO].private
 
 
-def test_killed_at_random_moments_and_started_again_it_makes_one_sound_commit(hub: UploadHub, folder: Path):
+def test_killed_at_random_moments_and_started_again_it_makes_one_sound_commit(hub: HubStandIn, folder: Path):
     """Six kills by SIGKILL, of which one falls after the commit has arrived."""
     hub.part_size = 60_000
     hub.on_moment = lambda number: None
@@ -88,7 +87,7 @@ def test_killed_at_random_moments_and_started_again_it_makes_one_sound_commit(hu
         check_one_sound_commit(hub, folder)
 
 
-def _settled(hub: UploadHub) -> None:
+def _settled(hub: HubStandIn) -> None:
     """Wait until the server has read what a killed client had sent."""
     before = -1
     while before != hub.moments:
@@ -96,7 +95,7 @@ def _settled(hub: UploadHub) -> None:
         time.sleep(0.05)
 
 
-def test_an_upload_whose_commit_was_made_but_not_answered_is_done_when_started_again(hub: UploadHub, folder: Path):
+def test_an_upload_whose_commit_was_made_but_not_answered_is_done_when_started_again(hub: HubStandIn, folder: Path):
     hub.lose_commit_answer = True
     assert "broke off; what has arrived there is kept" in refusal(folder)
     upload(Upload(REPO, folder), TOKEN, quiet)
@@ -118,7 +117,7 @@ def test_an_upload_whose_commit_was_made_but_not_answered_is_done_when_started_a
     ids=lambda value: f"{value.where} {value.status}" if isinstance(value, Fault) else "",
 )
 def test_what_goes_wrong_is_a_sentence_and_the_same_upload_goes_on(
-    hub: UploadHub, folder: Path, fault: Fault, words: str, monkeypatch: pytest.MonkeyPatch
+    hub: HubStandIn, folder: Path, fault: Fault, words: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(upload_module, "TIMEOUT_S", 0.3)
     hub.silence_s = 0.6
@@ -129,7 +128,7 @@ def test_what_goes_wrong_is_a_sentence_and_the_same_upload_goes_on(
     check_one_sound_commit(hub, folder)
 
 
-def test_other_content_is_replaced_only_when_told_to(hub: UploadHub, folder: Path):
+def test_other_content_is_replaced_only_when_told_to(hub: HubStandIn, folder: Path):
     hub.repos["models"][REPO] = Repo(
         {**NEW_FILES, "model.safetensors": b"old", "LICENSE": b"mine", "config.json": b"{}"}, private=True
     )
@@ -141,7 +140,7 @@ def test_other_content_is_replaced_only_when_told_to(hub: UploadHub, folder: Pat
     assert hub.commits[REPO][0].deleted == ["model.safetensors"] and len(hub.commits[REPO]) == 1
 
 
-def test_a_commit_of_somebody_else_meanwhile_is_not_buried(hub: UploadHub, folder: Path):
+def test_a_commit_of_somebody_else_meanwhile_is_not_buried(hub: HubStandIn, folder: Path):
     def commit_after_the_first_file(_: int) -> None:
         if hub.objects:
             hub.repos["models"][REPO].head = "f" * 40
@@ -151,7 +150,7 @@ def test_a_commit_of_somebody_else_meanwhile_is_not_buried(hub: UploadHub, folde
     assert not hub.commits
 
 
-def test_a_private_model_never_goes_into_a_public_repository(hub: UploadHub, folder: Path):
+def test_a_private_model_never_goes_into_a_public_repository(hub: HubStandIn, folder: Path):
     hub.repos["models"][REPO] = Repo(dict(NEW_FILES), private=False)
     assert "is there and public, and this upload should be private" in refusal(folder)
     assert not hub.objects

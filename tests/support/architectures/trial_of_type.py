@@ -25,7 +25,16 @@ def try_type(arch: str, work: Path) -> Outcome:
         return Outcome(failures=[f"making it: {_where(error)}"])
     if sentence := trials.refused(folder, "lora"):
         return Outcome(refusal=sentence)
-    attempt = _Attempts(outcome)
+
+    def attempt(what: str, trial: Callable[[], Any]) -> Any:
+        try:
+            return trial()
+        except UserError:
+            raise
+        except Exception as error:
+            outcome.failures.append(f"{what}: {_where(error)}")
+            return None
+
     for name, value in (attempt("describing it", lambda: trials.describe(folder)) or {}).items():
         setattr(outcome, name, value)
     if not trials.refused(folder, "full"):
@@ -51,20 +60,6 @@ def _still_untrainable(arch: str, work: Path) -> Outcome:
     except (Exception, SystemExit):  # it cannot be made, or its run fails: so it says
         pass
     return Outcome(refusal)
-
-
-class _Attempts:
-    def __init__(self, outcome: Outcome) -> None:
-        self.outcome = outcome
-
-    def __call__(self, what: str, trial: Callable[[], Any]) -> Any:
-        try:
-            return trial()
-        except UserError:
-            raise
-        except Exception as error:
-            self.outcome.failures.append(f"{what}: {_where(error)}")
-        return None
 
 
 def _where(error: Exception) -> str:
