@@ -51,7 +51,7 @@ class Worker:
         self.contender = contender
         python = peers.python() if contender in PEERS else Path(sys.executable)
         self._child = ChildProcess(
-            [str(python), "-m", "benchmarks.contender_process"],
+            [str(python), "-m", "benchmarks.contender"],
             grace_s=10.0,
             folder=project_root(),
             own_session=False,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import sample_machines
+import samples
 from PySide6.QtWidgets import QApplication
 
 Wait = Callable[[Callable[[], Any]], None]
@@ -89,8 +89,8 @@ def machine_scenes(window: Any) -> Iterator[str]:
     session, form = window.session, window.session.draft.state
     window.show_page("train")
     page = window.pages["train"]
-    session.draft.set("hosts", sample_machines.hosts_file())
-    session.machines.report = sample_machines.report()
+    session.draft.set("hosts", samples.hosts_file())
+    session.machines.report = samples.machine_report()
     session.machines.changed.emit()
     page.form.verticalScrollBar().setValue(page.machines.card.y())
     yield "train-machines"

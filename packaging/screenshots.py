@@ -8,9 +8,9 @@
 
 It writes PAGE-light.png at 1280×800 for every page of the sidebar, the states of `screenshot_scenes` (compared runs, a
 filter, coloured tokens, health findings, a paused run …), and every dialog. Beside the first run stand three short
-ones, a sweep and a recorded sick run, which `sample_runs` makes: a few minutes on two cores. Images are reduced to 256
+ones, a sweep and a recorded sick run, which `samples` makes: a few minutes on two cores. Images are reduced to 256
 colours, which keeps every colour of the theme and takes a third of the bytes. Runs are copied into a temporary folder,
-the home folder holds the models and datasets of `sample_home`, and preferences start empty, so that no image shows
+the home folder holds the models and datasets of `samples`, and preferences start empty, so that no image shows
 anything of this machine or its user.
 """
 
@@ -29,8 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "packaging")]
 
-import sample_home  # noqa: E402
-import sample_runs  # noqa: E402
+import samples  # noqa: E402
 import screenshot_scenes  # noqa: E402
 
 SIZE = (1280, 800)
@@ -55,13 +54,13 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="screenshots-"))
     try:
         prepare(folder, options.text)
-        sample_home.fill(folder / "home")
+        samples.fill(folder / "home")
         runs = folder / "runs"
         copies = [shutil.copytree(run, runs / run.name) for run in options.runs]
-        copies = copies or [sample_runs.train_demo(runs, "demo-full-grpo", iters=options.iters)]
-        sample_runs.train_variants(runs)
-        sample_runs.train_sweep(runs)
-        sick = sample_runs.unpack_sick_run(runs)
+        copies = copies or [samples.train_demo(runs, "demo-full-grpo", iters=options.iters)]
+        samples.train_variants(runs)
+        samples.train_sweep(runs)
+        sick = samples.unpack_sick_run(runs)
         options.out.mkdir(parents=True, exist_ok=True)
         evaluate(copies[0])
         take_all(copies[0], sick, options.out)
@@ -142,7 +141,7 @@ def take_all(run: Path, sick: Path, out: Path) -> None:
         for page in PAGES:
             window.show_page(page.key)
             take(window, window, out / f"{page.key}-{mode}.png")
-        runs = [run, *(run.parent / name for name in sample_runs.VARIANTS)]
+        runs = [run, *(run.parent / name for name in samples.VARIANTS)]
         for name in screenshot_scenes.page_scenes(window, wait_until, sick, tokens, runs):
             take(window, window, out / f"{name}-{mode}.png")
         session.open_run(run)
@@ -176,8 +175,8 @@ def dialogs(window):
     window.show_page("train")
     page, prefs = window.pages["train"], window.session.prefs
     for kind, key in (("model", "model"), ("dataset", "data")):
-        prefs.set_favourite(kind, sample_home.FAVOURITE[kind], True)
-        prefs.remember_used(kind, sample_home.RECENT[kind])
+        prefs.set_favourite(kind, samples.FAVOURITE[kind], True)
+        prefs.remember_used(kind, samples.RECENT[kind])
         page.picking.open(page.form.fields[key])
         yield f"picker-{kind}", next(picker for picker in window.findChildren(Picker) if picker.repo_type == kind)
     window.files.show_presets()

@@ -51,8 +51,14 @@ def print_line(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def format_number(value: Any) -> str:
-    return "–" if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+def format_number(value: float | None, *, signed: bool = False) -> str:
+    """Three significant digits, with rounding noise as 0; a dash for None."""
+    if value is None:
+        return "–"
+    if abs(value) < 5e-7:
+        return "0"
+    text = f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"+{text}" if signed and value > 0 else text
 
 
 METRICS = {

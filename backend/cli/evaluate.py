@@ -15,7 +15,7 @@ from rich.table import Table
 
 from backend.cli.common import STOPPED, AllowCode, ExistingRunsDir, ignore_sighup, tell, tell_error, tell_json, verb
 from backend.cli.completions import RunOrModel, checkpoints
-from backend.cli.display import new_console, new_table, print_line
+from backend.cli.display import format_number, new_console, new_table, print_line
 from backend.config.config import load
 from backend.rewards.allowed_code import require_allowed
 from backend.runs.run_folder import find_run
@@ -222,10 +222,4 @@ def _interval(mean: MeanWithInterval, *, signed: bool = False) -> str:
 
 
 def number(value: float | None, *, signed: bool = False) -> str:
-    """Three significant digits, with rounding noise as 0."""
-    if value is None:
-        return "–"
-    if abs(value) < 5e-7:
-        return "0"
-    text = f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
-    return (f"+{text}" if signed and value > 0 else text).replace("-", "−")
+    return format_number(value, signed=signed).replace("-", "−")

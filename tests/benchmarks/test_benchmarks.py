@@ -27,9 +27,9 @@ from backend.sampling.rollout import Sampler
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from backend.types import Group
-from benchmarks import baseline_contenders, contender_process, our_contenders, peers, report, results_file
+from benchmarks import baseline_contenders, our_contenders, peers, report, results_file
 from benchmarks.ablation import SWITCHES
-from benchmarks.contender import Contender
+from benchmarks.contender import Contender, contender
 from benchmarks.random_model import END, model_folder
 from benchmarks.side_by_side import measure
 from benchmarks.stopwatch import Stopwatch
@@ -274,7 +274,7 @@ def test_a_model_ends_completions_with_the_chosen_probability(models: Path, chan
 
 @pytest.mark.parametrize("name", baseline_contenders.CONTENDERS)
 def test_a_baseline_takes_a_step(models: Path, name: str):
-    (step,) = steps_of(contender_process.contender(name), TINY, model_folder(TINY, models), 1)
+    (step,) = steps_of(contender(name), TINY, model_folder(TINY, models), 1)
     assert step["step_s"] > 0
     if name != "matrix products alone":
         assert step["tokens"] == TINY.rows * TINY.completion
