@@ -8,7 +8,7 @@ Public modules:
     registry     FunctionDescription                          inputs         TrainerState
 
 Internal: `resolve` and `user_files` find functions, `scoring` and `calls` call them in `worker` (parent:
-`worker_process`, sandbox: `confinement/`). `functions/` has the shipped functions; `program_runner` and `program` run
+`worker_process`, sandbox: `confinement/`). `functions/` has the shipped functions; `programs` runs
 a completion's code. Nothing imports mlx. User files use `from backend.rewards import register_reward_function`.
 """
 

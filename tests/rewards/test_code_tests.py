@@ -18,9 +18,8 @@ from backend.rewards.errors import RewardError
 from backend.rewards.functions import code
 from backend.rewards.functions.code import same_output
 from backend.rewards.inputs import TrainerState
-from backend.rewards.program import NotPlainError, decoded, encoded
-from backend.rewards.program_runner import runner
 from backend.rewards.program_tests import UnusableTestsError, row_tests
+from backend.rewards.programs import NotPlainError, decoded, encoded, runner
 from backend.rewards.scorer import Scorer
 from backend.rewards.scoring import RewardSource
 from backend.rewards.worker_process import RewardWorker

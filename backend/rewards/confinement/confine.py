@@ -75,7 +75,7 @@ def confine(writable: Sequence[Path], network: bool, secrets: Sequence[Path]) ->
 
 
 def _confine_linux(writable: Sequence[Path], network: bool, secrets: Sequence[Path]) -> Confinement:
-    from backend.rewards.confinement import landlock, seccomp
+    from backend.rewards.confinement import linux
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     # RLIMIT_DATA, not RLIMIT_AS: libraries reserve address space that they never use.
@@ -83,17 +83,18 @@ def _confine_linux(writable: Sequence[Path], network: bool, secrets: Sequence[Pa
     # The trainer is the larger process, and the kernel ends the largest first.
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")
-    version, kernel, signals = landlock.abi(), platform.release(), False
-    landlock_error = filter_error = _error_of(landlock.give_up_privileges)
+    version, kernel, signals = linux.abi(), platform.release(), False
+    landlock_error = filter_error = _error_of(linux.give_up_privileges)
     if not landlock_error:
+        readable = linux.readable_places(secrets) if secrets else None
         try:
             if version:
-                signals = landlock.restrict(writable, secrets, version)
+                signals = linux.restrict_files([*map(str, writable), linux.SHARED_MEMORY], readable, version)
             else:
                 landlock_error = f"the kernel {kernel} offers no Landlock here"
         except OSError as error:
             landlock_error = error.strerror or str(error)
-        filter_error = _error_of(lambda: seccomp.restrict(network))
+        filter_error = _error_of(lambda: linux.filter_calls(network))
     files = f"Landlock (ABI {version})" if not landlock_error else ""
     call_filter = "a filter of system calls" if not filter_error else ""
     if not landlock_error and version < 3:
@@ -124,12 +125,14 @@ def confine_program(folder: Path) -> str:
     sandbox's rights. Returns why it is not confined, or "".
     """
     if sys.platform == "linux":
-        from backend.rewards.confinement import landlock, seccomp
+        from backend.rewards.confinement import linux
 
-        version = landlock.abi()
-        error = _error_of(landlock.give_up_privileges) or ("" if version else "the kernel offers no Landlock here")
-        error = error or _error_of(lambda: landlock.restrict_to([folder], readable_by_programs(), version))
-        no_filter = _error_of(lambda: seccomp.restrict(network=False, processes=False))
+        version = linux.abi()
+        error = _error_of(linux.give_up_privileges) or ("" if version else "the kernel offers no Landlock here")
+        error = error or _error_of(
+            lambda: linux.restrict_files([str(folder)], readable_by_programs(), version, lists=True)
+        )
+        no_filter = _error_of(lambda: linux.filter_calls(network=False, processes=False))
         if no_filter:
             set_limits({resource.RLIMIT_NPROC: 0})  # weaker: exempts root, and counts threads
         return "; ".join(reason for reason in (error, no_filter) if reason)
@@ -155,9 +158,9 @@ def load_for_programs() -> None:
     """Prepare what forks need for `confine_program`."""
     readable_by_programs()
     if sys.platform == "linux":
-        from backend.rewards.confinement import landlock, seccomp
+        from backend.rewards.confinement import linux
 
-        assert landlock and seccomp
+        assert linux
 
 
 @cache

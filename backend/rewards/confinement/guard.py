@@ -28,7 +28,7 @@ def guard(watched: int) -> None:
     """
     if sys.platform != "linux":
         return guard_beside(watched)
-    from backend.rewards.confinement.landlock import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
+    from backend.rewards.confinement.linux import PR_SET_CHILD_SUBREAPER, end_with_parent, prctl
 
     parent = os.getpid()
     prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -36,9 +36,7 @@ def guard(watched: int) -> None:
     if worker:
         _watch(worker, watched)
     # A subreaper is not inherited; the signal comes when the guard's only thread ends.
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    end_with_parent(parent)
     return os.setpgid(0, 0)  # a signal to its own group must not reach the guard
 
 

@@ -16,8 +16,6 @@ from typing import Any
 
 from backend.rewards.catalogue import tests_column
 from backend.rewards.functions.math_equality import answer_part
-from backend.rewards.program import NotPlainError, decoded
-from backend.rewards.program_runner import Task, TaskResult, runner
 from backend.rewards.program_tests import (
     PREPARATIONS,
     AssertTests,
@@ -25,6 +23,7 @@ from backend.rewards.program_tests import (
     UnusableTestsError,
     row_tests,
 )
+from backend.rewards.programs import NotPlainError, Task, TaskResult, decoded, runner
 from backend.rewards.registry import Scores, Texts, Types, register_reward_function, require
 
 TOLERANCE = 1e-6  # the relative difference of two numbers in an output, where the expected one has a decimal point

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.rewards.confinement import landlock, seccomp
+from backend.rewards.confinement import linux
 from backend.utils.command import backend_environment
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has it")
@@ -23,25 +23,25 @@ import json, sys
 from dataclasses import asdict
 from pathlib import Path
 from backend.rewards.confinement.confine import confine
-from backend.rewards.confinement import landlock, seccomp
+from backend.rewards.confinement import linux
 {before}
 confinement = confine([Path(sys.argv[1])], network={network}, secrets=[])
 print(json.dumps({{**asdict(confinement), "sentences": confinement.sentences()}}))
 """
-NO_LANDLOCK = "landlock._CREATE_RULESET = 9999"
+NO_LANDLOCK = "linux._CREATE_RULESET = 9999"
 NO_FILTER = "import platform; platform.machine = lambda: 'riscv64'"
 
 
 def older(version: int) -> str:
-    return f"landlock.abi = lambda: {version}"
+    return f"linux.abi = lambda: {version}"
 
 
 RED_HAT = """
-create = landlock.syscall
+create = linux.syscall
 def syscall(number, *rest):
     if number == 444 and rest[1] == 24: raise OSError(22, "Invalid argument")
     return create(number, *rest)
-landlock.syscall = syscall
+linux.syscall = syscall
 """
 
 
@@ -66,7 +66,7 @@ def held(tmp_path: Path, before: str, network: bool = False) -> dict[str, str | 
     ],
 )
 def test_what_does_not_hold_is_said_with_its_reason(tmp_path: Path, before: str, missing: set[str]) -> None:
-    if not landlock.abi() or landlock.abi() < 6 or platform.machine() not in seccomp.MACHINES:
+    if not linux.abi() or linux.abi() < 6 or platform.machine() not in linux.MACHINES:
         pytest.skip("this system itself offers less")
     confinement = held(tmp_path, before)
     promises = {"files", "secrets", "network", "processes"}
@@ -81,22 +81,22 @@ HEADERS = {"x86_64": "/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "aarch64":
 
 
 def number_of(name: str, machine: str) -> int | None:
-    return seccomp.NUMBERS[name][list(seccomp.MACHINES).index(machine)]
+    return linux.NUMBERS[name][list(linux.MACHINES).index(machine)]
 
 
-@pytest.mark.parametrize("machine", seccomp.MACHINES)
+@pytest.mark.parametrize("machine", linux.MACHINES)
 def test_the_numbers_are_those_of_the_kernels_headers(machine: str) -> None:
     header = Path(HEADERS[machine])
     if not header.exists():
         pytest.skip(f"no {header}")
     found = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", header.read_text())
     known = {name: int(number) for name, number in reversed(found)}
-    ours = {name: number for name in seccomp.NUMBERS if (number := number_of(name, machine)) is not None}
+    ours = {name: number for name in linux.NUMBERS if (number := number_of(name, machine)) is not None}
     assert {name: known[name] for name in ours if name in known} == {name: ours[name] for name in ours if name in known}
     assert len(set(ours) & set(known)) > 70
 
 
-def verdict(code: list[seccomp.Instruction], machine: int, call: int, *arguments: int) -> int:
+def verdict(code: list[linux.Instruction], machine: int, call: int, *arguments: int) -> int:
     """What the kernel would answer: an interpreter of the instructions that the filter uses."""
     data = {0: call, 4: machine} | {16 + 8 * index: value & 0xFFFFFFFF for index, value in enumerate(arguments)}
     at, register = 0, 0
@@ -116,14 +116,14 @@ def verdict(code: list[seccomp.Instruction], machine: int, call: int, *arguments
                 return constant
 
 
-@pytest.mark.parametrize("machine", seccomp.MACHINES)
+@pytest.mark.parametrize("machine", linux.MACHINES)
 def test_the_filter_decides_as_it_should(machine: str) -> None:
-    closed = seccomp.program(list(seccomp.refusals(network=False)), machine)
-    judge = seccomp.program(list(seccomp.refusals(network=True)), machine)
+    closed = linux.program(list(linux.refusals(network=False)), machine)
+    judge = linux.program(list(linux.refusals(network=True)), machine)
     allow, refuse, denied, missing = 0x7FFF0000, 0x50001, 0x5000D, 0x50026
-    architecture = seccomp.MACHINES[machine]
+    architecture = linux.MACHINES[machine]
 
-    def of(code: list[seccomp.Instruction], name: str, *arguments: int) -> int:
+    def of(code: list[linux.Instruction], name: str, *arguments: int) -> int:
         call = number_of(name, machine)
         assert call is not None
         return verdict(code, architecture, call, *arguments)

@@ -1,0 +1,415 @@
+"""Run model-written programs confined, in parallel and with time limits.
+
+A server forks a process per program, which reads its source from the socket and forks for each task. Programs never see
+each other or expected values.
+
+Request: {"number", "tasks", "seconds", "memory_mb", "deadline_s"}; answer: [number, [{"ended": "exit" | "time" |
+"output" | "limit", "code", "output"}]] for the tasks that ran. A task is {"source", "input"}, judged by output, or
+{"source", "setup", "tests"}, judged by the reports that its tests write to descriptor `REPORTS`. A program could forge
+those, so `backend.rewards.functions.code` verifies them. `seconds` of CPU time per task, twice that on the clock for
+all; "limit": `deadline_s` are over.
+"""
+
+from __future__ import annotations
+
+import atexit
+import bisect
+import collections
+import fcntl
+import functools
+import heapq
+import itertools
+import json
+import math
+import numbers
+import os
+import random
+import re
+import resource
+import select
+import signal
+import string
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import typing
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from backend.rewards.confinement.confine import confine_program, load_for_programs, make_working_folder, set_limits
+from backend.rewards.program_tests import OBSERVE, OBSERVE_PAIR, OPERATORS
+from backend.utils.child_process import module_command
+from backend.utils.command import backend_environment
+from backend.utils.files import remove_tree, walk
+
+PRELOADED = (bisect, collections, functools, heapq, itertools, math, random, re, string, typing)
+"""Modules to preload before forking."""
+REPORTS = 3
+MOST_OUTPUT = 256 << 10  # maximum bytes of a task's output or reports
+MOST_FOLDER = 16 << 20  # maximum bytes in a program's folder
+MOST_HASHED = 4096  # maximum elements of a set or dict, against hash collisions
+LARGEST_FILE = 1 << 20
+MOST_FILES = 64
+FAILED = 1  # exit code of a program that raised
+_GRACE_S = 5.0  # seconds past the deadline to wait for an answer
+_START_S = 60.0
+_POLL_S = 0.02
+_FOLDER_POLL_S = 0.2
+_MODULE = "solution"  # module name for imports, as in `from solution import add`
+_TAGS: dict[str, Any] = {"l": list, "t": tuple, "s": (set, frozenset), "d": dict}
+_KINDS: dict[str, Any] = {"l": list, "t": tuple, "s": set, "d": dict}
+
+Task = Mapping[str, Any]
+TaskResult = Mapping[str, Any]
+
+
+class ProgramRunner:
+    """The server, started on first use. `run` is thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._server: subprocess.Popen[bytes] | None = None
+        self._socket: Connection[Any, Any] | None = None
+        self._not_confined = ""
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the server, if it runs."""
+        return self._server.pid if self._server else None
+
+    def run(
+        self, programs: Sequence[Sequence[Task]], *, seconds: float, memory_mb: int, deadline_s: float
+    ) -> list[list[TaskResult]] | None:
+        """Results of each program's completed tasks; None if the server was lost.
+
+        Raises PermissionError if programs cannot be confined.
+        """
+        deadline = time.monotonic() + deadline_s
+        with self._lock:
+            try:
+                server = self._socket or self._start()
+                if self._not_confined:
+                    raise PermissionError(self._not_confined)
+                results: list[list[TaskResult]] = [[] for _ in programs]
+                waiting = collections.deque(number for number, tasks in enumerate(programs) if tasks)
+                processors = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+                running = 0
+                while True:
+                    while waiting and running < processors and (left := deadline - time.monotonic()) > 0:
+                        number = waiting.popleft()
+                        limits = {"seconds": seconds, "memory_mb": memory_mb, "deadline_s": left}
+                        _send(server, {"number": number, "tasks": programs[number], **limits})
+                        running += 1
+                    if not running:
+                        return results
+                    number, results[number] = _receive(server, deadline + _GRACE_S)
+                    running -= 1
+            except PermissionError:
+                raise
+            except (OSError, EOFError):
+                self.close()
+                return None
+
+    def _start(self) -> Connection[Any, Any]:
+        self._socket, theirs = Pipe()
+        with theirs:
+            self._server = subprocess.Popen(
+                module_command("backend.rewards.programs"),
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env=backend_environment(),
+                start_new_session=True,
+            )
+        self._not_confined = _receive(self._socket, time.monotonic() + _START_S)
+        return self._socket
+
+    def close(self) -> None:
+        """Stop the server and its forks."""
+        server, socket = self._server, self._socket
+        self._server = self._socket = None
+        if socket is not None:
+            socket.close()
+        if server is not None:
+            try:
+                server.wait(1.0)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+
+
+runner = ProgramRunner()
+atexit.register(runner.close)
+
+
+def _send(socket: Connection[Any, Any], message: Any) -> None:
+    socket.send_bytes(json.dumps(message).encode())
+
+
+def _receive(socket: Connection[Any, Any], deadline: float) -> Any:
+    if not socket.poll(max(deadline - time.monotonic(), 0)):
+        raise TimeoutError
+    return json.loads(socket.recv_bytes())
+
+
+def main(arguments: Sequence[str] = ()) -> None:
+    """The single-threaded server."""
+    load_for_programs()
+    socket = Connection(os.dup(0))
+    folder, _ = make_working_folder()
+    try:
+        ours, theirs = os.pipe()
+        pid = os.fork()
+        if pid == 0:  # tries the confinement
+            with suppress(BaseException):
+                os.write(theirs, confine_program(folder).encode() or b"-")
+            os._exit(0)
+        os.close(theirs)
+        with open(ours, "rb") as pipe:
+            reason = pipe.read().decode() or "it cannot be tried"
+        os.waitpid(pid, 0)
+        _send(socket, "" if reason == "-" else reason)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+        server, is_open = os.getpid(), True
+        while is_open:
+            socket.poll(None)
+            taken, taking = os.pipe()
+            if os.fork() == 0:
+                with suppress(BaseException):
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    request = json.loads(socket.recv_bytes())
+                    os.write(taking, b"-")
+                    os.close(taking)
+                    results = _run_tasks(request, Path(tempfile.mkdtemp(dir=folder)), server)
+                    with open(folder / "lock", "w") as lock:
+                        fcntl.flock(lock, fcntl.LOCK_EX)  # one answer at a time
+                        _send(socket, [request["number"], results])
+                os._exit(0)
+            os.close(taking)
+            is_open = bool(os.read(taken, 1))  # the fork has taken its request off the socket
+            os.close(taken)
+    finally:
+        remove_tree(folder)
+
+
+def _run_tasks(request: Mapping[str, Any], folder: Path, server: int) -> list[TaskResult]:
+    begun = time.monotonic()
+    deadline = begun + request["deadline_s"]
+    until = min(begun + 2 * request["seconds"], deadline)
+    results: list[TaskResult] = []
+    for number, task in enumerate(request["tasks"]):
+        task_folder = folder / str(number)
+        task_folder.mkdir()
+        result = _run_task(task, task_folder, request, until, server)
+        remove_tree(task_folder)
+        if result["ended"] == "time" and until >= deadline and time.monotonic() >= deadline:
+            result["ended"] = "limit"
+        results.append(result)
+        if result["ended"] != "exit" or time.monotonic() >= deadline:
+            break
+    remove_tree(folder)
+    return results
+
+
+def _run_task(task: Task, folder: Path, limits: Mapping[str, Any], until: float, server: int) -> dict[str, Any]:
+    output, its_output = os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        with suppress(BaseException):
+            _take_places(task, its_output, parent)
+            _become_program(task, folder, limits["seconds"], limits["memory_mb"])
+        os._exit(1)
+    os.close(its_output)
+    with suppress(OSError):  # the fork does the same: whoever is first
+        os.setpgid(pid, pid)
+    received, ended, code, looked, is_open = bytearray(), "", None, time.monotonic(), True
+    while code is None or is_open:
+        done, status = os.waitpid(pid, os.WNOHANG) if code is None else (0, 0)
+        if done:
+            code = os.waitstatus_to_exitcode(status)
+            with suppress(ProcessLookupError, PermissionError):  # of its group, where forks cannot be refused
+                os.killpg(pid, signal.SIGKILL)
+        if not is_open:
+            time.sleep(0.001)
+        elif select.select([output], [], [], 0 if done else _POLL_S)[0]:
+            piece = os.read(output, 1 << 16)
+            received += piece
+            is_open = bool(piece) and len(received) <= MOST_OUTPUT
+        elif code is not None:
+            is_open = False  # a process outside of its group holds the pipe
+        now = time.monotonic()
+        why = "output" if len(received) > MOST_OUTPUT else "time" if now >= until else ""
+        if not why and now - looked > _FOLDER_POLL_S:
+            looked = now
+            with suppress(OSError):
+                sizes = (entry.stat(follow_symlinks=False).st_blocks * 512 for entry in walk(folder))
+                why = "output" if sum(sizes) > MOST_FOLDER else ""
+        is_lost = os.getppid() != server
+        if code is None and (is_lost or (why and not ended)):
+            ended = why
+            for kill in (os.killpg, os.kill):
+                with suppress(ProcessLookupError, PermissionError):
+                    kill(pid, signal.SIGKILL)
+        if is_lost:
+            os._exit(1)
+    os.close(output)
+    if code in (-signal.SIGXCPU, -signal.SIGKILL):  # of the limit on its processor time
+        ended = ended or "time"
+    if len(received) > MOST_OUTPUT:
+        ended = "output"
+    return {"ended": ended or "exit", "code": code, "output": received.decode(errors="replace")}
+
+
+def _take_places(task: Task, output: int, parent: int) -> None:
+    os.setpgid(0, 0)
+    if sys.platform == "linux":
+        from backend.rewards.confinement.linux import end_with_parent
+
+        end_with_parent(parent)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    with tempfile.TemporaryFile() as file:
+        file.write(task.get("input", "").encode(errors="replace"))
+        file.seek(0)
+        entered = os.dup(file.fileno())
+    places = [entered, nowhere, nowhere, output] if "tests" in task else [entered, output, nowhere]
+    # Above all places first: any of them may be one of the places.
+    for place, file in enumerate([fcntl.fcntl(file, fcntl.F_DUPFD, 16) for file in places]):
+        os.dup2(file, place, inheritable=False)
+    os.closerange(len(places), 1 << 12)
+
+
+def _become_program(task: Task, folder: Path, seconds: float, memory_mb: int) -> NoReturn:
+    """Run a program in this fork, with `seconds` of CPU time and `memory_mb` on top of Python, and exit."""
+    code = FAILED
+    try:
+        os.chdir(folder)
+        confine_program(folder)
+        set_limits(
+            {
+                resource.RLIMIT_CPU: max(1, round(seconds + 0.5)),
+                resource.RLIMIT_FSIZE: LARGEST_FILE,
+                resource.RLIMIT_NOFILE: MOST_FILES,
+                resource.RLIMIT_DATA: memory_mb << 20,
+                resource.RLIMIT_CORE: 0,
+            }
+        )
+        # An empty main module in an interpreter that looks fresh.
+        module = ModuleType("__main__")
+        sys.modules["__main__"] = sys.modules[_MODULE] = module
+        sys.argv = [f"{_MODULE}.py"]
+        for name in [name for name in sys.modules if name.partition(".")[0] == "backend"]:
+            del sys.modules[name]
+        sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+        sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+        if "tests" in task:
+            _run_tests(task, module)
+        else:
+            _execute(task["source"], module)
+        code = 0
+    except SystemExit as end:
+        code = 0 if end.code in (None, 0) else FAILED
+    except BaseException:  # of the program, which is judged by its exit code alone
+        pass
+    finally:
+        with suppress(BaseException):
+            sys.stdout.flush()
+        os._exit(code)
+
+
+def _execute(source: str, module: ModuleType) -> None:
+    exec(compile(source, f"{_MODULE}.py", "exec", dont_inherit=True), vars(module))
+
+
+def _run_tests(task: Task, module: ModuleType) -> None:
+    write, dumps = os.write, json.dumps  # before the program can replace them
+    current = 0
+
+    def report(*fields: Any) -> None:
+        line = memoryview(f"{dumps(fields)}\n".encode())
+        while line:
+            line = line[write(REPORTS, line) :]
+
+    def claim(value: Any) -> dict[str, Any]:
+        try:
+            return {"value": encoded(value)}
+        except (NotPlainError, RecursionError):
+            return {}
+
+    def observe(number: int, value: Any) -> None:
+        report(current, number, claim(value))
+
+    def observe_pair(number: int, name: str, left: Any, right: Any) -> None:
+        claims = claim(left), claim(right)
+        if all(claims):
+            report(current, number, {"value": ["t", *(each["value"] for each in claims)]})
+        else:
+            report(current, number, {} if any(claims) else {"truth": bool(OPERATORS[name](left, right))})
+
+    def entry(name: str) -> Any:
+        found = getattr(module, name, None)
+        return found if found is not None else getattr(module.Solution(), name)
+
+    with suppress(SystemExit):  # a program may end itself where it is the main one
+        _execute(task["source"], module)
+    vars(module).update({OBSERVE: observe, OBSERVE_PAIR: observe_pair, "__entry__": entry})
+    _execute(task["setup"], module)
+    for current, test in enumerate(task["tests"]):
+        with suppress(Exception):
+            _execute(test, module)
+            report(current)
+
+
+class NotPlainError(ValueError):
+    """Not a plain value."""
+
+
+def encoded(value: Any) -> Any:
+    """Encode a value as Python's JSON; subclasses and other numbers become built-in types.
+
+    Raises NotPlainError, RecursionError.
+    """
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int | float):
+        return int(value) if isinstance(value, int) else float(value)
+    for tag, kinds in _TAGS.items():
+        if isinstance(value, kinds):
+            return [tag, *map(encoded, value.items() if tag == "d" else value)]
+    if isinstance(value, bytes | bytearray):
+        return ["b", bytes(value).hex()]
+    if isinstance(value, complex):
+        return ["c", value.real, value.imag]
+    if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "item") and not getattr(value, "ndim", 0):
+        return encoded(value.item())
+    if isinstance(value, numbers.Number):  # a Fraction or Decimal
+        return float(value)  # pyright: ignore[reportArgumentType]
+    raise NotPlainError(type(value).__name__)
+
+
+def decoded(value: Any) -> Any:
+    """Inverse of `encoded`. Raises NotPlainError, RecursionError."""
+    if not isinstance(value, list | dict):
+        return value
+    try:
+        tag, *parts = value
+        if tag == "b":
+            return bytes.fromhex(parts[0])
+        if tag == "c":
+            return complex(*map(float, parts))
+        if tag in ("s", "d") and len(parts) > MOST_HASHED:
+            raise NotPlainError("too many elements")
+        return _KINDS[tag](map(decoded, parts))
+    except (TypeError, ValueError, LookupError) as error:
+        raise NotPlainError(str(error)) from None
+
+
+if __name__ == "__main__":
+    main()
