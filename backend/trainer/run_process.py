@@ -14,7 +14,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from backend.config.config import Config
@@ -29,8 +28,7 @@ from backend.runs.checkpoint import (
     newest_whole,
     set_aside,
 )
-from backend.runs.completion_rows import parse_group_row
-from backend.runs.events import EventLog, check_format, last_events, parse_line, truncate_file
+from backend.runs.events import EventLog, check_format, truncate_file
 from backend.runs.run_folder import RunFolder, hand_on_lock, hold_lock, inherited_lock
 from backend.trainer.control import Stopped, StopPending
 from backend.trainer.machine import GpuError, gpu_error
@@ -145,8 +143,9 @@ def open_run(
         steering.record(changes, step, at_resume=True)
     # After a kill both files are ahead of the checkpoint: see the docstring of backend/runs/checkpoint.py.
     notes = [*notes, *map(set_aside, damaged)]
-    if sentence := cut_back(run, saved.state if saved else TrainingState()):
-        notes.append(sentence)
+    state = saved.state if saved else TrainingState()
+    truncate_file(run.events, state.events_bytes)
+    truncate_file(run.completions, state.completions_bytes)
     settings = steering.config_at(step)
     checkpoint.rotate(run, settings.keep_checkpoints)  # a process that was killed may not have done it
     trainer = Trainer(settings, run, EventLog(run.events, echo), steering, keep_words=keep_words)
@@ -158,55 +157,6 @@ def open_run(
         about = f"The checkpoint of step {step} is of an earlier version, which recorded no {lacks}"
         trainer.note(f"{about}; the run continues with their initial values.")
     return trainer, saved
-
-
-def cut_back(run: RunFolder, state: TrainingState) -> str:
-    """Cut event log and completions back to a checkpoint, by the lengths that it recorded, or by their content where
-    those no longer fit. → a sentence in that case."""
-    fits = _fits(run.events, state.events_bytes, state.step) and _fits(run.completions, state.completions_bytes, None)
-    if fits or not state.step:
-        truncate_file(run.events, state.events_bytes)
-        truncate_file(run.completions, state.completions_bytes)
-        return ""
-    end = offset = 0
-    is_behind = False  # within the events that follow the line of a step and belong to it
-    with run.events.open("rb") as file:
-        for line in file:
-            offset += len(line)
-            event = parse_line(line) or {}
-            kind = event.get("kind")
-            if kind == "step":
-                is_behind = (event.get("step") or 0) <= state.step
-            if is_behind and kind in ("step", "eval", "health", "note", "phase"):
-                end = offset
-                is_behind = event.get("phase") != "saving"
-    truncate_file(run.events, end or offset)
-    end = offset = 0
-    with contextlib.suppress(FileNotFoundError), run.completions.open("rb") as file:
-        for line in file:
-            offset += len(line)
-            row = parse_group_row(line)
-            end = offset if row is not None and row["step"] <= state.step else end
-    truncate_file(run.completions, end)
-    return (
-        f"events.jsonl or completions.jsonl was changed since step {state.step} was saved, so both were cut back to "
-        "that step by their lines, not by their lengths."
-    )
-
-
-def _fits(path: Path, length: int, step: int | None) -> bool:
-    try:
-        with path.open("rb") as file:
-            if length <= 0 or path.stat().st_size < length:
-                return True  # missing or shorter, as a copy without it: there is nothing to cut
-            file.seek(length - 1)
-            if file.read(1) != b"\n":
-                return False
-            events = last_events(file, length) if step else []
-    except OSError:
-        return True
-    newest = next((event.get("step") for event in reversed(events) if event["kind"] == "step"), step)
-    return newest == step
 
 
 @contextlib.contextmanager

@@ -65,10 +65,15 @@ class OwnFunctions:
         return [f"{folder / FILE}::{entry}" if entry in self.calls else entry for entry in self.entries]
 
 
-def _free_name(function: Callable[..., Any], taken: set[str]) -> str:
+def name_of(function: Any) -> str:
+    """The name that a function was defined with, or that of its class."""
     while isinstance(function, functools.partial):
         function = function.func
-    name = getattr(function, "__name__", "") or type(function).__name__
+    return str(getattr(function, "__name__", "") or type(function).__name__)
+
+
+def _free_name(function: Callable[..., Any], taken: set[str]) -> str:
+    name = name_of(function)
     name = "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in name).strip("_")
     name = name if name.isidentifier() else f"function_{name}".rstrip("_")
     if not keyword.iskeyword(name) and name not in taken:

@@ -20,6 +20,7 @@ from mlx.utils import tree_flatten
 from backend.config.config import Config
 from backend.config.settings.training import OWN
 from backend.rewards.errors import class_name, describe_error
+from backend.trainer.library.own_functions import name_of
 from backend.trainer.run_context import Engine
 from backend.training.optimizers import OwnUpdates, rate_of, restore, state_arrays
 from backend.utils.errors import ConfigProblem, UserError
@@ -144,13 +145,6 @@ def _try_out(make: Callable[[float], Optimizer]) -> None:
         raise UserError("optimizer", f"{what}, which are all that a checkpoint keeps.")
 
 
-def _name_of(function: Any) -> str:
-    while isinstance(function, functools.partial):
-        function = function.func
-    name: Any = getattr(function, "__name__", "") or type(function).__name__
-    return "lambda" if name == "<lambda>" else quote(name, 40)
-
-
 class GivenUpdates:
     """The `optimizer` and `schedule` of a program, checked and tried out. Raises UserError."""
 
@@ -159,6 +153,8 @@ class GivenUpdates:
             what = "A schedule is called with the number of an update, from 0, and gives its learning rate"
             raise UserError("schedule", f"{what}; {class_name(schedule)} is not.")
         self._schedule: Any = schedule
+        name = name_of(schedule)
+        self._schedule_name = "lambda" if name == "<lambda>" else quote(name, 40)
         self._make = None if optimizer is None else _maker(optimizer)
         self._sample = sample = None if self._make is None else self._make(config.learning_rate)
         self._has_own_rate = isinstance(optimizer, Optimizer)
@@ -175,7 +171,7 @@ class GivenUpdates:
 
     def rate(self, update: int) -> float:
         """The schedule's learning rate. Raises UserError."""
-        name = _name_of(self._schedule)
+        name = self._schedule_name
         try:
             given: Any = self._schedule(update)
         except Exception as error:
@@ -204,7 +200,7 @@ class GivenUpdates:
             updates = 0 if config.epochs or config.stages else config.iters * config.updates_per_step
             asked = [update for update in _SAMPLES if update < max(updates, 1)]
             rates = [*map(self.rate, asked)]
-            name, at = _name_of(self._schedule), "update" if len(asked) == 1 else "updates"
+            name, at = self._schedule_name, "update" if len(asked) == 1 else "updates"
             for update, rate in zip(asked, rates, strict=True):
                 if self.rate(update) != rate:
                     what = f"{name} gives another rate when it is asked for update {update:,} again"

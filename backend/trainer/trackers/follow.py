@@ -103,10 +103,8 @@ class RunTrackers:
             if (code := process.poll()) is None:
                 continue
             del self._processes[name]
-            if code < 0:
-                why = f"{signal.Signals(-code).name} ended its process"
-            else:
-                why = quote(_last_line(self._run.trackers / f"{name}.log").rstrip("."), 80) or f"exit code {code}"
+            last = quote(_last_line(self._run.trackers / f"{name}.log").rstrip("."), 80) or f"exit code {code}"
+            why = last if code >= 0 else f"{signal.Signals(-code).name} ended its process"
             warn(f"{name} has ended: {why}. The run goes on without it; track --to {name} sends the rest.")
 
     def let_go(self) -> None:
