@@ -80,6 +80,33 @@ def train_here(raw: dict[str, Any], run: RunFolder, echo: Any = None, *, may_res
     return train(parse(raw), run, command="a test", echo=echo, may_restart=may_restart)
 
 
+def train_with_stops(raw: dict[str, Any], run: RunFolder, *steps: int) -> None:
+    """Train with a stop after each of these steps, resumed each time, to the end."""
+    for step in steps:
+
+        def stop(event: dict[str, Any], step: int = step) -> None:
+            if event["kind"] == "step" and event["step"] == step:
+                run.say("stop")
+
+        ending = train_here(raw, run, stop)
+        assert (ending.kind, ending.step) == ("stopped", step)
+    assert train_here(raw, run).kind == "finished"
+
+
+def assert_same_run(first: RunFolder, second: RunFolder) -> None:
+    """The same weights, moments and state to the last bit, the same completions, rewards and advantages."""
+    from backend.runs import checkpoint
+
+    mine, theirs = (checkpoint.newest(run) for run in (first, second))
+    assert mine is not None and theirs is not None
+    for name in ("step", "updates", "cursor", "num_tokens", "reward_weights"):
+        assert getattr(mine.state, name) == getattr(theirs.state, name), name
+    for file in ("adapters.safetensors", "model.safetensors", "optimizer.safetensors"):
+        if (mine.path / file).exists():
+            assert same(arrays(mine.path / file), arrays(theirs.path / file)), file
+    assert first.completions.read_text() == second.completions.read_text()
+
+
 def kinds(run: RunFolder) -> list[str]:
     """The kinds of a run's event log, phases left out."""
     return [event["kind"] for event in read_events(run.events) if event["kind"] != "phase"]

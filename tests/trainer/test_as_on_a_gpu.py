@@ -10,7 +10,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from backend.engine import patches
@@ -19,7 +18,7 @@ from backend.runs.run_folder import RunFolder
 from backend.sampling.scheduler import Scheduler
 from backend.utils.machine import TREAT_CPU_AS
 from tests.support import small_run
-from tests.support.small_run import weights
+from tests.support.small_run import assert_same_run, train_with_stops
 
 USUAL: dict[str, Any] = {"iters": 3, "group_size": 4, "num_iterations": 2, "beta": 0.05, "learning_rate": 1e-3, "save_every": 2,
                          "max_completion_length": 6, "top_p": 0.9, "top_k": 0}  # fmt: skip
@@ -46,16 +45,8 @@ def test_a_run_stopped_and_resumed_ends_with_the_same_bits(
     raw = small_run.settings_for(tmp_path, **USUAL | CASES[name] | small_run.low_half(tmp_path))
     whole, parted = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "parted")
     assert small_run.train_here(raw, whole).kind == "finished"
-
-    def stop_after_two(event: dict[str, Any]) -> None:
-        if event.get("kind") == "step" and event["step"] == 2:
-            parted.say("stop")
-
-    assert small_run.train_here(raw, parted, stop_after_two).kind == "stopped"
-    assert small_run.train_here(raw, parted).kind == "finished"
-    ours, theirs = weights(parted), weights(whole)
-    assert ours.keys() == theirs.keys() and all(np.array_equal(ours[key], theirs[key]) for key in ours)
-    assert parted.completions.read_text() == whole.completions.read_text()
+    train_with_stops(raw, parted, 2)
+    assert_same_run(parted, whole)
     assert max(rows) == min(32, raw["batch_size"] * raw["group_size"])
 
 

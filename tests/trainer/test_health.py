@@ -133,14 +133,11 @@ def test_a_metric_that_is_no_number_is_found_at_once_and_one_that_was_not_measur
     assert found([{"kind": "step", "step": 1, "metrics": {"reward": None}}]) == []
 
 
-def test_findings_are_full_sentences_and_propose_values_that_the_settings_take() -> None:
+def test_findings_propose_values_that_the_settings_take() -> None:
     from backend.config.config import problems
 
     episodes = [episode for name in diaries.names() for episode in episodes_of(name)]
     for episode in episodes:
-        for text in (episode.sentence, episode.advice):
-            assert text[0].isupper() or text[0].isdigit() or text[0] == "“", text
-            assert text.endswith(".") and "!" not in text and "_func" not in text, text
         assert episode.setting in SETTINGS
         wrong = [fault for fault in problems(dict(episode.settings)) if fault.setting in episode.settings]
         assert not wrong, (episode.code, wrong)

@@ -7,13 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import best_of, find_checkpoint, saved_weights
 from tests.support import small_run
-from tests.support.small_run import arrays, events
+from tests.support.small_run import arrays, assert_same_run, events, same, train_with_stops
 
 OTHERS: dict[str, Any] = {
     "learning_rate": 3e-3, "temperature": 1.3, "top_k": 5, "beta": 0.05, "epsilon": 0.3, "group_size": 3, "batch_size": 2,
@@ -64,8 +63,7 @@ def whole(staged: dict[str, Any], inputs: Path) -> RunFolder:
 def same_at(first: RunFolder, second: RunFolder, step: int) -> bool:
     mine, theirs = (find_checkpoint(run, str(step)).path for run in (first, second))
     files = ("adapters.safetensors", "optimizer.safetensors")
-    pairs = [(arrays(mine / name), arrays(theirs / name)) for name in files]
-    return all(a.keys() == b.keys() and all(np.array_equal(x, b[name]) for name, x in a.items()) for a, b in pairs)
+    return all(same(arrays(mine / name), arrays(theirs / name)) for name in files)
 
 
 def rows_of(run: RunFolder, after: int = 0) -> list[dict[str, Any]]:
@@ -92,15 +90,8 @@ def test_a_stage_equals_a_run_with_its_settings_that_goes_on_from_the_same_check
 def test_breaks_within_stages_and_between_them_change_nothing(
     staged: dict[str, Any], whole: RunFolder, run: RunFolder, stops: tuple[int, ...]
 ) -> None:
-    for step in stops:
-
-        def stop(event: dict[str, Any], step: int = step) -> None:
-            if event["kind"] == "step" and event["step"] == step:
-                run.say("stop")
-
-        assert small_run.train_here(staged, run, stop).step == step
-    assert small_run.train_here(staged, run).step == 7
-    assert same_at(run, whole, 7) and rows_of(run) == rows_of(whole)
+    train_with_stops(staged, run, *stops)
+    assert_same_run(run, whole)
     assert [event["step"] for event in events(run, "change")] == [3, 6]
 
 

@@ -15,6 +15,7 @@ from backend.runs import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from tests.support import small_run
+from tests.support.small_run import assert_same_run, train_with_stops
 
 REWARDS = '''
 from backend.rewards import register_reward_function
@@ -67,31 +68,6 @@ def lines(run: RunFolder) -> list[dict[str, Any]]:
     return [json.loads(line) for line in run.completions.read_text().splitlines()]
 
 
-def train_interrupted(raw: dict[str, Any], run: RunFolder, *steps: int) -> None:
-    """Train with a stop after each of these steps, resumed each time, to the end."""
-    for step in steps:
-
-        def echo(event: dict[str, Any], step: int = step) -> None:
-            if event["kind"] == "step" and event["step"] == step:
-                run.say("stop")
-
-        ending = small_run.train_here(raw, run, echo)
-        assert (ending.kind, ending.step) == ("stopped", step)
-    assert small_run.train_here(raw, run).kind == "finished"
-
-
-def assert_same_run(first_run: RunFolder, second_run: RunFolder) -> None:
-    """The same weights, optimizer and state to the last bit, the same completions, rewards and advantages."""
-    saved = [checkpoint.newest(run) for run in (first_run, second_run)]
-    assert saved[0] and saved[1] and saved[0].state.step == saved[1].state.step
-    for attribute in ("weights", "optimizer"):
-        first, second = (getattr(checkpoint_, attribute)() for checkpoint_ in saved)
-        assert all(np.array_equal(np.array(x), np.array(second[name])) for name, x in first.items())
-    for attribute in ("updates", "cursor", "num_tokens", "reward_weights"):
-        assert getattr(saved[0].state, attribute) == getattr(saved[1].state, attribute)
-    assert first_run.completions.read_text() == second_run.completions.read_text()
-
-
 STAGES: list[dict[str, Any]] = [
     {"iters": 2, "reward_functions": ["low"]},
     {"iters": 3, "reward_functions": ["high", "low"], "reward_weights": [2, -1]},
@@ -129,13 +105,6 @@ def test_stages_switch_at_their_step_and_decide_the_length_of_the_run(whole: Run
         assert {name.split("/")[1] for name in step_metrics if name.startswith("rewards/")} == weights.keys()
 
 
-def test_a_run_resumed_at_the_border_of_two_stages_and_within_one_equals_the_uninterrupted_one(
-    staged: dict[str, Any], whole: RunFolder, run: RunFolder
-) -> None:
-    train_interrupted(staged, run, 2, 3)
-    assert_same_run(run, whole)
-
-
 def test_adaptive_weights_survive_a_resume(inputs: Path, run: RunFolder, tmp_path: Path) -> None:
     """`seldom` succeeds in 1 of 4 completions: after ten steps its weight is 1.2 times as large."""
     uninterrupted = RunFolder(tmp_path / "uninterrupted")
@@ -144,7 +113,7 @@ def test_adaptive_weights_survive_a_resume(inputs: Path, run: RunFolder, tmp_pat
     assert small_run.train_here(raw, uninterrupted).kind == "finished"
     weights = [step["reward_weights/seldom"] for step in metrics(uninterrupted)]
     assert weights == pytest.approx([0.5] * 10 + [0.6] * 2)
-    train_interrupted(raw, run, 4, 11)  # with some success rates collected, and with a weight changed
+    train_with_stops(raw, run, 4, 11)  # with some success rates collected, and with a weight changed
     assert_same_run(run, uninterrupted)
     assert [step["reward_weights/seldom"] for step in metrics(run)] == weights
 
@@ -209,5 +178,5 @@ def test_dynamic_sampling_takes_prompts_until_every_group_has_a_gradient(inputs:
 
 
 def test_a_resumed_dynamic_run_equals_the_uninterrupted_one(inputs: Path, run: RunFolder, dynamic: RunFolder) -> None:
-    train_interrupted(settings(inputs, ["even_prompts"], **DYNAMIC), run, 2)
+    train_with_stops(settings(inputs, ["even_prompts"], **DYNAMIC), run, 2)
     assert_same_run(run, dynamic)

@@ -1,4 +1,4 @@
-"""A Mac is kept awake by a caffeinate of the trainer's own, while the run works and not a moment longer.
+"""A Mac is kept awake while a run works and not a moment longer, and heat is noted when it begins and ends.
 
 The caffeinate here is a script that behaves like Apple's: it ends with the process that -w names.
 """
@@ -20,6 +20,7 @@ import pytest
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer import machine
+from backend.trainer.machine import IS_COOL, IS_HOT, POWER_SETTINGS, THERMAL_LEVEL, SlowdownWatch
 from tests.support import small_run
 
 SCRIPT = """#!/bin/sh
@@ -94,3 +95,33 @@ def test_a_run_holds_it_while_it_works_and_not_in_a_pause(tmp_path: Path, run: R
     assert alive == {"step 1": [True], "paused": [False], "step 2": [False, True]}
     assert not any(is_alive(pid) for pid, _ in calls(started))
     assert not [event for event in read_events(run.events) if event.get("level") == "warning"]
+
+
+DESKTOP = "System-wide power settings:\nCurrently in use:\n sleep                1\n"
+LEVEL = "com.apple.system.thermalpressurelevel {}\n"
+
+
+class Mac:
+    """What the two commands print, one reading after the other, a minute apart."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.level, self.settings, self.reads = 1000.0, 0, DESKTOP, 0
+        monkeypatch.setattr(sys, "platform", "darwin")
+        monkeypatch.setattr(machine.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(machine, "printed_by", self.printed)
+
+    def printed(self, command: tuple[str, ...]) -> str:
+        self.reads += 1
+        return {THERMAL_LEVEL: LEVEL.format(self.level), POWER_SETTINGS: self.settings}[command]
+
+
+def test_heat_is_noted_as_it_comes_and_as_it_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    mac, notes = Mac(monkeypatch), []
+    watch = SlowdownWatch(notes.append)
+    seen: list[list[str]] = []
+    for level in (0, 1, 2, 3, 1, 2, 1, 0, 0):
+        mac.level, mac.now = level, mac.now + 61
+        watch.look()
+        seen.append(list(notes))
+        notes.clear()
+    assert seen == [[], [], [IS_HOT], [], [], [], [], [IS_COOL], []]
