@@ -6,15 +6,16 @@ from collections.abc import Collection, Iterator
 from html import escape
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QObject, Qt
+from PySide6.QtCore import QObject
 from PySide6.QtGui import QAction
-from PySide6.QtWidgets import QApplication, QDialog, QDialogButtonBox, QTextBrowser, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QTextBrowser, QWidget
 
 from app import theme
 from app.state.guide import CONTENTS, place_of_setting
 from app.state.run_files import log_lines
+from app.widgets.basic.dialogs import Dialog
 from app.widgets.basic.labels import key_name, place_about
-from app.widgets.basic.layout import on_screen
+from app.widgets.basic.layout import column
 from app.widgets.form.field import field_of
 from app.widgets.menu_dialogs import AboutDialog, GlossaryDialog, ProblemDialog
 from backend.runs.archive import raw_settings
@@ -30,26 +31,16 @@ DOCUMENTS = {"What is stored where": "runs.md"}
 """Heading of a section → file in docs/."""
 
 
-class TextDialog(QDialog):
+class TextDialog(Dialog):
     """Shows Markdown, or HTML of our own. Not modal."""
 
     def __init__(self, title: str, text: str, parent: QWidget | None = None, *, is_html: bool = False) -> None:
-        super().__init__(parent)
-        self.resize(on_screen(self, 640, 560))
-        self.setWindowTitle(title)
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.text = QTextBrowser()
-        self.text.setOpenLinks(False)  # links between documents of ours lead nowhere here
-        self.text.setAccessibleName(title)
-        self.text.setFont(theme.body_font())
+        super().__init__(title, parent, (640, 560))
+        # Links between documents of ours lead nowhere here.
+        self.text = QTextBrowser(openLinks=False, accessibleName=title, font=theme.body_font())
         self.text.document().setDocumentMargin(2 * theme.SPACE)
         self.text.setHtml(text) if is_html else self.text.setMarkdown(text)
-        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
-        buttons.rejected.connect(self.reject)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(*(2 * theme.SPACE,) * 4)
-        column.addWidget(self.text, 1)
-        column.addWidget(buttons)
+        column((self.text, 1), self.close_box(), into=self, margins=2 * theme.SPACE)
 
 
 class HelpMenu(QObject):

@@ -35,8 +35,8 @@ from app.state.session import RUN, Session
 from app.widgets.basic import icons
 from app.widgets.basic.dialogs import keep_folders_in, open_path
 from app.widgets.basic.icons import IconButton
-from app.widgets.basic.labels import PlainLabel
-from app.widgets.basic.layout import column, on_screen, row
+from app.widgets.basic.labels import label
+from app.widgets.basic.layout import column, holder, on_screen, row
 from app.widgets.consent_dialog import HostsDialog, ask_consent
 from app.widgets.export_panel import ExportPanel
 from app.widgets.form.field import UndoKeys
@@ -92,31 +92,29 @@ class Window(QMainWindow):
 
     def _build(self) -> None:
         self._build_toolbar()
-        content = QWidget()
         area = PageArea(self.page_stack, theme.scaled_size(QSize(*LEAST_PAGE)))
-        row(self.sidebar, (area, 1), into=content, spacing=0)
-        central = QWidget()
-        column((content, 1), self.strip, into=central, spacing=0)
+        content = row(self.sidebar, (area, 1), spacing=0)
+        central = holder(column((content, 1), self.strip, spacing=0))
         self.setCentralWidget(central)
         self.drop_overlay = DropOverlay(central)
 
     def _build_toolbar(self) -> None:
-        self.toolbar = QToolBar("Run")
-        self.toolbar.setMovable(False)
+        self.toolbar = QToolBar(
+            "Run",
+            movable=False,
+            iconSize=theme.scaled_size(QSize(icons.SIZE, icons.SIZE)),
+            toolButtonStyle=Qt.ToolButtonStyle.ToolButtonTextBesideIcon,
+        )
         # Qt lists toolbars in the context menu of every main window, from where this one could be hidden for good.
         self.toolbar.toggleViewAction().setEnabled(False)
-        collapse = IconButton("sidebar", tip="Collapse or widen the sidebar")
+        collapse = IconButton("sidebar", tip="Collapse or widen the sidebar", clicked=self.toggle_sidebar)
         collapse.setFocusPolicy(Qt.FocusPolicy.TabFocus)
-        collapse.clicked.connect(self.toggle_sidebar)
-        self.document = PlainLabel()
-        self.document.setProperty("role", "muted")
+        self.document = label(role="muted")
         self.document.setContentsMargins(theme.SPACE, 0, 0, 0)
-        gap = QWidget()  # pushes the actions to the right: a toolbar has no stretch
-        gap.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
+        wide = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
+        gap = QWidget(sizePolicy=wide)  # pushes the actions to the right: a toolbar has no stretch
         for part in (collapse, self.document, gap):
             self.toolbar.addWidget(part)
-        self.toolbar.setIconSize(theme.scaled_size(QSize(icons.SIZE, icons.SIZE)))
-        self.toolbar.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
         for name in RUN_ACTIONS:
             self.toolbar.addAction(self.menus[name])
         self.addToolBar(self.toolbar)

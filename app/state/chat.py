@@ -181,7 +181,7 @@ class ChatWithModel(QObject):
         self.turns_changed.emit()
         self._question = self._service.ask(
             "chat_reply",
-            self._on_answered,
+            lambda _answer: self._end_answers("stopped"),
             on_refused=self._on_reply_refused,
             on_progress=self._on_progress,
             prompt=prompt,
@@ -212,10 +212,6 @@ class ChatWithModel(QObject):
             answer.figures, answer.state = progress, "done"
             self.answer_changed.emit(index, side)
             self._score(index, side)
-
-    def _on_answered(self, _answer: Any) -> None:
-        self._question = None
-        self._set_state("ready")
 
     def _on_reply_refused(self, faults: list[ConfigProblem]) -> None:
         sentence = " ".join(fault.sentence for fault in faults)
@@ -316,9 +312,8 @@ def sampling_of(choice: ChatChoice) -> dict[str, Any]:
         config = choice.config
     except UserError:
         return {}
-    names = {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k, "min_p": config.min_p}
     return {
-        **names,
+        **{name: getattr(config, name) for name in ("temperature", "top_p", "top_k", "min_p")},
         "max_tokens": config.max_completion_length,
         "seed": 0,
         "free_output": False if config.holds_output else None,
@@ -364,24 +359,20 @@ def model_choice(name: str) -> ChatChoice:
 
 def memory_sentence(choice: ChatChoice, checkpoint: str) -> str:
     """The memory that the chosen model needs, or ""."""
-    size = needed_bytes(choice, checkpoint)
-    if size is None:
+    try:
+        settings = choice.config
+    except UserError:
         return ""
+    folder = local_folder(settings.model)
+    shape = shape_of(folder) if folder is not None else None
+    if shape is None:
+        return ""
+    weights = next((weights for weights in choice.checkpoints if weights.key == checkpoint), None)
+    size = chat_bytes(settings, shape, weights)
     limit, both = machine_bytes(), ", two models after full fine-tuning" if choice.is_full else ""
     if size <= limit:
         return f"Needs about {amount(size)} of {amount(limit)}{both}."
     return f"Needs about {amount(size)}{both}, and this machine has only {amount(limit)} to give."
-
-
-def needed_bytes(choice: ChatChoice, checkpoint: str) -> int | None:
-    try:
-        settings = choice.config
-    except UserError:
-        return None
-    folder = local_folder(settings.model)
-    shape = shape_of(folder) if folder is not None else None
-    weights = next((weights for weights in choice.checkpoints if weights.key == checkpoint), None)
-    return chat_bytes(settings, shape, weights) if shape is not None else None
 
 
 def live_run() -> RunFolder | None:

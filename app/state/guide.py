@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from html import escape
 from pathlib import Path
+from typing import TypeVar
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -17,6 +19,7 @@ from backend.config.config import SETTINGS
 from backend.config.other_programs.translation import other_names
 from backend.utils.places import project_root
 
+T = TypeVar("T")
 CONTENTS = "README.md"
 PAGE = "app:"
 _ANCHOR = re.compile(r'<a id="([\w-]+)"></a>')
@@ -35,10 +38,6 @@ class Passage:
     place: str
     text: str
 
-    def matches(self, words: Sequence[str]) -> bool:
-        text = f"{self.title} {self.place} {self.text}".lower()
-        return all(word in text for word in words)
-
 
 def folder() -> Path:
     return project_root() / "docs" / "guide"
@@ -54,11 +53,16 @@ def chapters() -> tuple[tuple[Passage, ...], ...]:
 
 def found(typed: str) -> list[Passage]:
     """The passages with all words, those with the words in their title or key first."""
+    texts = [(passage, f"{passage.title} {passage.place}", passage.text) for each in chapters() for passage in each]
+    return _search(texts, typed)
+
+
+def _search(texts: Sequence[tuple[T, str, str]], typed: str) -> list[T]:
+    """Entries, each with its head and the rest of its text: those with all words, first those with them in the head."""
     words = typed.lower().split()
-    matching = [passage for chapter in chapters() for passage in chapter if passage.matches(words)]
-    return sorted(
-        matching, key=lambda passage: not all(word in f"{passage.title} {passage.place}".lower() for word in words)
-    )
+    in_head = [entry for entry, head, _ in texts if all(word in head.lower() for word in words)]
+    in_text = [entry for entry, *parts in texts if all(word in " ".join(parts).lower() for word in words)]
+    return in_head + [entry for entry in in_text if entry not in in_head]
 
 
 @cache
@@ -93,14 +97,8 @@ def resolved(link: str, chapter: str) -> str:
     if ":" in link:
         return link
     file, _, anchor = link.partition("#")
-    path = Path(chapter).parent / file if file else Path(chapter)
-    parts: list[str] = []
-    for part in path.parts:
-        if part == ".." and parts and parts[-1] != "..":
-            parts.pop()
-        else:
-            parts.append(part)
-    return "/".join(parts) + (f"#{anchor}" if anchor else "")
+    place = posixpath.normpath(posixpath.join(posixpath.dirname(chapter), file)) if file else chapter
+    return f"{place}#{anchor}" if anchor else place
 
 
 def chapter_html(chapter: str) -> str:
@@ -171,10 +169,6 @@ class GlossaryEntry:
     section: str
     also: str = ""
 
-    def matches(self, words: Sequence[str]) -> bool:
-        text = f"{self.term} {self.also} {self.text}".lower()
-        return all(word in text for word in words)
-
 
 def glossary() -> list[GlossaryEntry]:
     """All entries: the terms of the file, every chart and every setting."""
@@ -195,6 +189,4 @@ def glossary() -> list[GlossaryEntry]:
 
 def found_terms(entries: Sequence[GlossaryEntry], typed: str) -> list[GlossaryEntry]:
     """The entries with all words, those with the words in their term first."""
-    words = typed.lower().split()
-    matching = [entry for entry in entries if entry.matches(words)]
-    return sorted(matching, key=lambda entry: not all(word in entry.term.lower() for word in words))
+    return _search([(entry, entry.term, f"{entry.also} {entry.text}") for entry in entries], typed)

@@ -6,7 +6,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from PySide6.QtCore import QObject, Signal
 
 from app.state.consent import Consent
 from app.state.draft import Draft
+from app.state.messages import problems_to
 from app.state.processes import Service
 from backend.distributed.commands import launch_command
 from backend.distributed.hosts_file import Host, HostsFile, choose_backend, parse_hosts, read_hosts, write_hosts
@@ -25,15 +26,6 @@ THIS = "this Mac" if sys.platform == "darwin" else "this machine"
 ALONE = f"T{THIS[1:]} alone"
 FIRST = Host("127.0.0.1")
 STAGES = {"reading": "Asking…", "read": "Answered", "copying": "Copying", "measuring": "Measuring…"}
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    words: str
-    share: float | None = None
-
-    def __str__(self) -> str:
-        return self.words if self.share is None else f"{self.words} {100 * self.share:.0f} %"
 
 
 class Machines(QObject):
@@ -54,7 +46,7 @@ class Machines(QObject):
         self.is_edited = False
         self.problem = ""
         self.report: MachineReport | None = None
-        self.stages: dict[int, Stage] = {}
+        self.stages: dict[int, str] = {}
         self._request: int | None = None
         self._path = ""
         draft.changed.connect(self._on_setting)
@@ -72,13 +64,11 @@ class Machines(QObject):
             self._forget_check()
 
     def load(self) -> None:
-        self._path, self.problem, self.is_edited = self.path, "", False
-        self._file = HostsFile(())
+        self._path, self.is_edited, self._file = self.path, False, HostsFile(())
+        self._show_problem("")
         if self._path:
-            try:
+            with problems_to(self._show_problem):
                 self._file = read_hosts(self._path)
-            except UserError as mistake:
-                self.problem = mistake.faults[0].sentence
         self.hosts = self._file.hosts
         self._forget_check()
 
@@ -88,7 +78,7 @@ class Machines(QObject):
 
     def save(self, path: Path) -> None:
         """Write the list and make it the form's hosts file. Raises UserError."""
-        hosts = parse_hosts(self._content(), path.name)
+        hosts = parse_hosts(self._listed.to_json(), path.name)
         is_own = not self._path or self._consent.hosts.missing(self._path) is None
         write_hosts(path, hosts)
         # What the user has written here is allowed; a file of somebody else is asked about after an edit too.
@@ -109,13 +99,14 @@ class Machines(QObject):
         self._edit(kept if len(kept) > 1 else (), same_count=True)
 
     def rename(self, rank: int, ssh: str) -> None:
-        self._edit_host(rank, replace(self.hosts[rank], ssh=ssh.strip()))
+        self._change(rank, ssh=ssh.strip())
 
     def move_to(self, rank: int, addresses: str) -> None:
         """Set a machine's addresses, separated by commas or spaces."""
-        self._edit_host(rank, replace(self.hosts[rank], ips=tuple(addresses.replace(",", " ").split())))
+        self._change(rank, ips=tuple(addresses.replace(",", " ").split()))
 
-    def _edit_host(self, rank: int, host: Host) -> None:
+    def _change(self, rank: int, **fields: Any) -> None:
+        host = replace(self.hosts[rank], **fields)
         if host != self.hosts[rank]:
             self._edit((*self.hosts[:rank], host, *self.hosts[rank + 1 :]), same_count=True)
 
@@ -123,16 +114,18 @@ class Machines(QObject):
         # RDMA devices lead from each machine to each other, and are unknown for a new one.
         self.hosts = hosts if same_count else tuple(replace(host, rdma=()) for host in hosts)
         self.is_edited = True
-        self.problem = ""
-        if all(host.ssh for host in hosts):  # not while a name is still to be typed
-            try:
-                parse_hosts(self._content(), Path(self._path).name or "The list")
-            except UserError as mistake:
-                self.problem = mistake.faults[0].sentence if hosts else ""
+        self._show_problem("")
+        if hosts and all(host.ssh for host in hosts):  # not while a name is still to be typed
+            with problems_to(self._show_problem):
+                parse_hosts(self._listed.to_json(), Path(self._path).name or "The list")
         self._forget_check()
 
-    def _content(self) -> dict[str, Any]:
-        return replace(self._file, hosts=self.hosts).to_json()
+    def _show_problem(self, sentence: str) -> None:
+        self.problem = sentence
+
+    @property
+    def _listed(self) -> HostsFile:
+        return replace(self._file, hosts=self.hosts)
 
     def summary(self) -> str:
         if self.problem:
@@ -148,7 +141,7 @@ class Machines(QObject):
 
     def is_here(self, rank: int) -> bool:
         """True if a rank runs on this machine."""
-        return replace(self._file, hosts=self.hosts).is_here(rank)
+        return self._listed.is_here(rank)
 
     def short_command(self) -> str:
         """`command` in short, for reading."""
@@ -165,11 +158,10 @@ class Machines(QObject):
             return []
         wanted = str(self._draft.value("distributed_backend"))
         try:
-            listed = replace(self._file, hosts=self.hosts)
-            choice = choose_backend(listed, wanted, has_mpi=shutil.which("mpirun") is not None)
+            choice = choose_backend(self._listed, wanted, has_mpi=shutil.which("mpirun") is not None)
         except UserError:
             return []
-        return launch_command(listed, Path(self._path).expanduser(), choice.backend, runs_folder() / "RUN")
+        return launch_command(self._listed, Path(self._path).expanduser(), choice.backend, runs_folder() / "RUN")
 
     @property
     def is_checking(self) -> bool:
@@ -197,7 +189,7 @@ class Machines(QObject):
             on_refused=self._on_refused,
             on_progress=self._on_progress,
             owner=self,
-            hosts=self._content(),
+            hosts=self._listed.to_json(),
             name=Path(self._path).name or "The list",
             backend=value("distributed_backend"),
             model=str(value("model") or ""),
@@ -220,7 +212,8 @@ class Machines(QObject):
         self._end_request()
 
     def _on_progress(self, progress: dict[str, Any]) -> None:
-        self.stages[progress["rank"]] = Stage(STAGES[progress["stage"]], progress["share"])
+        share = "" if progress["share"] is None else f" {100 * progress['share']:.0f} %"
+        self.stages[progress["rank"]] = STAGES[progress["stage"]] + share
         self.changed.emit()
 
     def _end_request(self) -> None:

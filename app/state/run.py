@@ -12,13 +12,7 @@ import numpy as np
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.state.run_completions import CompletionIndex
-from app.state.run_files import (
-    STEERED_STATES,
-    file_size,
-    last_lines,
-    modified_ns,
-    problem_of,
-)
+from app.state.run_files import STEERED_STATES, file_stamp, last_lines, problem_of
 from app.state.run_state import LIVE, RunState, State
 from backend.config.config import Config, parse, read
 from backend.rewards.catalogue import DEFAULT_REWARDS, metric_name, split_names
@@ -90,7 +84,7 @@ class Run(QObject):
         self._last_changed = 0.0
         self._stop_requested = self._save_requested = False
         self._expected_until: float | None = None
-        self._config: tuple[int, dict[str, Any]] = (-1, {})
+        self._config: tuple[tuple[int, int] | None, dict[str, Any]] = (None, {})
         # Everything runs on the GUI thread, in slices of BUDGET_S: no lock is needed, and no page reads half an update.
         self._timer = QTimer(self)
         self._timer.timeout.connect(self.poll)
@@ -128,7 +122,7 @@ class Run(QObject):
     @property
     def read_share(self) -> float | None:
         """Share of the event log read so far, 0 to 1; None at its end."""
-        size = file_size(self.folder.events)
+        _, size = file_stamp(self.folder.events)
         return None if self.has_caught_up or not size else min(1.0, self._follower.offset / size)
 
     @property
@@ -139,7 +133,7 @@ class Run(QObject):
     @property
     def config(self) -> dict[str, Any]:
         """The raw settings of config.yaml."""
-        written = modified_ns(self.folder.config)
+        written = file_stamp(self.folder.config)
         if written != self._config[0]:  # pages ask several times a second; parsing YAML takes milliseconds
             self._config = (written, {})
             with contextlib.suppress(UserError):
@@ -276,12 +270,8 @@ class Run(QObject):
             self.state_changed.emit(state)
 
     def _read_start_progress(self) -> None:
-        before = self.start_progress
-        try:
-            about = os.stat(self.folder.log)
-            stamp, self._log_written = (about.st_mtime_ns, about.st_size), about.st_mtime
-        except OSError:
-            stamp, self._log_written = None, 0.0
+        before, stamp = self.start_progress, file_stamp(self.folder.log)
+        self._log_written = stamp[0] / 1e9
         if self._log_written < (self.data.last_t or 0.0):  # the event log is newer
             self.start_progress, self._log_stamp = None, None
         elif stamp != self._log_stamp:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PySide6.QtCore import QObject, Signal
@@ -44,14 +43,12 @@ class SharedPrompt:
     def prompt(self) -> str:
         return self.groups[0]["prompt"]
 
-    def best(self) -> tuple[CompletionRow | None, CompletionRow | None]:
+    def best(self) -> list[CompletionRow | None]:
         """Each run's completion with the highest reward."""
-
-        def best(group: GroupRow) -> CompletionRow | None:
-            completions: list[Any] = group.get("completions") or []
-            return max(completions, key=lambda one: one.get("reward") or float("-inf"), default=None)
-
-        return best(self.groups[0]), best(self.groups[1])
+        return [
+            max(group.get("completions") or [], key=lambda one: one.get("reward") or float("-inf"), default=None)
+            for group in self.groups
+        ]
 
 
 class RunComparison(QObject):

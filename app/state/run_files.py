@@ -86,18 +86,13 @@ def last_lines(path: Path, max_bytes: int) -> bytes:
     return text if size <= max_bytes else text.partition(b"\n")[2]  # the first line is cut, perhaps inside a character
 
 
-def modified_ns(path: Path) -> int:
+def file_stamp(path: Path) -> tuple[int, int]:
+    """(time of the last change in ns, bytes); zeros without a file."""
     try:
-        return path.stat().st_mtime_ns
+        about = path.stat()
     except OSError:
-        return 0
-
-
-def file_size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+        return 0, 0
+    return about.st_mtime_ns, about.st_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +109,13 @@ class CrashOffer:
 def last_run(folder: Path | None = None) -> RunFolder | None:
     """The run that has trained last, or None."""
     begun = (run for run in all_runs(folder) if not is_fresh(run))
-    return max(begun, key=lambda run: modified_ns(run.events), default=None)
+    return max(begun, key=lambda run: file_stamp(run.events), default=None)
 
 
 def crash_offer(run: RunFolder, offered: str) -> CrashOffer | None:
     """None if it has not crashed, or `offered` is the key of this crash."""
     about = summary(run)
-    key = f"{run.path}:{file_size(run.events)}"
+    key = f"{run.path}:{file_stamp(run.events)[1]}"
     if about.state != "crashed" or key == offered:
         return None
     step, checkpoint = about.step or 0, newest_checkpoint(run)

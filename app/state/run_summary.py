@@ -91,6 +91,7 @@ def changed_labels(keys: list[str]) -> str:
 
 
 def count_text(number: int, singular: str, plural: str = "") -> str:
+    """“1 prompt”, “2 prompts”."""
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
