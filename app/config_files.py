@@ -20,7 +20,7 @@ from app.state.session import FORM
 from app.widgets.basic.dialogs import open_file, open_folder, save_file
 from app.widgets.menu_dialogs import PresetPanel
 from backend.config.config import dump
-from backend.config.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
+from backend.config.other_programs.files import mlx_lm_lora_yaml
 from backend.runs.run_folder import RunFolder
 from backend.utils.command import backend_command
 from backend.utils.disk import save_as

@@ -180,7 +180,7 @@ def import_settings(
         raise UserError("model", sentence)
     if target is not None and target.exists() and not overwrite:
         raise UserError("output", f"{quote(target)} is there already; take another name, or --overwrite.")
-    from backend.config.other_programs.imported import import_file
+    from backend.config.other_programs.files import import_file
 
     imported = import_file(source, their_defaults=not our_defaults)
     if target is None:

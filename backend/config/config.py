@@ -21,9 +21,8 @@ from backend.config.form import SECTIONS, in_form_order
 from backend.config.other_programs.translation import FOREIGN_WORDS, NAMES, translate
 from backend.config.other_programs.trl import reward_entries
 from backend.config.setting import Setting, Use, setting_from_field
-from backend.config.settings.data import DataFields
 from backend.config.settings.grpo import GrpoFields
-from backend.config.settings.model import ModelFields
+from backend.config.settings.model_and_data import DataFields, ModelFields
 from backend.config.settings.training import TrainingFields
 from backend.config.stages import validated_stages
 from backend.rewards.catalogue import nearest, split_names, with_absolute_file
@@ -261,7 +260,7 @@ def valid_value(key: str, value: Any) -> Any:
         raise UserError(key, f"{about.label} {sentence}.")
     if about.choices and value not in [choice.value for choice in about.choices]:
         known = [choice.value for choice in about.choices if not choice.is_written]
-        near = nearest(value, known)
+        near = nearest(str(value), known)
         begin = f"{about.label} cannot be {_quoted(value)}; it is one of "
         end = f". Did you mean {near}?" if near else "."
         raise UserError(key, f"{begin}{quote(', '.join(known), SENTENCE - len(begin) - len(end))}{end}")

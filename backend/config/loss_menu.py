@@ -7,6 +7,7 @@ import ast
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 _SOURCE = Path(__file__).parents[1] / "training" / "losses.py"
 
@@ -40,19 +41,18 @@ def kl_estimators() -> list[LossEntry]:
 def _tables() -> dict[str, list[LossEntry]]:
     tables: dict[str, list[LossEntry]] = {}
     for node in ast.parse(_SOURCE.read_text(encoding="utf-8")).body:
-        if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
-            continue
-        if node.target.id in ("LOSSES", "LEVELS", "KL_ESTIMATORS") and isinstance(node.value, ast.Dict):
-            rows = zip(node.value.keys, node.value.values, strict=True)
-            tables[node.target.id] = [_entry(key, row) for key, row in rows]
+        match node:
+            case ast.AnnAssign(
+                target=ast.Name(id="LOSSES" | "LEVELS" | "KL_ESTIMATORS" as name),
+                value=ast.Dict(keys=keys, values=rows),
+            ):
+                tables[name] = []
+                for key, row in zip(keys, rows, strict=True):
+                    words = [
+                        each for each in cast("ast.Call", row).keywords if each.arg in ("name", "sentence", "paper")
+                    ]
+                    texts = {str(each.arg): ast.literal_eval(each.value) for each in words}
+                    tables[name].append(LossEntry(ast.literal_eval(cast("ast.expr", key)), **texts))
+            case _:
+                pass
     return tables
-
-
-def _entry(key: ast.expr | None, row: ast.expr) -> LossEntry:
-    assert isinstance(key, ast.Constant) and isinstance(row, ast.Call)
-    texts = {
-        keyword.arg: ast.literal_eval(keyword.value)
-        for keyword in row.keywords
-        if keyword.arg in ("name", "sentence", "paper")
-    }
-    return LossEntry(str(key.value), **texts)

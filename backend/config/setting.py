@@ -161,3 +161,18 @@ def setting_from_field(key: str, field: FieldInfo) -> Setting:
         optional=NoneType in types,
         **about,
     )
+
+
+# Names by which a signature says which part of a `Config` it reads; any object with these settings will do.
+AdapterSettings = Any
+"""Which weights learn, and the shape of the adapters."""
+ColumnSettings = Any
+"""Which columns hold prompt, answer, type and system text, and whether rewards need an answer."""
+DatasetSettings = Any
+"""Which rows there are."""
+ModelSettings = Any
+"""Which model is loaded and how, with adapters and reference."""
+PromptSettings = Any
+"""How a row becomes a prompt, and how long it may be."""
+RewardSettings = Any
+"""Reward functions of a run and its stages, and where they run."""

@@ -341,7 +341,8 @@ class ParquetRows(LazyRows):
         sizes = (groups.row_group(group).num_rows for group in range(groups.num_row_groups))
         self._starts = array(OFFSET, accumulate(sizes, initial=0))
         # The group that `row` reads, its batches, the one in memory, and the number of that one's first row.
-        self._group, self._batches, self._batch, self._first = -1, iter(()), None, 0
+        self._group, self._batches, self._first = -1, iter(()), 0
+        self._batch: Any = None
 
     def __len__(self) -> int:
         return self._starts[-1]

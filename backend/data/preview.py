@@ -18,7 +18,7 @@ from typing import Any
 
 from backend.config.config import Config, keys_used_by, problems
 from backend.config.model_and_data_names import DATA_SUFFIXES, check_data, model_source
-from backend.config.setting_groups import ColumnSettings, DatasetSettings, PromptSettings
+from backend.config.setting import ColumnSettings, DatasetSettings, PromptSettings
 from backend.data.dataset_columns import likeliest_column
 from backend.data.files import Row, Rows, kind_of_path
 from backend.data.problems import (

@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from backend.config.row_settings import prompt_limit
-from backend.config.setting_groups import PromptSettings
+from backend.config.setting import PromptSettings
 from backend.data.files import LazyRows, Row, Rows, first_line
 from backend.data.rows import row_name, shown_source
 from backend.runs.start_progress import telling

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
-from backend.config.setting_groups import PromptSettings
+from backend.config.setting import PromptSettings
 from backend.data.files import Rows
 from backend.data.problems import PromptFormat, messages_of
 from backend.data.rows import shown_source

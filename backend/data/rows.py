@@ -13,7 +13,7 @@ from typing import Any
 
 from backend.config.model_and_data_names import DATA_SUFFIXES, check_data
 from backend.config.row_settings import evaluation_sets, template_columns
-from backend.config.setting_groups import ColumnSettings, DatasetSettings
+from backend.config.setting import ColumnSettings, DatasetSettings
 from backend.data.files import (
     HEAD_ROWS,
     PATH,

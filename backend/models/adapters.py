@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
-from backend.config.setting_groups import AdapterSettings
+from backend.config.setting import AdapterSettings
 from backend.engine.model_probe import tracing_error
 from backend.models.adapter_types import ALL_LINEAR, adapter_scale, is_named
 from backend.utils.errors import UserError

@@ -20,7 +20,7 @@ from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 from mlx_lm import utils as mlx_lm_utils
 from mlx_lm.tuner.utils import load_adapters
 
-from backend.config.setting_groups import AdapterSettings, ModelSettings
+from backend.config.setting import AdapterSettings, ModelSettings
 from backend.engine import cpu, device
 from backend.engine.model_probe import gradient_error, split
 from backend.engine.output_layer import PROBE

@@ -11,7 +11,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm import utils as mlx_lm_utils
 
-from backend.config.setting_groups import ModelSettings
+from backend.config.setting import ModelSettings
 from backend.engine.shared_weights import copy_sharing_arrays
 from backend.export.writer import write_model, write_safetensors
 from backend.models.adapters import adapted_layer_count, lora_parameters, whole_modules

@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from backend.config.setting_groups import ModelSettings
+from backend.config.setting import ModelSettings
 from backend.engine import cpu, device
 from backend.engine.sharding import Adapters, CannotShardError, Sum, install_adapters, read_weights, shard
 from backend.engine.shared_weights import copy_sharing_arrays

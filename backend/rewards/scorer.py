@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from backend.config.setting_groups import RewardSettings
+from backend.config.setting import RewardSettings
 from backend.rewards.allowed_code import code_files
 from backend.rewards.calls import Poll, ThreadCaller, wait_on
 from backend.rewards.catalogue import locate_reward_file, nearest

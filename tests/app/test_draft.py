@@ -9,7 +9,7 @@ import pytest
 from app.state.draft import Draft
 from backend.config import config
 from backend.config.config import SETTINGS
-from backend.config.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
+from backend.config.other_programs.files import mlx_lm_lora_yaml
 from backend.rewards.catalogue import DEFAULT_REWARDS
 from backend.utils import places
 from backend.utils.errors import UserError

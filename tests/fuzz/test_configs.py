@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from backend.config.config import SETTINGS, dump, parse, problems
 from backend.config.notes import unusual
-from backend.config.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
+from backend.config.other_programs.files import mlx_lm_lora_yaml
 from backend.config.other_programs.into_trl import into_trl, trl_yaml
 from backend.config.other_programs.translation import FOREIGN_WORDS
 from backend.runs.sweep import parse_sweep

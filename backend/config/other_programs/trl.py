@@ -174,9 +174,8 @@ def _optimizer(to: Translator) -> None:
             nearest = "adamw is nearest, with optimizer_bits: 8 for a small state"
             to.refuse("optim", f"There is no optimizer {quote(name, 40)} here; {nearest}.")
     pairs = str(to.take("optim_args") or "").replace(" ", "").split(",")
-    to.spread(
-        "optim_args", dict(pair.split("=", 1) if "=" in pair else (pair, "") for pair in pairs if pair), _OPTIM_ARGS
-    )
+    arguments = {name: value for name, _, value in (pair.partition("=") for pair in pairs) if name}
+    to.spread("optim_args", arguments, _OPTIM_ARGS)
 
 
 def _schedule(to: Translator) -> None:

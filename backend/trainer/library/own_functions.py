@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from backend.config.setting_groups import RewardSettings
+from backend.config.setting import RewardSettings
 from backend.rewards.calls import ThreadCaller
 from backend.rewards.catalogue import find_call, locate_reward_file, metric_name
 from backend.rewards.errors import class_name

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from backend.__main__ import app
 from backend.config.config import load, problems, read
-from backend.config.other_programs.imported import import_file
+from backend.config.other_programs.files import import_file
 
 VERBS = app()
 HERE = Path(__file__).parent

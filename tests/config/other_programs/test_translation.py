@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from backend.config.config import SETTINGS, parse
-from backend.config.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
+from backend.config.other_programs.files import mlx_lm_lora_yaml
 from backend.config.other_programs.mlx_lm import MLX_LM_LORA
 from backend.config.other_programs.translation import (
     FOREIGN_WORDS,
