@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import starmap
 from types import SimpleNamespace
 from typing import Any, cast
 
 from backend.config.changeable import STAGE_DATA, STAGE_KEYS, STAGE_OWN, STAGE_SETTINGS
-from backend.config.row_settings import evaluation_set_faults, map_function_faults, pattern_faults, template_faults
+from backend.config.row_settings import evaluation_set_fault, evaluation_sets, pattern_fault, template_fault
 from backend.config.setting import LARGEST_WEIGHT, MOST_COMPLETIONS, MOST_STEPS
 from backend.config.settings.training import EIGHT_BIT
 from backend.config.updates import DEFAULT_FINAL, OF_THE_RATE, OWN
@@ -103,7 +104,7 @@ RULES: list[tuple[str, Callable[[_Values], Any], str]] = [
     ),
     (
         "reward_weights",
-        lambda c: next((f"{weight:g}" for weight in c.reward_weights if not abs(weight) <= LARGEST_WEIGHT), ""),
+        lambda c: _first(f"{weight:g}" for weight in c.reward_weights if not abs(weight) <= LARGEST_WEIGHT),
         f"A reward weight must be a number within ±{LARGEST_WEIGHT:,}, not {{found}}.",
     ),
     (
@@ -240,6 +241,21 @@ RULES: list[tuple[str, Callable[[_Values], Any], str]] = [
         "A model divided among machines is trained with LoRA, not with {train_type}.",
     ),
     *((key, lambda c, key=key: c.is_divided and getattr(c, key), sentence) for key, sentence in _NOT_DIVIDED.items()),
+    ("stop_when", lambda c: _first(condition_fault(text, *_known_metrics(c)) for text in c.stop_when), "{found}"),
+    ("best_metric", lambda c: c.best_metric and metric_fault(c.best_metric, *_known_metrics(c)), "{found}"),
+    (
+        "best_metric",
+        lambda c: c.best_metric.startswith(EVALUATION) and not c.steps_per_eval and quote(c.best_metric, 60),
+        "{found} is a metric of evaluations, and this run has none: Eval is 0.",
+    ),
+    ("prompt_template", lambda c: template_fault(c.prompt_template), "{found}"),
+    ("answer_pattern", lambda c: pattern_fault(c.answer_pattern), "{found}"),
+    (
+        "map_function",
+        lambda c: not c.reward_functions_file and quote(c.map_function, 40),
+        "{found} should map the rows, but no reward functions file is given.",
+    ),
+    ("eval_data", lambda c: _first(starmap(evaluation_set_fault, evaluation_sets(c.eval_data).items())), "{found}"),
     ("lm_studio_name", lambda c: _unsafe(c.lm_studio_name), "The LM Studio export name {found}."),
     ("run_name", lambda c: _unsafe(c.run_name), "The run folder name {found}."),
 ]
@@ -251,6 +267,10 @@ RULES: list[tuple[str, Callable[[_Values], Any], str]] = [
 
 def _above(count: int) -> str:
     return f"{count:,}" if count > MOST_COMPLETIONS else ""
+
+
+def _first(sentences: Iterable[str]) -> str:
+    return next(filter(None, sentences), "")
 
 
 def _unsafe(name: str) -> str:
@@ -284,20 +304,6 @@ def _known_metrics(c: _Values) -> tuple[list[str], bool, list[str]]:
     """(reward functions, may they log metrics of their own, evaluation sets)."""
     own_code = bool(c.reward_functions_file) or any("::" in name for name in c.reward_functions)
     return c.reward_functions, own_code, list(c.eval_data)
-
-
-def _stop_conditions(c: _Values) -> Iterator[ConfigProblem]:
-    for text in c.stop_when:
-        if sentence := condition_fault(text, *_known_metrics(c)):
-            yield ConfigProblem("stop_when", sentence)
-
-
-def _best_metric(c: _Values) -> Iterator[ConfigProblem]:
-    if c.best_metric and (sentence := metric_fault(c.best_metric, *_known_metrics(c))):
-        yield ConfigProblem("best_metric", sentence)
-    elif c.best_metric.startswith(EVALUATION) and not c.steps_per_eval:
-        sentence = f"{quote(c.best_metric, 60)} is a metric of evaluations, and this run has none: Eval is 0."
-        yield ConfigProblem("best_metric", sentence)
 
 
 def _stages(c: _Values) -> Iterator[ConfigProblem]:
@@ -334,14 +340,8 @@ def _is_list_of(value: Any, kind: type | tuple[type, ...]) -> bool:
 
 
 _CHECKS: tuple[Callable[[_Values], Iterable[ConfigProblem | None]], ...] = (
-    _stop_conditions,
-    _best_metric,
     _stages,
     lambda c: [report_to_fault(c.report_to)],
     lambda c: [project_fault(c.tracker_project)],
-    lambda c: template_faults(c.prompt_template),
-    lambda c: pattern_faults(c.answer_pattern),
-    lambda c: evaluation_set_faults(c.eval_data),
-    lambda c: map_function_faults(c.map_function, c.reward_functions_file),
     lambda c: held_output_faults(c.output_regex, c.output_schema, c.ratio_against),
 )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 from backend.config.changeable import DATASET_KEYS
-from backend.utils.errors import ConfigProblem, UserError
+from backend.utils.errors import UserError
 from backend.utils.files import user_path
 from backend.utils.text import excess, quote
 
@@ -35,36 +35,29 @@ def template_columns(template: str) -> list[str]:
     return list(dict.fromkeys(columns))
 
 
-def template_faults(template: str) -> Iterator[ConfigProblem]:
+def template_fault(template: str) -> str:
+    """What is wrong with a prompt template, as a sentence; "" for nothing."""
     try:
-        if template and not template_columns(template):
-            sentence = "The prompt template names no column, so every prompt would be the same; write {column}."
-            yield ConfigProblem("prompt_template", sentence)
+        if not template or template_columns(template):
+            return ""
     except UserError as error:
-        yield from error.faults
+        return error.faults[0].sentence
+    return "The prompt template names no column, so every prompt would be the same; write {column}."
 
 
-def pattern_faults(pattern: str) -> Iterator[ConfigProblem]:
-    sentence = excess(pattern)
-    if pattern and not sentence:
-        try:
-            groups = re.compile(pattern).groups
-            if groups != 1:
-                has = "no group" if not groups else f"{groups} groups"
-                sentence = (
-                    f"{quote(pattern, 60)} has {has}; put the answer, and nothing else, in round brackets: (…), "
-                    "with (?:…) for others."
-                )
-        except (re.error, OverflowError, RecursionError) as error:
-            sentence = f"{quote(pattern, 60)} is no regular expression: {quote(error, 80)}."
-    if sentence:
-        yield ConfigProblem("answer_pattern", sentence)
-
-
-def map_function_faults(function: str, file: str) -> Iterator[ConfigProblem]:
-    if function and not file:
-        sentence = f"{quote(function, 40)} should map the rows, but no reward functions file is given."
-        yield ConfigProblem("map_function", sentence)
+def pattern_fault(pattern: str) -> str:
+    """What is wrong with an answer pattern, as a sentence; "" for nothing."""
+    if not pattern or (sentence := excess(pattern)):
+        return sentence if pattern else ""
+    try:
+        groups = re.compile(pattern).groups
+    except (re.error, OverflowError, RecursionError) as error:
+        return f"{quote(pattern, 60)} is no regular expression: {quote(error, 80)}."
+    if groups == 1:
+        return ""
+    has = "no group" if not groups else f"{groups} groups"
+    advice = "put the answer, and nothing else, in round brackets: (…), with (?:…) for others"
+    return f"{quote(pattern, 60)} has {has}; {advice}."
 
 
 def evaluation_sets(eval_data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -75,17 +68,8 @@ def evaluation_sets(eval_data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def evaluation_set_faults(eval_data: Mapping[str, Any]) -> Iterator[ConfigProblem]:
-    for name, about in evaluation_sets(eval_data).items():
-        if sentence := _set_fault(name, about):
-            yield ConfigProblem("eval_data", sentence)
-            continue
-        template, pattern = about.get("prompt_template", ""), about.get("answer_pattern", "")
-        for fault in (*template_faults(template), *pattern_faults(pattern)):
-            yield ConfigProblem("eval_data", fault.sentence)
-
-
-def _set_fault(name: str, about: Mapping[str, Any]) -> str:
+def evaluation_set_fault(name: str, about: Mapping[str, Any]) -> str:
+    """What is wrong with an evaluation set, as a sentence; "" for nothing."""
     if not _NAME.fullmatch(name):
         return f"{quote(name, 40)} cannot name an evaluation set: use letters, digits, dots, - and _, at most 40."
     if name in TAKEN_NAMES:
@@ -102,7 +86,7 @@ def _set_fault(name: str, about: Mapping[str, Any]) -> str:
         user_path(about["data"], "eval_data")
     except UserError as error:
         return error.faults[0].sentence
-    return ""
+    return template_fault(about.get("prompt_template", "")) or pattern_fault(about.get("answer_pattern", ""))
 
 
 def prompt_limit(max_seq_length: int, max_completion_length: int, max_prompt_length: int | None) -> int:
