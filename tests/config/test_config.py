@@ -27,6 +27,7 @@ from backend.config.config import (
     resolve_paths,
     sections,
 )
+from backend.config.notes import USUAL, unusual
 from backend.config.setting import Setting
 from backend.rewards.catalogue import DEFAULT_REWARDS
 from backend.utils.errors import ConfigProblem, UserError
@@ -289,9 +290,9 @@ def test_an_invalid_schedule_mapping_is_refused(schedule: dict[str, Any], key: s
     [
         ({"dataset": ["a", "b"], "data": None}, "data", "2 datasets are listed; give exactly one."),
         ({"dataset": "a/b"}, "data", "data is owner/rows and dataset is a/b; give one of them."),
-        ({"load_in_4bits": True, "load_in_8bits": True}, "quantization", "load_in_4bits and load_in_8bits are both on"),
-        ({"load_in_4bits": True, "quantization": 8}, "quantization", "quantization is 8 but load_in_4bits is on"),
-        ({"load_in_4bits": "flase"}, "quantization", "load_in_4bits must be true or false, not flase."),
+        ({"load_in_4bits": True, "load_in_8bits": True}, "quantization", "load_in_8bits makes it 8; give one of them."),
+        ({"load_in_4bits": True, "quantization": 8}, "quantization", "quantization is 8, and load_in_4bits makes it 4"),
+        ({"load_in_4bits": "flase"}, "load_in_4bits", "load_in_4bits must be true or false, not flase."),
         ({"group_size": 4, "num_generations": 8}, "group_size", "group_size is 4 and num_generations is 8; give one"),
         ({"rank": 8, "lora_parameters": {"rank": 16}}, "rank", "rank is 8, and 16 in lora_parameters; give one"),
         ({"lora_parameters": 8}, "lora_parameters", "must be a mapping"),
@@ -603,3 +604,36 @@ def test_many_stages_are_not_all_checked_for_each_of_them(monkeypatch: pytest.Mo
     monkeypatch.setattr(checks, "_stage_problems", check)
     assert not sentences({"stages": [{"iters": 1}] * 50}, "stages")
     assert len(checked) <= 2 * 50 and {f"Stage {number}" for number in range(1, 51)} == {*checked}
+
+
+TRL = {
+    "group_size": 8, "max_completion_length": 512, "num_iterations": 1, "temperature": 1.0, "top_p": 1.0, "beta": 0.04,
+    "epsilon": 0.2, "learning_rate": 1e-6, "max_grad_norm": 1.0,
+}  # fmt: skip
+"""Defaults of its GRPOTrainer; of the KL weight the older one, as 0 is ours."""
+
+
+def remarks(**settings: Any) -> dict[str, str]:
+    return {fault.setting: fault.sentence for fault in unusual(parse({"model": "a/b", "data": "c/d", **settings}))}
+
+
+def test_defaults_are_usual() -> None:
+    assert remarks() == {} and remarks(**TRL) == {}
+    assert all(SETTINGS[key].kind in ("int", "float") for key in USUAL), "a range is of a number"
+
+
+@pytest.mark.parametrize("key", [key for key in USUAL if key not in ("epochs", "max_seq_length")])
+def test_beyond_a_range_is_remarked_upon(key: str) -> None:
+    _, high, usual = USUAL[key]
+    above = high * 2 if SETTINGS[key].kind == "float" else int(high) * 2
+    if key in ("top_p", "dropout", "epsilon"):  # valid up to 1
+        above = {"top_p": 0.4, "dropout": 0.9, "epsilon": 0.9}[key]
+    room = {"max_seq_length": 1 << 20} if key == "max_completion_length" else {}
+    assert usual in remarks(**{key: above}, **room)[key]
+
+
+def test_what_has_no_effect_is_not_remarked_upon() -> None:
+    assert remarks(iters=10**6, epochs=3) == {}
+    assert remarks(rank=4096, train_type="full") == {}
+    assert remarks(learning_rate=0.1, optimizer="sgd") == {}, "its rate is no size of a step"
+    assert remarks(epsilon=0.9, grpo_loss_type="cispo") == {}

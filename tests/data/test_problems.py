@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import mlx_lm.utils
 import pytest
 
 from backend.config.config import Config, parse
-from backend.data.problems import PromptFormat, apply_chat_template
+from backend.data.problems import PromptFormat, TooLong, apply_chat_template, tokenize_if_fits
 from backend.data.prompts import TokenizedPrompts
+from backend.models.tokenizers import load_tokenizer
 from backend.types import Problem
 from backend.utils.errors import UserError
 from tests.support.random_models import tiny_tokenizer
@@ -25,14 +28,12 @@ def settings(**raw: Any) -> Config:
 
 def tokenizer_in(folder: Path, change: Callable[[dict[str, Any]], object] = lambda config: None) -> Any:
     """The tiny tokenizer, its tokenizer_config.json changed first."""
-    from mlx_lm.utils import load_tokenizer
-
     tiny_tokenizer(folder)
     (folder / "config.json").write_text('{"model_type": "qwen3"}')
     config = json.loads((folder / "tokenizer_config.json").read_text())
     change(config)
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return load_tokenizer(folder)
+    return mlx_lm.utils.load_tokenizer(folder)
 
 
 @pytest.fixture(scope="module")
@@ -129,3 +130,45 @@ def test_the_error_of_a_chat_template_is_quoted_with_the_row(tmp_path: Path) -> 
     assert str(caught.value) == (
         "prompt_feature: The model's chat template refuses row 1 of rows.jsonl: System role not supported."
     )
+
+
+def user(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+def test_ten_megabytes_on_one_line_cost_little_and_count_as_too_long(tokenizer: Any) -> None:
+    rows = [{"prompt": "7" * 10_000_000, "answer": "7"}, {"prompt": "What is 2 plus 3?", "answer": "5"}]
+    began = time.process_time()
+    prompts = TokenizedPrompts(rows, tokenizer, PromptFormat.of(settings()), "rows.jsonl")
+    assert [problem is None for problem in (prompts[0], prompts[1])] == [True, False]
+    assert time.process_time() - began < 3
+    assert prompts.too_long == 1 and prompts.longest > 10_000
+
+
+def test_a_long_text_that_may_fit_is_tokenised_exactly(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = user("What is 2 plus 3? " * 200)
+    exact = apply_chat_template(chat, tokenizer, {})
+    monkeypatch.setattr("backend.data.problems.ALWAYS_EXACT", 10)
+    assert tokenize_if_fits(chat, tokenizer, {}, "row 1", len(exact)) == exact
+    assert isinstance(tokenize_if_fits(user("7" * 6000), tokenizer, {}, "row 1", 5), TooLong)
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{{ 1 / 0 }}", "fails for row 1: division by zero."),
+        ("{{ raise_exception('no\n\x07way') }}", "refuses row 1: no."),
+        ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "refuses row 1: access to attribute '__class__'"),
+        ("{{ cycler.__init__.__globals__.os.popen('x') }}", "refuses row 1: access to attribute '__init__'"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails for row 1: "),
+        ("{{ messages.append(3) }}", "refuses row 1: access to attribute 'append'"),
+        ("{% for %}", "refuses row 1: "),
+    ],
+)
+def test_what_a_template_raises_is_one_sentence(tmp_path: Path, template: str, says: str) -> None:
+    tokenizer_in(tmp_path, lambda config: config.update(chat_template=template))
+    broken = load_tokenizer(tmp_path)
+    with pytest.raises(UserError) as caught:
+        tokenize_if_fits(user("hi"), broken, {}, "row 1", 100)
+    (fault,) = caught.value.faults
+    assert says in fault.sentence and fault.sentence.isprintable() and len(fault.sentence) <= 200

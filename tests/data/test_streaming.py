@@ -3,7 +3,9 @@ wrong."""
 
 from __future__ import annotations
 
+import json
 import random
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,13 @@ import pyarrow.parquet
 import pytest
 
 from backend.data.files import Row, read_file, stream_file
-from backend.data.prompts import shuffled
+from backend.data.problems import PromptFormat
+from backend.data.prompts import PromptStream, TokenizedPrompts, shuffled
 from backend.data.rows import read_splits
+from backend.models.tokenizers import load_tokenizer
 from backend.utils.errors import UserError
 from tests.data.test_rows import ROWS, mistake, settings, write
+from tests.support.random_models import tiny_tokenizer
 
 A, B, AB = {"prompt": "a"}, {"prompt": "b"}, [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": "2"}]
 TEXTS: dict[str, tuple[bytes, list[Row] | str]] = {
@@ -141,3 +146,37 @@ def test_a_file_that_changes_under_a_run_is_noticed(tmp_path: Path) -> None:
 def test_the_order_is_that_of_pythons_own_sample(count: int) -> None:
     """The order of the runs that there are: another one would train another model."""
     assert list(shuffled(count, random.Random("0 3"))) == random.Random("0 3").sample(range(count), count)
+
+
+FILLER = "a prompt of the usual length " * 32
+"""About a kilobyte."""
+
+
+def write_large(path: Path, size: int) -> int:
+    """Rows of about a kilobyte, up to `size` bytes. → how many."""
+    count = 0
+    with path.open("w") as file:
+        while file.tell() < size:
+            file.write(
+                "".join(
+                    json.dumps({"prompt": f"{n} {FILLER}"[-900:], "answer": str(n)}) + "\n"
+                    for n in range(count, count + 1000)
+                )
+            )
+            count += 1000
+    return count
+
+
+def test_rows_stay_on_the_disk_while_a_run_takes_them(tmp_path: Path) -> None:
+    rows = write_large(tmp_path / "rows.jsonl", 12_000_000)
+    tokenizer = load_tokenizer(tiny_tokenizer(tmp_path / "tokenizer"))
+    config = settings(tmp_path / "rows.jsonl", streaming=True, max_seq_length=2000)
+    tracemalloc.start()
+    try:
+        train = read_splits(config).train
+        prompts = TokenizedPrompts(train, tokenizer, PromptFormat.of(config), "rows.jsonl")
+        PromptStream(prompts, 0).take(3)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(train) == rows and peak < 6_000_000, "the text alone is 12 MB, and three times as much as rows in memory"

@@ -9,6 +9,7 @@ from typing import Any, cast
 from backend.config.other_programs.keys import (
     CHOICE_ALIASES,
     OtherProgram,
+    Translated,
     Translator,
     as_bool,
     as_number,
@@ -17,12 +18,10 @@ from backend.config.other_programs.keys import (
     ignored,
     renamed,
     same,
-    switch,
 )
 from backend.utils.text import quote
 
 QUANTIZATION_FLAGS = {"load_in_4bits": "4", "load_in_6bits": "6", "load_in_8bits": "8", "load_in_mxfp4": "mxfp4"}
-PRECISION_FLAGS = {"bf16": "bfloat16", "fp16": "float16"}
 _ITERS = 1000
 """Default of `iters`, here and in mlx-lm."""
 
@@ -47,7 +46,7 @@ _SETTINGS = {
         optimizer_config="weight_decay adam_beta1 adam_beta2 adam_epsilon",
         lr_schedule="lr_schedule learning_rate lr_final lr_decay_fraction lr_warmup_steps lr_warmup_init lr_cycles",
     ),
-    **switch(" ".join(QUANTIZATION_FLAGS), "quantization"),
+    **{flag: Translated(("quantization",), is_switch=True, value=bits) for flag, bits in QUANTIZATION_FLAGS.items()},
     **converted(
         hf_dataset="data dataset_config train_split valid_split test_split prompt_feature answer_feature",
         wandb="report_to tracker_project",
@@ -132,23 +131,6 @@ def _lora_parameters(to: Translator) -> None:
         if value is not None and to.values.setdefault(ours, value) != value:
             both = f"{quote(ours, 30)} is {quote(to.values[ours], 40)}, and {quote(value, 40)} in lora_parameters"
             to.refuse(ours, f"{both}; give one of them.")
-
-
-def _flags(to: Translator) -> None:
-    """`load_in_4bits: true` and its variants are one value of `quantization`, `bf16: true` one of `dtype`."""
-    for ours, choices, default in (("quantization", QUANTIZATION_FLAGS, "none"), ("dtype", PRECISION_FLAGS, "auto")):
-        flags = {flag: to.take(flag) for flag in choices if to.has(flag)}
-        chosen = [flag for flag, value in flags.items() if as_bool(value)]
-        if odd := [flag for flag, value in flags.items() if as_bool(value) is None]:
-            to.refuse(ours, f"{odd[0]} must be true or false, not {quote(flags[odd[0]])}.")
-        elif len(chosen) > 1:
-            to.refuse(ours, f"{' and '.join(chosen)} are both on; choose one.")
-        elif chosen:
-            named = to.values.get(ours)
-            if named is not None and choice(named, CHOICE_ALIASES[ours]) not in (default, choices[chosen[0]]):
-                to.refuse(ours, f"{ours} is {quote(named)} but {chosen[0]} is on; keep one of them.")
-            else:
-                to.values[ours] = choices[chosen[0]]
 
 
 _OPTIMIZER_SETTINGS = {
@@ -286,9 +268,6 @@ MLX_LM_LORA = OtherProgram(
     name="mlx-lm-lora",
     source="mlx-lm-lora 5.10.2, its example files, and mlx-lm 0.32",
     sections={"Settings": _SETTINGS, "Accepted for its other trainings and its window": _IGNORED},
-    regroups=(
-        *(_hugging_face_dataset, _lora_parameters, _flags),
-        *(_optimizer_config, _wandb, _accumulation, _lr_schedule),
-    ),
+    regroups=(*(_hugging_face_dataset, _lora_parameters, _optimizer_config, _wandb, _accumulation, _lr_schedule),),
     defaults=_defaults,
 )

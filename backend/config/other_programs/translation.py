@@ -22,7 +22,7 @@ from backend.config.other_programs.keys import (
     choice,
 )
 from backend.config.other_programs.mlx_grpo import MLX_GRPO
-from backend.config.other_programs.mlx_lm import MLX_LM_LORA, PRECISION_FLAGS, QUANTIZATION_FLAGS
+from backend.config.other_programs.mlx_lm import MLX_LM_LORA
 from backend.config.other_programs.trl import TRL
 from backend.rewards.catalogue import split_names
 from backend.utils.errors import ConfigProblem
@@ -130,14 +130,10 @@ def read_words(raw: Mapping[str, Any]) -> Translation:
     program = program_of(raw)
     to = Translator(raw, program.key if program else "")
     fates = {word: fate for word in to.values if (fate := fate_of(word, program))}
-    foreign = {word for word in fates if not _is_plain(word, program)}
+    foreign = dict.fromkeys(word for word in fates if not _is_plain(word, program))
     for word in to.written:
         fate = fates.get(word)
-        if word not in foreign:
-            continue
-        if isinstance(fate, Translated):
-            if fate.value is not None and to.flag(word):
-                to.fill(fate.settings[0], fate.value, word)
+        if isinstance(fate, Translated) or word not in foreign:
             continue
         value = to.take(word)
         if isinstance(fate, Refused) and fate.asks(value):
@@ -148,6 +144,10 @@ def read_words(raw: Mapping[str, Any]) -> Translation:
     regroups = [regroup for reader in readers if reader is not MLX_LM_LORA for regroup in reader.regroups]
     for regroup in (*regroups, *MLX_LM_LORA.regroups):
         regroup(to)
+    for word in foreign:
+        fate = fates[word]
+        if isinstance(fate, Translated) and fate.value is not None and to.flag(word):
+            to.fill(fate.settings[0], fate.value, word)
     _rename(to, program)
     _lists(to)
     for key in EMPTY_MEANS_DEFAULT:
@@ -265,10 +265,9 @@ def _report(
 @cache
 def other_names(key: str) -> list[str]:
     """Names of one of our settings in other programs: keys that name it alone, or it and one other."""
-    flags = {"quantization": [*QUANTIZATION_FLAGS], "dtype": [*PRECISION_FLAGS]}
     grouped = {"lora_keys": ["keys"]} | {name: [f"lora_parameters {name}"] for name in ("rank", "scale", "dropout")}
     named = [word for word in FOREIGN_WORDS if key in (own := settings_of(word)) and len(own) <= 2]
-    return list(dict.fromkeys([*flags.get(key, []), *named, *grouped.get(key, [])]))
+    return [*named, *grouped.get(key, [])]
 
 
 def account(translation: Translation) -> list[str]:

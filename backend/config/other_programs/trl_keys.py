@@ -91,7 +91,8 @@ SECTIONS: dict[str, Words] = {
     "Precision, device, seeds, trackers": {
         **switch("use_cpu no_cuda", "device", "cpu"),
         **switch("use_mps_device", "device", "gpu"),
-        **switch("bf16 fp16", "dtype"),
+        **switch("bf16", "dtype", "bfloat16"),
+        **switch("fp16", "dtype", "float16"),
         **renamed(gradient_checkpointing="grad_checkpoint", activation_checkpointing="grad_checkpoint"),
         **same("seed data_seed run_name report_to"),
         **renamed(project="tracker_project"),
