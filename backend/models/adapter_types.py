@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from backend.config.setting_groups import AdapterSettings
+from backend.config.setting import AdapterSettings
 
 ALL_LINEAR = "all-linear"
 """peft's name for every linear layer but the output layer."""
