@@ -23,6 +23,7 @@ from backend.training.policy_forward import MicroBatch
 from backend.types import Group
 from tests.support import random_models
 from tests.support.reference_forward import TEMPERATURE, G, P, padded, plain_scores, rows_of, sampled_groups
+from tests.support.small_settings import PLAIN_SGD, SMALL_LORA
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
 
@@ -46,11 +47,9 @@ class Supervised(Algorithm):
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     model = random_models.tiny_model(tmp_path_factory.mktemp("models") / "qwen3", layers=1)
-    return parse({
-        "model": str(model), "data": "none", "num_layers": -1, "rank": 4, "scale": 2.0, "batch_size": P, "group_size": G,
-        "optimizer": "sgd", "learning_rate": RATE, "weight_decay": 0.0, "max_grad_norm": 0.0, "temperature": TEMPERATURE,
-        "beta": 0.1,
-    })  # fmt: skip
+    sizes = {"batch_size": P, "group_size": G}
+    learning = {"learning_rate": RATE, "temperature": TEMPERATURE, "beta": 0.1}
+    return parse({"model": str(model)} | SMALL_LORA | PLAIN_SGD | sizes | learning)
 
 
 def policy_of(config: Config) -> Policy:

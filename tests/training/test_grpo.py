@@ -33,12 +33,9 @@ def algorithm_of(dtype: mx.Dtype = mx.float32, **settings: Any) -> Grpo:
 def micro_batch(gaps: list[list[float]], *, mask: float = 1.0, kept: float = 0.0, held: float = 0.0) -> Any:
     """Rows whose policy lies `gaps` nats above what sampled, before filters and grammar took their shares."""
     rows = [
-        Completion(
-            [5] * len(row), [-2.0] * len(row), "", "eos", log_kept=[kept] * len(row) if kept else [],
-            log_held=[held] * len(row) if held else [],
-        )
-        for row in gaps
-    ]  # fmt: skip
+        Completion([5] * n, [-2.0] * n, "", "eos", log_kept=[kept] * n * bool(kept), log_held=[held] * n * bool(held))
+        for n in map(len, gaps)
+    ]
     batch = pack([Group(Problem(0, "", [], [1], ""), rows)], pad_id=0)
     widest = max(map(len, gaps))
     old_logp_BT = mx.array([[-2.0 + gap for gap in row] + [0.0] * (widest - len(row)) for row in gaps])
@@ -87,11 +84,11 @@ def test_metrics_of_the_sampler_are_over_the_tokens_of_a_rollout_once(
     batches[0].append(micro_batch([[9.0]], mask=0.0))
     metrics = algorithm.sampler_metrics(batches * 2, FORWARD)
     gaps = np.array([gap for part in measured for row in part for gap in row])
-    assert metrics == pytest.approx({
-        f"{RATIO}/min": np.exp(gaps.min()), f"{RATIO}/mean": np.exp(gaps).mean(), f"{RATIO}/max": np.exp(gaps.max()),
-        f"{DIFFERENCE}/mean": np.abs(gaps).mean(), f"{DIFFERENCE}/max": np.abs(gaps).max(),
-        "sampling/logp_gap/mean": np.abs(gaps).mean(), "sampling/logp_gap/max": np.abs(gaps).max(),
-    }, rel=1e-5)  # fmt: skip
+    ratios, differences = np.exp(gaps), np.abs(gaps)
+    expected = {f"{RATIO}/{name}": getattr(ratios, name)() for name in ("min", "mean", "max")}
+    for key in (DIFFERENCE, "sampling/logp_gap"):
+        expected |= {f"{key}/mean": differences.mean(), f"{key}/max": differences.max()}
+    assert metrics == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(

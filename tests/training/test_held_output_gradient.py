@@ -24,6 +24,7 @@ from backend.training.batch import pack
 from backend.training.grpo import correction_mode, grpo_learner
 from backend.types import Problem
 from tests.support import random_models
+from tests.support.small_settings import PLAIN_SGD, UNFILTERED
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
 
@@ -38,10 +39,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(folder: Path, **changes: Any) -> Config:
     """SGD with rate 1 from a loss that is a plain mean: the step that the weights take is the gradient."""
-    raw = {"model": str(folder), "data": "none", "beta": 0, "num_layers": 1, "rank": 2, "temperature": 1, "top_p": 1, "top_k": 0,
-           "optimizer": "sgd", "weight_decay": 0, "learning_rate": 1.0, "max_grad_norm": 0, "grpo_loss_type": "dr_grpo",
-           "max_completion_length": LONGEST, "output_regex": REGEX, "batch_size": 1, "group_size": BATCH}  # fmt: skip
-    return parse(raw | changes)
+    raw = {"model": str(folder), "data": "none", "num_layers": 1, "rank": 2, "output_regex": REGEX}
+    loss = {"grpo_loss_type": "dr_grpo", "beta": 0, "temperature": 1, "learning_rate": 1.0}
+    sizes = {"max_completion_length": LONGEST, "batch_size": 1, "group_size": BATCH}
+    return parse(raw | UNFILTERED | PLAIN_SGD | loss | sizes | changes)
 
 
 def toy(config: Config) -> Policy:

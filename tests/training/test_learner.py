@@ -24,14 +24,13 @@ from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from backend.training.not_finite import NotFiniteError
 from backend.types import Completion, Group, Problem
+from tests.support.small_settings import SMALL_LORA, UNFILTERED
 
 STEPS, P, G, LONGEST = 2, 3, 4, 9
 """Steps, problems a step, completions a problem, tokens of the longest completion."""
-BASE = {
-    "data": "none", "num_layers": -1, "rank": 4, "scale": 2.0, "batch_size": P, "group_size": G, "beta": 0.05,
-    "learning_rate": 3e-3, "epsilon": 5e-3, "epsilon_high": 8e-3, "max_completion_length": LONGEST, "temperature": 0.8,
-    "max_grad_norm": 1.0, "weight_decay": 0.1, "top_p": 1.0, "top_k": 0,
-}  # fmt: skip
+LOSS = {"beta": 0.05, "epsilon": 5e-3, "epsilon_high": 8e-3, "max_grad_norm": 1.0, "temperature": 0.8}
+SIZES = {"batch_size": P, "group_size": G, "max_completion_length": LONGEST}
+BASE = SMALL_LORA | UNFILTERED | LOSS | SIZES | {"learning_rate": 3e-3, "weight_decay": 0.1}
 SGD = {"optimizer": "sgd", "learning_rate": 2e-2, "weight_decay": 0.0}
 """Where two ways to the same gradient are compared: AdamW divides by a gradient's size, so that of a weight whose
 gradient is nearly 0 it would show rounding alone."""
@@ -115,9 +114,9 @@ def test_weights_and_moments_are_whole_but_while_an_update_is_made(
     policy = load_policy(config)
     learner = grpo_learner(policy, config, 1)
     ones, first = tree_map(mx.ones_like, policy.parameters()), min(policy.trainable())
-    unit = tree_unflatten([
-        (name, mx.zeros_like(x).at[0, 0].add(float(name == first))) for name, x in policy.trainable().items()
-    ])  # fmt: skip
+    unit = tree_unflatten(
+        [(name, mx.zeros_like(x).at[0, 0].add(float(name == first))) for name, x in policy.trainable().items()]
+    )
     infinite = tree_map(lambda x: x * math.inf, ones)
     for gradient, loss, told in ((infinite, 0.5, "gradient: a norm of inf"), (unit, math.nan, "loss: nan")):
         with pytest.raises(NotFiniteError, match=told) as caught:

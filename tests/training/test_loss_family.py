@@ -35,14 +35,12 @@ from tests.support.reference_forward import (
     rows_of,
     sampled_groups,
 )
+from tests.support.small_settings import PLAIN_SGD, SMALL_LORA, UNFILTERED
 
 RATE = 0.02
-BASE: dict[str, Any] = {
-    "data": "none", "num_layers": -1, "rank": 4, "scale": 2.0, "batch_size": P, "group_size": G, "beta": 0.05,
-    "optimizer": "sgd", "learning_rate": RATE, "weight_decay": 0.0, "max_grad_norm": 0.0, "epsilon": 2e-3,
-    "epsilon_high": 3e-3, "max_completion_length": LONGEST, "temperature": TEMPERATURE, "top_p": 1.0, "top_k": 0,
-    "num_iterations": 2,
-}  # fmt: skip
+LOSS = {"beta": 0.05, "epsilon": 2e-3, "epsilon_high": 3e-3, "temperature": TEMPERATURE, "num_iterations": 2}
+SIZES = {"batch_size": P, "group_size": G, "max_completion_length": LONGEST}
+BASE = SMALL_LORA | PLAIN_SGD | UNFILTERED | LOSS | SIZES | {"learning_rate": RATE}
 """Plain gradient descent, so that a weight's change is its gradient; two updates, so that ratios are not all 1."""
 ONE_MICRO_BATCH, SEVERAL = 1 << 14, 60
 """Token budgets: everything in one micro-batch, and a handful of them."""

@@ -27,14 +27,11 @@ from backend.training.policy_forward import rows_of_ranks
 from backend.types import Completion, Group, Problem
 from tests.support import random_models
 from tests.support.rank_threads import ThreadCollectives, on_ranks
+from tests.support.small_settings import PLAIN_SGD, SMALL_LORA
 
 P, G, LONGEST = 4, 3, 9
-BASE = {
-    "data": "none", "num_layers": -1, "rank": 4, "scale": 2.0, "batch_size": P, "group_size": G, "max_completion_length": LONGEST,
-    "optimizer": "sgd", "learning_rate": 0.05, "weight_decay": 0.0, "max_grad_norm": 1.0,
-}  # fmt: skip
-"""SGD, whose step is the gradient: AdamW divides by a gradient's size, so that where this is near 0 it would show
-rounding alone."""
+SIZES = {"batch_size": P, "group_size": G, "max_completion_length": LONGEST}
+BASE = SMALL_LORA | PLAIN_SGD | SIZES | {"learning_rate": 0.05, "max_grad_norm": 1.0}
 FAST_LEADER = [3.0, 1.0]
 
 
@@ -57,16 +54,12 @@ def random_groups(seed: int) -> list[Group]:
     for index in range(P):
         completions = [rng.integers(3, 320, rng.integers(1, LONGEST + 1)).tolist() for _ in range(G)]
         advantages = np.zeros(G) if index == 1 else rng.normal(size=G)
-        groups.append(Group(
-            Problem(index, "", [], rng.integers(3, 320, rng.integers(1, 8)).tolist(), ""),
-            [
-                Completion(
-                    tokens, rng.normal(-5.8, 0.2, len(tokens)).tolist(), "", "length" if index == 2 and i == 0 else "eos",
-                    log_kept=[-0.1] * len(tokens), advantage=float(advantage),
-                )
-                for i, (tokens, advantage) in enumerate(zip(completions, advantages, strict=True))
-            ],
-        ))  # fmt: skip
+        group = Group(Problem(index, "", [], rng.integers(3, 320, rng.integers(1, 8)).tolist(), ""), [])
+        for i, (tokens, advantage) in enumerate(zip(completions, advantages, strict=True)):
+            logps, kept = rng.normal(-5.8, 0.2, len(tokens)).tolist(), [-0.1] * len(tokens)
+            end = "length" if index == 2 and i == 0 else "eos"
+            group.completions.append(Completion(tokens, logps, "", end, log_kept=kept, advantage=float(advantage)))
+        groups.append(group)
     return groups
 
 
@@ -118,39 +111,61 @@ def assert_ranks_equal_one(config: Config, size: int, speeds: list[float] | None
     )
 
 
-EVERYTHING = {
-    "num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 2, "batch_size": P // 2, "beta": 0.05,
-    "top_entropy_quantile": 0.5, "entropy_adaptive": True, "entropy_coef": 0.01, "entropy_target": 10.0, "record_tokens": True,
-    "sampling_correction": "token_truncate", "sampling_correction_max": 1.5, "epsilon": 5e-3,
-}  # fmt: skip
+EVERYTHING = (
+    {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 2, "batch_size": P // 2}
+    | {"beta": 0.05, "epsilon": 5e-3, "sampling_correction": "token_truncate", "sampling_correction_max": 1.5}
+    | {"top_entropy_quantile": 0.5, "entropy_adaptive": True, "entropy_coef": 0.01, "entropy_target": 10.0}
+    | {"record_tokens": True}
+)
 
 
-@pytest.mark.parametrize(("size", "speeds", "settings"), [
-    (2, FAST_LEADER, EVERYTHING),
-    # Nine rows with a signal on ten ranks: one has nothing to do.
-    (10, None, {"grpo_loss_type": "dapo", "beta": 0.0}),
-    *(pytest.param(*case, marks=pytest.mark.proof) for case in (
-        *((size, None, {"grpo_loss_type": loss, "num_iterations": 2, "epsilon": 5e-3, "beta": beta} | (
-            {"importance_sampling_level": "sequence"} if loss == "luspo" else {}))
-          for loss in LOSSES for size in (2, 4) for beta in (0.0, 0.05)),
-        *((4, [4.0, 1.0, 2.0, 1.0], {"sampling_correction": mode, "sampling_correction_max": 2.0})
-          for mode in ("none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask")),
-        (4, None, EVERYTHING),
-        (4, None, {"importance_sampling_level": "sequence", "num_iterations": 2}),
-        (4, None, {"importance_sampling_level": "sequence_token", "num_iterations": 2}),
-        (4, None, {"top_entropy_quantile": 0.2}),
-        (4, None, {"entropy_coef": 0.05}),
-        (4, None, {"entropy_adaptive": True, "entropy_target": 1.0}),
-        (4, None, {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.5}),
-        (4, None, {"beta": 0.1, "ratio_against": "reference", "num_iterations": 2}),
-        (4, None, {"off_policy_mask_threshold": 0.1}),
-        (4, None, {"neftune_noise_alpha": 5.0}),
-        (4, None, {"train_type": "full", "num_iterations": 2, "learning_rate": 1e-2}),
-        (4, None, {"optimizer": "adamw", "learning_rate": 1e-5, "num_iterations": 2}),
-        (2, [1e6, 1.0], {"num_iterations": 2}),
-        (2, [1.0, 1e6], {"num_iterations": 2}),
-    )),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("size", "speeds", "settings"),
+    [
+        (2, FAST_LEADER, EVERYTHING),
+        # Nine rows with a signal on ten ranks: one has nothing to do.
+        (10, None, {"grpo_loss_type": "dapo", "beta": 0.0}),
+        *(
+            pytest.param(*case, marks=pytest.mark.proof)
+            for case in (
+                *(
+                    (
+                        size,
+                        None,
+                        {"grpo_loss_type": loss, "num_iterations": 2, "epsilon": 5e-3, "beta": beta}
+                        | ({"importance_sampling_level": "sequence"} if loss == "luspo" else {}),
+                    )
+                    for loss in LOSSES
+                    for size in (2, 4)
+                    for beta in (0.0, 0.05)
+                ),
+                *(
+                    (4, [4.0, 1.0, 2.0, 1.0], {"sampling_correction": mode, "sampling_correction_max": 2.0})
+                    for mode in ("none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+                ),
+                (4, None, EVERYTHING),
+                (4, None, {"importance_sampling_level": "sequence", "num_iterations": 2}),
+                (4, None, {"importance_sampling_level": "sequence_token", "num_iterations": 2}),
+                (4, None, {"top_entropy_quantile": 0.2}),
+                (4, None, {"entropy_coef": 0.05}),
+                (4, None, {"entropy_adaptive": True, "entropy_target": 1.0}),
+                (
+                    4,
+                    None,
+                    {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.5},
+                ),
+                (4, None, {"beta": 0.1, "ratio_against": "reference", "num_iterations": 2}),
+                (4, None, {"off_policy_mask_threshold": 0.1}),
+                (4, None, {"neftune_noise_alpha": 5.0}),
+                (4, None, {"train_type": "full", "num_iterations": 2, "learning_rate": 1e-2}),
+                (4, None, {"optimizer": "adamw", "learning_rate": 1e-5, "num_iterations": 2}),
+                (2, [1e6, 1.0], {"num_iterations": 2}),
+                (2, [1.0, 1e6], {"num_iterations": 2}),
+            )
+        ),
+    ],
+    ids=str,
+)
 def test_ranks_make_the_update_of_one(
     model: Path, size: int, speeds: list[float] | None, settings: dict[str, Any]
 ) -> None:

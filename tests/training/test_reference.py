@@ -24,9 +24,12 @@ pytestmark = pytest.mark.usefixtures("without_compiler")
 
 ALPHA = 0.3
 FOLLOWING: dict[str, Any] = {
-    "sync_ref_model": True, "ref_model_mixup_alpha": ALPHA, "ref_model_sync_steps": 2, "beta": 0.05,
+    "sync_ref_model": True,
+    "ref_model_mixup_alpha": ALPHA,
+    "ref_model_sync_steps": 2,
+    "beta": 0.05,
     "learning_rate": 1e-2,
-}  # fmt: skip
+}
 TRAIN_TYPES = ["lora", "dora", "full"]
 
 
@@ -121,7 +124,11 @@ def test_a_resumed_run_has_the_same_reference(tmp_path: Path, train_type: str) -
     raw |= small_run.low_half(tmp_path)
     unbroken, broken = RunFolder(tmp_path / "unbroken"), RunFolder(tmp_path / "broken")
     assert small_run.train_here(raw, unbroken).kind == "finished"
-    stop = lambda event: broken.say("stop") if event.get("step") == 3 and event["kind"] == "step" else None  # noqa: E731
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["kind"] == "step" and event["step"] == 3:
+            broken.say("stop")
+
     assert small_run.train_here(raw, broken, stop).step == 3
     assert small_run.train_here(raw, broken).kind == "finished"
     saved = [checkpoint.newest(run) for run in (unbroken, broken)]

@@ -31,10 +31,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(model: Path, **settings: Any) -> Config:
-    raw = {
-        "model": str(model), "data": "none", "num_layers": -1, "rank": 4, "batch_size": 1, "group_size": G, "beta": 0,
-        "max_completion_length": COMPLETION, "max_grad_norm": 0, "optimizer": "sgd", "learning_rate": 1.0,
-    }  # fmt: skip
+    raw = {"model": str(model), "data": "none", "num_layers": -1, "rank": 4, "beta": 0, "learning_rate": 1.0}
+    raw |= {"batch_size": 1, "group_size": G, "max_completion_length": COMPLETION}
+    raw |= {"optimizer": "sgd", "max_grad_norm": 0}
     return parse(raw | settings)
 
 

@@ -62,9 +62,8 @@ def float_types(policy: Any) -> set[mx.Dtype]:
 @pytest.mark.usefixtures("without_compiler")
 def test_full_fine_tuning_in_bfloat16_keeps_float32_masters(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model")
-    config = parse(
-        {"model": str(model), "data": "none", "train_type": "full", "dtype": "bfloat16", "learning_rate": 1e-5, "group_size": 2}
-    )  # fmt: skip
+    raw = {"model": str(model), "data": "none", "train_type": "full", "dtype": "bfloat16", "group_size": 2}
+    config = parse(raw | {"learning_rate": 1e-5})
     policy = load_policy(config)
     came = dict(tree_flatten(mx.load(str(model / "model.safetensors"))))
     assert float_types(policy) == {mx.bfloat16} and policy.split_model.dtype == mx.bfloat16
@@ -134,8 +133,8 @@ def test_the_first_pass_corrects_as_a_pass_of_its_own(
     filtered: Filtered, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     """Two updates of a rollout with top-p: the same weights and metrics, and one pass of the policy less."""
-    raw = {"beta": 0, "batch_size": 3, "sampling_correction": mode, "num_iterations": 2, "learning_rate": 1e-3,
-           "optimizer": "sgd", "weight_decay": 0.0}  # fmt: skip
+    raw = {"beta": 0, "batch_size": 3, "sampling_correction": mode, "num_iterations": 2}
+    raw |= {"learning_rate": 1e-3, "optimizer": "sgd", "weight_decay": 0.0}
     passes, results = [], []
     without_gradient = PolicyForward.logps_without_gradient
 

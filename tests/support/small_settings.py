@@ -1,0 +1,11 @@
+"""Settings that tests of learning share: a small adapter, and an optimizer whose step is the gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SMALL_LORA: dict[str, Any] = {"data": "none", "num_layers": -1, "rank": 4, "scale": 2.0}
+PLAIN_SGD: dict[str, Any] = {"optimizer": "sgd", "weight_decay": 0.0, "max_grad_norm": 0.0}
+"""The change of a weight is the rate times its gradient. AdamW divides by a gradient's size: where that is near 0 it would
+show rounding alone."""
+UNFILTERED: dict[str, Any] = {"top_p": 1.0, "top_k": 0}
