@@ -27,7 +27,7 @@ from backend.data.prompts import TokenizedPrompts
 from backend.data.rows import read_splits
 from backend.models.policy import load_policy
 from backend.rewards.functions.r1 import extract_answer
-from backend.runs.checkpoint import newest
+from backend.runs.checkpoint import arrays_of, newest
 from backend.runs.run_folder import RunFolder
 from backend.sampling.rollout import Sampler
 from backend.trainer.evaluation.evaluate import greedy_accuracy
@@ -247,7 +247,7 @@ def test_accuracy(config: Config, run: RunFolder | None) -> float:
     checkpoint of `run`."""
     policy = load_policy(config)
     if run is not None and (saved := newest(run)) is not None:
-        policy.assign(saved.weights())
+        policy.assign(arrays_of(saved, "weights"))
     splits = read_splits(config)
     prompts = TokenizedPrompts(splits.test, policy.tokenizer, PromptFormat.of(config), splits.source["test"])
     return greedy_accuracy(

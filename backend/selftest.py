@@ -31,6 +31,7 @@ from backend.export.export_run import Export, export_run
 from backend.rewards.bench import BenchSettings, RewardBench
 from backend.rewards.functions import math_equality
 from backend.runs import checkpoint
+from backend.runs.checkpoint import arrays_of
 from backend.runs.checkpoint_writer import CheckpointWriter, snapshot
 from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
@@ -201,7 +202,7 @@ def write_checkpoint(bench: Workbench) -> str:
     if saved is None:
         raise CheckFailed("The checkpoint that was written is not found again.")
     optimizer = taken.optimizer or {}
-    for found, written in ((saved.weights(), taken.weights), (saved.optimizer(), optimizer)):
+    for found, written in ((arrays_of(saved, "weights"), taken.weights), (arrays_of(saved, "optimizer"), optimizer)):
         arrays = {name: (found[name], mx.array(written[name])) for name in found.keys() & written.keys()}
         differ = {name for name, (a, b) in arrays.items() if a.dtype != b.dtype or not mx.array_equal(a, b).item()}
         if names := sorted(differ | found.keys() ^ written.keys()):

@@ -17,7 +17,7 @@ from app.state.messages import problems_to
 from app.state.processes import ProcessOutcome, VerbProcess
 from backend.config import config
 from backend.runs.run_folder import RunFolder
-from backend.runs.saved_weights import saved_weights
+from backend.runs.saved_weights import all_checkpoints
 from backend.trainer.evaluation.evaluation_rows import (
     DecodingName,
     EvaluatedRow,
@@ -182,7 +182,7 @@ class Evaluations(QObject):
 
 def checkpoint_steps(run: RunFolder) -> list[int]:
     """Steps of the checkpoints on disk, newest first."""
-    return [saved.step for saved in reversed(saved_weights(run))]
+    return [saved.step for saved in reversed(all_checkpoints(run))]
 
 
 def _rows_in(path: Path) -> Iterator[RowSummary]:

@@ -59,7 +59,7 @@ from backend.models.tokenizers import load_tokenizer, tokenizer_folder
 from backend.runs.completion_rows import parse_group_row
 from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
-from backend.runs.saved_weights import find_checkpoint, has_end, saved_weights
+from backend.runs.saved_weights import all_checkpoints, find_checkpoint, has_end
 from backend.runs.steering import run_config
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
@@ -352,9 +352,9 @@ def export_finished(config: Config, run: RunFolder, event_log: EventLog) -> None
 
 def run_weights(run: RunFolder, config: Config, checkpoint: str = "") -> TrainedWeights:
     """Weights at the end of a run or at `checkpoint`. Raises UserError if they or the base are missing."""
-    arrays = find_checkpoint(run, checkpoint).arrays if checkpoint else run.adapters / "adapters.safetensors"
+    arrays = find_checkpoint(run, checkpoint).weights_file if checkpoint else run.adapters / "adapters.safetensors"
     if not checkpoint and not has_end(run):
-        instead = " of its end; name a checkpoint" if saved_weights(run) else " yet, so there is nothing to export"
+        instead = " of its end; name a checkpoint" if all_checkpoints(run) else " yet, so there is nothing to export"
         raise UserError("run", f"The run {run.name} has no trained weights{instead}.")
     base, is_full = local_folder(config.model), config.train_type == "full"
     if is_full and not checkpoint:

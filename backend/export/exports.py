@@ -11,7 +11,7 @@ from backend.config.config import Config, load
 from backend.runs.archive import raw_settings
 from backend.runs.events import first_and_last_events
 from backend.runs.run_folder import RunFolder
-from backend.runs.saved_weights import SavedWeights, best_of, find_checkpoint, has_end, saved_weights
+from backend.runs.saved_weights import Checkpoint, all_checkpoints, best_of, find_checkpoint, has_end
 from backend.runs.steering import run_config
 from backend.trainer.memory.model_shape import Linear, ModelShape, packed_width, shape_of
 from backend.trainer.memory.phases import QUANTIZED
@@ -230,10 +230,10 @@ def _matrix_bytes(matrix: Linear, shape: ModelShape, format_: ExportFormat, quan
 def weights_choices(run: RunFolder) -> dict[str, str]:
     """Value of `--checkpoint` → label: end of the run, best checkpoint, then all checkpoints, newest first."""
 
-    def score(saved: SavedWeights) -> str:
-        return "" if saved.score is None else f", {saved.metric or 'reward'} {saved.score:.3g}"
+    def score(saved: Checkpoint) -> str:
+        return "" if saved.state.score is None else f", {saved.state.score_metric or 'reward'} {saved.state.score:.3g}"
 
-    checkpoints = saved_weights(run)
+    checkpoints = all_checkpoints(run)
     best = best_of(checkpoints)
     choices = {"": "End of the run"} if has_end(run) else {}
     choices |= {"best": f"Best checkpoint: step {best.step}{score(best)}"} if best else {}
@@ -248,7 +248,7 @@ def export_size(run: RunFolder, format_: ExportFormat, checkpoint: str) -> int |
         file = run.adapters / "adapters.safetensors"
         if checkpoint:
             try:
-                file = find_checkpoint(run, checkpoint).arrays
+                file = find_checkpoint(run, checkpoint).weights_file
             except UserError:  # deleted since it was listed
                 return None
         return file.stat().st_size if file.is_file() and not is_full else None

@@ -14,13 +14,12 @@ import contextlib
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import xxhash
-from pydantic import TypeAdapter, ValidationError
 
 from backend.config.changeable import STAGE_DATA
 from backend.config.config import Config
@@ -30,92 +29,22 @@ from backend.runs.metric_names import EVALUATION
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.saved_weights import (
     OPTIMIZER_FILE,
+    REFERENCE_FILE,
     WEIGHT_FILES,
+    Checkpoint,
+    Damaged,
+    DamagedCheckpoint,
+    TrainingState,
+    all_checkpoints,
     best_of,
     find_checkpoint,
-    has_optimizer,
-    saved_weights,
+    read_checkpoint,
 )
 from backend.trainer.machine import gpu_error
 from backend.utils.disk import clear_drafts, remove_folder, whole_folder, writing
 from backend.utils.errors import UserError
-from backend.utils.files import read_regular, remove_tree
+from backend.utils.files import remove_tree
 from backend.utils.text import quote
-
-
-@dataclass(slots=True)
-class TrainingState:
-    """The state of a run between two steps besides its arrays. Saved as state.json, with these names as keys."""
-
-    step: int = 0  # steps done
-    updates: int = 0  # optimizer updates done
-    cursor: int = 0  # rows of the prompt stream consumed, including skipped ones
-    stream_first: int = 0  # the cursor at which the present stage's rows began
-    num_tokens: int = 0  # of prompts and completions
-    began: float | None = None  # unix seconds of the run's first start; a checkpoint of another run has another
-    elapsed_s: float = 0.0  # of training, without loading and pauses
-    score: float | None = None  # held-out reward at the last evaluation, else mean training reward, or `best_metric`
-    score_metric: str = ""  # "" for the reward
-    best_is_lowest: bool = False
-    score_series: int = 0  # only scores of one series are comparable; other rewards begin another
-    evaluated: int = -1  # the step of the last evaluation
-    best_score: float | None = None
-    best_step: int = 0
-    gain: float | None = None  # the last score that counted as a gain for early stopping
-    scores_without_gain: int = 0
-    bonus: list[float | None] = field(default_factory=list)  # of the entropy
-    reward_weights: list[dict[str, Any]] = field(default_factory=list)  # adaptive ones, one entry per stage
-    gpu_errors_told: int = 0  # lines of gpu_errors.jsonl with a note in the event log up to `events_bytes`
-    events_bytes: int = 0
-    completions_bytes: int = 0
-
-
-_STATE = TypeAdapter(TrainingState)
-NEUTRAL = ("began", "score_metric", "best_is_lowest", "score_series", "stream_first")
-"""Fields that earlier versions lack, where the default is their value."""
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A complete checkpoint on disk. `filled_in`: fields of the state that an earlier version has not written."""
-
-    path: Path
-    state: TrainingState
-    filled_in: tuple[str, ...] = ()
-    sums: Any = None
-
-    @property
-    def weights_file(self) -> Path:
-        return next(file for name in WEIGHT_FILES if (file := self.path / name).exists())
-
-    def weights(self) -> Arrays:
-        return self._load(self.weights_file.name)
-
-    @property
-    def has_reference(self) -> bool:
-        return (self.path / "reference.safetensors").exists()
-
-    def reference(self) -> Arrays:
-        """The reference policy's arrays, of a run whose reference moves (`sync_ref_model`)."""
-        return self._load("reference.safetensors")
-
-    @property
-    def has_optimizer(self) -> bool:
-        """False with `save_only_model`."""
-        return (self.path / OPTIMIZER_FILE).exists()
-
-    def optimizer(self) -> Arrays:
-        return self._load(OPTIMIZER_FILE)
-
-    def _load(self, name: str) -> Arrays:
-        try:
-            arrays = mx.load(str(self.path / name))
-        except RuntimeError as error:
-            if gpu_error(error) is not None:
-                raise
-            raise DamagedCheckpoint(self, f"{name} is damaged") from error
-        assert isinstance(arrays, dict)
-        return arrays
 
 
 def save(
@@ -137,10 +66,27 @@ def save(
         if optimizer is not None:
             save_arrays(draft / OPTIMIZER_FILE, optimizer)
         if reference is not None:
-            save_arrays(draft / "reference.safetensors", reference)
+            save_arrays(draft / REFERENCE_FILE, reference)
         write_state(draft, state)
     rotate(run, keep)  # only now: until the new one is on disk the run can only be resumed from an older one
     return final
+
+
+def arrays_of(saved: Checkpoint, part: Literal["weights", "optimizer", "reference"]) -> Arrays:
+    """The arrays of a checkpoint. Raises DamagedCheckpoint."""
+    file = {
+        "weights": saved.weights_file,
+        "optimizer": saved.path / OPTIMIZER_FILE,
+        "reference": saved.path / REFERENCE_FILE,
+    }[part]
+    try:
+        arrays = mx.load(str(file))
+    except RuntimeError as error:
+        if gpu_error(error) is not None:
+            raise
+        raise DamagedCheckpoint(saved, f"{file.name} is damaged") from error
+    assert isinstance(arrays, dict)
+    return arrays
 
 
 def write_state(folder: Path, state: TrainingState) -> None:
@@ -155,44 +101,14 @@ def first_start(run: RunFolder) -> float | None:
     return next((event.get("t") for event in read_events(run.events) if event.get("kind") == "started"), None)
 
 
-def all_checkpoints(run: RunFolder) -> list[Checkpoint]:
-    checkpoints = [saved for saved in map(read_checkpoint, run.checkpoints.glob("[0-9]*")) if saved is not None]
-    return sorted(checkpoints, key=lambda saved: saved.state.step)
-
-
 def newest(run: RunFolder) -> Checkpoint | None:
     checkpoints = all_checkpoints(run)
     return checkpoints[-1] if checkpoints else None
 
 
-def read_checkpoint(folder: Path) -> Checkpoint | None:
-    """The checkpoint in a folder; None where a file is missing or state.json is not a state."""
-    try:
-        saved = json.loads(read_regular(folder / "state.json"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(saved, dict) or (has_optimizer(saved) and not (folder / OPTIMIZER_FILE).exists()):
-        return None
-    state, filled_in = state_of(saved)
-    if state is None or not any((folder / name).exists() for name in WEIGHT_FILES):
-        return None
-    return Checkpoint(folder, state, filled_in, saved.get("files"))
-
-
-def state_of(saved: dict[str, Any]) -> tuple[TrainingState | None, tuple[str, ...]]:
-    """(the state in a state.json, the fields that an earlier version did not record); None for an invalid one."""
-    names = [field.name for field in fields(TrainingState)]
-    missing = tuple(name for name in names if name not in saved and name not in NEUTRAL)
-    try:
-        known = {name: saved[name] for name in names if name in saved}
-        return (None if "step" in missing else _STATE.validate_json(json.dumps(known), strict=True)), missing
-    except ValidationError:
-        return None, missing
-
-
 def rotate(run: RunFolder, keep: int) -> None:
     """Delete all but the newest `keep` and the best."""
-    checkpoints = saved_weights(run)
+    checkpoints = all_checkpoints(run)
     best = best_of(checkpoints)
     for saved in checkpoints[:-keep]:
         if saved != best:
@@ -220,22 +136,6 @@ def file_sums(files: Iterable[Path]) -> dict[str, dict[str, Any]]:
                 sums.update(part[:count])
         found[path.name] = {"bytes": path.stat().st_size, "xxh3": sums.hexdigest()}
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class Damaged:
-    """A folder that is no valid checkpoint any more, and the reason, in words that follow its name."""
-
-    path: Path
-    why: str
-
-
-class DamagedCheckpoint(UserError):
-    """A checkpoint whose arrays cannot be read or are not those of the run's model."""
-
-    def __init__(self, saved: Checkpoint, why: str) -> None:
-        super().__init__("run", f"The checkpoint of step {saved.state.step} cannot be used: {why}.")
-        self.damaged = Damaged(saved.path, why)
 
 
 def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[Damaged]]:
@@ -293,7 +193,7 @@ def last_step(run: RunFolder) -> int:
     """The newest step that the event log or a checkpoint has; 0 before the first."""
     _, last = first_and_last_events(run.events)
     steps = [event.get("step") or 0 for event in last if event["kind"] == "step"]
-    return max([0, *steps, *(saved.step for saved in saved_weights(run))])
+    return max([0, *steps, *(saved.step for saved in all_checkpoints(run))])
 
 
 def go_back(run: RunFolder, which: str) -> str:
@@ -304,7 +204,7 @@ def go_back(run: RunFolder, which: str) -> str:
         chosen, last = find_checkpoint(run, which), last_step(run)
         if why := examine(run, chosen.path):
             raise UserError("step", f"The checkpoint of step {chosen.step} cannot be used: {why}.")
-        for saved in reversed(saved_weights(run)):
+        for saved in reversed(all_checkpoints(run)):
             if saved.step > chosen.step:
                 remove_folder(saved.path)
     finally:

@@ -22,9 +22,9 @@ from backend.config.config import Config
 from backend.models.policy import Policy
 from backend.models.saving import Arrays, HostArrays, adapter_config, on_host
 from backend.runs import checkpoint
-from backend.runs.checkpoint import Checkpoint, TrainingState
 from backend.runs.events import EventLog, JsonLines
 from backend.runs.run_folder import RunFolder
+from backend.runs.saved_weights import Checkpoint, TrainingState
 from backend.trainer.not_finite import weights_error
 from backend.training.learner import Learner
 from backend.training.not_finite import not_finite_arrays

@@ -24,12 +24,11 @@ from backend.config.config import SETTINGS, Config, dump, keys_used_by, load, pa
 from backend.config.other_programs.translation import translate
 from backend.config.updates import OWN
 from backend.export.destinations import staging_folder
-from backend.runs import checkpoint
-from backend.runs.checkpoint import Checkpoint, TrainingState, write_state
+from backend.runs.checkpoint import arrays_of, write_state
 from backend.runs.events import EventLog, check_format
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import Parent, write_parent
-from backend.runs.saved_weights import find_checkpoint
+from backend.runs.saved_weights import Checkpoint, TrainingState, find_checkpoint
 from backend.runs.steering import own_config, read_changes
 from backend.training.learner import optimizer_of
 from backend.training.optimizers import state_arrays
@@ -110,8 +109,7 @@ def clone(
     before, after = clone_settings(parent, which, changes or {}, warm=warm)
     if reference == "clone" and (warm or after.train_type == "full"):
         raise UserError("reference", "Only a cold clone of LoRA or DoRA can stay near the weights that it starts from.")
-    path = find_checkpoint(parent, which).path
-    saved = next(each for each in checkpoint.all_checkpoints(parent) if each.path == path)
+    saved = find_checkpoint(parent, which)
     folder = _free_folder(runs_dir or parent.path.parent, name or f"{parent.name}-from-{saved.state.step}", bool(name))
     after = parse(after.model_dump() | {"run_name": name})
     try:
@@ -206,7 +204,7 @@ def _copy_cold(parent: RunFolder, saved: Checkpoint, after: Config, draft: RunFo
     shutil.copy2(saved.weights_file, target)
     if after.optimizer != OWN:
         fresh = optimizer_of(after)
-        parameters: Any = tree_unflatten(list(saved.weights().items()))
+        parameters: Any = tree_unflatten(list(arrays_of(saved, "weights").items()))
         fresh.init(parameters)
         mx.save_safetensors(str(target / "optimizer.safetensors"), state_arrays(fresh))
     write_state(target, TrainingState())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backend.runs.run_folder import RunFolder, hold_lock
-from backend.runs.saved_weights import SavedWeights, best_of, saved_weights
+from backend.runs.saved_weights import Checkpoint, all_checkpoints, best_of
 from backend.utils.errors import UserError
 from backend.utils.files import remove_tree, walk
 
@@ -52,9 +52,9 @@ def _folder_size(folder: Path) -> int:
     return sum(size for _, size in _files(folder))
 
 
-def spare_checkpoints(run: RunFolder) -> list[SavedWeights]:
+def spare_checkpoints(run: RunFolder) -> list[Checkpoint]:
     """Complete checkpoints that are neither the best nor the newest, oldest first."""
-    checkpoints = saved_weights(run)
+    checkpoints = all_checkpoints(run)
     kept = [best_of(checkpoints), *checkpoints[-1:]]
     return [saved for saved in checkpoints if saved not in kept]
 
@@ -64,7 +64,7 @@ class FreeableSpace:
     """The checkpoints that `free_space` would delete of a run."""
 
     run: RunFolder
-    checkpoints: tuple[SavedWeights, ...]
+    checkpoints: tuple[Checkpoint, ...]
     bytes: int
 
 

@@ -1,94 +1,157 @@
-"""The weights in a run folder, and the adapters that another run may start from. Reads JSON files, no arrays."""
+"""The checkpoints and weights in a run folder, and the adapters that another run may start from. Reads JSON
+files, no arrays."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from backend.config.other_programs.translation import translate
-from backend.runs.events import is_number, is_step, step_of_end
+from backend.runs.events import step_of_end
 from backend.runs.run_folder import RunFolder, find_run
-from backend.utils.documents import read_json
+from backend.utils.documents import parse_loose_json, read_json
 from backend.utils.errors import UserError
-from backend.utils.files import is_file, is_folder, resolved, user_path
+from backend.utils.files import is_file, is_folder, read_text, resolved, user_path
 from backend.utils.hub_cache import hub_cache
 from backend.utils.places import runs_folder
 from backend.utils.text import quote, shown_path
 
 WEIGHT_FILES = ("adapters.safetensors", "model.safetensors")  # of adapters, or of full fine-tuning
-OPTIMIZER_FILE = "optimizer.safetensors"
+OPTIMIZER_FILE, REFERENCE_FILE = "optimizer.safetensors", "reference.safetensors"
+
+
+@dataclass(slots=True)
+class TrainingState:
+    """The state of a run between two steps besides its arrays. Saved as state.json, with these names as keys."""
+
+    step: int = 0  # steps done
+    updates: int = 0  # optimizer updates done
+    cursor: int = 0  # rows of the prompt stream consumed, including skipped ones
+    stream_first: int = 0  # the cursor at which the present stage's rows began
+    num_tokens: int = 0  # of prompts and completions
+    began: float | None = None  # unix seconds of the run's first start; a checkpoint of another run has another
+    elapsed_s: float = 0.0  # of training, without loading and pauses
+    score: float | None = None  # held-out reward at the last evaluation, else mean training reward, or `best_metric`
+    score_metric: str = ""  # "" for the reward
+    best_is_lowest: bool = False
+    score_series: int = 0  # only scores of one series are comparable; other rewards begin another
+    evaluated: int = -1  # the step of the last evaluation
+    best_score: float | None = None
+    best_step: int = 0
+    gain: float | None = None  # the last score that counted as a gain for early stopping
+    scores_without_gain: int = 0
+    bonus: list[float | None] = field(default_factory=list)  # of the entropy
+    reward_weights: list[dict[str, Any]] = field(default_factory=list)  # adaptive ones, one entry per stage
+    gpu_errors_told: int = 0  # lines of gpu_errors.jsonl with a note in the event log up to `events_bytes`
+    events_bytes: int = 0
+    completions_bytes: int = 0
+
+
+_STATE = TypeAdapter(TrainingState)
+NEUTRAL = ("began", "score_metric", "best_is_lowest", "score_series", "stream_first")
+"""Fields that earlier versions lack, where the default is their value."""
 
 
 @dataclass(frozen=True, slots=True)
-class SavedWeights:
-    """A complete checkpoint. `score`: held-out reward at that step, else mean training reward, or `best_metric`. Only
-    scores of one `series` are comparable."""
+class Checkpoint:
+    """A complete checkpoint on disk. `filled_in`: fields of the state that an earlier version has not written. `sums`:
+    the checksums of its files, as read."""
 
     path: Path
-    step: int
-    score: float | None
-    metric: str = ""  # of the score; "" for the reward
-    is_lowest_best: bool = False
-    series: int = 0
+    state: TrainingState
+    filled_in: tuple[str, ...] = ()
+    sums: Any = None
 
     @property
-    def arrays(self) -> Path:
+    def step(self) -> int:
+        return self.state.step
+
+    @property
+    def weights_file(self) -> Path:
         return next(file for name in WEIGHT_FILES if (file := self.path / name).exists())
 
+    @property
+    def has_reference(self) -> bool:
+        """True for a run whose reference policy moves (`sync_ref_model`)."""
+        return (self.path / REFERENCE_FILE).exists()
 
-def saved_weights(run: RunFolder) -> list[SavedWeights]:
+    @property
+    def has_optimizer(self) -> bool:
+        """False with `save_only_model`."""
+        return (self.path / OPTIMIZER_FILE).exists()
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """A folder that is no valid checkpoint any more, and the reason, in words that follow its name."""
+
+    path: Path
+    why: str
+
+
+class DamagedCheckpoint(UserError):
+    """A checkpoint whose arrays cannot be read or are not those of the run's model."""
+
+    def __init__(self, saved: Checkpoint, why: str) -> None:
+        super().__init__("run", f"The checkpoint of step {saved.step} cannot be used: {why}.")
+        self.damaged = Damaged(saved.path, why)
+
+
+def all_checkpoints(run: RunFolder) -> list[Checkpoint]:
     """Every complete checkpoint, oldest first."""
-    found = [saved for folder in run.checkpoints.glob("[0-9]*") if (saved := _read(folder)) is not None]
+    found = (saved for folder in run.checkpoints.glob("[0-9]*") if (saved := read_checkpoint(folder)) is not None)
     return sorted(found, key=lambda saved: saved.step)
 
 
-def _read(folder: Path) -> SavedWeights | None:
+def read_checkpoint(folder: Path) -> Checkpoint | None:
+    """The checkpoint in a folder; None where a file is missing or state.json is not a state."""
     try:
-        state: Any = read_json(folder / "state.json", "checkpoint")
-    except UserError:
+        saved: Any = parse_loose_json(read_text(folder / "state.json", "checkpoint"))
+    except (UserError, ValueError):
         return None
-    if not isinstance(state, dict) or not any((folder / name).exists() for name in WEIGHT_FILES):
+    if not isinstance(saved, dict) or not any((folder / name).exists() for name in WEIGHT_FILES):
         return None
-    if not (folder / OPTIMIZER_FILE).exists() and has_optimizer(state):
+    files = saved.get("files")  # absent in the checkpoints of earlier versions, which always wrote the optimizer
+    has_optimizer = not isinstance(files, dict) or OPTIMIZER_FILE in files
+    if has_optimizer and not (folder / OPTIMIZER_FILE).exists():
         return None
-    step, score, series = state.get("step", 0), state.get("score"), state.get("score_series", 0)
-    if not is_step(step):
-        return None
-    return SavedWeights(
-        path=folder,
-        step=step,
-        score=float(score) if is_number(score) else None,
-        metric=str(state.get("score_metric", "")),
-        is_lowest_best=state.get("best_is_lowest") is True,
-        series=series if is_step(series) else 0,
-    )
+    state, filled_in = state_of(saved)
+    return None if state is None else Checkpoint(folder, state, filled_in, files)
 
 
-def has_optimizer(state: Mapping[str, Any]) -> bool:
-    """False for the state.json of a checkpoint without the optimizer's arrays (`save_only_model`)."""
-    files = state.get("files")  # absent in the checkpoints of earlier versions, which always wrote them
-    return not isinstance(files, dict) or OPTIMIZER_FILE in files
+def state_of(saved: dict[str, Any]) -> tuple[TrainingState | None, tuple[str, ...]]:
+    """(the state in a state.json, the fields that an earlier version did not record); None for an invalid one."""
+    names = [field.name for field in fields(TrainingState)]
+    missing = tuple(name for name in names if name not in saved and name not in NEUTRAL)
+    try:
+        known = {name: saved[name] for name in names if name in saved}
+        return (None if "step" in missing else _STATE.validate_json(json.dumps(known), strict=True)), missing
+    except ValidationError:
+        return None, missing
 
 
-def best_of(checkpoints: Iterable[SavedWeights]) -> SavedWeights | None:
+def best_of(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
     """The one with the best score of the newest series; None without scores. A score is repeated until the next
     evaluation: the evaluated checkpoint is the first that has it."""
-    scored = [(saved.series, saved.score, saved) for saved in checkpoints if saved.score is not None]
-    newest = max((series for series, _, _ in scored), default=0)
+    scored = [(saved, saved.state.score) for saved in checkpoints if saved.state.score is not None]
+    newest = max((saved.state.score_series for saved, _ in scored), default=0)
     ranked = [
-        (-score if saved.is_lowest_best else score, -saved.step, saved)
-        for series, score, saved in scored
-        if series == newest
+        (-score if saved.state.best_is_lowest else score, -saved.step, saved)
+        for saved, score in scored
+        if saved.state.score_series == newest
     ]
     return max(ranked, key=lambda entry: entry[:2])[2] if ranked else None
 
 
-def find_checkpoint(run: RunFolder, which: str) -> SavedWeights:
+def find_checkpoint(run: RunFolder, which: str) -> Checkpoint:
     """The checkpoint `which`: "best", "last" or a step. Raises UserError, with the existing steps."""
-    checkpoints = saved_weights(run)
+    checkpoints = all_checkpoints(run)
     named = {str(saved.step): saved for saved in checkpoints}
     if (best := best_of(checkpoints)) is not None:
         named["best"] = best
@@ -135,15 +198,15 @@ class WeightChoice:
 
 def choices(run: RunFolder) -> list[WeightChoice]:
     """The end of the run, the best checkpoint, then every checkpoint, newest first."""
-    saved, found = saved_weights(run), list[WeightChoice]()
+    saved, found = all_checkpoints(run), list[WeightChoice]()
     left, adapters = step_of_end(run), run.adapters / WEIGHT_FILES[0]
     if at_end := [each for each in saved if left in (None, each.step)]:
-        found.append(WeightChoice(END, at_end[-1].arrays, at_end[-1].step))
+        found.append(WeightChoice(END, at_end[-1].weights_file, at_end[-1].step))
     elif adapters.is_file() or (run.model / "config.json").is_file():  # the checkpoint of the end was deleted
         found.append(WeightChoice(END, adapters if adapters.is_file() else run.model))
     if (best := best_of(saved)) is not None:
-        found.append(WeightChoice(BEST, best.arrays, best.step))
-    return found + [WeightChoice(str(each.step), each.arrays, each.step) for each in reversed(saved)]
+        found.append(WeightChoice(BEST, best.weights_file, best.step))
+    return found + [WeightChoice(str(each.step), each.weights_file, each.step) for each in reversed(saved)]
 
 
 def find_choice(run: RunFolder, key: str = END) -> WeightChoice:

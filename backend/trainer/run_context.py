@@ -18,7 +18,8 @@ from backend.engine import device
 from backend.engine.device import release_cached_buffers
 from backend.models.policy import Base, Policy, load_policy
 from backend.rewards.scorer import Scorer
-from backend.runs.checkpoint import Checkpoint, DamagedCheckpoint
+from backend.runs.checkpoint import arrays_of
+from backend.runs.saved_weights import Checkpoint, DamagedCheckpoint
 from backend.runs.steering import stage_configs
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
@@ -276,8 +277,10 @@ class RunContext(StepContext):
         model's."""
         state = saved.state
         try:
-            self.policy.assign(saved.weights())
-            self.learner.restore(saved.optimizer() if saved.has_optimizer else None, state.updates, state.bonus)
+            self.policy.assign(arrays_of(saved, "weights"))
+            self.learner.restore(
+                arrays_of(saved, "optimizer") if saved.has_optimizer else None, state.updates, state.bonus
+            )
         except ValueError as error:
             raise DamagedCheckpoint(saved, str(error).rstrip(".")) from error
         self.scoring.restore(state.reward_weights)
@@ -290,7 +293,7 @@ class RunContext(StepContext):
                 "starts anew: the run continues a little differently than it would have without the break."
             )
         if saved.has_reference:
-            self.policy.restore_reference(saved.reference())
+            self.policy.restore_reference(arrays_of(saved, "reference"))
 
 
 class Engine:

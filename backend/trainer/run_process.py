@@ -21,15 +21,10 @@ from backend.distributed.ranks import LostRankError, WorkerError
 from backend.engine.cpu import left_nothing
 from backend.models.saving import save_model
 from backend.runs import checkpoint
-from backend.runs.checkpoint import (
-    Checkpoint,
-    DamagedCheckpoint,
-    TrainingState,
-    newest_whole,
-    set_aside,
-)
+from backend.runs.checkpoint import newest_whole, set_aside
 from backend.runs.events import EventLog, check_format, truncate_file
 from backend.runs.run_folder import RunFolder, hand_on_lock, hold_lock, inherited_lock
+from backend.runs.saved_weights import Checkpoint, DamagedCheckpoint, TrainingState
 from backend.trainer.control import Stopped, StopPending
 from backend.trainer.machine import GpuError, gpu_error
 from backend.trainer.run_context import LoadContext, SharedResources, load_context

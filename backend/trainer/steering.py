@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from backend.config.config import Config
-from backend.runs.checkpoint import TrainingState, metric_of
+from backend.runs.checkpoint import metric_of
 from backend.runs.events import EventLog
 from backend.runs.metric_names import EVALUATION, WINDOW, parse_condition
 from backend.runs.run_folder import RunFolder
+from backend.runs.saved_weights import TrainingState
 from backend.runs.steering import (
     Change,
     changed,

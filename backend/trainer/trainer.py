@@ -21,7 +21,7 @@ from backend.config.notes import config_notes
 from backend.export.export_run import export_finished, exports
 from backend.models.policy import load_start
 from backend.models.saving import adapter_config, model_bytes, save_model
-from backend.runs.checkpoint import Checkpoint, CheckpointScore, Damaged, TrainingState, first_start, read_checkpoint
+from backend.runs.checkpoint import CheckpointScore, arrays_of, first_start
 from backend.runs.checkpoint_writer import (
     CheckpointWriter,
     Snapshot,
@@ -32,7 +32,7 @@ from backend.runs.checkpoint_writer import (
 from backend.runs.events import Event, EventLog, JsonLines, read_events
 from backend.runs.guards import DiskSpaceGuard, RunFolderGuard
 from backend.runs.run_folder import RunFolder
-from backend.runs.saved_weights import best_of, saved_weights
+from backend.runs.saved_weights import Checkpoint, Damaged, TrainingState, all_checkpoints, best_of
 from backend.runs.start_progress import with_stop_check
 from backend.trainer import not_finite
 from backend.trainer.control import Control, Stopped
@@ -345,19 +345,18 @@ class Trainer:
     def load_best(self) -> None:
         """Load the weights of the best checkpoint into the policy and `adapters/`. Raises DiskError, and UserError for
         a damaged checkpoint."""
-        best = best_of(saved_weights(self.folder))
-        saved = read_checkpoint(best.path) if best is not None else None
-        if best is None or saved is None:
+        best = best_of(all_checkpoints(self.folder))
+        if best is None:
             self.note("No checkpoint of this run has a score, so it ends with the weights of its last step.")
             return
-        score = f"{best.metric or 'reward'} {best.score:.4g}"
+        score = f"{best.state.score_metric or 'reward'} {best.state.score:.4g}"
         if best.step == self.state.step:
             self.note(f"The last step is the best, with {score}: the run ends with its weights.")
             return
         policy = self.parts.policy
-        policy.assign(saved.weights())
+        policy.assign(arrays_of(best, "weights"))
         if self.config.train_type != "full":
-            publish_adapters(self.folder, saved.weights_file, adapter_config(policy, self.config))
+            publish_adapters(self.folder, best.weights_file, adapter_config(policy, self.config))
         before = ""
         if self.state.best_step == 0 and self.state.best_score is not None:
             before = f" The model before training had {self.state.best_score:.4g}."

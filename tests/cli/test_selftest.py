@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -60,12 +61,10 @@ def _learns_the_opposite(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> N
 
 
 def _checkpoint_is_rounded(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
-    weights = checkpoint.Checkpoint.weights
+    def rounded(*about: Any) -> dict[str, mx.array]:
+        return {name: x.astype(mx.bfloat16).astype(x.dtype) for name, x in checkpoint.arrays_of(*about).items()}
 
-    def rounded(self: checkpoint.Checkpoint) -> dict[str, mx.array]:
-        return {name: array.astype(mx.bfloat16).astype(array.dtype) for name, array in weights(self).items()}
-
-    monkeypatch.setattr(checkpoint.Checkpoint, "weights", rounded)
+    monkeypatch.setattr(selftest, "arrays_of", rounded)
 
 
 BROKEN: dict[str, tuple[Callable[[pytest.MonkeyPatch, Workbench], None], str]] = {

@@ -17,6 +17,7 @@ from backend.distributed.launcher import write_late_ending
 from backend.distributed.machine_check import plan_machines, require_one_machine
 from backend.distributed.ranks import LostRankError, RankInfo
 from backend.runs import checkpoint
+from backend.runs.checkpoint import arrays_of
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.steering import read_changes
@@ -88,7 +89,7 @@ def trained(raw: dict[str, Any], run: RunFolder, losing: LosingParts | None = No
 
 
 def weights(run: RunFolder) -> dict[str, mx.array]:
-    return checkpoint.all_checkpoints(run)[-1].weights()
+    return arrays_of(checkpoint.all_checkpoints(run)[-1], "weights")
 
 
 @pytest.mark.parametrize("after_updates", [0, 1])

@@ -11,8 +11,9 @@ import mlx.core as mx
 import pytest
 
 from backend.runs import checkpoint
-from backend.runs.checkpoint import TrainingState, all_checkpoints, newest, state_of
+from backend.runs.checkpoint import arrays_of, newest
 from backend.runs.run_folder import RunFolder
+from backend.runs.saved_weights import TrainingState, all_checkpoints, state_of
 from backend.trainer.machine import MEMORY, gpu_error
 from backend.utils import disk
 from backend.utils.errors import UserError
@@ -48,7 +49,7 @@ def test_a_checkpoint_loads_as_it_was_saved(run: RunFolder, is_full_model: bool)
     assert sorted(file.name for file in path.iterdir()) == sorted([name, "optimizer.safetensors", "state.json"])
     newest_one = newest(run)
     assert newest_one and newest_one.state == state and newest_one.path == path and newest_one.has_optimizer
-    for saved, loaded in ((WEIGHTS, newest_one.weights()), (MOMENTS, newest_one.optimizer())):
+    for saved, loaded in ((WEIGHTS, arrays_of(newest_one, "weights")), (MOMENTS, arrays_of(newest_one, "optimizer"))):
         assert saved.keys() == loaded.keys()
         assert all(loaded[key].dtype == saved[key].dtype and mx.array_equal(loaded[key], saved[key]) for key in saved)
 
@@ -57,7 +58,7 @@ def test_a_checkpoint_may_have_a_reference_and_no_optimizer(run: RunFolder) -> N
     checkpoint.save(run, TrainingState(step=1), WEIGHTS, None, WEIGHTS, is_full_model=False, keep=3)
     saved = newest(run)
     assert saved and not saved.has_optimizer and saved.has_reference
-    assert all(mx.array_equal(array, WEIGHTS[name]) for name, array in saved.reference().items())
+    assert all(mx.array_equal(array, WEIGHTS[name]) for name, array in arrays_of(saved, "reference").items())
 
 
 def test_an_incomplete_folder_is_no_checkpoint(run: RunFolder) -> None:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from backend.__main__ import app as command_line
 from backend.runs import checkpoint
-from backend.runs.checkpoint import examine, newest_whole
+from backend.runs.checkpoint import arrays_of, examine, newest_whole
 from backend.runs.events import RUN_FORMAT, check_format, read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer.control import handlers_restored
@@ -171,8 +171,8 @@ def test_the_run_goes_on_from_the_one_before_to_the_same_end(
     ]
     mine, theirs = (checkpoint.newest(each) for each in (run, whole))
     assert mine and theirs and mine.state.step == STEPS
-    for name, array in mine.weights().items():
-        assert np.array_equal(np.array(array), np.array(theirs.weights()[name]))
+    for name, array in arrays_of(mine, "weights").items():
+        assert np.array_equal(np.array(array), np.array(arrays_of(theirs, "weights")[name]))
     events = list(read_events(run.events))
     assert [event["step"] for event in events if event["kind"] == "step"] == [1, 2, 3, 4]
     assert [event["seq"] for event in events] == list(range(len(events)))

@@ -21,6 +21,7 @@ from backend.config.config import parse
 from backend.models.policy import load_base
 from backend.runs import checkpoint
 from backend.runs import run_sweep as sweep_module
+from backend.runs.checkpoint import arrays_of
 from backend.runs.events import read_events
 from backend.runs.run_folder import LOCK_VARIABLE, RunFolder
 from backend.runs.run_sweep import SweepInputs, run_sweep
@@ -84,7 +85,10 @@ def arrays(run: RunFolder) -> dict[str, np.ndarray]:
     """Weights and optimizer state of the newest checkpoint."""
     saved = checkpoint.newest(run)
     assert saved is not None
-    return {name: np.array(x.astype(mx.float32)) for name, x in {**saved.weights(), **saved.optimizer()}.items()}
+    return {
+        name: np.array(x.astype(mx.float32))
+        for name, x in {**arrays_of(saved, "weights"), **arrays_of(saved, "optimizer")}.items()
+    }
 
 
 def story(run: RunFolder) -> list[Any]:

@@ -11,8 +11,9 @@ from mlx.utils import tree_map
 
 from backend.config.config import Config, parse
 from backend.models.policy import Policy, load_policy
-from backend.runs.checkpoint import TrainingState, save
+from backend.runs.checkpoint import save
 from backend.runs.run_folder import RunFolder
+from backend.runs.saved_weights import TrainingState
 from tests.support import small_run
 
 

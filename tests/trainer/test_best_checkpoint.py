@@ -15,7 +15,7 @@ from backend.runs import checkpoint
 from backend.runs.checkpoint import go_back, last_step
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.runs.saved_weights import best_of, find_checkpoint, find_choice, saved_weights
+from backend.runs.saved_weights import all_checkpoints, best_of, find_checkpoint, find_choice
 from backend.trainer.control import handlers_restored
 from backend.trainer.evaluation.comparison import find_evaluated
 from backend.trainer.run_context import RunContext
@@ -79,10 +79,10 @@ def test_the_metric_of_the_settings_decides_and_its_best_checkpoint_is_kept(
     pairs = zip(rewards, lengths, strict=True)
     evaluated(monkeypatch, {i: {"reward": r, "completions/mean_length": n} for i, (r, n) in enumerate(pairs)})
     small_run.train_here(raw | HELD_OUT | {"best_metric": metric, "best_is_lowest": lowest}, run)
-    assert [saved.step for saved in saved_weights(run)] == [best, 4]
-    found = best_of(saved_weights(run))
-    assert found is not None and found.step == best and found.metric == metric
-    assert found.score == (lengths if "length" in metric else rewards)[best]
+    assert [saved.step for saved in all_checkpoints(run)] == [best, 4]
+    found = best_of(all_checkpoints(run))
+    assert found is not None and found.step == best and found.state.score_metric == metric
+    assert found.state.score == (lengths if "length" in metric else rewards)[best]
 
 
 @pytest.mark.parametrize("train_type", ["lora", "full"])
@@ -96,7 +96,7 @@ def test_a_run_ends_with_its_best_checkpoint_and_goes_on_from_its_last(
     assert "The run ends with the weights of step 2, its best checkpoint, with reward 1." in notes(run)
     *_, last = read_events(run.events)
     assert (last["kind"], last["step"], last["ends_with"]) == ("finished", 4, 2)
-    weights = find_checkpoint(run, "2").arrays
+    weights = find_checkpoint(run, "2").weights_file
     assert find_choice(run).step == 2 and find_checkpoint(run, "last").step == 4
     assert [find_evaluated(str(run.path), None, which=which).step for which in ("end", "last")] == [2, 4]
     if train_type == "lora":
@@ -108,7 +108,7 @@ def test_a_run_ends_with_its_best_checkpoint_and_goes_on_from_its_last(
     small_run.train_here(best | {"iters": 5, "load_best_at_end": False}, run)
     assert small_run.steps(run) == [1, 2, 3, 4, 5]
     if train_type == "lora":
-        assert same(arrays(run.adapters / "adapters.safetensors"), arrays(find_checkpoint(run, "5").arrays))
+        assert same(arrays(run.adapters / "adapters.safetensors"), arrays(find_checkpoint(run, "5").weights_file))
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
@@ -120,7 +120,7 @@ def test_a_checkpoint_without_the_optimizer_is_smaller_and_says_what_a_resume_la
     whole = RunFolder(tmp_path / "whole")
     small_run.train_here(light, whole)
     assert small_run.train_here(light, run, stop_after(run, 2)).kind == "stopped"
-    (saved,) = saved_weights(run)
+    (saved,) = all_checkpoints(run)
     assert sorted(file.name for file in saved.path.iterdir()) == ["adapters.safetensors", "state.json"]
     assert set(json.loads((saved.path / "state.json").read_text())["files"]) == {"adapters.safetensors"}
     assert small_run.train_here(light, run).kind == "finished"
@@ -134,11 +134,11 @@ def test_a_run_goes_back_to_a_checkpoint_and_repeats_what_came_after_it(
     saved_each_step: dict[str, Any], copied: RunFolder
 ) -> None:
     """Without changes it becomes what it was, to the last bit."""
-    before, completions = arrays(find_checkpoint(copied, "3").arrays), copied.completions.read_text()
+    before, completions = arrays(find_checkpoint(copied, "3").weights_file), copied.completions.read_text()
     assert last_step(copied) == 3
     sentence = go_back(copied, "1")
     assert sentence == "The run was taken back from step 3 to its checkpoint of step 1, and continues from there."
-    assert [saved.step for saved in saved_weights(copied)] == [1] and not copied.is_locked()
+    assert [saved.step for saved in all_checkpoints(copied)] == [1] and not copied.is_locked()
     assert small_run.train_here(saved_each_step, copied).kind == "finished"
     assert small_run.steps(copied) == [1, 2, 3] and copied.completions.read_text() == completions
-    assert same(arrays(find_checkpoint(copied, "3").arrays), before)
+    assert same(arrays(find_checkpoint(copied, "3").weights_file), before)

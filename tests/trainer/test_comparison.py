@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from backend.config.config import load
+from backend.runs.checkpoint import arrays_of
 from backend.runs.run_folder import RunFolder
 from backend.trainer.evaluation import comparison
 from backend.trainer.evaluation.comparison import EvaluatedModel, EvaluationChoices, evaluate_model, find_evaluated
@@ -110,7 +111,7 @@ def test_the_tuned_side_is_the_trained_weights(run: RunFolder, monkeypatch: pyte
     monkeypatch.setattr(comparison, "load_policy", lambda *more: policies.append(load_policy(*more)) or policies[-1])
     evaluate(evaluated, decodings=("greedy",), limit=2)
     assert evaluated.checkpoint is not None and len(policies) == 1, "one model is loaded for both sides"
-    saved, now = evaluated.checkpoint.weights(), policies[0].trainable()
+    saved, now = arrays_of(evaluated.checkpoint, "weights"), policies[0].trainable()
     assert saved.keys() == now.keys() and all((saved[name] == now[name]).all().item() for name in saved)
 
 

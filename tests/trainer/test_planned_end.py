@@ -10,7 +10,7 @@ import pytest
 from backend.config.config import problems
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.runs.saved_weights import best_of, saved_weights
+from backend.runs.saved_weights import all_checkpoints, best_of
 from backend.trainer.steering import MetricWatch
 from tests.support import small_run
 
@@ -63,7 +63,7 @@ def test_a_run_ends_where_a_metric_has_passed_its_line_and_says_so(raw: dict[str
     *_, last = read_events(run.events)
     assert last["reason"] == "stop_when" and last["sentence"] == ending.sentence
     assert ending.sentence.startswith("Finished after 5 of 12 steps. rewards/low_half/mean >= 0.01 is met: 0.")
-    assert [saved.step for saved in saved_weights(run)] == [5]
+    assert [saved.step for saved in all_checkpoints(run)] == [5]
 
 
 @pytest.mark.parametrize("every", [2, 0])
@@ -77,9 +77,9 @@ def test_a_run_ends_early_without_gain_and_keeps_the_best_checkpoint(
     assert (ending.kind, ending.exit_code, ending.step) == ("finished", 0, 4 if every else 6)
     what = "Held-out reward has not risen by more than 9 in 2 evaluations" if every else "in 2 checkpoints"
     assert what in ending.sentence
-    best = best_of(saved_weights(run))
+    best = best_of(all_checkpoints(run))
     assert best is not None
     before = [e["metrics"]["reward"] for e in read_events(run.events) if e["kind"] == "eval" and e["step"] == 0]
-    is_trained = not before or (best.score is not None and best.score > before[0])
+    is_trained = not before or (best.state.score is not None and best.state.score > before[0])
     named = f"checkpoint {best.step}" if is_trained else "the model before training"
     assert ending.sentence.endswith(f"is that of {named}.")

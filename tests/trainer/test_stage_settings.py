@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from backend.runs.run_folder import RunFolder
-from backend.runs.saved_weights import best_of, find_checkpoint, saved_weights
+from backend.runs.saved_weights import all_checkpoints, best_of, find_checkpoint
 from tests.support import small_run
 from tests.support.small_run import arrays, assert_same_run, events, same, train_with_stops
 
@@ -80,7 +80,7 @@ def test_a_stage_equals_a_run_with_its_settings_that_goes_on_from_the_same_check
     saved = json.loads(state.read_text())
     state.write_text(json.dumps(saved | {"stream_first": saved["cursor"]}))
     assert small_run.train_here(raw | OTHERS | birds, run).step == 5
-    assert same_at(run, whole, 5) and same_at(run, whole, 7 if len(saved_weights(run)) > 5 else 4) is not None
+    assert same_at(run, whole, 5) and same_at(run, whole, 7 if len(all_checkpoints(run)) > 5 else 4) is not None
     assert rows_of(run, 2) == [row for row in rows_of(whole, 2) if row["step"] <= 5]
     assert {row["prompt"].split()[0] for row in rows_of(whole, 2) if row["step"] <= 5} == {"Name"}
     assert [len(row["completions"]) for row in rows_of(whole)] == [2] * 2 + [3] * 6 + [2] * 2
@@ -118,7 +118,7 @@ def test_scores_of_a_stage_with_other_rewards_are_a_series_of_their_own(raw: dic
         {"iters": 2, "reward_weights": [-1.0]},
     ]
     small_run.train_here(raw | {"stages": stages, "load_best_at_end": True, "num_iterations": 1}, run)
-    series = {saved.step: saved.series for saved in saved_weights(run)}
+    series = {saved.step: saved.state.score_series for saved in all_checkpoints(run)}
     assert series == {1: 0, 2: 0, 3: 1, 4: 1, 5: 2, 6: 2}
-    best = best_of(saved_weights(run))
+    best = best_of(all_checkpoints(run))
     assert best is not None and best.step in (5, 6)

@@ -56,10 +56,15 @@ def starts(raw: dict[str, Any], run: RunFolder, adapter: object, **changes: Any)
 
 def test_a_run_starts_from_the_arrays_that_are_named(raw: dict[str, Any], first: RunFolder, run: RunFolder) -> None:
     """At step 0 its checkpoint is theirs; the reference stays the base model, so the KL is not 0."""
-    named = {first.path: "2", f"{first.path}@1": "1", first.adapters: "2", find_checkpoint(first, "1").arrays: "1"}
+    named = {
+        first.path: "2",
+        f"{first.path}@1": "1",
+        first.adapters: "2",
+        find_checkpoint(first, "1").weights_file: "1",
+    }
     for number, (adapter, step) in enumerate(named.items()):
         begun = starts(raw, RunFolder(run.path / str(number)), adapter, iters=1)
-        assert same(arrays(find_checkpoint(begun, "0").arrays), arrays(find_checkpoint(first, step).arrays))
+        assert same(arrays(find_checkpoint(begun, "0").weights_file), arrays(find_checkpoint(first, step).weights_file))
         (metrics,) = steps_of(begun)
         assert metrics["kl"] > 1e-4
     assert any("The adapters start from" in event.get("sentence", "") for event in read_events(begun.events))
@@ -69,7 +74,7 @@ def test_a_start_equals_a_cold_clone(raw: dict[str, Any], first: RunFolder, run:
     begun = starts(raw, run, f"{first.path}@1")
     cloned = clone(first, "1", warm=False, name="cold", runs_dir=tmp_path)
     assert small_run.train_here(yaml.safe_load(cloned.config.read_text()), cloned).kind == "finished"
-    assert same(arrays(find_checkpoint(begun, "2").arrays), arrays(find_checkpoint(cloned, "2").arrays))
+    assert same(arrays(find_checkpoint(begun, "2").weights_file), arrays(find_checkpoint(cloned, "2").weights_file))
     assert begun.completions.read_text() == cloned.completions.read_text()
 
 
@@ -87,7 +92,7 @@ def test_a_run_that_was_killed_does_not_need_the_adapter_again(
     shutil.rmtree(lent)
     shutil.rmtree(find_checkpoint(run, "1").path)  # as a kill in step 1 leaves it
     starts(raw, run, lent)
-    assert same(arrays(find_checkpoint(run, "2").arrays), arrays(find_checkpoint(whole, "2").arrays))
+    assert same(arrays(find_checkpoint(run, "2").weights_file), arrays(find_checkpoint(whole, "2").weights_file))
     assert run.completions.read_text() == whole.completions.read_text()
 
 

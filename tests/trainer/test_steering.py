@@ -13,6 +13,7 @@ import pytest
 
 from backend.config.config import parse
 from backend.runs import checkpoint
+from backend.runs.checkpoint import arrays_of
 from backend.runs.run_folder import RunFolder
 from backend.runs.steering import Change, read_changes, request_change
 from backend.trainer import telemetry
@@ -80,7 +81,7 @@ def numbers(run: RunFolder) -> list[tuple[Any, ...]]:
 
 def weights(run: RunFolder, step: int | None = None) -> dict[str, np.ndarray]:
     saved = next(each for each in reversed(checkpoint.all_checkpoints(run)) if step in (None, each.state.step))
-    return {name: np.array(x) for name, x in (saved.weights() | saved.optimizer()).items()}
+    return {name: np.array(x) for name, x in (arrays_of(saved, "weights") | arrays_of(saved, "optimizer")).items()}
 
 
 def assert_equals(run: RunFolder, other: RunFolder) -> None:

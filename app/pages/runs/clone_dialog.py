@@ -25,7 +25,7 @@ from app.widgets.upload_dialog import MakeTask, cancel_before_closing
 from backend.config.config import SETTINGS, TEXTS, problems
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import as_number, value_text
-from backend.runs.saved_weights import best_of, saved_weights
+from backend.runs.saved_weights import all_checkpoints, best_of
 from backend.runs.steering import run_config
 from backend.utils.command import backend_command
 from backend.utils.errors import UserError
@@ -139,11 +139,11 @@ class CloneDialog(Dialog):
         self._task: VerbProcess | None = None
         self._problem = ""
         self.step = ComboBox(name="Starting step")
-        checkpoints = list(reversed(saved_weights(run)))
+        checkpoints = list(reversed(all_checkpoints(run)))
         best = best_of(checkpoints)
         for saved in checkpoints:  # “Step 40, reward 2.31, the newest and the best”
             marks = [mark for mark, one in (("the newest", checkpoints[0]), ("the best", best)) if saved == one]
-            reward = "" if saved.score is None else f"reward {figure(saved.score)}"
+            reward = "" if saved.state.score is None else f"reward {figure(saved.state.score)}"
             parts = filter(None, (f"Step {saved.step:,}", reward, " and ".join(marks)))
             self.step.addItem(", ".join(parts), saved.step)
         self.step.currentIndexChanged.connect(lambda _: self._show_step())

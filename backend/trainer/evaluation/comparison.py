@@ -23,11 +23,11 @@ from backend.data.prompts import TokenizedPrompts
 from backend.data.rows import SPLITS, Rows, Splits, check_columns
 from backend.models.policy import Policy, load_policy
 from backend.runs.archive import summary
-from backend.runs.checkpoint import Checkpoint, all_checkpoints
+from backend.runs.checkpoint import arrays_of
 from backend.runs.completion_rows import CompletionRow
 from backend.runs.events import step_of_end
 from backend.runs.run_folder import RunFolder, find_run
-from backend.runs.saved_weights import END, find_checkpoint
+from backend.runs.saved_weights import END, Checkpoint, find_checkpoint
 from backend.runs.steering import run_config
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
@@ -146,9 +146,8 @@ def find_evaluated(name: str, config: Config | None, runs_dir: Path | None = Non
     if which == END:
         left = step_of_end(run)
         which = "last" if left is None else str(left)
-    step = find_checkpoint(run, which).step
-    saved = next(saved for saved in all_checkpoints(run) if saved.state.step == step)
-    own = run_config(run, step)
+    saved = find_checkpoint(run, which)
+    own = run_config(run, saved.step)
     settings = own if config is None else config.model_copy(update={key: getattr(own, key) for key in MODEL_KEYS})
     steps = summary(run).iterations or own.iters
     return EvaluatedModel(settings.model_copy(update=WITHOUT_REFERENCE), run, saved, steps)
@@ -280,7 +279,7 @@ def _sample_sides(
         if side == "tuned":
             assert evaluated.checkpoint is not None and evaluated.run is not None
             try:
-                policy.assign(evaluated.checkpoint.weights())
+                policy.assign(arrays_of(evaluated.checkpoint, "weights"))
             except ValueError:
                 what = f"The weights in {evaluated.checkpoint.path} do not fit the model {evaluated.config.model}"
                 why = f"it is not the one that the run {evaluated.run.name} trained."

@@ -18,6 +18,7 @@ from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.export.export_run import Export, export_run
 from backend.models.policy import Policy, load_policy
 from backend.runs import checkpoint
+from backend.runs.checkpoint import arrays_of
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.sampling.rollout import Sampler
@@ -77,7 +78,7 @@ def run_and_resume(folder: Path, work: Path) -> None:
     _check_steps(unbroken)
     saved = [checkpoint.newest(run) for run in (unbroken, broken)]
     assert saved[0] and saved[1] and saved[0].state.step == saved[1].state.step == 2
-    weights, resumed = (checkpoint_.weights() for checkpoint_ in saved if checkpoint_)
+    weights, resumed = (arrays_of(checkpoint_, "weights") for checkpoint_ in saved if checkpoint_)
     changed = [name for name, x in weights.items() if not np.array_equal(np.array(x), np.array(resumed[name]))]
     assert not changed, f"a resumed run ends with other weights: {changed[0]}"
     _check_reopened(folder, unbroken, load_policy(parse(raw)), weights)
