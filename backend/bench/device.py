@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import json
 import math
 import os
@@ -57,19 +58,19 @@ LORA_B_STD = 1e-3
 """With rank 8 and scale 20, adapters then add about 3 % to a layer's output."""
 FIRST_WORD = 2
 """Token ids below are padding and the end."""
-_SIZES = ("name", "hidden", "layers", "intermediate", "heads", "kv_heads", "head_dim", "vocab")
-
-
-def _shape(*sizes: Any) -> dict[str, Any]:
-    return dict(zip(_SIZES, sizes, strict=True))
-
-
+SIZES = ("name", "hidden", "layers", "intermediate", "heads", "kv_heads", "head_dim", "vocab")
 QWEN3 = [
-    _shape("Qwen3-0.6B", 1024, 28, 3072, 16, 8, 128, 151936),
-    _shape("Qwen3-1.7B", 2048, 28, 6144, 16, 8, 128, 151936),
-    _shape("Qwen3-4B", 2560, 36, 9728, 32, 8, 128, 151936),
+    dict(zip(SIZES, sizes, strict=True))
+    for sizes in (
+        ("Qwen3-0.6B", 1024, 28, 3072, 16, 8, 128, 151936),
+        ("Qwen3-1.7B", 2048, 28, 6144, 16, 8, 128, 151936),
+        ("Qwen3-4B", 2560, 36, 9728, 32, 8, 128, 151936),
+    )
 ]
-TINY = [_shape("tiny", 128, 2, 384, 4, 2, 32, 1024), _shape("small", 256, 4, 768, 4, 2, 64, 8192)]
+TINY = [
+    dict(zip(SIZES, sizes, strict=True))
+    for sizes in (("tiny", 128, 2, 384, 4, 2, 32, 1024), ("small", 256, 4, 768, 4, 2, 64, 8192))
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,8 @@ class Task:
     precision: str
     """`4-bit` or `bf16`; on a CPU also `4-bit float32` (activations and scales in float32) and `float32`."""
     measure: str
-    group_size: int
-    prompt: int
+    group_size: int = 8
+    prompt: int = 1
     completion: int = 1
     prompts: int = 1
     filters: bool = False
@@ -124,20 +125,15 @@ def scale_for(gpu: bool, quick: bool) -> Scale:
 def tasks(scale: Scale) -> list[Task]:
     """All measurements, the most important of every model first: the time may end before the list does."""
     first, rest = list[Task](), list[Task]()
-    for shape, precision in [(shape, precision) for precision in scale.precisions for shape in scale.shapes]:
-
-        def task(
-            measure: str, group_size: int = 8, prompt: int = scale.prompt, shape=shape, precision=precision, **more: Any
-        ) -> Task:
-            return Task(shape, precision, measure, group_size, prompt, most_rounds=scale.most_rounds, **more)
-
+    for precision, shape in itertools.product(scale.precisions, scale.shapes):
+        task = partial(Task, shape, precision, prompt=scale.prompt, most_rounds=scale.most_rounds)
         for size in scale.group_sizes:
             important = first if size in (8, 32) else rest
             important.append(task("sampling", size, completion=scale.sampled, filters=True))
             rest.append(task("sampling", size, completion=scale.sampled))
         first += [task("learning", completion=scale.learned), task("gap", completion=scale.sampled)]
         prompts, length = scale.prefilled
-        rest.append(task("prefill", 1, length, prompts=prompts))
+        rest.append(task("prefill", 1, prompt=length, prompts=prompts))
         rest.append(task("learning", completion=scale.learned, kl=True))
     return first + rest
 

@@ -62,13 +62,12 @@ def rank(
 
 def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
     """Join the other ranks and work until the run ends. Returns the exit code."""
-    folder, channel, shared = given_orders(), None, None
+    folder, channel, collectives = given_orders(), None, None
     orders = folder.orders() if folder is not None else Orders(shlex.join(sys.argv))
     if backend := backend_of():
         from backend.distributed.channel import WorkerChannel, open_channel
         from backend.distributed.collectives import init_collectives
 
-        collectives = None
         try:
             collectives = init_collectives(backend)
             if collectives.rank:  # before anything is compiled; rank 0 shares its folder with other programs
@@ -86,9 +85,11 @@ def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
             return USER_ERROR
         if isinstance(channel, WorkerChannel):
             return _work(channel, collectives)
-        shared = _shared_by_leader(channel, collectives, backend, orders, folder)
     code = BUG
     try:
+        shared = None
+        if channel is not None and collectives is not None:
+            shared = _shared_by_leader(channel, collectives, backend, orders, folder)
         code = _train(run, orders, stream, progress, shared)
     except UserError as error:
         print_problems(error)

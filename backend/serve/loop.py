@@ -20,13 +20,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from backend.runs.events import json_safe
-from backend.serve.questions import QUESTIONS, Cancelled, Question, QuestionCall
+from backend.serve.questions import POOLS, QUESTIONS, Cancelled, Question, QuestionCall
 from backend.trainer.machine import fault_of_gpu
 from backend.utils.child_process import claim_stdout, json_line
 from backend.utils.disk import fault_of
 from backend.utils.errors import ConfigProblem, UserError
-
-POOL_THREADS = 4  # threads for quick questions; most of them wait for a disk or the network
 
 Message = dict[str, Any]
 
@@ -37,19 +35,15 @@ class Server:
     def __init__(self, write: Callable[[str], None], questions: Mapping[str, Question] = QUESTIONS) -> None:
         self._write, self._questions = write, questions
         self._write_lock, self._calls = threading.Lock(), dict[int, QuestionCall]()
-        self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="question")
-        self._model_thread = ThreadPoolExecutor(1, thread_name_prefix="model")
-        self._own_threads: list[threading.Thread] = []
+        self._pools = {name: ThreadPoolExecutor(threads, name) for name, threads in POOLS.items()}
 
     def serve(self, lines: Iterable[bytes]) -> None:
         """Answer until the lines end and every question has its answer."""
         for line in lines:
             if line.strip():
                 self.receive(line)
-        self._pool.shutdown()
-        self._model_thread.shutdown()
-        for thread in self._own_threads:
-            thread.join()
+        for pool in self._pools.values():
+            pool.shutdown()
 
     def receive(self, line: bytes) -> None:
         """Start to answer one line; does not wait for the answer."""
@@ -74,12 +68,7 @@ class Server:
             self._calls.pop(number, None)
             self._send({"id": number, **ending})
 
-        if question.own_thread:
-            self._own_threads = [thread for thread in self._own_threads if thread.is_alive()]
-            self._own_threads.append(threading.Thread(target=work, daemon=True))
-            self._own_threads[-1].start()
-        else:
-            (self._model_thread if question.on_model_thread else self._pool).submit(work)
+        self._pools[question.pool].submit(work)
 
     def _send(self, message: Message) -> None:
         line = json_line(message)

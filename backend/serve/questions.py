@@ -44,39 +44,40 @@ class QuestionCall:
 Handler = Callable[[dict[str, Any], QuestionCall], Any]
 
 
+POOLS = {"quick": 4, "model": 1, "long": 16}
+"""Pool → how many threads it has. Most of the quick ones wait for a disk or the network. To the one of `model` belong
+mlx's arrays and random state. What may take minutes is `long`, so that quick questions never wait for it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A handler as `module:function`, and the thread it runs on: one of a small pool by default.
-
-    `on_model_thread`: one at a time, always on the same thread, to which mlx's arrays and random state belong.
-    `own_thread`: it may take minutes, and the pool must stay free for quick questions.
-    """
+    """A handler as `module:function`, and the pool of threads that it runs on."""
 
     path: str
-    on_model_thread: bool = False
-    own_thread: bool = False
+    pool: str = "quick"
 
     def handler(self) -> Handler:
         """The function."""
-        if self.on_model_thread:
-            import_mlx_lm()  # a thread of the pool may be loading a tokenizer with it
+        if self.pool == "model":
+            import_mlx_lm()  # a thread of another pool may be loading a tokenizer with it
         module, _, name = self.path.partition(":")
         return getattr(importlib.import_module(module), name)
 
 
-_HANDLERS = {
-    "hub_questions": "models datasets model_facts hub_search hub_files download discard hub_login check_machines "
-    "import_adapter newer_release",
-    "reward_questions": "score sample run_completions read_completions reward_cases",
-    "dataset_questions": "preview preview_choices preview_rows preview_row preview_counts preview_variety",
-    "chat_questions": "chat_load chat_reply chat_row",
+_NAMES = {
+    ("hub_questions", "quick"): "models datasets model_facts hub_search hub_files discard hub_login",
+    ("hub_questions", "model"): "import_adapter",
+    ("hub_questions", "long"): "download check_machines newer_release",
+    ("reward_questions", "quick"): "score run_completions read_completions reward_cases",
+    ("reward_questions", "model"): "sample",
+    ("dataset_questions", "quick"): "preview_rows preview_row",
+    ("dataset_questions", "long"): "preview preview_choices preview_counts preview_variety",
+    ("chat_questions", "quick"): "chat_row",
+    ("chat_questions", "model"): "chat_load chat_reply",
 }
-_ON_MODEL_THREAD = ("sample", "chat_load", "chat_reply", "import_adapter")
-_OWN_THREAD = (
-    *("download", "check_machines", "newer_release", "preview", "preview_choices", "preview_counts", "preview_variety"),
-)
+"""(module of this package, pool) → its questions."""
 QUESTIONS: dict[str, Question] = {
-    name: Question(f"backend.serve.{module}:{name}", name in _ON_MODEL_THREAD, name in _OWN_THREAD)
-    for module, names in _HANDLERS.items()
+    name: Question(f"backend.serve.{module}:{name}", pool)
+    for (module, pool), names in _NAMES.items()
     for name in names.split()
 }

@@ -24,7 +24,7 @@ from backend.serve.questions import Question
 tokenizer = threading.Thread(target=import_mlx_lm)
 tokenizer.start()
 time.sleep(0.1)
-print(Question("handlers:sample", on_model_thread=True).handler()({}, None))
+print(Question("handlers:sample", pool="model").handler()({}, None))
 tokenizer.join()
 """
 

@@ -64,8 +64,8 @@ ASKED = {
     "on a full disk": Question(HERE + "on_a_full_disk"),
     "unsayable": Question(HERE + "unsayable"),
     "patient": Question(HERE + "patient"),
-    "lasting": Question(HERE + "patient", own_thread=True),
-    "thread": Question(HERE + "thread", on_model_thread=True),
+    "lasting": Question(HERE + "patient", pool="long"),
+    "thread": Question(HERE + "thread", pool="model"),
     "absent": Question("backend.serve.nowhere:nothing"),
 }
 
