@@ -55,9 +55,7 @@ def states(run: RunFolder, child: subprocess.Popen[bytes]) -> Iterator[str]:
 LEARNING = ["learning", 4, INTERACTIVITY]
 
 
-def test_a_run_that_the_gpu_fails_goes_on_to_its_end_and_a_window_sees_it_live_throughout(
-    run: RunFolder,
-) -> None:
+def test_a_run_that_the_gpu_fails_goes_on_to_its_end_and_a_window_sees_it_live_throughout(run: RunFolder) -> None:
     failures: failing_gpu.Failures = [LEARNING]
     child = started(run, failures)
     seen = list(states(run, child))

@@ -22,7 +22,6 @@ from app.state import guide
 from app.state.guide import GLOSSARY
 from backend.config import loss_menu
 from backend.rewards import catalogue
-from backend.utils import about
 
 ROOT = Path(__file__).parents[2]
 PACKAGING = ROOT / "packaging"
@@ -68,19 +67,6 @@ def test_sources_that_menus_read_are_in_the_bundle() -> None:
 def test_the_documents_of_the_help_menu_are_in_the_bundle() -> None:
     there = {file.relative_to(ROOT / "docs").as_posix() for file in contents.documents() if file.is_file()}
     assert there == {*DOCUMENTS.values(), GLOSSARY.name} | guide.documents()
-
-
-def test_metadata_is_that_of_everything_we_require() -> None:
-    names = set(about.needed())
-    assert {
-        "grpo-studio",
-        "mlx",
-        "mlx-cpu" if sys.platform == "linux" else "mlx-metal",
-        "numpy",
-        "huggingface-hub",
-        "antlr4-python3-runtime",
-    } <= names
-    assert not names & {"pytest", "ruff", "pyinstaller"}, "an extra is no part of the app"
 
 
 @pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="packages of the system are named where it is Debian")

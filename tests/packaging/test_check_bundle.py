@@ -86,11 +86,3 @@ def test_on_the_command_line_problems_are_lines_and_the_exit_code(
     assert (check.main(), capsys.readouterr().out) == (0, "")
     os.rename(contents, contents.with_name("contents"))
     assert check.main() == 1 and "no folder Contents" in capsys.readouterr().out
-
-
-def test_the_apps_icon_and_documents_are_declared(script: Callable[[str], ModuleType]) -> None:
-    """Offered for YAML and folders, and the owner of neither."""
-    plist = script("info_plist").info_plist("0.1.0")
-    types = {kind["LSItemContentTypes"][0]: kind["LSHandlerRank"] for kind in plist["CFBundleDocumentTypes"]}
-    assert types == {"public.yaml": "Alternate", "public.folder": "Alternate"}
-    assert plist["LSMinimumSystemVersion"] == "14.0" and plist["LSArchitecturePriority"] == ["arm64"]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from backend.utils.child_process import ChildEnded, ChildProcess, ChildTimeout, module_command
+from backend.utils.child_process import ChildEnded, ChildProcess, ChildTimeout
 
 CHILD = """
 import os, sys, time
@@ -86,10 +86,3 @@ def test_more_than_a_pipe_holds_goes_through_in_both_directions_and_on_stderr() 
     text = "x" * 1_000_000
     assert child.request(text) == text
     child.stop()
-
-
-def test_a_bundled_app_starts_the_trainers_executable_as_its_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert module_command("backend.some.module") == [sys.executable, "-P", "-m", "backend.some.module"]
-    monkeypatch.setattr(sys, "frozen", True, raising=False)
-    monkeypatch.setattr(sys, "executable", "/opt/grpo-studio")
-    assert module_command("backend.some.module") == ["/opt/grpo-studio-backend", "child", "backend.some.module"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from backend.utils.about import without_private
 def test_everything_shipped_names_a_version_and_a_licence() -> None:
     parts = {part.name: part for part in about.components()}
     assert next(iter(parts)) == "grpo-studio" and "Permission is hereby granted" in parts["grpo-studio"].text
-    assert {"mlx", "mlx-lm", "numpy", "Python"} <= set(parts)
+    by_platform = "mlx-cpu" if sys.platform == "linux" else "mlx-metal"
+    assert {"mlx", by_platform, "mlx-lm", "numpy", "huggingface_hub", "antlr4-python3-runtime", "Python"} <= set(parts)
     assert not [part.name for part in parts.values() if not part.version or not part.licence]
     assert not {"pytest", "ruff", "pyinstaller"} & set(parts), "an extra is not shipped"
     without_text = {part.name for part in parts.values() if not part.text}

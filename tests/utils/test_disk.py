@@ -121,11 +121,7 @@ def test_a_folder_is_replaced_whole_or_stays(tmp_path: Path, monkeypatch: pytest
         return full() if self.name == ".model" else rename(self, to)
 
     nothing: Any = lambda *_: None  # noqa: E731
-    for where, name, broken in (
-        (disk, "sync", full),
-        (Path, "rename", full_at_the_end),
-        (disk, "nothing", nothing),
-    ):
+    for where, name, broken in ((disk, "sync", full), (Path, "rename", full_at_the_end), (disk, "nothing", nothing)):
         with (
             monkeypatch.context() as patch,
             pytest.raises(DiskError, match=r"/model cannot be written: the disk is full"),

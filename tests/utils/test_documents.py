@@ -12,15 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from backend.utils.documents import (
-    DEPTH,
-    parse_json,
-    parse_yaml,
-    read_json,
-    read_yaml,
-    validation_error,
-    whole_number,
-)
+from backend.utils.documents import DEPTH, parse_json, parse_yaml, read_json, read_yaml, validation_error, whole_number
 from backend.utils.errors import UserError
 
 

@@ -50,8 +50,7 @@ def test_patterns_as_people_write_them_are_left_alone(pattern: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "length"),
-    [("abc", 3), ("(?:ab){5000}c{5000}" * 2, 70_000), (r"[^]a]{2000}\{{2000}" * 2, 8_000)],
+    ("pattern", "length"), [("abc", 3), ("(?:ab){5000}c{5000}" * 2, 70_000), (r"[^]a]{2000}\{{2000}" * 2, 8_000)]
 )
 def test_only_what_is_repeated_counts_more_than_once(pattern: str, length: int) -> None:
     """Every character of a group counts, its brackets too: (?:ab) is six."""
