@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
@@ -197,15 +198,37 @@ class Dataset(QObject):
             return
         if self.state in ("none", "failed", "absent", "fetching"):
             self._set_state("reading", {})
-        self._pending["preview"] = self._service.ask(
+        self._ask(
             "preview",
             lambda answer: self._on_preview(answer, known),
-            on_refused=self._on_refused,
-            owner=self,
+            self._on_refused,
             settings=settings,
             fetch=self._fetch,
         )
         self._fetch = False
+
+    def _ask(
+        self,
+        question: str,
+        on_answer: Callable[[Any], None],
+        on_refused: Callable[[list[ConfigProblem]], None],
+        on_progress: Callable[[dict[str, Any]], None] | None = None,
+        **arguments: Any,
+    ) -> None:
+        """Ask; the question is pending until it is answered, refused or cancelled."""
+
+        def ended(callback: Callable[[Any], None], content: Any) -> None:
+            self._pending.pop(question, None)
+            callback(content)
+
+        self._pending[question] = self._service.ask(
+            question,
+            partial(ended, on_answer),
+            on_refused=partial(ended, on_refused),
+            on_progress=on_progress,
+            owner=self,
+            **arguments,
+        )
 
     def reload(self) -> None:
         self.refresh(again=True)
@@ -246,7 +269,6 @@ class Dataset(QObject):
             self.changed.emit()
 
     def _on_preview(self, answer: dict[str, Any], known: bool) -> None:
-        self._pending.pop("preview", None)
         if known and answer == {"absent": False, **self.preview}:
             if self.counts is not None and self.counts.no_tokens:
                 self.counts = replace(self.counts, done=False)  # the model may be on this machine by now
@@ -259,10 +281,8 @@ class Dataset(QObject):
         self._request_choices(answer["form"])
         self._request_counts()
 
-    def _on_refused(self, faults: list[ConfigProblem]) -> None:
-        self._fetch_failed = "download" in self._pending
-        self._pending.pop("preview", None)
-        self._pending.pop("download", None)
+    def _on_refused(self, faults: list[ConfigProblem], *, of_download: bool = False) -> None:
+        self._fetch_failed = of_download
         self._requested_for = None
         self._set_state("failed", {"faults": [fault.to_dict() for fault in faults]})
 
@@ -305,21 +325,14 @@ class Dataset(QObject):
             self.changed.emit()
 
         def on_downloaded(_: Any) -> None:
-            self._pending.pop("download", None)
             self._fetch, self.state = True, "reading"
             self.refresh()
 
         self.download_progress = (0, None)
         self._set_state("fetching", {})
-        self._pending["download"] = self._service.ask(
-            "download",
-            on_downloaded,
-            on_progress=on_progress,
-            on_refused=self._on_refused,
-            owner=self,
-            id=self.settings()["data"].strip(),
-            repo_type="dataset",
-        )
+        name = self.settings()["data"].strip()
+        refused = partial(self._on_refused, of_download=True)
+        self._ask("download", on_downloaded, refused, on_progress, id=name, repo_type="dataset")
 
     def try_again(self) -> None:
         (self.download if self._fetch_failed else self.reload)()
@@ -334,46 +347,28 @@ class Dataset(QObject):
         counts_all = any(self._watchers.values())
         which = {"settings": self.settings(), "split": self.split}
         if counts_all and not self.variety and "preview_variety" not in self._pending:
-            self._pending["preview_variety"] = self._service.ask(
-                "preview_variety", self._on_variety, on_refused=lambda _: self._on_variety({}), owner=self, **which
-            )
+            self._ask("preview_variety", self._set_variety, lambda _: self._set_variety({}), **which)
         most = None if counts_all else SAMPLE_SIZE
         rows = self.splits[self.split]["rows"]
         is_known = self.counts is not None and self.counts.done and self.counts.seen >= min(rows, most or rows)
         if not is_known and "preview_counts" not in self._pending:
-            self._pending["preview_counts"] = self._service.ask(
-                "preview_counts",
-                lambda answer: self._on_counts(answer, done=True),
-                on_progress=self._on_counts,
-                on_refused=self._on_counts_refused,
-                owner=self,
-                most=most,
-                **which,
-            )
+            done = partial(self._on_counts, done=True)
+            self._ask("preview_counts", done, self._show_count_faults, self._on_counts, most=most, **which)
 
     def _on_counts(self, answer: dict[str, Any], done: bool = False) -> None:
         lengths = () if answer["no_tokens"] else tuple((int(tokens), int(rows)) for tokens, rows in answer["lengths"])
         self.counts = Counts(answer["rows"], answer["seen"], answer["refused"], lengths, answer["no_tokens"], done)
         faults = [ConfigProblem(**fault) for fault in answer["faults"]]
-        if done:
-            self._pending.pop("preview_counts", None)
         if faults != self._count_faults:
-            self._count_faults = faults
-            self._collect_faults()
-            self.changed.emit()
+            self._show_count_faults(faults)
         self.counts_changed.emit()
         if done:
             self._request_counts()  # a watcher that needs every prompt counted may have been added meanwhile
 
-    def _on_counts_refused(self, faults: list[ConfigProblem]) -> None:
-        self._pending.pop("preview_counts", None)
+    def _show_count_faults(self, faults: list[ConfigProblem]) -> None:
         self._count_faults = faults
         self._collect_faults()
         self.changed.emit()
-
-    def _on_variety(self, answer: dict[str, Any]) -> None:
-        self._pending.pop("preview_variety", None)
-        self._set_variety(answer)
 
     def _set_variety(self, variety: dict[str, Any]) -> None:
         self.variety = variety

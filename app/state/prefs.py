@@ -109,9 +109,6 @@ class Prefs(QObject):
         self._put_first("recent_files", str(path))
         self.remember_folder("config", path.parent)
 
-    def forget_recent(self) -> None:
-        self.settings.remove("recent_files")
-
     def used(self, kind: str) -> list[str]:
         """Models or datasets chosen recently, the latest first."""
         return self._list(f"used_{kind}")

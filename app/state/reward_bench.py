@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,21 +124,16 @@ class RewardBench(QObject):
 
     def _load(self, question: str, activity: str, origin: str, **arguments: Any) -> None:
         def on_answer(answer: Any) -> None:
-            if isinstance(answer, list):
-                self._set_groups(answer, origin)
-            else:  # the answer to run_completions, which also says the step
-                step = f"from {Path(arguments['run']).name}, step {answer['step']}"
-                self._set_groups(answer["groups"], origin or step)
+            self.groups, self.origin = answer, origin
+            if not isinstance(answer, list):  # the answer to run_completions, which also says the step
+                self.groups = answer["groups"]
+                self.origin = f"from {Path(arguments['run']).name}, step {answer['step']}"
+            self._loaded_for = (self.draft.value("model"), self.draft.value("data"))
+            self.functions, self.findings, self.failed = [], [], None
+            self.changed.emit()
+            self.score()
 
         self._ask(question, activity, on_answer, **arguments)
-
-    def _set_groups(self, groups: list[Group], origin: str) -> None:
-        self.groups, self.origin = groups, origin
-        self._loaded_for = (self.draft.value("model"), self.draft.value("data"))
-        self.functions, self.findings, self.failed = [], [], None
-        self._end_request()
-        self.changed.emit()
-        self.score()
 
     def score(self) -> None:
         """Score the completions, after asking for missing consent."""
@@ -177,7 +172,6 @@ class RewardBench(QObject):
         )
 
     def _on_scores(self, answer: dict[str, Any]) -> None:
-        self._end_request()
         self.stale = False
         self.failed = answer.get("failed")
         if self.failed is None:
@@ -225,17 +219,18 @@ class RewardBench(QObject):
             self._edit_cases(self.reward_file, do="drop", place=index)
 
     def _edit_cases(self, file: Path, **edit: Any) -> None:
-        def on_edited(_answer: Any) -> None:
-            self._end_request()
-            self.score_quietly()
+        self._ask("reward_cases", "Keeping the case", lambda _: self.score_quietly(), file=str(file), **edit)
 
-        self._ask("reward_cases", "Keeping the case", on_edited, file=str(file), **edit)
-
-    def _ask(self, question: str, activity: str, on_answer: Any, **arguments: Any) -> None:
+    def _ask(self, question: str, activity: str, on_answer: Callable[[Any], None], **arguments: Any) -> None:
         self.cancel()  # one request at a time; an answer to an older one must not replace what is shown after it
         self._set_busy(activity)
+
+        def answered(answer: Any) -> None:
+            self._end_request()
+            on_answer(answer)
+
         self._request = self.service.ask(
-            question, on_answer, on_refused=self._on_refused, on_progress=self._on_progress, owner=self, **arguments
+            question, answered, on_refused=self._on_refused, on_progress=self._on_progress, owner=self, **arguments
         )
 
     def _on_progress(self, progress: dict[str, Any]) -> None:
