@@ -246,8 +246,8 @@ def score_in_sandbox(bench: Workbench) -> str:
         rewards.close()
     if result.error is not None:
         raise CheckFailed(result.error["sentence"])
-    if result.scores != [0.0, 4.0]:
-        raise CheckFailed(f"Two completions of 0 and 4 characters were scored {result.scores}.")
+    if result.given != [0.0, 4.0]:
+        raise CheckFailed(f"Two completions of 0 and 4 characters were scored {result.given}.")
     return "A reward file ran in it, and its scores are right."
 
 

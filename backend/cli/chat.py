@@ -240,8 +240,7 @@ def score(config: Config, replies: Sequence[Reply]) -> list[dict[str, Any]]:
     """Score each reply in the sandbox: {"rewards": {function: score}, "reward"}; without an answer, by the functions
     that need none. Raises UserError if a function fails."""
     from backend.cli.rewards import score_all
-    from backend.rewards.bench import BenchSettings
-    from backend.rewards.completion_lines import line_of
+    from backend.rewards.bench import BenchSettings, line_of
 
     has_answer = bool(replies[0].problem.answer)
     names, weights, _ = scorable(config.reward_functions, config.reward_weights, has_answer=has_answer)

@@ -14,10 +14,9 @@ from backend.cli.common import USER_ERROR, AsJson, tell, tell_error, tell_json, 
 from backend.cli.completions import Changes
 from backend.config.config import SETTINGS, keys_used_by, parse, problems, read
 from backend.config.other_programs.translation import translate
-from backend.rewards.bench import BenchSettings, RewardBench, score_lines
+from backend.rewards.bench import BenchSettings, RewardBench, line_of, merge_consecutive, read_groups, score_lines
 from backend.rewards.cases import cases_file, read_cases, rerun
 from backend.rewards.catalogue import builtin_rewards, locate_reward_file, rewards_in_file
-from backend.rewards.completion_lines import line_of, merge_consecutive, read_groups
 from backend.rewards.errors import RewardError
 from backend.runs.saved_weights import with_adapter
 from backend.utils.disk import save_as

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.config.other_programs.translation import translate
-from backend.rewards.catalogue import functions, locate_reward_file, read_call, split_names
+from backend.rewards.catalogue import find_call, functions, locate_reward_file, split_names
 from backend.runs.run_folder import LOCK_VARIABLE
 from backend.utils import places
 from backend.utils.disk import DiskError, replace_file
@@ -112,9 +112,8 @@ def code_files(settings: Mapping[str, Any], base: Path | None = None) -> list[Pa
     for part in [settings, *(stages if isinstance(stages, list) else [])]:
         entries = part.get("reward_functions") if isinstance(part, Mapping) else None
         entries = split_names(entries) if isinstance(entries, str) else entries
-        for entry in map(str, entries if isinstance(entries, list) else []):
-            with suppress(UserError):  # validation reports it, and no run starts with it
-                names.append(read_call(entry).file)
+        calls = map(find_call, map(str, entries if isinstance(entries, list) else []))
+        names += [call.file for call in calls if call]
     paths: dict[Path, None] = {}
     for name in filter(None, names):
         with suppress(UserError):  # validation reports this too

@@ -8,42 +8,32 @@ from __future__ import annotations
 import threading
 import time
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from backend.config.config import Config
 from backend.rewards.allowed_code import code_files
 from backend.rewards.calls import Poll, wait_on
 from backend.rewards.catalogue import builtin_rewards, locate_reward_file, reward_call, rewards_in_file
-from backend.rewards.completion_lines import group_of
 from backend.rewards.findings import Sample, Scores, required_texts, verdicts
 from backend.rewards.inputs import TrainerState
 from backend.rewards.scorer import Scorer
 from backend.rewards.scoring import RewardSource, samples_of, total_reward
 from backend.rewards.worker_process import RewardWorker
+from backend.runs.completion_rows import SampledRow, ScoringRow, token_ids
 from backend.training.advantages import advantage_values
+from backend.types import Completion, Group, Problem
+from backend.utils import documents
 from backend.utils.errors import UserError
+from backend.utils.files import read_text, user_path
+from backend.utils.text import quote
 
-Line = Mapping[str, Any]  # A group as written by `backend.rewards.completion_lines.line_of`
-
-
-@dataclass(slots=True)
-class BenchResult:
-    """Result of one function. `scores`: one per completion, None for no opinion; empty after an `error`.
-
-    `error`: {"sentence", "file", "line", "frames", "traceback"}.
-    """
-
-    name: str
-    seconds: float = 0.0
-    scores: list[float | None] = field(default_factory=list)
-    logged: dict[str, list[Any]] = field(default_factory=dict)
-    error: dict[str, Any] | None = None
-    printed: str = ""
+Line = Mapping[str, Any]  # A group as written by `line_of`
+MOST_BYTES = 2**31  # of a file of completions
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,25 +82,25 @@ class RewardBench:
         lines: Sequence[Line],
         poll: Poll = wait_on,
         on_function: Callable[[str], None] = lambda name: None,
-    ) -> list[BenchResult]:
+    ) -> list[Scores]:
         """Score all completions with each function separately.
 
         `poll` may raise to cancel; `on_function` gets each name first. Raises UserError.
         """
         groups = [group_of(row, index, f"Row {index + 1}") for index, row in enumerate(lines)]
         state = TrainerState(max_completion_length=settings.max_completion_length)
-        results: list[BenchResult] = []
+        results: list[Scores] = []
         with self._lock:
             try:
                 scorer = self._scorer_of(settings)
                 for index, function in enumerate(scorer.load(poll)[0]):
                     on_function(function.name)
                     scored = scorer.call(groups, 0, [index], settings.timeout_s, state, captures=True, poll=poll)
-                    result = BenchResult(function.name, printed=scored.printed)
+                    result = Scores(function.name, printed=scored.printed)
                     if failure := scored.failure:
                         result.error = scorer.error([function], failure, samples_of(groups)).place
                     else:
-                        result.seconds, result.scores = scored.seconds[0], scored.scores[0]
+                        result.seconds, result.given = scored.seconds[0], scored.scores[0]
                         result.logged = scored.columns
                     results.append(result)
             except BaseException:
@@ -158,11 +148,11 @@ def score_lines(
     sizes = [len(line["completions"]) for line in lines]
     counted = [(result, weight) for result, weight in zip(results, settings.weights, strict=True) if not result.error]
     weights = [weight for _, weight in counted]
-    scores_by_row = [[result.scores[i] for result, _ in counted] for i in range(len(completions))]
+    scores_by_row = [[result.given[i] for result, _ in counted] for i in range(len(completions))]
     rewards = [total_reward(scores, weights) for scores in scores_by_row]
     rows: list[dict[str, Any]] = []
     for i, advantage in enumerate(_advantages(scores_by_row, sizes, weights, settings)):
-        given = {result.name: result.scores[i] for result, _ in counted}
+        given = {result.name: result.given[i] for result, _ in counted}
         logged = {column: values[i] for result, _ in counted for column, values in result.logged.items()}
         row = {"rewards": given, "reward": rewards[i], "advantage": advantage}
         rows.append(row | ({"logged": logged} if logged else {}))
@@ -171,38 +161,26 @@ def score_lines(
     with suppress(UserError):
         own = {entry.name: entry.label for entry in rewards_in_file(settings.file)} if settings.file else {}
     labels = {entry.name: entry.label for entry in builtin_rewards()} | own
-    functions: list[Scores] = []
-    for name, weight, result in zip(settings.names, settings.weights, results, strict=True):
+    for name, result, weight in zip(settings.names, results, settings.weights, strict=True):
         call = reward_call(name, labels)
-        looks_for: tuple[str, ...] = (str(call.arguments.get("word", "")),)
-        if call.function != "keyword" or not looks_for[0]:
+        result.weight, result.label = weight, call.alias or labels.get(call.function, call.function)
+        result.looks_for = (str(call.arguments.get("word", "")),)
+        if call.function != "keyword" or not result.looks_for[0]:
             file = locate_reward_file(call.file).resolve() if call.file else None
-            looks_for = required_texts(call.name, call.function, settings.file if call.function in own else file)
-        label = call.alias or labels.get(call.function, call.function)
-        error = result.error["sentence"] if result.error else ""
-        functions.append(Scores(result.name, label, weight, result.scores, result.seconds, error, looks_for))
+            result.looks_for = required_texts(call.name, call.function, settings.file if call.function in own else file)
     sample = Sample(
         sizes,
         [completion["text"] for completion in completions],
         rewards,
-        functions,
+        results,
         [str(completion.get("stop", "eos")) for completion in completions],
         [str(line.get("answer") or "") for line in lines],
     )
     in_order = iter(rows)
+    told = ("name", "label", "weight", "seconds", "error", "printed")
     return {
         "scored": [list(islice(in_order, size)) for size in sizes],
-        "functions": [
-            {
-                "name": result.name,
-                "label": function.label,
-                "weight": function.weight,
-                "seconds": result.seconds,
-                "error": result.error,
-                "printed": result.printed,
-            }
-            for result, function in zip(results, functions, strict=True)
-        ],
+        "functions": [{key: getattr(result, key) for key in told} for result in results],
         "findings": [asdict(finding) for finding in verdicts(sample)],
         "seconds": seconds,
     }
@@ -227,3 +205,92 @@ def _advantages(
         baseline=settings.baseline,
     )
     return array("f", values).tolist()  # rounded to float32, as a training step has them
+
+
+# Completions to score, as JSON lines: dataset-like rows, a run's completions.jsonl, or bench output
+
+
+def read_groups(path: Path) -> list[Group]:
+    """One group per line. Raises UserError on `completions` naming the line."""
+    return groups_in(read_text(user_path(str(path), "completions"), "completions", MOST_BYTES), quote(path))
+
+
+def groups_in(text: str, where: str) -> list[Group]:
+    """One group per line of `text`; `where` names it. Raises UserError on `completions`."""
+    groups = [group_of(row, number - 1, line) for number, line, row in json_lines(text, where, "completions")]
+    if not groups:
+        raise UserError("completions", f"{where} holds no completions.")
+    return groups
+
+
+def json_lines(text: str, where: str, setting: str) -> Iterator[tuple[int, str, Any]]:
+    """(number, its name in a message, value) of each line that is not empty. Raises UserError on `setting`."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            name = f"Line {number} of {where}"
+            try:
+                yield number, name, documents.parse_loose_json(line)
+            except documents.BrokenJson as error:
+                raise UserError(setting, f"{name} is not JSON that can be read: {error.why}.") from None
+
+
+def group_of(row: Any, index: int, where: str) -> Group:
+    """Group of one line. Raises UserError on `completions` naming `where`."""
+    row = row if isinstance(row, dict) else {}
+    listed = row.get("completions")
+    if isinstance(row.get("completion"), str):
+        listed = [row["completion"]]
+    rows = [item if isinstance(item, dict) else {"text": item} for item in listed] if isinstance(listed, list) else []
+    if not rows or not all(isinstance(each.get("text"), str) for each in rows):
+        raise UserError("completions", f"{where} has neither a text under completion nor a list under completions.")
+    completions: list[Completion] = []
+    for each in rows:
+        stop = each.get("stop")
+        stop = stop if stop in ("eos", "length", "string") else "eos"
+        completions.append(Completion(token_ids(each.get("tokens")), [], each["text"], stop))
+    kind, prompt, columns = row.get("type"), row.get("prompt", ""), row.get("columns")
+    messages = next((chat for chat in (prompt, row.get("messages")) if _is_chat(chat)), [])
+    other_keys = {key: value for key, value in row.items() if key not in ("completion", "completions")}
+    problem = Problem(
+        index=index,
+        prompt=messages[-1]["content"] if _is_chat(prompt) else str(prompt),
+        messages=messages,
+        tokens=[],
+        answer=str(row.get("answer", "")),
+        type=None if kind is None else str(kind),
+        row=columns if isinstance(columns, dict) else other_keys,
+    )
+    return Group(problem, completions)
+
+
+def line_of(group: Group) -> ScoringRow:
+    """A group as a line for `group_of`."""
+    problem = group.problem
+    return ScoringRow(
+        prompt=problem.prompt,
+        answer=problem.answer,
+        type=problem.type,
+        messages=problem.messages,
+        columns=problem.row,
+        completions=[SampledRow(text=c.text, tokens=list(c.tokens), stop=c.stop) for c in group.completions],
+    )
+
+
+def merge_consecutive(groups: list[Group]) -> list[Group]:
+    """Merge consecutive groups of the same problem."""
+    merged: list[Group] = []
+    for group in groups:
+        a, b = merged[-1].problem if merged else None, group.problem
+        if a and (a.prompt, a.answer, a.type, a.row) == (b.prompt, b.answer, b.type, b.row):
+            merged[-1].completions.extend(group.completions)
+        else:
+            merged.append(Group(b, list(group.completions)))
+    return merged
+
+
+def _is_chat(value: Any) -> TypeGuard[list[dict[str, Any]]]:
+    items = value if isinstance(value, list) else []
+    return bool(items) and all(
+        isinstance(item, dict) and isinstance(item.get("role"), str) and isinstance(item.get("content"), str)
+        for item in items
+    )

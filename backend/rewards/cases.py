@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backend.rewards.bench import BenchSettings, RewardBench
-from backend.rewards.catalogue import builtin_rewards, computes_names, reward_call, rewards_in_file
+from backend.rewards.bench import BenchSettings, RewardBench, json_lines
+from backend.rewards.catalogue import RewardCall, builtin_rewards, computes_names, find_call, rewards_in_file
 from backend.runs.completion_rows import token_ids
-from backend.utils import documents
 from backend.utils.disk import save_as, writing
 from backend.utils.errors import UserError
 from backend.utils.files import read_text
@@ -52,14 +51,8 @@ def read_cases(reward_file: Path) -> list[Case]:
     """Cases in file order; [] without a file. Raises UserError on `cases`."""
     path = cases_file(reward_file)
     cases: list[Case] = []
-    for number, line in enumerate(read_text(path, _SETTING, MOST_BYTES).split("\n") if path.exists() else (), 1):
-        if not line.strip():
-            continue
-        where = f"Line {number} of {path.name}"
-        try:
-            case = documents.parse_loose_json(line)
-        except documents.BrokenJson as error:
-            raise UserError(_SETTING, f"{where} is not JSON that can be read: {error.why}.") from None
+    text = read_text(path, _SETTING, MOST_BYTES) if path.exists() else ""
+    for _, where, case in json_lines(text, path.name, _SETTING):
         expected = case.get("expected") if isinstance(case, dict) else None
         scores = expected.values() if isinstance(expected, dict) else ()
         are_scores = all(score is None or (isinstance(score, int | float) and math.isfinite(score)) for score in scores)
@@ -82,7 +75,7 @@ def write_cases(reward_file: Path, cases: Sequence[Case]) -> None:
 def new_case(
     line: Mapping[str, Any], completion: str, expected: Expected, calls: Mapping[str, str] | None = None
 ) -> Case:
-    """A case of one completion of the group `line` (see `backend.rewards.completion_lines.line_of`)."""
+    """A case of one completion of the group `line` (see `backend.rewards.bench.line_of`)."""
     keys = ("prompt", "answer", "type", "columns", "messages")
     about = {key: line[key] for key in keys if line.get(key) not in (None, [], {})}
     sampled = next((row for row in line.get("completions") or () if row.get("text") == completion), {})
@@ -106,12 +99,9 @@ def rerun(
     for case in cases:
         for name in case["expected"]:
             entry = (case.get("calls") or {}).get(name, name)
-            try:
-                call = reward_call(entry, known)
-            except UserError:
-                continue
+            call = RewardCall(entry) if entry in known else find_call(entry)
             # A function may be gone; then only its own case fails.
-            if call.file or call.function in known or computes_names(file):
+            if call and (call.file or call.function in known or computes_names(file)):
                 available[entry] = None
     scores: list[dict[str, float | None]] = [{} for _ in cases]
     if available:
@@ -123,7 +113,7 @@ def rerun(
             for case in cases
         ]
         for result in bench.score(settings, lines, poll):
-            for given, score in zip(scores, result.scores, strict=False):
+            for given, score in zip(scores, result.given, strict=False):
                 given[result.name] = score
     return [check(case, given) for case, given in zip(cases, scores, strict=True)]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from backend.rewards.catalogue import builtin_rewards, functions, parse_reward_file
 from backend.trainer.health.rules import Finding
@@ -31,19 +32,21 @@ REQUIRED_TEXTS = {
 _MARKS = re.compile(r"</?[A-Za-z_]\w*>|\\boxed|####")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Scores:
-    """Scores of one function. `given`: one per completion, None for no opinion, empty after `error`. `looks_for`:
-    required texts.
+    """Scores of one function. `given`: one per completion, None for no opinion, empty after an `error`, the place of
+    `RewardError`. `looks_for`: required texts. `logged`: columns by name.
     """
 
     name: str
-    label: str
-    weight: float
+    label: str = ""
+    weight: float = 1.0
     given: Sequence[float | None] = ()
     seconds: float = 0.0
-    error: str = ""
+    error: Mapping[str, Any] | None = None
     looks_for: Sequence[str] = ()
+    logged: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Any])
+    printed: str = ""
 
     @property
     def known(self) -> list[float]:
@@ -165,7 +168,7 @@ def _others(sample: Sample) -> Iterator[Finding]:
     total = sum(scores.seconds for scores in sample.functions)
     for scores in sample.functions:
         if scores.error:
-            yield Finding(f"fails {scores.name}", scores.error, "A run would stop here.", "error")
+            yield Finding(f"fails {scores.name}", scores.error["sentence"], "A run would stop here.", "error")
         if scores.given and not scores.known:
             sentence = f"{scores.label} has no opinion on any completion."
             yield Finding(f"silent {scores.name}", sentence, "Look at the columns that it asks for.")

@@ -16,7 +16,7 @@ from __future__ import annotations
 import ast
 import json
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,69 +82,51 @@ def assert_tests(sources: list[str], setup: str = "", entry_point: str = "") -> 
     A test is a top-level assertion with what precedes it, a `test_…` function, a call of an asserting function, or
     HumanEval's `check(entry_point)`. The rest is setup. Raises SyntaxError, and ValueError if nothing can fail.
     """
-    builder = _Builder()
-    for source in (setup, *sources):
-        builder.add(ast.parse(source))
-    if entry_point.isidentifier() and "check" in builder.functions and not builder.tests:
-        builder.add_call("check", entry_point)
-    if not builder.tests:
-        raise ValueError("they assert nothing")
-    return AssertTests(_unparsed(builder.setup), builder.tests, builder.observations.expected)
+    observations = _Observations()
+    tests: list[AssertTest] = []
+    asserting: dict[str, frozenset[int]] = {}  # asserting functions → observations that a call always makes
+    prepared: list[ast.stmt] = []
+    before: list[ast.stmt] = []  # statements since the last test
 
+    def end_test(statements: list[ast.stmt], required: frozenset[int]) -> None:
+        tests.append(AssertTest(_unparsed([*before, *statements]), required))
+        before.clear()
 
-class _Builder:
-    """Sorts statements into setup and tests."""
-
-    def __init__(self) -> None:
-        self.observations = _Observations()
-        self.setup: list[ast.stmt] = []
-        self.tests: list[AssertTest] = []
-        self.functions: dict[str, frozenset[int]] = {}  # asserting functions → observations that a call always makes
-        self._before: list[ast.stmt] = []  # statements since the last test
-
-    def add(self, module: ast.Module) -> None:
-        for statement in module.body:
-            self._add(statement)
-        # What is left behind the last test of one source may be needed by the next source.
-        if not self.tests:
-            self.setup, self._before = [*self.setup, *self._before], []
-
-    def _add(self, statement: ast.stmt) -> None:
+    for statement in (statement for source in (setup, *sources) for statement in [*ast.parse(source).body, None]):
+        if statement is None:  # the end of a source, of which the next may need what was not in a test
+            if not tests:
+                prepared += before
+                before.clear()
+            continue
         call = statement.value if isinstance(statement, ast.Expr) else None
         called = call.func.id if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else ""
         asserts = any(isinstance(node, ast.Assert) for node in ast.walk(statement))
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-            statement.body, required = self.observations.replaced(statement.body)
-            self.setup.append(statement)
+            statement.body, required = observations.replaced(statement.body)
+            prepared.append(statement)
             if asserts:
-                self.functions[statement.name] = required
+                asserting[statement.name] = required
                 takes_nothing = isinstance(statement, ast.FunctionDef) and not ast.unparse(statement.args)
                 if statement.name.startswith("test_") and takes_nothing:
-                    self.add_call(statement.name)
+                    end_test([ast.Expr(_call(statement.name))], required)
         elif isinstance(statement, ast.Import | ast.ImportFrom | ast.ClassDef):
-            self.setup += self.observations.replaced([statement])[0]
+            prepared += observations.replaced([statement])[0]
         elif isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test):
             pass  # if __name__ == "__main__"
-        elif asserts or called in self.functions:
-            made, required = self.observations.replaced([statement])
-            self._end_test(made, required | self.functions.get(called, frozenset()))
+        elif asserts or called in asserting:
+            made, required = observations.replaced([statement])
+            end_test(made, required | asserting.get(called, frozenset()))
         else:
-            self._before.append(statement)
-
-    def add_call(self, function: str, *arguments: str) -> None:
-        self._end_test([ast.Expr(_call(function, *map(_name, arguments)))], self.functions[function])
-
-    def _end_test(self, statements: list[ast.stmt], required: frozenset[int]) -> None:
-        self.tests.append(AssertTest(_unparsed([*self._before, *statements]), required))
-        self._before = []
-
-
-def _name(name: str) -> ast.Name:
-    return ast.Name(name, ast.Load())
+            before.append(statement)
+    if entry_point.isidentifier() and "check" in asserting and not tests:
+        end_test([ast.Expr(_call("check", ast.Name(entry_point, ast.Load())))], asserting["check"])
+    if not tests:
+        raise ValueError("they assert nothing")
+    return AssertTests(_unparsed(prepared), tests, observations.expected)
 
 
 def _call(function: str, *arguments: ast.expr) -> ast.Call:
-    return ast.Call(_name(function), list(arguments), [])
+    return ast.Call(ast.Name(function, ast.Load()), list(arguments), [])
 
 
 class _Observations(ast.NodeTransformer):
@@ -166,7 +148,14 @@ class _Observations(ast.NodeTransformer):
         return body, frozenset(required)
 
     def visit_Assert(self, node: ast.Assert) -> list[ast.stmt]:
-        return [ast.Expr(self._observation(condition)) for condition in _conjuncts(node.test)]
+        conjuncts, waiting = list[ast.expr](), [node.test]
+        while waiting:
+            condition = waiting.pop(0)
+            if isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.And):
+                waiting = [*condition.values, *waiting]
+            else:
+                conjuncts.append(condition)
+        return [ast.Expr(self._observation(condition)) for condition in conjuncts]
 
     def _observation(self, condition: ast.expr) -> ast.Call:
         number = len(self.expected)
@@ -187,14 +176,6 @@ class _Observations(ast.NodeTransformer):
             return _call(OBSERVE, ast.Constant(number), observed)
         self.expected[number] = ExpectedValue("pair", name)
         return _call(OBSERVE_PAIR, ast.Constant(number), ast.Constant(name), left, right)
-
-
-def _conjuncts(condition: ast.expr) -> Iterator[ast.expr]:
-    if isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.And):
-        for part in condition.values:
-            yield from _conjuncts(part)
-    else:
-        yield condition
 
 
 def _unparsed(statements: list[ast.stmt]) -> str:
@@ -233,7 +214,7 @@ def row_tests(value: Any, row: Mapping[str, Any], most: int) -> RowTests | None:
         pairs = list(zip(inputs, outputs, strict=True))[:most]
         if name := value.get("fn_name"):
             return _calls(str(name), pairs)
-        return [StreamTest(_stream(given), _stream(output)) for given, output in pairs] or None
+        return _stream_tests(pairs) or None
     if isinstance(value, str):
         return _asserts([value], row, most)
     if not isinstance(value, Sequence):
@@ -244,10 +225,10 @@ def row_tests(value: Any, row: Mapping[str, Any], most: int) -> RowTests | None:
         raise UnusableTestsError("a list that holds neither texts nor mappings")
     if not all("input" in case and "output" in case for case in value):
         raise UnusableTestsError("cases of which one has no input or no output")
+    pairs = [(case["input"], case["output"]) for case in value[:most]]
     if name := value[0].get("fn_name"):
-        given = [case["input"] if isinstance(case["input"], list) else _parsed(case["input"]) for case in value[:most]]
-        return _calls(str(name), list(zip(given, [case["output"] for case in value[:most]], strict=True)))
-    return [StreamTest(_stream(case["input"]), _stream(case["output"])) for case in value[:most]]
+        return _calls(str(name), [(_parsed(given), output) for given, output in pairs])
+    return _stream_tests(pairs)
 
 
 def _parsed(value: Any) -> Any:
@@ -269,21 +250,20 @@ def _calls(name: str, cases: list[tuple[Any, Any]]) -> AssertTests:
         call = f"{OBSERVE}({number}, __entry__({name!r})(*{arguments!r}))"
         tests.tests.append(AssertTest(call, frozenset({number})))
         either = [output, output[0]] if isinstance(output, list) and len(output) == 1 else [output]
-        tests.expected[number] = ExpectedValue("right", "In", [_with_tuples(each) for each in either])
+        tests.expected[number] = ExpectedValue("right", "In", list(_EitherSequence(either)))
     return tests
 
 
 class _EitherSequence(list[Any]):
-    """A JSON list that also equals a tuple."""
+    """A JSON list that also equals a tuple, with all that it holds."""
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        super().__init__(_EitherSequence(value) if isinstance(value, list) else value for value in values)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, list | tuple) and list(self) == list(other)
 
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
-
-
-def _with_tuples(value: Any) -> Any:
-    return _EitherSequence(map(_with_tuples, value)) if isinstance(value, list) else value
+    __hash__ = None  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _asserts(sources: list[str], row: Mapping[str, Any], most: int) -> AssertTests:
@@ -303,5 +283,6 @@ def _asserts(sources: list[str], row: Mapping[str, Any], most: int) -> AssertTes
     return tests
 
 
-def _stream(value: Any) -> str:
-    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+def _stream_tests(pairs: Iterable[tuple[Any, Any]]) -> list[StreamTest]:
+    texts = [["\n".join(map(str, each)) if isinstance(each, list) else str(each) for each in pair] for pair in pairs]
+    return [StreamTest(*pair) for pair in texts]

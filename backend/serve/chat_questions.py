@@ -53,7 +53,7 @@ def chat_reply(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]
     Penalties and the grammar are the run's; `free_output` leaves the grammar out. Reports {"new_text": {side: text}},
     and as an answer ends {"side", …`Reply.figures`, "group": a line for the question `score`}.
     """
-    from backend.rewards.completion_lines import line_of
+    from backend.rewards.bench import line_of
     from backend.sampling.chat import ChatQuestion, Turn
     from backend.sampling.sampler import Sampling
 

@@ -14,10 +14,18 @@ from typing import Any
 
 from backend.config.config import keys_used_by, parse, problems
 from backend.rewards.allowed_code import code_files, read_code
-from backend.rewards.bench import BenchSettings, RewardBench, score_lines
+from backend.rewards.bench import (
+    BenchSettings,
+    RewardBench,
+    group_of,
+    groups_in,
+    line_of,
+    merge_consecutive,
+    read_groups,
+    score_lines,
+)
 from backend.rewards.cases import cases_file, is_same, new_case, read_cases, rerun, write_cases
 from backend.rewards.catalogue import DEFAULT_REWARDS, locate_reward_file
-from backend.rewards.completion_lines import group_of, groups_in, line_of, merge_consecutive, read_groups
 from backend.rewards.errors import RewardError
 from backend.runs.completion_rows import GroupRow, ScoringRow, parse_group_row
 from backend.serve.questions import QuestionCall
@@ -32,7 +40,7 @@ _NOT_FOR_SAMPLING = (*keys_used_by("rewards"), "stages")
 
 
 def score(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{"settings", "groups": lines of `backend.rewards.completion_lines`, "trusted": {path: SHA-256}, "with_cases"?} →
+    """{"settings", "groups": lines of `backend.rewards.bench`, "trusted": {path: SHA-256}, "with_cases"?} →
     the result of `score_lines`, and "cases": [{"case", "given": scores, "failures"}] where the reward file has some.
 
     Reports {"scoring": name of a function}. A file that cannot be loaded is answered as {"failed": {"sentence",

@@ -13,9 +13,8 @@ from typer.testing import CliRunner, Result
 
 from backend.__main__ import app
 from backend.rewards.allowed_code import read_code
-from backend.rewards.bench import BenchSettings, RewardBench, score_lines
+from backend.rewards.bench import BenchSettings, RewardBench, group_of, line_of, score_lines
 from backend.rewards.cases import cases_file, new_case, read_cases, rerun, write_cases
-from backend.rewards.completion_lines import group_of, line_of
 from backend.runs.run_folder import RunFolder
 from backend.serve import reward_questions as handlers
 from backend.serve.questions import Cancelled, QuestionCall
@@ -70,7 +69,7 @@ def test_a_function_that_exits_or_holds_the_gil_does_not_take_the_others_along(
         "hangs of mine.py, line 6, was still running after 0.4 s (reward_timeout)" in results["hangs"].error["sentence"]
     )
     assert (results["gone"].error["line"], results["hangs"].error["line"]) == (3, 6)
-    assert results["length"].scores == [1.0, 3.0] and results["length"].error is None
+    assert results["length"].given == [1.0, 3.0] and results["length"].error is None
 
 
 def test_an_error_has_the_lines_of_the_users_file_and_no_others(bench: RewardBench, tmp_path: Path) -> None:
@@ -80,7 +79,7 @@ def test_an_error_has_the_lines_of_the_users_file_and_no_others(bench: RewardBen
     error = results["broken"].error
     assert [(frame["line"], frame["function"]) for frame in error["frames"]] == [(5, "broken"), (8, "share")]
     assert (error["line"], error["frames"][-1]["code"], error["file"]) == (8, "return 1 / 0", str(file))
-    assert results["length"].scores == [1.0, 3.0], "one that fails hides none of the others"
+    assert results["length"].given == [1.0, 3.0], "one that fails hides none of the others"
 
 
 @pytest.mark.parametrize(
@@ -112,15 +111,15 @@ def test_a_file_that_cannot_be_loaded_is_described_in_one_sentence_and_the_next_
     if at is not None:
         assert caught.value.place["line"] == at  # type: ignore[attr-defined]
     file.write_text(HEAD + LENGTH)
-    assert scores(bench, ["length"], file)["length"].scores == [1.0, 3.0], "and the next one is scored"
+    assert scores(bench, ["length"], file)["length"].given == [1.0, 3.0], "and the next one is scored"
 
 
 def test_a_changed_file_is_read_by_a_fresh_process(bench: RewardBench, mine: Path) -> None:
-    assert scores(bench, ["length"], mine)["length"].scores == [1.0, 3.0]
+    assert scores(bench, ["length"], mine)["length"].given == [1.0, 3.0]
     first = bench.worker.pid
     assert scores(bench, ["length"], mine) and bench.worker.pid == first, "kept warm while nothing changes"
     mine.write_text(HEAD + LENGTH.replace("len(c)", "-len(c)"))
-    assert scores(bench, ["length"], mine)["length"].scores == [-1.0, -3.0]
+    assert scores(bench, ["length"], mine)["length"].given == [-1.0, -3.0]
     assert bench.worker.pid != first
 
 
@@ -129,7 +128,7 @@ def test_what_a_function_prints_comes_back_and_never_reaches_the_protocol(bench:
         HEAD + LENGTH.replace("    return", '    print("seen", len(completions)); os.write(1, b"raw")\n    return')
     )
     result = scores(bench, ["length"], mine)["length"]
-    assert (result.printed, result.scores) == ("seen 2\n", [1.0, 3.0])
+    assert (result.printed, result.given) == ("seen 2\n", [1.0, 3.0])
 
 
 def test_cancelling_kills_the_process_at_once(bench: RewardBench, tmp_path: Path) -> None:

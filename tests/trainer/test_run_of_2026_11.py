@@ -11,8 +11,7 @@ import yaml
 
 from app.state.run_completions import CompletionIndex
 from backend.config.config import load, problems
-from backend.rewards.bench import BenchSettings, RewardBench, score_lines
-from backend.rewards.completion_lines import group_of, line_of, read_groups
+from backend.rewards.bench import BenchSettings, RewardBench, group_of, line_of, read_groups, score_lines
 from backend.runs.archive import summary
 from backend.runs.completion_rows import GroupRow
 from backend.runs.events import JsonLines, has_finished, read_events

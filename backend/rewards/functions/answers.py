@@ -41,19 +41,16 @@ def value(text: str) -> Fraction | None:
         return None
     text = text.strip().strip("$").rstrip(".").translate(_SIGNS)
     text = _LEADING_ZEROS.sub("", _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text))
-    sides = [_side(side) for side in text.split("=")]
-    return sides[0] if all(side == sides[0] for side in sides) else None
-
-
-def _side(text: str) -> Fraction | None:
-    if not _ALPHABET.fullmatch(text):
+    sides = text.split("=")
+    if not all(map(_ALPHABET.fullmatch, sides)):
         return None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python would warn that "3(4)" calls a number
-            return _evaluate(ast.parse(text.strip(), mode="eval").body)
+            values = {_evaluate(ast.parse(side.strip(), mode="eval").body) for side in sides}
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
+    return values.pop() if len(values) == 1 else None
 
 
 def _evaluate(node: ast.expr) -> Fraction:
@@ -161,12 +158,9 @@ def jaccard(prompts: Texts, completions: Texts, answer: Texts, types: Types = No
     letters and digits without case, each counted once. None where the dataset's answer has no words. 0 for an empty
     completion; text of any size is read in linear time.
     """
-    pairs = [(_words(answer_part(text)), _words(right)) for text, right in zip(completions, answer, strict=True)]
-    return [_overlap(right, words) if right else None for words, right in pairs]
-
-
-def _words(text: str) -> set[str]:
-    return set(_WORD.findall(text.casefold()))
+    answers = [set(_WORD.findall(answer_part(text).casefold())) for text in completions]
+    expected = [set(_WORD.findall(text.casefold())) for text in answer]
+    return [_overlap(right, words) if right else None for words, right in zip(answers, expected, strict=True)]
 
 
 def _overlap(a: set[str], b: set[str]) -> float:

@@ -150,16 +150,17 @@ def same_output(actual: str, expected: str) -> bool:
     """
     lines = [[line.rstrip() for line in text.rstrip().splitlines()] for text in (actual, expected)]
     words, wanted = actual.split(), expected.split()
-    return lines[0] == lines[1] or (len(words) == len(wanted) and all(map(_same_word, words, wanted)))
-
-
-def _same_word(word: str, wanted: str) -> bool:
-    if word == wanted or "." not in wanted or len(word) > 40:
-        return word == wanted
-    try:
-        return math.isclose(float(word), float(wanted), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-    except ValueError:
-        return False
+    if lines[0] == lines[1] or len(words) != len(wanted):
+        return lines[0] == lines[1]
+    for word, right in zip(words, wanted, strict=True):
+        try:
+            is_number = "." in right and len(word) <= 40
+            is_close = is_number and math.isclose(float(word), float(right), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+        except ValueError:
+            is_close = False
+        if word != right and not is_close:
+            return False
+    return True
 
 
 def _asserts_passed(tests: AssertTests, result: TaskResult) -> int:

@@ -1,4 +1,5 @@
-"""Shipped reward functions that judge the form of a completion: thoughts in their tags, JSON, a regular expression.
+"""Shipped reward functions that judge the text of a completion: thoughts in their tags, JSON, a regular expression, a
+word, and what it repeats of itself or of the other completions of its prompt.
 
 No text makes them slow: each passes over it a fixed number of times, and a regular expression has a time limit.
 """
@@ -6,8 +7,9 @@ No text makes them slow: each passes over it a fixed number of times, and a regu
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any, NoReturn
+import re
+from collections import defaultdict
+from typing import NoReturn
 
 import regex
 
@@ -18,6 +20,10 @@ from backend.utils.text import excess
 MATCH_S = 0.1
 """Seconds that a pattern may search one completion. `(a|aa)+$` can backtrack for years, and Python's `re` has no
 timeout."""
+LONGEST_NGRAM = 100  # tokens
+MOST_WORDS_OF_AN_NGRAM = 20
+MOST_WORDS = 4000  # words of a completion that are compared: every pair of a group is
+_WORD = re.compile(r"\w+|[^\w\s]")
 
 
 @register_reward_function("think_format_reward", label="Think Format")
@@ -27,7 +33,11 @@ def think_format_reward(prompts: Texts, completions: Texts, answer: Texts, types
     TRL's function of this name, but that white space before the tag is free. 0 for an empty completion; text of any
     size is read in linear time.
     """
-    return [float(_thinks_first(text.lstrip())) for text in completions]
+    scores: list[float | None] = []
+    for text in completions:
+        before, _, rest = text.lstrip().partition("<think>")
+        scores.append(float(not before and "<think>" not in rest and "</think>" in rest))
+    return scores
 
 
 @register_reward_function("valid_json", label="Valid JSON")
@@ -38,7 +48,21 @@ def valid_json(prompts: Texts, completions: Texts, answer: Texts, types: Types =
     around it is taken off. NaN and Infinity are no JSON. 0 for an empty completion and for JSON nested too deep for
     Python to read, some hundred levels; numbers of any length and text of any size are read in linear time.
     """
-    return [_json_score(_unfenced(answer_part(text))) for text in completions]
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is no JSON")
+
+    scores: list[float | None] = []
+    for text in map(answer_part, completions):
+        if text.startswith("```") and text.endswith("```") and "\n" in text:
+            text = text.partition("\n")[2].removesuffix("```").strip()
+        try:
+            # Numbers stay text: turning one of a million digits into a number takes long, and Python refuses to.
+            value = json.loads(text, parse_int=str, parse_float=str, parse_constant=refuse)
+            scores.append(1.0 if isinstance(value, dict) else 0.5)
+        except (ValueError, RecursionError):
+            scores.append(0.0)
+    return scores
 
 
 @register_reward_function("regex_match", label="Regex Match")
@@ -49,51 +73,19 @@ def regex_match(prompts: Texts, completions: Texts, answer: Texts, types: Types 
     syntax. 0 for an empty completion, unless the pattern matches nothing at all. A search that takes over 0.1 s, on
     huge or hostile text, is given up and scores 0.
     """
-    compiled = _compiled(pattern)
-    return [float(_matches(compiled, text)) for text in completions]
-
-
-def _thinks_first(text: str) -> bool:
-    before, _, rest = text.partition("<think>")
-    return not before and "<think>" not in rest and "</think>" in rest
-
-
-def _unfenced(text: str) -> str:
-    if not (text.startswith("```") and text.endswith("```") and "\n" in text):
-        return text
-    return text.partition("\n")[2].removesuffix("```").strip()
-
-
-def _json_score(text: str) -> float:
-    try:
-        # Numbers stay text: turning one of a million digits into a number takes long, and Python refuses to.
-        value = json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return 0.0
-    return 1.0 if isinstance(value, dict) else 0.5
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
-
-
-def _compiled(pattern: str) -> Any:
     require("\b" not in pattern, r'pattern holds a backspace: write r"\b", not "\b", for the edge of a word')
     require(not excess(pattern), excess(pattern).removesuffix("."))
     try:
-        return regex.compile(pattern)
+        compiled = regex.compile(pattern)
     except regex.error as error:
         raise ValueError(f"pattern is no regular expression: {error}") from None
-
-
-def _matches(pattern: Any, text: str) -> bool:
-    try:
-        return pattern.search(text, timeout=MATCH_S) is not None
-    except TimeoutError:
-        return False
-
-
-LONGEST_NGRAM = 100
+    scores: list[float | None] = []
+    for text in completions:
+        try:
+            scores.append(float(compiled.search(text, timeout=MATCH_S) is not None))
+        except TimeoutError:
+            scores.append(0.0)
+    return scores
 
 
 @register_reward_function("keyword", label="Keyword")
@@ -108,6 +100,46 @@ def keyword(
     require(bool(word), "word must not be empty, for every text contains that")
     needle = word if case else word.casefold()
     return [float(needle in (text if case else text.casefold())) for text in completions]
+
+
+@register_reward_function("diversity", label="Diversity")
+def diversity(prompts: Texts, completions: Texts, answer: Texts, types: Types = None, *, ngram_size: int = 2) -> Scores:
+    """How little a completion resembles the others of its prompt: 1.0 with no n-gram in common, 0.0 where all are the
+    same.
+
+    1 minus the mean, over the other completions of the prompt, of the Jaccard similarity of their sets of
+    `ngram_size` words or signs, without case. None for a prompt with one completion. An empty completion resembles
+    other empty ones alone; of a huge one the first 4000 words are read.
+    """
+    most = MOST_WORDS_OF_AN_NGRAM
+    require(1 <= ngram_size <= most, f"ngram_size must be from 1 to {most}, not {ngram_size}")
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for index, key in enumerate(zip(prompts, answer, strict=True)):
+        groups[key].append(index)
+    scores: list[float | None] = [None] * len(completions)
+    for members in groups.values():
+        if len(members) < 2:
+            continue
+        sets = [_ngrams(completions[index], ngram_size) for index in members]
+        similarity = [0.0] * len(sets)
+        for i, first in enumerate(sets):
+            for j in range(i):
+                common = len(first & sets[j])
+                union = len(first) + len(sets[j]) - common
+                shared = common / union if union else 1.0
+                similarity[i] += shared
+                similarity[j] += shared
+        for index, total in zip(members, similarity, strict=True):
+            scores[index] = 1.0 - total / (len(sets) - 1)
+    return scores
+
+
+def _ngrams(text: str, size: int) -> frozenset[tuple[str, ...]]:
+    # A pattern that finds word after word: of a huge text no more than these are looked for.
+    words = [found[0].casefold() for found, _ in zip(_WORD.finditer(text), range(MOST_WORDS), strict=False)]
+    if len(words) < size:
+        return frozenset({tuple(words)} if words else ())
+    return frozenset(tuple(words[start : start + size]) for start in range(len(words) - size + 1))
 
 
 @register_reward_function("repetition_penalty_reward", label="Repetition Penalty")
@@ -130,19 +162,16 @@ def repetition_penalty_reward(
     """
     require(1 <= ngram_size <= LONGEST_NGRAM, f"ngram_size must be from 1 to {LONGEST_NGRAM}, not {ngram_size}")
     require(max_penalty <= 0, f"max_penalty must not be above 0, as {max_penalty:g} is")
-    known = known_ids(completions, completion_ids)
-    # Adding 0.0 makes a plain zero of the negative one.
-    return [None if ids is None else max_penalty * _repeated(ids, ngram_size) + 0.0 for ids in known]
+    scores: list[float | None] = []
+    for ids in known_ids(completions, completion_ids):
+        count = max(len(ids or ()) - ngram_size + 1, 0)
+        distinct = len({tuple(ids[start : start + ngram_size]) for start in range(count)}) if ids else 0
+        # Adding 0.0 makes a plain zero of the negative one.
+        scores.append(None if ids is None else max_penalty * (1.0 - distinct / count if count else 0.0) + 0.0)
+    return scores
 
 
 def known_ids(completions: list[str], completion_ids: list[list[int]] | None) -> list[list[int] | None]:
     """The sampled ids of each completion; None for a text without any, which a file gave and no model sampled."""
     ids = completion_ids or [[] for _ in completions]
     return [None if text and not tokens else tokens for text, tokens in zip(completions, ids, strict=True)]
-
-
-def _repeated(ids: Sequence[int], size: int) -> float:
-    count = len(ids) - size + 1
-    if count < 1:
-        return 0.0
-    return 1.0 - len({tuple(ids[start : start + size]) for start in range(count)}) / count

@@ -37,8 +37,9 @@ def soft_overlong_punishment_reward(
     limit = _limit(max_completion_length, trainer_state, completions)
     buffer = round(CACHE_SHARE * limit) if cache is None else cache
     require(0 <= buffer <= limit, f"cache must be from 0 to max_completion_length ({limit}), not {buffer}")
-    known = known_ids(completions, completion_ids)
-    return [None if ids is None else _overlong(len(ids), limit, buffer) for ids in known]
+    lengths = [None if ids is None else len(ids) for ids in known_ids(completions, completion_ids)]
+    past = [None if length is None else length - (limit - buffer) for length in lengths]
+    return [None if over is None else 0.0 if over <= 0 else -1.0 if over > buffer else -over / buffer for over in past]
 
 
 @register_reward_function("cosine_scaled_reward", label="Cosine Length")
@@ -69,7 +70,9 @@ def cosine_scaled_reward(
     scores: list[float | None] = []
     for ids, right in zip(known_ids(completions, completion_ids), correct(completions, answer), strict=True):
         shortest, longest = (max_value_correct, min_value_correct) if right else (min_value_wrong, max_value_wrong)
-        scores.append(None if ids is None or right is None else _cosine(len(ids), limit, shortest, longest))
+        share = min(len(ids or ()) / limit, 1.0)
+        score = longest + 0.5 * (shortest - longest) * (1.0 + math.cos(math.pi * share))
+        scores.append(None if ids is None or right is None else score)
     return scores
 
 
@@ -97,14 +100,3 @@ def _limit(limit: int | None, trainer_state: Any, completions: list[str]) -> int
     limit = limit or getattr(trainer_state, "max_completion_length", None)
     require(bool(limit) or not completions, "it needs a max_completion_length")
     return limit or sys.maxsize
-
-
-def _overlong(length: int, limit: int, cache: int) -> float:
-    if length <= limit - cache:
-        return 0.0
-    return -1.0 if length > limit else (limit - cache - length) / cache
-
-
-def _cosine(length: int, limit: int, shortest: float, longest: float) -> float:
-    share = min(length / limit, 1.0)
-    return longest + 0.5 * (shortest - longest) * (1.0 + math.cos(math.pi * share))

@@ -76,7 +76,8 @@ def correct(completions: list[str], answers: list[str]) -> list[bool | None]:
 
 
 def _verdict_without_mathematics(reference: str, candidate: str) -> bool | None:
-    reference, candidate = _normalized(reference), _normalized(candidate)
+    plain = (_TEXT_COMMAND.sub(r"\1", text).casefold().strip("$ \n.") for text in (reference, candidate))
+    reference, candidate = (" ".join(text.split()) for text in plain)
     if reference == candidate:
         return True
     if not candidate or _WORDS.fullmatch(reference):
@@ -84,10 +85,6 @@ def _verdict_without_mathematics(reference: str, candidate: str) -> bool | None:
     if _INTEGER.fullmatch(reference) and _INTEGER.fullmatch(candidate):
         return _canonical_integer(reference) == _canonical_integer(candidate)
     return None
-
-
-def _normalized(text: str) -> str:
-    return " ".join(_TEXT_COMMAND.sub(r"\1", text).casefold().strip("$ \n.").split())
 
 
 def _canonical_integer(text: str) -> str:
@@ -180,8 +177,11 @@ def comparison() -> Callable[[str, str], bool]:
         return parse(text, configs, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
 
     def parsed(text: str) -> list[object]:
-        formula = f"${_formula(text)}$"
-        first, second = (text, formula) if _PROSE.search(formula[1:-1]) else (formula, text)
+        formula = _DELIMITERS.sub(" ", text).strip().rstrip(".")
+        formula = _SPACED_THOUSANDS.sub(lambda match: match[0].replace(" ", ""), formula)
+        formula = _MIXED_NUMBER.sub(r"(\1+\2/\3)", formula)
+        formula = _FUNCTIONS.sub(r"\\\1", _SCIENTIFIC.sub(r" \\cdot 10^{\1}", formula))
+        first, second = (text, f"${formula}$") if _PROSE.search(formula) else (f"${formula}$", text)
         return read(first) or read(second)
 
     def equal(reference: str, candidate: str) -> bool:
@@ -192,14 +192,6 @@ def comparison() -> Callable[[str, str], bool]:
 
     equal(r"\frac{1}{2} + x^2", r"x^2 + 0.5")  # the first parse builds the grammar's tables, outside the time limit
     return equal
-
-
-def _formula(text: str) -> str:
-    text = _DELIMITERS.sub(" ", text).strip().rstrip(".")
-    text = _SPACED_THOUSANDS.sub(lambda match: match[0].replace(" ", ""), text)
-    text = _MIXED_NUMBER.sub(r"(\1+\2/\3)", text)
-    text = _SCIENTIFIC.sub(r" \\cdot 10^{\1}", text)
-    return _FUNCTIONS.sub(r"\\\1", text)
 
 
 if __name__ == "__main__":

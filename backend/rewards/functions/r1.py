@@ -53,7 +53,15 @@ def r1_strict_format_reward_func(prompts: Texts, completions: Texts, answer: Tex
     Each tag stands once and both parts have content. White space, newlines included, is free before, between, inside
     and after them; `<reasoning>` is taken for `<think>`. 0 for an empty completion, 0.5 for a huge one in this form.
     """
-    return [0.5 if _is_strict(text) else 0.0 for text in completions]
+    scores: list[float | None] = []
+    for text in map(str.strip, completions):
+        tags = thought, end_of_thought, answer, end_of_answer = _tags(text)
+        is_strict = all(text.count(tag) == 1 for tag in tags) and _in_order(text)
+        if is_strict:
+            between = text[text.index(end_of_thought) + len(end_of_thought) : text.index(answer)]
+            is_strict = text.startswith(thought) and text.endswith(end_of_answer) and not between.strip()
+        scores.append(0.5 if is_strict else 0.0)
+    return scores
 
 
 @register_reward_function("r1_soft_format_reward_func", label="Soft Format")
@@ -108,12 +116,3 @@ def _in_order(text: str) -> bool:
     if not 0 <= start < end < _last_answer(text):
         return False
     return bool(text[start + len(thought) : end].strip() and extract_answer(text))
-
-
-def _is_strict(text: str) -> bool:
-    text = text.strip()
-    tags = thought, end_of_thought, answer, end_of_answer = _tags(text)
-    if any(text.count(tag) != 1 for tag in tags) or not _in_order(text):
-        return False
-    between = text[text.index(end_of_thought) + len(end_of_thought) : text.index(answer)]
-    return text.startswith(thought) and text.endswith(end_of_answer) and not between.strip()
