@@ -93,18 +93,36 @@ def train_with_stops(raw: dict[str, Any], run: RunFolder, *steps: int) -> None:
     assert train_here(raw, run).kind == "finished"
 
 
-def assert_same_run(first: RunFolder, second: RunFolder) -> None:
-    """The same weights, moments and state to the last bit, the same completions, rewards and advantages."""
+def numbers(run: RunFolder) -> list[tuple[Any, ...]]:
+    """Every step and evaluation with the metrics that a second run with the same settings repeats."""
+    machine = ("time/", "per_second", "memory", "process/", "machine/")
+    return [
+        (
+            event["kind"],
+            event["step"],
+            {name: x for name, x in event["metrics"].items() if not any(word in name for word in machine)},
+        )
+        for event in events(run, "step", "eval")
+    ]
+
+
+def assert_same_run(run: RunFolder, other: RunFolder) -> None:
+    """Every step once, with the same metrics and completions; the same weights, moments and state to the last bit."""
     from backend.runs import checkpoint
 
-    mine, theirs = (checkpoint.newest(run) for run in (first, second))
+    assert numbers(run) == numbers(other)
+    assert run.completions.read_text() == other.completions.read_text()
+    order = [event["seq"] for event in read_events(run.events)]
+    assert order == list(range(len(order)))
+    mine, theirs = (checkpoint.newest(each) for each in (run, other))
     assert mine is not None and theirs is not None
     for name in ("step", "updates", "cursor", "num_tokens", "reward_weights"):
         assert getattr(mine.state, name) == getattr(theirs.state, name), name
-    for file in ("adapters.safetensors", "model.safetensors", "optimizer.safetensors"):
-        if (mine.path / file).exists():
-            assert same(arrays(mine.path / file), arrays(theirs.path / file)), file
-    assert first.completions.read_text() == second.completions.read_text()
+    pairs = [(each.path / "optimizer.safetensors", each.weights_file) for each in (mine, theirs)]
+    pairs = [*zip(*pairs, strict=True), *[(r.adapters / "adapters.safetensors" for r in (run, other))]]
+    for first, second in pairs:
+        if first.exists():
+            assert same(arrays(first), arrays(second)), first.name
 
 
 def kinds(run: RunFolder) -> list[str]:

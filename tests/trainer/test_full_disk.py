@@ -45,27 +45,6 @@ def unbroken(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolde
     return run
 
 
-def assert_equal(run: RunFolder, other: RunFolder) -> None:
-    """The same steps, completions, checkpoint and adapters; only times differ."""
-    assert [event["seq"] for event in read_events(run.events)] == list(range(sum(1 for _ in read_events(run.events))))
-    computed, expected = (
-        [
-            (e["step"], e["metrics"]["loss"], e["metrics"]["reward"])
-            for e in read_events(each.events)
-            if e["kind"] == "step"
-        ]
-        for each in (run, other)
-    )
-    assert computed == expected and small_run.steps(run) == [1, 2, 3]
-    assert run.completions.read_bytes() == other.completions.read_bytes()
-    for name in (
-        "checkpoints/000003/adapters.safetensors",
-        "checkpoints/000003/optimizer.safetensors",
-        "adapters/adapters.safetensors",
-    ):
-        assert (run.path / name).read_bytes() == (other.path / name).read_bytes(), name
-
-
 @pytest.mark.parametrize(("name", "nth"), [("events.jsonl", 5), ("events.jsonl", 9), ("completions.jsonl", 3)])
 def test_a_line_that_cannot_be_written_ends_the_run_with_a_sentence_and_resuming_equals_never_having_stopped(
     inputs: Path, unbroken: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, nth: int
@@ -89,7 +68,7 @@ def test_a_line_that_cannot_be_written_ends_the_run_with_a_sentence_and_resuming
     last = list(read_events(run.events))[-1]
     assert (last["kind"], last["sentence"]) == ("failed", ending.sentence) and "traceback" not in last
     assert small_run.train_here(settings(inputs), run).kind == "finished"
-    assert_equal(run, unbroken)
+    small_run.assert_same_run(run, unbroken)
 
 
 def test_a_run_whose_last_line_cannot_be_written_says_so_and_can_be_resumed(
@@ -111,7 +90,7 @@ def test_a_run_whose_last_line_cannot_be_written_says_so_and_can_be_resumed(
     assert ending.sentence.count("events.jsonl cannot be written") == 1
     assert list(read_events(run.events))[-1]["kind"] not in ("failed", "finished") and not run.is_locked()
     assert small_run.train_here(settings(inputs), run).kind == "finished"
-    assert_equal(run, unbroken)
+    small_run.assert_same_run(run, unbroken)
 
 
 def test_a_model_that_cannot_be_written_leaves_the_old_one(

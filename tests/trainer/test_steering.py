@@ -19,7 +19,7 @@ from backend.runs.steering import Change, read_changes, request_change
 from backend.trainer import telemetry
 from backend.trainer.control import handlers_restored
 from tests.support import small_run
-from tests.support.small_run import events
+from tests.support.small_run import assert_same_run, events, numbers
 
 Echo = Callable[[dict[str, Any]], None]
 SETTINGS: dict[str, Any] = {
@@ -70,24 +70,9 @@ def changed(raw: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Ru
     return trained(raw, run, asking(run, CHANGED))
 
 
-def numbers(run: RunFolder) -> list[tuple[Any, ...]]:
-    """Every step and evaluation with its metrics, those of time and memory left out."""
-    machine = ("time/", "per_second", "memory", "process/", "machine/")
-    return [
-        (event["kind"], event["step"], {k: v for k, v in event["metrics"].items() if not any(word in k for word in machine)})
-        for event in events(run, "step", "eval")
-    ]  # fmt: skip
-
-
 def weights(run: RunFolder, step: int | None = None) -> dict[str, np.ndarray]:
     saved = next(each for each in reversed(checkpoint.all_checkpoints(run)) if step in (None, each.state.step))
     return {name: np.array(x) for name, x in (arrays_of(saved, "weights") | arrays_of(saved, "optimizer")).items()}
-
-
-def assert_equals(run: RunFolder, other: RunFolder) -> None:
-    """To the last bit: weights, moments, metrics and completions."""
-    assert numbers(run) == numbers(other)
-    small_run.assert_same_run(run, other)
 
 
 def cut_to(source: RunFolder, folder: Path, step: int) -> RunFolder:
@@ -129,7 +114,7 @@ def test_a_run_killed_before_or_after_its_change_equals_the_one_that_was_not(
     run = cut_to(changed, tmp_path, step)
     assert small_run.train_here(raw, run).kind == "finished"
     assert events(run, "started")[-1]["resumed_from"] == step
-    assert_equals(run, changed)
+    assert_same_run(run, changed)
     assert [event["settings"] for event in events(run, "change")] == [
         event["settings"] for event in events(changed, "change")
     ]
@@ -154,7 +139,7 @@ def test_a_change_to_other_values_and_back_changes_nothing(
 
     trained(raw, run, echo)
     assert [change.step for change in read_changes(run)] == [4, 4]
-    assert_equals(run, unchanged)
+    assert_same_run(run, unchanged)
 
 
 def test_a_change_that_cannot_be_is_refused_whole_and_the_run_goes_on(raw: dict[str, Any], run: RunFolder) -> None:
@@ -189,4 +174,4 @@ def test_finish_step_ends_after_the_step_in_flight(
     assert (ending.kind, ending.step, ending.exit_code) == ("stopped", 3, 3)
     assert "at the end of the step" in ending.sentence
     trained(raw, run)
-    assert_equals(run, unchanged)
+    assert_same_run(run, unchanged)
