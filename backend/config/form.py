@@ -18,35 +18,14 @@ SECTIONS: dict[str, str] = {
 }
 """Section key → title, in the order of the form."""
 
-LORA = "LoRA Settings"
-WEIGHTS = "Weights"
-
-STEPS = "Steps and batches"
-LEARNING = "Learning rate and optimizer"
-REPORTS = "Evaluation and checkpoints"
-MEMORY = "Memory, test and fusing"
-BEST = "Early stopping"
 MACHINES = "Machines"
-
-COLUMNS = "Columns"
-PROMPTS = "Prompts"
-ANSWERS = "Answers"
-ROWS = "Rows and splits"
-HELD_OUT = "Held-out prompts"
-
-SAMPLING = "Sampling"
-LOSS = "Loss"
-ENTROPY = "Entropy"
-ADVANTAGES = "Advantages"
-COURSE = "Rewards over the run"
-REWARD_LIMITS = "Limits of reward functions"
-
 HEADINGS = (
     "",  # settings without a heading come first
-    *(LORA, WEIGHTS),
-    *(STEPS, LEARNING, REPORTS, MEMORY, BEST, MACHINES),
-    *(COLUMNS, PROMPTS, ANSWERS, ROWS, HELD_OUT),
-    *(SAMPLING, LOSS, ENTROPY, ADVANTAGES, COURSE, REWARD_LIMITS),
+    *("LoRA Settings", "Weights"),
+    *("Steps and batches", "Learning rate and optimizer", "Evaluation and checkpoints", "Memory, test and fusing"),
+    *("Early stopping", MACHINES),
+    *("Columns", "Prompts", "Answers", "Rows and splits", "Held-out prompts"),
+    *("Sampling", "Loss", "Entropy", "Advantages", "Rewards over the run", "Limits of reward functions"),
 )
 """In the order of the form."""
 

@@ -12,46 +12,56 @@ from backend.utils.errors import ConfigProblem
 
 def config_notes(config: Config) -> list[str]:
     """Messages about valid settings that probably do not do what their author expects. A run logs them at its start."""
-    loss, level = config.grpo_loss_type, config.importance_sampling_level
-    notes: list[str] = []
-    if level == "sequence" and loss in ("bnpo", "dr_grpo", "dapo", "cispo"):
-        notes.append(
-            f"Importance by sequence with the {loss} loss weighs long completions more; grpo and luspo do not."
-        )
-    if loss == "luspo" and level != "sequence":
-        notes.append("The luspo loss was made for importance by sequence.")
-    if loss == "vespo" and level != "token":
-        notes.append("The vespo loss computes the completion's ratio itself and was made for importance by token.")
-    if loss == "cispo" and (config.epsilon_high or config.epsilon) < 1:
-        notes.append("The cispo loss takes Epsilon high as the largest ratio itself; its paper uses about 5.")
-    if config.delta is not None and loss in ("cispo", "sapo", "vespo"):
-        notes.append(f"Delta is set, but the {loss} loss has no clip that it could bound.")
-    if config.holds_output and config.sampling_correction == "none":
-        notes.append(
+    loss, level, correction = config.grpo_loss_type, config.importance_sampling_level, config.sampling_correction
+    final = final_rate(config.learning_rate, config.lr_final)
+    falls = SETTINGS["lr_final"].applies(config.model_dump())
+    notes = [
+        (
+            level == "sequence" and loss in ("bnpo", "dr_grpo", "dapo", "cispo"),
+            f"Importance by sequence with the {loss} loss weighs long completions more; grpo and luspo do not.",
+        ),
+        (loss == "luspo" and level != "sequence", "The luspo loss was made for importance by sequence."),
+        (
+            loss == "vespo" and level != "token",
+            "The vespo loss computes the completion's ratio itself and was made for importance by token.",
+        ),
+        (
+            loss == "cispo" and (config.epsilon_high or config.epsilon) < 1,
+            "The cispo loss takes Epsilon high as the largest ratio itself; its paper uses about 5.",
+        ),
+        (
+            config.delta is not None and loss in ("cispo", "sapo", "vespo"),
+            f"Delta is set, but the {loss} loss has no clip that it could bound.",
+        ),
+        (
+            config.holds_output and correction == "none",
             "Output is constrained and Sampling correction is none: the policy learns from tokens as if it had chosen "
-            "them freely. Automatic corrects for that."
-        )
-    if config.holds_output and config.sampling_correction.startswith("token"):
-        notes.append(
+            "them freely. Automatic corrects for that.",
+        ),
+        (
+            config.holds_output and correction.startswith("token"),
             "Sampling correction by token does not correct the states that constrained output leads to; "
-            "Automatic corrects whole completions."
-        )
-    if config.num_iterations * config.steps_per_generation == 1 and config.ratio_against == "old":
-        notes.append(
-            "With one update per rollout the ratio is always 1, so epsilon clips nothing and the clip charts stay at 0."
-        )
-    if config.optimizer == OWN:
-        notes.append(f"The optimizer is {config.own_optimizer}, an object of the program that called train().")
-    if config.lr_schedule == OWN:
-        notes.append(
-            f"The learning rate is that of {config.own_schedule}, an object of the program; the setting has no effect."
-        )
-    if config.lr_final == DEFAULT_FINAL > config.learning_rate and SETTINGS["lr_final"].applies(config.model_dump()):
-        final = final_rate(config.learning_rate, config.lr_final)
-        notes.append(
-            f"The default final rate is above the learning rate, so the rate falls to a fifth of it: {final:g}."
-        )
-    return notes
+            "Automatic corrects whole completions.",
+        ),
+        (
+            config.num_iterations * config.steps_per_generation == 1 and config.ratio_against == "old",
+            "With one update per rollout the ratio is always 1, so epsilon clips nothing and the clip charts stay "
+            "at 0.",
+        ),
+        (
+            config.optimizer == OWN,
+            f"The optimizer is {config.own_optimizer}, an object of the program that called train().",
+        ),
+        (
+            config.lr_schedule == OWN,
+            f"The learning rate is that of {config.own_schedule}, an object of the program; the setting has no effect.",
+        ),
+        (
+            falls and config.lr_final == DEFAULT_FINAL > config.learning_rate,
+            f"The default final rate is above the learning rate, so the rate falls to a fifth of it: {final:g}.",
+        ),
+    ]
+    return [sentence for holds, sentence in notes if holds]
 
 
 USUAL: dict[str, tuple[float, float, str]] = {
@@ -78,21 +88,18 @@ USUAL: dict[str, tuple[float, float, str]] = {
 
 def unusual(config: Config) -> list[ConfigProblem]:
     """A message for each setting of a valid config that has an effect and is far from the usual."""
-    without_effect: set[str] = set()
-    if config.epochs > 0:
-        without_effect.add("iters")
-    if config.lora_alpha is not None:
-        without_effect.add("scale")
-    if config.train_type == "full":
-        without_effect |= {"rank", "scale", "dropout"}
-    if config.optimizer in ("sgd", "adagrad", "adadelta", "muon"):  # the rate is no size of a step
-        without_effect.add("learning_rate")
-    if config.grpo_loss_type == "cispo":
-        without_effect.add("epsilon")
+    is_full = config.train_type == "full"
+    without_effect = {
+        "iters": config.epochs > 0,
+        "scale": is_full or config.lora_alpha is not None,
+        "rank": is_full, "dropout": is_full,
+        "learning_rate": config.optimizer in ("sgd", "adagrad", "adadelta", "muon"),  # the rate is no size of a step
+        "epsilon": config.grpo_loss_type == "cispo",
+    }
     found: list[ConfigProblem] = []
     for key, (low, high, usual) in USUAL.items():
         value = float(getattr(config, key))
-        if not low <= value <= high and key not in without_effect:
+        if not low <= value <= high and not without_effect.get(key):
             size = "small" if value < low else "large"
             found.append(ConfigProblem(key, f"This is unusually {size}: {usual}."))
     return found

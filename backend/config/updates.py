@@ -36,16 +36,17 @@ def warmup_updates(config: Any, updates: int) -> int:
 
 def without_program_faults(config: Any) -> list[ConfigProblem]:
     """Problems of training these settings without the objects of the program that made the run."""
-    faults: list[ConfigProblem] = []
-    advice = "train there, or continue with backend.resume(run, {}=…)."
-    if config.optimizer == OWN:
-        sentence = f"The optimizer is an object of the program that called train(): {advice.format('optimizer')}"
-        faults.append(ConfigProblem("optimizer", sentence))
-    if config.lr_schedule == OWN:
-        argument = "optimizer" if config.optimizer == OWN else "schedule"
-        sentence = f"The learning rate is an object of the program that called train(): {advice.format(argument)}"
-        faults.append(ConfigProblem("lr_schedule", sentence))
-    return faults
+    objects = {"optimizer": ("The optimizer", "optimizer")}
+    objects["lr_schedule"] = ("The learning rate", "optimizer" if config.optimizer == OWN else "schedule")
+    return [
+        ConfigProblem(
+            key,
+            f"{what} is an object of the program that called train(): train there, or continue with "
+            f"backend.resume(run, {argument}=…).",
+        )
+        for key, (what, argument) in objects.items()
+        if getattr(config, key) == OWN
+    ]
 
 
 def require_no_program(config: Any) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from backend.config.form import ADVANTAGES, COURSE, ENTROPY, LOSS, REWARD_LIMITS, SAMPLING
 from backend.config.loss_menu import kl_estimators, levels, losses
 from backend.config.setting import MOST_COMPLETIONS, MOST_TOKENS, NEVER, setting
 from backend.rewards.catalogue import DEFAULT_REWARDS
@@ -15,12 +14,12 @@ from backend.rewards.catalogue import DEFAULT_REWARDS
 _preference = partial(setting, section="preference")
 _advanced_preference = partial(_preference, advanced=True)
 _generation = partial(setting, section="generation")
-_sampling = partial(setting, section="generation", group=SAMPLING, advanced=True)
-_loss = partial(setting, section="generation", group=LOSS, advanced=True)
-_entropy = partial(setting, section="generation", group=ENTROPY, advanced=True)
-_advantages = partial(setting, section="generation", group=ADVANTAGES, advanced=True)
-_course = partial(setting, section="generation", group=COURSE, advanced=True)
-_reward_limits = partial(setting, section="generation", group=REWARD_LIMITS, advanced=True)
+_sampling = partial(setting, section="generation", group="Sampling", advanced=True)
+_loss = partial(setting, section="generation", group="Loss", advanced=True)
+_entropy = partial(setting, section="generation", group="Entropy", advanced=True)
+_advantages = partial(setting, section="generation", group="Advantages", advanced=True)
+_course = partial(setting, section="generation", group="Rewards over the run", advanced=True)
+_reward_limits = partial(setting, section="generation", group="Limits of reward functions", advanced=True)
 _sapo = partial(_loss, above=(0, 1_000_000), when=("grpo_loss_type", ("sapo",)))
 _vespo = partial(_loss, above=(0, 1_000_000), when=("grpo_loss_type", ("vespo",)))
 _CORRECTED = ("sampling_correction", ("auto", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"))

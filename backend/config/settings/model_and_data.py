@@ -7,22 +7,21 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from backend.config.form import ANSWERS, COLUMNS, HELD_OUT, LORA, PROMPTS, ROWS, WEIGHTS
 from backend.config.setting import MOST_COMPLETIONS, MOST_TOKENS, setting
 
 _algorithm = partial(setting, section="algorithm")
 _model_data = partial(setting, section="model_data")
 _fine_tune = partial(setting, section="fine_tune")
-_lora = partial(setting, section="fine_tune", group=LORA)
+_lora = partial(setting, section="fine_tune", group="LoRA Settings")
 _advanced_lora = partial(_lora, advanced=True)
-_weights = partial(setting, section="fine_tune", group=WEIGHTS)
+_weights = partial(setting, section="fine_tune", group="Weights")
 _ADAPTERS = ("train_type", ("lora", "dora"))
-_columns = partial(setting, section="columns", group=COLUMNS, used_by=("task", "row_view"))
-_prompts = partial(setting, section="columns", group=PROMPTS)
+_columns = partial(setting, section="columns", group="Columns", used_by=("task", "row_view"))
+_prompts = partial(setting, section="columns", group="Prompts")
 _advanced_prompts = partial(_prompts, advanced=True)
-_answers = partial(setting, section="columns", group=ANSWERS, advanced=True)
-_held_out = partial(setting, section="columns", group=HELD_OUT, advanced=True)
-_rows = partial(setting, section="columns", group=ROWS, advanced=True, used_by=("task", "rows"))
+_answers = partial(setting, section="columns", group="Answers", advanced=True)
+_held_out = partial(setting, section="columns", group="Held-out prompts", advanced=True)
+_rows = partial(setting, section="columns", group="Rows and splits", advanced=True, used_by=("task", "rows"))
 _output = partial(setting, section="output")
 _advanced_output = partial(_output, advanced=True)
 

@@ -7,21 +7,20 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel
 
-from backend.config.form import BEST, LEARNING, MACHINES, MEMORY, REPORTS, STEPS
 from backend.config.setting import MOST_COMPLETIONS, MOST_STEPS, MOST_TOKENS, NEVER, setting
 from backend.config.updates import DEFAULT_FINAL, OWN
 from backend.runs.metric_names import our_name, with_our_name
 
-_steps = partial(setting, section="training", group=STEPS)
+_steps = partial(setting, section="training", group="Steps and batches")
 _advanced_steps = partial(_steps, advanced=True)
-_memory = partial(setting, section="training", group=MEMORY)
+_memory = partial(setting, section="training", group="Memory, test and fusing")
 _advanced_memory = partial(_memory, advanced=True)
-_learning = partial(setting, section="training", group=LEARNING)
+_learning = partial(setting, section="training", group="Learning rate and optimizer")
 _advanced_learning = partial(_learning, advanced=True)
-_reports = partial(setting, section="training", group=REPORTS)
+_reports = partial(setting, section="training", group="Evaluation and checkpoints")
 _advanced_reports = partial(_reports, advanced=True)
-_best = partial(setting, section="training", group=BEST, advanced=True)
-_machines = partial(setting, section="training", group=MACHINES, advanced=True)
+_best = partial(setting, section="training", group="Early stopping", advanced=True)
+_machines = partial(setting, section="training", group="Machines", advanced=True)
 _ADAPTERS = ("train_type", ("lora", "dora"))
 _ADAM = ("optimizer", ("adam", "adamw", "adamax", "lion"))
 EIGHT_BIT = ("adamw", "adam", "lion", "muon")
