@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from app.state.presets import Preset
 
 AUTOSAVE_MS = 400
-TYPED = frozenset(get_args(Kind)) - {"bool", "choice", "rewards"}
+TYPED = frozenset(kind for part in get_args(Kind) for kind in get_args(part)) - {"bool", "choice", "rewards"}
 """Kinds of settings that are typed: typing without a pause is one undo step."""
 PAUSE_S = 2.0
 KEPT = 200

@@ -90,8 +90,8 @@ TEXTS = ("text", "prose", "model", "adapter", "dataset", "file", "hosts", "choic
 """Kinds of settings whose value is text even where YAML reads a number."""
 
 PATHS = (
-    *("model", "data", "dataset", "valid_data", "test_data", "tokenizer", "reference_model_path", "adapter"),
-    *("reward_functions_file", "output_schema", "hosts"),
+    *(key for key, about in SETTINGS.items() if about.kind in ("model", "adapter", "dataset", "file", "hosts")),
+    "output_schema",
 )
 """Keys whose value may be a path, relative to its file."""
 

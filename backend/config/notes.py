@@ -92,7 +92,8 @@ def unusual(config: Config) -> list[ConfigProblem]:
     without_effect = {
         "iters": config.epochs > 0,
         "scale": is_full or config.lora_alpha is not None,
-        "rank": is_full, "dropout": is_full,
+        "rank": is_full,
+        "dropout": is_full,
         "learning_rate": config.optimizer in ("sgd", "adagrad", "adadelta", "muon"),  # the rate is no size of a step
         "epsilon": config.grpo_loss_type == "cispo",
     }

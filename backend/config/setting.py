@@ -24,24 +24,10 @@ MOST_STEPS = 100_000_000
 LARGEST_WEIGHT = 1_000_000
 """Of a reward: products with larger ones leave float32's exact range."""
 
-Kind = Literal[
-    "int",
-    "float",
-    "bool",
-    "text",
-    "prose",
-    "choice",
-    "file",
-    "hosts",
-    "model",
-    "adapter",
-    "dataset",
-    "list",
-    "numbers",
-    "mapping",
-    "stages",
-    "rewards",
-]
+Kind = (
+    Literal["int", "float", "bool", "text", "prose", "choice", "file", "hosts", "model", "adapter", "dataset"]
+    | Literal["list", "numbers", "mapping", "stages", "rewards"]
+)
 """Which editor a setting has. `prose` is text of several lines, `numbers` a list of numbers, `mapping` a small YAML
 map."""
 

@@ -278,10 +278,12 @@ def find_splits(
     if kind == "file":
         return {next(iter(names)): reading.file(path)}
     if kind == "folder":
-        files: dict[str, Path | None] = {}
-        for split, usual in names.items():
-            paths = (user_path(each + suffix, "data", path) for each in usual for suffix in DATA_SUFFIXES)
-            files[split] = next((file for file in paths if kind_of_path(file) == "file"), None)
+
+        def in_folder(each: str) -> Path | None:
+            paths = (user_path(each + suffix, "data", path) for suffix in DATA_SUFFIXES)
+            return next((file for file in paths if kind_of_path(file) == "file"), None)
+
+        files = {split: next(filter(None, map(in_folder, usual)), None) for split, usual in names.items()}
         check(files, "")
         return {split: reading.file(file) for split, file in files.items() if file}
     check_data(name, setting)
