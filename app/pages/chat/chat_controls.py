@@ -52,10 +52,9 @@ class ModelBar(QWidget):
 
     def show_state(self, *, loaded: bool, can_load: bool, can_reset: bool) -> None:
         """`loaded`: the chosen model is loaded, and the button unloads it."""
-        self.load.setText("Unload" if loaded else "Load")
+        tip = with_key_names(f"{'Free its memory' if loaded else 'Load it into memory'} (Ctrl+Alt+L)")
+        configure(self.load, text="Unload" if loaded else "Load", tip=tip, enabled=loaded or can_load)
         set_style_property(self.load, "role", "" if loaded else "primary")
-        self.load.setToolTip(with_key_names(f"{'Free its memory' if loaded else 'Load it into memory'} (Ctrl+Alt+L)"))
-        self.load.setEnabled(loaded or can_load)
         self.reset.setEnabled(can_reset)
 
 
@@ -83,8 +82,7 @@ class RowStrip(QWidget):
 
     def show_row(self, number: int, of: int, answer: str, source: str) -> None:
         self._row, self._of = number, of
-        self.about.setText(f"Row {figure(number + 1)} of {figure(of)}")
-        self.about.setToolTip(plain_tip(source))
+        configure(self.about, text=f"Row {figure(number + 1)} of {figure(of)}", toolTip=plain_tip(source))
         self.expected.setText(answer)
 
     def forget(self, *, has_rows: bool) -> None:

@@ -18,7 +18,7 @@ from app.state.session import Session
 from app.widgets.basic.controls import ElidedLabel, Segments
 from app.widgets.basic.dialogs import open_folder
 from app.widgets.basic.labels import EmptyState, button
-from app.widgets.basic.layout import column, connect, holder, row, set_shown, stack
+from app.widgets.basic.layout import column, configure, connect, holder, row, set_shown, stack
 from app.widgets.basic.number_format import figure
 from backend.runs.run_folder import RunFolder, all_runs
 from backend.utils.files import is_file
@@ -39,17 +39,17 @@ class ChatPage(QWidget):
         self._models: dict[str, str] = {}
         self._live: RunFolder | None = None
         self._asked_for_models = False
-        self._check_timer = QTimer(self, interval=CHECK_MS)
-        self._check_timer.timeout.connect(self._check_live_run)
-        self._left_timer = QTimer(self, interval=LEFT_MS, singleShot=True)
-        self._left_timer.timeout.connect(self.chat.unload)
+        self._check_timer = configure(QTimer(self, interval=CHECK_MS), timeout=self._check_live_run)
+        self._left_timer = configure(QTimer(self, interval=LEFT_MS, singleShot=True), timeout=self.chat.unload)
         self.bar, self.about = ModelBar(), ElidedLabel()
         self.notice, self.transcript = EmptyState(), Transcript()
         self.panel, self.rows = SamplingPanel(), RowStrip()
         self.sides = Segments({"base": "Base", "both": "Both", "tuned": "Tuned"}, "Answers by")
         self.sides.choose("both")
         self.prompt = PromptBox()
-        self.send_button = button("Send", self.send_or_stop, primary=True)
+        self.send_button = button(
+            "Send", lambda: self.chat.stop() if self.chat.state == "answering" else self.send(), primary=True
+        )
         body = QWidget()
         self._body = stack(self.notice, self.transcript, into=body)
         asking = row((self.prompt, 1), column(self.sides, self.send_button, spacing=6))
@@ -192,10 +192,10 @@ class ChatPage(QWidget):
         can_load = choice is not None and not choice.problem and self._live is None and chat.state != "loading"
         can_reset = chat.is_loaded and bool(chat.turns)
         self.bar.show_state(loaded=self._is_chosen_loaded, can_load=can_load, can_reset=can_reset)
-        answering = chat.state == "answering"
-        self.send_button.setText("Stop" if answering else "Send")
-        self.send_button.setToolTip("Escape" if answering else "Enter")
-        self.send_button.setEnabled(answering or self._can_send())
+        if chat.state == "answering":
+            configure(self.send_button, text="Stop", tip="Escape", enabled=True)
+        else:
+            configure(self.send_button, text="Send", tip="Enter", enabled=self._can_send())
         self.enabled_actions_changed.emit(self.enabled_actions())
 
     def _can_send(self) -> bool:
@@ -229,8 +229,7 @@ class ChatPage(QWidget):
         view.show_answer(answer, self.chat.reward_names, self.chat.can_keep(answer))
 
     def _show_row(self) -> None:
-        chosen = self.chat.row
-        if chosen is not None:
+        if (chosen := self.chat.row) is not None:
             self.rows.show_row(chosen.number, chosen.of, chosen.answer, chosen.source)
             self.prompt.setPlainText(chosen.prompt)
             self.prompt.setFocus()
@@ -244,9 +243,6 @@ class ChatPage(QWidget):
         self.chat.send(prompt, chosen, self.panel.values(), expected=expected, system=system)
         self.prompt.clear()
         self.rows.expected.clear()
-
-    def send_or_stop(self) -> None:
-        self.chat.stop() if self.chat.state == "answering" else self.send()
 
     def new_conversation(self) -> None:
         self.chat.reset()

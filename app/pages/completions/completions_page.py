@@ -86,11 +86,8 @@ class RunLines(Sequence[CompletionLine]):
         return int(self._offsets[index]), int(self._places[index])
 
     def begins_with(self, other: Sequence[CompletionLine]) -> bool:
-        return (
-            isinstance(other, RunLines)
-            and np.array_equal(self._offsets[: len(other)], other._offsets)
-            and np.array_equal(self._places[: len(other)], other._places)
-        )
+        pairs = ((self._offsets, other._offsets), (self._places, other._places)) if isinstance(other, RunLines) else ()
+        return bool(pairs) and all(np.array_equal(mine[: len(theirs)], theirs) for mine, theirs in pairs)
 
 
 def step_lines(

@@ -58,10 +58,12 @@ class FilterBar(QWidget):
         self._prompt: int | None = None
         self.search = SearchLine()
         self.scope = Segments({STEP: "This step", RUN: "Whole run"}, "Completions of")
-        self.filter = ComboBox(name="Filter", length=20, items={name: about.label for name, about in FILTERS.items()})
+        labels, tips = (
+            {name: about.label for name, about in FILTERS.items()},
+            [each.sentence for each in FILTERS.values()],
+        )
+        self.filter = ComboBox(name="Filter", length=20, items=labels, tips=tips)
         self.filter.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
-        for place, about in enumerate(FILTERS.values()):
-            self.filter.setItemData(place, about.sentence, Qt.ItemDataRole.ToolTipRole)
         before, after = "Previous match, in earlier steps too (Ctrl+Shift+G)", "Next match, in later steps too (Ctrl+G)"
         self.previous = button("Previous", lambda: self.moved.emit(-1), tip=before)
         self.next = button("Next", lambda: self.moved.emit(1), tip=after)

@@ -207,10 +207,9 @@ class ReadingPane(CompletionPane):
         self._ends: list[int] = []
         self.text.viewport().installEventFilter(self)
         self.folds = {tag: CheckBox(f"Fold {name.lower()}", toggled=self._show_text) for tag, name in FOLDABLE.items()}
-        names = {measure.key: measure.label for measure in MEASURES}
-        self.measure = ComboBox(name="Colour tokens by", length=22, items={None: "Tokens not coloured", **names})
-        for place, measure in enumerate(MEASURES, 1):
-            self.measure.setItemData(place, measure.sentence, Qt.ItemDataRole.ToolTipRole)
+        names = {None: "Tokens not coloured", **{measure.key: measure.label for measure in MEASURES}}
+        tips = ["", *(measure.sentence for measure in MEASURES)]
+        self.measure = ComboBox(name="Colour tokens by", length=22, items=names, tips=tips)
         self.measure.currentIndexChanged.connect(self._show_text)
         self.legend = configure(TokenLegend(), visible=False)
         self.explanation = label(font=theme.caption_font(), role="caption", wrap=True, visible=False)

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from PySide6.QtCore import QPointF, QRect, QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QPainter, QPen, QResizeEvent
-from PySide6.QtWidgets import QHeaderView, QStyledItemDelegate, QStyleOptionViewItem
+from PySide6.QtWidgets import QHeaderView
 
 from app import theme
 from app.theme import CELL_PADDING
 from app.widgets.basic.number_format import DASH, MINUS, figure, signed
-from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel
+from app.widgets.basic.tables import BaseTable, CellDelegate, Column, Index, RowsModel
 from app.widgets.completion_table import advantage_colour, one_line, reward_dot
 from backend.trainer.evaluation.evaluation_rows import SAME, Decoding, MeanWithInterval
 
@@ -145,31 +145,21 @@ class FigureModel(RowsModel):
         return (*places, colours.accent if row.is_total else colours.muted)
 
 
-class ForestDelegate(QStyledItemDelegate):
-    """Paints an interval as a line and its mean as a dot, and the axis' zero as a hairline through all rows."""
-
-    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
-        super().paint(painter, option, index)
-        interval = index.data(INTERVAL_ROLE)
-        if interval is None:
-            return
-        *places, colour = interval
-        rect: QRect = option.rect  # pyright: ignore[reportAttributeAccessIssue]
-        left, width = rect.left() + CELL_PADDING, rect.width() - 2 * CELL_PADDING
-        low, value, high, zero = (left + place * width for place in places)
-        middle = rect.center().y() + 0.5
-        painter.save()
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        painter.setPen(QPen(theme.palette().outline, 1))
-        painter.drawLine(QPointF(zero, rect.top()), QPointF(zero, rect.bottom() + 1))
-        painter.setPen(QPen(colour, 2, Qt.PenStyle.SolidLine, Qt.PenCapStyle.FlatCap))
-        painter.drawLine(QPointF(low, middle), QPointF(high, middle))
-        for end in (low, high):
-            painter.drawLine(QPointF(end, middle - 3.5), QPointF(end, middle + 3.5))
-        painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(colour)
-        painter.drawEllipse(QRectF(value - 4, middle - 4, 8, 8))
-        painter.restore()
+def draw_interval(painter: QPainter, rect: QRect, interval: tuple[Any, ...]) -> None:
+    """Draw an interval as a line and its mean as a dot, and the axis' zero as a hairline through all rows."""
+    *places, colour = interval
+    left, width = rect.left() + CELL_PADDING, rect.width() - 2 * CELL_PADDING
+    low, value, high, zero = (left + place * width for place in places)
+    middle = rect.center().y() + 0.5
+    painter.setPen(QPen(theme.palette().outline, 1))
+    painter.drawLine(QPointF(zero, rect.top()), QPointF(zero, rect.bottom() + 1))
+    painter.setPen(QPen(colour, 2, Qt.PenStyle.SolidLine, Qt.PenCapStyle.FlatCap))
+    painter.drawLine(QPointF(low, middle), QPointF(high, middle))
+    for end in (low, high):
+        painter.drawLine(QPointF(end, middle - 3.5), QPointF(end, middle + 3.5))
+    painter.setPen(Qt.PenStyle.NoPen)
+    painter.setBrush(colour)
+    painter.drawEllipse(QRectF(value - 4, middle - 4, 8, 8))
 
 
 class FiguresTable(BaseTable):
@@ -179,7 +169,7 @@ class FiguresTable(BaseTable):
         model.show_lines([], "Tuned")
         super().__init__(model=model, name="Figures with intervals")
         self._figures = model
-        self.setItemDelegateForColumn(FOREST, ForestDelegate(self))
+        self.setItemDelegateForColumn(FOREST, CellDelegate(INTERVAL_ROLE, draw_interval, self))
         self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
         model.modelReset.connect(self._fit_columns)
 

@@ -15,8 +15,6 @@ from PySide6.QtWidgets import (
     QFrame,
     QLineEdit,
     QSizePolicy,
-    QStyledItemDelegate,
-    QStyleOptionViewItem,
     QWidget,
 )
 
@@ -38,7 +36,7 @@ from app.widgets.basic.layout import (
     wrap_in_card,
 )
 from app.widgets.basic.number_format import DASH, figure, short_duration
-from app.widgets.basic.tables import LEFT, BaseTable, Column, Index, RowsModel
+from app.widgets.basic.tables import LEFT, BaseTable, CellDelegate, Column, Index, RowsModel
 from app.widgets.completion_table import CompletionModel, CompletionTable, reward_dot
 from app.widgets.form.value_text import number_text
 from app.widgets.reward_delegates import WeightDelegate
@@ -120,41 +118,34 @@ class BenchFunctionModel(RowsModel):
             case Qt.ItemDataRole.DecorationRole, 0:
                 return reward_dot(row["place"])
             case _, 1 if role == HISTOGRAM_ROLE and not row["error"]:
-                return self._scores.get(row["name"], []), theme.reward_colour(row["place"])
+                scores = self._scores.get(row["name"])
+                return (scores, theme.reward_colour(row["place"])) if scores else None
         return None
 
 
-class ScoreHistogramDelegate(QStyledItemDelegate):
-    """Paints a histogram of a function's scores, with the lowest score on its left and the highest on its right."""
-
-    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
-        super().paint(painter, option, index)
-        scores, colour = index.data(HISTOGRAM_ROLE) or ([], None)
-        if not scores:
-            return
-        rect: QRect = option.rect.adjusted(CELL_PADDING, 4, -CELL_PADDING, -4)  # pyright: ignore
-        low, high = min(scores), max(scores)
-        painter.save()
-        painter.setFont(theme.figures_font(theme.CAPTION))
-        painter.setPen(theme.palette().muted)
-        edge = painter.fontMetrics().horizontalAdvance("−0.000") + 4  # the same in every row, so that the bars line up
-        bars = rect.adjusted(edge, 0, -edge, 0)
-        bars.setWidth(min(bars.width(), BINS * MAX_BAR_WIDTH))
-        painter.drawText(rect, LEFT, figure(low))
-        if low != high:
-            painter.drawText(QRect(bars.right() + 6, rect.top(), edge, rect.height()), LEFT, figure(high))
-        counts = [0] * BINS
-        for score in scores:
-            counts[min(BINS - 1, int((score - low) / (high - low) * BINS)) if high > low else 0] += 1
-        width = bars.width() / BINS
-        painter.fillRect(QRectF(bars.left(), bars.bottom(), bars.width(), 1), theme.palette().hairline)
-        for i, count in enumerate(counts):
-            if count:  # at least three pixels: one outlier among a thousand scores must be visible
-                height = max(3.0, bars.height() * count / max(counts))
-                painter.fillRect(
-                    QRectF(bars.left() + i * width, bars.bottom() - height, max(width - 1, 2), height), colour
-                )
-        painter.restore()
+def draw_histogram(painter: QPainter, cell: QRect, shown: tuple[Sequence[float], QColor]) -> None:
+    """Draw a histogram of a function's scores, with the lowest score on its left and the highest on its right."""
+    scores, colour = shown
+    rect, low, high = cell.adjusted(CELL_PADDING, 4, -CELL_PADDING, -4), min(scores), max(scores)
+    painter.setRenderHint(QPainter.RenderHint.Antialiasing, False)
+    painter.setFont(theme.figures_font(theme.CAPTION))
+    painter.setPen(theme.palette().muted)
+    edge = painter.fontMetrics().horizontalAdvance("−0.000") + 4  # the same in every row, so that the bars line up
+    bars = rect.adjusted(edge, 0, -edge, 0)
+    bars.setWidth(min(bars.width(), BINS * MAX_BAR_WIDTH))
+    painter.drawText(rect, LEFT, figure(low))
+    if low != high:
+        painter.drawText(QRect(bars.right() + 6, rect.top(), edge, rect.height()), LEFT, figure(high))
+    counts = [0] * BINS
+    for score in scores:
+        counts[min(BINS - 1, int((score - low) / (high - low) * BINS)) if high > low else 0] += 1
+    width = bars.width() / BINS
+    painter.fillRect(QRectF(bars.left(), bars.bottom(), bars.width(), 1), theme.palette().hairline)
+    for i, count in enumerate(counts):
+        if count:  # at least three pixels: one outlier among a thousand scores must be visible
+            height = max(3.0, bars.height() * count / max(counts))
+            bar = QRectF(bars.left() + i * width, bars.bottom() - height, max(width - 1, 2), height)
+            painter.fillRect(bar, colour)
 
 
 class BenchFunctionTable(BaseTable):
@@ -167,7 +158,7 @@ class BenchFunctionTable(BaseTable):
         super().__init__(model=model, name=name, editTriggers=edits, horizontalScrollBarPolicy=no_bar)
         self._model = model
         self._max_rows = 6
-        self.setItemDelegateForColumn(SCORES, ScoreHistogramDelegate(self))
+        self.setItemDelegateForColumn(SCORES, CellDelegate(HISTOGRAM_ROLE, draw_histogram, self))
         self.setItemDelegateForColumn(WEIGHT, WeightDelegate(self))
         model.modelReset.connect(lambda: self.show_at_most(self._max_rows))
         connect(self._show_error, self.clicked, self.activated)
@@ -246,12 +237,11 @@ class BenchResults(QWidget):
 class CompletionSource(QFrame):
     """A card with a segmented control of sources, the inputs of the chosen one, and a progress bar in their place."""
 
-    sample_requested = Signal(str, int, list, int)  # how, count of rows, row numbers, completions of each
     refused = Signal(str)  # sentence
 
     def __init__(self, bench: RewardBench, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._bench = bench
+        self._bench, self._seed = bench, 0
         configure(self, role="card", sizePolicy=(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed))
         self.how = ComboBox(name="Which rows", length=12, items=ROW_CHOICES, currentIndexChanged=self._show_rows)
         self.rows, self.group_size = _count_edit("8", "Rows"), _count_edit("8", "Completions of each row")
@@ -323,7 +313,8 @@ class CompletionSource(QFrame):
         if how == "numbers" and not numbers:
             self.refused.emit("Write row numbers as 1-4, 17.")
             return
-        self.sample_requested.emit(how, len(numbers) or int(self.rows.text() or 8), numbers, size)
+        self._seed += 1  # the same rows give other completions each time
+        self._bench.sample(how, len(numbers) or int(self.rows.text() or 8), numbers, size, self._seed)
 
     def _load_run(self) -> None:
         if self.runs.currentData():

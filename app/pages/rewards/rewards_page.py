@@ -16,7 +16,7 @@ from app.pages.rewards.reward_file import RewardFilePanel
 from app.state.session import Session
 from app.widgets.basic.controls import ElidedLabel, Segments, dropped_file
 from app.widgets.basic.labels import button, label
-from app.widgets.basic.layout import column, configure, connect, row, stack
+from app.widgets.basic.layout import column, connect, row, stack
 from app.widgets.basic.number_format import counted, figure, short_duration
 from app.widgets.basic.tables import BaseTable, Column, RowsModel
 from app.widgets.completion_detail import CompletionDetail
@@ -73,7 +73,6 @@ class RewardsPage(QWidget):
         self.session, self.draft = session, session.draft
         bench = self.bench = session.reward_bench
         self.setAcceptDrops(True)
-        self._seed = 0
         self._narrow: bool | None = None
         self._line: tuple[dict[str, Any], dict[str, Any] | None] | None = None
         # Widgets are created with their final parent: reparented later, Qt would restyle all of them again.
@@ -105,14 +104,14 @@ class RewardsPage(QWidget):
 
         connect(self._show, bench.changed, theme.signals.changed)
         bench.busy_changed.connect(self._show_enabled)
-        configure(self.source, sample_requested=self._sample, refused=session.message)
+        self.source.refused.connect(session.message)
         self.views.chosen.connect(self._show_views)
         self.results.table.chosen.connect(self._choose)
         self.results.board.error_requested.connect(lambda function: self._show_error(function["error"], go=True))
         self.results.functions.weighed.connect(lambda weights: self.draft.set("reward_weights", weights))
         self.cases.drop_requested.connect(bench.remove_case)
         self.panel.opened.connect(self._name_file)
-        session.reward_rows_requested.connect(self.sample_rows)
+        session.reward_rows_requested.connect(self._sample_rows)
         self.draft.changed.connect(self._on_setting)
         self.panel.open()
         self._show()
@@ -213,13 +212,9 @@ class RewardsPage(QWidget):
         self.source.sources.choose("model")
         self.source.sample.click()
 
-    def sample_rows(self, numbers: list[int]) -> None:
+    def _sample_rows(self, numbers: list[int]) -> None:
         self.source.choose_rows(numbers)
         self.sample()
-
-    def _sample(self, how: str, count: int, numbers: list[int], size: int) -> None:
-        self._seed += 1  # the same rows give other completions each time
-        self.bench.sample(how, count, numbers, size, self._seed)
 
     def keep_case(self) -> None:
         if self._line is not None and self._line[1] is not None:

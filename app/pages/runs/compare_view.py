@@ -22,13 +22,7 @@ from PySide6.QtGui import (
     QShortcut,
     QShowEvent,
 )
-from PySide6.QtWidgets import (
-    QAbstractButton,
-    QHeaderView,
-    QMenu,
-    QMessageBox,
-    QWidget,
-)
+from PySide6.QtWidgets import QAbstractButton, QHeaderView, QMenu, QMessageBox, QWidget
 
 from app import theme
 from app.state import charts
@@ -285,7 +279,7 @@ class CompareView(QWidget):
         escape = QShortcut(QKeySequence(Qt.Key.Key_Escape), self, self.closed.emit)
         escape.setContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
         self.title = label(font=theme.title_font())
-        self.axis = Segments(AXES, "Horizontal axis", chosen=self._change_axis)
+        self.axis = Segments(AXES, "Horizontal axis", chosen=lambda _: self._draw_charts(is_new_axis=True))
         self.legend = configure(RunLegend(), shown_changed=self._draw_charts)
         self.results, self.settings = ComparisonTable("Results of the runs"), ComparisonTable("Settings that differ")
         self.same = label("Their settings are the same.", role="muted", align=Qt.AlignmentFlag.AlignCenter)
@@ -385,19 +379,16 @@ class CompareView(QWidget):
         ChartExport(self.grid, lambda: "comparison", self._session.message.emit)  # the grid owns it
         self._charts.addWidget(self.grid)
 
-    def _change_axis(self, _key: str) -> None:
-        if self.grid is not None:
-            self.grid.forget_span()  # a range on the old axis means nothing on the new one
-        self._draw_charts()
-
     def _drop_grid(self) -> None:
         if self.grid is not None:
             self.grid.hide()
             self.grid.deleteLater()
             self.grid = None
 
-    def _draw_charts(self) -> None:
+    def _draw_charts(self, *, is_new_axis: bool = False) -> None:
         if self.grid is not None and self.comparison is not None:
+            if is_new_axis:
+                self.grid.forget_span()  # a range on the old axis means nothing on the new one
             for plot in self.grid.plots:
                 plot.set_step_axis(*POSITIONS[self.axis.key], is_time=self.axis.key == "time")
             self.grid.refresh(self.comparison.span(self.axis.key))

@@ -69,12 +69,23 @@ def restore(run: TrashedRun) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunAction:
-    """An entry of the menu: its text for a selection, when it is enabled, its keys."""
+    """An entry of the menu: its text for a run, when it is enabled, its keys, its text for several runs.
+
+    `toggles` is a flag of the notes; where all runs have it, the text is `off`.
+    """
 
     key: str
-    text: Callable[[Runs], str]
+    one: str
     applies: Callable[[Runs], bool]
     keys: str = ""
+    several: str = ""
+    toggles: str = ""
+    off: str = ""
+
+    def text(self, runs: Runs) -> str:
+        if self.toggles and runs and all(getattr(run.notes, self.toggles) for run in runs):
+            return self.off
+        return self.several.format(len(runs)) if self.several and len(runs) > 1 else self.one
 
 
 def _one(runs: Runs) -> bool:
@@ -97,36 +108,30 @@ def _can_resume(runs: Runs) -> bool:
     return _one(runs) and runs[0].summary.state in RESUMABLE
 
 
-def _text(text: str, several: str = "") -> Callable[[Runs], str]:
-    return lambda runs: several.format(len(runs)) if several and len(runs) > 1 else text
-
-
-def _toggle(name: str, on: str, off: str) -> Callable[[Runs], str]:
-    return lambda runs: off if runs and all(getattr(run.notes, name) for run in runs) else on
-
-
 ACTIONS: tuple[RunAction | None, ...] = (
-    RunAction("open", _text("Open"), _one, "Return"),
-    RunAction("compare", _text("Compare", "Compare {} runs"), lambda runs: len(runs) > 1, "Return"),
-    RunAction("resume", _text("Resume"), _can_resume),
-    RunAction("queue", _text("Resume in the queue"), _can_resume),
-    RunAction("chat", _text("Chat"), _has_trained),
-    RunAction("export", _text("Export…"), _has_trained),
-    RunAction("evaluate", _text("Evaluate"), _has_trained),
+    RunAction("open", "Open", _one, "Return"),
+    RunAction("compare", "Compare", lambda runs: len(runs) > 1, "Return", several="Compare {} runs"),
+    RunAction("resume", "Resume", _can_resume),
+    RunAction("queue", "Resume in the queue", _can_resume),
+    RunAction("chat", "Chat", _has_trained),
+    RunAction("export", "Export…", _has_trained),
+    RunAction("evaluate", "Evaluate", _has_trained),
     None,
-    RunAction("clone", _text("New run from here…"), _has_steps),
-    RunAction("use_adapter", _text("Start a new run from its adapters"), _has_trained),
-    RunAction("use_settings", _text("Use its settings"), _one),
+    RunAction("clone", "New run from here…", _has_steps),
+    RunAction("use_adapter", "Start a new run from its adapters", _has_trained),
+    RunAction("use_settings", "Use its settings", _one),
     None,
-    RunAction("favourite", _toggle("favourite", "Add to favourites", "Remove from favourites"), bool, "Ctrl+Shift+F"),
-    RunAction("rename", _text("Rename…"), _one, "F2"),
-    RunAction("tag", _text("Add tags…"), bool),
-    RunAction("archive", _toggle("archived", "Archive", "Remove from the archive"), bool),
+    RunAction(
+        "favourite", "Add to favourites", bool, "Ctrl+Shift+F", toggles="favourite", off="Remove from favourites"
+    ),
+    RunAction("rename", "Rename…", _one, "F2"),
+    RunAction("tag", "Add tags…", bool),
+    RunAction("archive", "Archive", bool, toggles="archived", off="Remove from the archive"),
     None,
-    RunAction("show_folder", _text("Open folder"), _one),
-    RunAction("copy_path", _text("Copy path"), bool),
-    RunAction("free", _text("Free space…"), bool),
-    RunAction("trash", _text("Move to trash", "Move {} runs to trash"), _is_idle, REMOVE_KEYS),
+    RunAction("show_folder", "Open folder", _one),
+    RunAction("copy_path", "Copy path", bool),
+    RunAction("free", "Free space…", bool),
+    RunAction("trash", "Move to trash", _is_idle, REMOVE_KEYS, several="Move {} runs to trash"),
 )
 """None is a separator."""
 
@@ -248,10 +253,7 @@ class FreeSpaceDialog(Dialog):
     freed = Signal(list)
 
     def __init__(
-        self,
-        spaces: Sequence[FreeableSpace],
-        free: Callable[[Any], int] = free_space,
-        parent: QWidget | None = None,
+        self, spaces: Sequence[FreeableSpace], free: Callable[[Any], int] = free_space, parent: QWidget | None = None
     ) -> None:
         super().__init__("Free space", parent, (560, 420))
         self._free = free

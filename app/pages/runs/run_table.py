@@ -6,15 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import (
-    QModelIndex,
-    QPointF,
-    QRectF,
-    QSignalBlocker,
-    QSortFilterProxyModel,
-    Qt,
-    Signal,
-)
+from PySide6.QtCore import QModelIndex, QPointF, QRect, QRectF, QSignalBlocker, QSortFilterProxyModel, Qt, Signal
 from PySide6.QtGui import QColor, QKeyEvent, QKeySequence, QPainter, QPen, QPolygonF, QResizeEvent, QShortcut
 from PySide6.QtWidgets import (
     QAbstractItemView,
@@ -22,8 +14,6 @@ from PySide6.QtWidgets import (
     QLineEdit,
     QListWidget,
     QListWidgetItem,
-    QStyledItemDelegate,
-    QStyleOptionViewItem,
     QWidget,
 )
 
@@ -33,7 +23,7 @@ from app.widgets.basic.icons import star_cell
 from app.widgets.basic.labels import button, label, plain_tip
 from app.widgets.basic.layout import column, configure, connect, row
 from app.widgets.basic.number_format import DASH, duration, figure, file_size, moment, signed
-from app.widgets.basic.tables import LEFT, RIGHT, BaseTable, Index, RowsModel
+from app.widgets.basic.tables import LEFT, RIGHT, BaseTable, CellDelegate, Index, RowsModel
 from app.widgets.run_header import STATE_LABELS, STATE_ROLES
 from backend.config.config import SETTINGS
 from backend.runs.run_record import RunRecord, value_text
@@ -174,7 +164,7 @@ class RunModel(RowsModel):
         if role == SORT:
             return sort_key(field, row)
         if role == CURVE:
-            return row.curve if field.kind == "curve" else None
+            return row.curve or None if field.kind == "curve" else None
         return star_cell(row.notes.favourite, role, theme.palette().faint) if field.key == FAVOURITE else None
 
 
@@ -182,28 +172,18 @@ def _alignment(field: RunField) -> Qt.AlignmentFlag:
     return LEFT if field.kind in ("text", "curve", "flag") else RIGHT
 
 
-class SparklineDelegate(QStyledItemDelegate):
-    """Draws the numbers of role CURVE, scaled to their own range."""
-
-    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
-        super().paint(painter, option, index)
-        values = index.data(CURVE)
-        if not values:
-            return
-        box = QRectF(option.rect).adjusted(6, 6, -6, -6)  # pyright: ignore[reportAttributeAccessIssue]
-        low, high = min(values), max(values)
-        step = box.width() / max(1, len(values) - 1)
-        heights = [(value - low) / (high - low) if high > low else 0.5 for value in values]
-        points = [QPointF(box.left() + i * step, box.bottom() - y * box.height()) for i, y in enumerate(heights)]
-        painter.save()
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        painter.setPen(QPen(theme.palette().accent, 1.3))
-        if len(points) == 1:
-            painter.setBrush(theme.palette().accent)
-            painter.drawEllipse(points[0], 1.5, 1.5)
-        else:
-            painter.drawPolyline(QPolygonF(points))
-        painter.restore()
+def draw_curve(painter: QPainter, rect: QRect, values: Sequence[float]) -> None:
+    """Draw numbers as a line, scaled to their own range."""
+    box, low, high = QRectF(rect).adjusted(6, 6, -6, -6), min(values), max(values)
+    step = box.width() / max(1, len(values) - 1)
+    heights = [(value - low) / (high - low) if high > low else 0.5 for value in values]
+    points = [QPointF(box.left() + i * step, box.bottom() - y * box.height()) for i, y in enumerate(heights)]
+    painter.setPen(QPen(theme.palette().accent, 1.3))
+    if len(points) == 1:
+        painter.setBrush(theme.palette().accent)
+        painter.drawEllipse(points[0], 1.5, 1.5)
+    else:
+        painter.drawPolyline(QPolygonF(points))
 
 
 class _TestedRows(QSortFilterProxyModel):
@@ -229,7 +209,7 @@ class RunTable(BaseTable):
         self.sorted = _TestedRows(self, sortRole=SORT)
         self.sorted.setSourceModel(model)
         menu = Qt.ContextMenuPolicy.CustomContextMenu
-        configure(self, model=self.sorted, itemDelegate=SparklineDelegate(self), contextMenuPolicy=menu)
+        configure(self, model=self.sorted, itemDelegate=CellDelegate(CURVE, draw_curve, self), contextMenuPolicy=menu)
         head = configure(
             self.horizontalHeader(),
             sectionResizeMode=QHeaderView.ResizeMode.Interactive,

@@ -91,7 +91,7 @@ class RunsPage(QWidget):
             key: button(text, lambda key=key: self.run_actions.do(key), primary=key == "open")
             for key, text in BUTTONS.items()
         }
-        self.more_button = button("More…", self._show_menu_of_button, tip="All actions for the selected runs")
+        self.more_button = button("More…", tip="All actions for the selected runs")
         self._connect()
 
         checks = (self.favourites, self.archived, self.columns_button, self.details_button)
@@ -110,6 +110,10 @@ class RunsPage(QWidget):
 
     def _connect(self) -> None:
         table, details, actions, session = self.table, self.details, self.run_actions, self.session
+        more = self.more_button
+        more.clicked.connect(
+            lambda: actions.menu(self).popup(more.mapToGlobal(more.rect().bottomLeft() + QPoint(0, 1)))
+        )
         table.opened.connect(self.open)
         table.star_pressed.connect(
             lambda run: actions.note(Path(run.summary.path), {"favourite": not run.notes.favourite})
@@ -283,9 +287,6 @@ class RunsPage(QWidget):
         if self.session.run is None or self.session.run.folder.path != path:  # it is not to be started
             self.session.open_run(path)
         self.session.page_requested.emit("monitor")
-
-    def _show_menu_of_button(self) -> None:
-        self.run_actions.menu(self).popup(self.more_button.mapToGlobal(QPoint(0, self.more_button.height())))
 
     def _choose_name(self, name: str) -> None:
         record = next((record for record in self.model.rows if record.summary.name == name), None)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from PySide6.QtCore import QRectF, Qt, Signal
+from PySide6.QtCore import QRect, QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QHideEvent, QPainter, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QFrame, QHeaderView, QLineEdit, QStyledItemDelegate, QStyleOptionViewItem, QWidget
+from PySide6.QtWidgets import QFrame, QHeaderView, QLineEdit, QWidget
 
 from app import theme
 from app.state.memory import amount
@@ -30,16 +30,11 @@ from app.widgets.basic.layout import (
     wrap_in_card,
 )
 from app.widgets.basic.number_format import DASH, counted, duration, figure
-from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel
+from app.widgets.basic.tables import BaseTable, CellDelegate, Column, Index, RowsModel
 from backend.config.config import SETTINGS
 from backend.config.setting import Setting
 from backend.runs.sweep import SweepPlan, text_of
-from backend.runs.sweep_results import (
-    ConfigurationResult,
-    MemberResult,
-    SweepResults,
-    settings_of_runs,
-)
+from backend.runs.sweep_results import ConfigurationResult, MemberResult, SweepResults, settings_of_runs
 from backend.utils.errors import UserError
 
 DRAWS = {"list": "any of", "log_uniform": "log-uniform between", "uniform": "uniform between"}
@@ -83,9 +78,8 @@ class VariedRow(QWidget):
     def __init__(self, offered: Sequence[Setting], key: str, text: str, draw: str) -> None:
         super().__init__()
         edited, labels = self.edited.emit, {about.key: about.label for about in offered}
-        self.setting = ComboBox(name="Setting that varies", items=labels)
-        for place, about in enumerate(offered):
-            self.setting.setItemData(place, about.help, Qt.ItemDataRole.ToolTipRole)
+        tips = [about.help for about in offered]
+        self.setting = ComboBox(name="Setting that varies", items=labels, tips=tips)
         self.draw = ComboBox(name="How its values are drawn", items=DRAWS)
         self.values = configure(QLineEdit(text), name="Its values", font=theme.figures_font())
         self.setting.choose(key)
@@ -154,21 +148,12 @@ class VariedRows(QWidget):
             set_style_property(each.values, "problem", each.key in keys)
 
 
-class BarDelegate(QStyledItemDelegate):
-    """Paints a bar below the figure of a cell with role SHARE."""
-
-    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
-        super().paint(painter, option, index)
-        share = index.data(SHARE)
-        if share is not None:
-            area = QRectF(option.rect)  # pyright: ignore[reportAttributeAccessIssue]
-            painter.save()
-            painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-            painter.setPen(Qt.PenStyle.NoPen)
-            painter.setBrush(theme.palette().accent)
-            length = max(2.0, share * (area.width() - 16))
-            painter.drawRoundedRect(QRectF(area.left() + 8, area.bottom() - 5, length, 3), 1.5, 1.5)
-            painter.restore()
+def draw_bar(painter: QPainter, rect: QRect, share: float) -> None:
+    """Draw a bar below the figure of a cell."""
+    painter.setPen(Qt.PenStyle.NoPen)
+    painter.setBrush(theme.palette().accent)
+    length = max(2.0, share * (rect.width() - 16))
+    painter.drawRoundedRect(QRectF(rect.left() + 8, rect.bottom() - 4, length, 3), 1.5, 1.5)
 
 
 class SweepModel(RowsModel):
@@ -227,7 +212,7 @@ class SweepTable(BaseTable):
         self.cells = SweepModel()
         super().__init__(model=self.cells, name="Configurations of the sweep", single=True)
         self.cells.setParent(self)
-        self.setItemDelegate(BarDelegate(self))
+        self.setItemDelegate(CellDelegate(SHARE, draw_bar, self))
         self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
 
     def show_results(self, results: SweepResults | None) -> None:
@@ -442,16 +427,16 @@ class SweepsPage(QWidget):
             self.session.settings_requested.emit(folder.run(run.run))
 
     def _resume(self) -> None:
-        if self.session.is_training:
-            self.session.message.emit(ONE_TRAINING)
-        elif (folder := self.sweeps.folder) is not None:
-            try:
-                if self.session.consent.obtain(*settings_of_runs(folder), base=folder.path):
-                    self.sweeps.resume()
-                else:
-                    self.session.message.emit(DECLINED)
-            except UserError as error:
-                self.session.message.emit(error.faults[0].sentence)
+        folder, say = self.sweeps.folder, self.session.message.emit
+        try:
+            if self.session.is_training:
+                say(ONE_TRAINING)
+            elif folder is not None and self.session.consent.obtain(*settings_of_runs(folder), base=folder.path):
+                self.sweeps.resume()
+            elif folder is not None:
+                say(DECLINED)
+        except UserError as error:
+            say(error.faults[0].sentence)
 
 
 def forecast_words(taken: SweepForecast) -> str:

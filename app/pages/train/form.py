@@ -63,17 +63,14 @@ class Form(TabArea):
         for each in self._cards:
             each.show_only(keys)
 
-    def show_problems(self, problems: Iterable[ConfigProblem]) -> None:
-        sentences = {problem.setting: problem.sentence for problem in reversed(list(problems))}
+    def show_problems(self, problems: Iterable[ConfigProblem], warnings: Iterable[ConfigProblem]) -> None:
+        wrong = {problem.setting: problem.sentence for problem in reversed(list(problems))}
+        unusual = {warning.setting: warning.sentence for warning in warnings}
         for key, field in self.fields.items():
-            field.show_problem(sentences.get(key, ""))
+            field.show_problem(wrong.get(key, ""))
+            field.show_warning(unusual.get(key, ""))
         for each in self._cards:
-            each.uncover(sentences.keys())
-
-    def show_warnings(self, warnings: Iterable[ConfigProblem]) -> None:
-        sentences = {warning.setting: warning.sentence for warning in warnings}
-        for key, field in self.fields.items():
-            field.show_warning(sentences.get(key, ""))
+            each.uncover(wrong.keys())
 
     def show_changed(self, changed: set[str], *, afresh: bool) -> None:
         for each in self._cards:

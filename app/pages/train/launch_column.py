@@ -50,9 +50,9 @@ class LaunchColumn(TabArea):
         self.setFixedWidth(theme.scaled(WIDTH))
         heading, small = theme.heading_font(), theme.mono_font(theme.CAPTION)
         left, indent = Qt.AlignmentFlag.AlignLeft, (theme.SPACE, 0, 0, 0)
-        self._edited_name = label(role="problem", wrap=True)
+        self.edited_name = label(role="problem", wrap=True)
         self.keep = LinkButton("Keep its settings")
-        self._edited = holder(column(self._edited_name, (self.keep, 0, left), spacing=4), visible=False)
+        self.edited = holder(column(self.edited_name, (self.keep, 0, left), spacing=4), visible=False)
         self.summary = label(font=heading, wrap=True)
         # Paragraphs; show_plan escapes their text.
         self.details = label(role="muted", wrap=True, textFormat=Qt.TextFormat.RichText)
@@ -75,7 +75,7 @@ class LaunchColumn(TabArea):
         about = (self._help_title, self._help, self._help_key, (self.more, 0, left))
         terminal = row((label("From a terminal", role="muted"), 1), self.copy)
         parts = column(
-            card(column(self._edited, self.summary, self.details, self.run, spacing=12, margins=margins)),
+            card(column(self.edited, self.summary, self.details, self.run, spacing=12, margins=margins)),
             *(self._problems, self._warnings, self.memory),
             *(holder(column(*about, spacing=4, margins=indent)), None),
             column(terminal, self.command, spacing=4, margins=indent),
@@ -89,10 +89,6 @@ class LaunchColumn(TabArea):
         self.summary.setText(summary)
         lines = (f'<p style="margin: 0px 0px 4px 0px">{html.escape(line)}</p>' for line in details)
         self.details.setText("".join(lines))
-
-    def show_edited(self, name: str) -> None:
-        self._edited.setVisible(bool(name))
-        self._edited_name.setText(f"The settings of {name}, which waits in the queue")
 
     def show_problems(self, problems: Sequence[ConfigProblem], warnings: Sequence[ConfigProblem]) -> None:
         self._problem_title.setText(counted(len(problems), "problem"))
@@ -123,8 +119,7 @@ class LaunchColumn(TabArea):
     def show_command(self, command: str, short: str) -> None:
         """Show `short`; the tool tip and Copy have the complete `command`."""
         self.copy.content = command
-        self.command.setText(short)
-        self.command.setToolTip(f"<p>{html.escape(command)}</p>")
+        configure(self.command, text=short, tip=f"<p>{html.escape(command)}</p>")
 
 
 class MemoryBar(QWidget):

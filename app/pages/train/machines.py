@@ -158,7 +158,8 @@ class MachinesPart(QObject):
         self.stop = button("Stop", machines.stop, tip="Stop the check")
         self.copy_model = button("Copy the model", lambda: machines.check(copies=True), tip=copy_tip)
         self.add = button("Add a machine", self._add, tip="Add an entry to the hosts file")
-        self.remove = button("Remove", self._remove, tip="Remove the selected machine from the list")
+        selected, tip = self.table.selected_rows, "Remove the selected machine from the list"
+        self.remove = button("Remove", lambda: [machines.remove(rank) for rank in selected()], tip=tip)
         self.save = button("Save hosts file…", self._save, tip="Write the list as a hosts file of mlx.launch")
         buttons = (self.check, self.stop, self.copy_model, self.add, self.remove, self.save)
         flow = FlowLayout()
@@ -224,10 +225,6 @@ class MachinesPart(QObject):
         index = self.model.index(len(self._machines.hosts) - 1, NAME)
         self.table.setCurrentIndex(index)
         self.table.edit(index)
-
-    def _remove(self) -> None:
-        if rows := self.table.selected_rows():
-            self._machines.remove(rows[0])
 
     def _save(self) -> None:
         known = self._machines.path

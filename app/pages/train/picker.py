@@ -23,7 +23,7 @@ from app.state.session import Session
 from app.widgets.basic.controls import SearchEdit
 from app.widgets.basic.icons import IconButton, star_cell
 from app.widgets.basic.labels import button, from_home, label, plain_tip, progress_bar, show_text
-from app.widgets.basic.layout import NestedStack, column, configure, holder, on_screen, row, set_style_property
+from app.widgets.basic.layout import NestedStack, column, configure, connect, holder, on_screen, row, set_style_property
 from app.widgets.basic.number_format import DASH, duration, figure, file_size, moment
 from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel
 from app.widgets.form.field import Field
@@ -395,8 +395,7 @@ class Picker(QDialog):
             self._show()
 
     def _toggle_star(self) -> None:
-        current = self.current()
-        if isinstance(current, PickerEntry):
+        if isinstance(current := self.current(), PickerEntry):
             changed = replace(current, starred=not current.starred)
             for entries in (self._local, self._hub, self._suggested):
                 entries[:] = [changed if entry.id == changed.id else entry for entry in entries]
@@ -490,10 +489,10 @@ class Picking(QObject):
         kind = field.setting.kind
         if kind not in self._pickers:
             picker = self._pickers[kind] = Picker(kind, self._page.window())
-            picker.chosen.connect(self._take)
+            connect(self._take, picker.chosen, picker.download_requested)
+            picker.download_requested.connect(partial(self.session.downloads.start, kind))
             picker.search_requested.connect(partial(self._search, picker))
             picker.star_changed.connect(partial(self.prefs.set_favourite, kind))
-            picker.download_requested.connect(partial(self._download, kind))
             picker.folder.clicked.connect(lambda: self._browse(picker, folder=True))
             picker.file.clicked.connect(lambda: self._browse(picker, folder=False))
         if kind == "model":
@@ -543,10 +542,6 @@ class Picking(QObject):
         if self._field.value() != before:
             self.prefs.remember_used(self._field.setting.kind, str(self._field.value()))
             picker.accept()
-
-    def _download(self, kind: str, id_: str) -> None:
-        self._take(id_)
-        self.session.downloads.start(kind, id_)
 
     def _show_download(self, download: Download) -> None:
         if download.repo_type in self._pickers:

@@ -107,15 +107,18 @@ class TrainPage(QWidget):
         )
         self.rewards.add_file.clicked.connect(lambda: reward_file.choose_file())
         self.dataset_line.clicked.connect(lambda: session.page_requested.emit("dataset"))
-        launch.run.clicked.connect(self._run_or_queue)
-        launch.keep.clicked.connect(session.queue.stop_editing)
+        starter, queue = session.starter, session.queue
+        launch.run.clicked.connect(
+            lambda: starter.queue() if session.is_training or queue.edited is not None else starter.start()
+        )
+        launch.keep.clicked.connect(queue.stop_editing)
         launch.guide_pressed.connect(lambda key: session.guide_requested.emit(place_of_setting(key)))
         draft.changed.connect(self._on_changed)
         self._rest_timer.timeout.connect(self._show_problems)
         connect(self.reveal, self.search.chosen, launch.problem_pressed, session.field_requested)
         connect(self._show_plan, session.time_forecast.changed, draft.saved)
         connect(self._show_rewards, session.reward_bench.changed, theme.signals.changed)
-        connect(self._show_run_button, session.queue.changed, session.run_changed, session.run_state_changed)
+        connect(self._show_run_button, queue.changed, session.run_changed, session.run_state_changed)
         # The longest prompt decides about the memory.
         connect(self._rest_timer.start, self.dataset.counts_changed, draft.problems_changed)
         self.picking = Picking(session, form.fields.values(), self)
@@ -200,23 +203,19 @@ class TrainPage(QWidget):
         self.banner.setVisible(self.draft.is_demo and not training)
         self.launch.run.setText("Save to queue" if edited is not None else "Add to queue" if training else "Run")
         set_style_property(self.launch.run, "role", "" if self.draft.is_demo else "primary")
-        self.launch.show_edited(edited.name if edited is not None else "")
-
-    def _run_or_queue(self) -> None:
-        queue = self.session.is_training or self.session.queue.edited is not None
-        self.session.starter.queue() if queue else self.session.starter.start()
+        self.launch.edited.setVisible(edited is not None)
+        self.launch.edited_name.setText(f"The settings of {edited.name}, which waits in the queue" if edited else "")
 
     def _show_problems(self) -> None:
         self._rest_timer.stop()
         problems = self.draft.problems()
-        # The reward table shows problems with the names, so the field below it need not.
-        self.form.show_problems(problem for problem in problems if problem.setting != "reward_functions")
         of_names = (problem.sentence for problem in problems if problem.setting == "reward_functions")
         show_text(self.rewards.problem, next(of_names, ""))
         warnings = []
         with suppress(UserError):  # found only while parsing; the problems say it
             warnings = unusual(self.draft.config()) if not problems else []
-        self.form.show_warnings(warnings)
+        # The reward table shows problems with the names, so the field below it need not.
+        self.form.show_problems((each for each in problems if each.setting != "reward_functions"), warnings)
         self.launch.show_problems(problems, warnings)
         memory_parts = self.session.starter.memory_parts()
         self._memory = amount(memory_parts.total) if memory_parts is not None else ""

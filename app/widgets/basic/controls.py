@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,15 +88,18 @@ class ComboBox(QComboBox):
         *,
         length: int = 6,
         items: Mapping[Any, str] | None = None,
+        tips: Sequence[str] = (),
         **settings: Any,
     ) -> None:
-        """`length`: the minimum width, in characters; `items`: value → text."""
+        """`length`: the minimum width, in characters; `items`: value → text; `tips`: tool tips of the items."""
         super().__init__(parent)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # not WheelFocus, which takes the focus while scrolling
         self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
         self.setMinimumContentsLength(length)
         for value, text in (items or {}).items():
             self.addItem(text, value)
+        for place, tip in enumerate(tips):
+            self.setItemData(place, tip, Qt.ItemDataRole.ToolTipRole)
         configure(self, **settings)
 
     def fill(self, items: Mapping[Any, str], chosen: Any = None) -> None:

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from PySide6.QtCore import QAbstractTableModel, QItemSelectionModel, QMimeData, QModelIndex, QPersistentModelIndex, Qt
-from PySide6.QtGui import QFont, QGuiApplication, QKeyEvent, QKeySequence
-from PySide6.QtWidgets import QAbstractItemView, QFrame, QHeaderView, QTableView, QWidget
+from PySide6.QtCore import (
+    QAbstractTableModel,
+    QItemSelectionModel,
+    QMimeData,
+    QModelIndex,
+    QObject,
+    QPersistentModelIndex,
+    QRect,
+    Qt,
+)
+from PySide6.QtGui import QFont, QGuiApplication, QKeyEvent, QKeySequence, QPainter
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QFrame,
+    QHeaderView,
+    QStyledItemDelegate,
+    QStyleOptionViewItem,
+    QTableView,
+    QWidget,
+)
 
 from app import theme
 from app.widgets.basic.labels import plain_tip
@@ -132,6 +149,22 @@ class DraggedRowsModel(RowsModel):
             target = row if row >= 0 else parent.row() if parent.isValid() else self.rowCount()
             self.drop_row(int(bytes(data.data(self.DRAG_TYPE).data())), target)
         return False  # on True the view would delete the row that was dragged
+
+
+class CellDelegate(QStyledItemDelegate):
+    """Paints a cell, and on it `draw(painter, rect, data)` what the item has as `role`."""
+
+    def __init__(self, role: int, draw: Callable[[QPainter, QRect, Any], None], parent: QObject) -> None:
+        super().__init__(parent)
+        self._role, self._draw = role, draw
+
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
+        super().paint(painter, option, index)
+        if (data := index.data(self._role)) is not None:
+            painter.save()
+            painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+            self._draw(painter, option.rect, data)  # pyright: ignore[reportAttributeAccessIssue]
+            painter.restore()
 
 
 class BaseTable(QTableView):
