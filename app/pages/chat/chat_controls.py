@@ -27,7 +27,7 @@ class ModelBar(QWidget):
         self.load = button("Load", primary=True)
         self.reset = button("New conversation", tip="Ctrl+Alt+C")
         tip = "Temperature, seed, system message, …"
-        self.settings = QToolButton(text="Settings", checkable=True)
+        self.settings = configure(QToolButton(), text="Settings", checkable=True)
         configure(self.settings, focusPolicy=Qt.FocusPolicy.StrongFocus, toolTip=tip)
         menus = ((self.models, 3), (self.checkpoints, 1))
         title = label("Chat", theme.title_font())

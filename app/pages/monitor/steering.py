@@ -214,15 +214,15 @@ class RunSteering(QObject):
             return
         if self._asked_after is not None:
             after = self._asked_after
-            answers = [note for note in run.data.notes if _seq(note) > after and note.get("answers") == "change"]
-            if answers:
+            new = (note for note in run.data.notes if note.get("seq", -1) > after)
+            if answers := [note for note in new if note.get("answers") == "change"]:
                 self._asked_after = None
                 panel.show_answer(str(answers[0]["sentence"]), is_refusal=answers[0].get("level") == "warning")
 
     def _ask(self, settings: dict[str, Any]) -> None:
         if self.panel is None or self._run is None:
             return
-        self._asked_after = max(map(_seq, self._run.data.notes), default=-1)
+        self._asked_after = max((note.get("seq", -1) for note in self._run.data.notes), default=-1)
         try:
             self._run.change(settings)
         except UserError as error:
@@ -235,11 +235,6 @@ def _differs(present: Config, key: str, raw: Any, done: int) -> bool:
         return bool(changed(present, {key: raw}, done))
     except UserError:
         return True
-
-
-def _seq(note: dict[str, Any]) -> int:
-    seq = note.get("seq")
-    return seq if isinstance(seq, int) else -1
 
 
 def _message(error: UserError) -> str:

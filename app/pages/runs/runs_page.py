@@ -74,7 +74,7 @@ class RunsPage(QWidget):
         }
         self.run_actions = RunActions(session, self.table.selected_runs, of_page, self)
         self.undo_text = label(wrap=True)
-        self.undo_button = button("Undo", self._undo_trash)
+        self.undo_button = button("Undo", self.run_actions.undo_trash)
         dismiss = button("Dismiss", lambda: self.undo_bar.hide())
         undo = row((self.undo_text, 1), self.undo_button, dismiss, margins=(12, 6, 8, 6))
         self.undo_bar = card(undo, "banner", visible=False)
@@ -313,13 +313,9 @@ class RunsPage(QWidget):
         dialog.show()
 
     def _on_moved(self) -> None:
-        if moved := self.run_actions.trashed:
-            what = moved[0].path.name if len(moved) == 1 else f"{len(moved)} runs"
-            self.undo_text.setText(f"Moved {what} to the trash.")
-            self.undo_button.setVisible(all(run.trashed is not None for run in moved))
-            self.undo_bar.show()
+        moved = self.run_actions.trashed
+        what = moved[0].path.name if len(moved) == 1 else f"{len(moved)} runs"
+        self.undo_text.setText(f"Moved {what} to the trash.")
+        self.undo_button.setVisible(all(run.trashed is not None for run in moved))
+        self.undo_bar.setVisible(bool(moved))
         self.refresh()
-
-    def _undo_trash(self) -> None:
-        self.undo_bar.hide()
-        self.run_actions.undo_trash()

@@ -170,8 +170,9 @@ class PickerModel(RowsModel):
         return plain_tip(row.refusal or row.place or row.id) if isinstance(row, PickerEntry) else None
 
     def extra(self, row: PickerRow, index: Index, role: int) -> Any:
-        is_star = isinstance(row, PickerEntry) and index.column() == STAR
-        return star_cell(row.starred, role, theme.palette().placeholder) if is_star else None
+        if isinstance(row, PickerLine) or index.column() != STAR:
+            return None
+        return star_cell(row.starred, role, theme.palette().placeholder)
 
 
 class DownloadRow(QWidget):
