@@ -18,10 +18,18 @@ Out = Annotated[Path | None, typer.Option("--json", help="Also write every measu
 Only = Annotated[str, typer.Option(help="Only the cases with this in their name.")]
 
 
-@app.command()
-def ours(rounds: Rounds = 3, warm_up: WarmUp = 2, json_file: Out = None, only: Only = "") -> None:
-    """Ours alone: a few whole steps. What `make bench` runs."""
-    _section("ours", rounds, warm_up, json_file, only)
+def add_section(verb: str, section: str, usual_rounds: int, help_: str) -> None:
+    @app.command(verb, help=help_)
+    def run(rounds: Rounds = usual_rounds, warm_up: WarmUp = 2, json_file: Out = None, only: Only = "") -> None:
+        _section(section, rounds, warm_up, json_file, only)
+
+
+axes = "group size, completion length, prompts a step, vocabulary, depth and prompt length"
+add_section("ours", "ours", 3, "Ours alone: a few whole steps. What `make bench` runs.")
+add_section("against", "against", 7, "Ours beside the peers and the plain ways, and the bars.")
+add_section("ablate", "ablation", 7, "Ours with each technique switched off in turn.")
+add_section("sweep", "sweep", 3, f"Ours over {axes}.")
+add_section("samples", "samples", 3, "The cost of a sample, by how many rows are decoded together.")
 
 
 @app.command()
@@ -41,30 +49,6 @@ def demo(
     print(blas_sentence)
     if json_file:
         json_file.write_text(json.dumps({"blas": blas_sentence, "rounds": rounds, "medians": medians}, indent=1) + "\n")
-
-
-@app.command()
-def against(rounds: Rounds = 7, warm_up: WarmUp = 2, json_file: Out = None, only: Only = "") -> None:
-    """Ours beside the peers and the plain ways, and the bars."""
-    _section("against", rounds, warm_up, json_file, only)
-
-
-@app.command()
-def ablate(rounds: Rounds = 7, warm_up: WarmUp = 2, json_file: Out = None, only: Only = "") -> None:
-    """Ours with each technique switched off in turn."""
-    _section("ablation", rounds, warm_up, json_file, only)
-
-
-@app.command()
-def sweep(rounds: Rounds = 3, warm_up: WarmUp = 2, json_file: Out = None, only: Only = "") -> None:
-    """Ours over group size, completion length, prompts a step, vocabulary, depth and prompt length."""
-    _section("sweep", rounds, warm_up, json_file, only)
-
-
-@app.command()
-def samples(rounds: Rounds = 3, warm_up: WarmUp = 2, json_file: Out = None, only: Only = "") -> None:
-    """The cost of a sample, by how many rows are decoded together."""
-    _section("samples", rounds, warm_up, json_file, only)
 
 
 @app.command()
