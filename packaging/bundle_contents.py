@@ -84,12 +84,6 @@ TRANSFORMERS = (
 """Modules of transformers that are kept (patterns), besides the packages `transformers.models.<name>` themselves."""
 
 
-def is_kept_of_transformers(module: str) -> bool:
-    """Whether the frozen trainer has this module of transformers."""
-    is_model_package = re.fullmatch(r"transformers\.models\.\w+", module) is not None
-    return is_model_package or any(fnmatchcase(module, pattern) for pattern in TRANSFORMERS)
-
-
 def modules_of(package: str) -> Iterator[str]:
     """Every module of an installed package, itself first, by dotted name. Imports nothing but the package's parents."""
     spec = importlib.util.find_spec(package)
@@ -110,10 +104,12 @@ def _modules_in(folder: Path, package: str) -> Iterator[str]:
 
 def transformers_modules() -> tuple[list[str], list[str]]:
     """(kept, left out)"""
-    names = list(modules_of("transformers"))
-    return [name for name in names if is_kept_of_transformers(name)], [
-        name for name in names if not is_kept_of_transformers(name)
-    ]
+    kept, left_out = list[str](), list[str]()
+    for name in modules_of("transformers"):
+        is_model_package = re.fullmatch(r"transformers\.models\.\w+", name) is not None
+        is_kept = is_model_package or any(fnmatchcase(name, pattern) for pattern in TRANSFORMERS)
+        (kept if is_kept else left_out).append(name)
+    return kept, left_out
 
 
 def standard_library() -> list[str]:
@@ -201,14 +197,9 @@ UNUSED_FILES = (
 """Patterns of paths in the bundle that are left out."""
 
 
-def is_unused(path: str) -> bool:
-    """Whether the file at this path of the bundle is left out."""
-    return any(fnmatchcase(path, pattern) for pattern in UNUSED_FILES)
-
-
 def without_unused(entries: Iterable[Entry]) -> list[Entry]:
     """The entries but for UNUSED_FILES, and but for links to files that are left out."""
-    kept = [entry for entry in entries if not is_unused(entry[0])]
+    kept = [entry for entry in entries if not any(fnmatchcase(entry[0], pattern) for pattern in UNUSED_FILES)]
     there = {entry[0] for entry in kept}
     return [
         entry

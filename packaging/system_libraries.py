@@ -59,22 +59,14 @@ def missing_for_window() -> str:
     )
 
 
-def missing_required() -> list[str]:
-    packages = [package for library, package in REQUIRED.items() if not loads(library)]
-    if importlib.util.find_spec("ensurepip") is None:
-        packages.append("python3-venv")
-    return packages
-
-
-def missing_advised() -> dict[str, str]:
-    available = {"libopenblas.so.0": loads("libopenblas.so.0"), "g++": shutil.which("g++") is not None}
-    return {package: why for name, (package, why) in ADVISED.items() if not available[name]}
-
-
 def main() -> int:
     if not sys.platform.startswith("linux"):
         return 0
-    required, advised = missing_required(), missing_advised()
+    required = [package for library, package in REQUIRED.items() if not loads(library)]
+    if importlib.util.find_spec("ensurepip") is None:
+        required.append("python3-venv")
+    available = {"libopenblas.so.0": loads("libopenblas.so.0"), "g++": shutil.which("g++") is not None}
+    advised = {package: why for name, (package, why) in ADVISED.items() if not available[name]}
     if "--packages" in sys.argv:
         print(" ".join([*required, *advised]))
         return 0

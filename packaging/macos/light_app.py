@@ -30,17 +30,13 @@ SET_UP = ("find_python.sh", "progress.js", "set_up.sh")
 
 
 def main() -> None:
-    options = parse()
-    with tempfile.TemporaryDirectory() as folder:
-        app = make_app(options.wheel or built_wheel(Path(folder)), options.out)
-    print(app)
-
-
-def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Make the light app bundle.")
     parser.add_argument("--wheel", type=Path, help="a wheel built earlier")
     parser.add_argument("--out", type=Path, default=ROOT / "dist" / "light", help="the folder for the bundle")
-    return parser.parse_args()
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        app = make_app(options.wheel or built_wheel(Path(folder)), options.out)
+    print(app)
 
 
 def built_wheel(folder: Path) -> Path:

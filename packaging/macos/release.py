@@ -100,7 +100,8 @@ def sign(app: Path, identity: str = AD_HOC) -> None:
         options += ["--timestamp", "--options", "runtime"]
     for part in parts(app):
         # Entitlements belong to programs; on a library they mean nothing.
-        rights = ["--entitlements", str(ENTITLEMENTS)] if is_program(app, part) and identity != AD_HOC else []
+        is_program = part == app or part.parent == app / "Contents" / "MacOS"
+        rights = ["--entitlements", str(ENTITLEMENTS)] if is_program and identity != AD_HOC else []
         run("codesign", *options, *rights, part)
     run("codesign", "--verify", "--deep", "--strict", "--verbose=2", app)
 
@@ -108,16 +109,12 @@ def sign(app: Path, identity: str = AD_HOC) -> None:
 def parts(app: Path) -> list[Path]:
     """Everything that is signed, in this order: programs, libraries and nested bundles, the deepest first; `app` is the
     last."""
-    inside = [path for path in app.rglob("*") if not path.is_symlink() and is_signed_alone(path)]
+    inside: list[Path] = []
+    for path in app.rglob("*"):
+        is_part = path.suffix in NESTED_BUNDLES if path.is_dir() else path.is_file() and is_mach_o(path)
+        if is_part and not path.is_symlink():
+            inside.append(path)
     return [*sorted(inside, key=lambda path: (-len(path.parts), str(path))), app]
-
-
-def is_signed_alone(path: Path) -> bool:
-    return path.suffix in NESTED_BUNDLES if path.is_dir() else path.is_file() and is_mach_o(path)
-
-
-def is_program(app: Path, part: Path) -> bool:
-    return part == app or part.parent == app / "Contents" / "MacOS"
 
 
 def credentials(environment: Mapping[str, str] = os.environ) -> list[str]:
