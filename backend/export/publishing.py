@@ -12,11 +12,12 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from backend.export.export_run import Export, export_run
 from backend.export.exports import Progress, format_named, silent
@@ -45,14 +46,14 @@ class PreparedUpload:
     def card(self) -> str:
         return (self.folder / CARD).read_text(encoding="utf-8")
 
-    @property
-    def bytes(self) -> int:
-        return sum(size for _, size in self.files())
-
     def files(self) -> list[tuple[str, int]]:
         """(name, bytes), largest first."""
         found = ((path.relative_to(self.folder).as_posix(), path.stat().st_size) for path in files_of(self.folder))
         return sorted(found, key=lambda row: (-row[1], row[0]))
+
+    @property
+    def bytes(self) -> int:
+        return sum(size for _, size in self.files())
 
     def to_dict(self) -> dict[str, Any]:
         files = [{"name": name, "bytes": size} for name, size in self.files()]
@@ -144,63 +145,50 @@ def draw_curves(curves: Mapping[str, Curve], titles: Mapping[str, str], to: Path
     shown = [(name, curve) for name, curve in curves.items() if len(curve) > 1]
     if not shown:
         return
-    width = 2 * EDGE + len(shown) * WIDTH + (len(shown) - 1) * GAP
-    image = Image.new("RGB", (width * FINER, (HEIGHT + 2 * EDGE) * FINER), BACKGROUND)
+    width, height = 2 * EDGE + len(shown) * WIDTH + (len(shown) - 1) * GAP, HEIGHT + 2 * EDGE
+    image = Image.new("RGB", (width * FINER, height * FINER), BACKGROUND)
     for place, (name, curve) in enumerate(shown):
         left = EDGE + place * (WIDTH + GAP)
-        _draw_plot(ImageDraw.Draw(image), left, EDGE, curve, COLOURS.get(name, COLOURS["reward"]), titles[name])
-    image.resize((width, HEIGHT + 2 * EDGE), Image.Resampling.LANCZOS).save(to, optimize=True)
+        _draw_plot(ImageDraw.Draw(image), left, curve, COLOURS.get(name, COLOURS["reward"]), titles[name])
+    image.resize((width, height), Image.Resampling.LANCZOS).save(to, optimize=True)
 
 
-def _draw_plot(pen: ImageDraw.ImageDraw, left: int, top: int, curve: Curve, colour: str, title: str) -> None:
+def _draw_plot(pen: ImageDraw.ImageDraw, left: int, curve: Curve, colour: str, title: str) -> None:
     small, large = (ImageFont.load_default(size * FINER) for size in (22, 26))
-    y_ticks = ticks(min(value for _, value in curve), max(value for _, value in curve))
-    labels = [number(tick, y_ticks) for tick in y_ticks]
+    ticks = round_numbers(min(value for _, value in curve), max(value for _, value in curve))
+    labels = [f"{tick + 0.0:,.6g}".replace("-", "−") for tick in ticks]
     first, last = curve[0][0], curve[-1][0]
     x0, x1 = left + max(pen.textlength(label, small) for label in labels) / FINER + 14, left + WIDTH
-    y0, y1 = top + HEIGHT - 38, top + 58
+    y0, y1 = EDGE + HEIGHT - 38, EDGE + 58
 
     def at(step: float, value: float) -> tuple[float, float]:
-        across = (step - first) / max(last - first, 1)
-        up = (value - y_ticks[0]) / (y_ticks[-1] - y_ticks[0])
+        across, up = (step - first) / max(last - first, 1), (value - ticks[0]) / (ticks[-1] - ticks[0])
         return (x0 + across * (x1 - x0)) * FINER, (y0 + up * (y1 - y0)) * FINER
 
-    pen.text((left * FINER, top * FINER), title, TEXT, large, anchor="lt")
-    for tick, label in zip(y_ticks, labels, strict=True):
+    pen.text((left * FINER, EDGE * FINER), title, TEXT, large, anchor="lt")
+    for tick, label in zip(ticks, labels, strict=True):
         y = at(first, tick)[1]
         pen.line([(x0 * FINER, y), (x1 * FINER, y)], GRID, FINER)
         pen.text(((x0 - 10) * FINER, y), label, MUTED, small, anchor="rm")
     for step, anchor in ((first, "lt"), (last, "rt")):
         pen.text((at(step, 0)[0], (y0 + 10) * FINER), f"step {step:,}", MUTED, small, anchor=anchor)
-    strong, white = ([int(code[place : place + 2], 16) for place in (1, 3, 5)] for code in (colour, BACKGROUND))
+    # Every step, pale, and their centred running mean, with a smaller window near the ends
+    strong, white = ImageColor.getrgb(colour), ImageColor.getrgb(BACKGROUND)
     pale = tuple(round(PALE * one + (1 - PALE) * two) for one, two in zip(strong, white, strict=True))
+    values, reach = [value for _, value in curve], round(RUNNING * len(curve) / 2) or 1
+    smooth: list[tuple[float, float]] = []
+    for place, (step, _) in enumerate(curve):
+        near = min(reach, place, len(curve) - 1 - place)
+        smooth.append(at(step, fmean(values[place - near : place + near + 1])))
     pen.line([at(*point) for point in curve], pale, 2 * FINER, joint="curve")
-    pen.line([at(*point) for point in smoothed(curve)], colour, 3 * FINER, joint="curve")
+    pen.line(smooth, colour, 3 * FINER, joint="curve")
 
 
-def smoothed(curve: Curve) -> Curve:
-    """Centred running mean over a share RUNNING of the steps, with a smaller window near the ends."""
-    reach = round(RUNNING * len(curve) / 2) or 1
-    result: Curve = []
-    for at, (step, _) in enumerate(curve):
-        near = min(reach, at, len(curve) - 1 - at)
-        values = [value for _, value in curve[at - near : at + near + 1]]
-        result.append((step, sum(values) / len(values)))
-    return result
-
-
-def ticks(low: float, high: float, about: int = 4) -> list[float]:
-    """Evenly spaced round numbers that cover low … high."""
+def round_numbers(low: float, high: float) -> list[float]:
+    """About four evenly spaced round numbers that cover low … high."""
     if high - low < 1e-12 * max(abs(high), 1):
         low, high = low - 0.5 * max(abs(low), 1), high + 0.5 * max(abs(high), 1)
-    rough = (high - low) / about
+    rough = (high - low) / 4
     unit = 10 ** math.floor(math.log10(rough))
     gap = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= rough * 0.999)
     return [gap * at for at in range(math.floor(low / gap + 1e-9), math.ceil(high / gap - 1e-9) + 1)]
-
-
-def number(value: float, all_ticks: list[float]) -> str:
-    """Tick label with enough digits to tell neighbours apart."""
-    gap = all_ticks[1] - all_ticks[0]
-    digits = max(0, next(d for d in range(12) if abs(round(gap, d) - gap) < 1e-6 * gap))
-    return f"{value + 0.0:,.{digits}f}".replace("-", "−")
