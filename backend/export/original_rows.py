@@ -149,17 +149,18 @@ class LowRank:
     `a` [E, r, in] for E experts of R/E rows (E = 1 otherwise); `b` [R, r]; DoRA's `magnitude` [R].
     """
 
-    scale: float
     a: mx.array
     b: mx.array
     magnitude: mx.array | None
-    is_linear: bool
+    scale: float
+    is_linear: bool = True
+    """False for an embedding and for experts."""
 
     @property
     def rank(self) -> int:
         return self.a.shape[1]
 
-    def merged(self, base: mx.array, start: int) -> mx.array:
+    def merged(self, base: mx.array, start: int = 0) -> mx.array:
         """Merge the adapter into `base` [n, in], float32, rows from `start` on."""
         per_expert, end = self.b.shape[0] // self.a.shape[0], start + base.shape[0]
         changes: list[mx.array] = []
@@ -203,13 +204,13 @@ def _low_rank(name: str, module: nn.Module) -> LowRank:
     magnitude = layer.m if "m" in layer else None
     match layer:
         case LoRALinear() | DoRALinear():
-            return LowRank(layer.scale, layer.lora_a.T[None], layer.lora_b.T, magnitude, True)
+            return LowRank(layer.lora_a.T[None], layer.lora_b.T, magnitude, layer.scale)
         case LoRAEmbedding() | DoRAEmbedding():
-            return LowRank(layer.scale, layer.lora_b[None], layer.lora_a, magnitude, False)
+            return LowRank(layer.lora_b[None], layer.lora_a, magnitude, layer.scale, is_linear=False)
         case LoRASwitchLinear():
             experts, outputs, rank = layer.lora_b.shape
-            a = layer.lora_a.reshape(experts, rank, -1)
-            return LowRank(layer.scale, a, layer.lora_b.reshape(experts * outputs, rank), None, False)
+            a, b = layer.lora_a.reshape(experts, rank, -1), layer.lora_b.reshape(experts * outputs, rank)
+            return LowRank(a, b, None, layer.scale, is_linear=False)
     kind = f"of a kind ({type(layer).__name__}) that only mlx-lm knows"
     raise UserError("format", f"The adapter of {name} is {kind}; choose its format.")
 

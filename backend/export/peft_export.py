@@ -14,7 +14,7 @@ from backend.export.original_files import OriginalFiles
 from backend.export.original_rows import LowRank, RowRun, Trace, TrainedRows, by_original, merged, trace, trained_rows
 from backend.export.trained_weights import TrainedWeights
 from backend.export.writer import write_safetensors
-from backend.models.peft_files import ARRAYS, CONFIG, PREFIX, PeftLayer, is_tied, tidy
+from backend.models.peft_files import ARRAYS, CONFIG, PREFIX, is_tied, tidy
 from backend.utils.errors import UserError
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -35,7 +35,7 @@ def write_peft_adapter(trained: TrainedWeights, original: OriginalFiles, to: Pat
     to.mkdir(parents=True)
     arrays: dict[str, mx.array] = {}
     for name, layer in layers.items():
-        arrays[f"{PREFIX}{name}.lora_A.weight"] = layer.a.astype(mx.float32)
+        arrays[f"{PREFIX}{name}.lora_A.weight"] = layer.a[0].astype(mx.float32)
         arrays[f"{PREFIX}{name}.lora_B.weight"] = layer.b.astype(mx.float32)
         if layer.magnitude is not None:
             arrays[f"{PREFIX}{name}.lora_magnitude_vector"] = layer.magnitude.astype(mx.float32)
@@ -80,7 +80,7 @@ def _check_names(original: OriginalFiles, learned: TrainedRows, traced: Trace) -
                 raise UserError("format", f"transformers renames {module} when it loads this model; {MERGE_INSTEAD}.")
 
 
-def _layer(runs: list[RowRun], adapters: Mapping[str, LowRank], shape: tuple[int, ...], weight: mx.array) -> PeftLayer:
+def _layer(runs: list[RowRun], adapters: Mapping[str, LowRank], shape: tuple[int, ...], weight: mx.array) -> LowRank:
     """Combine the adapters of the mlx-lm layers in one original layer [out, in] along the rank."""
     arrays = list(dict.fromkeys(run.array for run in runs))
     first = adapters[arrays[0]]
@@ -98,16 +98,16 @@ def _layer(runs: list[RowRun], adapters: Mapping[str, LowRank], shape: tuple[int
         b[run.source, column[run.array] : column[run.array] + adapter.rank] = relative * adapter.b[there]
         if magnitude is not None and adapter.magnitude is not None:
             magnitude[run.source] = adapter.magnitude[there]
-    a = mx.concatenate([adapters[array].a[0] for array in arrays])
-    return PeftLayer(a, b, magnitude, first.scale)
+    a = mx.concatenate([adapters[array].a for array in arrays], axis=1)
+    return LowRank(a, b, magnitude, first.scale)
 
 
-def _config(base: str, layers: Mapping[str, PeftLayer], about: Mapping[str, Any]) -> dict[str, Any]:
+def _config(base: str, layers: Mapping[str, LowRank], about: Mapping[str, Any]) -> dict[str, Any]:
     """peft's adapter_config.json; `about` is mlx-lm's.
 
     alpha is scale · rank, with rsLoRA scale · √rank. Full layer names keep other layers out.
     """
-    ranks = {name: layer.a.shape[0] for name, layer in layers.items()}
+    ranks = {name: layer.rank for name, layer in layers.items()}
     usual = min(ranks.values())
     others = {name: rank for name, rank in ranks.items() if rank != usual}
     scale, rslora = next(iter(layers.values())).scale, about.get("use_rslora") is True

@@ -156,7 +156,7 @@ def draw_curves(curves: Mapping[str, Curve], titles: Mapping[str, str], to: Path
 def _draw_plot(pen: ImageDraw.ImageDraw, left: int, curve: Curve, colour: str, title: str) -> None:
     small, large = (ImageFont.load_default(size * FINER) for size in (22, 26))
     ticks = round_numbers(min(value for _, value in curve), max(value for _, value in curve))
-    labels = [f"{tick + 0.0:,.6g}".replace("-", "−") for tick in ticks]
+    labels = [f"{tick + 0.0:,.6g}" for tick in ticks]  # with a hyphen: the font has no minus sign
     first, last = curve[0][0], curve[-1][0]
     x0, x1 = left + max(pen.textlength(label, small) for label in labels) / FINER + 14, left + WIDTH
     y0, y1 = EDGE + HEIGHT - 38, EDGE + 58

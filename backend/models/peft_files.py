@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from backend.config.other_programs.peft import kind_sentence
 from backend.export.original_files import Fetch, OriginalFiles, find_original
-from backend.export.original_rows import RowRun, Trace, trace
+from backend.export.original_rows import LowRank, RowRun, Trace, trace
 from backend.models.adapter_types import is_named
 from backend.models.model_folder import LARGEST_RANK, PATH, header_of, read_object
 from backend.utils.errors import UserError
@@ -161,21 +161,11 @@ def read_settings(file: Path) -> PeftSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class PeftLayer:
-    """Adapter of one original layer: `a` [r, in], `b` [out, r], DoRA `magnitude` [out]; change scale · b a."""
-
-    a: mx.array
-    b: mx.array
-    magnitude: mx.array | None
-    scale: float
-
-
-@dataclass(frozen=True, slots=True)
 class PeftAdapter:
     """`layers` by original name; `whole`: original tensors that replace the base's. Lazy float32."""
 
     settings: PeftSettings
-    layers: Mapping[str, PeftLayer]
+    layers: Mapping[str, LowRank]
     whole: Mapping[str, mx.array]
 
 
@@ -196,10 +186,10 @@ def read_peft_adapter(folder: Path) -> PeftAdapter:
     except RuntimeError as error:
         raise UserError(SETTING, f"{quote(folder / ARRAYS, PATH)} cannot be read: {quote(error, 60)}.") from None
     read = {name: array.astype(mx.float32) for name, array in arrays.items()}
-    layers: dict[str, PeftLayer] = {}
+    layers: dict[str, LowRank] = {}
     for layer, found in parts.items():
         magnitude = read[found["magnitude"]] if "magnitude" in found else None
-        layers[layer] = PeftLayer(read[found["A"]], read[found["B"]], magnitude, settings.scale_of(layer))
+        layers[layer] = LowRank(read[found["A"]][None], read[found["B"]], magnitude, settings.scale_of(layer))
     return PeftAdapter(settings, layers, {name: read[stored] for name, stored in whole.items()})
 
 
@@ -207,10 +197,7 @@ def merged_model(adapter: PeftAdapter, original: OriginalFiles) -> nn.Module:
     """The original model with merged adapters: base + scale · B A, with DoRA's magnitudes."""
     arrays = original.arrays()
     for name, layer in adapter.layers.items():
-        merged = arrays[f"{name}.weight"].astype(mx.float32) + layer.scale * (layer.b @ layer.a)
-        if layer.magnitude is not None:
-            merged = (layer.magnitude / mx.linalg.norm(merged, axis=1))[:, None] * merged
-        arrays[f"{name}.weight"] = merged
+        arrays[f"{name}.weight"] = layer.merged(arrays[f"{name}.weight"].astype(mx.float32))
     arrays |= {name: array for name, array in adapter.whole.items() if name in arrays}
     return original.open_with(arrays)
 

@@ -19,7 +19,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from backend.export.exports import Progress, silent
 from backend.export.original_files import Fetch
-from backend.export.original_rows import RowRun, by_original
+from backend.export.original_rows import LowRank, RowRun, by_original
 from backend.export.trained_weights import AdapterFiles, TrainedWeights, open_model
 from backend.export.verify import SAMPLES, TOLERANCE, Verification, compare, make_reference
 from backend.models.adapters import adaptable_layers, array_names, whole_modules
@@ -28,7 +28,6 @@ from backend.models.peft_files import (
     SETTING,
     Origin,
     PeftAdapter,
-    PeftLayer,
     PeftSettings,
     merged_model,
     origin_of,
@@ -134,25 +133,11 @@ def _notes(adapter: PeftAdapter, carried: CarriedAdapter, origin: Origin, name: 
 
 
 @dataclass(frozen=True, slots=True)
-class CarriedLayer:
-    """Adapter of an mlx-lm layer: `a` [E, r, in], `b` [E, out, r], E experts (else 1); `magnitude` [out]."""
-
-    a: mx.array
-    b: mx.array
-    magnitude: mx.array | None
-    is_experts: bool
-
-    @property
-    def rank(self) -> int:
-        return self.a.shape[1]
-
-
-@dataclass(frozen=True, slots=True)
 class CarriedAdapter:
     """Adapters by mlx-lm layer at one scale, and wholly trained float32 arrays."""
 
     scale: float
-    layers: Mapping[str, CarriedLayer]
+    layers: Mapping[str, LowRank]
     whole: Mapping[str, mx.array]
 
     @property
@@ -164,8 +149,8 @@ class CarriedAdapter:
         arrays: dict[str, mx.array] = dict(self.whole)
         for name, layer in self.layers.items():
             a, b = wider(layer.a, layer.b, self.rank)
-            arrays[f"{name}.lora_a"] = a if layer.is_experts else a[0].T
-            arrays[f"{name}.lora_b"] = b if layer.is_experts else b[0].T
+            arrays[f"{name}.lora_a"] = a[0].T if layer.is_linear else a
+            arrays[f"{name}.lora_b"] = b.T if layer.is_linear else b.reshape(len(a), -1, self.rank)
             if layer.magnitude is not None:
                 arrays[f"{name}.m"] = layer.magnitude
         return {name: mx.contiguous(array) for name, array in arrays.items()}
@@ -182,7 +167,7 @@ def carried_adapter(adapter: PeftAdapter, origin: Origin, model: nn.Module) -> C
         for name, layer in adapter.layers.items()
     }
     modules = dict(model.named_modules())
-    carried: dict[str, CarriedLayer] = {}
+    carried: dict[str, LowRank] = {}
     for array, runs in sorted(origin.traced.items()):
         if not any(run.original in tensors for run in runs):
             continue
@@ -194,7 +179,8 @@ def carried_adapter(adapter: PeftAdapter, origin: Origin, model: nn.Module) -> C
         is_experts = isinstance(module, EXPERTS)
         if is_experts and adapter.settings.uses_dora:
             raise UserError(SETTING, f"{source} belongs to experts, for which mlx-lm has no DoRA.")
-        carried[name] = _carried(runs, tensors, origin, module.weight.shape[0] if is_experts else 0)  # pyright: ignore
+        experts: int = module.weight.shape[0] if is_experts else 0  # pyright: ignore
+        carried[name] = _carried(runs, tensors, origin, experts, scale)
     return CarriedAdapter(scale, carried, _whole_arrays(adapter, origin, model))
 
 
@@ -202,7 +188,7 @@ def _check_places(adapter: PeftAdapter, origin: Origin) -> None:
     sources = by_original(run for runs in origin.traced.values() for run in runs)
     for layer, found in adapter.layers.items():
         tensor, called = f"{layer}.weight", quote(layer, NAME)
-        shape, given = origin.shapes.get(tensor), (found.b.shape[0], found.a.shape[1])
+        shape, given = origin.shapes.get(tensor), (found.b.shape[0], found.a.shape[2])
         if shape is None:
             raise UserError(SETTING, f"The model has no layer {called}, and the adapter is for one.")
         if shape != given:
@@ -218,7 +204,7 @@ def _check_places(adapter: PeftAdapter, origin: Origin) -> None:
             raise UserError(SETTING, f"The adapter of {quote(layer, NAME)} is missing, and target_modules names it.")
 
 
-def _carried(runs: list[RowRun], tensors: Mapping[str, PeftLayer], origin: Origin, experts: int) -> CarriedLayer:
+def _carried(runs: list[RowRun], tensors: Mapping[str, LowRank], origin: Origin, experts: int, scale: float) -> LowRank:
     rows = sum(run.count for run in runs) // (experts or 1)
     # Every expert is an original of its own, so no run reaches over two of them.
     parts = [_low_rank([run for run in runs if run.start // rows == part], tensors) for part in range(experts or 1)]
@@ -233,17 +219,18 @@ def _carried(runs: list[RowRun], tensors: Mapping[str, PeftLayer], origin: Origi
             length = mx.linalg.norm(origin.tensor(run.original), axis=1) if learned is None else learned
             lengths.append(length[run.source])
         magnitude = mx.concatenate(lengths)
-    return CarriedLayer(mx.stack([a for a, _ in equal]), mx.stack([b for _, b in equal]), magnitude, experts > 0)
+    a, b = mx.stack([a for a, _ in equal]), mx.concatenate([b for _, b in equal])
+    return LowRank(a, b, magnitude, scale, is_linear=not experts)
 
 
-def _low_rank(runs: list[RowRun], tensors: Mapping[str, PeftLayer]) -> tuple[mx.array, mx.array]:
+def _low_rank(runs: list[RowRun], tensors: Mapping[str, LowRank]) -> tuple[mx.array, mx.array]:
     """A [r, in] and B [rows, r]. Originals with equal A share it; those without an adapter have zeros in B."""
     shared: list[mx.array] = []
     place: dict[str, int] = {}
     for name in dict.fromkeys(run.original for run in runs if run.original in tensors):
-        same = (at for at, other in enumerate(shared) if mx.array_equal(tensors[name].a, other).item())
+        same = (at for at, other in enumerate(shared) if mx.array_equal(tensors[name].a[0], other).item())
         place[name] = next(same, len(shared))
-        shared += [tensors[name].a] if place[name] == len(shared) else []
+        shared += [tensors[name].a[0]] if place[name] == len(shared) else []
     starts = [sum(a.shape[0] for a in shared[:at]) for at in range(len(shared) + 1)]
     b = mx.zeros((sum(run.count for run in runs), starts[-1]))
     for run in runs:

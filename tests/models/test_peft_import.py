@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from backend.__main__ import app
 from backend.export.export_run import Export, export_run
-from backend.export.original_rows import RowRun
+from backend.export.original_rows import LowRank, RowRun
 from backend.export.trained_weights import AdapterFiles, TrainedWeights
-from backend.models.peft_files import Origin, PeftAdapter, PeftLayer, read_settings
+from backend.models.peft_files import Origin, PeftAdapter, read_settings
 from backend.models.peft_import import carried_adapter, import_adapter
 from backend.runs.run_folder import RunFolder
 from backend.serve.hub_questions import import_adapter as import_question
@@ -173,23 +173,23 @@ JOINED = {
 SHAPES = {"gate.weight": (3, 4), "up.weight": (2, 4), "qk.weight": (5, 4)}
 
 
-def fused(tmp_path: Path, layers: Mapping[str, PeftLayer]) -> Mapping[str, Any]:
+def fused(tmp_path: Path, layers: Mapping[str, LowRank]) -> Mapping[str, Any]:
     settings = read_settings(write_peft(tmp_path / "peft", {}, target_modules=".*") / "adapter_config.json")
     return carried_adapter(PeftAdapter(settings, layers, {}), Origin(SHAPES, JOINED, None, False), Fused()).layers
 
 
-def random_layer(rows: int, rank: int, scale: float = 2.0) -> PeftLayer:
-    return PeftLayer(mx.random.normal((rank, 4)), mx.random.normal((rows, rank)), None, scale)
+def random_layer(rows: int, rank: int, scale: float = 2.0) -> LowRank:
+    return LowRank(mx.random.normal((1, rank, 4)), mx.random.normal((rows, rank)), None, scale)
 
 
 def test_adapters_of_originals_that_mlx_lm_joins_or_splits(tmp_path: Path) -> None:
     gate, up, qk = random_layer(3, 2), random_layer(2, 3, scale=4.0), random_layer(5, 2)
     carried = fused(tmp_path, {"gate": gate, "up": up, "qk": qk})
     expected = {
-        "gate_up": mx.concatenate([gate.b @ gate.a, 2 * up.b @ up.a]), "q": (qk.b @ qk.a)[:3], "k": (qk.b @ qk.a)[3:]
+        "gate_up": mx.concatenate([gate.b @ gate.a[0], 2 * up.b @ up.a[0]]), "q": (qk.b @ qk.a[0])[:3], "k": (qk.b @ qk.a[0])[3:]
     }  # fmt: skip
     assert {name: layer.rank for name, layer in carried.items()} == {"gate_up": 5, "q": 2, "k": 2}
-    assert all(furthest(carried[name].b[0] @ carried[name].a[0], expected[name]) < 1e-5 for name in expected)
+    assert all(furthest(carried[name].b @ carried[name].a[0], expected[name]) < 1e-5 for name in expected)
 
 
 def test_a_quantised_model_takes_an_adapter_by_the_names_of_its_layers(tmp_path: Path) -> None:
