@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -380,7 +380,11 @@ def run_samples(run: RunFolder, config: Config) -> list[AnsweredPrompt]:
     """First completions of the run's last four prompts, or SAMPLES."""
     system = [{"role": "system", "content": config.system_prompt}] if config.system_prompt else []
     samples: list[AnsweredPrompt] = []
-    for line in _last_lines(run.completions):
+    lines: list[bytes] = []
+    with contextlib.suppress(FileNotFoundError), run.completions.open("rb") as stream:
+        stream.seek(max(0, run.completions.stat().st_size - READ_BYTES))
+        lines = stream.read().split(b"\n")
+    for line in lines:
         # The seek may have cut the first line, and the trainer may still be writing the last.
         with contextlib.suppress(ValueError, KeyError, IndexError, TypeError):
             if (group := parse_group_row(line)) is not None:
@@ -388,12 +392,6 @@ def run_samples(run: RunFolder, config: Config) -> list[AnsweredPrompt]:
                 answer = group["completions"][0]["text"]
                 samples.append(AnsweredPrompt(messages, answer, config.chat_template_kwargs))
     return samples[-4:] or SAMPLES
-
-
-def _last_lines(file: Path) -> Iterator[bytes]:
-    with contextlib.suppress(FileNotFoundError), file.open("rb") as stream:
-        stream.seek(max(0, file.stat().st_size - READ_BYTES))
-        yield from stream.read().split(b"\n")
 
 
 # Rewards on held-out prompts

@@ -223,9 +223,9 @@ def write_gguf(trained: TrainedWeights, original: OriginalFiles, type_: str, fil
         writer.add_tensor_info(name, array.shape, array.dtype, array.nbytes)
     for name, there in names.items():
         shape = arrays[name].shape
-        type_ = _type_of(shape, matrix_type)
-        size = math.prod(gguf.quant_shape_to_byte_shape(shape, type_))
-        writer.add_tensor_info(there, shape, np.dtype(np.float32), size, raw_dtype=type_)
+        kind = _type_of(shape, matrix_type)
+        size = math.prod(gguf.quant_shape_to_byte_shape(shape, kind))
+        writer.add_tensor_info(there, shape, np.dtype(np.float32), size, raw_dtype=kind)
     file.parent.mkdir(parents=True)
     try:
         writer.write_header_to_file()

@@ -173,4 +173,5 @@ def fetch_original(name: str, progress: Progress) -> Path:
         share = state["done"] / state["total"] if state["total"] else None
         progress(f"Downloading the original weights, {name}.", share)
 
-    return hub.download(name, "model", SimpleNamespace(report=report, check=lambda: None, sleep=time.sleep))
+    listener: Any = SimpleNamespace(report=report, check=lambda: None, sleep=time.sleep)
+    return hub.download(name, "model", listener)

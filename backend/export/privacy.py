@@ -6,7 +6,7 @@ import getpass
 import json
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
@@ -81,22 +81,18 @@ def clean_json_files(folder: Path, base: str) -> None:
 
 def refuse_leaks(folder: Path, token: str = "") -> None:
     """Raise UserError if a text file has a local path, user or host name, or a token."""
+    host = socket.gethostname().partition(".")[0]
+    secrets = [("an access token", _TOKEN), *([("an access token", re.compile(re.escape(token)))] if token else [])]
+    local = [
+        ("a path of this machine", re.compile(re.escape(str(Path.home())) + r"/")),
+        ("the path of a user's home", re.compile(rf"/(?:home|Users)/{re.escape(getpass.getuser())}\b")),
+    ]
+    if len(host) > 5:  # shorter ones are words
+        local.append(("the name of this machine", re.compile(rf"\b{re.escape(host)}\b")))
     for file in sorted(folder.rglob("*")):
         if file.suffix not in (".md", ".yaml", ".json", ".txt", ".jinja", ".py") or not file.is_file():
             continue
         text = file.read_text(encoding="utf-8", errors="replace")
-        for what, pattern in _secrets(token, is_ours=file.name in OURS):
+        for what, pattern in [*secrets, *(local if file.name in OURS else [])]:
             if pattern.search(text):
                 raise UserError("repo", f"{file.name} contains {what}, so nothing is sent; take it out of {file}.")
-
-
-def _secrets(token: str, *, is_ours: bool) -> Iterator[tuple[str, re.Pattern[str]]]:
-    yield "an access token", _TOKEN
-    if token:
-        yield "an access token", re.compile(re.escape(token))
-    if is_ours:
-        yield "a path of this machine", re.compile(re.escape(str(Path.home())) + r"/")
-        yield "the path of a user's home", re.compile(rf"/(?:home|Users)/{re.escape(getpass.getuser())}\b")
-        host = socket.gethostname().partition(".")[0]
-        if len(host) > 5:  # shorter ones are words
-            yield "the name of this machine", re.compile(rf"\b{re.escape(host)}\b")

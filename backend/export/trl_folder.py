@@ -10,7 +10,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any
@@ -101,9 +101,8 @@ class TrlFolder:
         return [f"Not carried over: {left.line}." for left in self.left_out]
 
     def to_dict(self) -> dict[str, Any]:
-        left = [{"setting": each.setting, "value": each.value, "instead": each.instead} for each in self.left_out]
-        about = {"place": str(self.path), "path": str(self.path), "bytes": self.bytes}
-        return about | {"sentences": self.sentences(), "by_files": self.by_files, "left_out": left}
+        about = {"place": str(self.path), "path": str(self.path), "bytes": self.bytes, "sentences": self.sentences()}
+        return about | {"by_files": self.by_files, "left_out": [asdict(left) for left in self.left_out]}
 
 
 def export_trl(

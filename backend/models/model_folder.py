@@ -65,7 +65,17 @@ def check_arrays(folder: Path, setting: str) -> None:
     if not arrays:
         missing = "holds no weights: model*.safetensors is missing or empty"
         raise UserError(setting, f"The folder {quote(folder, PATH)} {missing}.")
-    _check_shards(folder, setting)
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return
+    named = read_object(index, setting).get("weight_map")
+    if not isinstance(named, dict):
+        raise UserError(setting, f"{quote(index, PATH)} names no weights.")
+    there = {file for file, _ in arrays.values()}
+    files = dict.fromkeys(quote(name, 40) for name in cast("dict[str, Any]", named).values())
+    if missing := [name for name in files if name not in there]:
+        what = f"{len(missing):,} weight files that are missing, {missing[0]} among them"
+        raise UserError(setting, f"{quote(index, PATH)} names {what}.")
 
 
 def header_of(file: Path, setting: str) -> dict[str, StoredArray]:
@@ -74,20 +84,6 @@ def header_of(file: Path, setting: str) -> dict[str, StoredArray]:
         return read_header(file)
     except BrokenFile as error:
         raise UserError(setting, f"{quote(file, PATH)} {error}.") from None
-
-
-def _check_shards(folder: Path, setting: str) -> None:
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return
-    named = read_object(index, setting).get("weight_map")
-    if not isinstance(named, dict):
-        raise UserError(setting, f"{quote(index, PATH)} names no weights.")
-    there = {file.name for file in folder.glob("model*.safetensors")}
-    files = dict.fromkeys(quote(name, 40) for name in cast("dict[str, Any]", named).values())
-    if missing := [name for name in files if name not in there]:
-        what = f"{len(missing):,} weight files that are missing, {missing[0]} among them"
-        raise UserError(setting, f"{quote(index, PATH)} names {what}.")
 
 
 def check_adapter(folder: Path, setting: str) -> None:

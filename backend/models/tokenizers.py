@@ -90,7 +90,11 @@ def run_tokenizer(name: str, own: Any, model: nn.Module) -> Any:
     if not name:
         return own
     tokenizer = load_tokenizer(tokenizer_folder(name), SETTING)
-    largest, rows = max(tokenizer.get_vocab().values(), default=-1), vocabulary_rows(model)
+    import mlx.nn as nn
+
+    kinds = (nn.Embedding, nn.QuantizedEmbedding)
+    embeddings = [module.weight.shape[0] for module in model.modules() if isinstance(module, kinds)]
+    largest, rows = max(tokenizer.get_vocab().values(), default=-1), max(embeddings, default=None)
     called = f"The tokenizer {quote(Path(name), 50)}"
     if rows is not None and largest >= rows:
         ends = f"the model's vocabulary ends at {rows - 1:,}"
@@ -103,12 +107,3 @@ def run_tokenizer(name: str, own: Any, model: nn.Module) -> Any:
 def with_end_tokens(config: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     """config.json with this tokenizer's end tokens."""
     return config | {"eos_token_id": sorted(int(token) for token in tokenizer.eos_token_ids)}
-
-
-def vocabulary_rows(model: nn.Module) -> int | None:
-    """Number of embedding rows; None without an embedding."""
-    import mlx.nn as nn
-
-    kinds = (nn.Embedding, nn.QuantizedEmbedding)
-    rows = [module.weight.shape[0] for _, module in model.named_modules() if isinstance(module, kinds)]
-    return max(rows, default=None)

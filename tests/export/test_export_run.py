@@ -115,8 +115,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(
     ("arch", "train_type"),
-    [("qwen3", "lora"), ("qwen3", "dora"), ("qwen3", "full"), ("gemma3_text", "lora"), ("qwen3_moe", "lora"), ("mamba", "lora")],
-)  # fmt: skip
+    [
+        *(("qwen3", train_type) for train_type in ("lora", "dora", "full")),
+        *((arch, "lora") for arch in ("gemma3_text", "qwen3_moe", "mamba")),
+    ],
+)
 def test_a_fused_model_has_the_logits_of_the_trained_one(
     trained_run: TrainedRun, tmp_path: Path, arch: str, train_type: str
 ) -> None:
@@ -224,7 +227,8 @@ def add_checkpoint(run: RunFolder, step: int, score: float | None, factor: float
     """A checkpoint whose trained arrays are the run's end times `factor`."""
     folder = run.checkpoints / f"{step:06d}"
     folder.mkdir(parents=True)
-    end, name = ((run.model / "model.safetensors", "model") if train_type == "full" else (run.adapters / "adapters.safetensors", "adapters"))  # fmt: skip
+    name = "model" if train_type == "full" else "adapters"
+    end = (run.model if train_type == "full" else run.adapters) / f"{name}.safetensors"
     arrays = {name: factor * array.astype(mx.float32) for name, array in mx.load(str(end)).items()}  # pyright: ignore
     mx.save_safetensors(str(folder / f"{name}.safetensors"), arrays, metadata={"format": "mlx"})
     mx.save_safetensors(str(folder / "optimizer.safetensors"), {"step": mx.array(step)})
@@ -249,7 +253,7 @@ def test_any_checkpoint_can_be_exported(trained_run: TrainedRun, tmp_path: Path,
 
 
 def test_the_figures_are_those_of_the_models_as_wholes(trained_run: TrainedRun, tmp_path: Path) -> None:
-    """max |Δ logit|, mean |Δ log p| of the answers' tokens, and the share lost, computed once more without any of the module's means."""
+    """max |Δ logit|, mean |Δ log p| of the answers' tokens, and the share lost, computed once more in another way."""
     run, _ = trained_run(hidden=64)
     rows = [("One?", "Uno."), ("Two, as a longer prompt?", "Dos, which is more.")]
     lines = [json.dumps({"step": 1, "prompt": prompt, "completions": [{"text": text}]}) for prompt, text in rows]
@@ -262,7 +266,8 @@ def test_the_figures_are_those_of_the_models_as_wholes(trained_run: TrainedRun, 
         answer = tokenizer.encode(text, add_special_tokens=False)
         ids = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True) + answer
         tokens = mx.array(ids)[None]
-        expected, actual, untrained = (model(tokens)[0, -len(answer) - 1 : -1] for model in (trained[0], written, base))  # pyright: ignore
+        models: Any = (trained[0], written, base)
+        expected, actual, untrained = (model(tokens)[0, -len(answer) - 1 : -1] for model in models)
         logp = [x - mx.logsumexp(x, axis=-1, keepdims=True) for x in (expected, actual)]
         nats += [abs((logp[1] - logp[0])[i, token].item()) for i, token in enumerate(answer)]
         errors.append(actual - expected)
@@ -412,56 +417,35 @@ def test_an_existing_model_is_replaced_with_overwrite(
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_crash_before_the_last_rename_changes_nothing(
+@pytest.mark.parametrize("moment", ["before the last rename", "in the last rename"])
+def test_a_crash_leaves_everything_as_it_was(
     quick_run: RunFolder,
     tmp_path: Path,
     home: Path,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
     overwrite: bool,
+    moment: str,
 ) -> None:
     if overwrite:
         request.getfixturevalue("taken")
-    run = quick_run
-    before = listing(tmp_path)
+    before, rename = listing(tmp_path), Path.rename
 
     def crash(trained: object, format_: object, original: object, folder: Path, reference: object) -> None:
         assert (folder / "model.safetensors").exists() and not folder.is_relative_to(home / ".lmstudio" / "models")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(export_run, "_verified", crash)
-    with pytest.raises(KeyboardInterrupt):
-        export(run, "lmstudio", "mine", overwrite=overwrite)
-    assert listing(tmp_path) == before
-
-
-def refuse_to_rename(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    rename = Path.rename
-
     def broken(self: Path, target: Path) -> Path:
-        if self.name == name:
+        if self.name == "new":
             raise OSError("the disk went away")
         return rename(self, target)
 
-    monkeypatch.setattr(Path, "rename", broken)
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_a_crash_in_the_last_rename_restores_the_old_model(
-    quick_run: RunFolder,
-    tmp_path: Path,
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-    overwrite: bool,
-) -> None:
-    if overwrite:
-        request.getfixturevalue("taken")
-    run = quick_run
-    before = listing(tmp_path)
-    refuse_to_rename(monkeypatch, "new")
-    with pytest.raises(OSError, match="went away"):
-        export(run, "lmstudio", "mine", overwrite=overwrite)
+    if moment.startswith("before"):
+        monkeypatch.setattr(export_run, "_verified", crash)
+    else:
+        monkeypatch.setattr(Path, "rename", broken)
+    with pytest.raises((KeyboardInterrupt, OSError), match=r"went away|^$"):
+        export(quick_run, "lmstudio", "mine", overwrite=overwrite)
     assert listing(tmp_path) == before
 
 
