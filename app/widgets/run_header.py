@@ -143,11 +143,12 @@ class ResultCard(QFrame):
         self.title = label(font=theme.heading_font())
         self.sentence = label(wrap=True, selectable=True)
         self.advice = label(role="muted", wrap=True, selectable=True)
-        self._changes, self._buttons = row(spacing=4 * theme.SPACE), row(None)
+        self._changes, self._button_row = row(spacing=4 * theme.SPACE), row(None)
+        self.buttons: list[QPushButton] = []
         self._box = QBoxLayout(QBoxLayout.Direction.LeftToRight, self)
         self._box.setContentsMargins(theme.GUTTER, 12, 12, 12)
         self._box.addLayout(column(self.title, self._changes, self.sentence, self.advice, spacing=4), 1)
-        self._box.addLayout(self._buttons)
+        self._box.addLayout(self._button_row)
 
     def show_result(
         self,
@@ -179,11 +180,11 @@ class ResultCard(QFrame):
             self._changes.addWidget(holder(column(figures, caption, spacing=0)))
         if changes:
             self._changes.addStretch(1)
-        clear_layout(self._buttons)
-        self._buttons.addStretch(1)
-        for action in actions:
-            widget = button(action.text, action.callback, primary=action.primary)
-            self._buttons.addWidget(widget, 0, Qt.AlignmentFlag.AlignVCenter)
+        clear_layout(self._button_row)
+        self._button_row.addStretch(1)
+        self.buttons = [button(action.text, action.callback, primary=action.primary) for action in actions]
+        for widget in self.buttons:
+            self._button_row.addWidget(widget, 0, Qt.AlignmentFlag.AlignVCenter)
         self.update()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -191,10 +192,6 @@ class ResultCard(QFrame):
         narrow, directions = self.width() < NARROW, QBoxLayout.Direction
         self._box.setDirection(directions.TopToBottom if narrow else directions.LeftToRight)
         self._box.setSpacing(12 if narrow else theme.SPACE * 3)
-
-    def buttons(self) -> list[QPushButton]:
-        items = [self._buttons.itemAt(i) for i in range(self._buttons.count())]
-        return [widget for item in items if item and isinstance(widget := item.widget(), QPushButton)]
 
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)

@@ -85,7 +85,7 @@ def card(window: Window) -> tuple[str, str, list[str]]:
     if verdict.isHidden():
         return "", "", []
     text = " ".join(line.text() for line in (verdict.sentence, verdict.advice))
-    return verdict.title.text(), text, [button.text() for button in verdict.buttons()]
+    return verdict.title.text(), text, [button.text() for button in verdict.buttons]
 
 
 def age(folder: RunFolder) -> None:
@@ -140,7 +140,7 @@ def test_the_settings_of_a_failed_run_open_at_the_one_that_its_sentence_is_about
         folder, "failed", step=30, sentence="learning_rate: Step 31 was not applied, for its loss is not finite (nan)."
     )
     shown(window, folder, qtbot, "failed")
-    edit = next(button for button in window.pages["monitor"].verdict.buttons() if button.text() == "Edit settings")
+    edit = next(button for button in window.pages["monitor"].verdict.buttons if button.text() == "Edit settings")
     edit.click()
     assert window.current_page == "train" and asked == ["learning_rate"]
     window.session.draft.set("iters", 61)

@@ -66,7 +66,7 @@ def plot(page: MonitorPage, title: str):
 
 
 def button_texts(page: MonitorPage) -> list[str]:
-    return [button.text() for button in page.verdict.buttons()]
+    return [button.text() for button in page.verdict.buttons]
 
 
 def test_every_metric_of_the_event_log_has_a_chart_of_its_own() -> None:
@@ -162,7 +162,7 @@ def test_a_failed_run_says_why_and_can_be_resumed(
     assert button_texts(page) == ["Resume from step 10", "Edit settings", "Open log"]
     started = []
     monkeypatch.setattr("app.state.run_starter.start_detached", lambda _, run: started.append(run))
-    page.verdict.buttons()[0].click()
+    page.verdict.buttons[0].click()
     assert started == [folder] and session.run.state == "starting"
     assert not page.verdict.isVisible()
 

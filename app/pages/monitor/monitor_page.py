@@ -171,7 +171,7 @@ class MonitorPage(QWidget):
         self._fill_verdict(run)
         self.verdict.show()
         # The card has new buttons, which Qt puts at the end of the tab order.
-        for widget, following in pairwise([*self.charts.tools, *self.verdict.buttons(), self.grid]):
+        for widget, following in pairwise([*self.charts.tools, *self.verdict.buttons, self.grid]):
             QWidget.setTabOrder(widget, following)
 
     def _fill_verdict(self, run: Run) -> None:

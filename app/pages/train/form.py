@@ -257,7 +257,7 @@ class FieldGrid(QWidget):
             cells.removeWidget(widget)
         for field in self.fields:
             set_shown(field, field in self.shown)
-        place = across = 0
+        place = across = filled = 0  # `filled`: columns of the first row with something in them
         group, groups = "", set[str]()
         for field in (field for field in self.fields if field in self.shown):
             span = columns if field.wide else 1
@@ -266,16 +266,18 @@ class FieldGrid(QWidget):
                 if group:
                     set_shown(self._rules[group], place > 0 or self._follows)
                     cells.addWidget(self._headings[group], place, 0, 1, columns)
+                    filled = filled or columns
                     place += 1
                     groups.add(group)
             if across + span > columns:
                 place, across = place + 1, 0
             cells.addWidget(field, place, across, 1, span, Qt.AlignmentFlag.AlignTop)
             across += span
+            filled = max(filled, across) if place == 0 else filled
         for name, heading in self._headings.items():
             set_shown(heading, name in groups)
         for i in range(MAX_COLUMNS):
             cells.setColumnStretch(i, 1 if i < columns else 0)
-            # QGridLayout drops the spacing of an empty column, and the columns of two cards would not line up.
-            if i < columns and cells.itemAtPosition(0, i) is None:
-                cells.addWidget(self._fillers[i], 0, i)
+        # QGridLayout drops the spacing of an empty column, and the columns of two cards would not line up.
+        for i in range(filled, columns):
+            cells.addWidget(self._fillers[i], 0, i)
