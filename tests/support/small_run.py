@@ -138,6 +138,10 @@ def events(run: RunFolder, *kinds: str) -> list[dict[str, Any]]:
     return [event for event in read_events(run.events) if event["kind"] in kinds]
 
 
+def notes(run: RunFolder) -> list[str]:
+    return [event["sentence"] for event in events(run, "note")]
+
+
 def arrays(path: Path) -> dict[str, Any]:
     """The arrays of a safetensors file, as numpy's."""
     import mlx.core as mx

@@ -20,7 +20,7 @@ from backend.trainer.control import handlers_restored
 from backend.trainer.evaluation.comparison import find_evaluated
 from backend.trainer.run_context import RunContext
 from tests.support import small_run
-from tests.support.small_run import arrays, same
+from tests.support.small_run import arrays, notes, same
 
 HELD_OUT = {"validation_split": 0.25, "val_batches": 1, "steps_per_eval": 1, "save_every": 1, "keep_checkpoints": 1}
 
@@ -55,10 +55,6 @@ def copied(three_steps: RunFolder, run: RunFolder) -> RunFolder:
 def evaluated(monkeypatch: pytest.MonkeyPatch, scores: dict[int, dict[str, float]]) -> None:
     """Evaluations with these metrics, by step."""
     monkeypatch.setattr(RunContext, "held_out", lambda self, problems, count, step, *_: scores[step])
-
-
-def notes(run: RunFolder) -> list[str]:
-    return [event["sentence"] for event in read_events(run.events) if event["kind"] == "note"]
 
 
 def stop_after(run: RunFolder, step: int) -> Any:

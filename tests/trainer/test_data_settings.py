@@ -14,6 +14,7 @@ from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer import preflight
 from tests.support import small_run
+from tests.support.small_run import notes
 
 MAP = '''
 from backend.rewards import register_map_function, register_reward_function
@@ -56,10 +57,6 @@ def fingerprint(run: RunFolder) -> tuple[str, list[Any]]:
     """The trained weights, and all that was sampled."""
     weights = hashlib.sha256((run.adapters / "adapters.safetensors").read_bytes()).hexdigest()
     return weights, [json.loads(line) for line in run.completions.read_text().splitlines()]
-
-
-def sentences(run: RunFolder) -> list[str]:
-    return [event["sentence"] for event in read_events(run.events) if event["kind"] == "note"]
 
 
 def test_a_streamed_run_is_the_run_in_memory_bit_for_bit_also_when_resumed_within_an_epoch(
@@ -114,9 +111,9 @@ def test_long_prompts_are_left_out_or_cut_on_the_left(tmp_path: Path) -> None:
     shared = {"data": str(path), "iters": 3, "max_prompt_length": 60}
     left_out, _ = trained(tmp_path, "left out", **shared)
     cut, _ = trained(tmp_path, "cut", **shared, long_prompts="cut_left")
-    assert any("3 of 6 rows of the train split are left out" in sentence for sentence in sentences(left_out))
+    assert any("3 of 6 rows of the train split are left out" in sentence for sentence in notes(left_out))
     assert any(
-        "3 of 6 prompts of the train split are longer than 60 tokens, and cut on the left." in s for s in sentences(cut)
+        "3 of 6 prompts of the train split are longer than 60 tokens, and cut on the left." in s for s in notes(cut)
     )
     prompts = [row["prompt"] for row in fingerprint(cut)[1]]
     assert all("the end" in prompt for prompt in prompts) and any(prompt.count("word") > 1 for prompt in prompts)

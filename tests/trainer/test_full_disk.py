@@ -123,11 +123,7 @@ def rooms(monkeypatch: pytest.MonkeyPatch, *free: Room | None) -> list[Room | No
 
 
 def notes(run: RunFolder) -> list[str]:
-    return [
-        event["sentence"]
-        for event in read_events(run.events)
-        if event["kind"] == "note" and "disk" in event["sentence"].lower()
-    ]
+    return [sentence for sentence in small_run.notes(run) if "disk" in sentence.lower()]
 
 
 def test_a_run_waits_for_room_and_goes_on_by_itself(

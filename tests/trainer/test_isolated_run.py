@@ -13,7 +13,7 @@ from backend.cli.run_log import logging_to
 from backend.rewards.allowed_code import allow_named
 from backend.runs.run_folder import RunFolder
 from tests.support import small_run
-from tests.support.small_run import events
+from tests.support.small_run import events, notes
 
 REWARDS = """
 import os
@@ -47,10 +47,6 @@ def raw(tmp_path: Path):
         return small_run.settings_for(tmp_path, **about, **{"reward_isolation": "process", **changes})
 
     return make
-
-
-def notes(run: RunFolder) -> list[str]:
-    return [event["sentence"] for event in events(run, "note")]
 
 
 def test_a_run_is_the_same_in_either_place_and_says_where_nothing_is_kept_apart(raw, tmp_path: Path) -> None:
