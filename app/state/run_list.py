@@ -11,6 +11,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json
 from PySide6.QtCore import QFile, QObject, QTimer, Signal
 
 from app.state.messages import problems_to
@@ -51,7 +52,7 @@ class RunList(QObject):
         self._stamps: dict[Path, list[int]] = {}
         self._waiting: deque[RunFolder] = deque()
         self._cache = cache_folder / CACHE
-        self._lines: dict[Path, str] | None = None
+        self._cached: dict[str, Any] | None = None  # path → (stamp, record)
         self._is_cache_stale = False
         self.timer = QTimer(self, interval=0)
         self.timer.timeout.connect(self._read_slice)
@@ -61,14 +62,17 @@ class RunList(QObject):
         return self.timer.isActive()
 
     def refresh(self) -> None:
-        if self._lines is None:
-            self._lines = _cached_lines(self._cache)
+        if self._cached is None:
+            self._cached = {}
+            with suppress(OSError, ValueError, TypeError, KeyError):  # none yet, or of another version
+                cached = from_json(self._cache.read_bytes())
+                self._cached = dict(cached["runs"]) if cached["format"] == CACHE_FORMAT else {}
         folders = list(all_runs())
         paths = {folder.path for folder in folders}
         for gone in self.records.keys() - paths:
             del self.records[gone], self._stamps[gone]
-        for gone in self._lines.keys() - paths:
-            del self._lines[gone]
+        for gone in self._cached.keys() - set(map(str, paths)):
+            del self._cached[gone]
             self._is_cache_stale = True
         self.listed.emit(paths)
         self._waiting = deque(folders)
@@ -113,18 +117,16 @@ class RunList(QObject):
             self.read.emit(fresh)
         if not self._waiting:
             self.timer.stop()
-            self._write_cache()
+            if self._is_cache_stale:
+                self._write_cache()
             self.settled.emit()
 
     def _from_cache(self, folder: RunFolder, now: list[int]) -> RunRecord | None:
-        line = (self._lines or {}).get(folder.path)
-        if line is None or folder.is_locked():
+        cached = (self._cached or {}).get(str(folder.path))
+        if cached is None or folder.is_locked():
             return None
-        try:
-            then, values = json.loads(line)
-            record = record_of(values)
-        except (ValueError, TypeError, KeyError, RecursionError):
-            return None
+        then, values = cached
+        record = record_of(values)
         if then != now or record.summary.state in CHANGING:
             return None
         self.records[folder.path], self._stamps[folder.path] = record, now
@@ -133,29 +135,16 @@ class RunList(QObject):
     def _take(self, folder: RunFolder, now: list[int]) -> RunRecord:
         record = self._reader(folder)
         self.records[folder.path], self._stamps[folder.path] = record, now
-        if record.summary.state not in CHANGING and self._lines is not None:
-            self._lines[folder.path] = json.dumps([now, asdict(record)], default=str)
+        if record.summary.state not in CHANGING and self._cached is not None:
+            self._cached[str(folder.path)] = now, asdict(record)
             self._is_cache_stale = True
         return record
 
     def _write_cache(self) -> None:
-        if not self._is_cache_stale or self._lines is None:
-            return
         self._is_cache_stale = False
-        lines = (f"{json.dumps(str(path))}\t{line}\n" for path, line in self._lines.items())
+        text = json.dumps({"format": CACHE_FORMAT, "runs": self._cached}, default=str)
         with suppress(DiskError):  # the next launch reads the runs again
-            replace_file(self._cache, json.dumps(CACHE_FORMAT) + "\n" + "".join(lines))
-
-
-def _cached_lines(path: Path) -> dict[Path, str]:
-    try:
-        first, *lines = path.read_text(encoding="utf-8").split("\n")
-        if json.loads(first) != CACHE_FORMAT:
-            return {}
-        pairs = (line.partition("\t") for line in lines if line)
-        return {Path(json.loads(name)): text for name, _, text in pairs}
-    except (OSError, ValueError, RecursionError):
-        return {}
+            replace_file(self._cache, text)
 
 
 class RunQueue(QObject):

@@ -135,12 +135,10 @@ class CompletionModel(RowsModel):
         self._fonts = theme.mono_font(), theme.figures_font()  # making them for every cell is slow
         self.columns = [CompletionColumn("text", "Completion", is_figure=False)]
         for i, (name, label) in enumerate(zip(rewards, labels, strict=True)):
-            half, weight = HEADER_CHARS // 2, f" × {weights[i]:g}" if weights else ""
-            lines = [
-                text if len(text) <= HEADER_CHARS else f"{text[:half]}…{text[-half:]}" for text in label.split(" ", 1)
-            ]
-            lines = [lines[0], f"{lines[1] if len(lines) > 1 else ''}{weight}".strip()]
-            self.columns.append(CompletionColumn("score", "\n".join(filter(None, lines)), f"score:{name}", name, name))
+            first, _, rest = label.partition(" ")
+            below = f"{shorten(rest)}{f' × {weights[i]:g}' if weights else ''}".strip()
+            title = "\n".join(filter(None, (shorten(first), below)))
+            self.columns.append(CompletionColumn("score", title, f"score:{name}", name, name))
         self.columns += [CompletionColumn("step", "Step", "step")] if has_steps else []
         self.columns.append(CompletionColumn("reward", "Reward", "reward", REWARD_TIP))
         self.columns.append(CompletionColumn("advantage", "Advantage", "advantage", ADVANTAGE_TIP))

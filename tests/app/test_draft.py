@@ -14,23 +14,6 @@ from backend.rewards.catalogue import DEFAULT_REWARDS
 from backend.utils import places
 from backend.utils.errors import UserError
 
-SEED_STYLE = """\
-train_mode: grpo
-model: mlx-community/Qwen3-0.6B-4bit
-dataset:
-  - mlx-community/Dolci-Think-RL-7B-2k
-group_size: 4
-temperature: 0.8
-beta: 0.1
-epsilon: 1.0e-4
-learning_rate: 1e-5
-load_in_4bits: true
-lora_parameters: {rank: 4, scale: 10.0}
-importance_sampling_level: sequence
-reward_functions: r1_accuracy,r1_int
-reward_weights: [2.0, 1.5]
-"""
-
 
 @pytest.fixture
 def draft(tmp_path: Path, qapp) -> Draft:
@@ -60,21 +43,6 @@ def test_an_unknown_reward_function_is_named_with_the_nearest(draft: Draft):
     (sentence,) = sentences(draft, "reward_functions")
     assert "r1_acuracy_reward_func" in sentence
     assert "nearest is r1_accuracy_reward_func" in sentence
-
-
-def test_a_reward_file_is_read_as_text_and_never_run(draft: Draft, tmp_path: Path):
-    file = tmp_path / "mine.py"
-    witness = tmp_path / "was_run"
-    file.write_text(
-        f"open({str(witness)!r}, 'w')\n@register_reward_function('mine')\ndef mine(prompts, completions, answer, types=None):\n"
-        '    """One for each."""\n    return []\n'
-    )
-    with_model_and_data(draft).update(
-        {"reward_functions_file": str(file), "reward_functions": ["mine", "r1_count_xml"]}
-    )
-    assert not draft.problems()
-    assert draft.rewards()[0].name == "mine"
-    assert not witness.exists()
 
 
 def test_a_broken_reward_file_is_one_problem_with_its_line(draft: Draft, tmp_path: Path):

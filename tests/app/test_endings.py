@@ -16,7 +16,7 @@ import pytest
 
 from app.message_boxes import QuestionBox
 from app.state.prefs import Prefs
-from app.state.run import Run
+from app.state.run import Run, RunControl
 from app.state.run_files import crash_offer, last_run
 from app.state.session import Session
 from app.window import Window
@@ -328,6 +328,18 @@ def test_two_windows_and_one_in_control(window: Window, session: Session, qtbot,
         window.menus["take_over"].trigger()
         qtbot.waitUntil(lambda: run.control.is_elsewhere and window.menus["stop"].isEnabled())
         other.close_run()
+
+
+def test_an_unanswered_request_for_control_expires(tmp_path: Path) -> None:
+    first, second = RunControl(RunFolder(tmp_path)), RunControl(RunFolder(tmp_path))
+    for control in (first, second):
+        control.update(live=True)
+    second.take_over()
+    os.utime(RunFolder(tmp_path).window_request, (0, 0))
+    for control in (first, second):
+        control.update(live=True)
+    assert not first.is_elsewhere and second.is_elsewhere, "a request of a window that is gone perhaps moves nobody"
+    first.release()
 
 
 # ── what is offered afterwards ──────────────────────────────────────────────────────────────────

@@ -100,12 +100,6 @@ def enabled(window: Window) -> set[str]:
     return {name for name in RUN_ACTIONS if window.menus[name].isEnabled()}
 
 
-# Pages
-
-
-# Menus
-
-
 def test_every_menu_entry_names_an_existing_slot(window: Window):
     for entry in (entry for menu in MENUS.values() for entry in menu if entry):
         if entry.page:
@@ -132,17 +126,12 @@ def test_the_rewards_menu_shows_its_page_and_follows_its_enabled_actions(window:
 
 def test_every_action_and_every_entry_of_a_menu_has_a_shortcut_of_its_own(window: Window):
     keys = [action.shortcut().toString() for action in window.menus.by_name.values()]
-    if "" in keys:  # Quit has none on platforms where the system gives it one
-        keys.remove("")
-    assert all(keys)
+    keys = [key for key in keys if key]
     assert len(set(keys)) == len(keys)
     entries = [action for menu in window.menuBar().actions() for action in menu.menu().actions()]
     own = [action for action in entries if not action.isSeparator() and not action.menu()]
     bare = [action.text() for action in own if action.shortcut().isEmpty()]
-    assert set(bare) <= {"Quit"}
-
-
-# The run
+    assert set(bare) <= {"Quit"}, "which has none on platforms where the system gives it one"
 
 
 def test_buttons_and_strip_follow_the_run(window: Window, session: Session):
@@ -177,21 +166,15 @@ def test_the_toolbar_sends_control_words_to_the_run(window: Window, session: Ses
 def test_run_creates_a_folder_and_starts_a_training_with_the_settings_of_the_form(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ):
-    started: list[tuple[str, RunFolder]] = []
-    monkeypatch.setattr(
-        "app.state.run_starter.start_detached", lambda _, run: started.append((run.config.read_text(), run))
-    )
-    quote: list[str] = []
-    session.page_requested.connect(quote.append)
+    started, pages = list[RunFolder](), list[str]()
+    monkeypatch.setattr("app.state.run_starter.start_detached", lambda _, run: started.append(run))
+    session.page_requested.connect(pages.append)
     session.restore()
     session.draft.set("run_name", "first")
     session.starter.start()
-    ((text, folder),) = started
-    assert folder.path == places.runs_folder() / "first"
-    assert folder.path.is_dir()
-    assert "iters: 60" in text
-    assert session.run.folder.path == folder.path
-    assert quote == ["monitor"]
+    (folder,) = started
+    assert folder.path == places.runs_folder() / "first" and "iters: 60" in folder.config.read_text()
+    assert session.run.folder.path == folder.path and pages == ["monitor"]
     session.close_run()
     assert session.run is None
 
@@ -203,9 +186,7 @@ def test_a_runs_folder_that_cannot_be_created_is_one_sentence(session: Session, 
     session.messages.said.connect(messages.append)
     session.restore()
     session.starter.start()
-    assert len(messages) == 1
-    assert "cannot be written" in messages[0]
-    assert session.run is None
+    assert len(messages) == 1 and "cannot be written" in messages[0] and session.run is None
 
 
 def test_a_second_run_is_refused_while_one_is_live(window: Window, session: Session):
@@ -213,9 +194,6 @@ def test_a_second_run_is_refused_while_one_is_live(window: Window, session: Sess
     show_run(session, FakeRun())
     session.starter.start()
     assert window.strip.sentence.text().startswith("One run at a time")
-
-
-# Closing
 
 
 def test_size_and_theme_are_restored(window: Window, session: Session, qtbot):
@@ -228,25 +206,19 @@ def test_size_and_theme_are_restored(window: Window, session: Session, qtbot):
     assert again.session.prefs.theme == "dark"
 
 
-# Files
-
-
-def test_a_config_dropped_on_the_window_opens(window: Window, tmp_path: Path, qtbot):
-    (tmp_path / "mine.yaml").write_text("model: a/b\ndata: a/b\nseed: 3\n")
-    mime = QMimeData()
-    mime.setUrls([QUrl.fromLocalFile(str(tmp_path / "mine.yaml"))])
-    buttons, keys = Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
-    window.dropEvent(QDropEvent(QPointF(3, 3), Qt.DropAction.CopyAction, mime, buttons, keys))
-    qtbot.waitUntil(lambda: window.session.draft.value("seed") == 3)
-    assert window.document.text() == "mine.yaml"
-    assert "mine.yaml" in window.windowTitle()
-
-
 def drop(window: Window, path: Path) -> None:
     mime = QMimeData()
     mime.setUrls([QUrl.fromLocalFile(str(path))])
     buttons, keys = Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
     window.dropEvent(QDropEvent(QPointF(3, 3), Qt.DropAction.CopyAction, mime, buttons, keys))
+
+
+def test_a_config_dropped_on_the_window_opens(window: Window, tmp_path: Path, qtbot):
+    (tmp_path / "mine.yaml").write_text("model: a/b\ndata: a/b\nseed: 3\n")
+    drop(window, tmp_path / "mine.yaml")
+    qtbot.waitUntil(lambda: window.session.draft.value("seed") == 3)
+    assert window.document.text() == "mine.yaml"
+    assert "mine.yaml" in window.windowTitle()
 
 
 def test_rows_dropped_anywhere_become_the_dataset_with_its_columns(window: Window, tmp_path: Path, qtbot):
@@ -465,33 +437,16 @@ def test_save_marks_the_form_as_saved(window: Window, tmp_path: Path, monkeypatc
     assert window.session.prefs.config_file == tmp_path / "mine.yaml"
 
 
-# First launch and later ones
-
-
-def test_the_first_launch_shows_the_demo(session: Session):
+def test_the_first_launch_shows_the_demo_and_a_later_one_restores_the_form(session: Session):
     session.restore()
-    assert session.draft.is_demo
+    assert session.draft.is_demo and not session.draft.problems()
     assert session.draft.path is None, "Save must not write over the bundled file"
-    assert not session.draft.problems()
-
-
-def test_a_later_launch_restores_the_form(session: Session):
-    session.restore()
     session.draft.set("temperature", "0.")
     session.draft.flush()
     again = Session(Prefs(session.prefs.folder))
     again.restore()
     assert again.draft.value("temperature") == "0."
     assert not again.draft.is_demo
-
-
-# Its size
-
-
-# Light and dark
-
-
-# Starting
 
 
 def test_without_a_display_the_demo_runs_in_the_terminal(monkeypatch, capsys):
