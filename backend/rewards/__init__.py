@@ -4,10 +4,10 @@ Public modules:
 
     scorer       a run's functions: load, score, map rows     bench, cases   scoring outside a run
     catalogue    names, labels and parameters from source     allowed_code   files allowed to run
-    weights      weight schedules                             errors         RewardError, LoadError
+    weights      weight schedules                             errors         RewardError
     registry     FunctionDescription                          inputs         TrainerState
 
-Internal: `resolve` and `user_files` find functions, `scoring` and `calls` call them in `worker` (parent:
+Internal: `resolve` runs files and finds functions, `scoring` and `calls` call them in `worker` (parent:
 `worker_process`, sandbox: `confinement/`). `functions/` has the shipped functions; `programs` runs
 a completion's code. Nothing imports mlx. User files use `from backend.rewards import register_reward_function`.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,13 @@ class Failure:
                 frames.append(Frame(frame.lineno or 0, frame.name, (frame.line or "").strip()[:500]))
         if isinstance(error, SyntaxError) and file:
             line = error.lineno or line
+        first = error.__traceback__ if error else None
+        while first is not None and file is not None and first.tb_frame.f_code.co_filename != str(file):
+            first = first.tb_next  # the traceback begins in the user's file
         if error:
-            fields["traceback"] = _traceback_text(error, file)
+            with suppress(Exception):  # an exception's own __str__ may raise anything
+                whole = traceback.format_exception(type(error), error, first or error.__traceback__)
+                fields["traceback"] = printable("".join(whole))
         line = frames[-1].line if frames else line
         return cls(what, file=str(file or ""), line=line, frames=tuple(frames[-_MOST_FRAMES:]), **fields)
 
@@ -132,14 +138,3 @@ def describe_error(error: BaseException, file: Path | None, limit: int = LONGEST
 def printable(text: str) -> str:
     """Text for a log: the end of it, without control characters."""
     return "".join(char if char.isprintable() or char in "\n\t" else " " for char in text[-LONGEST_TRACEBACK:])
-
-
-def _traceback_text(error: BaseException, file: Path | None) -> str:
-    """Traceback with causes, from the first frame in `file`."""
-    first = error.__traceback__
-    while first is not None and file is not None and first.tb_frame.f_code.co_filename != str(file):
-        first = first.tb_next
-    try:
-        return printable("".join(traceback.format_exception(type(error), error, first or error.__traceback__)))
-    except Exception:  # an exception's own __str__ may raise anything
-        return ""

@@ -37,13 +37,14 @@ import time
 import typing
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from backend.rewards.confinement.confine import confine_program, load_for_programs, make_working_folder, set_limits
+from backend.rewards.confinement.confine import confine_program, make_working_folder, readable_by_programs, set_limits
 from backend.rewards.program_tests import OBSERVE, OBSERVE_PAIR, OPERATORS
 from backend.utils.child_process import module_command
 from backend.utils.command import backend_environment
@@ -160,7 +161,9 @@ def _receive(socket: Connection[Any, Any], deadline: float) -> Any:
 
 def main(arguments: Sequence[str] = ()) -> None:
     """The single-threaded server."""
-    load_for_programs()
+    readable_by_programs()  # before the forks need it, as the module of the confinement
+    if sys.platform == "linux":
+        import_module("backend.rewards.confinement.linux")
     socket = Connection(os.dup(0))
     folder, _ = make_working_folder()
     try:

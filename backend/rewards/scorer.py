@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +44,6 @@ _NO_NETWORK = re.compile(
 _keys = itertools.count(1)
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreReport:
-    """A step's results beside scores: `seconds` by function, logged `columns` by completion, and `metrics`."""
-
-    seconds: dict[str, float]
-    columns: dict[str, list[Any]] = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
-
-
 class Scorer:
     """A run's functions, loaded on first use, and again in a new worker."""
 
@@ -86,15 +77,15 @@ class Scorer:
         timeout_s: float,
         state: TrainerState,
         poll: Poll = wait_on,
-    ) -> ScoreReport:
+    ) -> Answer:
         """Fill in each completion's `scores` and `reward` with a stage's functions, counted from 0.
 
-        `scores` has None for no opinion; `reward` is Σ w·score over the others, or None. Raises RewardError and what
-        `poll` raises, changing nothing.
+        `scores` has None for no opinion; `reward` is Σ w·score over the others, or None. Returns also what functions
+        logged. Raises RewardError and what `poll` raises, changing nothing.
         """
         samples = samples_of(groups)
         if not samples:
-            return ScoreReport({})
+            return Answer()
         functions = self.load(poll)[stage]
         scored = self.call(groups, stage, range(len(functions)), timeout_s, state, poll=poll)
         if scored.failure is not None:
@@ -103,7 +94,7 @@ class Scorer:
         for (_, completion), row in zip(samples, zip(*scored.scores, strict=True), strict=True):
             completion.scores = dict(zip(names, row, strict=True))
             completion.reward = total_reward(row, weights)
-        return ScoreReport(dict(zip(names, scored.seconds, strict=True)), scored.columns, scored.metrics)
+        return scored
 
     def call(
         self,

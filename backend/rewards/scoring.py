@@ -210,7 +210,7 @@ def score_step(
     except CallError as call:
         error, about = call.error, functions[call.index].about
         if error is None:
-            return failed(call.index, timeout_words(timeout_s), traceback=stack_in(call.stack, about.file))
+            return failed(call.index, timeout_words(timeout_s), traceback=_user_stack(call.stack, about.file))
         if isinstance(error, InvalidScoresError):
             return failed(call.index, f"returned {error}", completion=error.index)
         return failed(call.index, f"raised {describe_error(error, about.file)}", error, raised=True)
@@ -221,7 +221,7 @@ def score_step(
     return Answer(scores=list(scores), seconds=list(seconds), columns=logs.columns, metrics=logs.metrics)
 
 
-def stack_in(stack: str, file: Path | None) -> str:
+def _user_stack(stack: str, file: Path | None) -> str:
     """A stack, outermost frame first, from the first frame in `file`."""
     return printable(stack[max(stack.find(f'  File "{file}"'), 0) :])
 

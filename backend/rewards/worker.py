@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from backend.rewards.calls import Caller
-from backend.rewards.confinement.confine import confine, tell_children
+from backend.rewards.confinement.confine import INSIDE, confine
 from backend.rewards.confinement.guard import guard
 from backend.rewards.errors import describe_error
 from backend.rewards.scoring import FunctionHost, LoadRequest
@@ -69,7 +69,8 @@ def main(arguments: Sequence[str] = ()) -> NoReturn:
         network, secrets, stacks = _load(requests)
         os.set_inheritable(stacks, False)
         confinement = confine([Path.cwd()], network, secrets)
-        tell_children(confinement)
+        if confinement.files:
+            os.environ[INSIDE] = "1"
         faulthandler.enable(stacks)
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(line_buffering=True, errors="replace")  # pyright: ignore[reportAttributeAccessIssue]

@@ -19,8 +19,8 @@ from backend.rewards.confinement.confine import FOLDER_PREFIX, make_working_fold
 from backend.rewards.errors import RewardError
 from backend.rewards.inputs import TrainerState
 from backend.rewards.resolve import resolve
-from backend.rewards.scorer import Scorer, ScoreReport
-from backend.rewards.scoring import RewardSource
+from backend.rewards.scorer import Scorer
+from backend.rewards.scoring import Answer, RewardSource
 from backend.rewards.worker_process import RewardWorker
 from backend.types import Group
 from backend.utils import file_lock
@@ -51,7 +51,7 @@ def scorer(process: RewardWorker, tmp_path: Path):
     return make
 
 
-def scored(scorer: Scorer, *groups: Group, timeout_s: float = 20.0) -> ScoreReport:
+def scored(scorer: Scorer, *groups: Group, timeout_s: float = 20.0) -> Answer:
     names = scorer.load()[0]
     return scorer.score(list(groups), 0, [1.0] * len(names), timeout_s, STATE)
 
@@ -217,7 +217,7 @@ def test_a_function_that_hangs_ends_with_its_trainer(tmp_path: Path) -> None:
     file.write_text("import os, sys, time\nprint(os.readlink('/proc/self'), file=sys.stderr)\ntime.sleep(1000)\n")
     code = (
         "import sys\nfrom pathlib import Path\nfrom backend.rewards.scorer import Scorer\n"
-        "from backend.rewards.scoring import RewardSource\nfrom backend.rewards.worker_process import RewardWorker\n"
+        "from backend.rewards.scoring import Answer, RewardSource\nfrom backend.rewards.worker_process import RewardWorker\n"
         "file = Path(sys.argv[1])\nsource = RewardSource([[f'{file}::f']], None, file.parent, (file,))\n"
         "Scorer(source, RewardWorker(), 60).load()\n"
     )

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
@@ -23,16 +22,6 @@ from backend.rewards.catalogue import (
 )
 from backend.rewards.registry import REWARD_REGISTRY
 from backend.rewards.resolve import load_reward_file
-
-
-@pytest.fixture
-def write(tmp_path: Path):
-    def write(text: str) -> Path:
-        path = tmp_path / "mine.py"
-        path.write_text(dedent(text))
-        return path
-
-    return write
 
 
 def test_the_catalogue_and_the_registry_agree() -> None:
@@ -151,13 +140,6 @@ def test_a_file_with_computed_names_is_recognised(write, text: str) -> None:
     assert computes_names(path)
 
 
-def test_scoring_does_not_import_math_verify_in_the_trainers_process() -> None:
-    code = "import sys, backend.rewards.scoring; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "backend.rewards.functions.answers" in loaded
-    assert not {"sympy", "math_verify", "mlx", "mlx.core", "numpy"} & set(loaded)
-
-
 def test_parsing_never_runs_the_file(write, tmp_path: Path) -> None:
     path = write(f"open({str(tmp_path / 'ran')!r}, 'w')\n@register_reward_function('a')\ndef a(completions): ...\n")
     assert [entry.name for entry in rewards_in_file(path)] == ["a"]
@@ -165,18 +147,17 @@ def test_parsing_never_runs_the_file(write, tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_the_catalogue_loads_neither_the_rewards_nor_an_engine() -> None:
-    code = "import sys, backend.rewards.catalogue as c; c.builtin_rewards(); print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "backend.rewards.catalogue" in loaded
-    assert not {
-        "backend.rewards.functions.r1",
-        "mlx",
-        "numpy",
-        "regex",
-        "sympy",
-        "math_verify",
-    } & set(loaded)
+@pytest.mark.parametrize(
+    ("code", "is_loaded", "is_not"),
+    [
+        ("import backend.rewards.scoring", "backend.rewards.functions.answers", "numpy"),
+        ("import backend.rewards.catalogue as c; c.builtin_rewards()", "backend.rewards.catalogue", "numpy regex"),
+    ],
+)
+def test_neither_the_catalogue_nor_scoring_loads_an_engine(code: str, is_loaded: str, is_not: str) -> None:
+    program = [sys.executable, "-c", f"import sys; {code}; print(*sys.modules)"]
+    loaded = set(subprocess.run(program, capture_output=True, text=True, check=True).stdout.split())
+    assert is_loaded in loaded and not {"sympy", "math_verify", "mlx", "mlx.core", *is_not.split()} & loaded
 
 
 NAMES = ["r1_accuracy", "r1_int", "accuracy_reward(name=right)", "mine.py::brevity", "jaccard"]

@@ -9,7 +9,6 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from textwrap import dedent
 
 import numpy as np
 import pytest
@@ -17,21 +16,11 @@ import pytest
 from backend.rewards.errors import RewardError
 from backend.rewards.inputs import TrainerState
 from backend.rewards.resolve import resolve
-from backend.rewards.scorer import ScoreReport
+from backend.rewards.scoring import Answer
 from backend.types import Completion, Group, Problem
 from tests.support.scoring import make_group, reward_function, score
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}]
-
-
-@pytest.fixture
-def write(tmp_path: Path):
-    def write(text: str, name: str = "trl_file.py") -> Path:
-        path = tmp_path / name
-        path.write_text(dedent(text))
-        return path
-
-    return write
 
 
 def chat(*texts: str, column: str = "prompt", **row: object) -> Group:
@@ -41,7 +30,7 @@ def chat(*texts: str, column: str = "prompt", **row: object) -> Group:
     )
 
 
-def scored(calls, *groups: Group, timeout_s: float = 5.0, **about) -> ScoreReport:
+def scored(calls, *groups: Group, timeout_s: float = 5.0, **about) -> Answer:
     functions = [reward_function(name, call) for name, call in calls.items()]
     return score(list(groups), functions, [1.0] * len(functions), timeout_s, **about)
 
@@ -83,7 +72,7 @@ TRL_FILE = '''
 
 
 def test_a_file_written_for_trl_runs_unchanged(write, tmp_path: Path) -> None:
-    path = write(TRL_FILE)
+    path = write(TRL_FILE, "trl_file.py")
     entries = [
         "trl_file.py::format_reward",
         f"{path}::truth",
@@ -110,13 +99,16 @@ def test_a_file_written_for_trl_runs_unchanged(write, tmp_path: Path) -> None:
 
 
 def test_each_file_is_run_once_and_may_be_the_registering_one_too(write, tmp_path: Path, capsys) -> None:
-    path = write("""
+    path = write(
+        """
         print("loading")
         from backend.rewards import register_reward_function
         @register_reward_function("known")
         def mine(completions): return [1.0 if isinstance(c, str) else 0.0 for c in completions]
         def other(completions): return [0.0] * len(completions)
-    """)
+    """,
+        "trl_file.py",
+    )
     functions = resolve(["known", "trl_file.py::mine", "trl_file.py::other"], path, tmp_path)
     assert capsys.readouterr().out == "loading\n"
     resolve(["trl_file.py::mine", f"{tmp_path}/../{tmp_path.name}/trl_file.py::other"], base=tmp_path)
@@ -143,7 +135,7 @@ def test_each_file_is_run_once_and_may_be_the_registering_one_too(write, tmp_pat
     ],
 )  # fmt: skip
 def test_a_failure_names_file_and_line(write, tmp_path: Path, body: str, words: str) -> None:
-    write(f"import time\n\ndef f(completions, log_extra, log_metric, **kwargs):\n    {body}\n")
+    write(f"import time\n\ndef f(completions, log_extra, log_metric, **kwargs):\n    {body}\n", "trl_file.py")
     with pytest.raises(RewardError) as caught:
         score([make_group("a", "b")], resolve(["trl_file.py::f"], base=tmp_path), [1.0], 0.3)
     (fault,) = caught.value.faults
@@ -242,7 +234,7 @@ def test_logged_columns_and_metrics_are_in_the_report() -> None:
         "odd": [None, {"a": [1, None]}, 3],
     }
     assert report.metrics == {"share": 1.5, "own/metric": 1.0}
-    assert list(report.seconds) == ["one", "two", "kinds"]
+    assert len(report.seconds) == 3
 
 
 # Async
@@ -273,7 +265,7 @@ def test_async_functions_run_concurrently() -> None:
         ("second", 3.0),
         ("third", 3.0),
     ]
-    assert all(report.seconds[name] >= 0.04 for name in ("first", "second", "third"))
+    assert all(report.seconds[index] >= 0.04 for index in (0, 2, 3))
 
 
 async def good(completions):

@@ -9,8 +9,8 @@ from typing import Any
 from backend.rewards.calls import Poll, ThreadCaller, wait_on
 from backend.rewards.inputs import TrainerState
 from backend.rewards.resolve import RewardFunction, resolve
-from backend.rewards.scorer import Scorer, ScoreReport
-from backend.rewards.scoring import FunctionHost, RewardSource
+from backend.rewards.scorer import Scorer
+from backend.rewards.scoring import Answer, FunctionHost, RewardSource
 from backend.types import Completion, Group, Problem
 
 _caller = ThreadCaller()  # one for all steps, as a run has it
@@ -23,7 +23,7 @@ def score(
     timeout_s: float,
     trainer_state: TrainerState | None = None,
     poll: Poll = wait_on,
-) -> ScoreReport:
+) -> Answer:
     """Score with these functions in this process, each call in a thread."""
     host = FunctionHost(_caller, resolve=lambda *_: functions)
     scorer = Scorer(RewardSource([[]], None, Path.cwd()), host, timeout_s)
@@ -53,5 +53,5 @@ def scores_of(entry: str, texts: list[str], answer: str = "4", ids: list[list[in
     return [next(iter(completion.scores.values())) for completion in group.completions]
 
 
-def report_of(group: Group, entries: list[str], timeout_s: float = 20.0, **about) -> ScoreReport:
+def report_of(group: Group, entries: list[str], timeout_s: float = 20.0, **about) -> Answer:
     return score([group], resolve(entries), [1.0] * len(entries), timeout_s, **about)

@@ -25,7 +25,7 @@ from pathlib import Path
 from backend.utils import file_lock
 from backend.utils.files import remove_tree
 
-_INSIDE = "GRPO_STUDIO_CONFINED"  # set in the environment of confined processes
+INSIDE = "GRPO_STUDIO_CONFINED"  # set in the environment of confined processes
 FOLDER_PREFIX = "grpo-studio-rewards-"  # of the names of working folders, followed by the creator's pid
 LARGEST_FILE = 2 << 30  # bytes of a file that reward functions may write
 
@@ -112,12 +112,6 @@ def _confine_linux(writable: Sequence[Path], network: bool, secrets: Sequence[Pa
     )
 
 
-def tell_children(confinement: Confinement) -> None:
-    """Tell child processes that they are confined."""
-    if confinement.files:
-        os.environ[_INSIDE] = "1"
-
-
 def confine_program(folder: Path) -> str:
     """Confine this single-threaded fork to an empty folder, for an untrusted program.
 
@@ -141,7 +135,7 @@ def confine_program(folder: Path) -> str:
         from backend.rewards.confinement import seatbelt
 
         error = _error_of(lambda: seatbelt.restrict(seatbelt.profile([folder], secret_places(), False)))
-        return "" if _INSIDE in os.environ else error
+        return "" if INSIDE in os.environ else error
     return "there is no sandbox on this system"
 
 
@@ -152,15 +146,6 @@ def set_limits(limits: Mapping[int, int]) -> None:
             _, hard = resource.getrlimit(limit)
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(limit, (value, value))
-
-
-def load_for_programs() -> None:
-    """Prepare what forks need for `confine_program`."""
-    readable_by_programs()
-    if sys.platform == "linux":
-        from backend.rewards.confinement import linux
-
-        assert linux
 
 
 @cache
@@ -234,12 +219,9 @@ _SECRETS_OF_A_MAC = (
 )
 
 
-def secret_places(environment: Mapping[str, str] | None = None) -> list[Path]:
-    """Files and folders with keys and tokens below the user's homes, existing or not.
-
-    `environment` is the user's own.
-    """
-    variables = os.environ if environment is None else environment
+def secret_places() -> list[Path]:
+    """Files and folders with keys and tokens below this user's homes, existing or not."""
+    variables = os.environ
     homes = {variables.get("HOME")}
     with suppress(KeyError):  # a container's user may be in no database
         homes.add(pwd.getpwuid(os.getuid()).pw_dir)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
+from itertools import islice
 from typing import NoReturn
 
 import regex
@@ -120,7 +121,12 @@ def diversity(prompts: Texts, completions: Texts, answer: Texts, types: Types = 
     for members in groups.values():
         if len(members) < 2:
             continue
-        sets = [_ngrams(completions[index], ngram_size) for index in members]
+        sets: list[set[tuple[str, ...]]] = []
+        for index in members:
+            # A pattern that finds word after word: of a huge text no more than these are looked for.
+            words = [found[0].casefold() for found in islice(_WORD.finditer(completions[index]), MOST_WORDS)]
+            starts = range(max(len(words) - ngram_size + 1, min(len(words), 1)))
+            sets.append({tuple(words[start : start + ngram_size]) for start in starts})
         similarity = [0.0] * len(sets)
         for i, first in enumerate(sets):
             for j in range(i):
@@ -132,14 +138,6 @@ def diversity(prompts: Texts, completions: Texts, answer: Texts, types: Types = 
         for index, total in zip(members, similarity, strict=True):
             scores[index] = 1.0 - total / (len(sets) - 1)
     return scores
-
-
-def _ngrams(text: str, size: int) -> frozenset[tuple[str, ...]]:
-    # A pattern that finds word after word: of a huge text no more than these are looked for.
-    words = [found[0].casefold() for found, _ in zip(_WORD.finditer(text), range(MOST_WORDS), strict=False)]
-    if len(words) < size:
-        return frozenset({tuple(words)} if words else ())
-    return frozenset(tuple(words[start : start + size]) for start in range(len(words) - size + 1))
 
 
 @register_reward_function("repetition_penalty_reward", label="Repetition Penalty")

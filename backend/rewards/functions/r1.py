@@ -55,10 +55,10 @@ def r1_strict_format_reward_func(prompts: Texts, completions: Texts, answer: Tex
     """
     scores: list[float | None] = []
     for text in map(str.strip, completions):
-        tags = thought, end_of_thought, answer, end_of_answer = _tags(text)
+        tags = thought, end_of_thought, opening, end_of_answer = _tags(text)
         is_strict = all(text.count(tag) == 1 for tag in tags) and _in_order(text)
         if is_strict:
-            between = text[text.index(end_of_thought) + len(end_of_thought) : text.index(answer)]
+            between = text[text.index(end_of_thought) + len(end_of_thought) : text.index(opening)]
             is_strict = text.startswith(thought) and text.endswith(end_of_answer) and not between.strip()
         scores.append(0.5 if is_strict else 0.0)
     return scores
