@@ -52,7 +52,8 @@ def test_completions_that_begin_a_second_tile_name_what_two_full_ones_give() -> 
         ({"group_size": 16, "gradient_accumulation_steps": 4}, "two are"),
         ({"group_size": 30}, "nearly full"),
         ({"group_size": 8, "gpu": False}, "a CPU takes four times as long for four times as many"),
-        ({"group_size": 8, "max_completion_length": 8192, "max_seq_length": 8300, "machine": 12 * GB}, "memory is short"),
+        ({"group_size": 8, "max_completion_length": 8192, "max_seq_length": 8300, "machine": 12 * GB},
+         "memory is short"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )  # fmt: skip

@@ -36,8 +36,10 @@ def test_an_unreadable_file_has_no_columns(tmp_path: Path):
     [
         (["Question", "Answer"], {"prompt_feature": "Question", "answer_feature": "Answer"}),
         (["id", "problem", "final answer"], {"prompt_feature": "problem", "answer_feature": "final answer"}),
-        (["math_question", "gold-answer", "kind"], {"prompt_feature": "math_question", "answer_feature": "gold-answer", "type_feature": "kind"}),
-        (["answer", "prompt", "system"], {"prompt_feature": "prompt", "answer_feature": "answer", "system_feature": "system"}),
+        (["math_question", "gold-answer", "kind"],
+         {"prompt_feature": "math_question", "answer_feature": "gold-answer", "type_feature": "kind"}),
+        (["answer", "prompt", "system"],
+         {"prompt_feature": "prompt", "answer_feature": "answer", "system_feature": "system"}),
         (["x", "y"], {}),
     ],
 )  # fmt: skip

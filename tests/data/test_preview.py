@@ -102,7 +102,8 @@ def test_each_column_has_the_kind_of_its_cells(ask, tmp_path: Path) -> None:
     data = str(write(tmp_path / "rows.jsonl", rows))
     kinds = {column["name"]: column["kind"] for column in ask("preview", {"data": data})["columns"]}
     assert kinds == {
-        "prompt": "messages", "answer": "empty", "n": "number", "yes": "yes or no", "tags": "list", "more": "object"}  # fmt: skip
+        "prompt": "messages", "answer": "empty", "n": "number", "yes": "yes or no", "tags": "list",
+        "more": "object"}  # fmt: skip
     cells = ask("preview_rows", {"data": data}, start=0, count=1)["rows"][0]
     assert cells["prompt"] == "user: Hello\nassistant: Yes?" and cells["answer"] == "" and cells["more"] == '{"b": 1}'
 

@@ -53,7 +53,8 @@ def test_rows_without_a_match_are_left_out_and_counted(tmp_path: Path) -> None:
     [
         ({"answer_pattern": "####"}, "answer_pattern", "has no group"),
         ({"answer_pattern": "(a)(b)"}, "answer_pattern", "has 2 groups"),
-        ({"answer_pattern": "(a"}, "answer_pattern", "is no regular expression: missing ), unterminated subpattern at position 0"),
+        ({"answer_pattern": "(a"}, "answer_pattern",
+         "is no regular expression: missing ), unterminated subpattern at position 0"),
         ({"answer_pattern": "*(a)"}, "answer_pattern", "is no regular expression: nothing to repeat"),
         ({"answer_pattern": "(" * 300}, "answer_pattern", "is no regular expression"),
         ({"prompt_template": "What?"}, "prompt_template", "names no column"),

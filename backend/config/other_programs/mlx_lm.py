@@ -233,11 +233,8 @@ def _lr_schedule(to: Translator) -> None:
         return
     by_factor = kind in ("exponential", "step")  # a factor per update, or every few of them
     if to.values.get("epochs") and (by_factor or ("steps" in by_name and not to.has("lr_decay_fraction"))):
-        key, advice = ("lr_schedule", "its name and lr_final in place of arguments")
-        if not by_factor:
-            key, advice = "lr_decay_fraction", "lr_decay_fraction too"
         counted = "lr_schedule counts the fall in steps, but the run is counted in epochs"
-        to.refuse(key, f"{counted}; give {advice}.")
+        to.refuse("lr_schedule", f"{counted}; give its name, with lr_final and lr_decay_fraction.")
         return
     to.values["learning_rate"] = by_name["peak"]
     iters = to.values.get("iters") or _ITERS

@@ -91,13 +91,17 @@ def test_loras_words_are_read() -> None:
 
 
 ASKS: dict[str, Any] = {
-    "task_type": "SEQ_CLS", "init_lora_weights": "pissa", "exclude_modules": ["o_proj"], "layers_to_transform": [0, 1], "bias": "all",
-    "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"q_proj": 2}, "lora_bias": True, "trainable_token_indices": [5], "use_qalora": True,
-    "target_parameters": ["experts.w"], "layer_replication": [[0, 4]], "alora_invocation_tokens": [3], "arrow_config": {"top_k": 2},
+    "task_type": "SEQ_CLS", "init_lora_weights": "pissa", "exclude_modules": ["o_proj"], "layers_to_transform": [0, 1],
+    "bias": "all",
+    "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"q_proj": 2}, "lora_bias": True, "trainable_token_indices": [5],
+    "use_qalora": True,
+    "target_parameters": ["experts.w"], "layer_replication": [[0, 4]], "alora_invocation_tokens": [3],
+    "arrow_config": {"top_k": 2},
     "monteclora_config": {"a": 1}, "use_bdlora": {"a": 1}, "kasa_config": {"a": 1},
 }  # fmt: skip
 """A value of each refused word that asks for something."""
-DEFAULTS: dict[str, Any] = {"task_type": "CAUSAL_LM", "init_lora_weights": True, "bias": "none", "rank_pattern": {}, "alpha_pattern": {},
+DEFAULTS: dict[str, Any] = {"task_type": "CAUSAL_LM", "init_lora_weights": True, "bias": "none", "rank_pattern": {},
+"alpha_pattern": {},
                             "lora_bias": False, "use_qalora": False, "exclude_modules": None}  # fmt: skip
 
 
@@ -117,14 +121,17 @@ def test_a_start_that_changes_the_model_is_refused_and_a_pattern_of_layers_too()
 
 
 READ: dict[str, Any] = {
-    "r": 8, "lora_alpha": 4, "rank_pattern": {"q": 2}, "alpha_pattern": {"q": 2}, "use_rslora": True, "use_dora": True, "lora_dropout": 0.5,
+    "r": 8, "lora_alpha": 4, "rank_pattern": {"q": 2}, "alpha_pattern": {"q": 2}, "use_rslora": True, "use_dora": True,
+    "lora_dropout": 0.5,
     "target_modules": ["v"], "exclude_modules": ["o"], "layers_to_transform": [1], "modules_to_save": ["lm_head"],
     "base_model_name_or_path": "other", "ensure_weight_tying": True,
 }  # fmt: skip
 NOT_CARRIED_TOO = {"peft_type": "IA3", "init_lora_weights": "pissa", "bias": "lora_only"}
 OF_NO_CONSEQUENCE = {
-    "task_type", "auto_mapping", "peft_version", "revision", "inference_mode", "megatron_config", "megatron_core", "runtime_config",
-    "velora_config", "qalora_group_size", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "layers_pattern", "fan_in_fan_out",
+    "task_type", "auto_mapping", "peft_version", "revision", "inference_mode", "megatron_config", "megatron_core",
+    "runtime_config",
+    "velora_config", "qalora_group_size", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
+    "layers_pattern", "fan_in_fan_out",
 }  # fmt: skip
 """How it was loaded, trained or begun: the arrays say the rest."""
 

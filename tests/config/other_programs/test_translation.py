@@ -44,7 +44,8 @@ def sentence(**raw: Any) -> str:
 
 @pytest.mark.parametrize(
     ("size", "accumulated", "group", "batch", "pieces"),
-    [(8, 1, 8, 1, 1), (8, 4, 8, 1, 4), (16, 4, 8, 2, 4), (64, 1, 8, 8, 1), (2, 8, 8, 1, 2), (1, 8, 8, 1, 1), (12, 2, 8, 1, 3), (24, 1, 8, 3, 1)],
+    [(8, 1, 8, 1, 1), (8, 4, 8, 1, 4), (16, 4, 8, 2, 4), (64, 1, 8, 8, 1), (2, 8, 8, 1, 2), (1, 8, 8, 1, 1),
+    (12, 2, 8, 1, 3), (24, 1, 8, 3, 1)],
 )  # fmt: skip
 def test_completions_become_prompts(size: int, accumulated: int, group: int, batch: int, pieces: int) -> None:
     """The completions of an update are the same; a piece is no larger than a batch there, or one prompt where that is
@@ -89,8 +90,10 @@ def test_rollouts_that_no_step_of_ours_makes_are_refused() -> None:
 def test_the_length_and_rhythm_of_a_run_are_counted_in_steps() -> None:
     """Four updates a step: two batches a rollout, each gone through twice."""
     raw = {
-        "per_device_train_batch_size": 8, "num_generations": 8, "steps_per_generation": 2, "num_iterations": 2, "max_steps": 402,
-        "save_steps": 100, "eval_strategy": "steps", "eval_steps": 0.25, "logging_steps": 1, "eval_delay": 9, "num_train_epochs": 3.0,
+        "per_device_train_batch_size": 8, "num_generations": 8, "steps_per_generation": 2, "num_iterations": 2,
+        "max_steps": 402,
+        "save_steps": 100, "eval_strategy": "steps", "eval_steps": 0.25, "logging_steps": 1, "eval_delay": 9,
+        "num_train_epochs": 3.0,
     }  # fmt: skip
     values = made(**raw)
     assert values["iters"] == 101 and "epochs" not in values, "max_steps comes before passes, as there"
@@ -128,10 +131,12 @@ def test_strategies(raw: dict[str, Any], ours: dict[str, Any]) -> None:
         ({"reward_funcs": "owner/reward-model"}, "owner/reward-model is a reward model"),
         ({"optim": "galore_adamw"}, "There is no optimizer galore_adamw here; adamw is nearest"),
         ({"optim_args": "foreach=true"}, "optim_args has foreach"),
-        ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "The schedule reduce_lr_on_plateau of transformers is not built"),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau"},
+         "The schedule reduce_lr_on_plateau of transformers is not built"),
         ({"lr_scheduler_type": [{"adamw": "owner/"}, "null", 1000]}, "of transformers is not built"),
         ({"optim_target_modules": [[1] * 1000, 1_000_000]}, "has no counterpart here"),
-        ({"per_device_train_batch_size": 10**300, "num_generations": 2}, "completions is more than the 1,000,000,000,000"),
+        ({"per_device_train_batch_size": 10**300, "num_generations": 2},
+         "completions is more than the 1,000,000,000,000"),
         ({"think_end_tag": [[1] * 1000]}, "has no counterpart here"),
         ({"lr_scheduler_type": "linear", "lr_scheduler_kwargs": {"odd": 1}}, "linear has no odd here"),
         ({"lr_scheduler_type": "linear", "lr_scheduler_kwargs": "odd"}, "must be a mapping of options, not odd"),
@@ -149,16 +154,23 @@ def test_what_has_no_counterpart_is_one_sentence(raw: dict[str, Any], says: str)
 @pytest.mark.parametrize(
     ("raw", "ours"),
     [
-        ({"lr_scheduler_type": "cosine", "warmup_ratio": 0.1}, {"lr_schedule": "cosine", "lr_warmup_ratio": 0.1, "lr_decay_fraction": 0.9}),
-        ({"warmup_steps": 10, "max_steps": 40, "optim": "adamw_torch"}, {"lr_schedule": "linear", "lr_warmup_steps": 10, "lr_decay_fraction": 0.75}),
-        ({"warmup_steps": 0.2, "lr_scheduler_type": "constant_with_warmup"}, {"lr_warmup_ratio": 0.2, "lr_schedule": "constant_with_warmup"}),
-        ({"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycles": 3}}, {"lr_cycles": 3, "lr_final": 0.0}),
+        ({"lr_scheduler_type": "cosine", "warmup_ratio": 0.1},
+         {"lr_schedule": "cosine", "lr_warmup_ratio": 0.1, "lr_decay_fraction": 0.9}),
+        ({"warmup_steps": 10, "max_steps": 40, "optim": "adamw_torch"},
+         {"lr_schedule": "linear", "lr_warmup_steps": 10, "lr_decay_fraction": 0.75}),
+        ({"warmup_steps": 0.2, "lr_scheduler_type": "constant_with_warmup"},
+         {"lr_warmup_ratio": 0.2, "lr_schedule": "constant_with_warmup"}),
+        ({"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycles": 3}},
+         {"lr_cycles": 3, "lr_final": 0.0}),
         ({"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": '{"power": 2}'}, {"lr_power": 2, "lr_final": 1e-7}),
-        ({"lr_scheduler_type": "cosine_with_min_lr", "learning_rate": 1e-4, "lr_scheduler_kwargs": {"min_lr_rate": 0.1}}, {"lr_final": 1e-5}),
-        ({"lr_scheduler_type": "warmup_stable_decay", "max_steps": 100, "lr_scheduler_kwargs": {"num_decay_steps": 20}}, {"lr_decay_fraction": 0.2}),
+        ({"lr_scheduler_type": "cosine_with_min_lr", "learning_rate": 1e-4,
+         "lr_scheduler_kwargs": {"min_lr_rate": 0.1}}, {"lr_final": 1e-5}),
+        ({"lr_scheduler_type": "warmup_stable_decay", "max_steps": 100,
+         "lr_scheduler_kwargs": {"num_decay_steps": 20}}, {"lr_decay_fraction": 0.2}),
         ({"lr_scheduler_type": "constant"}, {"lr_schedule": "constant"}),
         ({"optim": "paged_adamw_8bit"}, {"optimizer": "adamw", "optimizer_bits": "8"}),
-        ({"optim": "lion_32bit", "optim_args": "beta1=0.8, weight_decay=0.1"}, {"optimizer": "lion", "adam_beta1": "0.8", "weight_decay": "0.1"}),
+        ({"optim": "lion_32bit", "optim_args": "beta1=0.8, weight_decay=0.1"},
+         {"optimizer": "lion", "adam_beta1": "0.8", "weight_decay": "0.1"}),
         ({"adafactor": True}, {"optimizer": "adafactor"}),
         ({"use_peft": True, "lora_r": 8, "lora_alpha": 16, "lora_target_modules": "q_proj,v_proj"},
          {"train_type": "lora", "num_layers": -1, "rank": 8, "lora_alpha": 16, "lora_keys": ["q_proj", "v_proj"]}),
@@ -166,15 +178,21 @@ def test_what_has_no_counterpart_is_one_sentence(raw: dict[str, Any], says: str)
         ({"use_peft": False}, {"train_type": "full"}),
         ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, {"quantization": "4"}),
         ({"bf16": True, "dtype": "float32", "loss_type": "dapo"}, {"dtype": "bfloat16", "grpo_loss_type": "dapo"}),
-        ({"fp16": False, "model_init_kwargs": {"torch_dtype": "bfloat16", "attn_implementation": "sdpa"}}, {"dtype": "bfloat16"}),
+        ({"fp16": False, "model_init_kwargs": {"torch_dtype": "bfloat16", "attn_implementation": "sdpa"}},
+         {"dtype": "bfloat16"}),
         ({"use_cpu": True, "no_cuda": False}, {"device": "cpu"}),
-        ({"reward_funcs": ["accuracy_reward", "my_lib.rewards.custom"]}, {"reward_functions": ["accuracy_reward", "my_lib/rewards.py::custom"]}),
+        ({"reward_funcs": ["accuracy_reward", "my_lib.rewards.custom"]},
+         {"reward_functions": ["accuracy_reward", "my_lib/rewards.py::custom"]}),
         ({"vllm_importance_sampling_correction": True}, {"sampling_correction": "sequence_mask"}),
-        ({"vllm_importance_sampling_correction": False, "vllm_importance_sampling_mode": "token_mask"}, {"sampling_correction": "none"}),
+        ({"vllm_importance_sampling_correction": False, "vllm_importance_sampling_mode": "token_mask"},
+         {"sampling_correction": "none"}),
         *(({word: "a+", "loss_type": "dapo"}, {"output_regex": "a+", "grpo_loss_type": "dapo"}) for word in
-          ("guided_decoding_regex", "vllm_guided_decoding_regex", "structured_outputs_regex", "vllm_structured_outputs_regex")),
-        ({"generation_kwargs": {"presence_penalty": 0.5, "stop_strings": "</s>"}}, {"presence_penalty": 0.5, "stop": ["</s>"]}),
-        ({"metric_for_best_model": "eval_rewards/a/mean", "greater_is_better": False}, {"best_metric": "eval/rewards/a/mean", "best_is_lowest": True}),
+          ("guided_decoding_regex", "vllm_guided_decoding_regex", "structured_outputs_regex",
+           "vllm_structured_outputs_regex")),
+        ({"generation_kwargs": {"presence_penalty": 0.5, "stop_strings": "</s>"}},
+         {"presence_penalty": 0.5, "stop": ["</s>"]}),
+        ({"metric_for_best_model": "eval_rewards/a/mean", "greater_is_better": False},
+         {"best_metric": "eval/rewards/a/mean", "best_is_lowest": True}),
         ({"max_prompt_length": 256, "loss_type": "grpo"}, {"max_prompt_length": 256, "long_prompts": "cut_left"}),
         ({"max_completion_length": 4096, "loss_type": "grpo"}, {"max_seq_length": 4608}),
         ({"datasets": [{"path": "a/b", "name": "main", "split": "train"}]}, {"data": "a/b", "dataset_config": "main"}),
@@ -182,14 +200,17 @@ def test_what_has_no_counterpart_is_one_sentence(raw: dict[str, Any], says: str)
         ({"report_to": "none"}, {"report_to": ["none"]}),
         ({"scale_rewards": True, "use_adaptive_entropy": True}, {"scale_rewards": "group", "entropy_adaptive": True}),
         ({"wand": "project", "train": True}, {"report_to": ["wandb"], "tracker_project": "project"}),
-        ({"hf_dataset": {"path": "billsum", "train_split": "train", "prompt_feature": "text", "completion_feature": "summary"}},
+        ({"hf_dataset": {"path": "billsum", "train_split": "train", "prompt_feature": "text",
+         "completion_feature": "summary"}},
          {"data": "billsum", "prompt_feature": "text", "answer_feature": "summary"}),
         ({"resume_adapter_file": "a.safetensors"}, {"adapter": "a.safetensors"}),
-        ({"optimizer": "adam", "optimizer_config": {"adam": {"eps": 1e-6, "bias_correction": True}}}, {"adam_epsilon": 1e-6}),
+        ({"optimizer": "adam", "optimizer_config": {"adam": {"eps": 1e-6, "bias_correction": True}}},
+         {"adam_epsilon": 1e-6}),
         ({"importance_sampling_level": "none"}, {"importance_sampling_level": "token"}),
         ({"reward_content_type": "choice_correctness", "reward_format_weight": 0.3, "reward_content_weight": 0.7},
          {"reward_functions": ["r1_soft_format_reward_func", "choice_correctness"], "reward_weights": [0.3, 0.7]}),
-        ({"train_dataset_path": "train.jsonl", "dataset_name": "a/b", "num_rollout_samples": 4}, {"data": "train.jsonl", "group_size": 4}),
+        ({"train_dataset_path": "train.jsonl", "dataset_name": "a/b", "num_rollout_samples": 4},
+         {"data": "train.jsonl", "group_size": 4}),
         ({"use_wandb": True, "wandb_project": "p"}, {"report_to": ["wandb"], "tracker_project": "p"}),
     ],
 )  # fmt: skip
@@ -366,7 +387,8 @@ def test_the_users_example_means_what_it_meant() -> None:
     translation = read_words(raw)
     assert translation.program is None and translation.faults == []
     assert translation.values == {
-        "train_mode": "grpo", "model": "mlx-community/Qwen3-0.6B-4bit", "data": "mlx-community/Dolci-Think-RL-7B-2k", "group_size": 4,
+        "train_mode": "grpo", "model": "mlx-community/Qwen3-0.6B-4bit", "data": "mlx-community/Dolci-Think-RL-7B-2k",
+        "group_size": 4,
         "max_completion_length": 512, "temperature": 0.8, "beta": 0.1, "epsilon": 1e-4, "grpo_loss_type": "grpo",
         "importance_sampling_level": "sequence", "reward_functions": ["exact_match", "by_type", "concise"],
         "reward_weights": [2.0, 1.5, 0.5], "reward_functions_file": "~/my_rewards.py",
