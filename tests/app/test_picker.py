@@ -29,8 +29,8 @@ NOW = time.time()
 LOCAL: list[dict[str, Any]] = [
     {"id": "a/small-4bit", "name": "a/small-4bit", "where": "cache", "place": "/c/a", "size": 352_000_000,
      "changed": NOW, "kind": "qwen3", "precision": "4-bit"},
-    {"id": "/m/base", "name": "base", "where": "folder", "place": "/m/base", "size": 16_100_000_000, "changed": NOW - 9e6,
-     "kind": "llama", "precision": "bf16", "remarks": ["It has no chat template."]},
+    {"id": "/m/base", "name": "base", "where": "folder", "place": "/m/base", "size": 16_100_000_000,
+     "changed": NOW - 9e6, "kind": "llama", "precision": "bf16", "remarks": ["It has no chat template."]},
     {"id": "a/gguf", "name": "a/gguf", "where": "cache", "size": 5, "refusal": "It is a GGUF file."},
     {"id": "a/half", "name": "a/half", "where": "cache", "partial": 1_240_000_000, "refusal": "Unfinished: resume it."},
 ]  # fmt: skip

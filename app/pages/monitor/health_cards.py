@@ -16,13 +16,13 @@ from app.state.run import Run
 from app.state.run_notices import Findings, take_up
 from app.state.session import Session
 from app.widgets.basic.controls import LinkButton
+from app.widgets.basic.dialogs import errors_said
 from app.widgets.basic.labels import label
 from app.widgets.basic.layout import TabArea, clear_layout, column, configure, holder, row, set_shown
 from app.widgets.basic.number_format import counted
 from backend.config.config import SETTINGS
 from backend.trainer.health.rules import RULES
 from backend.trainer.health.watch import Episode
-from backend.utils.errors import UserError
 
 FOLDED = 2
 NARROW = 860
@@ -197,10 +197,8 @@ class HealthCards(QFrame):
         self._session.field_requested.emit(key)
 
     def _take_up(self, settings: dict[str, object]) -> None:
-        try:
+        with errors_said(self._session.message.emit):
             take_up(self._session, self._run, settings)
-        except UserError as error:
-            self._session.message.emit(error.faults[0].sentence)
 
     def _dismiss(self, episode: Episode) -> None:
         self._findings.dismissed.add((episode.code, episode.since))

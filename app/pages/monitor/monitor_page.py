@@ -25,7 +25,7 @@ from app.state.run_state import PHASE_WORDS, ranks_of
 from app.state.run_summary import count_text
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, ElidedLabel
-from app.widgets.basic.dialogs import open_path
+from app.widgets.basic.dialogs import errors_said, open_path
 from app.widgets.basic.labels import EmptyState, explain_at, plain_tip
 from app.widgets.basic.layout import column, configure, holder, row, settle_layouts, stack
 from app.widgets.basic.number_format import duration
@@ -34,7 +34,6 @@ from app.widgets.charts.curves import Trace
 from app.widgets.charts.plot import Plot
 from app.widgets.run_header import BeforeAfter, CardAction, ResultCard, RunHeader
 from backend.runs.archive import averaging_window
-from backend.utils.errors import UserError
 
 TILES = (
     ("Reward", "reward", "accent", "", "The newest step's mean reward."),
@@ -238,11 +237,9 @@ class MonitorPage(QWidget):
                 self.session.field_requested.emit(key)
 
     def _send(self, command: str) -> None:
-        try:
+        with errors_said(self.session.message.emit):
             if self._run is not None:
                 self._run.send(command)
-        except UserError as error:
-            self.session.message.emit(error.faults[0].sentence)
 
 
 def changes(run: Run) -> list[BeforeAfter]:

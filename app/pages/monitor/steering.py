@@ -14,6 +14,7 @@ from app.state.run import Run
 from app.state.run_files import STEERED_STATES
 from app.state.session import Session
 from app.widgets.basic.controls import LinkButton
+from app.widgets.basic.dialogs import errors_said
 from app.widgets.basic.labels import button, label
 from app.widgets.basic.layout import TabArea, clear_layout, column, configure, grid, holder, on_screen, row, set_shown
 from app.widgets.form.field import Field
@@ -181,14 +182,11 @@ class RunSteering(QObject):
         self.open("stop_when")
 
     def finish_step(self) -> None:
-        if self._session.run is None:
-            return
-        try:
-            self._session.run.send("finish-step")
-        except UserError as error:
-            self._session.message.emit(_message(error))
-        else:
-            self._session.message.emit("The run stops at the end of this step.")
+        run, say = self._session.run, self._session.message.emit
+        with errors_said(say):
+            if run is not None:
+                run.send("finish-step")
+                say("The run stops at the end of this step.")
 
     def _follow(self) -> None:
         if self._run is self._session.run:

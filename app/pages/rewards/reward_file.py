@@ -30,7 +30,7 @@ from PySide6.QtWidgets import QFrame, QPlainTextEdit, QTextEdit, QWidget
 from app import theme
 from app.state.session import Session
 from app.widgets.basic.controls import ElidedLabel
-from app.widgets.basic.dialogs import open_file, save_file
+from app.widgets.basic.dialogs import errors_said, open_file, save_file
 from app.widgets.basic.labels import EmptyState, button, label, plain_tip, show_text, with_key_names
 from app.widgets.basic.layout import column, configure, holder, row, stack
 from backend.rewards.allowed_code import Rights, read_code
@@ -336,13 +336,11 @@ class RewardFilePanel(QFrame):
             self._watcher.removePaths(self._watcher.files())
         self.file, self._text = None, ""
         if path is not None:
-            try:
+            with errors_said(self.session.message.emit):
                 self._text = read_text(path, SETTING)
                 self.file = path
                 self._watcher.addPath(str(path))
                 self.editor.show_text(self._text)
-            except UserError as error:
-                self.session.message.emit(error.faults[0].sentence)
         self._stack.setCurrentIndex(1 if self.file else 0)
         self._show_state()
         self.opened.emit(path.name if path else "")
@@ -387,19 +385,16 @@ class RewardFilePanel(QFrame):
         except UserError:
             rights = None
         text = self.editor.toPlainText()
-        try:
+        with errors_said(self._say):
             save_as(path, text)
-        except UserError as error:
-            self._say(error.faults[0].sentence)
-            return
-        self._text = text
-        self._watcher.addPath(str(path))  # saved by rename, it is a new inode
-        if rights is not None:
-            consent.allow(read_code(path.resolve()), rights)
-        self._say("")
-        self.editor.document().setModified(False)
-        self.draft.changed.emit(SETTING)  # its functions may have changed
-        self.bench.score()
+            self._text = text
+            self._watcher.addPath(str(path))  # saved by rename, it is a new inode
+            if rights is not None:
+                consent.allow(read_code(path.resolve()), rights)
+            self._say("")
+            self.editor.document().setModified(False)
+            self.draft.changed.emit(SETTING)  # its functions may have changed
+            self.bench.score()
 
     def _check_disk(self) -> None:
         if self.file is None or not self.file.exists():
@@ -421,16 +416,12 @@ class RewardFilePanel(QFrame):
 
     def create(self) -> None:
         path = save_file(self, SETTING, "New reward file", "my_rewards.py", "Python (*.py)")
-        if path is None:
-            return
-        try:
-            save_as(path, TEMPLATE)
-            self.session.consent.allow(read_code(path.resolve()), Rights())
-        except UserError as error:
-            self.session.message.emit(error.faults[0].sentence)
-            return
-        self.file = None
-        self.draft.use_reward_file(str(path))
+        if path is not None:
+            with errors_said(self.session.message.emit):
+                save_as(path, TEMPLATE)
+                self.session.consent.allow(read_code(path.resolve()), Rights())
+                self.file = None
+                self.draft.use_reward_file(str(path))
 
     def choose(self) -> None:
         path = open_file(self, SETTING, "Open reward file", "Python (*.py *.txt)")

@@ -33,7 +33,7 @@ from app.state.run_notices import finite_rewards
 from app.state.run_state import Mark
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, Segments
-from app.widgets.basic.dialogs import save_file
+from app.widgets.basic.dialogs import errors_said, save_file
 from app.widgets.basic.labels import button, explain_at, label, plain_tip
 from app.widgets.basic.layout import FlowLayout, clear_layout, column, configure, holder, row, splitter, stack
 from app.widgets.basic.number_format import duration, figure
@@ -57,7 +57,7 @@ from backend.runs.run_record import (
     settings_table,
     value_text,
 )
-from backend.utils.disk import DiskError, save_as
+from backend.utils.disk import save_as
 
 POSITIONS: dict[str, tuple[str, Callable[[int], str]]] = {
     "step": ("step", lambda x: f"step {x:,}"),
@@ -445,11 +445,9 @@ class CompareView(QWidget):
 
     def save_tables(self, name: str, suffix: str, write: Write) -> None:
         path = save_file(self, "tables", "Save the tables", f"comparison{suffix}", f"{name} (*{suffix})")
-        try:
+        with errors_said(partial(QMessageBox.warning, self, "Not saved")):
             if path is not None:
                 save_as(path, "\n".join(map(write, self.tables())))
-        except DiskError as error:
-            QMessageBox.warning(self, "Not saved", error.faults[0].sentence)
 
 
 def _shown_text(name: str, value: Any) -> str:

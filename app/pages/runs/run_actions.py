@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QInputDialog, QListWidget, QListWidgetItem, QMenu,
 from app import theme
 from app.state.run_state import LIVE
 from app.state.session import Session
-from app.widgets.basic.dialogs import Dialog, open_path
+from app.widgets.basic.dialogs import Dialog, errors_said, open_path
 from app.widgets.basic.labels import REMOVE_KEYS, button, key_name, label
 from app.widgets.basic.layout import column, configure, row
 from app.widgets.basic.number_format import counted, file_size
@@ -211,10 +211,8 @@ class RunActions(QObject):
         return QInputDialog.getText(self._window, "Add tags", f"Tags for {of}, separated by commas:")[0]
 
     def note(self, path: Path, changes: dict[str, Any]) -> None:
-        try:
+        with errors_said(self.refused.emit):
             change_notes(RunFolder(path), **changes)
-        except UserError as error:
-            self.refused.emit(error.faults[0].sentence)
         self.changed.emit([path])
 
     def _toggle_note(self, name: str) -> None:
@@ -229,20 +227,16 @@ class RunActions(QObject):
         for path in [Path(run.summary.path) for run in self._selected()]:
             if self.session.run is not None and self.session.run.folder.path == path:
                 self.session.close_run()
-            try:
+            with errors_said(self.refused.emit):
                 moved.append(move_to_trash(RunFolder(path)))
-            except UserError as error:
-                self.refused.emit(error.faults[0].sentence)
         if moved:
             self.trashed = moved
         self.moved.emit()
 
     def undo_trash(self) -> None:
         for run in self.trashed:
-            try:
+            with errors_said(self.refused.emit):
                 restore(run)
-            except UserError as error:
-                self.refused.emit(error.faults[0].sentence)
         self.trashed = []
         self.moved.emit()
 
@@ -287,11 +281,9 @@ class FreeSpaceDialog(Dialog):
     def delete(self) -> None:
         refused, done, total = list[str](), list[Path](), 0
         for space in self.chosen():
-            try:
+            with errors_said(refused.append):
                 total += self._free(space.run)
                 done.append(space.run.path)
-            except UserError as error:
-                refused.append(error.faults[0].sentence)
         for i in reversed(range(self.list.count())):
             if self.list.item(i).data(Qt.ItemDataRole.UserRole).run.path in done:
                 self.list.takeItem(i)

@@ -15,6 +15,7 @@ from app.state.memory import amount
 from app.state.session import Session
 from app.state.sweeps import RESUMABLE, SweepForecast, SweepForm, Sweeps, VariedSetting, forecast, offered_settings
 from app.widgets.basic.controls import ComboBox, Segments, Switch
+from app.widgets.basic.dialogs import errors_said
 from app.widgets.basic.labels import button, label, plain_tip, show_text
 from app.widgets.basic.layout import (
     TabArea,
@@ -428,15 +429,13 @@ class SweepsPage(QWidget):
 
     def _resume(self) -> None:
         folder, say = self.sweeps.folder, self.session.message.emit
-        try:
+        with errors_said(say):
             if self.session.is_training:
                 say(ONE_TRAINING)
             elif folder is not None and self.session.consent.obtain(*settings_of_runs(folder), base=folder.path):
                 self.sweeps.resume()
             elif folder is not None:
                 say(DECLINED)
-        except UserError as error:
-            say(error.faults[0].sentence)
 
 
 def forecast_words(taken: SweepForecast) -> str:

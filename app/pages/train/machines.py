@@ -15,7 +15,7 @@ from app.pages.train.form import SettingsCard
 from app.state.memory import amount
 from app.state.session import Session
 from app.widgets.basic.controls import CopyLink, ElidedLabel
-from app.widgets.basic.dialogs import save_file
+from app.widgets.basic.dialogs import errors_said, save_file
 from app.widgets.basic.labels import button, label, plain_tip, show_text
 from app.widgets.basic.layout import (
     FlowLayout,
@@ -33,7 +33,6 @@ from backend.config.config import SETTINGS
 from backend.config.form import MACHINES
 from backend.distributed.hosts_file import HERE, Host
 from backend.distributed.machine_report import CheckedMachine, Level, MachineFacts
-from backend.utils.errors import UserError
 from backend.utils.files import user_path
 
 KEY = "machines"
@@ -228,10 +227,8 @@ class MachinesPart(QObject):
 
     def _save(self) -> None:
         known = self._machines.path
-        try:
+        with errors_said(self._session.message.emit):
             path = user_path(known, "hosts") if known else None
             path = path or save_file(self.card, "hosts", "Save hosts file", "hosts.json", "Hosts (*.json)")
             if path is not None:
                 self._machines.save(path)
-        except UserError as error:
-            self._session.message.emit(error.faults[0].sentence)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from PySide6.QtCore import QStandardPaths, Qt, QUrl
@@ -10,6 +12,7 @@ from PySide6.QtWidgets import QDialog, QDialogButtonBox, QFileDialog, QPushButto
 
 from app.state.prefs import Prefs
 from app.widgets.basic.layout import on_screen
+from backend.utils.errors import UserError
 
 _memory: list[Prefs] = []
 
@@ -30,6 +33,15 @@ class Dialog(QDialog):
         for other in others:
             box.addButton(other, QDialogButtonBox.ButtonRole.ActionRole)
         return box
+
+
+@contextmanager
+def errors_said(say: Callable[[str], object]) -> Iterator[None]:
+    """Ends the block at a UserError and says its sentence."""
+    try:
+        yield
+    except UserError as error:
+        say(error.faults[0].sentence)
 
 
 def keep_folders_in(prefs: Prefs) -> None:
