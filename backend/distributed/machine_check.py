@@ -391,6 +391,13 @@ def facts(model: str = "", reward_file: str = "") -> MachineFacts:
     """About this machine. Loads no mlx, and takes a fraction of a second."""
     memory, room, macos = psutil.virtual_memory(), room_on(hub_cache()), platform.mac_ver()[0]
     files = model_files(model) if model else {}
+    package, code = project_root() / "backend", sha256()
+    if not is_bundled():
+        for file in sorted(package.rglob("*.py")):
+            code.update(str(file.relative_to(package)).encode() + file.read_bytes())
+    devices = ""
+    if shutil.which("ibv_devices") is not None:
+        devices = subprocess.run(["ibv_devices"], capture_output=True, text=True, timeout=DEVICES_S).stdout
     return MachineFacts(
         machine=platform.node(),
         system=f"macOS {macos}" if macos else f"{platform.system()} {platform.release()}",
@@ -402,11 +409,11 @@ def facts(model: str = "", reward_file: str = "") -> MachineFacts:
         disk_free=None if room is None else room.bytes,
         python=platform.python_version(),
         grpo_studio=_version("grpo-studio"),
-        code=_code_digest(),
+        code="" if is_bundled() else code.hexdigest()[:12],
         mlx=_version("mlx"),
         mlx_lm=_version("mlx-lm"),
         has_mpi=mpirun() is not None,
-        rdma_devices=_rdma_devices(),
+        rdma_devices=tuple(word for word in devices.split() if word.startswith("rdma_")),
         model=digest_of(model) if files else "",
         model_bytes=sum(files.values()),
         has_reward_file=is_file(user_path(reward_file, "reward_functions_file")) if reward_file else None,
@@ -423,23 +430,6 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return ""
-
-
-def _code_digest() -> str:
-    if is_bundled():
-        return ""
-    digest = sha256()
-    package = Path(project_root(), "backend")
-    for file in sorted(package.rglob("*.py")):
-        digest.update(str(file.relative_to(package)).encode() + file.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def _rdma_devices() -> tuple[str, ...]:
-    if shutil.which("ibv_devices") is None:
-        return ()
-    listed = subprocess.run(["ibv_devices"], capture_output=True, text=True, timeout=DEVICES_S).stdout
-    return tuple(word for word in listed.split() if word.startswith("rdma_"))
 
 
 def measure(backend: str, variables: dict[str, str], files: dict[str, str]) -> LinkSpeed:

@@ -297,7 +297,8 @@ class _Follower:
             keep_together(self.parts, self.config, self.ranks)
             problems = [Problem(0, "", [], tokens, "") for tokens in body["prompts"]]
             self.parts.rollout.max_tokens = body["max_tokens"]
-            self.parts.rollout.sample(problems, *body["rest"], lambda tokens: self.meet())
+            group_size, sampling, seed, first = body["rest"]
+            self.parts.rollout.sample(problems, group_size, sampling, seed, first, lambda tokens: self.meet())
         elif kind == LEARN:
             keep_together(self.parts, self.config, self.ranks)
             self.parts.learner.learn(body["batch"], self.meet)

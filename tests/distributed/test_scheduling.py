@@ -133,7 +133,7 @@ class Clock:
 
 def sampling(paces: RankPaces, clock: Clock, scoring_s: float = 0.0) -> SharedSampling:
     problems = [Problem(number, "", [], [1], "") for number in range(8)]
-    order = SamplingOrder(1, 0, 0, 0, 4, {})
+    order = SamplingOrder(1, 0, 0, 0, 4, [])
     return SharedSampling(SimpleNamespace(), SilentWorkers(2), paces, problems, order, [], scoring_s, clock)  # pyright: ignore
 
 
