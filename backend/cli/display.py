@@ -55,7 +55,7 @@ def format_number(value: float | None, *, signed: bool = False) -> str:
     """Three significant digits, with rounding noise as 0; a dash for None."""
     if value is None:
         return "–"
-    if abs(value) < 5e-7:
+    if abs(value) < 1e-12:
         return "0"
     text = f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
     return f"+{text}" if signed and value > 0 else text
