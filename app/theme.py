@@ -106,12 +106,8 @@ def palette() -> Palette:
     return DARK if _current["dark"] else LIGHT
 
 
-def is_dark() -> bool:
-    return bool(_current["dark"])
-
-
 def reward_colour(index: int) -> QColor:
-    return QColor(_REWARDS[is_dark()][index % 8])
+    return QColor(_REWARDS[bool(_current["dark"])][index % 8])
 
 
 def reward_pen(index: int, width: float = 1.0) -> QPen:

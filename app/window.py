@@ -37,7 +37,7 @@ from app.widgets.basic.dialogs import keep_folders_in, open_path
 from app.widgets.basic.icons import IconButton
 from app.widgets.basic.labels import label
 from app.widgets.basic.layout import column, holder, on_screen, row
-from app.widgets.consent_dialog import HostsDialog, ask_consent
+from app.widgets.consent_dialog import ConsentDialog, HostsDialog
 from app.widgets.export_panel import ExportPanel
 from app.widgets.form.field import UndoKeys
 from app.widgets.menu_dialogs import PreferencesDialog
@@ -139,7 +139,7 @@ class Window(QMainWindow):
         session.run_changed.connect(self._connect_run)
         session.run_state_changed.connect(self._show_state)
         session.queue.changed.connect(self._show_queue)
-        session.consent.ask = lambda requests: ask_consent(requests, self)
+        session.consent.ask = lambda requests: ConsentDialog(requests, self).is_allowed()
         session.consent.ask_hosts = lambda request: HostsDialog(request, self).is_allowed()
         session.starter.confirm_over_memory = self._ask_about_memory
         theme.signals.changed.connect(self.menus.update_icons)
@@ -199,8 +199,7 @@ class Window(QMainWindow):
             self.show_page("train")
 
     def toggle_sidebar(self) -> None:
-        prefs = self.session.prefs
-        prefs.sidebar_collapsed = not prefs.sidebar_collapsed
+        self.session.prefs.sidebar_collapsed = not self.session.prefs.sidebar_collapsed
         self._fit_sidebar()
 
     def _fit_sidebar(self) -> None:
@@ -279,13 +278,13 @@ class Window(QMainWindow):
         self._send("save")  # a refusal is the newer message
 
     def take_over(self) -> None:
-        if self.session.run is not None:
-            with problems_to(self.session.messages.note):
+        with problems_to(self.session.messages.note):
+            if self.session.run is not None:
                 self.session.run.take_over()
 
     def _send(self, word: str) -> None:
-        if self.session.run is not None:
-            with problems_to(self.session.messages.note):
+        with problems_to(self.session.messages.note):
+            if self.session.run is not None:
                 self.session.run.send(word)
 
     def resume(self) -> None:

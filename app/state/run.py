@@ -236,12 +236,11 @@ class Run(QObject):
     def _update_state(self, locked: bool) -> None:
         if locked:
             self._expected_until = None
+        may_be_coming = self.data.is_empty and may_be_starting(self.folder)
         if self._expected_until is not None:
             may_be_coming = time.monotonic() < self._expected_until
-        else:
-            may_be_coming = self.data.is_empty and may_be_starting(self.folder)
-        if may_be_coming and self._expected_until is not None:
-            self.data.clear_process()  # what was read so far, an ending perhaps, is the old process's
+            if may_be_coming:
+                self.data.clear_process()  # what was read so far, an ending perhaps, is the old process's
         state = self.data.state(
             is_locked=locked,
             may_be_coming=may_be_coming,
@@ -260,26 +259,22 @@ class Run(QObject):
                 self.folder.say("stop")
         if state in LIVE and self.state not in LIVE:
             self.clock.expect()
-        if state in LIVE and self.data.started is None:
-            self._read_start_progress()
-        else:
-            self.start_progress = None
+        self.start_progress = self._read_start_progress() if state in LIVE and self.data.started is None else None
         if state != self.state:
             self.state = state
             self._has_news = True
             self.state_changed.emit(state)
 
-    def _read_start_progress(self) -> None:
-        before, stamp = self.start_progress, file_stamp(self.folder.log)
+    def _read_start_progress(self) -> StartProgress | None:
+        stamp = file_stamp(self.folder.log)
         self._log_written = stamp[0] / 1e9
         if self._log_written < (self.data.last_t or 0.0):  # the event log is newer
-            self.start_progress, self._log_stamp = None, None
-        elif stamp != self._log_stamp:
-            self._log_stamp = stamp
-            text = last_lines(self.folder.log, LOG_END).decode(errors="replace")
-            last = next((line.strip() for line in reversed(text.split("\n")) if line.strip()), "")
-            self.start_progress = StartProgress.read(last)
-        self._has_news = self._has_news or self.start_progress != before
+            return None
+        if stamp == self._log_stamp:
+            return self.start_progress
+        self._log_stamp, self._has_news = stamp, True
+        text = last_lines(self.folder.log, LOG_END).decode(errors="replace")
+        return StartProgress.read(next((line.strip() for line in reversed(text.split("\n")) if line.strip()), ""))
 
     def _update_control(self) -> None:
         was_elsewhere = self.control.is_elsewhere

@@ -94,11 +94,6 @@ class ConsentDialog(AllowDialog):
         super().__init__("Reward code", question, meaning, shown, ("Allow and Run", "Do Not Run"), parent)
 
 
-def ask_consent(files: Sequence[CodeToAllow], parent: QWidget | None = None) -> bool:
-    """Ask if the files may run, and wait for the answer."""
-    return ConsentDialog(files, parent).is_allowed()
-
-
 def _code_facts(file: CodeToAllow) -> Facts:
     code = file.code
     facts: Facts = [
