@@ -20,7 +20,8 @@ from backend.utils.machine import TREAT_CPU_AS
 from tests.support import small_run
 from tests.support.small_run import assert_same_run, train_with_stops
 
-USUAL: dict[str, Any] = {"iters": 3, "group_size": 4, "num_iterations": 2, "beta": 0.05, "learning_rate": 1e-3, "save_every": 2,
+USUAL: dict[str, Any] = {"iters": 3, "group_size": 4, "num_iterations": 2, "beta": 0.05, "learning_rate": 1e-3,
+    "save_every": 2,
                          "max_completion_length": 6, "top_p": 0.9, "top_k": 0}  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
     "every weight": {"train_type": "full", "batch_size": 2},

@@ -38,7 +38,8 @@ def data_folder(folder: Path, test_rows: int = 6) -> Path:
 def raw_settings(folder: Path, **changes: Any) -> dict[str, Any]:
     (folder / "counted.py").write_text(COUNTED.format(calls=folder / "calls.txt"))
     settings = {
-        "data": str(data_folder(folder)), "reward_functions": ["low_half"], "reward_weights": [2.0], "learning_rate": 0.05,
+        "data": str(data_folder(folder)), "reward_functions": ["low_half"], "reward_weights": [2.0],
+        "learning_rate": 0.05,
         "reward_functions_file": str(folder / "counted.py"), "save_every": 1, "iters": 2,
     }  # fmt: skip
     return small_run.settings_for(folder, **settings | changes)

@@ -94,7 +94,8 @@ def test_a_map_function_runs_where_the_rewards_run_and_names_the_row_it_fails_on
 def test_evaluation_sets_stand_under_their_names_in_one_event(tmp_path: Path) -> None:
     other = small_run.write_rows(tmp_path / "other.jsonl", 3)
     run, _ = trained(
-        tmp_path, "run", iters=2, steps_per_eval=2, eval_data={"more": str(other), "same": str(tmp_path / "rows.jsonl")},
+        tmp_path, "run", iters=2, steps_per_eval=2, eval_data={"more": str(other),
+        "same": str(tmp_path / "rows.jsonl")},
         stop_when=["eval/more/reward > 100"],
     )  # fmt: skip
     events = [event for event in read_events(run.events) if event["kind"] == "eval"]

@@ -112,7 +112,8 @@ def test_a_reward_file_that_imports_mlx_is_recognised(line: str, uses: bool) -> 
 
 def test_an_evaluation_reports_what_a_step_does_but_for_learning(tmp_path: Path) -> None:
     raw = small_run.settings_for(
-        tmp_path, iters=2, steps_per_eval=1, beta=0.1, data=str(tmp_path / "data"), val_batches=2, **small_run.low_half(tmp_path)
+        tmp_path, iters=2, steps_per_eval=1, beta=0.1, data=str(tmp_path / "data"), val_batches=2,
+        **small_run.low_half(tmp_path)
     )  # fmt: skip
     for split in ("train", "valid"):
         small_run.write_rows(tmp_path / "data" / f"{split}.jsonl")

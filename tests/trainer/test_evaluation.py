@@ -1,4 +1,4 @@
-"""Evaluations on disk and in a sentence; intervals over prompts, paired differences and pass@k against their definitions."""
+"""Evaluations on disk and in a sentence; intervals over prompts, paired differences and pass@k."""
 
 from __future__ import annotations
 

@@ -27,7 +27,8 @@ from tests.support.failing_gpu import OUT_OF_MEMORY
 from tests.support.small_run import events, weights
 
 SETTINGS: dict[str, Any] = {
-    "iters": 4, "batch_size": 2, "group_size": 4, "num_iterations": 2, "beta": 0.05, "learning_rate": 1e-3, "dropout": 0.1,
+    "iters": 4, "batch_size": 2, "group_size": 4, "num_iterations": 2, "beta": 0.05, "learning_rate": 1e-3,
+    "dropout": 0.1,
     "save_every": 2, "max_completion_length": 6,
 }  # fmt: skip
 

@@ -139,7 +139,8 @@ def learning_peak(case: Case, trained: Learner) -> int:
 
 
 EXPERTS = {
-    "arch": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "decoder_sparse_step": 1,
+    "arch": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
+    "decoder_sparse_step": 1,
     "mlp_only_layers": [], "norm_topk_prob": True,
 }  # fmt: skip
 FULL, DORA, RECOMPUTED = {"train_type": "full"}, {"train_type": "dora"}, {"grad_checkpoint": True}
@@ -166,7 +167,8 @@ CASES = (
     Case("4 bits", {"bits": 4, "layers": 3}, group=4, completion=64),
     Case("4 bits, small", {"bits": 4, "layers": 2}, group=4, prompt=32, completion=48),
     Case("4 bits, bf16, DoRA", {"bits": 4, "dtype": "bfloat16", "layers": 2}, DORA, group=4, completion=48),
-    Case("two layers, q and v, dropout", settings={"num_layers": 2, "lora_keys": ["self_attn.q_proj", "self_attn.v_proj"], "dropout": 0.1}),
+    Case("two layers, q and v, dropout", settings={"num_layers": 2, "lora_keys": ["self_attn.q_proj",
+    "self_attn.v_proj"], "dropout": 0.1}),
 )  # fmt: skip
 
 
@@ -251,7 +253,8 @@ def test_a_run_stays_below_its_memory_limit(share: float, tmp_path: Path) -> Non
 def _big() -> ModelShape:
     """A model of 8 billion weights in 16 bits."""
     sizes = {"hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
-             "head_dim": 128, "intermediate_size": 12288, "vocab_size": 151936, "tie_word_embeddings": False}  # fmt: skip
+             "head_dim": 128, "intermediate_size": 12288, "vocab_size": 151936,
+             "tie_word_embeddings": False}  # fmt: skip
     shape = shape_from({"model_type": "qwen3", "torch_dtype": "bfloat16", **sizes})
     assert shape is not None and shape.weights == pytest.approx(16.4e9, rel=0.01)
     return shape

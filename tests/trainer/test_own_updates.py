@@ -203,10 +203,13 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (INSIDE, halves, "schedule: The optimizer has several learning rates, none, or a schedule inside, so a schedule beside it"),
     (None, 1e-3, "schedule: A schedule is called with the number of an update, from 0, and gives its learning rate; float "
         "is not."),
-    (None, lambda update: "much", "schedule: lambda gave much for update 0; a learning rate is a finite number from 0 up."),
-    (None, lambda update: -update, "schedule: lambda gave -1 for update 1; a learning rate is a finite number from 0 up."),
+    (None, lambda update: "much",
+     "schedule: lambda gave much for update 0; a learning rate is a finite number from 0 up."),
+    (None, lambda update: -update,
+     "schedule: lambda gave -1 for update 1; a learning rate is a finite number from 0 up."),
     (None, [1e-3].__getitem__, "schedule: __getitem__ raised IndexError: list index out of range"),
-    (None, unsteady, "schedule: unsteady gives another rate when it is asked for update 0 again; it may depend on the update "
+    (None, unsteady,
+     "schedule: unsteady gives another rate when it is asked for update 0 again; it may depend on the update "
         "alone."),
 ]  # fmt: skip
 

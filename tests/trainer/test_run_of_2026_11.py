@@ -87,7 +87,8 @@ def group_from(row: GroupRow) -> Group:
     """The group that a step would have had to write this row."""
     completions = [
         Completion(
-            tokens=[5] * completion["tokens"], logps=[], text=completion["text"], stop=completion["stop"], scores=completion["rewards"],
+            tokens=[5] * completion["tokens"], logps=[], text=completion["text"], stop=completion["stop"],
+            scores=completion["rewards"],
             reward=completion["reward"], advantage=completion["advantage"], logged=completion.get("logged", {}),
         )
         for completion in row["completions"]

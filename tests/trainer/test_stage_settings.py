@@ -15,7 +15,8 @@ from tests.support import small_run
 from tests.support.small_run import arrays, assert_same_run, events, same, train_with_stops
 
 OTHERS: dict[str, Any] = {
-    "learning_rate": 3e-3, "temperature": 1.3, "top_k": 5, "beta": 0.05, "epsilon": 0.3, "group_size": 3, "batch_size": 2,
+    "learning_rate": 3e-3, "temperature": 1.3, "top_k": 5, "beta": 0.05, "epsilon": 0.3, "group_size": 3,
+    "batch_size": 2,
     "max_completion_length": 3,
 }  # fmt: skip
 """What the second stage has of its own, beside its rows."""

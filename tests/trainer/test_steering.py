@@ -24,11 +24,13 @@ from tests.support.small_run import assert_same_run, events, numbers
 Echo = Callable[[dict[str, Any]], None]
 SETTINGS: dict[str, Any] = {
     "iters": 6, "group_size": 4, "num_iterations": 2, "learning_rate": 1e-3, "epsilon": 1e-3, "dropout": 0.1,
-    "lr_schedule": "cosine", "lr_warmup_steps": 2, "lr_final": 1e-5, "save_every": 1, "keep_checkpoints": 9, "steps_per_eval": 2,
+    "lr_schedule": "cosine", "lr_warmup_steps": 2, "lr_final": 1e-5, "save_every": 1, "keep_checkpoints": 9,
+    "steps_per_eval": 2,
     "validation_split": 0.25, "val_batches": 1, "max_completion_length": 4, "top_k": 0,
 }  # fmt: skip
 CHANGED: dict[str, Any] = {
-    "learning_rate": 3e-3, "beta": 0.2, "temperature": 1.3, "epsilon": 0.2, "epsilon_high": 0.3, "reward_weights": [2.0],
+    "learning_rate": 3e-3, "beta": 0.2, "temperature": 1.3, "epsilon": 0.2, "epsilon_high": 0.3,
+    "reward_weights": [2.0],
     "iters": 5, "top_p": 0.8, "max_grad_norm": 0.5, "entropy_coef": 0.01, "steps_per_eval": 3,
 }  # fmt: skip
 """Of every kind that the trainer takes up in a place of its own; the KL weight from 0, so that a reference is

@@ -27,7 +27,8 @@ from backend.utils.command import backend_environment
 from tests.support import small_run
 from tests.support.tracked_runs import assert_same_but_for_the_tracker, events_of
 
-METRICS = {"reward": 1.5, "reward_std": 0.9, "reward_std_within_groups": 0.4, "kl": None, "time/step": 2.0, "clip_ratio_low": 0.1,
+METRICS = {"reward": 1.5, "reward_std": 0.9, "reward_std_within_groups": 0.4, "kl": None, "time/step": 2.0,
+    "clip_ratio_low": 0.1,
            "clip_ratio_total": 0.2, "rewards/exact/mean": 0.5}  # fmt: skip
 
 
@@ -112,7 +113,8 @@ def test_metrics_have_trls_names() -> None:
     )
     assert record.metrics() == {
         "train/reward": 1.5, "train/reward_std": 0.4, "train/reward_std_over_step": 0.9, "train/step_time": 2.0,
-        "train/clip_ratio/low_mean": 0.1, "train/clip_ratio/region_mean": 0.2, "train/rewards/exact/mean": 0.5, "eval/reward": 1.0,
+        "train/clip_ratio/low_mean": 0.1, "train/clip_ratio/region_mean": 0.2, "train/rewards/exact/mean": 0.5,
+        "eval/reward": 1.0,
         "eval/hard_reward": 2.0,
     }  # fmt: skip
 
