@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -22,6 +21,7 @@ from mlx.utils import tree_unflatten
 from backend.config.config import Config
 from backend.distributed.channel import ChannelMessage, LeaderChannel, WorkerChannel
 from backend.distributed.collectives import (
+    CallThread,
     MlxCollectives,
     StepSnapshot,
     do_nothing,
@@ -95,7 +95,7 @@ class LeadingEngine(Engine):
 
     def __init__(self, workers: LeaderChannel, ranks: MlxCollectives, backend: str) -> None:
         self.workers, self.ranks, self.backend = workers, ranks, backend
-        self._thread = ThreadPoolExecutor(1, "sharded model")
+        self._thread = CallThread("sharded model")
 
     def run(self, call: Callable[[], T]) -> T:
         """The result of `call`, made in the thread. Raises what the channel's `check` raises."""
