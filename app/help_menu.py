@@ -15,7 +15,7 @@ from app.state.guide import CONTENTS, place_of_setting
 from app.state.run_files import log_lines
 from app.widgets.basic.dialogs import Dialog
 from app.widgets.basic.labels import key_name, place_about
-from app.widgets.basic.layout import column
+from app.widgets.basic.layout import column, configure
 from app.widgets.form.field import field_of
 from app.widgets.menu_dialogs import AboutDialog, GlossaryDialog, ProblemDialog
 from backend.runs.archive import raw_settings
@@ -37,7 +37,7 @@ class TextDialog(Dialog):
     def __init__(self, title: str, text: str, parent: QWidget | None = None, *, is_html: bool = False) -> None:
         super().__init__(title, parent, (640, 560))
         # Links between documents of ours lead nowhere here.
-        self.text = QTextBrowser(openLinks=False, accessibleName=title, font=theme.body_font())
+        self.text = configure(QTextBrowser(openLinks=False), name=title, font=theme.body_font())
         self.text.document().setDocumentMargin(2 * theme.SPACE)
         self.text.setHtml(text) if is_html else self.text.setMarkdown(text)
         column((self.text, 1), self.close_box(), into=self, margins=2 * theme.SPACE)

@@ -276,7 +276,8 @@ def ranks_of(
     found, step_s = [], latest("time/step")
     for rank in range(ranks):
         names = ("tokens_per_second", "learn_tokens_per_second", "prompts", "memory", "waiting")
-        *measured, waited = (latest(f"ranks/{rank}/{name}") for name in names)
+        sampling, learning, prompts, memory, waited = (latest(f"ranks/{rank}/{name}") for name in names)
         share = waited / step_s if waited is not None and step_s else None
-        found.append(RankNow(infos[rank], *measured, share, is_lost=ending.get("lost_rank") == rank))
+        is_lost = ending.get("lost_rank") == rank
+        found.append(RankNow(infos[rank], sampling, learning, prompts, memory, share, is_lost))
     return found

@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QFrame, QLabel, QPlainTextEdit, QTextEdit, QVBoxLa
 from app import theme
 from app.state.completion_facts import logged_of, scores_of
 from app.widgets.basic.labels import label
-from app.widgets.basic.layout import column, holder, row, splitter
+from app.widgets.basic.layout import column, configure, holder, row, splitter
 from app.widgets.basic.number_format import figure, signed
 from app.widgets.completion_table import STOP_LABELS, advantage_colour, logged_text
 from backend.runs.completion_rows import token_count
@@ -36,7 +36,8 @@ class TagHighlighter(QSyntaxHighlighter):
 
 class TextPane(QPlainTextEdit):
     def __init__(self, name: str) -> None:
-        super().__init__(readOnly=True, font=theme.mono_font(), accessibleName=name)
+        super().__init__(readOnly=True)
+        configure(self, name=name, font=theme.mono_font())
         highlighter = TagHighlighter(self)
         theme.signals.changed.connect(highlighter.rehighlight)
 

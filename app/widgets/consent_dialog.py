@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QDialog, QWidget
 from app import theme
 from app.widgets.basic.dialogs import open_path
 from app.widgets.basic.labels import button, label
-from app.widgets.basic.layout import card, column, grid, row
+from app.widgets.basic.layout import card, column, configure, grid, row
 from app.widgets.basic.number_format import figure
 from backend.distributed.hosts_file import HostsToAllow
 from backend.rewards.allowed_code import CodeToAllow
@@ -47,7 +47,8 @@ class AllowDialog(QDialog):
         parent: QWidget | None = None,
     ) -> None:
         """`files` have the facts about each; `buttons` are the texts of yes and no."""
-        super().__init__(parent, windowTitle=title, minimumWidth=theme.scaled(520))
+        super().__init__(parent)
+        configure(self, windowTitle=title, minimumWidth=theme.scaled(520))
         # A focused button with autoDefault would take Return from the default one.
         self.allow = button(buttons[0], self.accept, autoDefault=False)
         self.decline = button(buttons[1], self.reject, default=True)

@@ -14,7 +14,7 @@ from app import theme
 from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel
 from app.widgets.basic.dialogs import first_folder, open_folder, open_link, open_path
 from app.widgets.basic.labels import button, from_home, label, plain_tip, show_text
-from app.widgets.basic.layout import column, grid, row, set_shown
+from app.widgets.basic.layout import column, configure, grid, row, set_shown
 from app.widgets.basic.number_format import figure
 from app.widgets.upload_dialog import LogIn, MakeTask, UploadDialog, UploadPreview, VerbDialog
 from backend.config.config import SETTINGS
@@ -70,11 +70,11 @@ class ExportChoices(QWidget):
         )
         rich = Qt.TextFormat.RichText
         self.account = label(wrap=True, align=Qt.AlignmentFlag.AlignTop, selectable=True, textFormat=rich)
-        self._account_area = QScrollArea(
-            widgetResizable=True,
+        self._account_area = configure(
+            QScrollArea(widgetResizable=True),
+            name="Settings that are not carried over",
             frameShape=QFrame.Shape.NoFrame,
             horizontalScrollBarPolicy=Qt.ScrollBarPolicy.ScrollBarAlwaysOff,
-            accessibleName="Settings that are not carried over",
         )
         self._account_area.setFixedHeight(theme.scaled(190))
         self._account_area.setWidget(self.account)

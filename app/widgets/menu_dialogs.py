@@ -73,7 +73,8 @@ class PresetPanel(Dialog):
         self.table.setSelectionMode(BaseTable.SelectionMode.NoSelection)
         self.table.setFocusPolicy(Qt.FocusPolicy.TabFocus)  # to scroll it with the arrows
         boxes = QDialogButtonBox
-        self.buttons = boxes(boxes.StandardButton.Cancel, accepted=self._apply, rejected=self.reject)
+        self.buttons = boxes(boxes.StandardButton.Cancel)
+        configure(self.buttons, accepted=self._apply, rejected=self.reject)
         apply = self.buttons.addButton("Apply", boxes.ButtonRole.AcceptRole)
         self.apply = configure(apply, role="primary", default=True)
         choices = wrap_in_card(self.list, width=176)
@@ -158,10 +159,15 @@ class AboutDialog(Dialog):
         self._components = list(components)
         self.facts = "\n".join(f"{name}: {value}" for name, value in facts.items())
         never, top = Qt.ScrollBarPolicy.ScrollBarAlwaysOff, Qt.AlignmentFlag.AlignTop
-        self.list = QListWidget(horizontalScrollBarPolicy=never, minimumHeight=theme.scaled(160))
-        configure(self.list, name="Packages", currentRowChanged=self._show)
+        self.list = configure(
+            QListWidget(),
+            name="Packages",
+            horizontalScrollBarPolicy=never,
+            minimumHeight=theme.scaled(160),
+            currentRowChanged=self._show,
+        )
         self.list.addItems([f"{part.name}  {part.version}" for part in self._components])
-        self.text = QPlainTextEdit(readOnly=True, font=theme.mono_font(theme.CAPTION), accessibleName="Licence")
+        self.text = configure(QPlainTextEdit(readOnly=True), name="Licence", font=theme.mono_font(theme.CAPTION))
         self._licence = label(role="muted", wrap=True)
         picture = label(align=top, pixmap=app_icon().pixmap(theme.scaled_size(QSize(88, 88))))
         ours, *others = facts.items()
@@ -202,7 +208,7 @@ class GlossaryDialog(Dialog):
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose, False)  # Help opens the same dialog again
         self._find = find
         self.search = SearchEdit("Find a word", "Find a word in the glossary", textChanged=self._show)
-        self.text = QTextBrowser(accessibleName="Glossary", font=theme.body_font())
+        self.text = configure(QTextBrowser(), name="Glossary", font=theme.body_font())
         self.text.document().setDocumentMargin(2 * theme.SPACE)
         column(self.search, self.text, self.close_box(), into=self, spacing=6, margins=2 * theme.SPACE)
         self._show("")
@@ -222,7 +228,7 @@ class GlossaryDialog(Dialog):
 class ProblemDialog(Dialog):
     def __init__(self, title: str, report: str, parent: QWidget | None = None) -> None:
         super().__init__("Report a problem", parent, (680, 560))
-        self.text = QPlainTextEdit(report, tabChangesFocus=True, font=theme.mono_font(), accessibleName="Report")
+        self.text = configure(QPlainTextEdit(report, tabChangesFocus=True), name="Report", font=theme.mono_font())
         self.done_label = label(role="muted", wrap=True, shown=False)
         box = self.close_box(button("Copy", self.copy, primary=True), button("Save…", self.save))
         texts = (label(title, theme.heading_font(), wrap=True), label(EXPLANATION, role="muted", wrap=True))

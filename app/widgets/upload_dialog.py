@@ -195,10 +195,10 @@ class UploadDialog(VerbDialog):
         self.card = CardView()
         self.card.show_card(preview.card, preview.folder)
         self.account_label = label(wrap=True)
-        self.token = QLineEdit(
+        self.token = configure(
+            QLineEdit(placeholderText="Access token (write)"),
+            name="Access token for Hugging Face",
             echoMode=QLineEdit.EchoMode.Password,
-            placeholderText="Access token (write)",
-            accessibleName="Access token for Hugging Face",
             returnPressed=self.log_in,
         )
         tip = "Stores the token in the system's keychain only"

@@ -125,9 +125,10 @@ class Switch(QAbstractButton):
     """A toggle switch with the word On or Off beside it."""
 
     def __init__(self, parent: QWidget | None = None, **settings: Any) -> None:
-        super().__init__(parent, checkable=True, cursor=Qt.CursorShape.PointingHandCursor)
+        super().__init__(parent, checkable=True)
         self._track = theme.scaled_size(QSize(32, 18))
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setCursor(Qt.CursorShape.PointingHandCursor)
         configure(self, **settings)
         theme.signals.changed.connect(self.update)
 
@@ -198,8 +199,9 @@ class PathEdit(QLineEdit):
     def __init__(
         self, accepts: Callable[[Path], bool] = lambda path: True, parent: QWidget | None = None, **settings: Any
     ) -> None:
-        super().__init__(parent, acceptDrops=True)
+        super().__init__(parent)
         self._accepts = accepts
+        self.setAcceptDrops(True)
         configure(self, **settings)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
@@ -249,7 +251,8 @@ class LinkButton(QPushButton):
         role: str = "link",
         **settings: Any,
     ) -> None:
-        super().__init__(text, parent, flat=True, cursor=Qt.CursorShape.PointingHandCursor)
+        super().__init__(text, parent, flat=True)
+        self.setCursor(Qt.CursorShape.PointingHandCursor)
         configure(self, role=role, **settings)
         if on_click is not None:
             self.clicked.connect(lambda _checked=False: on_click())

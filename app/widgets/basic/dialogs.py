@@ -22,14 +22,16 @@ class Dialog(QDialog):
 
     def __init__(self, title: str, parent: QWidget | None = None, size: tuple[int, int] | None = None) -> None:
         """`size` in pixels before scaling."""
-        super().__init__(parent, windowTitle=title)
+        super().__init__(parent)
+        self.setWindowTitle(title)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         if size is not None:
             self.resize(on_screen(self, *size))
 
     def close_box(self, *others: QPushButton) -> QDialogButtonBox:
         """The button Close, and others beside it."""
-        box = QDialogButtonBox(QDialogButtonBox.StandardButton.Close, rejected=self.reject)
+        box = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
+        box.rejected.connect(self.reject)
         for other in others:
             box.addButton(other, QDialogButtonBox.ButtonRole.ActionRole)
         return box

@@ -96,7 +96,8 @@ class IconButton(QToolButton):
     def __init__(
         self, icon_name: str, text: str = "", tip: str = "", parent: QWidget | None = None, **settings: Any
     ) -> None:
-        super().__init__(parent, text=text)
+        super().__init__(parent)
+        self.setText(text)
         self._name = icon_name
         configure(self, tip=tip, **{"name": text or tip, **settings})
         beside, alone = Qt.ToolButtonStyle.ToolButtonTextBesideIcon, Qt.ToolButtonStyle.ToolButtonIconOnly

@@ -197,9 +197,9 @@ class TabArea(QScrollArea):
 
     def __init__(self, parent: QWidget | None = None, *, content: QWidget | None = None, **settings: Any) -> None:
         """`content` gets the look of a page."""
-        super().__init__(
-            parent, widgetResizable=True, frameShape=QFrame.Shape.NoFrame, focusPolicy=Qt.FocusPolicy.NoFocus
-        )
+        super().__init__(parent, widgetResizable=True)
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         if content is not None:
             content.setObjectName("page")
             self.setWidget(content)

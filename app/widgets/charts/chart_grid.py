@@ -186,7 +186,8 @@ class ZoomButton(QPushButton):
     """Says which steps are shown while these are not all; a click shows all."""
 
     def __init__(self, grid: ChartGrid) -> None:
-        super().__init__(toolTip="Show all steps (Esc, or a double click on a chart)")
+        super().__init__()
+        self.setToolTip("Show all steps (Esc, or a double click on a chart)")
         self.clicked.connect(lambda: grid.zoom(None))
         grid.zoomed.connect(self._show_span)
         self._show_span(grid.span)
@@ -242,7 +243,8 @@ class ChartsMenu(QPushButton):
     naming_chosen = Signal(str)
 
     def __init__(self, grid: ChartGrid, export: ChartExport) -> None:
-        super().__init__("Charts", accessibleName="What to do with the charts")
+        super().__init__("Charts")
+        self.setAccessibleName("What to do with the charts")
         self.setProperty("menu", "true")
         menu = QMenu(self)
         self.marks: QAction = menu.addAction("Show marks")

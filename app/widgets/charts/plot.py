@@ -49,9 +49,9 @@ class Legend(QLabel):
     clicked = Signal(str)
 
     def __init__(self) -> None:
-        super().__init__(
-            wordWrap=True,
-            textFormat=Qt.TextFormat.RichText,
+        super().__init__(wordWrap=True, textFormat=Qt.TextFormat.RichText)
+        configure(
+            self,
             font=theme.figures_font(theme.CAPTION),
             alignment=Qt.AlignmentFlag.AlignTop,
             minimumWidth=40,

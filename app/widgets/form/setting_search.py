@@ -23,8 +23,8 @@ class SettingSearch(SearchEdit):
     chosen = Signal(str)  # key of a setting
 
     def __init__(self, settings: Sequence[Setting], parent: QWidget | None = None) -> None:
-        widths = {"minimumWidth": theme.scaled(120), "maximumWidth": theme.scaled(220)}
-        super().__init__("Find a setting", parent=parent, **widths)
+        narrowest, widest = theme.scaled(120), theme.scaled(220)
+        super().__init__("Find a setting", parent=parent, minimumWidth=narrowest, maximumWidth=widest)
         self._settings = list(settings)
         self._model = QStandardItemModel(self)
         # Connected before the completer connects to the line: it opens its popup with what the model then contains.
