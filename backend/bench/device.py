@@ -59,7 +59,7 @@ LORA_B_STD = 1e-3
 FIRST_WORD = 2
 """Token ids below are padding and the end."""
 SIZES = ("name", "hidden", "layers", "intermediate", "heads", "kv_heads", "head_dim", "vocab")
-QWEN3 = [
+QWEN3: list[dict[str, Any]] = [
     dict(zip(SIZES, sizes, strict=True))
     for sizes in (
         ("Qwen3-0.6B", 1024, 28, 3072, 16, 8, 128, 151936),
@@ -67,7 +67,7 @@ QWEN3 = [
         ("Qwen3-4B", 2560, 36, 9728, 32, 8, 128, 151936),
     )
 ]
-TINY = [
+TINY: list[dict[str, Any]] = [
     dict(zip(SIZES, sizes, strict=True))
     for sizes in (("tiny", 128, 2, 384, 4, 2, 32, 1024), ("small", 256, 4, 768, 4, 2, 64, 8192))
 ]
