@@ -8,24 +8,15 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from backend.__main__ import app
 from backend.bench import device, report
 from backend.bench.device import DeviceBench, ModelBench, Scale, Task, scale_for, tasks
 from backend.utils.errors import UserError
 from backend.utils.places import project_root
+from tests.support.verbs import call, run_ok
 
-MICRO = {
-    "name": "micro",
-    "hidden": 64,
-    "layers": 1,
-    "intermediate": 128,
-    "heads": 2,
-    "kv_heads": 1,
-    "head_dim": 32,
-    "vocab": 256,
-}
+MICRO = {"name": "micro", "hidden": 64, "layers": 1, "intermediate": 128, "vocab": 256}
+MICRO |= {"heads": 2, "kv_heads": 1, "head_dim": 32}
 MICRO_SCALE = Scale("micro", [MICRO], ("float32",), (8,), 6, 20, 8, (2, 8), 1)
 RECORDED = next((project_root() / "docs" / "devices").glob("*.json"))
 """A file of an earlier version, with measures that are no longer taken."""
@@ -45,9 +36,8 @@ def test_every_model_is_measured_in_every_way(scale: Scale) -> None:
             sampled = {(task.group_size, task.filters) for task in own if task.measure == "sampling"}
             assert sampled == {(size, filters) for size in scale.group_sizes for filters in (True, False)}
             assert {task.measure for task in own} == {"sampling", "learning", "gap", "prefill"}
-    assert {task.model_name for task in planned[: 4 * len(scale.shapes) * len(scale.precisions)]} == {
-        task.model_name for task in planned
-    }
+    first = planned[: 4 * len(scale.shapes) * len(scale.precisions)]
+    assert {task.model_name for task in first} == {task.model_name for task in planned}
 
 
 def test_a_model_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,12 +53,8 @@ def test_a_whole_tiny_bench(tmp_path: Path) -> None:
         if outcome is not None:
             assert not outcome["error"] and outcome == json.loads(json.dumps(file["outcomes"][-1]))
     assert bench.ended == file["ended"] == "finished" and len(file["outcomes"]) == len(tasks(MICRO_SCALE))
-    assert [table.title for table in report.tables(file)] == [
-        "Sampling, tokens/s",
-        "Learning",
-        "Memory",
-        "Sampler against learner",
-    ]
+    titles = [table.title for table in report.tables(file)]
+    assert titles == ["Sampling, tokens/s", "Learning", "Memory", "Sampler against learner"]
     text = bench.path.read_text()
     assert getpass.getuser() not in text.replace("root", "", text.count("root")) and str(tmp_path) not in text
 
@@ -90,15 +76,13 @@ def test_the_time_limit_ends_the_bench(tmp_path: Path) -> None:
 
 def test_the_verbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "scale_for", lambda gpu, quick: MICRO_SCALE)
-    done = CliRunner().invoke(app(), ["bench", "device", "--quick", "--out", str(tmp_path)])
-    assert done.exit_code == 0, done.output
+    said = run_ok("bench", "device", "--quick", "--out", tmp_path).output
     (written,) = tmp_path.glob("device-*.json")
-    assert str(written) in done.output.replace("\n", "") and "Sampler against learner" in done.output
-    done = CliRunner().invoke(app(), ["bench", "report", str(written), str(RECORDED)])
-    assert done.exit_code == 0 and done.output.count("### ") == 2 and "| tiny, bf16 |" in done.output
+    assert str(written) in said.replace("\n", "") and "Sampler against learner" in said
+    said = run_ok("bench", "report", written, RECORDED).output
+    assert said.count("### ") == 2 and "| tiny, bf16 |" in said
     (tmp_path / "other.json").write_text("[]")
     for wrong, message in ((tmp_path / "other.json", "was not written by bench device"), (tmp_path, "cannot be read")):
-        done = CliRunner().invoke(app(), ["bench", "report", str(wrong)])
+        done = call("bench", "report", wrong)
         assert done.exit_code == 2 and message in done.output
-    done = CliRunner().invoke(app(), ["bench", "device", "--out", str(tmp_path / ("x" * 300))])
-    assert done.exit_code == 2
+    assert call("bench", "device", "--out", tmp_path / ("x" * 300)).exit_code == 2

@@ -11,16 +11,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner, Result
 
-from backend.__main__ import app
 from backend.cli.training import apply_changes, new_run
 from backend.config.config import load, read
 from backend.rewards.catalogue import DEFAULT_REWARDS
@@ -28,16 +25,7 @@ from backend.runs.events import EventLog, read_events
 from backend.runs.run_folder import RunFolder, all_runs, hold_lock
 from backend.utils.command import backend_environment
 from tests.support import small_run
-
-VERBS = app()
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model and rows, shared by all tests of this file."""
-    folder = tmp_path_factory.mktemp("inputs")
-    small_run.settings_for(folder)
-    return folder
+from tests.support.verbs import call, refused, run_ok
 
 
 @pytest.fixture
@@ -47,27 +35,6 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path / "runs"))
     return tmp_path / "runs"
-
-
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(VERBS, [str(argument) for argument in arguments])
-
-
-def run_ok(*arguments: object) -> Result:
-    """Call a verb that must exit with 0."""
-    result = call(*arguments)
-    assert result.exit_code == 0, (result.output, result.stderr, result.exception)
-    return result
-
-
-def refused(*arguments: object) -> str:
-    """Call a verb that must exit with 2, and return its only line on stderr."""
-    result = call(*arguments)
-    assert isinstance(result.exception, SystemExit) and result.exit_code == 2, (result.output, result.exception)
-    assert result.stdout == "" and "Traceback" not in result.stderr
-    (line,) = result.stderr.splitlines()
-    assert line.endswith((".", "?"))
-    return line
 
 
 def config(inputs: Path, folder: Path, **changes: Any) -> Path:
@@ -82,79 +49,65 @@ def _file(name: str, text: str) -> Callable[[Path], str]:
     return make
 
 
-def _model(change: Callable[[Path], None]) -> Callable[[Path], str]:
+def _model(*, quantised: bool) -> Callable[[Path], str]:
+    """A model that is quantised already, or one without weights."""
+
     def make(folder: Path) -> str:
         model = folder / "broken-model"
         shutil.copytree(small_run.settings_for(folder.parent / "shared")["model"], model)
-        change(model)
+        if quantised:
+            about = json.loads((model / "config.json").read_text()) | {"quantization": {"bits": 4, "group_size": 32}}
+            (model / "config.json").write_text(json.dumps(about))
+        else:
+            (model / "model.safetensors").unlink()
         return str(model)
 
     return make
 
 
-def _quantised(model: Path) -> None:
-    about = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(about | {"quantization": {"bits": 4, "group_size": 32}}))
+def _reward(name: str) -> dict[str, Any]:
+    return {"reward_functions": [name], "reward_weights": []}
 
 
-def _weightless(model: Path) -> None:
-    (model / "model.safetensors").unlink()
+NO_ANSWER = _file("a.jsonl", '{"prompt": "x", "solution": "y"}\n')
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"model": "/nowhere/model"}, "model: There is no model /nowhere/model: it is neither a folder nor an"),
+    ({"model": _model(quantised=False)}, "holds no weights: model*.safetensors is missing."),
+    ({"model": _model(quantised=True), "quantization": 8}, "is quantised already; choose None to train"),
+    ({"data": "/nowhere/rows.jsonl"}, "data: There is no file or folder /nowhere/rows.jsonl."),
+    ({"data": _file("empty.jsonl", "")}, "has no rows to train on."),
+    ({"data": NO_ANSWER, **_reward("r1_accuracy")}, "answer_feature: There is no column answer; "),
+    ({"data": _file("a.jsonl", '{"question": "x"}\n')}, "prompt_feature: There is no column prompt; "),
+    ({"max_seq_length": 7}, "max_seq_length: Every prompt is longer than the 1 token that Max Seq leaves"),
+    ({"test": True}, "test: Evaluate test split is on, and "),
+    (_reward("r1_acuracy_reward_func"), "function r1_acuracy_reward_func; the nearest is r1_accuracy_reward_func, and"),
+    ({"reward_functions_file": _file("mine.py", "x = 1\ndef f(:\n")}, "a syntax error on line 2"),
+    ({"reward_functions_file": "/nowhere/mine.py"}, "There is no file /nowhere/mine.py."),
+    ({"temperature": 0}, "temperature: Temp must be above 0, not 0."),
+    ({"group_size": 1}, "group_size: Group must be at least 2, not 1."),
+    ({"learning_rate": -1}, "learning_rate: Learning Rate must be above 0, not -1."),
+    ({"temprature": 1}, "temprature: There is no setting temprature. Did you mean temperature?"),
+    ({"tools": ["a"]}, "tools: Tools (tools) is not built yet"),
+]
 
 
-BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "missing model": ({"model": "/nowhere/model"}, "model: There is no model /nowhere/model: it is neither a folder nor an"),
-    "model without weights": ({"model": _model(_weightless)}, "holds no weights: model*.safetensors is missing."),
-    "model quantised twice": ({"model": _model(_quantised), "quantization": 8}, "is quantised already; choose None to train"),
-    "missing dataset": ({"data": "/nowhere/rows.jsonl"}, "data: There is no file or folder /nowhere/rows.jsonl."),
-    "empty dataset": ({"data": _file("empty.jsonl", "")}, "has no rows to train on."),
-    "missing answer column": (
-        {"data": _file("a.jsonl", '{"prompt": "x", "solution": "y"}\n'), "reward_functions": ["r1_accuracy"], "reward_weights": []},
-        "answer_feature: There is no column answer; ",
-    ),
-    "missing prompt column": ({"data": _file("a.jsonl", '{"question": "x"}\n')}, "prompt_feature: There is no column prompt; "),
-    "prompts too long": ({"max_seq_length": 7}, "max_seq_length: Every prompt is longer than the 1 token that Max Seq leaves"),
-    "test split wanted and absent": ({"test": True}, "test: Evaluate test split is on, and "),
-    "unknown reward": (
-        {"reward_functions": ["r1_acuracy_reward_func"], "reward_weights": []},
-        "reward_functions: There is no reward function r1_acuracy_reward_func; the nearest is r1_accuracy_reward_func, and",
-    ),
-    "reward file with a syntax error": ({"reward_functions_file": _file("mine.py", "x = 1\ndef f(:\n")}, "a syntax error on line 2"),
-    "missing reward file": ({"reward_functions_file": "/nowhere/mine.py"}, "There is no file /nowhere/mine.py."),
-    "temperature 0": ({"temperature": 0}, "temperature: Temp must be above 0, not 0."),
-    "group size 1": ({"group_size": 1}, "group_size: Group must be at least 2, not 1."),
-    "negative learning rate": ({"learning_rate": -1}, "learning_rate: Learning Rate must be above 0, not -1."),
-    "unknown key": ({"temprature": 1}, "temprature: There is no setting temprature. Did you mean temperature?"),
-    "not built yet": ({"tools": ["a"]}, "tools: Tools (tools) is not built yet"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_refused_in_one_sentence_and_leaves_no_file(
-    name: str, inputs: Path, runs: Path, tmp_path: Path
-) -> None:
-    changes = {key: value(tmp_path) if callable(value) else value for key, value in BAD[name][0].items()}
-    file = config(inputs, tmp_path, **changes)
+@pytest.mark.parametrize(("raw", "says"), BAD, ids=range(len(BAD)))
+def test_bad_input_leaves_no_file(raw: dict[str, Any], says: str, inputs: Path, runs: Path, tmp_path: Path) -> None:
+    made = {key: value(tmp_path) if callable(value) else value for key, value in raw.items()}
+    file = config(inputs, tmp_path, **made)
     before = sorted(tmp_path.rglob("*"))
     message = refused("train", file)
-    assert BAD[name][1] in message
-    assert refused("check", file) == message
+    assert says in message and refused("check", file) == message
     assert sorted(tmp_path.rglob("*")) == before and not runs.exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("- a\n", "must hold settings as “key: value” lines, but it holds a list."),
-        ("a: [", "is not valid YAML at line"),
-    ],
-)
-def test_a_file_that_holds_no_settings_is_refused_in_one_sentence(
-    text: str, says: str, runs: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "bad.yaml").write_text(text)
-    assert says in refused("train", tmp_path / "bad.yaml") and says in refused("check", tmp_path / "bad.yaml")
-    assert "There is no file" in refused("train", tmp_path / "none.yaml")
-    assert not runs.exists()
+def test_a_file_that_holds_no_settings_is_refused_in_one_sentence(runs: Path, tmp_path: Path) -> None:
+    file = tmp_path / "bad.yaml"
+    lists = "must hold settings as “key: value” lines, but it holds a list."
+    for text, says in (("- a\n", lists), ("a: [", "is not valid YAML at line")):
+        file.write_text(text)
+        assert says in refused("train", file) and says in refused("check", file)
+    assert "There is no file" in refused("train", tmp_path / "none.yaml") and not runs.exists()
 
 
 def test_a_runs_folder_that_cannot_be_written_is_refused_in_one_sentence(inputs: Path, tmp_path: Path) -> None:
@@ -172,26 +125,21 @@ def test_a_name_that_cannot_be_a_folder_is_refused(name: str, inputs: Path, runs
 
 
 def test_check_prints_every_fault_at_once(inputs: Path, tmp_path: Path) -> None:
-    file = config(inputs, tmp_path, temperature=0, group_size=1, data="/nowhere.jsonl", unknown=1)
-    result = call("check", file)
-    assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["unknown", "group_size", "temperature"]
-    file = config(inputs, tmp_path, model="/nowhere", data="/nowhere.jsonl", reward_functions=["a", "b"])
-    result = call("check", file)
-    keys = [line.partition(":")[0] for line in result.stderr.splitlines()]
-    assert keys == ["model", "data", "reward_functions", "reward_functions"] and result.exit_code == 2
+    for raw, named in (
+        ({"temperature": 0, "group_size": 1, "unknown": 1}, ["unknown", "group_size", "temperature"]),
+        ({"model": "/nowhere", "reward_functions": ["a", "b"]}, ["model", "data", *["reward_functions"] * 2]),
+    ):
+        result = call("check", config(inputs, tmp_path, data="/nowhere.jsonl", **raw))
+        assert [line.partition(":")[0] for line in result.stderr.splitlines()] == named and result.exit_code == 2
 
 
-def test_check_json_is_a_list_of_faults_on_stdout(inputs: Path, tmp_path: Path) -> None:
+def test_check_tells_remarks_and_with_json_a_list_of_faults(inputs: Path, tmp_path: Path) -> None:
     assert json.loads(run_ok("check", config(inputs, tmp_path), "--json").stdout) == []
     fine, few = run_ok("check", config(inputs, tmp_path)).stdout.splitlines()
     assert fine == "Nothing is wrong with these settings." and few.startswith("data: There are 8 different prompts:")
     remarked = run_ok("check", config(inputs, tmp_path, learning_rate=0.1, temperature=5)).stdout.splitlines()
-    assert remarked == [
-        "Nothing is wrong with these settings.",
-        "learning_rate: This is unusually large: 1e-6 to 1e-4 is usual.",
-        "temperature: This is unusually large: 0.7 to 1.2 is usual, as a group must differ to be compared.",
-        few,
-    ]
+    assert remarked[0] == fine and remarked[1].startswith("learning_rate: This is unusually large")
+    assert remarked[2].startswith("temperature: This is unusually large")
     result = call("check", config(inputs, tmp_path, temperature=0), "--json")
     assert result.exit_code == 2 and result.stderr == ""
     assert json.loads(result.stdout) == [{"setting": "temperature", "sentence": "Temp must be above 0, not 0."}]
@@ -257,9 +205,8 @@ def bench(tmp_path: Path) -> Callable[..., list[object]]:
 def test_score_prints_scores_and_weighted_rewards(bench: Callable[..., list[object]]) -> None:
     """Of the settings only those of the rewards matter: there is no model and no dataset here."""
     output = run_ok(*bench("shout", "silent", reward_weights=[2.0, 1.0], temperature=0), "--json").stdout.splitlines()
-    assert json.loads(output[-1]) == {
-        "rows": [{"scores": {"shout": 1.0, "silent": None}, "reward": 2.0}, {"scores": {"shout": 0.0, "silent": None}, "reward": 0.0}]
-    }  # fmt: skip
+    rows = [{"scores": {"shout": score, "silent": None}, "reward": 2 * score} for score in (1.0, 0.0)]
+    assert json.loads(output[-1]) == {"rows": rows}
     assert run_ok(*bench("shout", "silent")).stdout == "1  shout 1  silent –\n0  shout 0  silent –\n"
     assert run_ok(*bench("silent")).stdout == "–  silent –\n–  silent –\n"
 
@@ -267,28 +214,23 @@ def test_score_prints_scores_and_weighted_rewards(bench: Callable[..., list[obje
 def test_scoring_and_refusing_import_no_mlx(bench: Callable[..., list[object]]) -> None:
     """Advantages once came from a module that imports mlx: 0.4 s of waiting for a result that takes milliseconds.
     `check` once imported what counts tokens before it opened the file."""
-    arguments = list(map(str, bench("shout")))
     code = f"""
 import sys
 from contextlib import suppress
 from backend.__main__ import app
-verbs = app()
-verbs({arguments!r}, standalone_mode=False)
+app()({list(map(str, bench("shout")))!r}, standalone_mode=False)
 with suppress(SystemExit):
-    verbs(["check", "/nowhere.yaml"], standalone_mode=False)
+    app()(["check", "/nowhere.yaml"], standalone_mode=False)
 print(*sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], env=backend_environment(), capture_output=True, text=True)
     *scores, modules = done.stdout.splitlines()
-    assert scores == ["1  shout 1", "0  shout 0"], done.stderr
-    assert "There is no file /nowhere.yaml" in done.stderr
+    assert scores == ["1  shout 1", "0  shout 0"] and "There is no file /nowhere.yaml" in done.stderr, done.stderr
     heavy = {"mlx", "mlx_lm", "numpy", "transformers", "datasets", "huggingface_hub", "tokenizers"}
     assert not heavy & {name.split(".")[0] for name in modules.split()}
 
 
-def test_score_refuses_broken_functions_settings_and_rows_in_one_sentence(
-    bench: Callable[..., list[object]], tmp_path: Path
-) -> None:
+def test_score_refuses_in_one_sentence(bench: Callable[..., list[object]], tmp_path: Path) -> None:
     assert "The reward function broken of mine.py raised ZeroDivisionError" in refused(*bench("broken"), "--json")
     assert "There is no reward function shuot; the nearest is shout" in refused(*bench("shuot"))
     assert "There is no setting reward_weight" in refused(*bench("shout", reward_weight=[1.0]))
@@ -302,14 +244,13 @@ def test_score_refuses_broken_functions_settings_and_rows_in_one_sentence(
 def test_train_list_resume_and_score_a_named_run(inputs: Path, runs: Path, tmp_path: Path) -> None:
     assert json.loads(run_ok("runs", "--json").stdout) == [] and "There are no runs yet." in run_ok("runs").stdout
     file = config(inputs, tmp_path, num_iterations=2)
-    output = run_ok(
-        "train", file, "--name", "mine", "--set", "iters=2", "--set", "learning_rate=1e-4"
-    ).stdout.splitlines()
+    output = run_ok("train", file, "--name", "mine", "--set", "iters=2", "--set", "learning_rate=1e-4").stdout
     run = RunFolder(runs / "mine")
-    assert output[0] == str(run.path) and output[-1] == "Finished after 2 steps."
+    lines = output.splitlines()
+    assert lines[0] == str(run.path) and lines[-1] == "Finished after 2 steps." and "step 2" not in lines
     settings = load(run.config)
     assert (settings.iters, settings.learning_rate, settings.run_name) == (2, 1e-4, "mine")
-    assert small_run.kinds(run) == ["started", "step", "step", "checkpoint", "finished"] and "step 2" not in output
+    assert small_run.kinds(run) == ["started", "step", "step", "checkpoint", "finished"]
     assert "Finished after 2 steps." not in run.log.read_text() and "BLAS" in run.log.read_text()
 
     (row,) = json.loads(run_ok("runs", "--json").stdout)
@@ -317,35 +258,23 @@ def test_train_list_resume_and_score_a_named_run(inputs: Path, runs: Path, tmp_p
     assert row["sentence"] == "Finished after 2 steps." and "mine" in run_ok("runs").stdout
 
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
-    assert (
-        run_ok("resume", "mine").stdout
-        == "The run mine has finished; there is nothing to resume. More steps: --set iters=N.\n"
-    )
+    assert "The run mine has finished; there is nothing to resume." in run_ok("resume", "mine").stdout
     assert "The run mine exists already" in refused("train", file, "--name", "mine", "--set", "iters=9")
     assert "The run mine has an event log already" in refused("train", "--run", run.path)
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
 
     scored = run_ok("rewards", "score", run.config, "--completions", run.completions, "--json").stdout.splitlines()
-    rows = [
-        scored_row
-        for line in run.completions.read_text().splitlines()
-        for scored_row in json.loads(line)["completions"]
-    ]
-    assert [(scored_row["scores"], scored_row["reward"]) for scored_row in json.loads(scored[-1])["rows"]] == [
-        (scored_row["rewards"], scored_row["reward"]) for scored_row in rows
-    ]
+    rows = [row for line in run.completions.read_text().splitlines() for row in json.loads(line)["completions"]]
+    as_trained = [{"scores": row["rewards"], "reward": row["reward"]} for row in rows]
+    assert json.loads(scored[-1])["rows"] == as_trained
 
 
-def test_runs_without_a_name_get_a_folder_each_and_training_gives_ctrl_c_back(
-    inputs: Path, runs: Path, tmp_path: Path
-) -> None:
+def test_runs_without_a_name_get_a_folder_each(inputs: Path, runs: Path, tmp_path: Path) -> None:
     """The demo measures accuracy after training; Ctrl-C must end that too."""
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    folders = [run_ok("train", config(inputs, tmp_path, iters=1)).stdout.splitlines()[0] for _ in range(2)]
-    assert len(set(folders)) == 2 and all(
-        Path(folder).name.startswith(f"{inputs.name}-lora-grpo-") for folder in folders
-    )
-    assert len(list(all_runs())) == 2
+    folders = {run_ok("train", config(inputs, tmp_path, iters=1)).stdout.splitlines()[0] for _ in range(2)}
+    assert all(Path(folder).name.startswith(f"{inputs.name}-lora-grpo-") for folder in folders)
+    assert len(folders) == len(list(all_runs())) == 2
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
@@ -359,12 +288,11 @@ def test_train_run_trains_in_a_folder_that_the_window_made(inputs: Path, runs: P
     run_ok("train", "--run", file.parent)
     assert small_run.kinds(RunFolder(file.parent))[-1] == "finished"
     (runs / "bare").mkdir()
-    assert "holds no config.yaml" in refused("train", "--run", runs / "bare")
-    assert "--set, --name, --hosts and --runs-dir go with a YAML file" in refused(
-        "train", "--run", runs / "bare", "--name", "x"
-    )
-    assert "Give either a YAML file or --run" in refused("train", file, "--run", file.parent)
-    assert "Give either a YAML file or --run" in refused("train")
+    bare = ("train", "--run", runs / "bare")
+    assert "holds no config.yaml" in refused(*bare)
+    assert "--set, --name, --hosts and --runs-dir go with a YAML file" in refused(*bare, "--name", "x")
+    for arguments in ((), (file, "--run", file.parent)):
+        assert "Give either a YAML file or --run" in refused("train", *arguments)
 
 
 def test_faults_of_a_folder_that_the_window_made_are_in_its_event_log(inputs: Path, runs: Path) -> None:
@@ -378,22 +306,15 @@ def test_faults_of_a_folder_that_the_window_made_are_in_its_event_log(inputs: Pa
 
 
 def test_a_failing_reward_is_named_and_the_steps_before_it_are_saved(inputs: Path, runs: Path, tmp_path: Path) -> None:
-    text = MINE.replace(
-        "return [1 / 0", "broken.calls = getattr(broken, 'calls', 0) + 1\n    return [1 / (broken.calls < 3)"
-    )
-    (tmp_path / "mine.py").write_text(text)
-    file = config(inputs, tmp_path, reward_functions=["broken"], reward_weights=[], reward_functions_file="mine.py")
+    fails_later = "broken.calls = getattr(broken, 'calls', 0) + 1\n    return [1 / (broken.calls < 3)"
+    (tmp_path / "mine.py").write_text(MINE.replace("return [1 / 0", fails_later))
+    file = config(inputs, tmp_path, **_reward("broken"), reward_functions_file="mine.py")
     result = call("train", file, "--name", "sad")
     assert result.exit_code == 2 and "Traceback" not in result.stderr
     assert "The reward function broken of mine.py raised ZeroDivisionError" in result.stderr.splitlines()[-1]
     run = RunFolder(runs / "sad")
-    assert [kind for kind in small_run.kinds(run) if kind != "note"] == [
-        "started",
-        "step",
-        "step",
-        "checkpoint",
-        "failed",
-    ]
+    kinds = [kind for kind in small_run.kinds(run) if kind != "note"]
+    assert kinds == ["started", "step", "step", "checkpoint", "failed"]
     assert (run.checkpoints / "000002" / "state.json").exists()
     (tmp_path / "mine.py").write_text(MINE.replace("1 / 0", "1.0"))
     assert run_ok("resume", "sad").stdout.splitlines()[-1] == "Finished after 3 steps."
@@ -418,15 +339,15 @@ def test_a_run_that_does_not_exist_cannot_be_resumed_or_exported(runs: Path) -> 
         ({"learning_rate": 1e-5}, "learning_rate=1e-4", "learning_rate", 1e-4),
         ({"num_generations": 2, "group_size": None}, "group_size=3", "group_size", 3),
         ({"lora_parameters": {"rank": 4}, "rank": None}, "rank=3", "rank", 3),
-        ({"lr_schedule": {"name": "cosine_decay", "arguments": [1e-4, 9]}}, "learning_rate=1e-3", "learning_rate", 1e-3),
+        ({"lr_schedule": {"name": "cosine_decay", "arguments": [1, 9]}}, "learning_rate=1e-3", "learning_rate", 1e-3),
         ({"epsilon_high": 0.3}, "epsilon_high=", "epsilon_high", None),
         ({}, "reward_functions=r1_int,r1_count_xml", "reward_functions", ["r1_int", "r1_count_xml"]),
         ({}, "system_prompt=Answer: yes or no", "system_prompt", "Answer: yes or no"),
         ({}, "run_name=007", "run_name", "007"),
         ({}, "chat_template_kwargs={enable_thinking: true}", "chat_template_kwargs", {"enable_thinking": True}),
     ],
-)  # fmt: skip
-def test_set_replaces_the_setting_of_the_file_under_whatever_name_either_has(
+)
+def test_set_replaces_a_setting_under_any_name(
     inputs: Path, runs: Path, tmp_path: Path, written: dict[str, Any], change: str, key: str, expected: Any
 ) -> None:
     raw = apply_changes(read(config(inputs, tmp_path, iters=1, **written)), [change])
@@ -438,61 +359,42 @@ def test_set_replaces_the_setting_of_the_file_under_whatever_name_either_has(
     ("change", "says"),
     [
         ("group_size", "set: --set group_size must be written as key=value."),
-        (
-            "reward_weights=[1,",
-            "reward_weights: --set reward_weights=[1, is not valid YAML at line 1: expected the node content, but found '<stream end>'.",
-        ),
+        ("reward_weights=[1,", "reward_weights: --set reward_weights=[1, is not valid YAML at line 1: expected "),
         ("temprature=1", "temprature: There is no setting temprature. Did you mean temperature?"),
         ("temperature=0", "temperature: Temp must be above 0, not 0."),
     ],
 )
-def test_set_that_cannot_be_read_is_refused_in_one_sentence(inputs: Path, runs: Path, tmp_path: Path, change: str, says: str) -> None:  # fmt: skip
-    assert refused("train", config(inputs, tmp_path), "--set", change) == says
-    assert not runs.exists()
+def test_set_that_cannot_be_read_is_refused(inputs: Path, runs: Path, tmp_path: Path, change: str, says: str) -> None:
+    assert refused("train", config(inputs, tmp_path), "--set", change).startswith(says) and not runs.exists()
 
 
-def test_relative_paths_of_the_command_line_are_absolute_in_the_runs_config(
-    inputs: Path, runs: Path, tmp_path: Path
-) -> None:
+def test_paths_are_absolute_in_the_runs_config(inputs: Path, runs: Path, tmp_path: Path) -> None:
     """Paths are relative to the working directory, but config.yaml is read again in the run's folder."""
     small_run.write_rows(Path("mine.jsonl"))
     run = new_run(apply_changes(read(config(inputs, tmp_path)), ["data=mine.jsonl"]), None, None)
     assert yaml.safe_load(run.folder.config.read_text())["data"] == str(Path("mine.jsonl").absolute())
 
 
-@contextmanager
-def held(file: Path) -> Iterator[Callable[[], None]]:
-    """The run of `file` as while a trainer is in its second step: locked, with an event log. Yields what the kill of
-    that trainer does."""
-    run = RunFolder(file.parent)
-    handle = [hold_lock(run)]
+def test_a_live_run_refuses_a_second_writer(inputs: Path, runs: Path) -> None:
+    """As while a trainer is in its second step: locked, with an event log."""
+    run = RunFolder(config(inputs, runs / "live", iters=100_000).parent)
+    lock = hold_lock(run)
     event_log = EventLog(run.events)
     event_log.write("started", iterations=100_000)
     event_log.write("step", step=1, metrics={"reward": 0.5})
-    try:
-        yield lambda: os.close(handle.pop())
-    finally:
-        for each in handle:
-            os.close(each)
-
-
-def test_a_live_run_refuses_a_second_writer_and_a_killed_one_is_listed_as_crashed(inputs: Path, runs: Path) -> None:
-    file = config(inputs, runs / "live", iters=100_000)
 
     def state() -> str:
         return json.loads(run_ok("runs", "--json").stdout)[0]["state"]
 
-    with held(file) as kill:
-        assert state() == "running"
-        result = call("resume", "live")
-        assert result.exit_code == 2
-        assert "The run live is being trained by another process; stop that one first." in result.stderr
-        assert "has an event log already" in refused("train", "--run", file.parent)
-        assert state() == "running"
-        kill()
-        assert state() == "crashed"
-    events = list(read_events(file.parent / "events.jsonl"))
-    assert [event["seq"] for event in events] == list(range(len(events))), "the second one wrote nothing"
+    assert state() == "running"
+    result = call("resume", "live")
+    assert result.exit_code == 2
+    assert "The run live is being trained by another process; stop that one first." in result.stderr
+    assert "has an event log already" in refused("train", "--run", run.path)
+    assert state() == "running"
+    os.close(lock)  # as the kill of that trainer does
+    assert state() == "crashed"
+    assert [event["seq"] for event in read_events(run.events)] == [0, 1], "the second one wrote nothing"
 
 
 def test_version_prints_python_mlx_the_device_and_the_blas() -> None:

@@ -7,18 +7,16 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from backend.__main__ import app
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.trainer.evaluation.evaluation_rows import evaluations_of, read_evaluation, read_rows
 from backend.utils.command import backend_command, backend_environment
-from tests.support import small_run
-
-VERBS = app()
+from tests.support import small_run, verbs
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def call(*arguments: object) -> Result:
-    return CliRunner().invoke(VERBS, ["evaluate", *map(str, arguments)])
+    return verbs.call("evaluate", *arguments)
 
 
 def printed(*arguments: object) -> dict[str, Any]:
@@ -59,9 +57,8 @@ def test_a_run_is_compared_with_its_base_and_the_result_is_kept(run: RunFolder) 
 
 
 def test_json_ends_with_one_line_that_has_the_means_on_top(run: RunFolder, tmp_path: Path) -> None:
-    line = printed(
-        run.path, "--sampled", "--n", 2, "--k", "1,2", "--pass", "reward>=0.1", "--out", tmp_path, "--name", "mine"
-    )
+    how = ("--sampled", "--n", 2, "--k", "1,2", "--pass", "reward>=0.1")
+    line = printed(run.path, *how, "--out", tmp_path, "--name", "mine")
     (sampled,) = line["decodings"]
     assert line["path"] == str(tmp_path / "mine.json") and line["name"] == "mine"
     assert line["reward"] == sampled["sides"]["tuned"]["figures"]["reward"]["value"]
@@ -114,25 +111,17 @@ def test_a_run_that_is_training_is_left_alone(run: RunFolder) -> None:
 
 def test_a_signal_stops_it_and_leaves_nothing(run: RunFolder, tmp_path: Path) -> None:
     """As the window does: progress on stdout as JSON lines, SIGTERM in the middle of sampling."""
-    config = small_run.write_config(
-        tmp_path / "long.yaml",
-        small_run.settings_for(
-            run.path.parent, data=str(run.path.parent / "data"), max_completion_length=150, max_seq_length=2000
-        ),
-    )
-    command = backend_command(
-        "evaluate", str(run.path), str(config), "--stream", "--n", "64", "--out", str(tmp_path / "out")
-    )
-    with subprocess.Popen(
-        command, env=backend_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None and process.stderr is not None
-        phases: list[str] = []
-        for line in process.stdout:
-            phases.append(json.loads(line)["phase"])
-            if phases[-1].startswith("Sampling"):
-                process.send_signal(signal.SIGTERM)
-                break
-        assert process.wait(30) == 3, process.stderr.read()
-        assert "nothing was written" in process.stderr.read()
+    folder = run.path.parent
+    more = {"data": str(folder / "data"), "max_completion_length": 150, "max_seq_length": 2000}
+    config = small_run.write_config(tmp_path / "long.yaml", small_run.settings_for(folder, **more))
+    arguments = (run.path, config, "--stream", "--n", "64", "--out", tmp_path / "out")
+    command = backend_command("evaluate", *map(str, arguments))
+    process = subprocess.Popen(command, env=backend_environment(), stdout=PIPE, stderr=PIPE, text=True)
+    assert process.stdout is not None
+    phases: list[str] = []
+    while not phases or not phases[-1].startswith("Sampling"):
+        phases.append(json.loads(process.stdout.readline())["phase"])
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 3 and "nothing was written" in said, said
     assert phases[:2] == ["Reading the dataset", "Loading the model"] and not (tmp_path / "out").exists()

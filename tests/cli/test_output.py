@@ -47,7 +47,7 @@ def test_tables_and_lines_of_rich_take_no_markup_and_no_commands() -> None:
     assert not {"\x07", "\x9b", "\u202e", "\x7f"} & set(written)
 
 
-def test_a_file_on_stdout_is_escaped_in_a_terminal_alone(
+def test_a_file_is_escaped_in_a_terminal_alone(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tell_file(HOSTILE)
@@ -56,29 +56,21 @@ def test_a_file_on_stdout_is_escaped_in_a_terminal_alone(
     assert capsys.readouterr().out == HOSTILE + ESCAPED
 
 
-@pytest.mark.parametrize(
-    ("encoding", "written"), [("utf-8", b"\\ud800\xe2\x80\xa6\n"), ("latin-1", b"\\ud800\\u2026\n")]
-)
-def test_no_encoding_ends_a_verb(encoding: str, written: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("encoding", "ellipsis"), [("utf-8", b"\xe2\x80\xa6"), ("latin-1", b"\\u2026")])
+def test_no_encoding_ends_a_verb(encoding: str, ellipsis: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     into = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(into, encoding, errors="strict"))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hi\xff"), "utf-8", errors="strict"))
     force_utf8()
     tell("\ud800…", flush=True)
-    assert into.getvalue() == written
-    assert sys.stdin.read() == "hi\udcff"
+    assert into.getvalue() == b"\\ud800" + ellipsis + b"\n" and sys.stdin.read() == "hi\udcff"
 
 
 def test_a_line_of_progress_has_its_units_after_the_numbers() -> None:
     console = new_console(file=io.StringIO(), width=80)
-    metrics = {
-        "reward": 1.5,
-        "reward_std": 0.2,
-        "time/step": 0.2234,
-        "peak_memory_gb": 3.0,
-        "rollout_tokens_per_second": 1234.0,
-    }
-    show_line(console, 5, {"kind": "step", "step": 4, "metrics": metrics})
-    show_line(console, 5, {"kind": "step", "step": 5, "metrics": metrics})
+    metrics = {"reward": 1.5, "reward_std": 0.2, "time/step": 0.2234, "peak_memory_gb": 3.0}
+    metrics["rollout_tokens_per_second"] = 1234.0
+    for step in (4, 5):
+        show_line(console, 5, {"kind": "step", "step": step, "metrics": metrics})
     line = console.file.getvalue()  # pyright: ignore
     assert line == "step 5  reward 1.5  ± std 0.2  KL –  clipped –  length –  1,234 tokens/s  0.223 s/step  3 GB\n"

@@ -6,19 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from backend.__main__ import app
 from backend.runs.queue_runner import QueueRunner
 from backend.runs.run_folder import RunFolder, all_runs
 from backend.utils import places
 from tests.support import small_run
-
-VERBS = app()
+from tests.support.verbs import call
 
 
 def typed(*arguments: object, code: int = 0) -> str:
-    done = CliRunner().invoke(VERBS, list(map(str, arguments)))
+    done = call(*arguments)
     assert done.exit_code == code, done.output
     return done.output
 
@@ -48,13 +45,13 @@ def test_a_queue_is_filled_ordered_paused_and_emptied(config: Path, monkeypatch:
     typed("queue", "resume")
     trained: list[str] = []
 
-    def train(_self: object, run: RunFolder) -> None:
+    def train(run: RunFolder) -> int:
         trained.append(run.name)
         run.events.write_text('{"v": 1, "seq": 0, "t": 1.0, "kind": "started"}\n')
+        return 0
 
     monkeypatch.setattr(QueueRunner, "_note_end", lambda *_: None)
-    monkeypatch.setattr("backend.runs.queue_runner.train_in_process", lambda run: pytest.fail("a process was started"))
-    monkeypatch.setattr(QueueRunner.__init__, "__defaults__", (lambda run: train(None, run) or 0,))
+    monkeypatch.setattr(QueueRunner.__init__, "__defaults__", (train,))
     assert "No run waits." in typed("queue", "run")
     assert trained == ["two", "one"]
 

@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
-from typer.testing import CliRunner
 
 from backend import selftest
-from backend.__main__ import app
 from backend.runs import checkpoint
 from backend.selftest import CHECKS, Check, CheckResult, CheckSkipped, Workbench, run_checks
+from tests.support.verbs import call
 
-VERBS = app()
 BY_NAME = {check.name: check for check in CHECKS}
 ENGINE = CHECKS[:7]
 
@@ -45,42 +43,39 @@ def test_processes_answer(bench: Workbench, name: str) -> None:
     assert result.state == "ok", result
 
 
-def _no_device(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
-    monkeypatch.setattr(mx, "compile", lambda function: lambda x: function(x) + 1)
-
-
-def _model_is_cut_short(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
-    settings = bench.settings()
+def _cut_short(bench: Workbench) -> dict[str, Any]:
+    settings = Workbench.settings(bench)
     broken = shutil.copytree(settings["model"], bench.folder / "broken")
     os.truncate(broken / "model.safetensors", 100_000)
-    monkeypatch.setattr(Workbench, "settings", lambda self: settings | {"model": str(broken)})
+    return settings | {"model": str(broken)}
 
 
-def _learns_the_opposite(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
-    monkeypatch.setattr(bench.parts.learner, "learning_rate", lambda update: -2e-5)
+def _rounded(*about: Any) -> dict[str, mx.array]:
+    return {name: x.astype(mx.bfloat16).astype(x.dtype) for name, x in checkpoint.arrays_of(*about).items()}
 
 
-def _checkpoint_is_rounded(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
-    def rounded(*about: Any) -> dict[str, mx.array]:
-        return {name: x.astype(mx.bfloat16).astype(x.dtype) for name, x in checkpoint.arrays_of(*about).items()}
-
-    monkeypatch.setattr(selftest, "arrays_of", rounded)
-
-
-BROKEN: dict[str, tuple[Callable[[pytest.MonkeyPatch, Workbench], None], str]] = {
-    "device": (_no_device, "A compiled function gives wrong numbers."),
-    "demo model": (_model_is_cut_short, "UserError"),
-    "learning": (_learns_the_opposite, "no likelier"),
-    "checkpoint": (_checkpoint_is_rounded, "differ"),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_part_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bench: Workbench, name: str) -> None:
-    break_it, words = BROKEN[name]
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("device", "A compiled function gives wrong numbers."),
+        ("demo model", "UserError"),
+        ("learning", "no likelier"),
+        ("checkpoint", "differ"),
+    ],
+)
+def test_a_broken_part_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bench: Workbench, name: str, words: str
+) -> None:
     if name == "demo model":
         bench = Workbench(tmp_path)  # the others go on with the model that was loaded
-    break_it(monkeypatch, bench)
+        raw = _cut_short(bench)
+        monkeypatch.setattr(Workbench, "settings", lambda self: raw)
+    elif name == "device":
+        monkeypatch.setattr(mx, "compile", lambda function: lambda x: function(x) + 1)
+    elif name == "learning":
+        monkeypatch.setattr(bench.parts.learner, "learning_rate", lambda update: -2e-5)
+    else:
+        monkeypatch.setattr(selftest, "arrays_of", _rounded)
     result = alone(name, bench)
     assert result.state == "failed" and words in result.sentence, result
 
@@ -93,7 +88,7 @@ def _raise(error: Exception) -> Callable[[Workbench], str]:
 
 
 @pytest.fixture
-def results(tmp_path: Path) -> Iterator[list[CheckResult]]:
+def results(tmp_path: Path) -> list[CheckResult]:
     private = f"in {Path.home()}/secret of token=hf_abcdefghijklmnop at {tmp_path}/x"
     checks = [
         Check("one", _raise(ValueError(private))),
@@ -101,7 +96,7 @@ def results(tmp_path: Path) -> Iterator[list[CheckResult]]:
         Check("three", lambda bench: "fine"),
         Check("four", _raise(CheckSkipped("Not here."))),
     ]
-    yield list(run_checks(checks, Workbench(tmp_path)))
+    return list(run_checks(checks, Workbench(tmp_path)))
 
 
 def test_a_failure_ends_only_what_needs_it(results: list[CheckResult]) -> None:
@@ -121,12 +116,12 @@ def test_the_report_names_neither_user_nor_home_nor_token(results: list[CheckRes
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--report", "x.json"], "--report belongs to --selftest"),
-        (["--selftest", "--report", "/no/such/folder/x.json"], "a folder that exists"),
-        (["--selftest", "--report", "x.txt"], "name it x.json"),
-        (["--selftest", "runs"], "stands alone"),
+        ("--report x.json", "--report belongs to --selftest"),
+        ("--selftest --report /no/such/folder/x.json", "a folder that exists"),
+        ("--selftest --report x.txt", "name it x.json"),
+        ("--selftest runs", "stands alone"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(arguments: list[str], words: str) -> None:
-    result = CliRunner().invoke(VERBS, arguments)
+def test_options_that_make_no_sense_are_refused(arguments: str, words: str) -> None:
+    result = call(*arguments.split())
     assert result.exit_code == 2 and words in result.stderr

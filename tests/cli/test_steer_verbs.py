@@ -10,23 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from backend.__main__ import app
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.steering import read_changes
 from backend.utils.command import backend_command, backend_environment
 from tests.support import small_run
-
-VERBS = app()
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("inputs")
-    small_run.settings_for(folder)
-    return folder
+from tests.support.verbs import call, refused, run_ok
 
 
 @pytest.fixture
@@ -49,37 +39,31 @@ def training(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     child.communicate()
 
 
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(VERBS, [str(argument) for argument in arguments])
-
-
 def test_change_tells_from_which_step_it_holds(training: tuple[RunFolder, Any]) -> None:
     run, child = training
+
+    def require_finished(step: int) -> None:
+        *_, last = read_events(run.events)
+        assert (last["kind"], last["step"]) == ("finished", step)
+
     begun = time.monotonic()
-    result = call("change", "mine", "learning_rate=5e-6", "num_generations=4")
-    assert result.exit_code == 2 and "group_size: Group is fixed once a run has begun" in result.stderr
-    result = call("change", "mine", "learning_rate=1e-5")
-    assert (result.exit_code, result.stdout) == (0, "Nothing was changed: the settings have these values already.\n")
+    said = refused("change", "mine", "learning_rate=5e-6", "num_generations=4")
+    assert "group_size: Group is fixed once a run has begun" in said
+    assert run_ok("change", "mine", "learning_rate=1e-5").stdout.startswith("Nothing was changed: ")
     step = small_run.steps(run)[-1]
-    result = call("change", "mine", f"iters={step + 3}", "learning_rate=5e-6")
-    assert result.exit_code == 0, result.stderr
+    said = run_ok("change", "mine", f"iters={step + 3}", "learning_rate=5e-6").stdout
     (change,) = read_changes(run)
-    assert result.stdout == f"From step {change.step} on: Iterations 3000 → {step + 3}, Learning Rate 1e-05 → 5e-06.\n"
+    assert said == f"From step {change.step} on: Iterations 3000 → {step + 3}, Learning Rate 1e-05 → 5e-06.\n"
     assert change.step in (step + 1, step + 2) and time.monotonic() - begun < 5
     run.say("resume")
     assert child.wait(20) == 0
-    *_, last = read_events(run.events)
-    assert (last["kind"], last["step"]) == ("finished", step + 3)
-    result = call("change", "mine", "beta=0.1")
-    assert result.exit_code == 2 and "is not training; “resume mine --set beta=0.1” goes on" in result.stderr
-    result = call("resume", "mine", "--set", "beta=0.1")
-    assert result.exit_code == 2 and "has finished; give it more steps as well" in result.stderr
-    result = call("resume", "mine", "--set", f"iters={step + 4}", "--set", "beta=0.1")
-    assert result.exit_code == 0, result.stderr
-    *_, last = read_events(run.events)
-    assert (last["kind"], last["step"]) == ("finished", step + 4)
+    require_finished(step + 3)
+    said = refused("change", "mine", "beta=0.1")
+    assert "is not training; “resume mine --set beta=0.1” goes on" in said
+    assert "has finished; give it more steps as well" in refused("resume", "mine", "--set", "beta=0.1")
+    run_ok("resume", "mine", "--set", f"iters={step + 4}", "--set", "beta=0.1")
+    require_finished(step + 4)
     assert [event["step"] for event in read_events(run.events) if event["kind"] == "change"] == [change.step, step + 4]
     assert call("clone", "mine", "--set", "rank=4").exit_code == 2
-    result = call("clone", "mine", "--set", f"iters={step + 5}", "--name", "next", "--start")
-    assert result.exit_code == 0, result.stderr
+    run_ok("clone", "mine", "--set", f"iters={step + 5}", "--name", "next", "--start")
     assert small_run.steps(RunFolder(run.path.parent / "next")) == list(range(1, step + 6))

@@ -9,44 +9,29 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from backend.__main__ import app
 from backend.runs.run_folder import make_run_folder
 from backend.utils import places
-
-VERBS = app()
+from tests.support import verbs
 
 
 def call(*arguments: str) -> Result:
-    return CliRunner().invoke(VERBS, ["where", *arguments])
+    return verbs.call("where", *arguments)
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Preferences and runs in one folder, as they are by default, with a file in it that is not ours."""
-    for name in [
-        "GRPO_STUDIO_RUNS",
-        "GRPO_STUDIO_PREFS",
-        "HF_HOME",
-        "HF_HUB_CACHE",
-        "HUGGINGFACE_HUB_CACHE",
-        "XDG_CACHE_HOME",
-    ]:
+    hub = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME")
+    for name in ("GRPO_STUDIO_RUNS", "GRPO_STUDIO_PREFS", *hub):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     folder = places.preferences_folder()
-    for name in [
-        "prefs.ini",
-        "draft.yaml",
-        "draft-2.yaml",
-        "draft-1.lock",
-        "trusted.json",
-        "native-crash-1.txt",
-        "mine.txt",
-    ]:
+    ours = "prefs.ini draft.yaml draft-2.yaml draft-1.lock trusted.json native-crash-1.txt"
+    for name in (*ours.split(), "mine.txt"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("12345")
     run = make_run_folder("trained")
