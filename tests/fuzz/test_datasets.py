@@ -35,7 +35,7 @@ rows = st.lists(st.dictionaries(columns, cells, max_size=4), max_size=4)
 line_breaks = st.sampled_from(["\n", "\r\n", "\n\n"])
 jsonl = st.tuples(rows, line_breaks).map(lambda pair: pair[1].join(json.dumps(row) for row in pair[0]).encode())
 csv = st.lists(st.lists(st.text(max_size=8), max_size=4), max_size=4).map(
-    lambda lines: "\n".join([*["prompt,answer"], *(",".join(line) for line in lines)]).encode(errors="replace")
+    lambda lines: "\n".join(["prompt,answer", *(",".join(line) for line in lines)]).encode(errors="replace")
 )
 broken = st.tuples(jsonl | csv, st.integers(0, 200), st.binary(max_size=4)).map(
     lambda parts: parts[0][: parts[1]] + parts[2] + parts[0][parts[1] :]

@@ -2,45 +2,40 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
+from threading import Event, Thread
 
 from tests.support.exclusive_lock import MachineLock
 
 
-class Holder:
-    """Acquires the lock in a thread of its own and holds it until `release`."""
+def holder(folder: Path, *, exclusive: bool) -> tuple[Event, Event]:
+    """A thread that acquires the lock: (set once it has it, set it to have it released)."""
+    acquired, release = Event(), Event()
 
-    def __init__(self, folder: Path, *, exclusive: bool) -> None:
-        self.acquired, self._release, self._lock = threading.Event(), threading.Event(), MachineLock(folder)
-        self._thread = threading.Thread(target=self._hold, args=(exclusive,), daemon=True)
-        self._thread.start()
+    def hold() -> None:
+        with MachineLock(folder).held(exclusive=exclusive):
+            acquired.set()
+            release.wait(20)
 
-    def _hold(self, exclusive: bool) -> None:
-        with self._lock.held(exclusive=exclusive):
-            self.acquired.set()
-            self._release.wait(20)
-
-    def release(self) -> None:
-        self._release.set()
-        self._thread.join(20)
+    Thread(target=hold, daemon=True).start()
+    return acquired, release
 
 
-def test_shared_holders_overlap_and_an_exclusive_one_waits_for_all_and_blocks_later_ones(tmp_path: Path) -> None:
-    shared = [Holder(tmp_path, exclusive=False) for _ in range(2)]
-    assert all(holder.acquired.wait(10) for holder in shared)
-    exclusive = Holder(tmp_path, exclusive=True)
+def test_an_exclusive_holder_waits_for_all_and_blocks_later_ones(tmp_path: Path) -> None:
+    shared = [holder(tmp_path, exclusive=False) for _ in range(2)]
+    assert all(acquired.wait(10) for acquired, _ in shared)
+    exclusive, end = holder(tmp_path, exclusive=True)
     time.sleep(0.1)  # until it waits in the queue
-    late = Holder(tmp_path, exclusive=False)
-    assert not exclusive.acquired.wait(0.1)
-    assert not late.acquired.wait(0.1), "a shared holder must not overtake a waiting exclusive one"
-    for holder in shared:
-        holder.release()
-    assert exclusive.acquired.wait(10) and not late.acquired.wait(0.1)
-    exclusive.release()
-    assert late.acquired.wait(10)
-    late.release()
+    late, end_late = holder(tmp_path, exclusive=False)
+    assert not exclusive.wait(0.1)
+    assert not late.wait(0.1), "a shared holder must not overtake a waiting exclusive one"
+    for _, release in shared:
+        release.set()
+    assert exclusive.wait(10) and not late.wait(0.1)
+    end.set()
+    assert late.wait(10)
+    end_late.set()
 
 
 def test_a_single_process_locks_nothing() -> None:

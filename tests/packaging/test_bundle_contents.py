@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
@@ -24,53 +25,45 @@ from backend.config import loss_menu
 from backend.rewards import catalogue
 
 ROOT = Path(__file__).parents[2]
-PACKAGING = ROOT / "packaging"
 
 
-def script(name: str) -> ModuleType:
-    """A module of packaging/, which is no package."""
-    sys.path.insert(0, str(PACKAGING))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(PACKAGING))
+@pytest.fixture
+def contents(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("bundle_contents")
 
 
-contents = script("bundle_contents")
-
-
-def test_models_of_transformers_are_left_out_and_every_pattern_keeps_something() -> None:
+def test_models_of_transformers_are_left_out_and_every_pattern_keeps_something(contents) -> None:
     kept, left_out = contents.transformers_modules()
     assert "transformers.models.qwen3.modeling_qwen3" in left_out and "transformers.trainer" in left_out
     assert "transformers.models.qwen2.tokenization_qwen2" in kept and "transformers.models.qwen3" in kept
     assert not [name for name in contents.TRANSFORMERS if not any(fnmatchcase(module, name) for module in kept)]
 
 
-def test_packages_that_are_left_out_of_one_program_are_in_the_other() -> None:
+def test_packages_that_are_left_out_of_one_program_are_in_the_other(contents) -> None:
     assert not {*contents.ENGINE, *contents.WINDOW} & set(contents.NEVER)
     assert not [name for name in (*contents.ENGINE, *contents.WINDOW) if importlib.util.find_spec(name) is None]
 
 
-def test_reward_files_may_import_the_standard_library() -> None:
+def test_reward_files_may_import_the_standard_library(contents) -> None:
     names = set(contents.standard_library())
     assert {"json", "sqlite3", "xml.etree.ElementTree", "email.mime.text", "concurrent.futures", "_decimal"} <= names
     assert not {name for name in names if name.split(".")[0] in ("tkinter", "idlelib", "ensurepip")}
     assert not {name for name in names if "test" in name.split(".")}
 
 
-def test_sources_that_menus_read_are_in_the_bundle() -> None:
+def test_sources_that_menus_read_are_in_the_bundle(contents) -> None:
     inside = {file for pattern in contents.READ_AS_TEXT for file in ROOT.glob(pattern)}
     read = {loss_menu._SOURCE, *(catalogue._REWARDS_FOLDER / f"{name}.py" for name in catalogue._REWARD_MODULES)}
     assert read <= inside
 
 
-def test_the_documents_of_the_help_menu_are_in_the_bundle() -> None:
+def test_the_documents_of_the_help_menu_are_in_the_bundle(contents) -> None:
     there = {file.relative_to(ROOT / "docs").as_posix() for file in contents.documents() if file.is_file()}
     assert there == {*DOCUMENTS.values(), GLOSSARY.name} | guide.documents()
 
 
 @pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="packages of the system are named where it is Debian")
-def test_libraries_of_the_system_bring_their_licences(tmp_path: Path) -> None:
+def test_libraries_of_the_system_bring_their_licences(script, tmp_path: Path) -> None:
     (tmp_path / "left").mkdir()
     dpkg = shutil.which("dpkg-query")
     written = script("system_licences").write_licences([dpkg, pytest.__file__], tmp_path / "left")
@@ -80,7 +73,7 @@ def test_libraries_of_the_system_bring_their_licences(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the download for Linux is made on Linux")
-def test_the_download_installs_the_app_and_removes_it_again(tmp_path: Path) -> None:
+def test_the_download_installs_the_app_and_removes_it_again(script, tmp_path: Path) -> None:
     dist, home = tmp_path / "dist", tmp_path / "home of mine"
     bundle = dist / "GRPO Studio"
     (bundle / "_internal").mkdir(parents=True)
@@ -95,10 +88,9 @@ def test_the_download_installs_the_app_and_removes_it_again(tmp_path: Path) -> N
     folder = tmp_path / archive.name.removesuffix(".tar.xz")
     assert (folder / "GRPO Studio" / "_internal" / "link").readlink() == Path("GRPO Studio")
 
-    def install(*arguments: str) -> str:
+    def install(*arguments: str) -> None:
         environment = {"HOME": str(home), "PATH": os.environ["PATH"]}
-        command = [str(folder / "install.sh"), *arguments]
-        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+        subprocess.run([folder / "install.sh", *arguments], env=environment, check=True)
 
     install()
     install()  # again, as an update

@@ -38,9 +38,8 @@ from tests.support.random_runs import write_run
 ROOT = Path(__file__).parents[2]
 BUILT = ROOT / "dist" / ("GRPO Studio.app/Contents/MacOS" if sys.platform == "darwin" else "GRPO Studio")
 BUNDLE = Path(os.environ.get("GRPO_STUDIO_BUNDLE") or BUILT)
-RESOURCES = (
-    next((path for path in (BUNDLE / "_internal", BUNDLE.parent / "Resources") if path.is_dir()), BUNDLE) / "resources"
-)
+INSIDE = next((path for path in (BUNDLE / "_internal", BUNDLE.parent / "Resources") if path.is_dir()), BUNDLE)
+RESOURCES = INSIDE / "resources"
 
 pytestmark = [
     pytest.mark.proof,
@@ -53,7 +52,8 @@ import mlx.core as mx
 from backend.rewards import register_reward_function
 
 MARK = pathlib.Path(__file__).with_name("failed")
-TEXT = "[METAL] Command buffer execution failed: Impacting Interactivity (0000000e:kIOGPUCommandBufferCallbackErrorImpactingInteractivity)"
+TEXT = "[METAL] Command buffer execution failed: Impacting Interactivity (0000000e:kIOGPUCommandBufferCallbackError" \\
+    "ImpactingInteractivity)"
 
 def failing(evaluate):
     def call(*arrays):
@@ -71,7 +71,8 @@ def length(completions, **kwargs):
 """
 
 IMPORTS = """
-import concurrent.futures, csv, ctypes, decimal, difflib, email.mime.text, fractions, sqlite3, statistics, unicodedata, xml.etree.ElementTree
+import concurrent.futures, csv, ctypes, decimal, difflib, email.mime.text, fractions, sqlite3, statistics
+import unicodedata, xml.etree.ElementTree
 import numpy, regex, sympy
 from backend.rewards import register_reward_function
 
@@ -138,13 +139,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 def config(machine: Machine, name: str, **changes: object) -> Path:
     """A config of the bundled demo, two short steps long, with `changes`."""
     raw = yaml.safe_load((RESOURCES / "presets" / "demo.yaml").read_text("utf-8"))
-    raw |= {
-        "model": str(RESOURCES / "demo" / "model"),
-        "data": str(RESOURCES / "demo" / "data"),
-        "iters": 2,
-        "save_every": 1,
-    }
-    raw |= {"steps_per_eval": 0, "val_batches": 1, **changes}
+    raw |= {"model": str(RESOURCES / "demo" / "model"), "data": str(RESOURCES / "demo" / "data")}
+    raw |= {"iters": 2, "save_every": 1, "steps_per_eval": 0, "val_batches": 1, **changes}
     if "reward_functions" in changes:  # the demo's weights are for the demo's functions
         raw.pop("reward_weights", None)
     path = machine.home / f"{name}.yaml"
@@ -152,13 +148,18 @@ def config(machine: Machine, name: str, **changes: object) -> Path:
     return path
 
 
+def trained(machine: Machine, name: str, *arguments: str | Path, **changes: object) -> Path:
+    """Train a run to its end; returns its folder."""
+    machine.backend("train", config(machine, name, **changes), "--name", name, "--no-progress", *arguments)
+    folder = machine.home / ".local" / "share" / "grpo-studio" / "runs" / name
+    assert events(folder)[-1]["kind"] == "finished"
+    return folder
+
+
 @pytest.fixture(scope="module")
 def run(machine: Machine) -> Path:
     """A finished run."""
-    machine.backend("train", config(machine, "trained"), "--name", "trained", "--no-progress")
-    folder = machine.home / ".local" / "share" / "grpo-studio" / "runs" / "trained"
-    assert events(folder)[-1]["kind"] == "finished"
-    return folder
+    return trained(machine, "trained")
 
 
 def events(run: Path) -> list[Event]:
@@ -298,12 +299,9 @@ def machines(machine: Machine, run: Path) -> None:
 
 def rank(machine: Machine, run: Path) -> None:
     """Two ranks of this machine, started by the verb `train`, train one run."""
-    shared = run.with_name("shared")
-    settings = config(machine, "shared")
-    machine.backend("train", settings, "--name", "shared", "--no-progress", "--hosts", two_ranks(machine))
-    started = next(event for event in events(shared) if event["kind"] == "started")
-    assert started["ranks"] == 2 and events(shared)[-1]["kind"] == "finished"
-    assert [event["step"] for event in events(shared) if event["kind"] == "step"] == [1, 2]
+    event_log = events(trained(machine, "shared", "--hosts", two_ranks(machine)))
+    assert next(event for event in event_log if event["kind"] == "started")["ranks"] == 2
+    assert [event["step"] for event in event_log if event["kind"] == "step"] == [1, 2]
 
 
 def track(machine: Machine, run: Path) -> None:
@@ -411,12 +409,10 @@ def test_page(machine: Machine, run: Path, page: str, qapp) -> None:
 
 
 ADDS = ("def add(a, b):\n    return a + b", "def add(a, b):\n    return 7", "import os\nos.abort()")
+CODE_TESTS = [{"completion": text, "answer": "", "tests": '["assert add(1, 2) == 3"]'} for text in ADDS]
 CHILDREN: dict[str, tuple[list[dict[str, Any]], list[float]]] = {
     "accuracy_reward": ([{"completion": "$\\frac{2}{4}$", "answer": "0.5"}], [1.0]),
-    "code_tests": (
-        [{"completion": text, "answer": "", "tests": '["assert add(1, 2) == 3"]'} for text in ADDS],
-        [1, 0, 0],
-    ),
+    "code_tests": (CODE_TESTS, [1, 0, 0]),
 }
 
 
@@ -431,25 +427,18 @@ def test_children_verify_mathematics_and_programs(machine: Machine, name: str) -
 
 
 def test_completions_are_held_to_a_pattern(machine: Machine) -> None:
-    settings = config(machine, "held", output_regex="[0-9]{2}", iters=1)
-    machine.backend("train", settings, "--name", "held", "--no-progress")
-    completions = (machine.home / ".local/share/grpo-studio/runs/held/completions.jsonl").read_text("utf-8")
+    completions = (trained(machine, "held", output_regex="[0-9]{2}", iters=1) / "completions.jsonl").read_text("utf-8")
     texts = [each["text"] for line in completions.splitlines() for each in json.loads(line)["completions"]]
     assert texts and all(len(text) == 2 and text.isdigit() for text in texts)
 
 
-def test_a_reward_file_may_import_the_standard_library(machine: Machine) -> None:
+def test_a_reward_file_may_import_the_standard_library_and_what_is_missing_is_one_sentence(machine: Machine) -> None:
     file = machine.home / "mine.py"
     file.write_text(IMPORTS)
-    settings = config(machine, "own_rewards", reward_functions_file=str(file), reward_functions=["digits"])
-    machine.backend("train", settings, "--name", "own_rewards", "--no-progress", "--set", "iters=1")
-
-
-def test_a_module_that_is_not_there_is_one_sentence(machine: Machine) -> None:
-    file = machine.home / "needs_more.py"
+    own = {"reward_functions_file": str(file), "reward_functions": ["digits"], "iters": 1}
+    trained(machine, "own_rewards", **own)
     file.write_text("import scipy\n" + IMPORTS)
-    settings = config(machine, "missing", reward_functions_file=str(file), reward_functions=["digits"])
-    done = machine.run(BUNDLED_PROGRAM, "train", settings, "--name", "missing", "--no-progress", code=2)
+    done = machine.run(BUNDLED_PROGRAM, "train", config(machine, "missing", **own), "--no-progress", code=2)
     assert "No module named 'scipy'" in done.stderr and "not in the app: use grpo-studio from pip" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -457,19 +446,10 @@ def test_a_module_that_is_not_there_is_one_sentence(machine: Machine) -> None:
 def test_after_a_gpu_error_the_run_goes_on_in_a_fresh_program(machine: Machine) -> None:
     file = machine.home / "fails_once.py"
     file.write_text(FAILS_ONCE)
-    settings = config(
-        machine,
-        "restarted",
-        reward_functions_file=str(file),
-        reward_functions=["length"],
-        iters=3,
-        reward_isolation="thread",
-    )
-    machine.backend("train", settings, "--name", "restarted", "--no-progress")
-    event_log = events(machine.home / ".local" / "share" / "grpo-studio" / "runs" / "restarted")
+    own = {"reward_functions_file": str(file), "reward_functions": ["length"], "reward_isolation": "thread"}
+    event_log = events(trained(machine, "restarted", iters=3, **own))
     started = [event for event in event_log if event["kind"] == "started"]
     assert len({event["pid"] for event in started}) == 1 and started[-1]["resumed_from"] is not None
-    assert event_log[-1]["kind"] == "finished"
 
 
 def test_the_queue_outlives_the_window_that_began_it(machine: Machine, tmp_path: Path) -> None:
@@ -498,32 +478,27 @@ def test_a_dataset_in_parquet_from_the_cache_of_the_hub(machine: Machine) -> Non
     machine.backend("check", config(machine, "from_hub", data="someone/sums", val_batches=0))
 
 
-def test_presets_are_there() -> None:
-    presets = {path.name for path in (ROOT / "resources" / "presets").glob("*.yaml")}
-    assert presets <= {path.name for path in (RESOURCES / "presets").iterdir()}
-
-
 def test_about_has_the_licences_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """The program's own list, made of the bundle's metadata and not of this machine's."""
-    inside = RESOURCES.parent
     installed = set(about.needed())
     standard = [path for path in sys.path if "site-packages" not in path and Path(path or ".").resolve() != ROOT]
-    monkeypatch.setattr(sys, "path", [str(inside), *standard])
-    monkeypatch.setattr(about, "project_root", lambda: inside)
+    monkeypatch.setattr(sys, "path", [str(INSIDE), *standard])
+    monkeypatch.setattr(about, "project_root", lambda: INSIDE)
     monkeypatch.setattr(about, "resources", lambda: RESOURCES)
     assert set(about.needed()) >= installed
     parts = {part.name: part for part in about.components.__wrapped__()}
     assert {name for name, part in parts.items() if not part.text} == {"antlr4-python3-runtime"}, "its makers ship none"
     assert "GNU LESSER" in parts["PySide6_Essentials"].text and "PYTHON SOFTWARE" in parts["Python"].text
-    if sys.platform == "linux" and shutil.which("dpkg-query"):
-        assert {"libopenblas0-pthread", "libssl3", "libgfortran5"} <= set(parts)
     if sys.platform == "linux":
         assert parts["jeepney"].licence == "MIT"
+        assert not shutil.which("dpkg-query") or {"libopenblas0-pthread", "libssl3", "libgfortran5"} <= set(parts)
 
 
-@pytest.mark.parametrize("name", sorted({*help_menu.DOCUMENTS.values(), GLOSSARY.name} | guide.documents()))
-def test_documents_of_the_help_menu_are_there(name: str) -> None:
-    assert (RESOURCES.parent / "docs" / name).read_bytes() == (ROOT / "docs" / name).read_bytes()
+def test_presets_and_documents_of_the_help_menu_are_there() -> None:
+    presets = {path.name for path in (ROOT / "resources" / "presets").glob("*.yaml")}
+    assert presets <= {path.name for path in (RESOURCES / "presets").iterdir()}
+    for name in {*help_menu.DOCUMENTS.values(), GLOSSARY.name} | guide.documents():
+        assert (INSIDE / "docs" / name).read_bytes() == (ROOT / "docs" / name).read_bytes(), name
 
 
 def test_no_text_file_names_a_path_of_the_machine_that_built() -> None:

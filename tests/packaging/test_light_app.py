@@ -59,8 +59,8 @@ class Mac:
     app: Path
     shell: list[str]
 
-    def add_program(self, name: str, text: str) -> None:
-        path = self.home / ".local" / "bin" / name
+    def add_program(self, name: str, text: str, folder: str = ".local/bin") -> None:
+        path = self.home / folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         path.chmod(0o755)
@@ -88,13 +88,9 @@ def app(script: Callable[[str], ModuleType], wheel: Path, tmp_path: Path) -> Pat
 @pytest.fixture(params=SHELLS, ids=lambda shell: shell[0])
 def mac(app: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Mac:
     made = Mac(tmp_path / "a home", app, request.param)
-    stand_ins = made.home / "stand-ins"
-    stand_ins.mkdir(parents=True)
-    for name, text in (("osascript", OSASCRIPT), ("open", '#!/bin/sh\necho "$@" >>"$HOME/opened"\n')):
-        (stand_ins / name).write_text(text)
-        (stand_ins / name).chmod(0o755)
-    (made.home / "python").write_text(PYTHON)
-    (made.home / "python").chmod(0o755)
+    made.add_program("osascript", OSASCRIPT, "stand-ins")
+    made.add_program("open", '#!/bin/sh\necho "$@" >>"$HOME/opened"\n', "stand-ins")
+    made.add_program("python", PYTHON, ".")
     # The machine that runs the tests may have a Python in one of the other places.
     with (app / "Contents" / "Resources" / "set_up" / "find_python.sh").open("a") as file:
         file.write('program_folders() { echo "$HOME/.local/bin"; }\n')
@@ -114,14 +110,12 @@ def test_the_first_start_sets_up_and_the_second_just_starts(mac: Mac) -> None:
     assert mac.start("a config.yaml") == 0
     assert mac.text("started") == "-P -m grpo_studio.app a config.yaml\n"
     [environment] = mac.environments
-    assert f"pip install --disable-pip-version-check --no-input --progress-bar off --constraint {mac.app}" in mac.text(
-        "did"
-    )
-    assert f"grpo_studio-{__version__}-py3-none-any.whl" in mac.text("did")
+    did = mac.text("did")
+    assert f"pip install --disable-pip-version-check --no-input --progress-bar off --constraint {mac.app}" in did
+    assert f"grpo_studio-{__version__}-py3-none-any.whl" in did
     said = mac.text("said").splitlines()
     assert "Set Up" in said[0] and "progress.js" in said[1] and len(said) == 2
-    elsewhere = mac.app.rename(mac.home / "Moved.app")
-    mac.app = elsewhere
+    mac.app = mac.app.rename(mac.home / "Moved.app")
     assert mac.start() == 0
     assert mac.text("said").splitlines() == said and mac.text("did").count("installing") == 1
     # A Python that was removed leaves a dangling link, and the environment is made again.
@@ -132,9 +126,8 @@ def test_the_first_start_sets_up_and_the_second_just_starts(mac: Mac) -> None:
 def test_uv_installs_where_there_is_one_and_brings_python_where_there_is_none(mac: Mac) -> None:
     mac.add_program("uv", UV)
     assert mac.start() == 0
-    assert "uv venv --managed-python --python 3.13 " in mac.text("did") and "uv pip install --python " in mac.text(
-        "did"
-    )
+    did = mac.text("did")
+    assert "uv venv --managed-python --python 3.13 " in did and "uv pip install --python " in did
     shutil.rmtree(mac.environments[0])
     mac.add_program("python3.12", PYTHON)
     assert mac.start() == 0

@@ -30,8 +30,9 @@ esac
 def app(script: Callable[[str], ModuleType], tmp_path: Path) -> Path:
     """A bundle like PyInstaller's: two programs, a framework, libraries and their links."""
     contents = tmp_path / "GRPO Studio.app" / "Contents"
-    for name in ("MacOS/GRPO Studio", "MacOS/grpo-studio-backend", "Frameworks/Python", "Frameworks/mlx/core.so",
-                 "Frameworks/mlx/lib/libmlx.dylib", "Frameworks/QtCore.framework/Versions/A/QtCore"):  # fmt: skip
+    programs = ("MacOS/GRPO Studio", "MacOS/grpo-studio-backend")
+    libraries = ("Python", "mlx/core.so", "mlx/lib/libmlx.dylib", "QtCore.framework/Versions/A/QtCore")
+    for name in (*programs, *(f"Frameworks/{each}" for each in libraries)):
         (contents / name).parent.mkdir(parents=True, exist_ok=True)
         (contents / name).write_bytes(library())
         (contents / name).chmod(0o755)
@@ -53,7 +54,8 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[
         (tools / name).write_text(TOOL)
         (tools / name).chmod(0o755)
     log = tmp_path / "calls"
-    for name, value in {"PATH": f"{tools}:/usr/bin:/bin", "CALLS": str(log), "VERDICT": "Accepted", "FAILING": "nothing at all"}.items():  # fmt: skip
+    set_all = {"PATH": f"{tools}:/usr/bin:/bin", "CALLS": str(log), "VERDICT": "Accepted", "FAILING": "nothing at all"}
+    for name, value in set_all.items():
         monkeypatch.setenv(name, value)
     for name in ("SIGNING_IDENTITY", "NOTARY_PROFILE", "NOTARY_KEY", "NOTARY_KEY_ID", "NOTARY_ISSUER"):
         monkeypatch.delenv(name, raising=False)
@@ -85,20 +87,15 @@ def test_everything_is_signed_after_what_lies_inside_it(script, app: Path, calls
     assert "--verify --deep --strict" in verification
 
 
-def test_a_release_with_a_certificate_is_notarised_and_stapled_twice(
-    script, app: Path, calls, monkeypatch, capsys
-) -> None:
+def test_a_release_is_notarised_and_stapled_twice(script, app: Path, calls, monkeypatch, capsys) -> None:
     monkeypatch.setenv("SIGNING_IDENTITY", IDENTITY)
     monkeypatch.setenv("NOTARY_PROFILE", "grpo-studio")
     assert run_release(script, app, monkeypatch) == 0
     image = app.parent / "out" / "GRPO-Studio-1.2.3-arm64.dmg"
-    steps = [
-        " ".join(line.replace(str(app.parent), "").split()[:3]) for line in calls() if "codesign --force" not in line
-    ]
-    assert steps == [
-        "codesign --verify --deep", "ditto -c -k", "xcrun notarytool submit", "xcrun stapler staple", "xcrun stapler validate",
-        "spctl --assess --type", "xcrun notarytool submit", "xcrun stapler staple", "xcrun stapler validate",
-    ]  # fmt: skip
+    lines = [line.replace(str(app.parent), "") for line in calls() if "codesign --force" not in line]
+    notarised = ["xcrun notarytool submit", "xcrun stapler staple", "xcrun stapler validate"]
+    before, between = ["codesign --verify --deep", "ditto -c -k"], ["spctl --assess --type"]
+    assert [" ".join(line.split()[:3]) for line in lines] == [*before, *notarised, *between, *notarised]
     assert f"{image}.sha256" in {str(path) for path in image.parent.iterdir()}
     digest, name = (image.parent / f"{image.name}.sha256").read_text().split()
     assert (digest, name) == (hashlib.sha256(image.read_bytes()).hexdigest(), image.name)
@@ -113,17 +110,13 @@ def test_without_a_certificate_it_is_signed_ad_hoc_and_says_so(script, app: Path
     assert len([line for line in calls() if "codesign --force --sign - " in line]) == 8
 
 
-def test_apples_refusal_and_a_failing_tool_are_told_and_end_the_release(
-    script, app: Path, calls, monkeypatch, capsys
-) -> None:
+def test_a_refusal_and_a_failing_tool_end_the_release(script, app: Path, calls, monkeypatch, capsys) -> None:
     monkeypatch.setenv("SIGNING_IDENTITY", IDENTITY)
     monkeypatch.setenv("NOTARY_PROFILE", "grpo-studio")
     monkeypatch.setenv("VERDICT", "Invalid")
     assert run_release(script, app, monkeypatch) == 1
-    assert (
-        "Apple refused GRPO Studio.app (Invalid):\nThe signature of libmlx.dylib has no timestamp."
-        in capsys.readouterr().err
-    )
+    refusal = "Apple refused GRPO Studio.app (Invalid):\nThe signature of libmlx.dylib has no timestamp."
+    assert refusal in capsys.readouterr().err
     monkeypatch.setenv("FAILING", "--force")
     assert run_release(script, app, monkeypatch) == 1
     assert "codesign failed with exit code 3:\nno identity found" in capsys.readouterr().err

@@ -16,13 +16,13 @@ from app.state.guide import GLOSSARY
 from backend import __version__
 
 ROOT = Path(__file__).parents[2]
-PACKED = ("app", "backend", "resources")
 
 
 def test_it_holds_every_file_of_ours_inside_one_package(wheel: Path) -> None:
     """And nothing else: no folder `app` or `backend` that would collide with another program's, no tests, no caches."""
-    files = (path for folder in PACKED for path in (ROOT / folder).rglob("*"))
-    ours = {f"grpo_studio/{path.relative_to(ROOT).as_posix()}" for path in files if path.is_file() and path.parent.name != "__pycache__"}  # fmt: skip
+    files = [path for folder in ("app", "backend", "resources") for path in (ROOT / folder).rglob("*")]
+    files = [path.relative_to(ROOT).as_posix() for path in files if path.is_file() and path.suffix != ".pyc"]
+    ours = {f"grpo_studio/{name}" for name in files}
     ours |= {f"grpo_studio/docs/{name}" for name in {*DOCUMENTS.values(), GLOSSARY.name} | guide.documents()}
     ours |= {f"grpo_studio/{name}.py" for name in ("__init__", "launch")}
     about = f"grpo_studio-{__version__}.dist-info"
@@ -37,14 +37,15 @@ def test_the_programs_find_ours_beside_another_package_of_the_same_name(wheel: P
     for name in ("app", "backend"):
         (site / name).mkdir()
         (site / name / "__init__.py").write_text("raise ImportError('this is the package of another program')")
-    script = (
-        "import json, grpo_studio.launch, app\n"
-        "from backend.utils.command import backend_command, backend_environment\n"
-        "from backend.utils import places\n"
-        "print(json.dumps([app.__file__, str(places.demo_config()), backend_command('check', 'none.yaml'), backend_environment()]))"
-    )
+    script = """
+import json, grpo_studio.launch, app
+from backend.utils.command import backend_command, backend_environment
+from backend.utils.places import demo_config
+print(json.dumps([app.__file__, str(demo_config()), backend_command("check", "none.yaml"), backend_environment()]))
+"""
     environment = os.environ | {"PYTHONPATH": str(site)}
-    said = subprocess.run([sys.executable, "-P", "-c", script], env=environment, check=True, capture_output=True, text=True, cwd=site)  # fmt: skip
+    first = [sys.executable, "-P", "-c", script]
+    said = subprocess.run(first, env=environment, check=True, capture_output=True, text=True, cwd=site)
     window, demo, command, for_children = json.loads(said.stdout)
     assert Path(window) == site / "grpo_studio" / "app" / "__init__.py"
     assert Path(demo).is_file() and Path(demo).is_relative_to(site / "grpo_studio")

@@ -31,10 +31,7 @@ def steps(workflow: Path) -> Iterator[dict[str, Any]]:
 
 def scripts() -> list[Path]:
     """Every shell script of ours, by suffix or first line."""
-    folders = (ROOT / "packaging", ROOT / ".ci")
-    files = [
-        path for folder in folders for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts
-    ]
+    files = [path for name in ("packaging", ".ci") for path in (ROOT / name).rglob("*") if path.is_file()]
     return [path for path in files if path.suffix == ".sh" or path.read_bytes()[:30].split(b"\n")[0].endswith(b"sh")]
 
 
@@ -54,10 +51,8 @@ def test_shellcheck_finds_nothing_in_our_scripts() -> None:
 def test_shellcheck_finds_nothing_in_the_commands_of_workflows() -> None:
     commands = [step["run"] for workflow in WORKFLOWS for step in steps(workflow) if "run" in step]
     # One call for all, each command in a function of its own; GitHub's bash stops at the first error.
-    text = "set -e\n" + "\n".join(
-        f"step_{number}() {{\n{EXPRESSION.sub('x', command)}\n}}\nstep_{number}"
-        for number, command in enumerate(commands)
-    )
+    functions = [f"step_{i}() {{\n{EXPRESSION.sub('x', text)}\n}}\nstep_{i}\n" for i, text in enumerate(commands)]
+    text = "".join(["set -e\n", *functions])
     done = subprocess.run([SHELLCHECK, "--shell=bash", "-"], input=text, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
@@ -68,9 +63,8 @@ def test_workflows_ask_for_little(workflow: Path) -> None:
     run by version."""
     assert yaml.safe_load(workflow.read_text("utf-8"))["permissions"] == {"contents": "read"}
     assert all(job["timeout-minutes"] <= 90 for job in jobs(workflow).values())
-    assert [name for name, job in jobs(workflow).items() if "permissions" in job] == (
-        ["draft"] if workflow.stem == "release" else []
-    )
+    with_more = [name for name, job in jobs(workflow).items() if "permissions" in job]
+    assert with_more == (["draft"] if workflow.stem == "release" else [])
     for step in steps(workflow):
         if uses := step.get("uses"):
             assert re.fullmatch(r"actions/[\w-]+@(v\d+|[0-9a-f]{40})", uses), "only GitHub's own actions"
@@ -82,11 +76,10 @@ def test_workflows_ask_for_little(workflow: Path) -> None:
 
 def test_secrets_reach_one_step_of_one_job_in_an_environment_of_its_own() -> None:
     assert not [path for path in WORKFLOWS if path.stem != "release" and "secrets." in path.read_text("utf-8")]
-    release = ROOT / ".github" / "workflows" / "release.yml"
-    with_secrets = {
-        (name, step["name"]) for name, job in jobs(release).items() for step in job["steps"] if "secrets." in str(step)
-    }
-    assert with_secrets == {("macos", "Certificate")} and jobs(release)["macos"]["environment"] == "release"
+    release = jobs(ROOT / ".github" / "workflows" / "release.yml")
+    steps_of = [(name, step) for name, job in release.items() for step in job["steps"]]
+    with_secrets = [(name, step["name"]) for name, step in steps_of if "secrets." in str(step)]
+    assert with_secrets == [("macos", "Certificate")] and release["macos"]["environment"] == "release"
 
 
 def test_files_that_workflows_name_exist() -> None:

@@ -29,6 +29,11 @@ def loaded(models: Path) -> dict[str, Any]:
     return answer
 
 
+def replies(prompt: str = "Hello", **more: Any) -> dict[str, Any]:
+    """The whole answers, by side."""
+    return {report["side"]: report for report in ask(prompt, **more) if "side" in report}
+
+
 def ask(prompt: str = "Hello", call: QuestionCall | None = None, **more: Any) -> list[dict[str, Any]]:
     """The reports of an answered question."""
     reports: list[dict[str, Any]] = []
@@ -58,8 +63,7 @@ def test_a_row_is_answered_with_its_answer_and_columns(loaded: dict[str, Any]):
     row = chat_row({"row": 8 + 3}, QuestionCall())
     assert (row["row"], row["of"], row["prompt"], row["answer"]) == (3, 8, "What is 3 plus 3?", "6")
     assert chat_row({"row": -1}, QuestionCall())["row"] == 7
-    (reply, *_) = [report for report in ask(row["prompt"], row=3) if "side" in report]
-    group = reply["group"]
+    group = next(iter(replies(row["prompt"], row=3).values()))["group"]
     assert (group["prompt"], group["answer"]) == ("What is 3 plus 3?", "6")
     assert group["columns"] == {"prompt": "What is 3 plus 3?", "answer": "6"}
     settings = {"reward_functions": ["r1_int", "r1_count_xml"], "reward_weights": [1.0, 0.5]}
@@ -73,16 +77,16 @@ def test_answers_are_held_as_the_run_s_unless_they_are_to_be_free(
     chat = chat_questions._chat()
     config = chat.source.config.model_copy(update={"output_regex": "ab[0-9]{2}", "presence_penalty": 0.5})
     monkeypatch.setattr(chat, "source", replace(chat.source, config=config))
-    held, free = (next(report for report in ask(**how) if "side" in report) for how in ({}, {"free_output": True}))
+    held, free = replies()["tuned"], replies(free_output=True)["tuned"]
     assert re.fullmatch("ab[0-9]{2}", held["text"]) and held["stop"] == "eos"
     assert not free["text"].startswith("ab")
 
 
 def test_later_turns_are_sent_by_side(loaded: dict[str, Any]):
     turns = {"base": [["Hello", "one"]], "tuned": [["Hello", "two"], ["again", "three"]]}
-    replies = {report["side"]: report for report in ask("more", turns=turns) if "side" in report}
-    assert [message["content"] for message in replies["base"]["group"]["messages"]] == ["Hello", "one", "more"]
-    assert [message["content"] for message in replies["tuned"]["group"]["messages"]][1::2] == ["two", "three"]
+    sides = replies("more", turns=turns)
+    base, tuned = ([message["content"] for message in sides[side]["group"]["messages"]] for side in turns)
+    assert base == ["Hello", "one", "more"] and tuned[1::2] == ["two", "three"]
 
 
 def test_a_cancelled_answer_ends_at_once(loaded: dict[str, Any]):

@@ -27,20 +27,8 @@ def echo(fields: dict[str, Any], call: QuestionCall) -> Any:
     return fields
 
 
-def refuse(fields: dict[str, Any], call: QuestionCall) -> Any:
-    raise UserError("data", "There is no file rows.csv.")
-
-
-def stumble(fields: dict[str, Any], call: QuestionCall) -> Any:
-    return 1 / 0
-
-
-def hungry(fields: dict[str, Any], call: QuestionCall) -> Any:
-    raise MemoryError
-
-
-def on_a_full_disk(fields: dict[str, Any], call: QuestionCall) -> Any:
-    raise OSError(errno.ENOSPC, "No space left on device", "/a/file")
+def fail(fields: dict[str, Any], call: QuestionCall) -> Any:
+    raise FAILURES[fields["how"]]
 
 
 def unsayable(fields: dict[str, Any], call: QuestionCall) -> Any:
@@ -56,18 +44,15 @@ def thread(fields: dict[str, Any], call: QuestionCall) -> Any:
     return threading.get_ident()
 
 
-ASKED = {
-    "echo": Question(HERE + "echo"),
-    "refuse": Question(HERE + "refuse"),
-    "stumble": Question(HERE + "stumble"),
-    "hungry": Question(HERE + "hungry"),
-    "on a full disk": Question(HERE + "on_a_full_disk"),
-    "unsayable": Question(HERE + "unsayable"),
-    "patient": Question(HERE + "patient"),
-    "lasting": Question(HERE + "patient", pool="long"),
-    "thread": Question(HERE + "thread", pool="model"),
-    "absent": Question("backend.serve.nowhere:nothing"),
+FAILURES = {
+    "a mistake": UserError("data", "There is no file rows.csv."),
+    "no memory": MemoryError(),
+    "a full disk": OSError(errno.ENOSPC, "No space left on device", "/a/file"),
+    "a bug": ZeroDivisionError("Error"),
 }
+ASKED = {name: Question(HERE + name) for name in ("echo", "fail", "unsayable", "patient")}
+ASKED |= {"lasting": Question(HERE + "patient", pool="long"), "thread": Question(HERE + "thread", pool="model")}
+ASKED["absent"] = Question("backend.serve.nowhere:nothing")
 
 
 def answers_to(*questions: dict[str, Any]) -> list[dict[str, Any]]:
@@ -85,27 +70,24 @@ def test_an_answer_comes_after_its_progress():
     assert answers_to(ask(7, "echo", x=1)) == [{"id": 7, "progress": {"half": True}}, {"id": 7, "answer": {"x": 1}}]
 
 
-def test_a_mistake_becomes_faults():
-    assert answers_to(ask(1, "refuse")) == [
-        {"id": 1, "faults": [{"setting": "data", "sentence": "There is no file rows.csv."}]}
-    ]
-
-
 @pytest.mark.parametrize(
-    ("name", "sentence"),
+    ("how", "fault"),
     [
-        ("hungry", "There was not enough memory. Closing other programs helps."),
-        ("on a full disk", "/a/file cannot be used: the disk is full."),
+        ("a mistake", {"setting": "data", "sentence": "There is no file rows.csv."}),
+        ("no memory", {"sentence": "There was not enough memory. Closing other programs helps."}),
+        ("a full disk", {"sentence": "/a/file cannot be used: the disk is full."}),
     ],
 )
-def test_what_the_machine_lacks_is_a_fault_and_no_bug(name: str, sentence: str):
-    (answer,) = answers_to(ask(1, name))
-    assert [fault["sentence"] for fault in answer["faults"]] == [sentence] and "traceback" not in answer
+def test_a_mistake_and_what_the_machine_lacks_are_faults_and_no_bug(how: str, fault: dict[str, str]):
+    (answer,) = answers_to(ask(1, "fail", how=how))
+    (told,) = answer.pop("faults")
+    assert answer == {"id": 1} and told | fault == told
 
 
-@pytest.mark.parametrize("name", ["stumble", "unsayable", "absent"])
+@pytest.mark.parametrize("name", ["fail", "unsayable", "absent"])
 def test_an_exception_is_answered_with_its_traceback_and_the_loop_goes_on(name: str):
-    answers = {answer["id"]: answer for answer in answers_to(ask(1, name), ask(2, "echo")) if "progress" not in answer}
+    asked = (ask(1, name, how="a bug"), ask(2, "echo"))
+    answers = {answer["id"]: answer for answer in answers_to(*asked) if "progress" not in answer}
     assert "Error" in answers[1]["traceback"]
     assert answers[2]["answer"] == {}
 
@@ -176,26 +158,22 @@ def test_every_question_of_the_table_has_a_handler():
 
 def test_prints_of_handlers_do_not_reach_stdout(tmp_path):
     """A library may print, from Python or from C: the window must not read that as an answer."""
-    (tmp_path / "noisy.py").write_text(
-        "import os, sys\ndef ask(asked, call):\n    print('noise'); os.write(1, b'more'); return 1\n"
-    )
+    noisy = "import os\ndef ask(asked, call):\n    print('noise'); os.write(1, b'more'); return 1\n"
+    (tmp_path / "noisy.py").write_text(noisy)
     start = (
         "import backend.serve.questions as t; t.QUESTIONS['noisy'] = t.Question('noisy:ask');"
         "from backend.serve.loop import run; run()"
     )
     environment = backend_environment()
     environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
-    done = subprocess.run(
-        [backend_command("serve")[0], "-P", "-c", start],
-        input=json.dumps(ask(1, "noisy")).encode(), capture_output=True, env=environment, check=True,
-    )  # fmt: skip
+    command, line = [backend_command("serve")[0], "-P", "-c", start], json.dumps(ask(1, "noisy")).encode()
+    done = subprocess.run(command, input=line, capture_output=True, env=environment, check=True)
     assert json.loads(done.stdout) == {"id": 1, "answer": 1}
     assert b"noise" in done.stderr and b"more" in done.stderr
 
 
 def test_the_verb_serve_ends_when_stdin_does():
-    done = subprocess.run(
-        backend_command("serve"), input=b'{"id": 1, "ask": "weather"}\n', capture_output=True,
-        env=backend_environment(), timeout=30,
-    )  # fmt: skip
+    line = b'{"id": 1, "ask": "weather"}\n'
+    command = backend_command("serve")
+    done = subprocess.run(command, input=line, capture_output=True, env=backend_environment(), timeout=30)
     assert done.returncode == 0 and json.loads(done.stdout)["id"] == 1

@@ -99,21 +99,15 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
     token_file.parent.mkdir(parents=True)
     token_file.write_text(IN_FILE)
     (folder / "thief.py").write_text(THIEF.replace("TOKEN_FILE", str(token_file)))
-    raw = small_run.settings_for(
-        folder, iters=1, reward_functions=["thief"], reward_weights=[], reward_functions_file=str(folder / "thief.py"),
-        reward_isolation="process",
-    )  # fmt: skip
+    own = {"reward_functions": ["thief"], "reward_weights": [], "reward_functions_file": str(folder / "thief.py")}
     run = RunFolder(folder / "runs" / "one")
-    small_run.prepare(run, raw)
+    small_run.prepare(run, small_run.settings_for(folder, iters=1, **own, reward_isolation="process"))
     QueueFile(folder / "runs").add(run)
-    environment = backend_environment() | {
-        "HF_TOKEN": IN_ENVIRONMENT, "HOME": str(folder / "home"), "HF_HOME": str(token_file.parent),
-        RUNS_VARIABLE: str(folder / "runs"),
-    }  # fmt: skip
+    environment = backend_environment() | {"HF_TOKEN": IN_ENVIRONMENT, "HOME": str(folder / "home")}
+    environment |= {"HF_HOME": str(token_file.parent), RUNS_VARIABLE: str(folder / "runs")}
     seen = Watched(folder)
-    process = subprocess.Popen(
-        backend_command("queue", "run"), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    command = backend_command("queue", "run")
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     while process.poll() is None:
         for pid in tree(process.pid):
             with suppress(OSError):  # it has ended

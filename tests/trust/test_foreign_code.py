@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from app.state.consent import Consent
-from backend.__main__ import app
 from backend.config import config
 from backend.rewards.allowed_code import TrustRecord, allow_named, code_files, require_allowed
 from backend.runs.queue import QueueFile
@@ -20,8 +18,8 @@ from backend.utils.errors import UserError
 from backend.utils.text import shorten
 from tests.support import small_run
 from tests.support.trained_run import make_run
+from tests.support.verbs import call
 
-VERBS = app()
 CODE = """
 from pathlib import Path
 from backend.rewards import register_reward_function
@@ -54,31 +52,27 @@ def theirs(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Path:
     return folder
 
 
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(VERBS, [str(argument) for argument in arguments])
+VERBS_ON_RUNS = [
+    "resume {}/trained",
+    "train --run {}/fresh",
+    "clone {}/trained --set iters=20",
+    "clone {}/trained --cold --start --runs-dir {}/../clones",
+    "evaluate {}/trained --split train --limit 1",
+    "export {}/trained --to folder --checkpoint last --held-out 2",
+    "export {}/trained --to trl --folder {}/..",
+    "generate {}/trained --prompt 2+2 --checkpoint last --answer 4 --score",
+    "queue add {}/trained --runs-dir {}",
+    "sweep {}/sweeps/theirs --resume",
+    "resume {}/sweeps/theirs",
+]
 
 
-VERBS_ON_RUNS = {
-    "resume": ("resume", "{}/trained"),
-    "train --run": ("train", "--run", "{}/fresh"),
-    "clone --set": ("clone", "{}/trained", "--set", "iters=20"),
-    "clone --start": ("clone", "{}/trained", "--cold", "--start", "--runs-dir", "{}/../clones"),
-    "evaluate": ("evaluate", "{}/trained", "--split", "train", "--limit", "1"),
-    "export --held-out": ("export", "{}/trained", "--to", "folder", "--checkpoint", "last", "--held-out", "2"),
-    "export --to trl": ("export", "{}/trained", "--to", "trl", "--folder", "{}/.."),
-    "generate --score": ("generate", "{}/trained", "--prompt", "2+2", "--checkpoint", "last", "--answer", "4", "--score"),
-    "queue add": ("queue", "add", "{}/trained", "--runs-dir", "{}"),
-    "sweep --resume": ("sweep", "{}/sweeps/theirs", "--resume"),
-    "resume of a sweep": ("resume", "{}/sweeps/theirs"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("verb", VERBS_ON_RUNS)
-def test_no_verb_runs_a_foreign_reward_file(verb: str, theirs: Path) -> None:
-    result = call(*(argument.format(theirs) for argument in VERBS_ON_RUNS[verb]))
+@pytest.mark.parametrize("line", VERBS_ON_RUNS)
+def test_no_verb_runs_a_foreign_reward_file(line: str, theirs: Path) -> None:
+    result = call(*(word.replace("{}", str(theirs)) for word in line.split()))
     assert result.exit_code == 2, (result.output, result.exception)
-    refusal = f"The reward file {theirs / 'theirs.py'} was never allowed to run on this machine inside the trainer. Read it first; "
-    assert shorten(f"{refusal}--allow-code runs it from now on.") in result.stderr
+    refusal = f"The reward file {theirs / 'theirs.py'} was never allowed to run on this machine inside the trainer."
+    assert shorten(f"{refusal} Read it first; --allow-code runs it from now on.") in result.stderr
     assert not (theirs / "it-ran").exists()
 
 
@@ -112,22 +106,22 @@ def test_an_edited_file_goes_on_at_the_command_line_and_is_asked_about_in_the_wi
     assert not Consent(TrustRecord().file).obtain(raw), "without a user to ask, no"
 
 
-HIDDEN_NAMES: dict[str, Any] = {
-    "the setting": {"reward_functions_file": "theirs.py"},
-    "a list of one": {"reward_functions_file": ["theirs.py"]},
-    "an entry": {"reward_functions": ["theirs.py::theirs"]},
-    "text of entries": {"reward_functions": "r1_int, theirs.py::theirs"},
-    "a stage": {"stages": [{"steps": 2, "reward_functions": ["theirs.py::theirs"]}]},
-    "a stage's text": {"stages": [{"steps": 2, "reward_functions": "theirs.py::theirs"}]},
-}
-
-
-@pytest.mark.parametrize("how", HIDDEN_NAMES)
-def test_code_is_found_however_a_run_folder_names_it(how: str, theirs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"reward_functions_file": "theirs.py"},
+        {"reward_functions_file": ["theirs.py"]},
+        {"reward_functions": ["theirs.py::theirs"]},
+        {"reward_functions": "r1_int, theirs.py::theirs"},
+        {"stages": [{"steps": 2, "reward_functions": ["theirs.py::theirs"]}]},
+        {"stages": [{"steps": 2, "reward_functions": "theirs.py::theirs"}]},
+    ],
+)
+def test_code_is_found_however_a_run_folder_names_it(named: dict[str, Any], theirs: Path, tmp_path: Path) -> None:
     """The path is relative to the run's folder, and neither the window nor a terminal has that as its working
     directory."""
     run = RunFolder(tmp_path / "run")
-    small_run.write_config(run.config, {"model": "m", "data": "d"} | HIDDEN_NAMES[how])
+    small_run.write_config(run.config, {"model": "m", "data": "d"} | named)
     shutil.copy(theirs / "theirs.py", run.path)
     assert code_files(config.read(run.config)) == [run.path / "theirs.py"]
     assert not Consent(tmp_path / "trusted.json").obtain(config.read(run.config))
@@ -139,9 +133,8 @@ def test_a_queue_of_somebody_else_starts_no_code(theirs: Path, tmp_path: Path) -
 
     folder = shutil.copytree(theirs, tmp_path / "runs")
     (folder / "theirs.py").unlink()  # the files name that of the first folder
-    shutil.rmtree(
-        folder / "trained"
-    )  # a folder so new and without an event log is taken for one that is being started, and waited for
+    # A folder so new and without an event log is taken for one that is being started, and waited for.
+    shutil.rmtree(folder / "trained")
     (folder / "fresh" / "events.jsonl").unlink(missing_ok=True)
     (folder / "queue.json").write_text(json.dumps({"runs": ["fresh"], "event logs": {}}))
 

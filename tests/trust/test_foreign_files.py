@@ -49,11 +49,7 @@ def exported(models: Path, tmp_path: Path) -> Callable[..., Path]:
     (theirs / "theirs.py").write_text(REWARD)
 
     def export(**settings: object) -> Path:
-        own = {
-            "reward_functions_file": str(theirs / "theirs.py"),
-            "reward_functions": ["class"],
-            "reward_weights": [1.0],
-        }
+        own = {"reward_functions_file": str(theirs / "theirs.py"), "reward_functions": ["class"], "reward_weights": [1]}
         raw = small_run.settings_for(models, data=str(models / "rows.jsonl"), **own, **settings)
         return export_trl(parse(raw), "for-trl", tmp_path, overwrite=True).path
 
@@ -117,20 +113,8 @@ def test_links_of_the_hubs_cache_are_its_own(tmp_path: Path, monkeypatch: pytest
         own_file(false / "vocab.txt", false, "model")
 
 
-ELSEWHERE = (
-    "https://somewhere.example/adapters",
-    "smb://somewhere.example/share",
-    "hf://owner/name",
-    "owner/name",
-    "//somewhere.example/x",
-)
-
-
-@pytest.mark.parametrize("name", ELSEWHERE)
+@pytest.mark.parametrize("name", ["https://some.example/x", "smb://some.example/x", "//some.example/x", "owner/name"])
 def test_an_adapter_is_never_fetched(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_socket(*_: object, **__: object) -> None:
-        raise AssertionError("a connection")
-
-    monkeypatch.setattr("socket.socket", no_socket)
+    monkeypatch.setattr("socket.socket", lambda *_, **__: pytest.fail("a connection"))
     with pytest.raises(UserError, match="There is no adapter"):
         find_adapter(name, tmp_path)

@@ -6,14 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from backend.__main__ import app
 from backend.distributed.hosts_file import AllowedHosts
 from backend.runs.run_folder import RunFolder
 from tests.support import small_run
+from tests.support.verbs import call
 
-VERBS = app()
 HOSTS = [{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}, {"ssh": "theirs.example", "ips": ["127.0.0.2"]}]
 
 
@@ -28,21 +26,13 @@ def contacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return mark
 
 
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(VERBS, [str(argument) for argument in arguments])
-
-
-def write_run(
-    run: RunFolder, models: Path, *, in_changes: bool = False, begun: bool = True, **settings: object
-) -> Path:
+def write_run(run: RunFolder, models: Path, *, in_changes: bool = False, begun: bool = True) -> Path:
     """A run that names hosts.json, which came with its folder: in config.yaml or in its changes. → the hosts file."""
     file = run.path / "hosts.json"
     run.path.mkdir()
     file.write_text(json.dumps(HOSTS))
-    own = {} if in_changes else {"hosts": "hosts.json"}
-    small_run.write_config(
-        run.config, small_run.settings_for(models, data=str(models / "rows.jsonl"), **own, **settings)
-    )
+    raw = small_run.settings_for(models, data=str(models / "rows.jsonl"))
+    small_run.write_config(run.config, raw if in_changes else raw | {"hosts": "hosts.json"})
     if in_changes:
         change = {"step": 1, "settings": {"hosts": ["", str(file)]}}
         run.changes.write_text(json.dumps({"v": 1, "changes": [change]}))
@@ -57,21 +47,16 @@ def test_no_verb_contacts_the_machines_of_a_foreign_run(
 ) -> None:
     run = RunFolder(tmp_path / "theirs")
     write_run(run, models, in_changes="changes" in verb, begun=verb != "train --run")
-    words = {"train --run": ("train", "--run"), "queue add": ("queue", "add")}.get(verb, ("resume",))
-    result = call(*words, run.path)
+    result = call(*verb.partition(",")[0].split(), run.path)
     assert result.exit_code == 2, (result.output, result.exception)
     assert "was never allowed on this machine" in result.stderr and "hosts.json" in result.stderr
-    assert max(map(len, result.stderr.splitlines())) <= 210, (
-        "a sentence of 200 characters, and what marks it as an error"
-    )
+    assert max(map(len, result.stderr.splitlines())) <= 210, "200 characters, and what marks it as an error"
     assert not contacted.exists()
     if verb == "train --run":  # the window reads the event log alone
         assert "was never allowed" in run.events.read_text()
 
 
-def test_a_hosts_file_that_was_named_is_allowed_and_so_is_its_edit(
-    models: Path, tmp_path: Path, contacted: Path
-) -> None:
+def test_a_hosts_file_that_was_named_is_allowed(models: Path, tmp_path: Path, contacted: Path) -> None:
     run = RunFolder(tmp_path / "mine")
     file = write_run(run, models)
     assert "Refused" in call("machines", file).output and contacted.exists(), "checking it is a choice"

@@ -1,4 +1,4 @@
-"""What is shipped, with versions and licences; and texts without anything private."""
+"""What is shipped, with versions and licences; and texts and reports without anything private."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from backend import __version__
+from backend.config.config import SETTINGS
 from backend.utils import about
-from backend.utils.about import without_private
+from backend.utils.about import LOG_LINES, ProblemFacts, report, without_private
 
 
 def test_everything_shipped_names_a_version_and_a_licence() -> None:
@@ -24,10 +26,10 @@ def test_everything_shipped_names_a_version_and_a_licence() -> None:
 
 
 def test_the_field_license_is_the_text_where_there_is_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    folder = tmp_path / "odd-1.0.dist-info"
-    folder.mkdir()
     text = "You may do with this whatever you like, " * 4
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: odd\nVersion: 1.0\nLicense: {text}\n")
+    (tmp_path / "odd-1.0.dist-info").mkdir()
+    metadata = tmp_path / "odd-1.0.dist-info" / "METADATA"
+    metadata.write_text(f"Metadata-Version: 2.1\nName: odd\nVersion: 1.0\nLicense: {text}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     odd = about.component("odd")
     assert odd.text == text.strip() and odd.licence == "see its text"
@@ -73,3 +75,21 @@ def test_what_is_private_is_left_out(text: str, expected: str, monkeypatch: pyte
     monkeypatch.setenv("HOME", "/home/ada")
     monkeypatch.setattr(getpass, "getuser", lambda: "ada")
     assert without_private(text) == expected
+
+
+def test_a_report_holds_versions_traceback_log_and_changed_settings() -> None:
+    log = [f"line {number}" for number in range(LOG_LINES + 5)]
+    settings = {"temperature": 0.7, "iters": SETTINGS["iters"].default}
+    text = report(ProblemFacts("It broke.", "Traceback (most recent call last):\nValueError: x", log, settings))
+    assert "It broke." in text and f"grpo-studio: {__version__}" in text and "ValueError: x" in text
+    assert "temperature: 0.7" in text and "iters" not in text, "only what differs from its default"
+    assert "line 5\n" in text and "line 4\n" not in text
+
+
+def test_paths_prompts_and_tokens_are_left_out() -> None:
+    settings = {"model": "/data/secret-project/model", "data": "owner/set", "system_prompt": "Our secret prompt"}
+    settings["reward_functions_file"] = str(Path.home() / "mine" / "rewards.py")
+    trace = f'File "{Path.home()}/mine/x.py"\nRuntimeError: HF_TOKEN=hf_abcdefghijklmnop'
+    text = report(ProblemFacts("Broken.", trace, [f"reading {Path.home()}/a"], settings))
+    assert "secret" not in text and str(Path.home()) + "/" not in text and "hf_abc" not in text
+    assert "model: …/model" in text and "data: owner/set" in text and "rewards.py" in text and "(17 characters)" in text

@@ -32,11 +32,9 @@ def refusal(call: Any, text: str) -> str:
     [
         ("a: *b", "found undefined alias"),
         ("[" * 10_000, "it is nested more than 50 levels deep."),
-        ("- " * 1000, "it is nested more than 50 levels deep."),
         ("a: " * 60, "mapping values are not allowed"),
         ("x: !!python/object/apply:os.system [ls]", "tags are not read, and tag:yaml.org,2002:python/object/ap"),
         ("x: !mine 1", "tags are not read, and !mine is one."),
-        ("x: !!str 1", "tags are not read"),
         ("a: 1\nb: 2\na: 3", "YAML at line 3: a is given twice."),
         ("x: {a: 1, a: 1}", "a is given twice."),
         ("a: " + "9" * 5000, "Exceeds the limit (4300 digits)"),
@@ -62,7 +60,6 @@ def test_yaml_beyond_the_limits_is_refused(text: str, expected: str) -> None:
         "a: &a [1, 2]\nb: [*a, *a]",
         "2026-01-02: |\n  lines\n  of text\n",
         "[" * 50 + "]" * 50,
-        "",
         "# only a comment",
         "\ufeffa: 1",
     ],
@@ -77,10 +74,8 @@ def test_what_pyyaml_reads_is_read_the_same(text: str) -> None:
         ("{", "JSON at character 2: expecting property name enclosed in double quotes."),
         ('{\n"a": }', "JSON at line 2: expecting value."),
         ("9" * 5000, "JSON: a whole number has more than 4,300 digits."),
-        ("[NaN]", "JSON: NaN is not a number."),
         ("-Infinity", "JSON: -Infinity is not a number."),
         ("[" * 51 + "]" * 51, "JSON: it is nested more than 50 levels deep."),
-        ("[" * 100_000 + "]" * 100_000, "JSON: it is nested more than 50 levels deep."),
         ('{"a":' * 100_000, "JSON: it is nested more than 50 levels deep."),
         ("", "expecting value"),
     ],
@@ -90,22 +85,19 @@ def test_json_beyond_the_limits_is_refused(text: str, expected: str) -> None:
     assert expected in refusal(parse_json, text)
 
 
-@pytest.mark.parametrize(
-    "value", [{"a": [1, 2.5, None, "x[[[[{{"]}, [[]] * 60, json.loads("[" * 50 + "]" * 50)], ids=range(3)
-)
-def test_json_is_read(value: object) -> None:
-    assert parse_json(json.dumps(value), "x", "config") == value
+def test_json_is_read() -> None:
+    for value in ({"a": [1, 2.5, None, "x[[[[{{"]}, [[]] * 60, json.loads("[" * 50 + "]" * 50)):
+        assert parse_json(json.dumps(value), "x", "config") == value
 
 
 def test_files_are_named_in_the_sentence(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
-    file.write_text("a: [")
-    with pytest.raises(UserError, match=r"c\.yaml is not valid YAML at line 1: "):
-        read_yaml(file, "config")
-    with pytest.raises(UserError, match=r"c\.yaml is not valid JSON at character 1: expecting value"):
-        read_json(file, "config")
-    file.write_text("{}")
-    assert read_yaml(file, "config") == read_json(file, "config") == {}
+    for read, kind in ((read_yaml, "YAML"), (read_json, "JSON")):
+        file.write_text("a: [")
+        with pytest.raises(UserError, match=rf"c\.yaml is not valid {kind} at "):
+            read(file, "config")
+        file.write_text("{}")
+        assert read(file, "config") == {}
 
 
 def nested(levels: int) -> Any:
@@ -126,25 +118,18 @@ def test_what_nothing_can_work_with_is_named() -> None:
     assert validation_error([{"a": "\ud800"}]) == r"contains characters that are not valid text: \ud800"
     assert validation_error({"\udcff": 1}).startswith("contains characters that are not valid text")
     assert validation_error([10**400]) == "contains a number of about 401 digits, which is beyond every limit"
-    assert (
-        validation_error(nested(DEPTH + 1))
-        == validation_error(nested(10**5))
-        == validation_error(itself)
-        == "is nested more than 50 levels deep"
-    )
+    for value in (nested(DEPTH + 1), nested(10**5), itself):
+        assert validation_error(value) == "is nested more than 50 levels deep"
     assert validation_error([0] * 12_000) == "contains more than 10,000 values"
 
 
-HOSTILE = [True, None, "3", [], {}, math.nan, math.inf, -math.inf, 10**400, -(10**5000)]
+HOSTILE = [2.5, True, None, "3", [], {}, math.nan, math.inf, -math.inf, 10**400, -(10**5000)]
 
 
-@pytest.mark.parametrize("value", [*HOSTILE, 2.5], ids=range(len(HOSTILE) + 1))
+@pytest.mark.parametrize("value", HOSTILE, ids=range(len(HOSTILE)))
 def test_what_is_no_whole_number_is_named(value: object) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError, match=r"^iters: iters must be a whole number, not .{0,150}$"):
         whole_number(value, "iters")
-    (fault,) = told.value.faults
-    assert fault.setting == "iters" and fault.sentence.startswith("iters must be a whole number, not ")
-    assert len(fault.sentence) < 200
 
 
 def test_numbers_are_returned_in_their_type() -> None:

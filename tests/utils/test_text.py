@@ -1,15 +1,17 @@
-"""Any value becomes one short printable line, whatever it is made of."""
+"""Any value becomes one short printable line; and how long a user's regular expression is with its repetitions written
+out, which is what `regex` would compile."""
 
 from __future__ import annotations
 
 import itertools
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from backend.utils.errors import ConfigProblem, UserError
-from backend.utils.text import SENTENCE, quote, visible
+from backend.utils.text import SENTENCE, excess, quote, visible, written_out
 
 
 def deep(levels: int) -> list[Any]:
@@ -80,15 +82,60 @@ def test_what_cannot_be_seen_is_escaped_and_writing_stays(text: str, seen: str):
     assert visible(text) == seen
 
 
+def test_a_sentence_loses_the_middle_of_its_longest_words_and_none_of_its_own() -> None:
+    long, two_paths = "x" * 5000, ("/a" * 150, "/b" * 150)
+    for sentence, words in (
+        (f"The run {long} has finished; clone it to go on.", ["The run xxx", "x has finished; clone it to go on."]),
+        ("{}/rows.csv is not {}/more.csv.".format(*two_paths), ["/a/a", "/rows.csv is not /b", "/more.csv."]),
+    ):
+        fault = ConfigProblem("run", sentence)
+        assert len(fault.sentence) <= SENTENCE and all(word in fault.sentence for word in words)
+
+
+BOMBS = [
+    ".{1000000000}",
+    "(.{1000000000})",
+    "a{" + "9" * 5_000 + "}",
+    "((?:.{999}){9999})",
+    "((a{100}){100}){100}b",
+    "(?:(?:(?:[]{]{99}){99}){99}){9}",
+    r"(?:\[.{2000}){2000}",
+    "(?x) # [\n (.{1000000000})",
+    "(?V1)([[a-z]--[{]]{2000}){2000}",
+    "x" * 2_000 + "(" + "[a-z]x?" * 200 + "){10000}",
+    "a{9}" * 20_000 + "(b{1000}){1000}",
+    "{3}" * 30_000 + "(b{9999}){9999}",
+]
+SOUND = [
+    r"#### ([0-9]{1,9})",
+    r"(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{3}[+-]\d{2}:\d{2})",
+    "#([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}) {3}x{3}y{3}z{3}a{3}b{3}c{3}d{3}e{3}f{3}g{3}h{3}",
+    "(.{0,1000000000})",
+    "(.{10000})",
+    r"a\{99999999\}",
+    "[{99999999}]",
+    "((((",
+    "[",
+    "",
+]
+
+
+@pytest.mark.parametrize("pattern", BOMBS, ids=range(len(BOMBS)))
+def test_a_pattern_that_would_fill_the_memory_is_refused_in_one_sentence_and_at_once(pattern: str) -> None:
+    began = time.process_time()
+    sentence = excess(pattern)
+    assert "more than 1,000,000 characters long with its repetitions written out" in sentence and len(sentence) <= 200
+    assert time.process_time() - began < 3
+
+
+@pytest.mark.parametrize("pattern", SOUND)
+def test_patterns_as_people_write_them_are_left_alone(pattern: str) -> None:
+    assert not excess(pattern)
+
+
 @pytest.mark.parametrize(
-    ("sentence", "words"),
-    [
-        (f"The run {'x' * 5000} has finished; clone it to go on from its end.", ("The run xxx", "x has finished; clone it")),
-        (f"{'/a' * 150}/rows.csv is not {'/b' * 150}/more.csv, the other.", ("/a/a", "/rows.csv is not /b", "more.csv, the other.")),
-    ],
-)  # fmt: skip
-def test_a_sentence_loses_the_middle_of_its_longest_words_and_none_of_its_own(
-    sentence: str, words: tuple[str, ...]
-) -> None:
-    fault = ConfigProblem("run", sentence)
-    assert len(fault.sentence) <= SENTENCE and all(word in fault.sentence for word in words)
+    ("pattern", "length"), [("abc", 3), ("(?:ab){5000}c{5000}" * 2, 70_000), (r"[^]a]{2000}\{{2000}" * 2, 8_000)]
+)
+def test_only_what_is_repeated_counts_more_than_once(pattern: str, length: int) -> None:
+    """Every character of a group counts, its brackets too: (?:ab) is six."""
+    assert written_out(pattern) == length
