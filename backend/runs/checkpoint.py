@@ -24,7 +24,7 @@ import xxhash
 from backend.config.changeable import STAGE_DATA
 from backend.config.config import Config
 from backend.models.saving import Arrays, HostArrays, save_arrays
-from backend.runs.events import RUN_FORMAT, first_and_last_events, is_number, read_events
+from backend.runs.events import RUN_FORMAT, end_of_step, first_and_last_events, is_number, read_events
 from backend.runs.metric_names import EVALUATION
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.saved_weights import (
@@ -94,6 +94,17 @@ def write_state(folder: Path, state: TrainingState) -> None:
     arrays = (file for file in folder.iterdir() if file.name != "state.json")
     content = {"v": RUN_FORMAT} | asdict(state) | {"files": file_sums(arrays)}
     (folder / "state.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def lengths_at(run: RunFolder, saved: Checkpoint) -> tuple[int, int]:
+    """Bytes of the event log and of the completions that belong to a checkpoint: as it recorded them, or up to the last
+    line of its step where an earlier version recorded none."""
+    files = {"events_bytes": run.events, "completions_bytes": run.completions}
+    events, completions = (
+        end_of_step(path, saved.step) if name in saved.filled_in else getattr(saved.state, name)
+        for name, path in files.items()
+    )
+    return events, completions
 
 
 def first_start(run: RunFolder) -> float | None:

@@ -24,7 +24,7 @@ from backend.config.config import SETTINGS, Config, dump, keys_used_by, load, pa
 from backend.config.other_programs.translation import translate
 from backend.config.updates import OWN
 from backend.export.destinations import staging_folder
-from backend.runs.checkpoint import arrays_of, write_state
+from backend.runs.checkpoint import arrays_of, lengths_at, write_state
 from backend.runs.events import EventLog, check_format
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import Parent, write_parent
@@ -167,8 +167,9 @@ def _copy_warm(parent: RunFolder, saved: Checkpoint, changed: Mapping[str, tuple
     target.mkdir(parents=True)
     for file in saved.path.iterdir():
         shutil.copy2(file, target)
-    _copy_head(parent.events, draft.events, state.events_bytes)
-    _copy_head(parent.completions, draft.completions, state.completions_bytes)
+    events_bytes, completions_bytes = lengths_at(parent, saved)
+    _copy_head(parent.events, draft.events, events_bytes)
+    _copy_head(parent.completions, draft.completions, completions_bytes)
     if state.gpu_errors_told:  # they have left smaller micro-batches, which round differently
         lines = parent.gpu_errors.read_bytes().splitlines(keepends=True)
         draft.gpu_errors.write_bytes(b"".join(lines[: state.gpu_errors_told]))
@@ -183,7 +184,7 @@ def _copy_warm(parent: RunFolder, saved: Checkpoint, changed: Mapping[str, tuple
         state = replace(state, reward_weights=[])
     if keys & {*keys_used_by("rewards", "scoring"), "stages", "best_metric", "best_is_lowest"}:
         state = replace(state, score=None, best_score=None, best_step=0, gain=None, scores_without_gain=0)
-    write_state(target, replace(state, events_bytes=event_log.size))
+    write_state(target, replace(state, events_bytes=event_log.size, completions_bytes=completions_bytes))
     _end_event_log(event_log, f"Cloned from {parent.name} after step {state.step}, and not begun yet.", state.step)
 
 

@@ -292,6 +292,18 @@ def truncate_file(path: Path, size: int) -> None:
         os.fsync(file.fileno())
 
 
+def end_of_step(path: Path, step: int) -> int:
+    """The length of an event log or of completions.jsonl up to the last line of a step that is not after `step`."""
+    end = length = 0
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        for line in file:
+            length += len(line)
+            row = parse_line(line) or {}
+            if row.get("kind", "step") in ("step", "eval") and is_step(row.get("step")) and row["step"] <= step:
+                end = length
+    return end
+
+
 def last_event(run: RunFolder) -> Event:
     last = first_and_last_events(run.events)[1]
     return last[-1] if last else {}

@@ -24,7 +24,7 @@ from backend.runs import checkpoint
 from backend.runs.checkpoint import newest_whole, set_aside
 from backend.runs.events import EventLog, check_format, truncate_file
 from backend.runs.run_folder import RunFolder, hand_on_lock, hold_lock, inherited_lock
-from backend.runs.saved_weights import Checkpoint, DamagedCheckpoint, TrainingState
+from backend.runs.saved_weights import Checkpoint, DamagedCheckpoint
 from backend.trainer.control import Stopped, StopPending
 from backend.trainer.machine import GpuError, gpu_error
 from backend.trainer.run_context import LoadContext, SharedResources, load_context
@@ -138,18 +138,18 @@ def open_run(
         steering.record(changes, step, at_resume=True)
     # After a kill both files are ahead of the checkpoint: see the docstring of backend/runs/checkpoint.py.
     notes = [*notes, *map(set_aside, damaged)]
-    state = saved.state if saved else TrainingState()
-    truncate_file(run.events, state.events_bytes)
-    truncate_file(run.completions, state.completions_bytes)
+    events_bytes, completions_bytes = checkpoint.lengths_at(run, saved) if saved else (0, 0)
+    truncate_file(run.events, events_bytes)
+    truncate_file(run.completions, completions_bytes)
     settings = steering.config_at(step)
     checkpoint.rotate(run, settings.keep_checkpoints)  # a process that was killed may not have done it
     trainer = Trainer(settings, run, EventLog(run.events, echo), steering, keep_words=keep_words)
     trainer.shared = shared
     for sentence in notes:
         trainer.warn(sentence)
-    if saved is not None and saved.filled_in:
-        lacks = ", ".join(saved.filled_in)
-        about = f"The checkpoint of step {step} is of an earlier version, which recorded no {lacks}"
+    # `lengths_at` finds the lengths without the checkpoint.
+    if lacks := [name for name in (saved.filled_in if saved else ()) if not name.endswith("_bytes")]:
+        about = f"The checkpoint of step {step} is of an earlier version, which recorded no {', '.join(lacks)}"
         trainer.note(f"{about}; the run continues with their initial values.")
     return trainer, saved
 

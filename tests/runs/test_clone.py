@@ -4,6 +4,7 @@ refused."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,17 @@ def test_a_warm_clone_without_changes_continues_as_its_parent_bit_for_bit(parent
     assert load(run.config).temperature == 1.1, "the parent's change before the step is a setting of the clone"
     seqs = [event["seq"] for event in read_events(run.events)]
     assert seqs == list(range(len(seqs)))
+
+
+def test_a_clone_of_a_checkpoint_without_lengths_has_the_lines_up_to_it(parent: RunFolder, tmp_path: Path) -> None:
+    """As an earlier version left it."""
+    old = RunFolder(Path(shutil.copytree(parent.path, tmp_path / "old")))
+    file = old.checkpoints / "000003" / "state.json"
+    state = json.loads(file.read_text())
+    file.write_text(json.dumps({name: value for name, value in state.items() if "_bytes" not in name}))
+    run = continued(clone(old, "3", name="twin", runs_dir=tmp_path))
+    assert numbers(run) == numbers(parent)
+    assert run.completions.read_text() == parent.completions.read_text()
 
 
 def test_a_clone_of_a_checkpoint_without_the_optimizer_goes_on_and_notices_damage(
@@ -207,8 +219,6 @@ def test_a_disk_that_is_full_leaves_nothing(
 
 
 def test_a_parent_is_found_after_a_move(parent: RunFolder, tmp_path: Path) -> None:
-    import shutil
-
     shutil.copytree(parent.path, tmp_path / "a" / "parent")
     first = clone(RunFolder(tmp_path / "a" / "parent"), "2", name="first")
     second = clone(first, "last", {"learning_rate": 1e-4}, name="second", warm=False)

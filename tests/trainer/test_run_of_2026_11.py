@@ -3,6 +3,7 @@ since."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -87,12 +88,17 @@ def group_from(row: GroupRow) -> Group:
     """The group that a step would have had to write this row."""
     completions = [
         Completion(
-            tokens=[5] * completion["tokens"], logps=[], text=completion["text"], stop=completion["stop"],
-            scores=completion["rewards"],
-            reward=completion["reward"], advantage=completion["advantage"], logged=completion.get("logged", {}),
+            [5] * each["tokens"],
+            [],
+            each["text"],
+            each["stop"],
+            scores=each["rewards"],
+            reward=each["reward"],
+            advantage=each["advantage"],
+            logged=each.get("logged", {}),
         )
-        for completion in row["completions"]
-    ]  # fmt: skip
+        for each in row["completions"]
+    ]
     return Group(group_of(row, 0, "a row").problem, completions)
 
 
@@ -117,10 +123,15 @@ def test_a_finished_run_is_not_resumed(run: RunFolder) -> None:
     assert has_finished(run)
 
 
-def test_the_run_resumes_from_its_checkpoint_past_its_last_step(run: RunFolder) -> None:
+@pytest.mark.parametrize("has_lengths", [True, False])
+def test_the_run_resumes_from_its_checkpoint_past_its_last_step(has_lengths: bool, run: RunFolder) -> None:
     """As if it had been killed in its third step: the event log ends within a line, and the last checkpoint is
-    missing."""
+    missing. No row is lost or doubled, whether or not the checkpoint recorded the lengths of the files."""
     before = rows_of(run)
+    if not has_lengths:
+        file = run.checkpoints / "000002" / "state.json"
+        state = json.loads(file.read_text())
+        file.write_text(json.dumps({name: value for name, value in state.items() if "_bytes" not in name}))
     third = next(event for event in read_events(run.events) if event.get("step") == 3)
     shutil.rmtree(run.checkpoints / "000003")
     run.events.write_bytes(run.events.read_bytes()[:-40])
@@ -130,6 +141,7 @@ def test_the_run_resumes_from_its_checkpoint_past_its_last_step(run: RunFolder) 
     events = list(read_events(run.events))
     assert [event["resumed_from"] for event in events if event["kind"] == "started"] == [None, 2]
     assert [event["step"] for event in events if event["kind"] == "step"] == [1, 2, 3]
+    assert not any("_bytes" in event["sentence"] for event in events if event["kind"] == "note")
     again = next(event for event in events if event.get("step") == 3)["metrics"]
     for name in ("num_tokens", "learning_rate", "epoch", "reward", "grad_norm"):
         assert again[name] == pytest.approx(third["metrics"][name], rel=1e-3), name
