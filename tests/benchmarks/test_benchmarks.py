@@ -116,32 +116,33 @@ def sample(rollout: Sampler, case: Case) -> list[Group]:
     return rollout.sample(our_contenders.problems(case, 0), case.group_size, our_contenders.sampling(case), 0, 0)
 
 
+@pytest.fixture(scope="module")
+def folder(models: Path) -> Path:
+    return model_folder(SMALLER, models)
+
+
 SMALLER = Case("", prompts=3, group_size=4, prompt=24, completion=16, vocab=320, hidden=64, layers=1)
 
 
 @pytest.fixture(scope="module")
-def fast(models: Path) -> Work:
+def fast(folder: Path) -> Work:
     """Sampling with every technique."""
-    return sampling_work(SMALLER, model_folder(SMALLER, models))
+    return sampling_work(SMALLER, folder)
 
 
-def test_groups_are_decoded_in_one_batch(models: Path, fast: Work):
-    slow = sampling_work(SMALLER, model_folder(SMALLER, models), SWITCHES["groups decoded together"])
+def test_groups_are_decoded_in_one_batch_and_not_run_from_python(folder: Path, fast: Work):
+    slow = sampling_work(SMALLER, folder, SWITCHES["groups decoded together"])
     assert slow.passes == SMALLER.prompts * SMALLER.completion and slow.compiled_rows == 0
+    slow = sampling_work(SMALLER, folder, SWITCHES["compiled decoding"])
+    assert slow.passes >= SMALLER.completion, "the prefill, then a pass for each further token"
     assert fast.passes < 6, "the prefill, and a trace for each number of rows"
     assert fast.compiled_rows >= SMALLER.rows * (SMALLER.completion - 1)
 
 
-def test_a_prompt_is_prefilled_once_for_its_group_when_sampling(models: Path, fast: Work):
-    slow = sampling_work(SMALLER, model_folder(SMALLER, models), SWITCHES["one prefill a prompt"])
+def test_a_prompt_is_prefilled_once_for_its_group_when_sampling(folder: Path, fast: Work):
+    slow = sampling_work(SMALLER, folder, SWITCHES["one prefill a prompt"])
     saved = (SMALLER.group_size - 1) * SMALLER.prompts * SMALLER.prompt
     assert slow.tokens - fast.tokens == saved
-
-
-def test_a_decoding_step_is_traced_and_not_run_from_python(models: Path, fast: Work):
-    slow = sampling_work(SMALLER, model_folder(SMALLER, models), SWITCHES["compiled decoding"])
-    assert slow.passes >= SMALLER.completion, "the prefill, then a pass for each further token"
-    assert fast.passes < 6, "the prefill, and a trace for each number of rows"
 
 
 def test_rows_that_have_ended_leave_the_batch(models: Path):
@@ -152,9 +153,9 @@ def test_rows_that_have_ended_leave_the_batch(models: Path):
 
 
 @pytest.fixture(scope="module")
-def learning(models: Path) -> Callable[[str], tuple[Case, Work, Work]]:
+def learning(folder: Path) -> Callable[[str], tuple[Case, Work, Work]]:
     """The work of an update with every technique, and without the one that is named."""
-    case, folder = SMALLER.changed(beta=0.0), model_folder(SMALLER, models)
+    case = SMALLER.changed(beta=0.0)
     return lambda technique: (case, learning_work(case, folder), learning_work(case, folder, SWITCHES[technique]))
 
 

@@ -30,12 +30,11 @@ def task(measure: str = "gap", precision: str = "float32") -> Task:
 def test_every_model_is_measured_in_every_way(scale: Scale) -> None:
     planned = tasks(scale)
     assert len({str(task) for task in planned}) == len(planned)
+    every = [(name, size, on) for name in scale.precisions for size in scale.group_sizes for on in (True, False)]
     for shape in scale.shapes:
-        for precision in scale.precisions:
-            own = [task for task in planned if (task.shape, task.precision) == (shape, precision)]
-            sampled = {(task.group_size, task.filters) for task in own if task.measure == "sampling"}
-            assert sampled == {(size, filters) for size in scale.group_sizes for filters in (True, False)}
-            assert {task.measure for task in own} == {"sampling", "learning", "gap", "prefill"}
+        own = [task for task in planned if task.shape == shape]
+        sampled = {(task.precision, task.group_size, task.filters) for task in own if task.measure == "sampling"}
+        assert sampled == set(every) and {task.measure for task in own} == {"sampling", "learning", "gap", "prefill"}
     first = planned[: 4 * len(scale.shapes) * len(scale.precisions)]
     assert {task.model_name for task in first} == {task.model_name for task in planned}
 

@@ -41,47 +41,39 @@ def config(inputs: Path, folder: Path, **changes: Any) -> Path:
     return small_run.write_config(folder / "config.yaml", small_run.settings_for(inputs, **changes))
 
 
-def _file(name: str, text: str) -> Callable[[Path], str]:
-    def make(folder: Path) -> str:
-        (folder / name).write_text(text)
-        return str(folder / name)
-
-    return make
-
-
-def _model(*, quantised: bool) -> Callable[[Path], str]:
-    """A model that is quantised already, or one without weights."""
-
-    def make(folder: Path) -> str:
-        model = folder / "broken-model"
-        shutil.copytree(small_run.settings_for(folder.parent / "shared")["model"], model)
-        if quantised:
-            about = json.loads((model / "config.json").read_text()) | {"quantization": {"bits": 4, "group_size": 32}}
-            (model / "config.json").write_text(json.dumps(about))
-        else:
-            (model / "model.safetensors").unlink()
-        return str(model)
-
-    return make
+@pytest.fixture(scope="module")
+def broken(inputs: Path) -> Path:
+    """A folder with models and files that cannot be used."""
+    folder = inputs / "broken"
+    for name in ("weightless", "quantised"):
+        shutil.copytree(inputs / "model", folder / name)
+    (folder / "weightless" / "model.safetensors").unlink()
+    about = json.loads((folder / "quantised" / "config.json").read_text())
+    about["quantization"] = {"bits": 4, "group_size": 32}
+    (folder / "quantised" / "config.json").write_text(json.dumps(about))
+    rows = {"empty": "", "no-answer": '{"prompt": "x", "solution": "y"}\n', "no-prompt": '{"question": "x"}\n'}
+    for name, text in rows.items():
+        (folder / f"{name}.jsonl").write_text(text)
+    (folder / "mine.py").write_text("x = 1\ndef f(:\n")
+    return folder
 
 
 def _reward(name: str) -> dict[str, Any]:
     return {"reward_functions": [name], "reward_weights": []}
 
 
-NO_ANSWER = _file("a.jsonl", '{"prompt": "x", "solution": "y"}\n')
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"model": "/nowhere/model"}, "model: There is no model /nowhere/model: it is neither a folder nor an"),
-    ({"model": _model(quantised=False)}, "holds no weights: model*.safetensors is missing."),
-    ({"model": _model(quantised=True), "quantization": 8}, "is quantised already; choose None to train"),
+    ({"model": "BROKEN/weightless"}, "holds no weights: model*.safetensors is missing."),
+    ({"model": "BROKEN/quantised", "quantization": 8}, "is quantised already; choose None to train"),
     ({"data": "/nowhere/rows.jsonl"}, "data: There is no file or folder /nowhere/rows.jsonl."),
-    ({"data": _file("empty.jsonl", "")}, "has no rows to train on."),
-    ({"data": NO_ANSWER, **_reward("r1_accuracy")}, "answer_feature: There is no column answer; "),
-    ({"data": _file("a.jsonl", '{"question": "x"}\n')}, "prompt_feature: There is no column prompt; "),
+    ({"data": "BROKEN/empty.jsonl"}, "has no rows to train on."),
+    ({"data": "BROKEN/no-answer.jsonl", **_reward("r1_accuracy")}, "answer_feature: There is no column answer; "),
+    ({"data": "BROKEN/no-prompt.jsonl"}, "prompt_feature: There is no column prompt; "),
     ({"max_seq_length": 7}, "max_seq_length: Every prompt is longer than the 1 token that Max Seq leaves"),
     ({"test": True}, "test: Evaluate test split is on, and "),
     (_reward("r1_acuracy_reward_func"), "function r1_acuracy_reward_func; the nearest is r1_accuracy_reward_func, and"),
-    ({"reward_functions_file": _file("mine.py", "x = 1\ndef f(:\n")}, "a syntax error on line 2"),
+    ({"reward_functions_file": "BROKEN/mine.py"}, "a syntax error on line 2"),
     ({"reward_functions_file": "/nowhere/mine.py"}, "There is no file /nowhere/mine.py."),
     ({"temperature": 0}, "temperature: Temp must be above 0, not 0."),
     ({"group_size": 1}, "group_size: Group must be at least 2, not 1."),
@@ -92,9 +84,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("raw", "says"), BAD, ids=range(len(BAD)))
-def test_bad_input_leaves_no_file(raw: dict[str, Any], says: str, inputs: Path, runs: Path, tmp_path: Path) -> None:
-    made = {key: value(tmp_path) if callable(value) else value for key, value in raw.items()}
-    file = config(inputs, tmp_path, **made)
+def test_bad_input_leaves_no_file(
+    raw: dict[str, Any], says: str, inputs: Path, broken: Path, runs: Path, tmp_path: Path
+) -> None:
+    file = config(inputs, tmp_path, **raw)
+    file.write_text(file.read_text().replace("BROKEN", str(broken)))
     before = sorted(tmp_path.rglob("*"))
     message = refused("train", file)
     assert says in message and refused("check", file) == message
@@ -146,11 +140,8 @@ def test_check_tells_remarks_and_with_json_a_list_of_faults(inputs: Path, tmp_pa
 
 
 def test_check_says_how_varied_and_how_long_the_prompts_are(inputs: Path, tmp_path: Path) -> None:
-    lines = run_ok("check", config(inputs, tmp_path), "--prompts").stdout.splitlines()
-    said = {line[:16].strip(): line[16:].strip() for line in lines[2:-1]}
-    assert lines[1] == "Prompts: 8 rows" and lines[-1].startswith("There are 8 different prompts")
-    assert said["Repeated"] == said["Near repeats"] == "0" and said["Top wording"] == "100%"
-    assert said["Tokens"].startswith("5% up to ") and said["Tokens"].endswith("(of 8 rows)")
+    said = run_ok("check", config(inputs, tmp_path), "--prompts").stdout
+    assert "Prompts: 8 rows" in said and "5% up to " in said and "There are 8 different prompts" in said
     both = json.loads(run_ok("check", config(inputs, tmp_path), "--prompts", "--json").stdout)
     assert both["faults"] == [] and both["prompts"]["rows"] == 8
     broken = call("check", config(inputs, tmp_path, temperature=0), "--prompts", "--json")

@@ -120,8 +120,8 @@ class Machine:
         assert done.returncode == code, said
         return done
 
-    def backend(self, *arguments: str | Path, stdin: str = "", code: int = 0) -> str:
-        return self.run(BUNDLED_PROGRAM, *arguments, stdin=stdin, code=code).stdout
+    def backend(self, *arguments: str | Path, **how: Any) -> str:
+        return self.run(BUNDLED_PROGRAM, *arguments, **how).stdout
 
     def ask(self, question: str, **request: object) -> Any:
         """Put one question to `serve`, and return its answer."""
@@ -166,6 +166,10 @@ def events(run: Path) -> list[Event]:
     return list(read_events(run / "events.jsonl"))
 
 
+def steps(run: Path) -> list[int]:
+    return [event["step"] for event in events(run) if event["kind"] == "step"]
+
+
 def wait_for(run: Path, kind: str) -> None:
     """Until the run's event log has an event of this kind."""
     until = time.monotonic() + 200
@@ -181,10 +185,6 @@ def last_json(output: str) -> Any:
 def check(machine: Machine, run: Path) -> None:
     machine.backend("check", config(machine, "checked"))
     machine.backend("check", config(machine, "wrong", learning_rate=-1), code=2)
-
-
-def train(machine: Machine, run: Path) -> None:
-    assert [event["step"] for event in events(run) if event["kind"] == "step"] == [1, 2]
 
 
 def change(machine: Machine, run: Path) -> None:
@@ -206,12 +206,7 @@ def clone(machine: Machine, run: Path) -> None:
         folder = Path(machine.backend("clone", run, kind, "--name", f"clone{kind}", "--set", "iters=99").strip())
         assert (folder / "parent.json").is_file()
     machine.backend("clone", run, "--step", "1", "--name", "goes-on", "--start", "--no-progress")
-    assert [event["step"] for event in events(run.with_name("goes-on")) if event["kind"] == "step"] == [1, 2]
-
-
-def compare(machine: Machine, run: Path) -> None:
-    compared = json.loads(machine.backend("compare", run, run, "--json"))
-    assert not compared["settings"] and [one["steps"] for one in compared["results"]] == [2, 2]
+    assert steps(run.with_name("goes-on")) == [1, 2]
 
 
 def export(machine: Machine, run: Path) -> None:
@@ -299,9 +294,9 @@ def machines(machine: Machine, run: Path) -> None:
 
 def rank(machine: Machine, run: Path) -> None:
     """Two ranks of this machine, started by the verb `train`, train one run."""
-    event_log = events(trained(machine, "shared", "--hosts", two_ranks(machine)))
-    assert next(event for event in event_log if event["kind"] == "started")["ranks"] == 2
-    assert [event["step"] for event in event_log if event["kind"] == "step"] == [1, 2]
+    shared = trained(machine, "shared", "--hosts", two_ranks(machine))
+    assert next(event for event in events(shared) if event["kind"] == "started")["ranks"] == 2
+    assert steps(shared) == [1, 2]
 
 
 def track(machine: Machine, run: Path) -> None:
@@ -317,6 +312,8 @@ SAID: dict[str, Verb] = {
     "estimate": lambda machine, run: last_json(machine.backend("estimate", run / "config.yaml", "--json")),
     "resume": lambda machine, run: machine.backend("resume", run) or True,
     "demo": lambda machine, run: 0 < last_json(machine.backend("demo", "--iters", "1", "--json"))["before"] < 1,
+    "train": lambda machine, run: steps(run) == [1, 2],
+    "compare": lambda machine, run: "settings" in json.loads(machine.backend("compare", run, run, "--json")),
     "runs": lambda machine, run: "trained" in machine.backend("runs", "--json"),
     "validate": lambda machine, run: machine.backend("validate", RESOURCES / "demo" / "model") or True,
     "chat": lambda machine, run: machine.backend("chat", run, "--max-tokens", "4", stdin="1+1=\n").strip(),
@@ -325,21 +322,14 @@ SAID: dict[str, Verb] = {
     "doctor": lambda machine, run: json.loads(machine.backend("doctor", run, "--json"))["steps"],
 }
 """Verbs of which a true answer is enough."""
-CHECKED: tuple[Verb, ...] = (
-    *(machines, rank, track, check, train, change, clone, sweep, replay, compare, export, serve, rewards, bench),
-    *(where, hub, queue),
-)
+CHECKED = (machines, rank, track, check, change, clone, sweep, replay, export, serve, rewards, bench, where, hub, queue)
 VERBS: dict[str, Verb] = {"import": import_} | SAID | {verb.__name__: verb for verb in CHECKED}
 
 
-def verbs_of_the_command_line() -> set[str]:
+def test_every_verb_has_a_test_here() -> None:
     line = app()
     names = [command.name or command.callback.__name__ for command in line.registered_commands if command.callback]
-    return {*names, *(str(group.name) for group in line.registered_groups)}
-
-
-def test_every_verb_has_a_test_here() -> None:
-    assert verbs_of_the_command_line() == set(VERBS)
+    assert {*names, *(str(group.name) for group in line.registered_groups)} == set(VERBS)
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -7,9 +7,11 @@ import errno
 import json
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from backend.serve.loop import Server
 from backend.serve.questions import QUESTIONS, Question, QuestionCall
 from backend.utils.command import backend_command, backend_environment
 from backend.utils.errors import UserError
+from backend.utils.places import project_root
 
 HERE = "tests.serve.test_serve:"
 
@@ -160,10 +163,8 @@ def test_prints_of_handlers_do_not_reach_stdout(tmp_path):
     """A library may print, from Python or from C: the window must not read that as an answer."""
     noisy = "import os\ndef ask(asked, call):\n    print('noise'); os.write(1, b'more'); return 1\n"
     (tmp_path / "noisy.py").write_text(noisy)
-    start = (
-        "import backend.serve.questions as t; t.QUESTIONS['noisy'] = t.Question('noisy:ask');"
-        "from backend.serve.loop import run; run()"
-    )
+    asked = "import backend.serve.questions as t; t.QUESTIONS['noisy'] = t.Question('noisy:ask')"
+    start = f"{asked}; from backend.serve.loop import run; run()"
     environment = backend_environment()
     environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
     command, line = [backend_command("serve")[0], "-P", "-c", start], json.dumps(ask(1, "noisy")).encode()
@@ -177,3 +178,36 @@ def test_the_verb_serve_ends_when_stdin_does():
     command = backend_command("serve")
     done = subprocess.run(command, input=line, capture_output=True, env=backend_environment(), timeout=30)
     assert done.returncode == 0 and json.loads(done.stdout)["id"] == 1
+
+
+PACKAGE = {
+    "mlx_lm/__init__.py": "import time\ntime.sleep(0.3)\nfrom .generate import GENERATE\n",
+    "mlx_lm/generate.py": "from .models.cache import CACHE\nGENERATE = CACHE\n",
+    "mlx_lm/models/__init__.py": "",
+    "mlx_lm/models/cache.py": "CACHE = 1\n",
+    "handlers.py": "from mlx_lm.models.cache import CACHE\nsample = lambda request, call: CACHE\n",
+}
+"""mlx-lm in small: a package that imports its parts, and a handler that imports one of them."""
+SCRIPT = """
+import threading, time
+from backend.models.tokenizers import import_mlx_lm
+from backend.serve.questions import Question
+
+tokenizer = threading.Thread(target=import_mlx_lm)
+tokenizer.start()
+time.sleep(0.1)
+print(Question("handlers:sample", pool="model").handler()({}, None))
+tokenizer.join()
+"""
+
+
+def test_sampling_while_a_tokenizer_is_loaded_for_the_first_time(tmp_path: Path) -> None:
+    """Two threads need mlx-lm at once: a tokenizer for the dataset's preview, the model for a sample.
+
+    On a busy machine the first click on Sample ended in “deadlock detected by _ModuleLock”."""
+    for name, text in PACKAGE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    script = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(project_root())!r}]\n{SCRIPT}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == ("1", "")

@@ -1,5 +1,5 @@
 """Promises of docs/security.md that no other room's tests prove: what is never loaded, never followed, never shown as
-HTML, never opened."""
+HTML, never opened, and what only its owner may read."""
 
 from __future__ import annotations
 
@@ -7,21 +7,26 @@ import ast
 import os
 import pickle
 import re
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
 
 from app.message_boxes import QuestionBox
+from app.state.prefs import Prefs
 from app.widgets.basic.labels import label, plain_tip
 from backend.cli.run_log import logging_to
 from backend.config.checks import cross_setting_faults
 from backend.export.destinations import safe_name
 from backend.runs import disk_use
-from backend.runs.run_folder import hold_lock
+from backend.runs.queue import QueueFile
+from backend.runs.run_folder import default_run_name, hold_lock, make_run_folder
 from backend.utils.documents import parse_yaml
 from backend.utils.errors import UserError
 from backend.utils.files import append_regular
+from backend.utils.places import RUNS_VARIABLE, preferences_folder
 from tests.support import made_up_runs, small_run
 
 ROOT = Path(__file__).parents[2]
@@ -155,3 +160,33 @@ def test_one_module_opens_ports() -> None:
     names = r"\b(HTTPServer|QTcpServer|QLocalServer|create_server|start_server|socketserver)\b|\.listen\(\d"
     found = [path for path in SOURCES if re.search(names, path.read_text(encoding="utf-8"))]
     assert found == [OPENS_PORTS]
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_folders_of_runs_and_preferences_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RUNS_VARIABLE, str(tmp_path / "data" / "runs"))
+    run = make_run_folder(default_run_name("m", "lora", "grpo"))
+    QueueFile(tmp_path / "other" / "runs").set_paused(True)
+    Prefs()
+    made = [run.path, tmp_path / "data", tmp_path / "data" / "runs", tmp_path / "other", preferences_folder()]
+    assert [mode(folder) for folder in made] == [0o700] * len(made)
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_a_run_in_a_shared_folder_is_private_and_the_folder_stays_shared(tmp_path: Path) -> None:
+    shared = tmp_path / "team"
+    shared.mkdir(mode=0o775)
+    (shared / "mine").mkdir(mode=0o777)
+    run = make_run_folder("mine", shared, reuse=True)
+    assert (mode(shared), mode(run.path)) == (0o775, 0o700)

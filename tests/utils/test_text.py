@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import itertools
 import time
+from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,18 +14,9 @@ from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import SENTENCE, excess, quote, visible, written_out
 
 
-def deep(levels: int) -> list[Any]:
-    value: list[Any] = []
-    for _ in range(levels):
-        value = [value]
-    return value
-
-
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ("plain", "plain"),
-        ("", ""),
         ("two\nlines\r\n\tand   spaces ", "two lines and spaces"),
         ("\x00\x07\x1b[31m", r"\x00\x07\x1b[31m"),
         ("a\ud800b\udcff", r"a\ud800b\udcff"),
@@ -33,14 +24,10 @@ def deep(levels: int) -> list[Any]:
         ("zero\u200bwidth\u2028line", r"zero\u200bwidth line"),
         ("naïve 日本語 🙂", "naïve 日本語 🙂"),
         (None, "None"),
-        (True, "True"),
-        (0.25, "0.25"),
-        (12, "12"),
         (10**5000, "a number of about 5,001 digits"),
         (-(16**9000), "a number of about 10,838 digits"),
         ([1, "two", None], "[1, 'two', None]"),
-        ({"a": {"b": [1]}}, "{'a': {'b': [1]}}"),
-        (deep(5000), "[[[[…]]]]"),
+        (reduce(lambda inner, _: [inner], range(5000), []), "[[[[…]]]]"),
         (ValueError("a\nb"), "a b"),
     ],
     ids=itertools.count(),
@@ -49,13 +36,14 @@ def test_a_value_is_one_short_printable_line(value: object, expected: str) -> No
     assert quote(value) == expected
 
 
-@pytest.mark.parametrize(
-    "value", ["x" * 10**6, "\n" * 10**6, "\u202e" * 500, list(range(10**6)), {"k" * 900: 1}], ids=range(5)
-)
-@pytest.mark.parametrize("limit", [10, 80, 200])
-def test_what_was_left_out_is_an_ellipsis_and_the_limit_holds(value: object, limit: int) -> None:
-    text = quote(value, limit)
-    assert len(text) <= limit and "…" in text and text.isprintable()
+LONG = ["x" * 10**6, "\n" * 10**6, "\u202e" * 500, list(range(10**6)), {"k" * 900: 1}]
+
+
+@pytest.mark.parametrize("value", LONG, ids=range(len(LONG)))
+def test_what_was_left_out_is_an_ellipsis_and_the_limit_holds(value: object) -> None:
+    for limit in (10, 80, 200):
+        text = quote(value, limit)
+        assert len(text) <= limit and "…" in text and text.isprintable()
 
 
 def test_a_long_path_keeps_its_name() -> None:
@@ -93,7 +81,6 @@ def test_a_sentence_loses_the_middle_of_its_longest_words_and_none_of_its_own() 
 
 
 BOMBS = [
-    ".{1000000000}",
     "(.{1000000000})",
     "a{" + "9" * 5_000 + "}",
     "((?:.{999}){9999})",
@@ -111,11 +98,9 @@ SOUND = [
     r"(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{3}[+-]\d{2}:\d{2})",
     "#([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}) {3}x{3}y{3}z{3}a{3}b{3}c{3}d{3}e{3}f{3}g{3}h{3}",
     "(.{0,1000000000})",
-    "(.{10000})",
     r"a\{99999999\}",
     "[{99999999}]",
     "((((",
-    "[",
     "",
 ]
 

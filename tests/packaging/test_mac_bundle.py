@@ -1,10 +1,12 @@
-"""Signing, notarising and packing, with stand-ins for Apple's tools that note how they are called. A real certificate
-and Apple's answer are in docs/mac-checklist.md."""
+"""A Mac's bundle: the checker finds what would keep it from starting on another Mac; it is signed, notarised and
+packed, with stand-ins for Apple's tools that note how they are called. A real certificate is in
+docs/mac-checklist.md."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import plistlib
 import sys
 from collections.abc import Callable
@@ -13,17 +15,14 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from tests.support.mach_o import library
+from tests.support.mach_o import X86_64, library
 
-IDENTITY = "Developer ID Application: Somebody (TEAM)"
-TOOL = """#!/bin/sh
-echo "$(basename "$0") $*" >>"$CALLS"
-case "$*" in
-    *"notarytool submit"*) echo '{"id": "abc", "status": "'"$VERDICT"'"}' ;;
-    *"notarytool log"*) echo 'The signature of libmlx.dylib has no timestamp.' ;;
-    *"$FAILING"*) echo 'no identity found' >&2; exit 3 ;;
-esac
-"""
+FOREIGN = Path("/somewhere/checkout")
+
+
+@pytest.fixture
+def check(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("check_bundle")
 
 
 @pytest.fixture
@@ -43,6 +42,77 @@ def app(script: Callable[[str], ModuleType], tmp_path: Path) -> Path:
     (contents / "Resources" / "core.so").symlink_to("../Frameworks/mlx/core.so")
     (contents / "Info.plist").write_bytes(plistlib.dumps(script("info_plist").info_plist("1.2.3")))
     return contents.parent
+
+
+@pytest.fixture
+def contents(app: Path) -> Path:
+    return app / "Contents"
+
+
+def set_plist(contents: Path, **changes: object) -> None:
+    plist = plistlib.loads((contents / "Info.plist").read_bytes())
+    (contents / "Info.plist").write_bytes(plistlib.dumps(plist | changes))
+
+
+def test_a_sound_bundle_has_no_problems(check: ModuleType, contents: Path) -> None:
+    """Nor has one with a library of Qt, which promises an older system than its headers name."""
+    (contents / "Frameworks" / "PySide6").mkdir()
+    (contents / "Frameworks" / "PySide6" / "QtCore.abi3.so").write_bytes(library(macos=(15, 0)))
+    assert list(check.problems(contents.parent, [FOREIGN])) == []
+
+
+FAT = b"\xca\xfe\xba\xbe\0\0\0\x01" + b"\0" * 60
+BREW = library(loads="/opt/homebrew/lib/libffi.dylib")
+FILES: dict[str, tuple[str, bytes, str]] = {
+    "plist": ("Info.plist", b"no plist", "Info.plist cannot be read"),
+    "program": ("MacOS/GRPO Studio", b"#!/usr/bin/env python3\n", "neither a Mac program nor"),
+    "icon": ("Resources/app.icns", b"\x89PNG", "no .icns file"),
+    "beside": ("../notes.txt", b"", "lies beside Contents"),
+    "path": ("Resources/a.txt", f"x={FOREIGN}/app/y".encode(), "names /somewhere/checkout"),
+    "Intel": ("Frameworks/a.so", library(X86_64), "not built for Apple silicon"),
+    "torn": ("Frameworks/a.so", FAT, "begins like a Mac program"),
+    "newer": ("Frameworks/a.so", library(macos=(15, 2)), "needs macOS 15.2"),
+    "brew": ("Frameworks/a.so", BREW, "loads /opt/homebrew"),
+}
+"""What is wrong: (file, its content, what is said)."""
+OTHERS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "version": (lambda c: set_plist(c, CFBundleShortVersionString="1.0rc1"), "up to three numbers"),
+    "system": (lambda c: set_plist(c, LSMinimumSystemVersion="12.0"), "LSMinimumSystemVersion is '12.0'"),
+    "bit": (lambda c: (c / "MacOS" / "GRPO Studio").chmod(0o644), "missing or not executable"),
+    "link out": (lambda c: (c / "link").symlink_to("/usr/bin"), "is a link out of the bundle"),
+    "link up": (lambda c: (c / "link").symlink_to("../../elsewhere"), "is a link out of the bundle"),
+    "dangling": (lambda c: (c / "link").symlink_to("missing"), "which is missing"),
+}
+
+
+@pytest.mark.parametrize("case", [*FILES, *OTHERS])
+def test_each_of_these_is_found(check: ModuleType, contents: Path, case: str) -> None:
+    if case in FILES:
+        name, content, expected = FILES[case]
+        (contents / name).write_bytes(content)
+    else:
+        spoil, expected = OTHERS[case]
+        spoil(contents)
+    [problem] = check.problems(contents.parent, [FOREIGN])
+    assert expected in problem
+
+
+def test_on_the_command_line(check: ModuleType, contents: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr("sys.argv", ["check_bundle.py", str(contents.parent)])
+    assert (check.main(), capsys.readouterr().out) == (0, "")
+    os.rename(contents, contents.with_name("contents"))
+    assert check.main() == 1 and "no folder Contents" in capsys.readouterr().out
+
+
+IDENTITY = "Developer ID Application: Somebody (TEAM)"
+TOOL = """#!/bin/sh
+echo "$(basename "$0") $*" >>"$CALLS"
+case "$*" in
+    *"notarytool submit"*) echo '{"id": "abc", "status": "'"$VERDICT"'"}' ;;
+    *"notarytool log"*) echo 'The signature of libmlx.dylib has no timestamp.' ;;
+    *"$FAILING"*) echo 'no identity found' >&2; exit 3 ;;
+esac
+"""
 
 
 @pytest.fixture
