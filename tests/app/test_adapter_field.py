@@ -29,8 +29,12 @@ def run(apart: Path) -> RunFolder:
         (folder / "state.json").write_text(json.dumps({"step": step, "score": score}))
     run.adapters.mkdir()
     (run.adapters / "adapters.safetensors").write_bytes(b"x")
-    about = {"fine_tune_type": "dora", "num_layers": 3, "model": "someone/base",
-             "lora_parameters": {"rank": 5, "scale": 7.0, "keys": ["self_attn.q_proj"]}}  # fmt: skip
+    about = {
+        "fine_tune_type": "dora",
+        "num_layers": 3,
+        "model": "someone/base",
+        "lora_parameters": {"rank": 5, "scale": 7.0, "keys": ["self_attn.q_proj"]},
+    }
     (run.adapters / "adapter_config.json").write_text(json.dumps(about))
     run.config.write_text("model: someone/base\n")
     return run
@@ -54,8 +58,13 @@ def test_run_as_adapter(qtbot, tmp_path: Path, run: RunFolder) -> None:
         key: session.draft.value(key) for key in ("adapter", "train_type", "rank", "scale", "num_layers", "lora_keys")
     }
     assert values == {
-        "adapter": "first@best", "train_type": "dora", "rank": 5, "scale": 7.0, "num_layers": 3, "lora_keys": ["self_attn.q_proj"]
-    }  # fmt: skip
+        "adapter": "first@best",
+        "train_type": "dora",
+        "rank": 5,
+        "scale": 7.0,
+        "num_layers": 3,
+        "lora_keys": ["self_attn.q_proj"],
+    }
     assert field.control.text() == "first@best" and session.draft.value("model") == "someone/base"
     session.draft.use_adapter("gone")
     assert session.draft.value("adapter") == "gone" and session.draft.value("rank") == 5

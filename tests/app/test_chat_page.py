@@ -125,10 +125,8 @@ def test_both_sides_stream_and_are_scored(page: ChatPage):
     scoring = service.last("score").arguments
     assert scoring["settings"]["reward_functions"] == ["r1_int", "r1_count_xml"] and not scoring["with_cases"]
     service.last("score").answer({"scored": [[SCORED]], "functions": []})
-    assert (
-        views["base"].text.toPlainText() == "One."
-        and "5 tokens, ended, the first after 50" in views["base"].status.text()
-    )
+    assert views["base"].text.toPlainText() == "One."
+    assert "5 tokens, ended, the first after 50" in views["base"].status.text()
     assert "0.625" in views["base"].scores.text() and theme.reward_colour(1).name() in views["base"].scores.text()
     assert views["tuned"].status.text() == "Writing…"
     asked.report(reply("tuned", "Two"))
@@ -194,10 +192,8 @@ def test_training_run_gets_the_memory(page: ChatPage, made: Path):
     try:
         page._check_live_run()
         assert service.retired and page.chat.state == "empty"
-        assert (
-            page.notice.title.text() == "A run is training"
-            and "first needs this machine's memory" in page.notice.sentence.text()
-        )
+        assert page.notice.title.text() == "A run is training"
+        assert "first needs this machine's memory" in page.notice.sentence.text()
         assert not page.bar.load.isEnabled() and not page.notice.button.isVisible()
         page.load()
         assert page.chat.state == "empty"

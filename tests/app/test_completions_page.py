@@ -70,10 +70,8 @@ def test_selecting_a_completion_shows_it_in_full(qtbot, page: CompletionsPage, t
     page.table.selectRow(3)
     assert page.detail.text.toPlainText() == completion["text"]
     assert page.detail.prompt.toPlainText() == page.session.run.index.rows()[0]["prompt"]
-    assert (
-        "Accuracy" in page.detail.completion.scores.text()
-        and f"{completion['tokens']} tokens" in page.detail.completion.result.text()
-    )
+    assert "Accuracy" in page.detail.completion.scores.text()
+    assert f"{completion['tokens']} tokens" in page.detail.completion.result.text()
     formats = page.detail.text.document().firstBlock().layout().formats()
     assert formats[0].length == len("<think>") and formats[0].format.foreground().color() == theme.palette().accent
 
@@ -191,9 +189,8 @@ def test_a_search_lists_what_it_finds_in_the_whole_run(qtbot, page: CompletionsP
     assert page.bar.search.hasFocus()
     qtbot.keyClicks(page.bar.search, "SO IT")
     qtbot.waitUntil(lambda: texts_shown(page) == ["so it is", "so it was"])
-    assert (
-        page.bar.scope.key == "run" and cell(page.model, 0, "Step") == "2" and "2 completions" in page.bar.found.text()
-    )
+    assert page.bar.scope.key == "run" and cell(page.model, 0, "Step") == "2"
+    assert "2 completions" in page.bar.found.text()
     page.table.selectRow(1)
     page.table.activated.emit(page.table.currentIndex())
     assert page.bar.scope.key == "step" and page._shown[1] == 2, "Return leads to the step"
@@ -237,10 +234,8 @@ def test_two_selected_completions_show_what_differs(qtbot, page: CompletionsPage
     page.table.clearSelection()
     page.table.selectRow(1)
     qtbot.keyClick(page.table, Qt.Key.Key_Down, Qt.KeyboardModifier.ShiftModifier)
-    assert (
-        page.pane.text.toPlainText() == "so it iswas"
-        and page.pane.title.text() == "From step 2, number 1 to step 2, number 2"
-    )
+    assert page.pane.text.toPlainText() == "so it iswas"
+    assert page.pane.title.text() == "From step 2, number 1 to step 2, number 2"
     marks = marks_of(page)
     assert set(marks) == {"is", "was"} and marks["is"].fontStrikeOut() and not marks["was"].fontStrikeOut()
     page.table.selectRow(1)

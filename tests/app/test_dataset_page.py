@@ -200,10 +200,8 @@ def test_hub_dataset_is_downloaded(qtbot, page: DatasetPage) -> None:
 def test_suggested_columns(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     show_dataset(qtbot, page, data=write_rows(tmp_path))
     draft = page.session.draft
-    assert (
-        page.mapping.offer.isVisible()
-        and page.mapping.offered.text() == "question looks like the prompt, solution like the answer."
-    )
+    assert page.mapping.offer.isVisible()
+    assert page.mapping.offered.text() == "question looks like the prompt, solution like the answer."
     assert "There is no column prompt" in page.mapping.problem.text() and page.mapping.problem.text().startswith(
         "Prompt: "
     )

@@ -21,31 +21,72 @@ from backend.config.form import DOCUMENTED
 from backend.rewards.catalogue import builtin_rewards
 
 LABELS = {
-    "Base model": "model", "Dataset": "data", "LM Studio export name": "lm_studio_name",
-    "Fine-tune": "train_type", "Layers": "num_layers", "Rank": "rank", "Scale": "scale", "Dropout": "dropout",
+    "Base model": "model",
+    "Dataset": "data",
+    "LM Studio export name": "lm_studio_name",
+    "Fine-tune": "train_type",
+    "Layers": "num_layers",
+    "Rank": "rank",
+    "Scale": "scale",
+    "Dropout": "dropout",
     "Quantization": "quantization",
-    "Iterations": "iters", "Epochs": "epochs", "Batch": "batch_size", "Max Seq": "max_seq_length", "Seed": "seed",
-    "Learning Rate": "learning_rate", "Optimizer": "optimizer", "LR Schedule": "lr_schedule",
-    "Report": "steps_per_report", "Eval": "steps_per_eval", "Save": "save_every", "Val Batches": "val_batches",
-    "Gradient accumulation": "gradient_accumulation_steps", "Sequence step size": "seq_step_size", "Test Batches": "test_batches",
-    "Gradient checkpointing": "grad_checkpoint", "Mask prompt": "mask_prompt", "Fuse": "fuse",
-    "Prompt": "prompt_feature", "Answer": "answer_feature", "Type": "type_feature", "Run folder name": "run_name",
-    "Beta": "beta", "Reference model path": "reference_model_path",
-    "Group": "group_size", "Completion": "max_completion_length", "Temp": "temperature", "Epsilon": "epsilon",
-    "Top P": "top_p", "Top K": "top_k", "Min P": "min_p", "Epsilon high": "epsilon_high",
-    "GRPO Loss": "grpo_loss_type", "Importance": "importance_sampling_level",
-    "Custom reward function names": "reward_functions", "Reward weights": "reward_weights",
+    "Iterations": "iters",
+    "Epochs": "epochs",
+    "Batch": "batch_size",
+    "Max Seq": "max_seq_length",
+    "Seed": "seed",
+    "Learning Rate": "learning_rate",
+    "Optimizer": "optimizer",
+    "LR Schedule": "lr_schedule",
+    "Report": "steps_per_report",
+    "Eval": "steps_per_eval",
+    "Save": "save_every",
+    "Val Batches": "val_batches",
+    "Gradient accumulation": "gradient_accumulation_steps",
+    "Sequence step size": "seq_step_size",
+    "Test Batches": "test_batches",
+    "Gradient checkpointing": "grad_checkpoint",
+    "Mask prompt": "mask_prompt",
+    "Fuse": "fuse",
+    "Prompt": "prompt_feature",
+    "Answer": "answer_feature",
+    "Type": "type_feature",
+    "Run folder name": "run_name",
+    "Beta": "beta",
+    "Reference model path": "reference_model_path",
+    "Group": "group_size",
+    "Completion": "max_completion_length",
+    "Temp": "temperature",
+    "Epsilon": "epsilon",
+    "Top P": "top_p",
+    "Top K": "top_k",
+    "Min P": "min_p",
+    "Epsilon high": "epsilon_high",
+    "GRPO Loss": "grpo_loss_type",
+    "Importance": "importance_sampling_level",
+    "Custom reward function names": "reward_functions",
+    "Reward weights": "reward_weights",
     "Reward functions Python file": "reward_functions_file",
-}  # fmt: skip
+}
 """The document's labels, in its order within each block."""
 FORMER = {
-    "KL weight": "beta", "Reference model": "reference_model_path", "Reward functions": "reward_functions",
-    "Reward functions file": "reward_functions_file", "Default Reward Functions": "reward_functions",
-    "Use All Defaults": "reward_functions", "LoRA Settings": "num_layers", "QAT": "quantization",
-    "Preference And Judge": "beta", "Model or Hugging Face repo": "model", "Dataset path or local data folder": "data",
-    "Learning rate and optimizer": "learning_rate", "Evaluation and checkpoints": "steps_per_report", "Held-out prompts": "valid_data",
-    "DR GRPO": "grpo_loss_type", "Default Token Importance": "importance_sampling_level",
-}  # fmt: skip
+    "KL weight": "beta",
+    "Reference model": "reference_model_path",
+    "Reward functions": "reward_functions",
+    "Reward functions file": "reward_functions_file",
+    "Default Reward Functions": "reward_functions",
+    "Use All Defaults": "reward_functions",
+    "LoRA Settings": "num_layers",
+    "QAT": "quantization",
+    "Preference And Judge": "beta",
+    "Model or Hugging Face repo": "model",
+    "Dataset path or local data folder": "data",
+    "Learning rate and optimizer": "learning_rate",
+    "Evaluation and checkpoints": "steps_per_report",
+    "Held-out prompts": "valid_data",
+    "DR GRPO": "grpo_loss_type",
+    "Default Token Importance": "importance_sampling_level",
+}
 """What else is searched for: our own former labels, headings, and those of the app itself."""
 
 
@@ -130,8 +171,12 @@ def test_pickers_have_the_documented_entries(page: TrainPage) -> None:
     assert entries(page, "quantization") == ["None", "4-bit", "6-bit", "8-bit", "MXFP4"]
     assert page.form.fields["reward_functions_file"].browse.text() == "Import…"
     assert [entry.label for entry in builtin_rewards()[:5]] == [
-        "Accuracy", "Integer Answer", "Strict Format", "Soft Format", "XML Count",
-    ]  # fmt: skip
+        "Accuracy",
+        "Integer Answer",
+        "Strict Format",
+        "Soft Format",
+        "XML Count",
+    ]
 
 
 def test_default_importance(page: TrainPage) -> None:
@@ -152,11 +197,8 @@ def test_toggles(page: TrainPage) -> None:
         control.click()
         assert page.draft.value(key) is not before
     note = page.form.fields["mask_prompt"]._note
-    assert (
-        note is not None
-        and note.isVisible()
-        and note.text() == "GRPO never trains on the prompt: on or off, the run is the same."
-    )
+    assert note is not None and note.isVisible()
+    assert note.text() == "GRPO never trains on the prompt: on or off, the run is the same."
 
 
 @pytest.mark.parametrize(
@@ -199,9 +241,9 @@ def test_the_documented_dataset_is_one_click_away(page: TrainPage, monkeypatch: 
     assert request["id"] == first_choices.DATASET and request["repo_type"] == "dataset"
     answered({"total": 12_300_000})
     note = page.form.fields["data"]._note
+    assert note is not None
     assert (
-        note is not None
-        and note.text().replace("\u202f", " ").replace("\u00a0", " ")
+        note.text().replace("\u202f", " ").replace("\u00a0", " ")
         == "Not on this machine: 12.3 MB will be downloaded when the run starts."
     )
     page.draft.set("data", "")

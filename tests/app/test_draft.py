@@ -68,10 +68,21 @@ def test_keys_of_other_trainings_are_left_out_and_listed(draft: Draft, tmp_path:
 
 def test_a_config_exported_for_mlx_lm_lora_loads_back_equal(tmp_path: Path):
     settings = {
-        "model": "a/b", "data": "c/d", "train_type": "dora", "rank": 4, "quantization": "8", "lr_schedule": "linear",
-        "lr_final": 1e-6, "lr_decay_fraction": 0.5, "adam_beta2": 0.95, "lora_keys": ["self_attn.q_proj"], "epsilon_high": 0.3,
-        "reward_functions": ["r1_count_xml", "r1_int_reward_func"], "reward_weights": [2.0, 0.5], "scale_rewards": "none",
-    }  # fmt: skip
+        "model": "a/b",
+        "data": "c/d",
+        "train_type": "dora",
+        "rank": 4,
+        "quantization": "8",
+        "lr_schedule": "linear",
+        "lr_final": 1e-6,
+        "lr_decay_fraction": 0.5,
+        "adam_beta2": 0.95,
+        "lora_keys": ["self_attn.q_proj"],
+        "epsilon_high": 0.3,
+        "reward_functions": ["r1_count_xml", "r1_int_reward_func"],
+        "reward_weights": [2.0, 0.5],
+        "scale_rewards": "none",
+    }
     text, missing = mlx_lm_lora_yaml(config.parse(settings))
     assert missing == {"scale_rewards": "none"}
     assert "#   scale_rewards: none" in text

@@ -154,13 +154,17 @@ def test_start_and_show(qtbot, page: EvaluatePage, run: RunFolder) -> None:
     qtbot.mouseClick(page.form.button, Qt.MouseButton.LeftButton)
     (process,) = Process.made
     assert process.is_started and process.command[-8:] == [
-        str(run.path), "--stream", "--split", "test", "--checkpoint", "2", "--limit", "64",
-    ]  # fmt: skip
-    assert (
-        page.form.button.text() == "Stop"
-        and not page.form.split.isEnabled()
-        and page.not_yet.title.text() == "Evaluating"
-    )
+        str(run.path),
+        "--stream",
+        "--split",
+        "test",
+        "--checkpoint",
+        "2",
+        "--limit",
+        "64",
+    ]
+    assert page.form.button.text() == "Stop" and not page.form.split.isEnabled()
+    assert page.not_yet.title.text() == "Evaluating"
     process.line.emit('{"phase": "Sampling the base model, greedy", "done": 0.25, "left_s": 65.0}')
     assert page.form.bar.value() == 250 and "1\u202fmin 05\u202fs left" in page.form.status.text()
     process.line.emit("a line of somebody's library")

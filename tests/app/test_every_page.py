@@ -54,9 +54,16 @@ def test_no_plain_label_shows_markup(window: Window):
 
 
 MOST_WIDGETS = {
-    "dataset": 230, "rewards": 195, "monitor": 180, "completions": 140, "evaluate": 185, "chat": 100, "runs": 215, "sweeps": 110,
+    "dataset": 230,
+    "rewards": 195,
+    "monitor": 180,
+    "completions": 140,
+    "evaluate": 185,
+    "chat": 100,
+    "runs": 215,
+    "sweeps": 110,
     "guide": 35,
-}  # fmt: skip
+}
 """Page → widgets that its first opening may make, a tenth above what it makes. Ten of each combo box are Qt's own
 list."""
 

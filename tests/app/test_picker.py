@@ -27,13 +27,30 @@ from tests.support.windows import ServiceByHand
 
 NOW = time.time()
 LOCAL: list[dict[str, Any]] = [
-    {"id": "a/small-4bit", "name": "a/small-4bit", "where": "cache", "place": "/c/a", "size": 352_000_000,
-     "changed": NOW, "kind": "qwen3", "precision": "4-bit"},
-    {"id": "/m/base", "name": "base", "where": "folder", "place": "/m/base", "size": 16_100_000_000,
-     "changed": NOW - 9e6, "kind": "llama", "precision": "bf16", "remarks": ["It has no chat template."]},
+    {
+        "id": "a/small-4bit",
+        "name": "a/small-4bit",
+        "where": "cache",
+        "place": "/c/a",
+        "size": 352_000_000,
+        "changed": NOW,
+        "kind": "qwen3",
+        "precision": "4-bit",
+    },
+    {
+        "id": "/m/base",
+        "name": "base",
+        "where": "folder",
+        "place": "/m/base",
+        "size": 16_100_000_000,
+        "changed": NOW - 9e6,
+        "kind": "llama",
+        "precision": "bf16",
+        "remarks": ["It has no chat template."],
+    },
     {"id": "a/gguf", "name": "a/gguf", "where": "cache", "size": 5, "refusal": "It is a GGUF file."},
     {"id": "a/half", "name": "a/half", "where": "cache", "partial": 1_240_000_000, "refusal": "Unfinished: resume it."},
-]  # fmt: skip
+]
 HUB: list[dict[str, Any]] = [
     {
         "id": "b/new-4bit",
@@ -174,9 +191,13 @@ def test_a_failed_download_says_why_and_can_be_tried_again(qtbot: QtBot):
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]:
     stand_in = HubStandIn({"someone/tiny-4bit": Repo(FILES, MLX), "someone/tiny-gguf": Repo(FILES, GGUF)})
     for name, value in {
-        "HF_ENDPOINT": stand_in.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1", "HOME": str(tmp_path),
-        "NO_PROXY": "127.0.0.1,localhost", "HF_HUB_OFFLINE": "0",
-    }.items():  # fmt: skip
+        "HF_ENDPOINT": stand_in.url,
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_HUB_DISABLE_XET": "1",
+        "HOME": str(tmp_path),
+        "NO_PROXY": "127.0.0.1,localhost",
+        "HF_HUB_OFFLINE": "0",
+    }.items():
         monkeypatch.setenv(name, value)
     for name in ("HF_TOKEN", "HF_HUB_CACHE"):
         monkeypatch.delenv(name, raising=False)

@@ -124,9 +124,11 @@ def test_menu_actions(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     page.bench.load_file(tmp_path / "given.jsonl")
     assert emitted[-1]["cancel"] and not emitted[-1]["score"]
     wait_for_scores(qtbot, page)
-    assert emitted[-1] == page.enabled_actions() == {
-        "score": True, "cancel": False, "keep_case": True, "drop_case": False, "save_file": True,
-    }  # fmt: skip
+    assert (
+        emitted[-1]
+        == page.enabled_actions()
+        == {"score": True, "cancel": False, "keep_case": True, "drop_case": False, "save_file": True}
+    )
     page.results.table.selectRow(0)
     assert not page.enabled_actions()["keep_case"], "a prompt is no completion"
     page.results.table.selectRow(1)
@@ -171,10 +173,8 @@ def test_save_marks_the_error(qtbot, page: RewardsPage, user_file: Path, tmp_pat
     qtbot.waitUntil(lambda: page.panel.trouble.isVisible())
     assert "raised ZeroDivisionError: division by zero (mine.py, line 6)" in page.panel.trouble.text()
     assert [mark.cursor.blockNumber() for mark in page.panel.editor.extraSelections()][-1] == 5
-    assert (
-        "line 6, in long" in page.panel.frames.text()
-        and "failed on line 6" in page.results.functions.index(0, 1).data()
-    )
+    assert "line 6, in long" in page.panel.frames.text()
+    assert "failed on line 6" in page.results.functions.index(0, 1).data()
     assert page.results.verdict.findings[0]["sentence"] == page.panel.trouble.text()
     page.views.choose("completion")
     page.results.board.clicked.emit(page.results.functions.index(0, 0))

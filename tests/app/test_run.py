@@ -249,7 +249,9 @@ def test_a_long_event_log_is_read_in_slices_between_turns_of_the_event_loop(qtbo
         file.write('{"v": 1, "seq": 0, "t": 1.0, "kind": "started", "iterations": 30000}\n')
         for step in range(1, steps + 1):
             values = ", ".join(f'"{name}": {step / 7}' for name in names)
-            file.write(f'{{"v": 1, "seq": {step}, "t": {step}.5, "kind": "step", "step": {step}, "metrics": {{{values}}}}}\n')  # fmt: skip
+            file.write(
+                f'{{"v": 1, "seq": {step}, "t": {step}.5, "kind": "step", "step": {step}, "metrics": {{{values}}}}}\n'
+            )
         file.write('{"v": 1, "seq": 30001, "t": 30001.0, "kind": "finished", "step": 30000}\n')
     rows = JsonLines(folder.completions)
     rows.append({"step": steps, "prompt": "p", "completions": []})

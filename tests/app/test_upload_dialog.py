@@ -63,15 +63,22 @@ def make_dialog(qtbot, tmp_path: Path, logins: Logins) -> MakeDialog:
 
     def make(*programs: str, account: Account | None = ME, files: int = 2) -> UploadDialog:
         content = {
-            "repo": "someone/sums", "private": True, "folder": str(tmp_path), "bytes": 2_000_000, "card": CARD,
+            "repo": "someone/sums",
+            "private": True,
+            "folder": str(tmp_path),
+            "bytes": 2_000_000,
+            "card": CARD,
             "files": [{"name": f"file-{number}", "bytes": 1_000_000} for number in range(files)],
-            "account": account, "account_problem": "" if account else "You are not logged in.",
-        }  # fmt: skip
+            "account": account,
+            "account_problem": "" if account else "You are not logged in.",
+        }
         left = list(programs)
         dialog = UploadDialog(
-            UploadPreview.read(content), ["upload"],
-            lambda command, parent: VerbProcess([sys.executable, "-c", left.pop(0)], parent), logins,
-        )  # fmt: skip
+            UploadPreview.read(content),
+            ["upload"],
+            lambda command, parent: VerbProcess([sys.executable, "-c", left.pop(0)], parent),
+            logins,
+        )
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose, False)
         qtbot.addWidget(dialog)
         dialog.show()
@@ -128,11 +135,8 @@ def test_upload_pause_resume_and_the_page(qtbot, make_dialog: MakeDialog, monkey
     assert dialog.upload.text() == "Pause" and dialog.outcome_label.text() == "Uploading: 1.0 MB of 2.0 MB."
     dialog.upload.click()
     qtbot.waitUntil(lambda: dialog.upload.text() == "Resume")
-    assert (
-        dialog.outcome_label.text().startswith("Paused.")
-        and dialog.upload.isEnabled()
-        and not dialog.progress.isVisible()
-    )
+    assert dialog.outcome_label.text().startswith("Paused.") and dialog.upload.isEnabled()
+    assert not dialog.progress.isVisible()
     dialog.upload.click()
     qtbot.waitUntil(lambda: dialog.upload.text() == "Open the page")
     assert dialog.outcome_label.text() == "Uploaded to https://hub.example/someone/sums."
