@@ -187,7 +187,7 @@ DIALOGS: dict[str, Callable[[Window], QWidget]] = {
 
 
 @pytest.mark.parametrize("name", DIALOGS)
-def test_tab_round_a_dialog(window: Window, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_tab_round_a_dialog(window: Window, monkeypatch, name: str) -> None:
     run = window.session.run
     assert run is not None
     monkeypatch.setenv("GRPO_STUDIO_RUNS", str(run.folder.path.parent))

@@ -13,7 +13,6 @@ from PySide6.QtCore import QPoint, QPointF, Qt
 from PySide6.QtGui import QImage
 from PySide6.QtTest import QTest
 
-from app import theme
 from app.state.charts import CHARTS, column_names
 from app.state.prefs import Prefs
 from app.state.run_state import Mark
@@ -31,7 +30,6 @@ MARKS = [Mark(10, "checkpoint", "Saved: a checkpoint."), Mark(20, "health", "KL 
 
 @pytest.fixture
 def grid(qtbot, qapp):
-    theme.apply(qapp, "light")
     gappy = np.where((X > 10) & (X < 15), np.nan, X / 40)
     contents = [
         ChartContent([Trace("KL", "kl", X, SPIKY)], marks=MARKS),
@@ -39,10 +37,7 @@ def grid(qtbot, qapp):
         ChartContent([], "Waits."),
     ]
     plots = [Plot("KL", "nats", "nats"), Plot("Scores", "score"), Plot("Empty")]
-    widget = ChartGrid(plots, contents.__getitem__, lambda index: True)
-    qtbot.addWidget(widget)
-    widget.resize(1100, 300)
-    widget.show()
+    widget = qtbot.show(ChartGrid(plots, contents.__getitem__, lambda index: True), 1100, 300)
     widget.refresh((1, 40))
     settle(qtbot, widget)
     return widget
@@ -50,11 +45,7 @@ def grid(qtbot, qapp):
 
 @pytest.fixture
 def plot(qtbot, qapp) -> Plot:
-    theme.apply(qapp, "light")
-    shown = Plot("Reward")
-    qtbot.addWidget(shown)
-    shown.resize(400, 200)
-    shown.show()
+    shown = qtbot.show(Plot("Reward"), 400, 200)
     return shown
 
 
@@ -135,7 +126,7 @@ def test_log_axis_for_a_spike(grid: ChartGrid) -> None:
     assert kl.view.box.viewRange()[1][0] == pytest.approx(0, abs=0.01) and kl.log_button.isVisible()
 
 
-def test_legend_shows_the_newest_values_or_those_at_the_marked_step(grid: ChartGrid) -> None:
+def test_legend(grid: ChartGrid) -> None:
     kl, scores, empty = grid.plots
     assert legend(scores) == [("One", "1.00"), ("Two", "−1.00")]
     kl.hovered.emit(20)
@@ -238,9 +229,7 @@ def export(grid: ChartGrid, tmp_path: Path) -> ChartExport:
     return made
 
 
-def test_all_charts_with_data_become_files(
-    grid: ChartGrid, export: ChartExport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_charts_with_data_become_files(grid: ChartGrid, export: ChartExport, tmp_path: Path, monkeypatch) -> None:
     for format in ("png", "svg", "csv"):
         monkeypatch.setattr("app.widgets.charts.chart_grid.open_folder", lambda *_: tmp_path)
         export.save_all(format)

@@ -42,17 +42,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def page(qtbot, qapp, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatPage]:
+def page(qtbot, qapp, made: Path, tmp_path: Path, monkeypatch) -> Iterator[ChatPage]:
     monkeypatch.setenv("GRPO_STUDIO_RUNS", str(made))
-    theme.apply(qapp, "light")
     session = Session(Prefs(tmp_path / "prefs"))
     session.service = ServiceByHand()  # pyright: ignore
     page = ChatPage(session)
     page.keep_alive = session  # pyright: ignore
     page.chat._make_service = ServiceByHand  # pyright: ignore
-    qtbot.addWidget(page)
-    page.resize(1080, 700)
-    page.show()
+    qtbot.show(page, 1080, 700)
     yield page
     page.chat.unload()
 
@@ -204,9 +201,7 @@ def test_training_run_gets_the_memory(page: ChatPage, made: Path):
     assert page.bar.load.isEnabled() and page.notice.title.text() == "first"
 
 
-def test_reward_code_runs_only_with_consent(
-    page: ChatPage, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_reward_code_runs_only_with_consent(page: ChatPage, made: Path, tmp_path: Path, monkeypatch):
     file = tmp_path / "mine.py"
     file.write_text(MINE)
     settings = {

@@ -11,7 +11,6 @@ from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QWidget
 from typer.testing import CliRunner
 
-from app import theme
 from app.pages.runs.clone_dialog import CloneDialog
 from app.pages.runs.runs_page import RunsPage
 from app.state.session import Session
@@ -59,7 +58,6 @@ def run(tmp_path: Path) -> RunFolder:
 
 @pytest.fixture
 def dialog(qtbot, qapp, run: RunFolder):
-    theme.apply(qapp, "light")
     tasks: list[FakeTask] = []
 
     def make_task(command: list[str], parent: QWidget) -> FakeTask:
@@ -69,8 +67,7 @@ def dialog(qtbot, qapp, run: RunFolder):
     shown = CloneDialog(run, "Sums", make_task)
     shown.tasks = tasks
     shown.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose, False)
-    qtbot.addWidget(shown)
-    shown.show()
+    qtbot.show(shown)
     yield shown
 
 
@@ -155,12 +152,8 @@ def test_the_command_is_one_that_the_verb_understands(dialog: CloneDialog) -> No
     assert "No such option" not in result.output and "temperature" not in result.output
 
 
-def test_the_page_opens_the_clone_and_starts_it(
-    qtbot, run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page = RunsPage(Session())
-    qtbot.addWidget(page)
-    page.show()
+def test_the_page_opens_the_clone_and_starts_it(qtbot, run: RunFolder, tmp_path: Path, monkeypatch) -> None:
+    page = qtbot.show(RunsPage(Session()))
     qtbot.waitUntil(lambda: not page.runs.is_reading)
     started = []
     monkeypatch.setattr("app.state.run_starter.start_detached", lambda _, run: started.append(run.path))
@@ -176,10 +169,8 @@ def test_the_page_opens_the_clone_and_starts_it(
     page.session.close_run()
 
 
-def test_a_clone_waits_while_another_run_trains(qtbot, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = RunsPage(Session())
-    qtbot.addWidget(page)
-    page.show()
+def test_a_clone_waits_while_another_run_trains(qtbot, run: RunFolder, monkeypatch) -> None:
+    page = qtbot.show(RunsPage(Session()))
     qtbot.waitUntil(lambda: not page.runs.is_reading)
     monkeypatch.setattr("app.state.run_list.start_detached", lambda *_: None)
     monkeypatch.setattr(Session, "is_training", property(lambda _self: True))

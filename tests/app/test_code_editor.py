@@ -8,7 +8,6 @@ from PySide6.QtCore import QEvent, Qt
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtTest import QTest
 
-from app import theme
 from app.pages.rewards.reward_file import CodeEditor
 
 KEY, CONTROL = Qt.Key, Qt.KeyboardModifier.ControlModifier
@@ -16,11 +15,7 @@ KEY, CONTROL = Qt.Key, Qt.KeyboardModifier.ControlModifier
 
 @pytest.fixture
 def editor(qtbot, qapp) -> CodeEditor:
-    theme.apply(qapp, "light")
-    widget = CodeEditor()
-    qtbot.addWidget(widget)
-    widget.resize(500, 300)
-    widget.show()
+    widget = qtbot.show(CodeEditor(), 500, 300)
     return widget
 
 

@@ -55,11 +55,7 @@ def unchanged(request: pytest.FixtureRequest, qapp: QApplication, runs: Path) ->
 
 @pytest.fixture
 def view(qtbot, qapp, archive: Path):
-    theme.apply(qapp, "light")
-    shown = CompareView(Session())
-    qtbot.addWidget(shown)
-    shown.resize(1100, 760)
-    shown.show()
+    shown = qtbot.show(CompareView(Session()), 1100, 760)
     compare(qtbot, shown, archive, "slow", "fast")
     yield shown
     shown.close_runs()
@@ -128,9 +124,7 @@ def test_the_tables_show_what_differs_and_what_was_reached(unchanged: CompareVie
     assert unchanged.results.table[1][1] == "Finished"
 
 
-def test_both_tables_are_copied_and_saved(
-    unchanged: CompareView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_tables_are_copied_and_saved(unchanged: CompareView, tmp_path: Path, monkeypatch) -> None:
     unchanged.export_menu().actions()[0].trigger()
     text = QGuiApplication.clipboard().text()
     assert "| Learning Rate | 1e-06 | 0.0001 |" in text and "| A  slow | finished | 60 |" in text
@@ -158,9 +152,7 @@ def test_the_same_prompt_of_two_runs_side_by_side(qtbot, view: CompareView, arch
 
 
 def test_the_page_shows_the_comparison_until_escape(qtbot, qapp, archive: Path) -> None:
-    page = RunsPage(Session())
-    qtbot.addWidget(page)
-    page.show()
+    page = qtbot.show(RunsPage(Session()))
     qtbot.waitUntil(lambda: not page.runs.is_reading)
     page.table.choose(archive / "slow", archive / "fast")
     page.open()

@@ -117,7 +117,7 @@ def found(path: Path, text: str) -> list[tuple[int, int]]:
         ("nowhere", []),
     ],
 )
-def test_text_is_found_whatever_its_case_and_however_json_spells_it(
+def test_text_is_found_in_any_case_and_spelling(
     tmp_path: Path, text: str, expected: list[tuple[int, int]], ascii_only: bool
 ) -> None:
     texts = [
@@ -134,9 +134,7 @@ def test_text_is_found_whatever_its_case_and_however_json_spells_it(
     assert found(write(tmp_path / "completions.jsonl", rows, ascii_only=ascii_only), text) == expected
 
 
-def test_a_search_over_many_slices_loses_nothing_at_their_edges(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_search_over_slices(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(run_completions, "READ_BYTES", 1000)
     rows = [row(step, completion(f"number {step};" + "x" * (step * 7 % 1500))) for step in range(1, 200)]
     path = write(tmp_path / "completions.jsonl", rows)
@@ -149,7 +147,7 @@ def test_a_search_over_many_slices_loses_nothing_at_their_edges(
     assert len(found(path, "NUMBER")) == 199
 
 
-def test_a_search_goes_on_with_what_was_written_since_and_sees_a_file_cut_back(tmp_path: Path) -> None:
+def test_search_goes_on(tmp_path: Path) -> None:
     path = write(tmp_path / "completions.jsonl", [row(1, completion("needle"))])
     search = FactsReader(path, "needle")
     assert not search.advance(1.0) and search.matches == [0] and search.share == 1.0
@@ -251,7 +249,7 @@ def test_an_export_has_what_was_chosen_in_its_order(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["completions.jsonl", "out.jsonl", "out.md"]
 
 
-def test_an_export_that_is_cancelled_or_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+def test_export_that_fails_leaves_nothing(tmp_path: Path) -> None:
     source = write(tmp_path / "completions.jsonl", [row(1, completion("a"), completion("b"))])
     export = export_completions(source, [(0, 0), (0, 1)], tmp_path / "out.jsonl")
     assert next(export) == 1

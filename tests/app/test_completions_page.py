@@ -26,12 +26,8 @@ ROLE = Qt.ItemDataRole
 
 @pytest.fixture
 def page(qtbot, qapp, tmp_path: Path):
-    theme.apply(qapp, "light")
     session = Session()
-    shown = CompletionsPage(session)
-    qtbot.addWidget(shown)
-    shown.resize(1060, 700)
-    shown.show()
+    shown = qtbot.show(CompletionsPage(session), 1060, 700)
     yield shown
     session.close_run()
 
@@ -165,7 +161,7 @@ def texts_shown(page: CompletionsPage) -> list[str]:
     return [line.completion["text"] for line in page.model.rows if line.completion is not None]
 
 
-def test_a_filter_leaves_its_completions_and_next_goes_on_in_later_steps(qtbot, page: CompletionsPage, run) -> None:
+def test_filter_and_next(qtbot, page: CompletionsPage, run) -> None:
     show_run(qtbot, page, run)
     page.pick(1)
     page.bar.show_filter("cut_off")
@@ -210,7 +206,7 @@ def test_one_prompt_is_followed_through_the_run(qtbot, page: CompletionsPage, ru
     qtbot.waitUntil(lambda: page.model.rowCount() == 6)
 
 
-def test_a_click_on_a_header_sorts_within_the_groups_and_over_the_run(qtbot, page: CompletionsPage, run) -> None:
+def test_sort_by_header(qtbot, page: CompletionsPage, run) -> None:
     show_run(qtbot, page, run)
     page.pick(2)
     column = next(at for at in range(page.model.columnCount()) if page.model.columns[at].sort_key == "reward")
@@ -279,9 +275,7 @@ def test_tokens_are_coloured_by_what_was_recorded(qtbot, page: CompletionsPage, 
     assert asked == ["record_tokens"]
 
 
-def test_weights_stand_where_totals_are_and_only_where_they_make_them_up(
-    qtbot, page: CompletionsPage, tmp_path: Path
-) -> None:
+def test_weights_beside_totals(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
     names = {"reward_functions": ["f", "g"], "reward_weights": [1.0, 0.1]}
     folder = made_up_runs.make_run(tmp_path / "run", steps=0, total=2, **names)
     rows = JsonLines(folder.completions)
@@ -310,9 +304,7 @@ def logged_run(tmp_path: Path):
     return folder
 
 
-def test_what_functions_logged_is_sorted_filtered_found_and_read(
-    qtbot, page: CompletionsPage, logged_run: Path
-) -> None:
+def test_logged_values(qtbot, page: CompletionsPage, logged_run: Path) -> None:
     show_run(qtbot, page, logged_run)
     page.pick(1)
     headers = [page.model.headerData(c, Qt.Orientation.Horizontal) for c in range(page.model.columnCount())]
@@ -352,9 +344,7 @@ def test_another_page_can_ask_for_a_step_and_a_filter(qtbot, page: CompletionsPa
     assert texts_shown(page) == ["last", "last"]
 
 
-def test_what_is_shown_is_saved(
-    qtbot, page: CompletionsPage, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_shown_is_saved(qtbot, page: CompletionsPage, run, tmp_path: Path, monkeypatch) -> None:
     show_run(qtbot, page, run)
     page.bar.scope.choose("run")
     qtbot.waitUntil(lambda: page.model.rowCount() == 6)
@@ -368,7 +358,7 @@ def test_what_is_shown_is_saved(
     assert [json.loads(line)["text"] for line in target.read_text().splitlines()] == ["four", "last"]
 
 
-def test_a_step_beyond_the_end_is_told_and_does_not_follow_the_run(qtbot, page: CompletionsPage, run) -> None:
+def test_step_beyond_the_end(qtbot, page: CompletionsPage, run) -> None:
     show_run(qtbot, page, run)
     told = []
     page.session.message.connect(told.append)

@@ -71,7 +71,7 @@ def test_consent_is_asked_once(reward_file: Path, tmp_path: Path) -> None:
     assert consent.obtain({"reward_functions": ["r1_int"]}) and len(dialog.requests) == 2, "what ships needs no consent"
 
 
-def test_run_starts_nothing_without_consent(qtbot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_starts_nothing_without_consent(qtbot, tmp_path: Path, monkeypatch) -> None:
     started: list[Any] = []
     monkeypatch.setattr("app.state.run_starter.start_detached", lambda *arguments: started.append(arguments))
     session = Session(Prefs(tmp_path / "prefs"))
@@ -105,9 +105,7 @@ def hosts_file(tmp_path: Path) -> Path:
     return file
 
 
-def test_run_and_resume_contact_no_machines_without_consent(
-    qtbot, tmp_path: Path, hosts_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_machines_need_consent(qtbot, tmp_path: Path, hosts_file: Path, monkeypatch) -> None:
     started: list[Any] = []
     monkeypatch.setattr("app.state.run_starter.start_detached", lambda *arguments: started.append(arguments))
     session = Session(Prefs(tmp_path / "prefs"))

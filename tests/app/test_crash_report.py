@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from app.crash_catcher import CrashCatcher
-from app.state.prefs import Prefs
 from app.state.processes import Service
 from app.state.run_state import RunState
-from app.state.session import SERVICE_FAILED, Session
+from app.state.session import SERVICE_FAILED
 from app.widgets.menu_dialogs import ProblemDialog
 from app.window import Window
 from backend.runs.run_folder import RunFolder
@@ -24,14 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def window(tmp_path: Path, qtbot) -> Iterator[Window]:
-    window = Window(Session(Prefs(tmp_path / "prefs")))
-    qtbot.addWidget(window)
-    yield window
-
-
-@pytest.fixture
-def catcher(tmp_path: Path, qapp, monkeypatch: pytest.MonkeyPatch) -> Iterator[CrashCatcher]:
+def catcher(tmp_path: Path, qapp, monkeypatch) -> Iterator[CrashCatcher]:
     monkeypatch.setattr(sys, "excepthook", lambda *caught: None)  # pytest-qt's own would fail the test
     catcher = CrashCatcher(tmp_path / "native.txt")
     assert catcher.install() == ""

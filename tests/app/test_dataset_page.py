@@ -77,7 +77,7 @@ class FakeService(QObject):
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch) -> None:
     """Timers that wait until typing rests wait a millisecond."""
     monkeypatch.setattr(datasets, "SETTLE_MS", 1)
     monkeypatch.setattr(dataset_page, "MOVED_MS", 1)
@@ -293,9 +293,7 @@ def test_rows_are_requested_when_visible(qtbot, page: DatasetPage, tmp_path: Pat
 
 def test_line_on_train(qtbot, session: Session, tmp_path: Path, model: Path) -> None:
     session.draft.update({"data": write_rows(tmp_path), "model": str(model), "max_seq_length": 530, **MAPPED})
-    line = DatasetLine(session.dataset)
-    qtbot.addWidget(line)
-    line.show()
+    line = qtbot.show(DatasetLine(session.dataset))
     assert line.text() == "" and session.service.asked == [], "not at once: the window may still be opening"
     qtbot.waitUntil(lambda: "too long" in line.text())
     assert line.text() == "12 rows · question → prompt, solution → answer · 12 too long"

@@ -53,7 +53,7 @@ while True:
 
 
 @pytest.fixture
-def desktop(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
+def desktop(monkeypatch) -> Iterator[subprocess.Popen[str]]:
     """A private bus with a desktop on it; its prints are on `stdout`."""
     daemon = subprocess.Popen(
         ["dbus-daemon", "--session", "--nofork", "--print-address=1"],
@@ -97,9 +97,7 @@ def test_notifications_and_progress_reach_a_linux_desktop(desktop, qapp: QApplic
     bus.close()
 
 
-def test_the_icon_in_a_macs_menu_bar_goes_when_the_user_comes_back(
-    qapp: QApplication, qtbot, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mac_menu_bar_icon_goes(qapp: QApplication, qtbot, monkeypatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     notifier = Notifier()
     assert notifier.show("sums finished", "30 steps.")
@@ -114,7 +112,7 @@ def test_the_icon_in_a_macs_menu_bar_goes_when_the_user_comes_back(
 class Heard:
     """What a window tells its desktop."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch) -> None:
         self.notices: list[tuple[str, str]] = []
         self.percents: list[int | None] = []
         monkeypatch.setattr(
@@ -124,12 +122,12 @@ class Heard:
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
+def heard(monkeypatch) -> Heard:
     return Heard(monkeypatch)
 
 
 @pytest.fixture
-def window(tmp_path: Path, qapp: QApplication, qtbot, heard: Heard, monkeypatch: pytest.MonkeyPatch) -> Window:
+def window(tmp_path: Path, qapp: QApplication, qtbot, heard: Heard, monkeypatch) -> Window:
     """A window with a desktop, behind the windows of other programs."""
     window = Window(Session(Prefs(tmp_path / "prefs")))
     qtbot.addWidget(window, before_close_func=lambda window: window.session.close_run())
@@ -171,9 +169,7 @@ def test_an_end_and_trouble_are_told_once(window: Window, heard: Heard, qtbot) -
 
 
 @pytest.mark.parametrize("why", ["in front", "switched off"])
-def test_nothing_is_told_to_who_looks_or_does_not_want_it(
-    window: Window, heard: Heard, qtbot, monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
+def test_nothing_is_told(window: Window, heard: Heard, qtbot, monkeypatch, why: str) -> None:
     if why == "in front":
         monkeypatch.setattr(window, "is_in_front", lambda: True)
     else:

@@ -231,7 +231,7 @@ def test_groups_by_keyboard(page: TrainPage) -> None:
     assert QApplication.focusWidget() is page.form.fields["train_type"].control, "a closed card counts as one group"
 
 
-def test_the_documented_dataset_is_one_click_away(page: TrainPage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_documented_dataset_is_one_click_away(page: TrainPage, monkeypatch) -> None:
     offer, asked = page.default_dataset, []
     monkeypatch.setattr(Service, "ask", lambda _service, *what, **request: asked.append((what, request)))
     assert offer.isVisible() and first_choices.DATASET in offer.text() and "2,000" in offer.text()

@@ -157,7 +157,7 @@ def test_iterations_are_kept_beside_epochs(tmp_path: Path, qapp):
     assert "iters" not in second.as_yaml()
 
 
-def test_autosaving_to_an_unwritable_path_emits_a_sentence_and_keeps_the_values(tmp_path: Path, qtbot):
+def test_unwritable_autosave(tmp_path: Path, qtbot):
     draft = Draft(tmp_path / "no" / "such" / "folder" / "draft.yaml")
     draft.set("seed", 11)
     with qtbot.waitSignal(draft.save_failed) as emitted:
@@ -197,7 +197,7 @@ def test_the_command_names_the_file_on_disk(draft: Draft, tmp_path: Path):
     assert draft.command_text().endswith("c d.yaml'"), "a path with a space is quoted"
 
 
-def test_the_demo_is_recognised_until_it_is_changed(draft: Draft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_demo_is_recognised_until_it_is_changed(draft: Draft, tmp_path: Path, monkeypatch):
     (tmp_path / "demo.yaml").write_text("model: a/b\ndata: a/b\niters: 60\n")
     monkeypatch.setattr(places, "demo_config", lambda: tmp_path / "demo.yaml")
     draft.load(tmp_path / "demo.yaml", as_preset=True)

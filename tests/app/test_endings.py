@@ -94,7 +94,7 @@ def age(folder: RunFolder) -> None:
         os.utime(path, (time.time() - 3600,) * 2)
 
 
-def advance(monkeypatch: pytest.MonkeyPatch, run: Run, seconds: float) -> None:
+def advance(monkeypatch, run: Run, seconds: float) -> None:
     """Let the run's monotonic clock go on."""
     clock = run.clock.monotonic
     monkeypatch.setattr(run.clock, "monotonic", lambda: clock() + seconds)
@@ -133,7 +133,7 @@ def test_stopped(window: Window, qtbot) -> None:
     assert buttons[0] == "Resume from step 20" and window.menus["resume"].isEnabled()
 
 
-def test_the_settings_of_a_failed_run_open_at_the_one_that_its_sentence_is_about(window: Window, qtbot) -> None:
+def test_settings_of_a_failed_run(window: Window, qtbot) -> None:
     folder, asked = running(), list[str]()
     window.session.field_requested.connect(asked.append)
     write(
@@ -149,7 +149,7 @@ def test_the_settings_of_a_failed_run_open_at_the_one_that_its_sentence_is_about
     assert asked == ["learning_rate"], "the form holds other settings"
 
 
-def test_sentences_of_somebody_elses_run_stay_on_one_printable_line(window: Window, qtbot) -> None:
+def test_hostile_sentences(window: Window, qtbot) -> None:
     folder, hostile = running(), "<b>x</b> \u202eevil\x1b[31m\x07"
     folder.log.write_text(hostile * 100)
     for level in ("info", "warning"):
@@ -214,7 +214,7 @@ def test_killed(window: Window, qtbot) -> None:
 # ── it does not end ─────────────────────────────────────────────────────────────────────────────
 
 
-def test_hung(window: Window, qtbot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hung(window: Window, qtbot, monkeypatch) -> None:
     folder = running()
     with trained(folder):
         run = shown(window, folder, qtbot, "running")
@@ -231,9 +231,7 @@ def test_hung(window: Window, qtbot, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "No sign" not in window.strip.sentence.text() and window.strip.left.isVisible()
 
 
-def test_the_silence_of_a_resumed_run_counts_from_its_new_process(
-    window: Window, qtbot, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silence_of_a_resumed_run(window: Window, qtbot, monkeypatch) -> None:
     folder = made_up_runs.make_run(places.runs_folder() / "old", steps=12, ending="failed")  # a year ago
     run = shown(window, folder, qtbot, "failed")
     run.expect_process()
@@ -244,7 +242,7 @@ def test_the_silence_of_a_resumed_run_counts_from_its_new_process(
 
 
 @pytest.mark.parametrize("jump_s", [8 * 3600, -8 * 3600], ids=["asleep for a night", "clock set back"])
-def test_machine_asleep(window: Window, qtbot, monkeypatch: pytest.MonkeyPatch, jump_s: float) -> None:
+def test_machine_asleep(window: Window, qtbot, monkeypatch, jump_s: float) -> None:
     """Unix time jumps, monotonic time does not: elapsed, time left and silence stay what they are."""
     folder = running()
     write(folder, "phase", phase="sampling")  # the first event of the event log with its process's monotonic clock
@@ -358,9 +356,7 @@ def test_the_last_run_is_shown_after_a_restart(session: Session) -> None:
     assert session.run is not None and session.run.folder == older
 
 
-def test_a_crash_is_offered_to_be_resumed_once(
-    window: Window, session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_is_offered_to_be_resumed_once(window: Window, session: Session, monkeypatch) -> None:
     folder = running(steps=137)
     age(folder)
     session.show_last_run()
@@ -388,7 +384,7 @@ def test_closing_asks_and_remembers(
     window: Window,
     session: Session,
     qtbot,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
     answer: str,
     closes: bool,
     says: str,

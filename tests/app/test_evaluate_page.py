@@ -60,15 +60,11 @@ def run(tmp_path: Path) -> RunFolder:
 
 @pytest.fixture
 def page(qtbot, qapp, run: RunFolder):
-    theme.apply(qapp, "light")
     Process.made = []
     session = Session()
     session.evaluations = Evaluations(session.consent, session, Process)
     session.open_run(run.path)
-    shown = EvaluatePage(session)
-    qtbot.addWidget(shown)
-    shown.resize(1060, 700)
-    shown.show()
+    shown = qtbot.show(EvaluatePage(session), 1060, 700)
     qtbot.waitUntil(lambda: session.run is not None and session.run.state == "finished")
     yield shown
     session.close_run()

@@ -21,7 +21,7 @@ RESULT = {"path": "/models/mine", "place": "/models/mine", "bytes": 2_500_000, "
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+def run(tmp_path: Path, monkeypatch) -> RunFolder:
     """A LoRA run with two checkpoints, in a home with LM Studio."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".lmstudio" / "models").mkdir(parents=True)
@@ -92,9 +92,7 @@ def test_what_is_in_the_way_is_said_and_export_waits(make_panel: MakePanel, tmp_
     assert panel.start.isEnabled() and not panel.outcome_label.isVisible() and "--overwrite" in panel.command()
 
 
-def test_progress_then_the_result_with_its_figures(
-    qtbot, make_panel: MakePanel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_progress_and_result(qtbot, make_panel: MakePanel, monkeypatch, tmp_path: Path) -> None:
     report = "print(json.dumps({'progress': 'Writing.', 'done': 0.25}), flush=True)"
     waiting = f"import json, time, pathlib; {report}; t = pathlib.Path({str(tmp_path / 'go')!r})\n"
     waiting += "while not t.exists(): time.sleep(0.01)\n"
@@ -146,9 +144,7 @@ def test_an_error_is_shown_in_place_and_export_can_be_tried_again(qtbot, make_pa
     assert panel.outcome_label.text() != "The disk is full."
 
 
-def test_an_upload_asks_for_a_repository_and_previews_first(
-    qtbot, make_panel: MakePanel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_upload_previews_first(qtbot, make_panel: MakePanel, monkeypatch, tmp_path: Path) -> None:
     about = {
         "repo": "someone/run",
         "private": False,
@@ -186,9 +182,7 @@ def test_an_upload_asks_for_a_repository_and_previews_first(
     assert panel.start.text() == "Export" and panel.choices.name.text() == "run"
 
 
-def test_settings_go_to_trl_and_what_is_left_out_is_listed(
-    make_panel: MakePanel, run: RunFolder, tmp_path: Path, qtbot
-) -> None:
+def test_settings_to_trl(make_panel: MakePanel, run: RunFolder, tmp_path: Path, qtbot) -> None:
     run.config.write_text("model: nowhere\ndata: rows\noptimizer: muon\nnum_layers: 2\n", encoding="utf-8")
     panel = make_panel(f"print({json.dumps(RESULT)!r})")
     choose(panel, target="trl")

@@ -60,7 +60,7 @@ def _enters(target: QWidget, rest: tuple) -> bool:
 
 
 @pytest.fixture
-def cached_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def cached_model(tmp_path: Path, monkeypatch) -> str:
     """The bundled model as if it had been fetched from the Hub: this test has no network."""
     home = tmp_path / "huggingface"
     snapshot = home / "hub" / "models--somebody--small" / "snapshots" / "0123"
@@ -89,15 +89,13 @@ def questions(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def window(qtbot, cached_model: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Window]:
+def window(qtbot, cached_model: str, monkeypatch) -> Iterator[Window]:
     monkeypatch.setattr(Window, "ask_about_training", lambda window: "stop")
     session = Session(Prefs())
     window = Window(session)
     session.restore()
     window.show_page("train")
-    qtbot.addWidget(window)
-    window.resize(1280, 800)
-    window.show()
+    qtbot.show(window, 1280, 800)
     yield window
     session.stop_training()
     qtbot.waitUntil(lambda: not session.is_training)

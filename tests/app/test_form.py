@@ -39,7 +39,7 @@ NOT_TYPED = {"reward_functions_file", "map_function", "output_schema", "hosts", 
 
 
 @pytest.fixture
-def page(qtbot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainPage:
+def page(qtbot, tmp_path: Path, monkeypatch) -> TrainPage:
     (tmp_path / "demo.yaml").write_text("model: demo/model\ndata: demo/data\niters: 60\n")
     monkeypatch.setattr(places, "demo_config", lambda: tmp_path / "demo.yaml")
     monkeypatch.setattr(train_page, "SETTLE_MS", 0)  # problems are shown once the event loop turns, not after a pause
@@ -47,9 +47,7 @@ def page(qtbot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainPage:
     session.service = SilentService()  # a model that was typed is looked up; nobody waits for the answer
     page = TrainPage(session)
     page.keep = session
-    qtbot.addWidget(page)
-    page.resize(1100, 760)
-    page.show()
+    qtbot.show(page, 1100, 760)
     return page
 
 
@@ -265,9 +263,7 @@ def test_reveal_of_a_hidden_setting(page: TrainPage, qtbot):
 
 @pytest.fixture
 def search(qtbot) -> SettingSearch:
-    made = SettingSearch(list(SETTINGS.values()))
-    qtbot.addWidget(made)
-    made.show()
+    made = qtbot.show(SettingSearch(list(SETTINGS.values())))
     return made
 
 
@@ -426,7 +422,7 @@ def test_memory_in_the_plan_and_bar(page: TrainPage, qtbot):
     bar.grab()
 
 
-def test_too_large_run_needs_confirmation(page: TrainPage, monkeypatch: pytest.MonkeyPatch):
+def test_too_large_run_needs_confirmation(page: TrainPage, monkeypatch):
     started: list[str] = []
     monkeypatch.setattr("app.state.run_starter.start_detached", lambda _, run: started.append(run.name))
     fix_problems(page.draft)

@@ -33,7 +33,6 @@ OVER = episode("cut_off", 3, 40)
 
 @pytest.fixture
 def cards(qtbot, qapp) -> HealthCards:
-    theme.apply(qapp, "light")
     page = QWidget()
     qtbot.addWidget(page)
     shown = HealthCards(Session(), page)
@@ -112,7 +111,7 @@ def test_the_page_shows_the_findings_of_a_run_and_dismisses_one(qtbot, page: Mon
     assert cards.isHidden()
 
 
-def test_do_it_goes_into_the_form_with_undo_or_to_the_live_trainer(qtbot, page: MonitorPage, tmp_path: Path) -> None:
+def test_do_it(qtbot, page: MonitorPage, tmp_path: Path) -> None:
     folder = recording("lr-high").unpack(tmp_path / "run")
     open_run(qtbot, page, folder)
     session = page.session

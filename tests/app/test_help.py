@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 from PySide6.QtGui import QGuiApplication
 
 from app.help_menu import TextDialog
 from app.menus import HELP, MENUS
 from app.state.charts import CHARTS
 from app.state.guide import CHART, SETTING, glossary
-from app.state.prefs import Prefs
-from app.state.session import Session
 from app.widgets.menu_dialogs import NO_TEXT, AboutDialog, GlossaryDialog
 from app.window import Window
 from backend import __version__
 from backend.config.config import SETTINGS
 from backend.utils import about as components
-
-
-@pytest.fixture
-def window(tmp_path: Path, qtbot) -> Iterator[Window]:
-    window = Window(Session(Prefs(tmp_path / "prefs")))
-    qtbot.addWidget(window)
-    yield window
 
 
 def test_about_shows_versions_and_every_licence(window: Window) -> None:

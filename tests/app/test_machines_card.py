@@ -132,7 +132,7 @@ def test_check(draft: Draft, machines: Machines, service: ServiceByHand, file: P
     assert service.cancelled == [2, 5]
 
 
-def test_card(qtbot: QtBot, file: Path, service: ServiceByHand, monkeypatch: pytest.MonkeyPatch):
+def test_card(qtbot: QtBot, file: Path, service: ServiceByHand, monkeypatch):
     from app.state.session import Session
 
     session = Session()
@@ -140,8 +140,7 @@ def test_card(qtbot: QtBot, file: Path, service: ServiceByHand, monkeypatch: pyt
     session.service = service  # pyright: ignore[reportAttributeAccessIssue]
     holder = MachinesHolder(session)
     part = panel = holder.part
-    qtbot.addWidget(part.card)
-    part.card.show()
+    qtbot.show(part.card)
     assert panel.summary.text() == ALONE and not panel.table.isVisible()
     session.draft.set("hosts", str(file))
     assert panel.table.isVisible() and panel.check.isEnabled()

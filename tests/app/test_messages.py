@@ -50,7 +50,7 @@ def test_the_newest_that_holds_is_shown_and_an_older_one_returns() -> None:
     assert them.current is None
 
 
-def test_a_notice_goes_by_itself(qtbot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notice_goes_by_itself(qtbot, monkeypatch) -> None:
     monkeypatch.setattr(messages, "NOTICE_S", 0.05)
     them = Messages()
     them.note("Saved mine.yaml.")
@@ -58,9 +58,7 @@ def test_a_notice_goes_by_itself(qtbot, monkeypatch: pytest.MonkeyPatch) -> None
     qtbot.waitUntil(lambda: them.current is None)
 
 
-def test_a_run_of_a_newer_version_is_shown_with_a_sentence_and_not_started(
-    window: Window, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_of_a_newer_version(window: Window, tmp_path: Path, monkeypatch) -> None:
     """It was shown as any other, and Resume started a process that said it in the log alone."""
     monkeypatch.setattr("app.state.run_starter.start_detached", lambda *_: pytest.fail("was started"))
     newer = made_up_runs.make_run(places.runs_folder() / "newer", steps=3, ending="stopped")

@@ -36,7 +36,6 @@ def shared_page(qapp) -> Iterator[MonitorPage]:
 
 @pytest.fixture
 def page(qtbot, qapp, shared_page: MonitorPage) -> Iterator[MonitorPage]:
-    theme.apply(qapp, "light")
     shared_page.show()
     yield shared_page
     shared_page.session.close_run()
@@ -125,9 +124,7 @@ def test_the_kl_chart_and_tile_say_that_kl_is_off(page: MonitorPage, show_run, t
     assert page.tiles["kl"].caption() == "off: Beta 0"
 
 
-def test_the_clip_chart_says_why_it_is_flat_and_offers_two_updates(
-    page: MonitorPage, show_run, tmp_path: Path, session: Session
-) -> None:
+def test_flat_clip_chart(page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
     """With one update per rollout it was a line at 0, and who followed the guide waited for it to move."""
     folder = made_up_runs.make_run(tmp_path / "run", steps=3, ending=None)
     clipping = plot(page, "Clip ratios")
@@ -150,9 +147,7 @@ def test_the_clip_chart_says_why_it_is_flat_and_offers_two_updates(
     assert clipping.traces and not clipping.offer.isVisible(), "with two updates 0 is news"
 
 
-def test_a_failed_run_says_why_and_can_be_resumed(
-    page: MonitorPage, show_run, tmp_path: Path, session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_run(page: MonitorPage, show_run, tmp_path: Path, session: Session, monkeypatch) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=12, ending="failed")
     (folder.checkpoints / "000010").mkdir(parents=True)
     (folder.checkpoints / "000010" / "state.json").write_text("{}")
@@ -192,9 +187,7 @@ def test_a_point_leads_to_its_completions(qtbot, page: MonitorPage, show_run, tm
     assert requested.args == [12, None]
 
 
-def test_marks_tell_what_happened_and_a_resume_takes_back_those_it_cut_off(
-    qtbot, page: MonitorPage, show_run, tmp_path: Path, session: Session
-) -> None:
+def test_marks_and_resume(qtbot, page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=3, ending=None)
     size = folder.events.stat().st_size
     event_log = EventLog(folder.events)
@@ -239,9 +232,7 @@ def test_save_now_says_when_it_is_saved(qtbot, page: MonitorPage, show_run, tmp_
     assert told == ["Saved: the run can be resumed from step 4."]
 
 
-def test_a_event_log_that_is_being_read_says_so(
-    page: MonitorPage, show_run, tmp_path: Path, session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_being_read(page: MonitorPage, show_run, tmp_path: Path, session: Session, monkeypatch) -> None:
     """An archived run of 100,000 steps was "starting", with days of work and no time left."""
     show_run(made_up_runs.make_run(tmp_path / "run", steps=9))
     assert session.run.read_share is None
@@ -251,9 +242,7 @@ def test_a_event_log_that_is_being_read_says_so(
     assert page.header.doing.text() == "Step 9 of 60 · reading the event log, 50%"
 
 
-def test_a_run_on_several_machines_shows_each_and_who_was_lost(
-    tmp_path: Path, page: MonitorPage, show_run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_machines(tmp_path: Path, page: MonitorPage, show_run, monkeypatch) -> None:
     show_run(made_up_runs.make_run(tmp_path / "alone", steps=3, total=3))
     assert page.ranks.card.isHidden()
     assert not [chart.title for chart in page.grid.plots if "each rank" in chart.title and chart.isVisible()]

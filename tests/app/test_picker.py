@@ -137,7 +137,7 @@ def test_the_hub_is_searched_on_request(picker: Picker):
     assert recorded.downloads == ["b/new-4bit"]
 
 
-def test_suggested_models(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch):
+def test_suggested_models(qtbot: QtBot, monkeypatch):
     monkeypatch.setattr("backend.utils.machine.machine_bytes", lambda: 2_000_000_000)
     picker = Picker("model")
     qtbot.addWidget(picker)
@@ -188,7 +188,7 @@ def test_a_failed_download_says_why_and_can_be_tried_again(qtbot: QtBot):
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]:
+def hub(tmp_path: Path, monkeypatch) -> Iterator[HubStandIn]:
     stand_in = HubStandIn({"someone/tiny-4bit": Repo(FILES, MLX), "someone/tiny-gguf": Repo(FILES, GGUF)})
     for name, value in {
         "HF_ENDPOINT": stand_in.url,
@@ -206,12 +206,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]
 
 
 @pytest.fixture
-def page(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainPage]:
+def page(qtbot: QtBot, tmp_path: Path, monkeypatch) -> Iterator[TrainPage]:
     monkeypatch.setattr(picker_module, "SETTLE_MS", 0)
     session = Session(Prefs(tmp_path / "prefs"))
-    widget = TrainPage(session)
-    qtbot.addWidget(widget)
-    widget.show()
+    widget = qtbot.show(TrainPage(session))
     yield widget
     session.service.close()
 
@@ -225,15 +223,14 @@ def service(qapp: QApplication) -> Iterator[Service]:
 
 
 @pytest.fixture
-def local_page(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, service: Service) -> TrainPage:
+def local_page(qtbot: QtBot, tmp_path: Path, monkeypatch, service: Service) -> TrainPage:
     """The page of a session that shares its process with those of other tests."""
     monkeypatch.setattr(picker_module, "SETTLE_MS", 0)
     session = Session(Prefs(tmp_path / "prefs"))
     session.service = service
     widget = TrainPage(session)
     widget.keep_alive = session  # pyright: ignore
-    qtbot.addWidget(widget)
-    widget.show()
+    qtbot.show(widget)
     return widget
 
 
@@ -270,9 +267,7 @@ def write_unsupported_model(folder: Path, kind: str = "marvin") -> str:
     return str(folder)
 
 
-def test_unsupported_model_is_a_problem(
-    qtbot: QtBot, local_page: TrainPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_unsupported_model(qtbot: QtBot, local_page: TrainPage, tmp_path: Path, monkeypatch):
     sentence = "strange cannot be trained. This version of mlx-lm knows no model of the kind marvin."
     draft, field = local_page.draft, local_page.form.fields["model"]
     messages: list[str] = []

@@ -15,7 +15,7 @@ from backend.utils import places
 
 
 @pytest.fixture
-def panel(tmp_path: Path, qtbot, monkeypatch: pytest.MonkeyPatch) -> QueuePanel:
+def panel(tmp_path: Path, qtbot, monkeypatch) -> QueuePanel:
     monkeypatch.setattr("app.state.run_list.start_detached", lambda *_: None)
     session = Session(Prefs(tmp_path / "prefs"))
     for name in "abc":
@@ -23,9 +23,7 @@ def panel(tmp_path: Path, qtbot, monkeypatch: pytest.MonkeyPatch) -> QueuePanel:
         run.path.mkdir(parents=True)
         run.config.write_text("model: owner/model\niters: 300\n")
         session.queue.add(run)
-    panel = QueuePanel(session)
-    qtbot.addWidget(panel)
-    panel.show()
+    panel = qtbot.show(QueuePanel(session))
     return panel
 
 

@@ -164,7 +164,7 @@ def is_harmless(action: QAction) -> bool:
 
 
 @pytest.fixture
-def tame(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def tame(monkeypatch, tmp_path: Path) -> None:
     """No process is started, no native dialog blocks, and nothing outside the runs folder is touched."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(QProcess, "startDetached", lambda *_: (False, 0))
@@ -183,9 +183,7 @@ def tame(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.proof
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.usefixtures("tame")
-def test_a_random_walk(
-    seed: int, qapp: QApplication, real_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_random_walk(seed: int, qapp: QApplication, real_runs: Path, tmp_path: Path, monkeypatch) -> None:
     shutil.copytree(real_runs, tmp_path / "runs")
     monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path / "runs"))
     dice = random.Random(seed)

@@ -61,9 +61,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=["light", "dark"])
-def session(
-    qapp: QApplication, runs: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Iterator[Session]:
+def session(qapp: QApplication, runs: Path, monkeypatch, request: pytest.FixtureRequest) -> Iterator[Session]:
     theme.apply(qapp, request.param)
     monkeypatch.setenv("GRPO_STUDIO_RUNS", str(runs))
     opened = Session()
@@ -82,10 +80,7 @@ def show_run(qtbot: QtBot, session: Session, folder: Path) -> None:
 @pytest.mark.parametrize("name", ["lora", "full", "stages", "broken"])
 def test_monitor(qtbot: QtBot, session: Session, runs: Path, name: str) -> None:
     """Every included chart is drawn, with its marks and with smoothing; the card has the result."""
-    page = MonitorPage(session)
-    qtbot.addWidget(page)
-    page.resize(1100, 760)
-    page.show()
+    page = qtbot.show(MonitorPage(session), 1100, 760)
     show_run(qtbot, session, runs / name)
     page.grid.set_smoothing(0.6)
     for plot in page.grid.included_plots():
@@ -105,10 +100,7 @@ def test_monitor(qtbot: QtBot, session: Session, runs: Path, name: str) -> None:
 
 def test_completions(qtbot: QtBot, session: Session, runs: Path) -> None:
     """Every filter and every colouring of tokens, over a step and over the whole run."""
-    page = CompletionsPage(session)
-    qtbot.addWidget(page)
-    page.resize(1100, 760)
-    page.show()
+    page = qtbot.show(CompletionsPage(session), 1100, 760)
     show_run(qtbot, session, runs / "lora")
     page.pick(1)
     for index, measure in enumerate(MEASURES, 1):
@@ -128,10 +120,7 @@ def test_completions(qtbot: QtBot, session: Session, runs: Path) -> None:
 
 def test_runs(qtbot: QtBot, session: Session, runs: Path) -> None:
     """Every setting and metric as a column, the details of each run, and the dialogs over it."""
-    page = RunsPage(session)
-    qtbot.addWidget(page)
-    page.resize(1100, 760)
-    page.show()
+    page = qtbot.show(RunsPage(session), 1100, 760)
     qtbot.waitUntil(lambda: not page.runs.is_reading and len(page.model.rows) == 4)
     page.choose_columns()
     dialog = page.findChild(ColumnDialog)
@@ -146,8 +135,7 @@ def test_runs(qtbot: QtBot, session: Session, runs: Path) -> None:
     clone = CloneDialog(RunFolder(runs / "lora"), "lora", VerbProcess)
     export = ExportPanel(RunFolder(runs / "lora"), VerbProcess)
     for each in (clone, export):
-        qtbot.addWidget(each)
-        each.show()
+        qtbot.show(each)
     assert clone.step.count() == 2 and export.choices.weights.count() > 1
     for index in range(export.choices.target.count()):
         export.choices.target.setCurrentIndex(index)
@@ -156,10 +144,7 @@ def test_runs(qtbot: QtBot, session: Session, runs: Path) -> None:
 
 def test_comparison(qtbot: QtBot, session: Session, runs: Path) -> None:
     """Every metric gets a chart, those of the chart Other too, on every axis."""
-    view = CompareView(session)
-    qtbot.addWidget(view)
-    view.resize(1100, 760)
-    view.show()
+    view = qtbot.show(CompareView(session), 1100, 760)
     view.compare([read_record(RunFolder(path)) for path in sorted(runs.iterdir()) if path.is_dir()])
     qtbot.waitUntil(lambda: view.comparison is not None and not view.comparison.is_reading, timeout=60_000)
     view.refresh()

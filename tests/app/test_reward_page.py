@@ -11,7 +11,6 @@ from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
 from PySide6.QtGui import QDropEvent, QGuiApplication
 from PySide6.QtTest import QTest
 
-from app import theme
 from app.pages.rewards import reward_file
 from app.pages.rewards.bench import row_numbers
 from app.pages.rewards.rewards_page import RewardsPage
@@ -39,18 +38,15 @@ def service(qapp):
 
 
 @pytest.fixture
-def page(qtbot, qapp, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RewardsPage:
+def page(qtbot, qapp, service: Service, tmp_path: Path, monkeypatch) -> RewardsPage:
     monkeypatch.setattr(reward_bench, "SETTLE_MS", 20)
-    theme.apply(qapp, "light")
     session = Session(Prefs(tmp_path / "prefs"))
     session.service = service
     session.draft.update({"model": "m", "data": "d"})
     session.consent.ask = lambda requests: True
     page = RewardsPage(session)
     page.keep_alive = session
-    qtbot.addWidget(page)
-    page.resize(1080, 700)
-    page.show()
+    qtbot.show(page, 1080, 700)
     return page
 
 
@@ -213,7 +209,7 @@ def test_changes_elsewhere_are_kept(qtbot, page: RewardsPage, user_file: Path) -
     assert user_file.read_text().endswith("# mine\n"), "the second time it is meant"
 
 
-def test_new_reward_file(qtbot, page: RewardsPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_reward_file(qtbot, page: RewardsPage, tmp_path: Path, monkeypatch) -> None:
     page.session.consent.ask = lambda requests: pytest.fail("it was asked about what we wrote")
     monkeypatch.setattr(reward_file, "save_file", lambda *_: tmp_path / "fresh.py")
     page.panel.new.click()

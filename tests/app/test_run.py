@@ -239,7 +239,7 @@ def test_the_log_tail_shows_the_last_state_of_a_progress_line(follow_run, tmp_pa
     assert log_lines(run.folder.log, 3) == ["end"]
 
 
-def test_a_long_event_log_is_read_in_slices_between_turns_of_the_event_loop(qtbot, tmp_path: Path) -> None:
+def test_long_event_log(qtbot, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     steps = 30_000  # two megabytes and more: read at once they would hold the loop up for half a second

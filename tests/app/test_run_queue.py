@@ -16,7 +16,7 @@ from backend.utils.errors import UserError
 
 
 @pytest.fixture
-def runners(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def runners(monkeypatch) -> list[list[str]]:
     """Stands in for the runners that are started."""
     started: list[list[str]] = []
     monkeypatch.setattr("app.state.run_list.start_detached", lambda command, *_: started.append(command))
@@ -55,7 +55,7 @@ def test_a_run_that_is_added_has_a_runner_started_once(qapp, runners) -> None:
     assert len(runners) == 2
 
 
-def test_refusals_are_sentences(qapp, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals_are_sentences(qapp, monkeypatch) -> None:
     def start(*_: object) -> None:
         raise UserError("run", "python cannot be started.")
 
@@ -71,7 +71,7 @@ def test_refusals_are_sentences(qapp, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "queue.json is not valid JSON" in queue.problem and queue.waiting == ()
 
 
-def test_a_removed_run_goes_to_the_trash(qapp, runners, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removed_run_goes_to_the_trash(qapp, runners, monkeypatch) -> None:
     trashed: list[str] = []
     monkeypatch.setattr("app.state.run_list.QFile.moveToTrash", lambda path: not trashed.append(path))
     queue = RunQueue()
@@ -81,7 +81,7 @@ def test_a_removed_run_goes_to_the_trash(qapp, runners, monkeypatch: pytest.Monk
     assert trashed == [str(run.path)] and queue.waiting == ()
 
 
-def test_a_run_that_has_begun_is_no_trash(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_has_begun_is_no_trash(session: Session, monkeypatch) -> None:
     monkeypatch.setattr("app.state.run_list.QFile.moveToTrash", lambda path: pytest.fail("a run was thrown away"))
     run = prepared("stopped")
     run.events.write_text('{"v": 1, "seq": 0, "t": 1.0, "kind": "stopped"}\n')

@@ -63,9 +63,7 @@ def test_a_starting_run_says_how_far_it_has_come_with_its_rows(folder: RunFolder
     run.close()
 
 
-def test_a_run_whose_rows_take_minutes_to_check_is_not_taken_for_one_that_crashed(
-    folder: RunFolder, monkeypatch, qapp
-) -> None:
+def test_long_check_of_rows_is_no_crash(folder: RunFolder, monkeypatch, qapp) -> None:
     """The lock was taken after the check only: from 20 seconds without a line in the log on, the window said Crashed
     and offered to run another."""
     run = Run(folder)

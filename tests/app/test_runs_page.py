@@ -12,7 +12,6 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 
-from app import theme
 from app.pages.runs import run_actions
 from app.pages.runs.run_actions import FreeSpaceDialog
 from app.pages.runs.run_table import ColumnDialog
@@ -39,12 +38,8 @@ def archive(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def page(qtbot, qapp, archive: Path):
-    theme.apply(qapp, "light")
     session = Session()
-    shown = RunsPage(session)
-    qtbot.addWidget(shown)
-    shown.resize(1060, 700)
-    shown.show()
+    shown = qtbot.show(RunsPage(session), 1060, 700)
     settle(qtbot, shown)
     yield shown
     session.close_run()
@@ -99,7 +94,7 @@ def test_a_locked_run_is_running_and_cannot_be_trashed(qtbot, page: RunsPage, ar
     assert page.buttons["trash"].isEnabled() and page.buttons["resume"].isEnabled()
 
 
-def test_the_search_finds_words_and_settings_and_says_what_it_does_not_understand(page: RunsPage) -> None:
+def test_search(page: RunsPage) -> None:
     page.search.setText("FAIL")
     assert names(page) == ["failed"] and page.search_line.text() == "1 of 3 runs."
     page.search.setText("lr>=1e-5")
@@ -123,9 +118,7 @@ def test_enter_opens_one_run_and_compares_several(qtbot, page: RunsPage, archive
     assert page.compare_view.isVisible() and page.compare_view.title.text() == "Compare 2 runs"
 
 
-def test_resuming_starts_the_trainer_and_shows_the_run(
-    page: RunsPage, archive: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resuming_starts_the_trainer_and_shows_the_run(page: RunsPage, archive: Path, monkeypatch) -> None:
     started = []
     monkeypatch.setattr("app.state.run_starter.start_detached", lambda _, run: started.append(run))
     page.table.choose(archive / "failed")
@@ -151,7 +144,7 @@ def test_the_menu_has_every_action_and_enables_those_that_apply(page: RunsPage, 
     assert QGuiApplication.clipboard().text() == f"{archive / 'failed'}\n{archive / 'finished'}"
 
 
-def test_any_setting_and_metric_can_be_a_column_and_is_one_at_the_next_start(qtbot, page: RunsPage) -> None:
+def test_columns(qtbot, page: RunsPage) -> None:
     page.choose_columns()
     dialog = page.findChild(ColumnDialog)
     listed = {
@@ -236,7 +229,7 @@ def test_the_family_of_a_clone_is_a_tree_whose_runs_can_be_chosen(qtbot, page: R
 
 
 @pytest.fixture
-def trash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def trash(tmp_path: Path, monkeypatch) -> Path:
     """A trash can of its own, as Linux has it."""
     can = tmp_path / "Trash"
     for part in ("files", "info"):
@@ -295,9 +288,7 @@ def test_freeing_space_says_how_much_before_it_does(qtbot, page: RunsPage, archi
     assert page.runs.records[archive / "finished"].bytes == before - 1_000_000 - len('{"step": 1, "score": 0.1}')
 
 
-def test_records_are_kept_over_launches_and_read_again_only_where_a_file_changed(
-    qtbot, archive: Path, tmp_path: Path
-) -> None:
+def test_cache_of_records(qtbot, archive: Path, tmp_path: Path) -> None:
     def listed() -> tuple[list[str], dict[str, RunNotes]]:
         read: list[str] = []
         runs = RunList(tmp_path, lambda run: (read.append(run.name), read_record(run))[1])

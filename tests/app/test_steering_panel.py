@@ -12,7 +12,6 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QWidget
 
-from app import theme
 from app.pages.monitor.steering import GROUPS, RunSteering, SteeringPanel
 from app.state.run import Run
 from app.state.session import Session
@@ -58,7 +57,6 @@ def live(tmp_path: Path) -> Iterator[LiveRun]:
 
 @pytest.fixture
 def steering(qtbot, qapp, live: LiveRun) -> Iterator[RunSteering]:
-    theme.apply(qapp, "light")
     session, parent = Session(), QWidget()
     qtbot.addWidget(parent)
     steered = RunSteering(session, parent)
@@ -90,7 +88,7 @@ def shown_texts(panel: SteeringPanel) -> str:
     return f"{panel.answer.text()} {panel.problem.text()}"
 
 
-def test_every_setting_that_may_change_is_offered_with_its_present_value(steering: RunSteering) -> None:
+def test_offered_settings(steering: RunSteering) -> None:
     panel = panel_of(steering)
     assert sorted(key for keys in GROUPS.values() for key in keys) == sorted(STEERABLE)
     assert panel.fields["iters"].value() == 100 and panel.fields["beta"].value() == 0.1

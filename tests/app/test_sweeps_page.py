@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from app import theme
 from app.pages.sweeps.sweeps_page import SweepsPage, forecast_words
 from app.state import sweeps as sweeps_module
 from app.state.session import Session
@@ -46,7 +45,6 @@ def finished(name: str = "earlier") -> SweepFolder:
 
 @pytest.fixture
 def page(qtbot: Any, qapp: Any) -> Any:
-    theme.apply(qapp, "light")
     session = Session()
     session.draft.load(demo_config())
     shown = SweepsPage(session)
@@ -94,7 +92,7 @@ def test_the_forecast_counts_what_is_given_up_and_one_base() -> None:
     )
 
 
-def test_starting_makes_the_folder_and_a_detached_process(page: SweepsPage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_starting_makes_the_folder_and_a_detached_process(page: SweepsPage, monkeypatch) -> None:
     started: list[tuple[list[str], Path]] = []
     monkeypatch.setattr(sweeps_module, "start_detached", lambda command, run: started.append((command, run.path)))
     page.show()
@@ -150,9 +148,7 @@ def test_the_result_is_a_table_with_the_best_first(page: SweepsPage) -> None:
     assert page.table.as_text([0]).startswith("No.\tLearning Rate\tHeld-out reward\t± sd")
 
 
-def test_the_winner_can_be_opened_used_and_trained_on(
-    qtbot: Any, page: SweepsPage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_winner_can_be_opened_used_and_trained_on(qtbot: Any, page: SweepsPage, monkeypatch) -> None:
     commands: list[list[str]] = []
     monkeypatch.setattr(sweeps_module, "start_detached", lambda command, run: commands.append(command))
     finished()

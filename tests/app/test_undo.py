@@ -108,7 +108,7 @@ def test_every_setting_can_be_undone(draft: Draft, history: History):
 
 
 @pytest.fixture
-def window(tmp_path: Path, qtbot, monkeypatch: pytest.MonkeyPatch) -> Iterator[Window]:
+def window(tmp_path: Path, qtbot, monkeypatch) -> Iterator[Window]:
     (tmp_path / "demo.yaml").write_text("model: a/b\ndata: a/b\niters: 60\n")
     monkeypatch.setattr(places, "demo_config", lambda: tmp_path / "demo.yaml")
     session = Session(Prefs(tmp_path / "prefs"))

@@ -7,13 +7,10 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.state.prefs import Prefs
-from app.state.session import Session
 from app.window import Window
 from backend import __version__
 from backend.serve.hub_questions import newer_release
@@ -56,20 +53,11 @@ def release_list() -> Iterator[ReleaseList]:
     served.server.server_close()
 
 
-@pytest.fixture
-def window(tmp_path: Path, qtbot) -> Iterator[Window]:
-    window = Window(Session(Prefs(tmp_path / "prefs")))
-    qtbot.addWidget(window)
-    yield window
-    if "service" in vars(window.session):
-        window.session.service.close()
-
-
 def ask(address: str) -> dict[str, str] | None:
     return newer_release({"feed": address}, QuestionCall(lambda progress: None))
 
 
-def test_nothing_is_built_in_and_nothing_is_on(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_built_in_and_nothing_is_on(window: Window, monkeypatch) -> None:
     monkeypatch.delenv(about.FEED_VARIABLE, raising=False)
     assert about.feed() == "" and not (resources() / "release_feed.txt").exists()
     assert not window.session.prefs.check_updates
@@ -79,9 +67,7 @@ def test_nothing_is_built_in_and_nothing_is_on(window: Window, monkeypatch: pyte
     assert "service" not in vars(window.session), "no process was started for it"
 
 
-def test_a_newer_version_is_told_and_nothing_else_is_asked(
-    window: Window, release_list: ReleaseList, monkeypatch: pytest.MonkeyPatch, qtbot
-) -> None:
+def test_newer_version(window: Window, release_list: ReleaseList, monkeypatch, qtbot) -> None:
     monkeypatch.setenv(about.FEED_VARIABLE, release_list.address)
     release_list.name("999.1", "https://example.org/grpo-studio")
     assert not window.session.updates.check_at_start(), "not before the user turns it on"

@@ -80,8 +80,7 @@ def make_dialog(qtbot, tmp_path: Path, logins: Logins) -> MakeDialog:
             logins,
         )
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose, False)
-        qtbot.addWidget(dialog)
-        dialog.show()
+        qtbot.show(dialog)
         return dialog
 
     return make
@@ -91,9 +90,7 @@ def printing(*lines: object, then: str = "") -> str:
     return "import sys, time\n" + "".join(f"print({json.dumps(line)!r}, flush=True)\n" for line in lines) + then
 
 
-def test_the_card_is_drawn_with_its_settings_table_and_picture(
-    make_dialog: MakeDialog, monkeypatch: pytest.MonkeyPatch
-):
+def test_card_is_drawn(make_dialog: MakeDialog, monkeypatch):
     card = make_dialog().card
     text = card.toPlainText()
     assert text.startswith("library_name: mlx") and "accuracy" in text and "|" not in text and "# Sums" not in text
@@ -127,7 +124,7 @@ def test_a_token_goes_to_the_keychain_and_is_forgotten_here(make_dialog: MakeDia
     assert dialog.upload.isEnabled() and not dialog.token.isVisible()
 
 
-def test_upload_pause_resume_and_the_page(qtbot, make_dialog: MakeDialog, monkeypatch: pytest.MonkeyPatch):
+def test_upload_pause_resume_and_the_page(qtbot, make_dialog: MakeDialog, monkeypatch):
     progress = {"progress": "Uploading: 1.0 MB of 2.0 MB.", "done": 0.5}
     dialog = make_dialog(printing(progress, then="time.sleep(60)"), printing(progress, DONE))
     dialog.upload.click()

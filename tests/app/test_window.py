@@ -66,7 +66,7 @@ class FakeRun(QObject):
 
 
 @pytest.fixture
-def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def demo(tmp_path: Path, monkeypatch) -> Path:
     file = tmp_path / "demo.yaml"
     file.write_text("model: demo/model\ndata: demo/data\niters: 60\n")
     monkeypatch.setattr(places, "demo_config", lambda: file)
@@ -107,7 +107,7 @@ def test_every_menu_entry_names_an_existing_slot(window: Window):
         assert callable(attrgetter(entry.slot)(window.pages[entry.page] if entry.page else window)), entry.name
 
 
-def test_the_rewards_menu_shows_its_page_and_follows_its_enabled_actions(window: Window, monkeypatch):
+def test_rewards_menu(window: Window, monkeypatch):
     waiting = [entry.name for menu in MENUS.values() for entry in menu if entry and entry.is_off]
     assert len(waiting) > 4 and not any(window.menus[name].isEnabled() for name in waiting)
     window.show_page("rewards")
@@ -124,7 +124,7 @@ def test_the_rewards_menu_shows_its_page_and_follows_its_enabled_actions(window:
     assert sampled[-1] == "scored"
 
 
-def test_every_action_and_every_entry_of_a_menu_has_a_shortcut_of_its_own(window: Window):
+def test_shortcuts(window: Window):
     keys = [action.shortcut().toString() for action in window.menus.by_name.values()]
     keys = [key for key in keys if key]
     assert len(set(keys)) == len(keys)
@@ -163,9 +163,7 @@ def test_the_toolbar_sends_control_words_to_the_run(window: Window, session: Ses
     assert run.sent == ["pause", "resume", "save", "stop"]
 
 
-def test_run_creates_a_folder_and_starts_a_training_with_the_settings_of_the_form(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-):
+def test_run_starts_with_the_form(session: Session, monkeypatch):
     started, pages = list[RunFolder](), list[str]()
     monkeypatch.setattr("app.state.run_starter.start_detached", lambda _, run: started.append(run))
     session.page_requested.connect(pages.append)
@@ -221,7 +219,7 @@ def test_a_config_dropped_on_the_window_opens(window: Window, tmp_path: Path, qt
     assert "mine.yaml" in window.windowTitle()
 
 
-def test_rows_dropped_anywhere_become_the_dataset_with_its_columns(window: Window, tmp_path: Path, qtbot):
+def test_dropped_rows(window: Window, tmp_path: Path, qtbot):
     """If the form has a model of the user's, only the data settings change."""
     draft = window.session.draft
     draft.update({"model": "me/mine", "iters": 7})
@@ -237,7 +235,7 @@ def test_rows_dropped_anywhere_become_the_dataset_with_its_columns(window: Windo
     assert window.history.undoText() == "Data rows.csv"
 
 
-def test_rows_dropped_on_the_demo_start_a_form_with_a_default_model(window: Window, tmp_path: Path, qtbot, monkeypatch):
+def test_rows_dropped_on_the_demo(window: Window, tmp_path: Path, qtbot, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "nothing"))
     draft = window.session.draft
     window.session.restore()
@@ -330,9 +328,7 @@ def told_by_the_verb(*words: str) -> list[str]:
 
 
 @pytest.mark.parametrize("command", [told_by_the_verb, pytest.param(backend_command, marks=pytest.mark.proof)])
-def test_export_for_trl_writes_a_folder_and_names_what_is_not_carried(
-    window: Window, tmp_path: Path, monkeypatch, qtbot, command: Callable[..., list[str]]
-):
+def test_export_for_trl(window: Window, tmp_path: Path, monkeypatch, qtbot, command: Callable[..., list[str]]):
     monkeypatch.setattr(config_files, "backend_command", command)
     window.session.draft.update({"model": "a/b", "data": "a/b", "optimizer": "muon"})
     monkeypatch.setattr(window.files, "choose_trl_folder", lambda: tmp_path)
@@ -374,9 +370,7 @@ def in_a_terminal(command: str, folder: Path) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("run", [read_by_a_shell, pytest.param(in_a_terminal, marks=pytest.mark.proof)])
-def test_the_copied_command_runs_in_a_terminal_anywhere(
-    session: Session, tmp_path: Path, run: Callable[[str, Path], tuple[int, str]]
-):
+def test_copied_command(session: Session, tmp_path: Path, run: Callable[[str, Path], tuple[int, str]]):
     """Run does the same with a run folder of its own; here the form is one that `check` and `train` refuse alike."""
     session.draft.update({"model": str(tmp_path), "data": "/nowhere.jsonl"})
     session.draft.flush()
@@ -400,7 +394,7 @@ def test_two_windows_autosave_to_files_of_their_own(tmp_path: Path, qapp):
     assert third.claim() == 1, "the form of a window that was closed is the next one's"
 
 
-def test_the_settings_of_a_run_are_loaded_and_save_does_not_overwrite_them(window: Window, tmp_path: Path, monkeypatch):
+def test_settings_of_a_run(window: Window, tmp_path: Path, monkeypatch):
     run = make_run_folder("old")
     run.config.write_text("model: a/b\ndata: a/b\nseed: 3\n")
     window.session.draft.set("seed", 9)
@@ -415,9 +409,7 @@ def test_the_settings_of_a_run_are_loaded_and_save_does_not_overwrite_them(windo
 
 
 @pytest.mark.parametrize(("answer", "seed"), [("cancel", 9), ("discard", 3), ("save", 3)])
-def test_unsaved_edits_are_not_discarded_without_a_question(
-    window: Window, tmp_path: Path, monkeypatch, answer: str, seed: int
-):
+def test_unsaved_edits(window: Window, tmp_path: Path, monkeypatch, answer: str, seed: int):
     (tmp_path / "other.yaml").write_text("model: a/b\ndata: a/b\nseed: 3\n")
     window.session.draft.set("seed", 9)
     monkeypatch.setattr(window.files, "ask_about_edits", lambda: answer)
@@ -437,7 +429,7 @@ def test_save_marks_the_form_as_saved(window: Window, tmp_path: Path, monkeypatc
     assert window.session.prefs.config_file == tmp_path / "mine.yaml"
 
 
-def test_the_first_launch_shows_the_demo_and_a_later_one_restores_the_form(session: Session):
+def test_first_launch_and_later(session: Session):
     session.restore()
     assert session.draft.is_demo and not session.draft.problems()
     assert session.draft.path is None, "Save must not write over the bundled file"

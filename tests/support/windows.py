@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QWidget
@@ -17,6 +17,7 @@ from app.window import Window
 from backend.utils.errors import ConfigProblem
 
 PATIENCE_MS = 60_000
+W = TypeVar("W", bound=QWidget)
 
 
 class SilentService(Service):
@@ -64,6 +65,14 @@ class ServiceByHand(QObject):
 
 class PatientQtBot(QtBot):
     """A QtBot that waits for up to a minute."""
+
+    def show(self, widget: W, width: int = 0, height: int = 0) -> W:
+        """Show a widget, which is closed after the test."""
+        self.addWidget(widget)
+        if width:
+            widget.resize(width, height)
+        widget.show()
+        return widget
 
     def waitUntil(self, callback: Callable[[], bool | None], *, timeout: int = PATIENCE_MS) -> None:
         super().waitUntil(callback, timeout=timeout)
