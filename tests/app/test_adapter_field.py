@@ -79,7 +79,7 @@ def test_peft_adapter(qtbot, tmp_path: Path) -> None:
     field = page.form.fields["adapter"]
     assert isinstance(field, AdapterField) and field.import_button.isHidden()
     asked: dict[str, Any] = {}
-    session.service.ask = lambda question, on_answer, **how: asked.update(how, question=question, answer=on_answer)  # pyright: ignore
+    session.service.ask = lambda question, on_answer, **how: asked.update(how, question=question, answer=on_answer)
     for path in (folder, folder / "adapter_model.safetensors"):
         field.take(str(path))
         assert not field.import_button.isHidden()

@@ -148,10 +148,6 @@ def runs_dialog(kind: type[QWidget], open_it: Callable[[Any], object]) -> Callab
     return opened
 
 
-def steering(window: Window) -> QWidget:
-    return SteeringPanel(window)
-
-
 def window_dialog(kind: type[QWidget], method: str, *arguments: Any) -> Callable[[Window], QWidget]:
     def opened(window: Window) -> QWidget:
         attrgetter(method)(window)(*arguments)
@@ -161,7 +157,7 @@ def window_dialog(kind: type[QWidget], method: str, *arguments: Any) -> Callable
 
 
 def export(window: Window) -> QWidget:
-    panel = ExportPanel(window.session.run.folder, VerbProcess, window, lambda *_: None, lambda _: True)  # pyright: ignore[reportOptionalMemberAccess]
+    panel = ExportPanel(window.session.run.folder, VerbProcess, window, lambda *_: None, lambda _: True)
     panel.open_beside()
     return panel
 
@@ -182,7 +178,7 @@ DIALOGS: dict[str, Callable[[Window], QWidget]] = {
     "columns": runs_dialog(ColumnDialog, lambda page: page.choose_columns()),
     "free space": runs_dialog(FreeSpaceDialog, lambda page: page.free_space()),
     "clone": runs_dialog(CloneDialog, lambda page: page.clone(page.model.rows[0])),
-    "change settings": steering,
+    "change settings": SteeringPanel,
 }
 
 
@@ -202,10 +198,4 @@ def test_tab_round_a_dialog(window: Window, monkeypatch, name: str) -> None:
     assert set(walk.backward) == set(walk.forward)
     QTest.keyClick(QApplication.focusWidget(), Qt.Key.Key_Escape)
     assert not dialog.isVisible()
-    dialog.deleteLater()
-
-
-def test_no_has_the_focus(window: Window) -> None:
-    dialog = consent(window)
-    assert isinstance(dialog, ConsentDialog) and dialog.focusWidget() is dialog.decline and dialog.decline.isDefault()
     dialog.deleteLater()

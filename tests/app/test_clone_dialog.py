@@ -71,6 +71,13 @@ def dialog(qtbot, qapp, run: RunFolder):
     yield shown
 
 
+def change(dialog: CloneDialog, key: str, text: str) -> None:
+    if key not in dialog.settings.fields:
+        dialog.settings.add(key)
+    dialog.settings.fields[key].control.setText(text)
+    dialog.settings.fields[key].emit_edited()
+
+
 def flags(command: list[str]) -> list[str]:
     return command[command.index("clone") + 2 :]
 
@@ -83,9 +90,7 @@ def test_every_checkpoint_is_offered_with_its_reward(dialog: CloneDialog) -> Non
 
 
 def test_a_setting_is_compared_with_its_value_at_the_chosen_step(dialog: CloneDialog) -> None:
-    dialog.settings.add("learning_rate")
-    dialog.settings.fields["learning_rate"].control.setText("2e-5")
-    dialog.settings.fields["learning_rate"].emit_edited()
+    change(dialog, "learning_rate", "2e-5")
     assert "Learning Rate: 1e-05 → 2e-05" in dialog.differs.text(), "it was changed before step 30"
     dialog.step.setCurrentIndex(2)
     assert "Learning Rate: 3e-05 → 2e-05" in dialog.differs.text()
@@ -98,9 +103,7 @@ def test_the_command_says_what_was_chosen(dialog: CloneDialog, run: RunFolder) -
     dialog.way.choose("cold")
     dialog.name.setText("colder")
     for key, text in (("temperature", "0.7"), ("epsilon_high", "0.28"), ("reward_weights", "1, 2, 1, 1, 1")):
-        dialog.settings.add(key)
-        dialog.settings.fields[key].control.setText(text)
-        dialog.settings.fields[key].emit_edited()
+        change(dialog, key, text)
     assert flags(dialog.command()) == [
         *("--step", "20", "--cold", "--set", "temperature=0.7", "--set", "epsilon_high=0.28"),
         *("--set", "reward_weights=[1.0, 2.0, 1.0, 1.0, 1.0]"),
@@ -120,9 +123,7 @@ def test_a_run_at_its_end_goes_on_only_with_more_steps(qtbot, qapp, run: RunFold
     dialog.way.choose("cold")
     assert dialog.create_button.isEnabled()
     dialog.way.choose("warm")
-    dialog.settings.add("iters")
-    dialog.settings.fields["iters"].control.setText("31")
-    dialog.settings.fields["iters"].emit_edited()
+    change(dialog, "iters", "31")
     assert dialog.create_button.isEnabled()
     dialog.settings.remove("iters")
     dialog.step.setCurrentIndex(1)
@@ -130,13 +131,10 @@ def test_a_run_at_its_end_goes_on_only_with_more_steps(qtbot, qapp, run: RunFold
 
 
 def test_a_wrong_value_is_told_at_its_field_and_nothing_can_be_made(dialog: CloneDialog) -> None:
-    dialog.settings.add("temperature")
-    field = dialog.settings.fields["temperature"]
-    field.control.setText("-1")
-    field.emit_edited()
-    assert not dialog.create_button.isEnabled() and field._problem.text().startswith("Temp must be above 0")
-    field.control.setText("0.5")
-    field.emit_edited()
+    change(dialog, "temperature", "-1")
+    problem = dialog.settings.fields["temperature"]._problem
+    assert not dialog.create_button.isEnabled() and problem.text().startswith("Temp must be above 0")
+    change(dialog, "temperature", "0.5")
     assert dialog.create_button.isEnabled()
     dialog.name.setText("sums")
     assert dialog.outcome.text() == "A run of this name exists." and not dialog.create_button.isEnabled()
@@ -144,9 +142,7 @@ def test_a_wrong_value_is_told_at_its_field_and_nothing_can_be_made(dialog: Clon
 
 def test_the_command_is_one_that_the_verb_understands(dialog: CloneDialog) -> None:
     """The made-up checkpoint holds no arrays, so it is refused, but not for the options."""
-    dialog.settings.add("temperature")
-    dialog.settings.fields["temperature"].control.setText("0.7")
-    dialog.settings.fields["temperature"].emit_edited()
+    change(dialog, "temperature", "0.7")
     command = dialog.command()
     result = CliRunner().invoke(app(), command[command.index("clone") :])
     assert "No such option" not in result.output and "temperature" not in result.output

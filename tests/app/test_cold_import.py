@@ -37,7 +37,7 @@ print("ahead", *sorted({name.split(".")[0] for name in sys.modules}))
 found = [each for each in gc.get_objects() if isinstance(each, QObject) and each.thread() is not app.thread()]
 print("astray", *(type(each).__name__ for each in found))
 
-# An interpreter that ends with a window alive takes Qt apart in any order, and may crash over it; the app's own main does not.
+# An interpreter that ends with a window alive takes Qt apart in any order, and may crash over it.
 import shiboken6
 del found
 window.close()

@@ -138,12 +138,8 @@ def test_search_over_slices(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(run_completions, "READ_BYTES", 1000)
     rows = [row(step, completion(f"number {step};" + "x" * (step * 7 % 1500))) for step in range(1, 200)]
     path = write(tmp_path / "completions.jsonl", rows)
-    assert [found(path, f"number {step};") for step in (1, 99, 198, 199)] == [
-        [(1, 0)],
-        [(99, 0)],
-        [(198, 0)],
-        [(199, 0)],
-    ]
+    for step in (1, 99, 198, 199):
+        assert found(path, f"number {step};") == [(step, 0)]
     assert len(found(path, "NUMBER")) == 199
 
 

@@ -72,24 +72,10 @@ def test_selecting_a_completion_shows_it_in_full(qtbot, page: CompletionsPage, t
     assert formats[0].length == len("<think>") and formats[0].format.foreground().color() == theme.palette().accent
 
 
-GROUP = {
-    "step": 1,
-    "prompt": "What\nis it?",
-    "answer": "4",
-    "completions": [
-        {
-            "text": "a\nb",
-            "tokens": [5, 6, 7],
-            "stop": "eos",
-            "rewards": {"f": 0.5, "g": None},
-            "reward": 0.5,
-            "advantage": 0.7,
-        },
-        {"text": "", "tokens": 9, "stop": "length", "rewards": {"f": -1.0}, "reward": -1.0, "advantage": -0.7},
-        {"text": None, "rewards": "odd"},
-        "odd",
-    ],
-}
+SOUND = {"text": "a\nb", "tokens": [5, 6, 7], "stop": "eos", "rewards": {"f": 0.5, "g": None}, "reward": 0.5}
+CUT = {"text": "", "tokens": 9, "stop": "length", "rewards": {"f": -1.0}, "reward": -1.0, "advantage": -0.7}
+COMPLETIONS = [SOUND | {"advantage": 0.7}, CUT, {"text": None, "rewards": "odd"}, "odd"]
+GROUP = {"step": 1, "prompt": "What\nis it?", "answer": "4", "completions": COMPLETIONS}
 
 
 def test_a_group_of_any_shape_becomes_table_rows(qtbot) -> None:
@@ -98,22 +84,10 @@ def test_a_group_of_any_shape_becomes_table_rows(qtbot) -> None:
     assert model.rowCount() == 5 and model.rowCount(model.index(0, 0)) == 0
     assert cell(model, 0, "Completion") == "What is it?   answer 4"
     assert (cell(model, 0, "Reward"), cell(model, 0, "Advantage")) == ("−0.250", ""), "the mean of the group"
-    assert [cell(model, 1, head) for head in ("Completion", "F", "G", "Reward", "Tokens", "End")] == [
-        "a b",
-        "0.500",
-        "–",
-        "0.500",
-        "3",
-        "ended",
-    ]
-    assert [cell(model, 2, head) for head in ("Completion", "F", "Advantage", "Tokens", "End")] == [
-        "",
-        "−1.00",
-        "−0.700",
-        "9",
-        "cut off",
-    ]
-    assert [cell(model, 3, head) for head in ("Completion", "F", "Reward", "Tokens", "End")] == ["–"] * 5
+    heads = ("Completion", "F", "Reward", "Tokens", "End")
+    expected = [["a b", "0.500", "0.500", "3", "ended"], ["", "−1.00", "−1.00", "9", "cut off"], ["–"] * 5]
+    assert [[cell(model, row, head) for head in heads] for row in (1, 2, 3)] == expected
+    assert cell(model, 1, "G") == "–" and cell(model, 2, "Advantage") == "−0.700"
     assert cell(model, 4, "Completion") == "–"
 
 
@@ -123,15 +97,8 @@ def test_every_stop_reason_that_a_trainer_writes_has_a_label() -> None:
 
 
 def completion(text: str, reward: float, **more) -> dict:
-    return {
-        "text": text,
-        "tokens": 3,
-        "stop": "eos",
-        "rewards": {"f": reward},
-        "reward": reward,
-        "advantage": reward,
-        **more,
-    }
+    scored = {"rewards": {"f": reward}, "reward": reward, "advantage": reward}
+    return {"text": text, "tokens": 3, "stop": "eos"} | scored | more
 
 
 @pytest.fixture

@@ -22,7 +22,16 @@ from backend.rewards.allowed_code import CodeToAllow, code_files, read_code
 from backend.runs.run_folder import RunFolder
 from tests.support import small_run
 
-CODE = "import json\nimport subprocess\nfrom os import path\n\n@register_reward_function('mine')\ndef mine(completions):\n    return []\n\nasync def other(x): ...\n"
+CODE = """import json
+import subprocess
+from os import path
+
+@register_reward_function('mine')
+def mine(completions):
+    return []
+
+async def other(x): ...
+"""
 
 
 @pytest.fixture
@@ -141,14 +150,8 @@ def test_machines_question(qtbot, tmp_path: Path, hosts_file: Path) -> None:
     dialog = HostsDialog(asked)
     qtbot.addWidget(dialog)
     text = dialog_text(dialog)
-    for part in (
-        "Connect to the machines in hosts.json?",
-        "mac-b at 10.0.0.2",
-        "mac-b: ~/bin/python",
-        "MLX_METAL_FAST_SYNCH=1",
-        str(hosts_file),
-    ):
-        assert part in text
+    parts = ["Connect to the machines in hosts.json?", "mac-b at 10.0.0.2", "mac-b: ~/bin/python", str(hosts_file)]
+    assert all(part in text for part in (*parts, "MLX_METAL_FAST_SYNCH=1"))
     dialog.show()
     QTest.keyClick(dialog, Qt.Key.Key_Return)
     assert dialog.result() == HostsDialog.DialogCode.Rejected
@@ -180,14 +183,8 @@ def test_code_question(qtbot, reward_file: Path) -> None:
     dialog = ConsentDialog([CodeToAllow(read_code(reward_file), False)])
     qtbot.addWidget(dialog)
     text = dialog_text(dialog)
-    for part in (
-        str(reward_file),
-        "mine, other",
-        "json, subprocess, os",
-        "subprocess, os, for files",
-        "Run the code in mine.py?",
-    ):
-        assert part in text
+    parts = ["mine, other", "json, subprocess, os", "subprocess, os, for files", "Run the code in mine.py?"]
+    assert all(part in text for part in (str(reward_file), *parts))
     dialog.show()
     QTest.keyClick(dialog, Qt.Key.Key_Return)
     assert dialog.result() == ConsentDialog.DialogCode.Rejected

@@ -39,7 +39,6 @@ PART_USES = {
     "clip": ("plot_background", "selection"),  # also a star that is lit
     "length": ("plot_background",),
 }
-BOTH = pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 
 
 def contrast(first: QColor, second: QColor) -> float:
@@ -62,11 +61,6 @@ def too_low(colours: theme.Palette, uses: dict[str, tuple[str, ...]], least: flo
     ]
 
 
-@BOTH
-def test_text_contrast(dark: bool) -> None:
-    assert not too_low(theme.DARK if dark else theme.LIGHT, TEXT_USES, TEXT)
-
-
-@BOTH
-def test_parts_can_be_seen(dark: bool) -> None:
-    assert not too_low(theme.DARK if dark else theme.LIGHT, PART_USES, PART)
+@pytest.mark.parametrize("colours", [theme.LIGHT, theme.DARK], ids=["light", "dark"])
+def test_contrast(colours: theme.Palette) -> None:
+    assert not too_low(colours, TEXT_USES, TEXT) and not too_low(colours, PART_USES, PART)

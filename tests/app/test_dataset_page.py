@@ -138,8 +138,8 @@ def test_variety_of_the_prompts(qtbot, page: DatasetPage, tmp_path: Path) -> Non
 
 
 def test_map_function_is_allowed(qtbot, page: DatasetPage, tmp_path: Path) -> None:
-    code = "from backend.rewards import register_map_function\n@register_map_function\ndef f(row):\n    return row | {'solution': 'new'}\n"
-    (tmp_path / "mine.py").write_text(code)
+    code = "@register_map_function\ndef f(row):\n    return row | {'solution': 'new'}\n"
+    (tmp_path / "mine.py").write_text("from backend.rewards import register_map_function\n" + code)
     answers, asked = [False, True], []
     page.session.consent.ask = lambda requests: asked.append(requests) or answers.pop(0)
     mapped = {"map_function": "f", "reward_functions_file": str(tmp_path / "mine.py"), "reward_isolation": "thread"}

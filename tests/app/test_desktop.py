@@ -42,7 +42,8 @@ while True:
     message = bus.receive()
     member = message.header.fields.get(HeaderFields.member)
     if member == "Notify":
-        print("Notify", message.header.fields[HeaderFields.signature], message.body[3], "|", message.body[4], flush=True)
+        signature, body = message.header.fields[HeaderFields.signature], message.body
+        print("Notify", signature, body[3], "|", body[4], flush=True)
         bus.send(new_method_return(message, "u", (7,)))
         for number in (8, 7):  # 8 is another program's
             bus.send(new_signal(DBusAddress(path, interface=name), "ActionInvoked", "us", (number, "default")))

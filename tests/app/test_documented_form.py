@@ -20,73 +20,31 @@ from backend.config.config import SECTIONS, SETTINGS, dump, parse
 from backend.config.form import DOCUMENTED
 from backend.rewards.catalogue import builtin_rewards
 
-LABELS = {
-    "Base model": "model",
-    "Dataset": "data",
-    "LM Studio export name": "lm_studio_name",
-    "Fine-tune": "train_type",
-    "Layers": "num_layers",
-    "Rank": "rank",
-    "Scale": "scale",
-    "Dropout": "dropout",
-    "Quantization": "quantization",
-    "Iterations": "iters",
-    "Epochs": "epochs",
-    "Batch": "batch_size",
-    "Max Seq": "max_seq_length",
-    "Seed": "seed",
-    "Learning Rate": "learning_rate",
-    "Optimizer": "optimizer",
-    "LR Schedule": "lr_schedule",
-    "Report": "steps_per_report",
-    "Eval": "steps_per_eval",
-    "Save": "save_every",
-    "Val Batches": "val_batches",
-    "Gradient accumulation": "gradient_accumulation_steps",
-    "Sequence step size": "seq_step_size",
-    "Test Batches": "test_batches",
-    "Gradient checkpointing": "grad_checkpoint",
-    "Mask prompt": "mask_prompt",
-    "Fuse": "fuse",
-    "Prompt": "prompt_feature",
-    "Answer": "answer_feature",
-    "Type": "type_feature",
-    "Run folder name": "run_name",
-    "Beta": "beta",
-    "Reference model path": "reference_model_path",
-    "Group": "group_size",
-    "Completion": "max_completion_length",
-    "Temp": "temperature",
-    "Epsilon": "epsilon",
-    "Top P": "top_p",
-    "Top K": "top_k",
-    "Min P": "min_p",
-    "Epsilon high": "epsilon_high",
-    "GRPO Loss": "grpo_loss_type",
-    "Importance": "importance_sampling_level",
-    "Custom reward function names": "reward_functions",
-    "Reward weights": "reward_weights",
-    "Reward functions Python file": "reward_functions_file",
-}
+
+def pairs(text: str) -> dict[str, str]:
+    return dict(pair.split(": ") for pair in text.replace("\n", " ").split(", "))
+
+
+LABELS = pairs("""\
+Base model: model, Dataset: data, LM Studio export name: lm_studio_name, Fine-tune: train_type, Layers: num_layers,
+Rank: rank, Scale: scale, Dropout: dropout, Quantization: quantization, Iterations: iters, Epochs: epochs,
+Batch: batch_size, Max Seq: max_seq_length, Seed: seed, Learning Rate: learning_rate, Optimizer: optimizer,
+LR Schedule: lr_schedule, Report: steps_per_report, Eval: steps_per_eval, Save: save_every, Val Batches: val_batches,
+Gradient accumulation: gradient_accumulation_steps, Sequence step size: seq_step_size, Test Batches: test_batches,
+Gradient checkpointing: grad_checkpoint, Mask prompt: mask_prompt, Fuse: fuse, Prompt: prompt_feature,
+Answer: answer_feature, Type: type_feature, Run folder name: run_name, Beta: beta,
+Reference model path: reference_model_path, Group: group_size, Completion: max_completion_length, Temp: temperature,
+Epsilon: epsilon, Top P: top_p, Top K: top_k, Min P: min_p, Epsilon high: epsilon_high, GRPO Loss: grpo_loss_type,
+Importance: importance_sampling_level, Custom reward function names: reward_functions, Reward weights: reward_weights,
+Reward functions Python file: reward_functions_file""")
 """The document's labels, in its order within each block."""
-FORMER = {
-    "KL weight": "beta",
-    "Reference model": "reference_model_path",
-    "Reward functions": "reward_functions",
-    "Reward functions file": "reward_functions_file",
-    "Default Reward Functions": "reward_functions",
-    "Use All Defaults": "reward_functions",
-    "LoRA Settings": "num_layers",
-    "QAT": "quantization",
-    "Preference And Judge": "beta",
-    "Model or Hugging Face repo": "model",
-    "Dataset path or local data folder": "data",
-    "Learning rate and optimizer": "learning_rate",
-    "Evaluation and checkpoints": "steps_per_report",
-    "Held-out prompts": "valid_data",
-    "DR GRPO": "grpo_loss_type",
-    "Default Token Importance": "importance_sampling_level",
-}
+FORMER = pairs("""\
+KL weight: beta, Reference model: reference_model_path, Reward functions: reward_functions,
+Reward functions file: reward_functions_file, Default Reward Functions: reward_functions,
+Use All Defaults: reward_functions, LoRA Settings: num_layers, QAT: quantization, Preference And Judge: beta,
+Model or Hugging Face repo: model, Dataset path or local data folder: data, Learning rate and optimizer: learning_rate,
+Evaluation and checkpoints: steps_per_report, Held-out prompts: valid_data, DR GRPO: grpo_loss_type,
+Default Token Importance: importance_sampling_level""")
 """What else is searched for: our own former labels, headings, and those of the app itself."""
 
 
@@ -170,13 +128,8 @@ def test_pickers_have_the_documented_entries(page: TrainPage) -> None:
     assert entries(page, "train_type") == ["LoRA", "DoRA", "Full"]
     assert entries(page, "quantization") == ["None", "4-bit", "6-bit", "8-bit", "MXFP4"]
     assert page.form.fields["reward_functions_file"].browse.text() == "Import…"
-    assert [entry.label for entry in builtin_rewards()[:5]] == [
-        "Accuracy",
-        "Integer Answer",
-        "Strict Format",
-        "Soft Format",
-        "XML Count",
-    ]
+    labels = ["Accuracy", "Integer Answer", "Strict Format", "Soft Format", "XML Count"]
+    assert [entry.label for entry in builtin_rewards()[:5]] == labels
 
 
 def test_default_importance(page: TrainPage) -> None:
@@ -188,17 +141,6 @@ def test_default_importance(page: TrainPage) -> None:
         field.control.activated.emit(field.control.currentIndex())
         page.draft.set("seed", hash(entry) % 1000)
         assert field.control.currentText() == entry and page.draft.value("importance_sampling_level") == value
-
-
-def test_toggles(page: TrainPage) -> None:
-    for key in ("grad_checkpoint", "mask_prompt", "fuse"):
-        control = page.form.fields[key].control
-        before = page.draft.value(key)
-        control.click()
-        assert page.draft.value(key) is not before
-    note = page.form.fields["mask_prompt"]._note
-    assert note is not None and note.isVisible()
-    assert note.text() == "GRPO never trains on the prompt: on or off, the run is the same."
 
 
 @pytest.mark.parametrize(
@@ -219,16 +161,11 @@ def test_groups_by_keyboard(page: TrainPage) -> None:
     page.form.open_cards(["training"])
     QApplication.processEvents()
     page.form.fields["batch_size"].control.setFocus()
-    for forward, key in (
-        (True, "learning_rate"),
-        (True, "steps_per_report"),
-        (False, "learning_rate"),
-        (False, "iters"),
-    ):
-        page.show_next_group() if forward else page.show_previous_group()
+    on, back = page.show_next_group, page.show_previous_group
+    moves = [(on, "learning_rate"), (on, "steps_per_report"), (back, "learning_rate"), (back, "iters")]
+    for move, key in (*moves, (back, "train_type")):  # a closed card counts as one group
+        move()
         assert QApplication.focusWidget() is page.form.fields[key].control
-    page.show_previous_group()
-    assert QApplication.focusWidget() is page.form.fields["train_type"].control, "a closed card counts as one group"
 
 
 def test_the_documented_dataset_is_one_click_away(page: TrainPage, monkeypatch) -> None:

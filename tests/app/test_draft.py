@@ -9,8 +9,6 @@ import pytest
 from app.state.draft import Draft
 from backend.config import config
 from backend.config.config import SETTINGS
-from backend.config.other_programs.files import mlx_lm_lora_yaml
-from backend.rewards.catalogue import DEFAULT_REWARDS
 from backend.utils import places
 from backend.utils.errors import UserError
 
@@ -38,13 +36,6 @@ def test_a_half_typed_value_is_kept_and_is_a_problem(draft: Draft):
     assert draft.config().learning_rate == 1e-5
 
 
-def test_an_unknown_reward_function_is_named_with_the_nearest(draft: Draft):
-    with_model_and_data(draft).set("reward_functions", ["r1_acuracy_reward_func"])
-    (sentence,) = sentences(draft, "reward_functions")
-    assert "r1_acuracy_reward_func" in sentence
-    assert "nearest is r1_accuracy_reward_func" in sentence
-
-
 def test_a_broken_reward_file_is_one_problem_with_its_line(draft: Draft, tmp_path: Path):
     file = tmp_path / "mine.py"
     file.write_text("\n\ndef mine(:\n")
@@ -66,31 +57,6 @@ def test_keys_of_other_trainings_are_left_out_and_listed(draft: Draft, tmp_path:
     assert (draft.config().adam_beta1, draft.config().adam_beta2) == (0.8, 0.9)
 
 
-def test_a_config_exported_for_mlx_lm_lora_loads_back_equal(tmp_path: Path):
-    settings = {
-        "model": "a/b",
-        "data": "c/d",
-        "train_type": "dora",
-        "rank": 4,
-        "quantization": "8",
-        "lr_schedule": "linear",
-        "lr_final": 1e-6,
-        "lr_decay_fraction": 0.5,
-        "adam_beta2": 0.95,
-        "lora_keys": ["self_attn.q_proj"],
-        "epsilon_high": 0.3,
-        "reward_functions": ["r1_count_xml", "r1_int_reward_func"],
-        "reward_weights": [2.0, 0.5],
-        "scale_rewards": "none",
-    }
-    text, missing = mlx_lm_lora_yaml(config.parse(settings))
-    assert missing == {"scale_rewards": "none"}
-    assert "#   scale_rewards: none" in text
-    (tmp_path / "theirs.yaml").write_text(text)
-    back = config.load(tmp_path / "theirs.yaml")
-    assert back == config.parse({key: value for key, value in settings.items() if key != "scale_rewards"})
-
-
 @pytest.mark.parametrize(
     ("text", "word"),
     [("temprature: 1", "temperature"), ("- a", "a list"), ("a: [", "line"), ("tools: 2", "not built yet")],
@@ -102,28 +68,6 @@ def test_a_file_with_unknown_keys_is_refused_and_changes_nothing(draft: Draft, t
         draft.load(tmp_path / "bad.yaml")
     assert draft.value("seed") == 7
     assert draft.path is None
-
-
-def test_save_and_load_give_the_same_config(draft: Draft, tmp_path: Path):
-    with_model_and_data(draft).update(
-        {
-            "learning_rate": "3e-4",
-            "epsilon_high": "0.28",
-            "num_generations_eval": None,
-            "stop": ["a, b", "\n\n"],
-            "chat_template_kwargs": {"enable_thinking": False},
-            "reward_functions": list(reversed(DEFAULT_REWARDS)),
-            "reward_weights": [1.0, 2.0, 0.5, -1.0, 0.25],
-            "train_type": "full",
-            "epochs": 3,
-        }
-    )
-    before = draft.config()
-    draft.save(tmp_path / "c.yaml")
-    again = Draft()
-    again.load(tmp_path / "c.yaml")
-    assert again.config() == before
-    assert config.load(tmp_path / "c.yaml") == before
 
 
 def test_dirty_means_different_from_the_file(draft: Draft, tmp_path: Path):

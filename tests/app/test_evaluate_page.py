@@ -4,8 +4,6 @@ made."""
 from __future__ import annotations
 
 import os
-import random
-import statistics
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,13 +14,11 @@ from PySide6.QtTest import QTest
 
 from app import theme
 from app.pages.evaluate.evaluate_page import EvaluatePage
-from app.pages.evaluate.tables import figure_lines
 from app.state.evaluations import Evaluations
 from app.state.processes import ProcessOutcome
 from app.state.session import Session
 from app.widgets.basic.controls import NumberEdit
 from backend.runs.run_folder import RunFolder, hold_lock
-from backend.trainer.evaluation.evaluation_rows import Figures
 from tests.support import made_up_evaluations, made_up_runs
 
 
@@ -68,30 +64,6 @@ def page(qtbot, qapp, run: RunFolder):
     qtbot.waitUntil(lambda: session.run is not None and session.run.state == "finished")
     yield shown
     session.close_run()
-
-
-def test_every_figure_of_a_file_has_a_line() -> None:
-    dice = random.Random(1)
-    rows = [made_up_evaluations.sampled(made_up_evaluations.evaluated_row(i, 0.0, 1.0), 4, dice) for i in range(20)]
-    greedy, sampled = made_up_evaluations.evaluation(rows).decodings
-    assert not {"spread", "different"} & greedy.difference.model_dump(exclude_none=True).keys()
-    lines = {line.name: line for line in figure_lines(sampled, {})}
-    figures = sampled.sides["tuned"].figures
-    assert set(figures.model_fields_set) == set(Figures.model_fields)
-    own = [
-        figures.reward,
-        *figures.rewards.values(),
-        figures.tokens,
-        figures.cut_off,
-        *figures.pass_at.values(),
-        figures.spread,
-        figures.different,
-    ]
-    assert sorted(repr(line.after) for line in lines.values()) == sorted(map(repr, own))
-    rewards = [[made["reward"] for made in row["sampled"]["tuned"]] for row in rows]
-    assert figures.spread.value == pytest.approx(statistics.fmean(map(statistics.stdev, rewards)))
-    assert figures.different.value == pytest.approx(statistics.fmean(len(set(of_row)) / 4 for of_row in rewards))
-    assert lines["Spread of a prompt"].better == 0 and lines["Cut off"].better == -1 and lines["Reward"].better == 1
 
 
 def shows_rows(qtbot, page: EvaluatePage, count: int) -> None:

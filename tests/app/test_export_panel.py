@@ -145,16 +145,8 @@ def test_an_error_is_shown_in_place_and_export_can_be_tried_again(qtbot, make_pa
 
 
 def test_upload_previews_first(qtbot, make_panel: MakePanel, monkeypatch, tmp_path: Path) -> None:
-    about = {
-        "repo": "someone/run",
-        "private": False,
-        "folder": str(tmp_path),
-        "bytes": 3,
-        "files": [],
-        "card": "# Run",
-        "account": None,
-        "account_problem": "Nobody.",
-    }
+    about = {"repo": "someone/run", "private": False, "folder": str(tmp_path), "bytes": 3, "files": []}
+    about |= {"card": "# Run", "account": None, "account_problem": "Nobody."}
     panel = make_panel(f"print({json.dumps({'preview': about})!r})")
     panel.log_in = lambda *_: None
     choose(panel, target="hub", format="adapter")

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from PySide6.QtCore import QMimeData, QPointF, Qt, QUrl
-from PySide6.QtGui import QDropEvent
+from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 
@@ -107,26 +106,10 @@ def test_every_setting_survives_save_and_load(page: TrainPage, tmp_path: Path, q
     assert not fresh.isWindowModified()
 
 
-REWARD_FILE = """
-from mlx_lm_lora.trainer.grpo_reward_functions import register_reward_function
-
-@register_reward_function("exact_match")
-def exact_match(prompts, completions, answer, types=None):
-    return [float(one == other) for one, other in zip(completions, answer)]
-
-@register_reward_function("by_type")
-def by_type(prompts, completions, answer, types=None):
-    return [0.0] * len(completions)
-
-@register_reward_function("concise")
-def concise(prompts, completions, answer, types=None):
-    return [1.0] * len(completions)
-"""
-
-
 def test_mlx_lm_lora_config_opens(page: TrainPage, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "my_rewards.py").write_text(REWARD_FILE)
+    function = "@register_reward_function('{0}')\ndef {0}(prompts, completions, answer, types=None):\n    return []\n"
+    (tmp_path / "my_rewards.py").write_text("".join(map(function.format, ("exact_match", "by_type", "concise"))))
     page.session.load_config(GOLDEN / "mlx_lm_lora_grpo.yaml")
     page._show_problems()
     assert page.draft.problems() == []
@@ -143,29 +126,6 @@ def test_mlx_lm_lora_config_opens(page: TrainPage, tmp_path: Path, monkeypatch):
     assert banner.isVisible() and banner.show_button.isVisible(), "the word that was translated is behind the button"
     banner.close_button.click()
     assert not banner.isVisible()
-
-
-def test_trl_config_opens_converted(page: TrainPage, tmp_path: Path):
-    (tmp_path / "trl.yaml").write_text(
-        "model_name_or_path: a/b\ndataset_name: c/d\nper_device_train_batch_size: 16\ngradient_accumulation_steps: 2\n"
-        "num_generations: 8\nmax_steps: 50\nuse_vllm: true\n"
-    )
-    page.session.load_config(tmp_path / "trl.yaml")
-    page._show_problems()
-    config, banner = page.draft.config(), page.translated_file
-    assert (config.model, config.data, config.iters) == ("a/b", "c/d", 50)
-    assert (config.batch_size, config.gradient_accumulation_steps) == (2, 2)
-    said = banner.sentence.text()
-    assert said.startswith("trl.yaml is a file for TRL;") and "Ignored: use_vllm (" in said
-    assert "max_steps → iters: 50" in banner.translated.text()
-    assert "16 × 2 completions an update are 4 prompts of 8" in banner.translated.text()
-
-
-def test_controls_have_names_and_descriptions(page: TrainPage):
-    for key, field in page.form.fields.items():
-        assert field.label.buddy() is field.control, key
-        assert field.control.accessibleName() == SETTINGS[key].label
-        assert SETTINGS[key].help in field.control.toolTip()
 
 
 def test_tab_order_is_reading_order(page: TrainPage):
@@ -294,17 +254,6 @@ def test_return_chooses_the_first_match(search: SettingSearch, qtbot):
     qtbot.waitUntil(lambda: search.text() == "")
 
 
-def test_a_dropped_folder_is_the_model(page: TrainPage, tmp_path: Path):
-    line = page.form.fields["model"].control
-    mime = QMimeData()
-    mime.setUrls([QUrl.fromLocalFile(str(tmp_path))])
-    drop = QDropEvent(
-        QPointF(3, 3), Qt.DropAction.CopyAction, mime, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
-    )
-    line.dropEvent(drop)
-    assert page.draft.value("model") == str(tmp_path)
-
-
 def test_no_ticks_mean_the_defaults(page: TrainPage):
     fix_problems(page.draft)
     for row in range(5):
@@ -337,17 +286,6 @@ def test_edited_weight_survives_save_and_load(page: TrainPage, tmp_path: Path, q
     assert rows(page)[2][2] == 1.0
     page.draft.load(tmp_path / "weights.yaml")
     assert rows(page)[2] == ("r1_strict_format_reward_func", True, 2.5)
-
-
-def test_reward_file_is_not_run(page: TrainPage, tmp_path: Path):
-    file = tmp_path / "mine.py"
-    file.write_text(
-        "raise SystemExit\n\n@register_reward_function('mine')\ndef mine(p, c, a, t=None):\n    '''Ten for all.'''\n"
-    )
-    page.draft.set("reward_functions_file", str(file))  # typed: nothing is ticked
-    assert rows(page)[0] == ("mine", False, 1.0)
-    click_cell(page, 0, USE)
-    assert page.draft.value("reward_functions")[0] == "mine"
 
 
 def test_chosen_file_comes_first_and_ticked(page: TrainPage, tmp_path: Path):
@@ -449,14 +387,3 @@ def test_run_with_problems_shows_the_first_problem(page: TrainPage):
     assert messages == ["Choose a base model: a folder, or an id on Hugging Face. There is 1 more problem."]
     assert page.session.run is None
     assert not places.runs_folder().exists(), "nothing is created"
-
-
-def test_builders_take_properties_and_slots(qtbot) -> None:
-    clicks = []
-    switch = controls.Switch(name="Sound", checked=True, clicked=lambda on: clicks.append(on))
-    qtbot.addWidget(switch)
-    assert (switch.accessibleName(), switch.isChecked(), clicks) == ("Sound", True, [])
-    switch.click()
-    assert clicks == [False]
-    with pytest.raises(AttributeError, match="Volume"):
-        controls.Switch(volume=11)

@@ -6,12 +6,9 @@ from PySide6.QtGui import QGuiApplication
 
 from app.help_menu import TextDialog
 from app.menus import HELP, MENUS
-from app.state.charts import CHARTS
-from app.state.guide import CHART, SETTING, glossary
 from app.widgets.menu_dialogs import NO_TEXT, AboutDialog, GlossaryDialog
 from app.window import Window
 from backend import __version__
-from backend.config.config import SETTINGS
 from backend.utils import about as components
 
 
@@ -42,16 +39,6 @@ def test_the_list_of_shortcuts_has_every_one(window: Window) -> None:
 
 
 # The glossary
-
-
-def test_glossary_is_complete(window: Window) -> None:
-    entries = glossary()
-    terms = {entry.term for entry in entries}
-    assert {chart.title for chart in CHARTS} | {about.label for about in SETTINGS.values()} <= terms
-    assert {"Advantage", "Ratio", "Rollout", "KL", "Reward hacking", "Checkpoint", "LoRA"} <= terms
-    assert all(entry.text.endswith(".") and entry.section for entry in entries)
-    of_document = [entry.term for entry in entries if entry.section not in (CHART, SETTING)]
-    assert len(of_document) > 60 and len(of_document) == len(set(of_document))
 
 
 def test_glossary_search(window: Window) -> None:

@@ -22,20 +22,9 @@ from backend.distributed.machine_report import CheckedMachine, LinkSpeed, Machin
 from backend.utils.errors import ConfigProblem
 from tests.support.windows import ServiceByHand
 
-FACTS = MachineFacts(
-    "mac-a",
-    "macOS 26.2",
-    "Apple M4 Max",
-    "gpu",
-    64 * 10**9,
-    40 * 10**9,
-    45 * 10**9,
-    10**12,
-    "3.12",
-    "0.1.0",
-    mlx="0.32.4",
-    model="d",
-)
+BYTES = (64 * 10**9, 40 * 10**9, 45 * 10**9, 10**12)
+VERSIONS = ("3.12", "0.1.0")
+FACTS = MachineFacts("mac-a", "macOS 26.2", "Apple M4 Max", "gpu", *BYTES, *VERSIONS, mlx="0.32.4", model="d")
 REPORT = MachineReport(
     "ring",
     [

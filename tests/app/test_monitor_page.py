@@ -86,13 +86,6 @@ def test_an_unknown_metric_appears_in_other_and_nowhere_else() -> None:
     assert [title for title, metrics in titles.items() if "mine/own" in metrics] == ["Other"]
 
 
-def test_without_a_run_there_is_one_button_and_it_leads_to_train(qtbot, page: MonitorPage, session: Session) -> None:
-    assert page.nothing.isVisible()
-    with qtbot.waitSignal(session.page_requested) as requested:
-        page.nothing.button_clicked.emit()
-    assert requested.args == ["train"]
-
-
 def test_a_finished_run_shows_its_result_first(page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
     show_run(made_up_runs.make_run(tmp_path / "run", steps=60))
     rewards = session.run.series("reward")[1]

@@ -26,40 +26,16 @@ from tests.support.hub_server import HubStandIn
 from tests.support.windows import ServiceByHand
 
 NOW = time.time()
+SMALL = {"kind": "qwen3", "precision": "4-bit", "changed": NOW}
+BASE = {"kind": "llama", "precision": "bf16", "changed": NOW - 9e6, "remarks": ["It has no chat template."]}
 LOCAL: list[dict[str, Any]] = [
-    {
-        "id": "a/small-4bit",
-        "name": "a/small-4bit",
-        "where": "cache",
-        "place": "/c/a",
-        "size": 352_000_000,
-        "changed": NOW,
-        "kind": "qwen3",
-        "precision": "4-bit",
-    },
-    {
-        "id": "/m/base",
-        "name": "base",
-        "where": "folder",
-        "place": "/m/base",
-        "size": 16_100_000_000,
-        "changed": NOW - 9e6,
-        "kind": "llama",
-        "precision": "bf16",
-        "remarks": ["It has no chat template."],
-    },
+    {"id": "a/small-4bit", "name": "a/small-4bit", "where": "cache", "place": "/c/a", "size": 352_000_000} | SMALL,
+    {"id": "/m/base", "name": "base", "where": "folder", "place": "/m/base", "size": 16_100_000_000} | BASE,
     {"id": "a/gguf", "name": "a/gguf", "where": "cache", "size": 5, "refusal": "It is a GGUF file."},
     {"id": "a/half", "name": "a/half", "where": "cache", "partial": 1_240_000_000, "refusal": "Unfinished: resume it."},
 ]
 HUB: list[dict[str, Any]] = [
-    {
-        "id": "b/new-4bit",
-        "size": 968_000_000,
-        "kind": "qwen3",
-        "precision": "4-bit",
-        "changed": NOW,
-        "downloads": 41_230,
-    },
+    {"id": "b/new-4bit", "size": 968_000_000, "downloads": 41_230} | SMALL,
     {"id": "b/bad", "size": None, "refusal": "It is a GGUF file.", "downloads": 7},
 ]
 
@@ -190,14 +166,8 @@ def test_a_failed_download_says_why_and_can_be_tried_again(qtbot: QtBot):
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch) -> Iterator[HubStandIn]:
     stand_in = HubStandIn({"someone/tiny-4bit": Repo(FILES, MLX), "someone/tiny-gguf": Repo(FILES, GGUF)})
-    for name, value in {
-        "HF_ENDPOINT": stand_in.url,
-        "HF_HOME": str(tmp_path / "hf"),
-        "HF_HUB_DISABLE_XET": "1",
-        "HOME": str(tmp_path),
-        "NO_PROXY": "127.0.0.1,localhost",
-        "HF_HUB_OFFLINE": "0",
-    }.items():
+    online = {"HF_ENDPOINT": stand_in.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+    for name, value in (online | {"HOME": str(tmp_path), "NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "0"}).items():
         monkeypatch.setenv(name, value)
     for name in ("HF_TOKEN", "HF_HUB_CACHE"):
         monkeypatch.delenv(name, raising=False)

@@ -109,32 +109,6 @@ def test_row_numbers_are_parsed() -> None:
     assert row_numbers("") == row_numbers("4-") == row_numbers("x") == row_numbers("1-99999") == []
 
 
-def test_menu_actions(qtbot, page: RewardsPage, tmp_path: Path) -> None:
-    emitted: list[dict[str, bool]] = []
-    page.enabled_actions_changed.connect(emitted.append)
-    assert not any(page.enabled_actions().values())
-    (tmp_path / "mine.py").write_text(MINE)
-    page.draft.update({"reward_functions_file": str(tmp_path / "mine.py"), "reward_functions": ["long"]})
-    assert page.enabled_actions()["save_file"] and emitted[-1] == page.enabled_actions()
-    (tmp_path / "given.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    page.bench.load_file(tmp_path / "given.jsonl")
-    assert emitted[-1]["cancel"] and not emitted[-1]["score"]
-    wait_for_scores(qtbot, page)
-    assert (
-        emitted[-1]
-        == page.enabled_actions()
-        == {"score": True, "cancel": False, "keep_case": True, "drop_case": False, "save_file": True}
-    )
-    page.results.table.selectRow(0)
-    assert not page.enabled_actions()["keep_case"], "a prompt is no completion"
-    page.results.table.selectRow(1)
-    page.keep_case()
-    qtbot.waitUntil(lambda: emitted[-1]["drop_case"])
-    page.cases.selectRow(0)
-    page.drop_case()
-    qtbot.waitUntil(lambda: not emitted[-1]["drop_case"])
-
-
 def test_drop_and_paste(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     file = tmp_path / "given.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))

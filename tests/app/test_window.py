@@ -24,7 +24,6 @@ from app.state.processes import ProcessOutcome
 from app.state.run import RunControl
 from app.state.run_state import RunState
 from app.state.session import Session
-from app.widgets.menu_dialogs import PresetPanel
 from app.window import Window
 from backend.__main__ import app as verbs
 from backend.config import first_choices
@@ -187,13 +186,6 @@ def test_a_runs_folder_that_cannot_be_created_is_one_sentence(session: Session, 
     assert len(messages) == 1 and "cannot be written" in messages[0] and session.run is None
 
 
-def test_a_second_run_is_refused_while_one_is_live(window: Window, session: Session):
-    session.restore()
-    show_run(session, FakeRun())
-    session.starter.start()
-    assert window.strip.sentence.text().startswith("One run at a time")
-
-
 def test_size_and_theme_are_restored(window: Window, session: Session, qtbot):
     window.resize(900, 640)
     window.set_theme("dark")
@@ -341,18 +333,6 @@ def test_export_for_trl(window: Window, tmp_path: Path, monkeypatch, qtbot, comm
         ProcessOutcome(False, 2, "It is there already.", ""), tmp_path / "gone" / "settings.yaml"
     )
     assert window.strip.sentence.text() == "It is there already."
-
-
-def test_applying_a_preset_is_one_undo_step(window: Window):
-    window.session.draft.update({"model": "a/b", "data": "a/b"})
-    window.show_page("train")
-    window.pages["train"].presets.click()
-    (panel,) = window.findChildren(PresetPanel)
-    panel.list.setCurrentRow(4)
-    panel.apply.click()
-    assert window.session.draft.value("importance_sampling_level") == "sequence"
-    assert window.history.undoText() == "GSPO"
-    assert window.strip.sentence.text() == "GSPO is set."
 
 
 def read_by_a_shell(command: str, folder: Path) -> tuple[int, str]:
