@@ -15,18 +15,14 @@ from app.widgets.form.fields import AdapterField
 from backend.runs.run_folder import RunFolder
 from backend.utils import places
 from backend.utils.errors import ConfigProblem
+from tests.support.trainer_by_hand import add_checkpoints
 
 
 @pytest.fixture
 def run(apart: Path) -> RunFolder:
     """A run with two checkpoints, as its files look."""
     run = RunFolder(places.runs_folder() / "first")
-    for step, score in ((2, 0.9), (4, 0.1)):
-        folder = run.checkpoints / f"{step:06d}"
-        folder.mkdir(parents=True)
-        for name in ("adapters.safetensors", "optimizer.safetensors"):
-            (folder / name).write_bytes(b"x")
-        (folder / "state.json").write_text(json.dumps({"step": step, "score": score}))
+    add_checkpoints(run, {2: 0.9, 4: 0.1})
     run.adapters.mkdir()
     (run.adapters / "adapters.safetensors").write_bytes(b"x")
     about = {

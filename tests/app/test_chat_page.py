@@ -3,8 +3,6 @@ the others a service that answers by hand."""
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from app.state.session import Session
 from backend.runs.run_folder import RunFolder
 from tests.support.latency import LatencyProbe
 from tests.support.trained_run import make_run
+from tests.support.trainer_by_hand import locked
 from tests.support.windows import Asked, ServiceByHand
 
 MINE = '''from backend.rewards import register_reward_function
@@ -184,9 +183,7 @@ def test_sampling_settings(page: ChatPage):
 
 def test_training_run_gets_the_memory(page: ChatPage, made: Path):
     service = load(page)
-    handle = os.open(RunFolder(made / "first").lock, os.O_RDWR | os.O_CREAT)
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    try:
+    with locked(RunFolder(made / "first")):
         page._check_live_run()
         assert service.retired and page.chat.state == "empty"
         assert page.notice.title.text() == "A run is training"
@@ -194,9 +191,7 @@ def test_training_run_gets_the_memory(page: ChatPage, made: Path):
         assert not page.bar.load.isEnabled() and not page.notice.button.isVisible()
         page.load()
         assert page.chat.state == "empty"
-    finally:
-        os.close(handle)
-        RunFolder(made / "first").lock.unlink()
+    RunFolder(made / "first").lock.unlink()
     page._check_live_run()
     assert page.bar.load.isEnabled() and page.notice.title.text() == "first"
 

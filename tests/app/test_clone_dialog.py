@@ -18,6 +18,7 @@ from backend.__main__ import app
 from backend.runs.run_folder import RunFolder
 from backend.utils import places
 from tests.support import made_up_runs
+from tests.support.trainer_by_hand import add_checkpoints
 
 
 class FakeTask(QObject):
@@ -45,12 +46,7 @@ class FakeTask(QObject):
 def run(tmp_path: Path) -> RunFolder:
     """A run with three checkpoints whose learning rate was changed before step 15."""
     run = made_up_runs.make_run(tmp_path / "runs" / "sums", steps=30, learning_rate=3e-5)
-    for step, score in ((10, 0.5), (20, 2.0), (30, 1.0)):
-        folder = run.checkpoints / f"{step:06}"
-        folder.mkdir(parents=True)
-        (folder / "state.json").write_text(json.dumps({"step": step, "score": score}))
-        for name in ("adapters.safetensors", "optimizer.safetensors"):
-            (folder / name).write_bytes(b"0")
+    add_checkpoints(run, {10: 0.5, 20: 2.0, 30: 1.0})
     change = {"step": 15, "settings": {"learning_rate": [3e-5, 1e-5]}}
     run.changes.write_text(json.dumps({"v": 1, "changes": [change]}))
     return run

@@ -205,15 +205,6 @@ def test_two_selected_completions_show_what_differs(qtbot, page: CompletionsPage
     assert page.pane.text.toPlainText() == "so it is" and not page.pane.text.extraSelections()
 
 
-def test_thinking_and_answer_are_folded(qtbot, page: CompletionsPage, run) -> None:
-    show_run(qtbot, page, run)
-    page.pick(1)
-    page.pane.folds["think"].click()
-    assert page.pane.text.toPlainText() == "<think> … 2 words … </think><answer>4</answer>"
-    page.table.selectRow(2)
-    assert page.pane.folds["think"].isHidden(), "a text without tags has nothing to fold"
-
-
 def marks_of(page: CompletionsPage) -> dict[str, QTextCharFormat]:
     """Marked text → its format; copied, as Qt's own goes with the list."""
     return {mark.cursor.selectedText(): QTextCharFormat(mark.format) for mark in page.pane.text.extraSelections()}

@@ -18,7 +18,7 @@ from app.state.session import Session
 from app.widgets.consent_dialog import AllowDialog, ConsentDialog, HostsDialog
 from app.window import Window
 from backend.distributed.hosts_file import AllowedHosts, HostsToAllow
-from backend.rewards.allowed_code import CodeToAllow, code_files, read_code
+from backend.rewards.allowed_code import CodeToAllow, read_code
 from backend.runs.run_folder import RunFolder
 from tests.support import small_run
 
@@ -50,19 +50,6 @@ class FakeDialog:
     def __call__(self, requests: Any) -> bool:
         self.requests += requests
         return self.answer
-
-
-def test_files_that_a_run_executes(reward_file: Path, tmp_path: Path) -> None:
-    for name in ("two.py", "three.py"):
-        (tmp_path / name).write_text("")
-    settings = {
-        "reward_functions_file": "mine.py",
-        "reward_functions": ["r1_int", "two.py::f(limit=2)", "gone.py::f", "two.py::g"],
-        "stages": [{"reward_functions": "three.py::h, r1_int"}, "odd"],
-    }
-    assert [path.name for path in code_files(settings, tmp_path)] == ["mine.py", "two.py", "three.py"]
-    assert code_files({"reward_functions": ["r1_int"], "reward_functions_file": ""}) == []
-    assert code_files({"reward_functions_file": "x" * 300}) == []
 
 
 def test_consent_is_asked_once(reward_file: Path, tmp_path: Path) -> None:

@@ -21,10 +21,10 @@ from app.state.run import Run
 from app.state.session import Session
 from app.widgets.menu_dialogs import PreferencesDialog
 from app.window import Window
-from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.utils import places
 from tests.support import made_up_runs
+from tests.support.trainer_by_hand import write_event
 
 needs_bus = pytest.mark.skipif(
     not sys.platform.startswith("linux") or shutil.which("dbus-daemon") is None, reason="needs a D-Bus daemon"
@@ -147,21 +147,15 @@ def live_run(window: Window, qtbot) -> tuple[Run, RunFolder, int]:
     return run, folder, handle
 
 
-def write(folder: RunFolder, kind: str, **fields) -> None:
-    event_log = EventLog(folder.events)
-    event_log.write(kind, **fields)
-    event_log.close()
-
-
 def test_an_end_and_trouble_are_told_once(window: Window, heard: Heard, qtbot) -> None:
     _, folder, handle = live_run(window, qtbot)
     assert heard.percents[-1] == 50 and window.windowTitle().startswith("50 % – sums – ")
     finding = {"code": "identical", "level": "warning", "sentence": "All completions are the same.", "advice": ""}
     for _ in range(2):
-        write(folder, "health", **finding, step=30)
-    write(folder, "health", code="fine", level="info", sentence="Nothing to do.", advice="", step=30)
+        write_event(folder, "health", **finding, step=30)
+    write_event(folder, "health", code="fine", level="info", sentence="Nothing to do.", advice="", step=30)
     qtbot.waitUntil(lambda: bool(heard.notices))
-    write(folder, "finished", step=60, sentence="Finished after 60 steps.")
+    write_event(folder, "finished", step=60, sentence="Finished after 60 steps.")
     os.close(handle)
     qtbot.waitUntil(lambda: len(heard.notices) == 2)
     assert heard.notices[0] == ("sums", "All completions are the same.")

@@ -157,10 +157,3 @@ def test_the_demo_is_recognised_until_it_is_changed(draft: Draft, tmp_path: Path
     draft.set("iters", 60)
     draft.flush()
     assert not draft.autosave.exists()
-
-
-def test_the_summary_counts_completions_per_step_and_steps_of_stages(draft: Draft):
-    draft.update({"batch_size": 2, "gradient_accumulation_steps": 3, "steps_per_generation": 2, "group_size": 4})
-    draft.set("stages", [{"iters": 5}, {"iters": 7}])
-    assert draft.summary() == "4 completions for each of 12 prompts a step, 12 steps."
-    assert "576 completions in all" in draft.details()

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,11 +19,11 @@ from app.state.run import Run, RunControl
 from app.state.run_files import crash_offer, last_run
 from app.state.session import Session
 from app.window import Window
-from backend.runs.events import EventLog
-from backend.runs.run_folder import RunFolder, hold_lock
+from backend.runs.run_folder import RunFolder
 from backend.utils import places
 from backend.utils.command import backend_environment
 from tests.support import made_up_runs
+from tests.support.trainer_by_hand import add_checkpoints, locked, write_event
 
 
 @pytest.fixture
@@ -44,29 +43,11 @@ def window(session: Session, qtbot) -> Window:
     return window
 
 
-@contextmanager
-def trained(folder: RunFolder) -> Iterator[None]:
-    """Hold the run's lock, as its trainer does."""
-    handle = hold_lock(folder)
-    try:
-        yield
-    finally:
-        os.close(handle)
-
-
 def running(name: str = "run", *, steps: int = 30) -> RunFolder:
     """A run in the middle, with a checkpoint at step 20; its newest event is a few seconds old."""
     folder = made_up_runs.make_run(places.runs_folder() / name, steps=steps, ending=None, now=True)
-    checkpoint = folder.checkpoints / "000020"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "state.json").write_text("{}")
+    add_checkpoints(folder, {20: None})
     return folder
-
-
-def write(folder: RunFolder, kind: str, **fields) -> None:
-    event_log = EventLog(folder.events)
-    event_log.write(kind, **fields)
-    event_log.close()
 
 
 def shown(window: Window, folder: RunFolder, qtbot, state: str) -> Run:
@@ -101,16 +82,13 @@ def advance(monkeypatch, run: Run, seconds: float) -> None:
     run.poll()
 
 
-# ── it says how it ended ────────────────────────────────────────────────────────────────────────
-
-
 def test_finished(window: Window, qtbot) -> None:
     folder = running(steps=60)
-    with trained(folder):
+    with locked(folder):
         run = shown(window, folder, qtbot, "running")
         assert window.windowTitle().startswith("100 % – run – ")
         assert card(window) == ("", "", [])
-        write(folder, "finished", step=60, sentence="Finished after 60 steps.")
+        write_event(folder, "finished", step=60, sentence="Finished after 60 steps.")
     qtbot.waitUntil(lambda: run.state == "finished")
     title, _, buttons = card(window)
     assert title.startswith("Finished: 60 steps") and "Export to LM Studio…" in buttons
@@ -120,11 +98,11 @@ def test_finished(window: Window, qtbot) -> None:
 
 def test_stopped(window: Window, qtbot) -> None:
     folder = running()
-    with trained(folder):
+    with locked(folder):
         run = shown(window, folder, qtbot, "running")
         window.stop()
         assert run.state == "stopping" and folder.control.read_text() == "stop"
-        write(
+        write_event(
             folder, "stopped", step=30, sentence="Stopped at step 30 because it was asked to stop; everything is saved."
         )
     qtbot.waitUntil(lambda: run.state == "stopped")
@@ -136,7 +114,7 @@ def test_stopped(window: Window, qtbot) -> None:
 def test_settings_of_a_failed_run(window: Window, qtbot) -> None:
     folder, asked = running(), list[str]()
     window.session.field_requested.connect(asked.append)
-    write(
+    write_event(
         folder, "failed", step=30, sentence="learning_rate: Step 31 was not applied, for its loss is not finite (nan)."
     )
     shown(window, folder, qtbot, "failed")
@@ -153,7 +131,7 @@ def test_hostile_sentences(window: Window, qtbot) -> None:
     folder, hostile = running(), "<b>x</b> \u202eevil\x1b[31m\x07"
     folder.log.write_text(hostile * 100)
     for level in ("info", "warning"):
-        write(folder, "note", level=level, sentence=hostile * 100)
+        write_event(folder, "note", level=level, sentence=hostile * 100)
     shown(window, folder, qtbot, "crashed")
     page = window.pages["monitor"]
     for text in (
@@ -166,13 +144,13 @@ def test_hostile_sentences(window: Window, qtbot) -> None:
 
 def test_a_run_that_paused_by_itself_says_why(window: Window, qtbot) -> None:
     folder, lacks = running(), "The disk of /runs/run has 3 MB free, and 16.8 MB are needed."
-    with trained(folder):
+    with locked(folder):
         run = shown(window, folder, qtbot, "running")
-        write(folder, "phase", phase="paused", sentence=lacks)
+        write_event(folder, "phase", phase="paused", sentence=lacks)
         qtbot.waitUntil(lambda: run.state == "paused")
         title, text, buttons = card(window)
         assert title == "Paused" and text.startswith(lacks) and "resumes by itself" in text and buttons[0] == "Resume"
-        write(folder, "phase", phase="sampling")
+        write_event(folder, "phase", phase="sampling")
         qtbot.waitUntil(lambda: run.state == "running")
         assert run.data.pause_reason == "" and card(window) == ("", "", [])
 
@@ -211,12 +189,9 @@ def test_killed(window: Window, qtbot) -> None:
         trainer.wait()
 
 
-# ── it does not end ─────────────────────────────────────────────────────────────────────────────
-
-
 def test_hung(window: Window, qtbot, monkeypatch) -> None:
     folder = running()
-    with trained(folder):
+    with locked(folder):
         run = shown(window, folder, qtbot, "running")
         assert run.silence == "" and window.strip.left.isVisible()
         advance(monkeypatch, run, 310)
@@ -226,7 +201,7 @@ def test_hung(window: Window, qtbot, monkeypatch) -> None:
         assert "No sign of life" in window.pages["monitor"].header.doing.text()
         assert not window.strip.left.isVisible(), "nobody knows how long it takes"
         assert window.menus["stop"].isEnabled(), "it may answer yet"
-        write(folder, "step", step=31, metrics={"reward": 1.0})
+        write_event(folder, "step", step=31, metrics={"reward": 1.0})
         qtbot.waitUntil(lambda: run.silence == "" and card(window)[0] == "")
         assert "No sign" not in window.strip.sentence.text() and window.strip.left.isVisible()
 
@@ -236,7 +211,7 @@ def test_silence_of_a_resumed_run(window: Window, qtbot, monkeypatch) -> None:
     run = shown(window, folder, qtbot, "failed")
     run.expect_process()
     assert run.state == "starting" and run.silence == ""
-    with trained(folder):
+    with locked(folder):
         advance(monkeypatch, run, 310)
         assert run.silence == "No sign of life for 5 min."
 
@@ -245,8 +220,10 @@ def test_silence_of_a_resumed_run(window: Window, qtbot, monkeypatch) -> None:
 def test_machine_asleep(window: Window, qtbot, monkeypatch, jump_s: float) -> None:
     """Unix time jumps, monotonic time does not: elapsed, time left and silence stay what they are."""
     folder = running()
-    write(folder, "phase", phase="sampling")  # the first event of the event log with its process's monotonic clock
-    with trained(folder):
+    write_event(
+        folder, "phase", phase="sampling"
+    )  # the first event of the event log with its process's monotonic clock
+    with locked(folder):
         run = shown(window, folder, qtbot, "running")
         elapsed, left = run.elapsed_s, run.eta_s
         assert left is not None and 20 < left < 60
@@ -254,17 +231,14 @@ def test_machine_asleep(window: Window, qtbot, monkeypatch, jump_s: float) -> No
         monkeypatch.setattr(time, "time", lambda: now() + jump_s)
         run.poll()
         assert run.silence == "" and abs(run.elapsed_s - elapsed) < 3
-        write(folder, "phase", phase="sampling")  # the trainer wakes too; its monotonic clock stood still
+        write_event(folder, "phase", phase="sampling")  # the trainer wakes too; its monotonic clock stood still
         run.poll()
         for step in (31, 32):
-            write(folder, "step", step=step, metrics={"reward": 1.0})
+            write_event(folder, "step", step=step, metrics={"reward": 1.0})
             run.poll()
         qtbot.waitUntil(lambda: run.step == 32)
         assert abs(run.elapsed_s - elapsed) < 5
         assert run.eta_s is not None and run.eta_s < left + 5
-
-
-# ── the window ends ─────────────────────────────────────────────────────────────────────────────
 
 
 WINDOW = """
@@ -283,7 +257,7 @@ app.exec()
 def test_window_killed_and_reopened(window: Window, session: Session, qtbot) -> None:
     """A killed window takes nothing with it but the control, which the next one has at once."""
     folder = running()
-    with trained(folder):
+    with locked(folder):
         other = subprocess.Popen(
             [sys.executable, "-P", "-c", WINDOW], env=backend_environment(), stdout=subprocess.PIPE, text=True
         )
@@ -309,7 +283,7 @@ def test_window_killed_and_reopened(window: Window, session: Session, qtbot) -> 
 
 def test_two_windows_and_one_in_control(window: Window, session: Session, qtbot, tmp_path: Path) -> None:
     folder = running()
-    with trained(folder):
+    with locked(folder):
         shown(window, folder, qtbot, "running")
         other = Session(Prefs(tmp_path / "other"))
         other.open_run(folder.path)
@@ -340,9 +314,6 @@ def test_an_unanswered_request_for_control_expires(tmp_path: Path) -> None:
     first.release()
 
 
-# ── what is offered afterwards ──────────────────────────────────────────────────────────────────
-
-
 def test_the_last_run_is_shown_after_a_restart(session: Session) -> None:
     older = made_up_runs.make_run(places.runs_folder() / "older", steps=3)
     made_up_runs.make_run(places.runs_folder() / "newer", steps=3)
@@ -371,7 +342,7 @@ def test_a_crash_is_offered_to_be_resumed_once(window: Window, session: Session,
     box._buttons[0].click()
     assert resumed == [folder]
     assert crash_offer(session.run.folder, session.prefs.offered_crash) is None
-    write(folder, "step", step=138, metrics={})
+    write_event(folder, "step", step=138, metrics={})
     age(folder)
     assert crash_offer(session.run.folder, session.prefs.offered_crash) is not None, "another crash of the same run"
 
@@ -398,7 +369,7 @@ def test_closing_asks_and_remembers(
     session.queue.add(waits)
     asked: list[Callable] = []
     monkeypatch.setattr("app.window.ask_and_remember", lambda *_: (asked.append(_), (answer, True))[1])
-    with trained(folder):
+    with locked(folder):
         shown(window, folder, qtbot, "running")
         assert window.leave_training() is closes
         assert (folder.control.read_text() if folder.control.exists() else "") == says

@@ -3,7 +3,6 @@ made."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,8 +17,9 @@ from app.state.evaluations import Evaluations
 from app.state.processes import ProcessOutcome
 from app.state.session import Session
 from app.widgets.basic.controls import NumberEdit
-from backend.runs.run_folder import RunFolder, hold_lock
+from backend.runs.run_folder import RunFolder
 from tests.support import made_up_evaluations, made_up_runs
+from tests.support.trainer_by_hand import add_checkpoints, locked
 
 
 class Process(QObject):
@@ -45,12 +45,7 @@ class Process(QObject):
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     made = made_up_runs.make_run(tmp_path / "runs" / "mine", steps=4, total=4)
-    for step in (2, 4):
-        folder = made.checkpoints / f"{step:06d}"
-        folder.mkdir(parents=True)
-        (folder / "state.json").write_text(f'{{"step": {step}}}')
-        for name in ("adapters.safetensors", "optimizer.safetensors"):
-            (folder / name).touch()
+    add_checkpoints(made, {2: None, 4: None})
     return made
 
 
@@ -163,8 +158,7 @@ def test_numbers_are_typed_as_in_a_config(qapp) -> None:
 
 
 def test_a_run_that_trains_is_not_evaluated(page: EvaluatePage, run: RunFolder, qtbot) -> None:
-    handle = hold_lock(run)
-    try:
+    with locked(run):
         run.events.write_text("\n".join(run.events.read_text().splitlines()[:-1]) + "\n")
         page.session.open_run(run.path)
         qtbot.waitUntil(lambda: page.session.run.is_live)
@@ -172,8 +166,6 @@ def test_a_run_that_trains_is_not_evaluated(page: EvaluatePage, run: RunFolder, 
         assert not page.form.button.isEnabled() and "once it has ended" in page.form.problem.text()
         page.start()
         assert not Process.made
-    finally:
-        os.close(handle)
 
 
 def test_one_side_alone_has_no_comparison(qtbot, page: EvaluatePage, run: RunFolder) -> None:

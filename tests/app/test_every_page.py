@@ -77,11 +77,3 @@ def test_opening_makes_only_the_page(new_window: Window, apart: Path, qtbot):
     qtbot.waitUntil(lambda: all(plot.is_built for plot in plots if not plot.isHidden()))
     in_grid = [plot for plot in plots if not plot.isHidden()]
     assert 0 < sum(plot.view is not None for plot in plots) < len(in_grid) // 2, "curves are drawn in view alone"
-
-
-def test_every_page_has_a_menu_entry_with_its_title(window: Window):
-    titles = {action.text() for menu in window.menuBar().actions() for action in menu.menu().actions()}
-    assert {page.title for page in PAGES} <= titles
-    for page in PAGES:
-        window.menus[page.key].trigger()
-        assert window.current_page == page.key

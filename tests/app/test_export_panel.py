@@ -16,6 +16,7 @@ from app.widgets.export_panel import ExportPanel
 from app.widgets.upload_dialog import UploadDialog
 from backend.runs.run_folder import RunFolder
 from tests.support import made_up_runs
+from tests.support.trainer_by_hand import add_checkpoints
 
 RESULT = {"path": "/models/mine", "place": "/models/mine", "bytes": 2_500_000, "sentences": ["It is equal.", "Quite."]}
 
@@ -27,12 +28,7 @@ def run(tmp_path: Path, monkeypatch) -> RunFolder:
     (tmp_path / ".lmstudio" / "models").mkdir(parents=True)
     run = made_up_runs.make_run(tmp_path / "run", steps=3)
     run.config.write_text("model: nowhere\ntrain_type: lora\n", encoding="utf-8")
-    for step, score in ((10, 0.75), (20, 0.5)):
-        folder = run.checkpoints / f"{step:06d}"
-        folder.mkdir(parents=True)
-        (folder / "state.json").write_text(json.dumps({"step": step, "score": score}))
-        for name in ("adapters.safetensors", "optimizer.safetensors"):
-            (folder / name).write_bytes(b"x" * 1_000_000)
+    add_checkpoints(run, {10: 0.75, 20: 0.5}, size=1_000_000)
     run.adapters.mkdir()
     for name in ("adapters.safetensors", "adapter_config.json"):
         (run.adapters / name).write_bytes(b"x" * 3_000_000)

@@ -349,9 +349,8 @@ def test_memory_in_the_plan_and_bar(page: TrainPage, qtbot):
     bar = page.launch.memory
     assert bar.isVisible()
     assert plain_text(bar.sentence.text()) == "Needs about 9.8 GB of 16.0 GB."
-    assert "Weights 4.0 GB" in plain_text(bar.accessibleDescription()) and "Other 1 MB" in plain_text(
-        bar.accessibleDescription()
-    )
+    described = plain_text(bar.accessibleDescription())
+    assert "Weights 4.0 GB" in described and "Other 1 MB" in described
     assert not bar.advice.isVisible()
     page.session.starter.estimate_memory = lambda config: MemoryParts(parts, 8e9, "Shorter completions need less.")
     page._show_problems()

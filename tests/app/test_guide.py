@@ -88,10 +88,3 @@ def test_settings_in_recipes_are_valid() -> None:
         settings = {"model": "m", "data": "d.jsonl"} | parse_yaml(block, "the recipe", "")
         assert set(settings) <= set(SETTINGS)
         parse(settings)
-
-
-def test_search_finds_keys_and_text_and_puts_titles_first() -> None:
-    assert guide.found("num_iterations")[0].place == guide.place_of_setting("num_iterations")
-    assert guide.found("Entropy collapse")[0].place == guide.place_of_rule("entropy_collapse")
-    assert [passage for passage in guide.found("GSM8K") if "gsm8k" in passage.place]
-    assert guide.found("no such words at all") == []

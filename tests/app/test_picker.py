@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.pages.train import picker as picker_module
@@ -18,7 +17,6 @@ from app.pages.train.picker import STAR, WHERE, DownloadRow, Picker, PickerEntry
 from app.pages.train.train_page import TrainPage
 from app.state.jobs import Downloads
 from app.state.prefs import Prefs
-from app.state.processes import Service
 from app.state.session import Session
 from backend.utils.errors import ConfigProblem
 from tests.models.test_hub import FILES, GGUF, MLX, Repo
@@ -184,26 +182,6 @@ def page(qtbot: QtBot, tmp_path: Path, monkeypatch) -> Iterator[TrainPage]:
     session.service.close()
 
 
-@pytest.fixture(scope="module")
-def service(qapp: QApplication) -> Iterator[Service]:
-    """One process for the questions about folders on this machine, whose answers depend on nothing but the folders."""
-    client = Service()
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def local_page(qtbot: QtBot, tmp_path: Path, monkeypatch, service: Service) -> TrainPage:
-    """The page of a session that shares its process with those of other tests."""
-    monkeypatch.setattr(picker_module, "SETTLE_MS", 0)
-    session = Session(Prefs(tmp_path / "prefs"))
-    session.service = service
-    widget = TrainPage(session)
-    widget.keep_alive = session  # pyright: ignore
-    qtbot.show(widget)
-    return widget
-
-
 def test_hub_model_by_keyboard(qtbot: QtBot, page: TrainPage, hub: HubStandIn):
     field = page.form.fields["model"]
     field.control.setFocus()
@@ -237,20 +215,20 @@ def write_unsupported_model(folder: Path, kind: str = "marvin") -> str:
     return str(folder)
 
 
-def test_unsupported_model(qtbot: QtBot, local_page: TrainPage, tmp_path: Path, monkeypatch):
+def test_unsupported_model(qtbot: QtBot, page: TrainPage, tmp_path: Path, monkeypatch):
     sentence = "strange cannot be trained. This version of mlx-lm knows no model of the kind marvin."
-    draft, field = local_page.draft, local_page.form.fields["model"]
+    draft, field = page.draft, page.form.fields["model"]
     messages: list[str] = []
-    local_page.session.messages.said.connect(messages.append)
+    page.session.messages.said.connect(messages.append)
     monkeypatch.setattr("app.state.run_starter.start_detached", lambda *_: pytest.fail("it was started"))
     draft.set("data", "a/b")
     field.take(write_unsupported_model(tmp_path / "strange"))
     qtbot.waitUntil(lambda: field._problem is not None and field._problem.text() == sentence)
     assert [fault.sentence for fault in draft.problems()] == [sentence]
-    local_page.session.starter.start()
+    page.session.starter.start()
     assert messages == [sentence]
     write_unsupported_model(tmp_path / "strange", "llama")
-    local_page.session.starter.start()
+    page.session.starter.start()
     qtbot.waitUntil(lambda: not draft.problems())
     draft.set("model", str(tmp_path / "another"))
     assert "cannot be trained" not in draft.problems()[0].sentence

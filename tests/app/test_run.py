@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,17 +18,7 @@ from backend.runs.events import EventLog, JsonLines, truncate_file
 from backend.runs.run_folder import RunFolder
 from tests.support import made_up_runs
 from tests.support.latency import LatencyProbe
-
-
-@contextmanager
-def locked(folder: RunFolder):
-    """Hold the run's lock as a trainer does."""
-    handle = os.open(folder.lock, os.O_RDWR | os.O_CREAT)
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        os.close(handle)
+from tests.support.trainer_by_hand import locked
 
 
 @pytest.fixture

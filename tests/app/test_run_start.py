@@ -18,7 +18,8 @@ from backend.runs.archive import STARTUP_GRACE_S
 from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
 from backend.runs.start_progress import StartProgress
-from tests.app.test_run import locked, make_folder_old
+from tests.app.test_run import make_folder_old
+from tests.support.trainer_by_hand import locked
 
 CHECKING = StartProgress("Checking rows.jsonl", 0.35, "1,204,000 rows, 310,000 rows/s")
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
 import shutil
 from pathlib import Path
 
@@ -19,6 +16,7 @@ from app.state.session import Session
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import Parent, RunNotes, change_notes, read_notes, read_record, write_parent
 from tests.support import made_up_runs
+from tests.support.trainer_by_hand import add_checkpoints, locked
 
 
 @pytest.fixture
@@ -76,16 +74,12 @@ def test_every_run_has_a_row_newest_first(page: RunsPage) -> None:
 
 
 def test_a_locked_run_is_running_and_cannot_be_trashed(qtbot, page: RunsPage, archive: Path) -> None:
-    handle = os.open(RunFolder(archive / "crashed").lock, os.O_RDWR | os.O_CREAT)
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    try:
+    with locked(RunFolder(archive / "crashed")):
         reread(qtbot, page)
         assert column(page, "state")[0] == "Running"
         assert not page.buttons["trash"].isEnabled() and not page.buttons["resume"].isEnabled()
         page.table.choose(archive / "crashed", archive / "failed")
         assert not page.buttons["trash"].isEnabled(), "nor among others"
-    finally:
-        os.close(handle)
     reread(qtbot, page)
     page.table.choose(archive / "crashed")
     assert column(page, "state")[0] == "Crashed"
@@ -232,12 +226,7 @@ def test_runs_go_to_the_trash_and_come_back(qtbot, page: RunsPage, archive: Path
 
 
 def test_freeing_space_says_how_much_before_it_does(qtbot, page: RunsPage, archive: Path) -> None:
-    for step, score in ((1, 0.1), (2, 0.9), (3, 0.5)):
-        folder = archive / "finished" / "checkpoints" / f"{step:06}"
-        folder.mkdir(parents=True)
-        (folder / "state.json").write_text(json.dumps({"step": step, "score": score}))
-        for name in ("adapters.safetensors", "optimizer.safetensors"):
-            (folder / name).write_bytes(b"0" * 500_000)
+    add_checkpoints(RunFolder(archive / "finished"), {1: 0.1, 2: 0.9, 3: 0.5}, size=500_000)
     reread(qtbot, page)
     page.free_space()
     dialog = page.findChild(FreeSpaceDialog)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from app.pages.sweeps.sweeps_page import SweepsPage, forecast_words
 from app.state import sweeps as sweeps_module
 from app.state.session import Session
 from app.state.sweeps import SweepForm, VariedSetting, forecast
-from backend.runs.run_folder import hold_lock
 from backend.runs.sweep import load_sweep
 from backend.runs.sweep_results import (
     RungResult,
@@ -24,6 +22,7 @@ from backend.runs.sweep_results import (
     write_results,
 )
 from backend.utils.places import demo_config, runs_folder
+from tests.support.trainer_by_hand import locked
 
 BASE: dict[str, Any] = {"model": "m", "data": "d", "iters": 80, "steps_per_eval": 10, "group_size": 4, "batch_size": 2}
 
@@ -119,8 +118,7 @@ def test_a_live_sweep_is_followed_and_stopped(page: SweepsPage) -> None:
     write_results(folder, results)
     page.show()
     assert page.state.text() == "Interrupted" and page.resume_button.isEnabled()
-    handle = hold_lock(folder.process)
-    try:
+    with locked(folder.process):
         page.sweeps.refresh()
         assert page.state.text() == "Running" and not page.resume_button.isEnabled()
         assert "3 of 3 configurations, step 10," in page.sentence.text()
@@ -134,8 +132,6 @@ def test_a_live_sweep_is_followed_and_stopped(page: SweepsPage) -> None:
         assert chosen is not None and chosen.number == 2, "the row moved, the choice did not"
         page.stop_button.click()
         assert folder.process.control.read_text() == "stop"
-    finally:
-        os.close(handle)
 
 
 def test_the_result_is_a_table_with_the_best_first(page: SweepsPage) -> None:

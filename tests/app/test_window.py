@@ -141,8 +141,12 @@ def test_buttons_and_strip_follow_the_run(window: Window, session: Session):
     assert window.strip.step.text() == "step 12 of 60"
     assert window.strip.left.text().replace("\u202f", " ") == "1 min 15 s left"
     assert window.strip.memory.text().replace("\u202f", " ") == "peak 1.23 GB"
+    window.menus["pause"].trigger()
     run.set_state("paused")
     assert window.menus["pause"].text() == "Resume"
+    for name in ("pause", "save_now", "stop"):
+        window.menus[name].trigger()
+    assert run.sent == ["pause", "resume", "save", "stop"]
     run.set_state("stopping")
     assert enabled(window) == set()
     run.problem = "The dataset has no rows."
@@ -150,16 +154,6 @@ def test_buttons_and_strip_follow_the_run(window: Window, session: Session):
     assert enabled(window) == {"run"}
     assert window.strip.sentence.text() == "The dataset has no rows."
     assert not window.strip.left.isVisible()
-
-
-def test_the_toolbar_sends_control_words_to_the_run(window: Window, session: Session):
-    run = show_run(session, FakeRun())
-    window.menus["pause"].trigger()
-    run.set_state("paused")
-    window.menus["pause"].trigger()
-    window.menus["save_now"].trigger()
-    window.menus["stop"].trigger()
-    assert run.sent == ["pause", "resume", "save", "stop"]
 
 
 def test_run_starts_with_the_form(session: Session, monkeypatch):
@@ -201,14 +195,6 @@ def drop(window: Window, path: Path) -> None:
     mime.setUrls([QUrl.fromLocalFile(str(path))])
     buttons, keys = Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
     window.dropEvent(QDropEvent(QPointF(3, 3), Qt.DropAction.CopyAction, mime, buttons, keys))
-
-
-def test_a_config_dropped_on_the_window_opens(window: Window, tmp_path: Path, qtbot):
-    (tmp_path / "mine.yaml").write_text("model: a/b\ndata: a/b\nseed: 3\n")
-    drop(window, tmp_path / "mine.yaml")
-    qtbot.waitUntil(lambda: window.session.draft.value("seed") == 3)
-    assert window.document.text() == "mine.yaml"
-    assert "mine.yaml" in window.windowTitle()
 
 
 def test_dropped_rows(window: Window, tmp_path: Path, qtbot):
@@ -265,8 +251,12 @@ def test_a_dropped_model_or_reward_file_sets_its_setting(window: Window, tmp_pat
     assert draft.values() == before
 
 
-def test_a_file_open_event_opens_the_config(window: Window, tmp_path: Path):
+def test_a_dropped_or_opened_config(window: Window, tmp_path: Path, qtbot):
     (tmp_path / "mine.yaml").write_text("model: a/b\ndata: a/b\nseed: 3\n")
+    drop(window, tmp_path / "mine.yaml")
+    qtbot.waitUntil(lambda: window.session.draft.value("seed") == 3)
+    assert window.document.text() == "mine.yaml" and "mine.yaml" in window.windowTitle()
+    window.session.draft.reset()
     opener = FileOpener(window.open_from_desktop)
     assert opener.eventFilter(window, QFileOpenEvent(str(tmp_path / "mine.yaml")))
     assert window.session.draft.value("seed") == 3
