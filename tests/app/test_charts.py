@@ -209,17 +209,6 @@ def test_zoom_button_and_the_ways_back(qtbot, grid: ChartGrid) -> None:
         assert zoom.isHidden() and grid.plots[1].view.box.viewRange()[0][1] > 40
 
 
-# marks
-
-
-def test_marks_are_painted_and_explained(grid: ChartGrid) -> None:
-    view = grid.plots[0].view
-    assert view.sentences_near(20) == ["Step 20: KL jumped."] and view.sentences_near(25) == []
-    with_marks = view.grab().toImage()
-    grid.plots[0].show_traces(grid.plots[0].traces)
-    assert view.grab().toImage() != with_marks
-
-
 @pytest.fixture
 def export(grid: ChartGrid, tmp_path: Path) -> ChartExport:
     messages: list[str] = []

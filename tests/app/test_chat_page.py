@@ -74,14 +74,8 @@ def send(page: ChatPage, prompt: str = "Hi") -> Asked:
 
 def reply(side: str, text: str, answer: str = "") -> dict[str, Any]:
     """The report of an answer that has ended."""
-    group = {
-        "prompt": "Hi",
-        "answer": answer,
-        "type": None,
-        "messages": [],
-        "columns": {},
-        "completions": [{"text": text}],
-    }
+    group = {"prompt": "Hi", "answer": answer, "type": None, "messages": [], "columns": {}}
+    group["completions"] = [{"text": text}]
     figures = {"tokens": 5, "stop": "eos", "prompt_tokens": 9, "prefilled": 9, "first_token_s": 0.05, "seconds": 0.25}
     return {"side": side, "text": text, "group": group, **figures}
 
@@ -199,11 +193,8 @@ def test_training_run_gets_the_memory(page: ChatPage, made: Path):
 def test_reward_code_runs_only_with_consent(page: ChatPage, made: Path, tmp_path: Path, monkeypatch):
     file = tmp_path / "mine.py"
     file.write_text(MINE)
-    settings = {
-        "reward_functions": ["long", "r1_int"],
-        "reward_weights": [1.0, 1.0],
-        "reward_functions_file": str(file),
-    }
+    settings = {"reward_functions": ["long", "r1_int"], "reward_weights": [1.0, 1.0]}
+    settings["reward_functions_file"] = str(file)
     make_run(tmp_path / "runs" / "own", made.parent / "models", **settings)
     monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path / "runs"))
     page.choose_run(RunFolder(tmp_path / "runs" / "own"))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from PySide6.QtCore import QObject, Qt, Signal
-from PySide6.QtWidgets import QWidget
+from PySide6.QtCore import Qt
 from typer.testing import CliRunner
 
 from app.pages.runs.clone_dialog import CloneDialog
@@ -19,27 +17,7 @@ from backend.runs.run_folder import RunFolder
 from backend.utils import places
 from tests.support import made_up_runs
 from tests.support.trainer_by_hand import add_checkpoints
-
-
-class FakeTask(QObject):
-    """A process that ends when the test says so."""
-
-    line = Signal(str)
-    done = Signal(object)
-
-    def __init__(self, command: list[str], parent: QWidget) -> None:
-        super().__init__(parent)
-        self.command, self.is_running = command, False
-
-    def start(self) -> None:
-        self.is_running = True
-
-    def cancel(self) -> None:
-        self.end(False, "Cancelled.")
-
-    def end(self, ok: bool, sentence: str, output: str = "") -> None:
-        self.is_running = False
-        self.done.emit(SimpleNamespace(ok=ok, sentence=sentence, output=output or sentence))
+from tests.support.windows import ProcessByHand
 
 
 @pytest.fixture
@@ -54,14 +32,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 @pytest.fixture
 def dialog(qtbot, qapp, run: RunFolder):
-    tasks: list[FakeTask] = []
-
-    def make_task(command: list[str], parent: QWidget) -> FakeTask:
-        tasks.append(FakeTask(command, parent))
-        return tasks[-1]
-
-    shown = CloneDialog(run, "Sums", make_task)
-    shown.tasks = tasks
+    shown = CloneDialog(run, "Sums", ProcessByHand)
     shown.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose, False)
     qtbot.show(shown)
     yield shown
@@ -112,7 +83,7 @@ def test_a_run_at_its_end_goes_on_only_with_more_steps(qtbot, qapp, run: RunFold
     text = run.config.read_text()
     assert "iters: 60" in text
     run.config.write_text(text.replace("iters: 60", "iters: 30"))
-    dialog = CloneDialog(run, "Sums", FakeTask)
+    dialog = CloneDialog(run, "Sums", ProcessByHand)
     qtbot.addWidget(dialog)
     assert dialog.outcome.text() == "The run has done 30 of its 30 steps. Increase Iterations, or start earlier."
     assert not dialog.create_button.isEnabled()

@@ -50,14 +50,3 @@ def test_ctrl_s_saves_the_file(editor: CodeEditor, qtbot) -> None:
         QTest.keyClick(editor, KEY.Key_Return, CONTROL)
     with qtbot.waitSignal(editor.left):
         QTest.keyClick(editor, KEY.Key_Escape)
-
-
-def test_the_error_line_is_marked(editor: CodeEditor) -> None:
-    set_text(editor, "a\nb\nc")
-    editor.show_problem(2, "It raised.")
-    marked = [mark.cursor.blockNumber() for mark in editor.extraSelections()]
-    assert marked == [2, 1] and editor.toolTip() == "It raised."
-    editor.show_problem(9)
-    assert len(editor.extraSelections()) == 1, "a line that is gone is no line"
-    editor.show_problem(0)
-    assert editor.toolTip() == ""

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -85,9 +86,6 @@ def test_a_native_crash_is_found_at_the_next_start(tmp_path: Path, qapp) -> None
         catcher.remove()
 
 
-# ── the dialog ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_a_fault_of_the_helper_process_is_offered(window: Window, qtbot) -> None:
     session = window.session
     session.service = Service(session, [sys.executable, "-c", "raise RuntimeError('the helper is broken')"])
@@ -100,20 +98,12 @@ def test_a_fault_of_the_helper_process_is_offered(window: Window, qtbot) -> None
     session.service.close()
 
 
-class FailedRun:
-    """What a report needs of a `Run`."""
-
-    def __init__(self, path: Path) -> None:
-        self.data = RunState()
-        self.data.ending = {"traceback": "Traceback (most recent call last):\nKeyError: 'k'"}
-        self.problem = "The run failed."
-        self.folder = RunFolder(path)
-        self.folder.config.write_text("temperature: 0.25\n")
-        self.folder.log.write_text("the last line\n")
-
-
 def test_a_failed_run_is_reported_with_log_and_settings(window: Window, tmp_path: Path) -> None:
-    window.session.problem_found.emit(FailedRun(tmp_path))
+    data, folder = RunState(), RunFolder(tmp_path)
+    data.ending = {"traceback": "Traceback (most recent call last):\nKeyError: 'k'"}
+    folder.config.write_text("temperature: 0.25\n")
+    folder.log.write_text("the last line\n")
+    window.session.problem_found.emit(SimpleNamespace(data=data, problem="The run failed.", folder=folder))
     text = window.findChild(ProblemDialog).text.toPlainText()
     for words in ("The run failed.", "KeyError: 'k'", "the last line", "temperature: 0.25"):
         assert words in text

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from app.menus import RUN_ACTIONS
 from app.message_boxes import QuestionBox
 from app.state.prefs import Prefs
 from app.state.run import Run, RunControl
@@ -80,6 +81,32 @@ def advance(monkeypatch, run: Run, seconds: float) -> None:
     clock = run.clock.monotonic
     monkeypatch.setattr(run.clock, "monotonic", lambda: clock() + seconds)
     run.poll()
+
+
+def enabled(window: Window) -> set[str]:
+    return {name for name in RUN_ACTIONS if window.menus[name].isEnabled()}
+
+
+def test_buttons_and_strip_follow_the_run(window: Window, qtbot) -> None:
+    assert enabled(window) == {"run"} and window.strip.state.text() == "No run"
+    folder, menus = running(), window.menus
+    with locked(folder):
+        run = shown(window, folder, qtbot, "running")
+        assert enabled(window) == {"pause", "stop", "save_now"}
+        assert window.strip.step.text() == "step 30 of 60" and window.strip.left.text().endswith("left")
+        assert window.strip.memory.text().replace("\u202f", " ") == "peak 0.42 GB"
+        menus["save_now"].trigger()
+        menus["pause"].trigger()
+        write_event(folder, "phase", phase="paused")
+        qtbot.waitUntil(lambda: run.state == "paused")
+        assert menus["pause"].text() == "Resume"
+        for name in ("pause", "stop"):
+            menus[name].trigger()
+        assert folder.control.read_text().split() == ["stop"] and enabled(window) == set()
+    write_event(folder, "failed", step=30, sentence="The dataset has no rows.")
+    qtbot.waitUntil(lambda: run.state == "failed")
+    assert enabled(window) == {"run", "resume"} and not window.strip.left.isVisible()
+    assert window.strip.sentence.text() == "The dataset has no rows."
 
 
 def test_finished(window: Window, qtbot) -> None:
@@ -351,16 +378,7 @@ def test_a_crash_is_offered_to_be_resumed_once(window: Window, session: Session,
     ("answer", "closes", "says", "paused"),
     [("keep", True, "", False), ("stop", True, "stop", True), ("cancel", False, "", False)],
 )
-def test_closing_asks_and_remembers(
-    window: Window,
-    session: Session,
-    qtbot,
-    monkeypatch,
-    answer: str,
-    closes: bool,
-    says: str,
-    paused: bool,
-) -> None:
+def test_closing_asks_and_remembers(window: Window, session: Session, qtbot, monkeypatch, answer, closes, says, paused):
     folder = running()
     waits = RunFolder(places.runs_folder() / "waits")
     waits.path.mkdir()

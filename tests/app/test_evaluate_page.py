@@ -4,10 +4,10 @@ made."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
-from PySide6.QtCore import QLocale, QObject, Qt, Signal
+from PySide6.QtCore import QLocale, Qt
 from PySide6.QtGui import QGuiApplication, QIntValidator
 from PySide6.QtTest import QTest
 
@@ -20,26 +20,7 @@ from app.widgets.basic.controls import NumberEdit
 from backend.runs.run_folder import RunFolder
 from tests.support import made_up_evaluations, made_up_runs
 from tests.support.trainer_by_hand import add_checkpoints, locked
-
-
-class Process(QObject):
-    """Stands in for `VerbProcess`; the test says what it prints."""
-
-    line = Signal(str)
-    done = Signal(object)
-    made: ClassVar[list[Process]] = []
-
-    def __init__(self, command: list[str], parent: QObject) -> None:
-        super().__init__(parent)
-        self.command, self.is_started, self.is_cancelled = command, False, False
-        Process.made.append(self)
-
-    def start(self) -> None:
-        self.is_started = True
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
-        self.done.emit(ProcessOutcome(False, -1, "Cancelled.", ""))
+from tests.support.windows import ProcessByHand
 
 
 @pytest.fixture
@@ -51,9 +32,9 @@ def run(tmp_path: Path) -> RunFolder:
 
 @pytest.fixture
 def page(qtbot, qapp, run: RunFolder):
-    Process.made = []
+    ProcessByHand.made.clear()
     session = Session()
-    session.evaluations = Evaluations(session.consent, session, Process)
+    session.evaluations = Evaluations(session.consent, session, ProcessByHand)
     session.open_run(run.path)
     shown = qtbot.show(EvaluatePage(session), 1060, 700)
     qtbot.waitUntil(lambda: session.run is not None and session.run.state == "finished")
@@ -115,7 +96,7 @@ def test_start_and_show(qtbot, page: EvaluatePage, run: RunFolder) -> None:
     page.form.checkpoint.setCurrentIndex(3)
     page.form.limit.setText("64")
     qtbot.mouseClick(page.form.button, Qt.MouseButton.LeftButton)
-    (process,) = Process.made
+    (process,) = ProcessByHand.made
     assert process.is_started and process.command[-8:] == [
         str(run.path),
         "--stream",
@@ -140,12 +121,14 @@ def test_start_and_show(qtbot, page: EvaluatePage, run: RunFolder) -> None:
 def test_stop_and_failure(qtbot, page: EvaluatePage) -> None:
     page.start()
     qtbot.mouseClick(page.form.button, Qt.MouseButton.LeftButton)
-    assert Process.made[0].is_cancelled and page.evaluations.running is None and not page.form.problem.isVisible()
+    assert ProcessByHand.made[0].is_cancelled and page.evaluations.running is None and not page.form.problem.isVisible()
     page.start()
-    Process.made[1].done.emit(ProcessOutcome(False, 2, "test_split: demo/data has no test split: put one there.", ""))
+    ProcessByHand.made[1].done.emit(
+        ProcessOutcome(False, 2, "test_split: demo/data has no test split: put one there.", "")
+    )
     assert page.form.problem.isVisible() and page.form.problem.text() == "demo/data has no test split: put one there."
     page.start()
-    assert not page.form.problem.isVisible() and len(Process.made) == 3
+    assert not page.form.problem.isVisible() and len(ProcessByHand.made) == 3
 
 
 def test_numbers_are_typed_as_in_a_config(qapp) -> None:
@@ -165,7 +148,7 @@ def test_a_run_that_trains_is_not_evaluated(page: EvaluatePage, run: RunFolder, 
         page._show_running()
         assert not page.form.button.isEnabled() and "once it has ended" in page.form.problem.text()
         page.start()
-        assert not Process.made
+        assert not ProcessByHand.made
 
 
 def test_one_side_alone_has_no_comparison(qtbot, page: EvaluatePage, run: RunFolder) -> None:

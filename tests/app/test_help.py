@@ -38,9 +38,6 @@ def test_the_list_of_shortcuts_has_every_one(window: Window) -> None:
         assert action.shortcut().toString() in text
 
 
-# The glossary
-
-
 def test_glossary_search(window: Window) -> None:
     window.menus["glossary"].trigger()
     dialog = window.findChild(GlossaryDialog)

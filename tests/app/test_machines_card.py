@@ -6,17 +6,18 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QWidget
 from pytestqt.qtbot import QtBot
 
 from app.pages.train.machines import ADDRESS, COLUMNS, FIELDS, NAME, MachinesPart, free_memory
 from app.state.consent import Consent
 from app.state.draft import Draft
 from app.state.machines import ALONE, Machines
+from app.state.session import Session
 from backend.distributed.hosts_file import read_hosts
 from backend.distributed.machine_report import CheckedMachine, LinkSpeed, MachineFacts, MachineFinding, MachineReport
 from backend.utils.errors import ConfigProblem
@@ -122,13 +123,12 @@ def test_check(draft: Draft, machines: Machines, service: ServiceByHand, file: P
 
 
 def test_card(qtbot: QtBot, file: Path, service: ServiceByHand, monkeypatch):
-    from app.state.session import Session
-
     session = Session()
     session.consent.ask_hosts = lambda _: True
     session.service = service  # pyright: ignore[reportAttributeAccessIssue]
-    holder = MachinesHolder(session)
-    part = panel = holder.part
+    page = QWidget()
+    part = panel = MachinesPart(session, page)
+    part.card.setParent(None)
     qtbot.show(part.card)
     assert panel.summary.text() == ALONE and not panel.table.isVisible()
     session.draft.set("hosts", str(file))
@@ -154,14 +154,3 @@ def test_card(qtbot: QtBot, file: Path, service: ServiceByHand, monkeypatch):
     panel.copy_command.click()
     assert QGuiApplication.clipboard().text() == session.machines.command() != ""
     assert set(FIELDS) == set(part.card.fields)
-
-
-class MachinesHolder:
-    """The part of a page that is not shown, kept alive."""
-
-    def __init__(self, session: Any) -> None:
-        from PySide6.QtWidgets import QWidget
-
-        self.page = QWidget()
-        self.part = MachinesPart(session, self.page)
-        self.part.card.setParent(None)

@@ -19,18 +19,13 @@ def window(window: Window) -> Window:
     return window
 
 
-def test_a_sound_page_has_no_fault(window: Window) -> None:
+def broken(entry: PageEntry, session: Session, parent: QWidget) -> QWidget:
+    raise ImportError("no such module")
+
+
+def test_faults_of_a_page(window: Window, monkeypatch) -> None:
     assert draw_page(window, "monitor", "Monitor")["fault"] == ""
-
-
-def test_an_empty_page_is_a_fault(window: Window, monkeypatch) -> None:
     monkeypatch.setattr(PageEntry, "build", lambda entry, session, parent: QWidget(parent))
     assert "picture is empty" in draw_page(window, "runs", "Runs")["fault"]
-
-
-def test_a_page_that_cannot_be_built_is_a_fault(window: Window, monkeypatch) -> None:
-    def build(entry: PageEntry, session: Session, parent: QWidget) -> QWidget:
-        raise ImportError("no such module")
-
-    monkeypatch.setattr(PageEntry, "build", build)
-    assert draw_page(window, "runs", "Runs")["fault"] == "ImportError: no such module"
+    monkeypatch.setattr(PageEntry, "build", broken)
+    assert draw_page(window, "sweeps", "Sweeps")["fault"] == "ImportError: no such module"

@@ -104,9 +104,6 @@ def test_every_setting_can_be_undone(draft: Draft, history: History):
     assert draft.values() == before
 
 
-# In the window
-
-
 @pytest.fixture
 def window(tmp_path: Path, qtbot, monkeypatch) -> Iterator[Window]:
     (tmp_path / "demo.yaml").write_text("model: a/b\ndata: a/b\niters: 60\n")

@@ -4,6 +4,7 @@ launch."""
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,18 +12,16 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QMimeData, QObject, QPointF, Qt, QUrl, Signal
+from PySide6.QtCore import QMimeData, QPointF, Qt, QUrl
 from PySide6.QtGui import QDropEvent, QFileOpenEvent
 from typer.testing import CliRunner
 
 import app.__main__ as start
 from app import config_files
 from app.desktop import FileOpener
-from app.menus import MENUS, RUN_ACTIONS
+from app.menus import MENUS
 from app.state.prefs import Prefs
 from app.state.processes import ProcessOutcome
-from app.state.run import RunControl
-from app.state.run_state import RunState
 from app.state.session import Session
 from app.window import Window
 from backend.__main__ import app as verbs
@@ -31,37 +30,6 @@ from backend.runs.run_folder import RunFolder, make_run_folder
 from backend.utils import places
 from backend.utils.command import backend_command
 from tests.support import made_up_runs
-
-
-class FakeRun(QObject):
-    """What the window uses of a `Run`."""
-
-    changed = Signal()
-    state_changed = Signal(str)
-    control_changed = Signal(bool)
-
-    def __init__(self, state: str = "running") -> None:
-        super().__init__()
-        self.folder = RunFolder(places.runs_folder() / "shown")
-        self.control, self.silence, self.data = RunControl(self.folder), "", RunState()
-        self.data.steps.append(1, {"peak_memory_gb": 1.234})
-        self.state, self.sent, self.problem = state, [], ""
-        self.step, self.iterations, self.eta_s = 12, 60, 75.0
-        self.has_caught_up = True
-
-    @property
-    def is_live(self) -> bool:
-        return self.state in ("starting", "running", "paused", "stopping")
-
-    def send(self, word: str) -> None:
-        self.sent.append(word)
-
-    def set_state(self, state: str) -> None:
-        self.state = state
-        self.state_changed.emit(state)
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture
@@ -86,17 +54,6 @@ def window(session: Session, qtbot) -> Iterator[Window]:
     yield window
     if "service" in vars(session):
         session.service.close()
-
-
-def show_run(session: Session, run: FakeRun) -> FakeRun:
-    session.run = run
-    run.state_changed.connect(session.run_state_changed)
-    session.run_changed.emit()
-    return run
-
-
-def enabled(window: Window) -> set[str]:
-    return {name for name in RUN_ACTIONS if window.menus[name].isEnabled()}
 
 
 def test_every_menu_entry_names_an_existing_slot(window: Window):
@@ -131,29 +88,6 @@ def test_shortcuts(window: Window):
     own = [action for action in entries if not action.isSeparator() and not action.menu()]
     bare = [action.text() for action in own if action.shortcut().isEmpty()]
     assert set(bare) <= {"Quit"}, "which has none on platforms where the system gives it one"
-
-
-def test_buttons_and_strip_follow_the_run(window: Window, session: Session):
-    assert enabled(window) == {"run"}
-    assert window.strip.state.text() == "No run"
-    run = show_run(session, FakeRun())
-    assert enabled(window) == {"pause", "stop", "save_now"}
-    assert window.strip.step.text() == "step 12 of 60"
-    assert window.strip.left.text().replace("\u202f", " ") == "1 min 15 s left"
-    assert window.strip.memory.text().replace("\u202f", " ") == "peak 1.23 GB"
-    window.menus["pause"].trigger()
-    run.set_state("paused")
-    assert window.menus["pause"].text() == "Resume"
-    for name in ("pause", "save_now", "stop"):
-        window.menus[name].trigger()
-    assert run.sent == ["pause", "resume", "save", "stop"]
-    run.set_state("stopping")
-    assert enabled(window) == set()
-    run.problem = "The dataset has no rows."
-    run.set_state("failed")
-    assert enabled(window) == {"run"}
-    assert window.strip.sentence.text() == "The dataset has no rows."
-    assert not window.strip.left.isVisible()
 
 
 def test_run_starts_with_the_form(session: Session, monkeypatch):
@@ -326,11 +260,10 @@ def test_export_for_trl(window: Window, tmp_path: Path, monkeypatch, qtbot, comm
 
 
 def read_by_a_shell(command: str, folder: Path) -> tuple[int, str]:
-    """Exit code and stderr of the copied verb in this process, its words as a shell in `folder` reads them."""
-    words = subprocess.run(f"printf '%s\\0' {command}", shell=True, capture_output=True, text=True, cwd=folder).stdout
-    program, _, verb = words.removesuffix("\0").partition("\0backend\0")
-    assert (program.split("\0")[0], program.split("\0")[-1]) == (sys.executable, "-m")
-    result = CliRunner().invoke(verbs(), verb.split("\0"))
+    """Exit code and stderr of the copied verb in this process, its words as a shell reads them."""
+    words = shlex.split(command)
+    assert words[words.index("backend") - 1] == "-m" and sys.executable in words
+    result = CliRunner().invoke(verbs(), words[words.index("backend") + 1 :])
     return result.exit_code, result.stderr
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from PySide6.QtCore import QObject
+from PySide6.QtCore import QObject, Signal
 from PySide6.QtWidgets import QWidget
 from pytestqt.qtbot import QtBot
 
-from app.state.processes import Service
+from app.state.processes import ProcessOutcome, Service
 from app.state.session import Session
 from app.window import Window
 from backend.utils.errors import ConfigProblem
@@ -61,6 +61,26 @@ class ServiceByHand(QObject):
 
     def last(self, name: str) -> Asked:
         return next(asked for asked in reversed(self.asked) if asked.name == name)
+
+
+class ProcessByHand(QObject):
+    """Stands in for `VerbProcess`; the test says what it prints."""
+
+    line = Signal(str)
+    done = Signal(object)
+    made: ClassVar[list[ProcessByHand]] = []
+
+    def __init__(self, command: list[str], parent: QObject) -> None:
+        super().__init__(parent)
+        self.command, self.is_started, self.is_cancelled = command, False, False
+        self.made.append(self)
+
+    def start(self) -> None:
+        self.is_started = True
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        self.done.emit(ProcessOutcome(False, -1, "Cancelled.", ""))
 
 
 class PatientQtBot(QtBot):
