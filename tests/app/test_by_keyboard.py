@@ -48,13 +48,8 @@ def test_what_has_the_focus_looks_it(qtbot, qapp: QApplication, mode: str) -> No
     qtbot.addWidget(around)
     column = QVBoxLayout(around)
     sidebar = Sidebar(PAGES[:1])
-    parts = [
-        button("Run", lambda: None, primary=True),
-        BaseTable(),
-        GuideView(),
-        sidebar.buttons["train"],
-        Plot("Reward"),
-    ]
+    run = button("Run", lambda: None, primary=True)
+    parts = [run, BaseTable(), GuideView(), sidebar.buttons["train"], Plot("Reward")]
     for part in parts:
         column.addWidget(part)
     contents = QTreeWidget()

@@ -187,23 +187,17 @@ def wait_until(qtbot: QtBot, condition: Callable[[], object]) -> None:
     qtbot.waitUntil(lambda: bool(condition()))
 
 
-def test_no_callback_of_a_cancelled_question_is_called(qtbot: QtBot, service: Service, cancelled: Path):
-    replies, after = Replies(), Replies()
-    number = replies.ask(service, "echo")
-    service.cancel(number)
-    after.ask(service, "echo")
-    wait_until(qtbot, lambda: after.answers and cancelled.exists())
-    assert not replies.answers and not replies.progress
-    assert cancelled.read_text() == f"{number}\n"
-
-
-def test_a_question_is_cancelled_when_its_owner_is_destroyed(qtbot: QtBot, service: Service, cancelled: Path):
+@pytest.mark.parametrize("how", ["by its number", "by the end of its owner"])
+def test_cancelled_question(qtbot: QtBot, service: Service, cancelled: Path, how: str):
     replies, after, owner = Replies(), Replies(), QObject()
     number = replies.ask(service, "echo", owner=owner)
-    del owner
+    if how == "by its number":
+        service.cancel(number)
+    else:
+        del owner
     after.ask(service, "echo")
     wait_until(qtbot, lambda: after.answers and cancelled.exists())
-    assert not replies.answers and cancelled.read_text() == f"{number}\n"
+    assert not replies.answers and not replies.progress and cancelled.read_text() == f"{number}\n"
 
 
 def test_a_process_that_dies_refuses_its_questions_and_is_replaced(qtbot: QtBot, service: Service):
