@@ -75,10 +75,8 @@ def plot(view: CompareView, title: str):
 
 def test_each_run_has_a_curve_of_its_own_colour_in_every_chart(unchanged: CompareView) -> None:
     reward = plot(unchanged, "Reward")
-    assert [(trace.label, trace.colour, len(trace.x)) for trace in reward.traces] == [
-        ("A", "reward:0", 60),
-        ("B", "reward:1", 30),
-    ]
+    drawn = [(trace.label, trace.colour, len(trace.x)) for trace in reward.traces]
+    assert drawn == [("A", "reward:0", 60), ("B", "reward:1", 30)]
     assert [trace.pen.color() for trace in reward.traces] == [theme.reward_colour(0), theme.reward_colour(1)]
     titles = [plot.title for plot in unchanged.grid.plots]
     assert titles[:2] == ["Reward", "Held-out reward: Reward"] and "Rewards per function: Accuracy" in titles
@@ -90,13 +88,10 @@ def test_the_axis_can_be_tokens_or_time(qtbot, view: CompareView, archive: Path)
     reward = view.comparison.metrics()[0]
     tokens, values = view.comparison.curve(slow, reward, "tokens")
     assert tokens[-1] == 60 * 3100 and values[-1] == slow.series("reward")[1][-1]
-    assert np.isnan(values[0]) and set(values[np.isfinite(values)]) == set(slow.series("reward")[1]), (
-        "nothing is made up"
-    )
+    assert np.isnan(values[0]), "nothing is made up"
+    assert set(values[np.isfinite(values)]) == set(slow.series("reward")[1])
     fast = view.comparison.curve(view.comparison.runs[1], reward, "tokens")
-    assert np.array_equal(fast[0], tokens) and np.isnan(fast[1][-1]), (
-        "one grid for all, and no curve goes on after its run"
-    )
+    assert np.array_equal(fast[0], tokens) and np.isnan(fast[1][-1]), "no curve goes on after its run"
     seconds, _ = view.comparison.curve(slow, reward, "time")
     assert seconds[-1] == pytest.approx(np.sum(slow.series("time/step")[1]), abs=1)
     view.axis.choose("tokens")
@@ -111,16 +106,10 @@ def test_the_axis_can_be_tokens_or_time(qtbot, view: CompareView, archive: Path)
 def test_the_tables_show_what_differs_and_what_was_reached(unchanged: CompareView) -> None:
     settings, results = unchanged.tables()
     assert settings == [["Setting", "A  slow", "B  fast"], ["Learning Rate", "1e-06", "0.0001"]]
-    assert [row[:3] for row in results] == [
-        ["Run", "State", "Steps"],
-        ["A  slow", "finished", "60"],
-        ["B  fast", "finished", "30"],
-    ]
-    held_out = results[0].index("Held-out, best")
-    assert [row[held_out] for row in results[1:]] == ["3.1", "1.9"] and [row[held_out + 1] for row in results[1:]] == [
-        "60",
-        "20",
-    ]
+    at = results[0].index("Held-out, best")
+    shown = [[*row[:3], *row[at : at + 2]] for row in results]
+    assert shown[0][:3] == ["Run", "State", "Steps"]
+    assert shown[1:] == [["A  slow", "finished", "60", "3.1", "60"], ["B  fast", "finished", "30", "1.9", "20"]]
     assert unchanged.results.table[1][1] == "Finished"
 
 

@@ -234,10 +234,8 @@ def test_an_export_has_what_was_chosen_in_its_order(tmp_path: Path) -> None:
     second = len(source.read_bytes().splitlines(keepends=True)[0])
     places = [(second, 0), (0, 1)]
     lines = [json.loads(line) for line in exported(source, tmp_path / "out.jsonl", places).splitlines()]
-    assert [(line["step"], line["text"], line["prompt"]) for line in lines] == [
-        (2, "é", "What is it?"),
-        (1, "``` b", "What is it?"),
-    ]
+    told = [(line["step"], line["text"], line["prompt"]) for line in lines]
+    assert told == [(2, "é", "What is it?"), (1, "``` b", "What is it?")]
     page = exported(source, tmp_path / "out.md", places)
     assert "## Step 2" in page and "````\n``` b\n````" in page and "reward 1.5" in page
     assert "\n\nkind: sum\n\ndigits: 2\n\n### Prompt" in page and page.count("kind:") == 1

@@ -104,9 +104,8 @@ def completion(text: str, reward: float, **more) -> dict:
 @pytest.fixture
 def run(tmp_path: Path):
     """Three steps of one prompt each; the second step's is that of the first again."""
-    folder = made_up_runs.make_run(
-        tmp_path / "runs" / "three", steps=0, total=3, reward_functions=["f"], reward_weights=[1.0]
-    )
+    how = {"steps": 0, "total": 3, "reward_functions": ["f"], "reward_weights": [1.0]}
+    folder = made_up_runs.make_run(tmp_path / "runs" / "three", **how)
     rows = JsonLines(folder.completions)
     data = {"text": ["so ", "it ", "is"], "logp": [-0.1, -2.0, None], "mask": [1, 1, 0]}
     learned = {"learned_logp": [-0.1, -1.5, 0.0], "ratio": [1.0, 1.65, 1.0], "clipped": [0, 1, 0]}

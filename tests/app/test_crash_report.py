@@ -46,10 +46,8 @@ def test_an_exception_is_reported_once(catcher: CrashCatcher) -> None:
     for _ in range(3):
         fail("the same each time")
     fail("another")
-    assert [sentence for sentence, _ in caught] == [
-        "Something went wrong in the window: ValueError: the same each time",
-        "Something went wrong in the window: ValueError: another",
-    ]
+    prefix = "Something went wrong in the window: ValueError: "
+    assert [sentence for sentence, _ in caught] == [prefix + "the same each time", prefix + "another"]
     assert "in fail" in caught[0][1]
 
 

@@ -202,17 +202,14 @@ def test_suggested_columns(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     draft = page.session.draft
     assert page.mapping.offer.isVisible()
     assert page.mapping.offered.text() == "question looks like the prompt, solution like the answer."
-    assert "There is no column prompt" in page.mapping.problem.text() and page.mapping.problem.text().startswith(
-        "Prompt: "
-    )
-    assert page.mapping.columns["prompt_feature"].control.property("problem")
+    problem, column = page.mapping.problem, page.mapping.columns["prompt_feature"].control
+    assert problem.text().startswith("Prompt: ") and "There is no column prompt" in problem.text()
+    assert column.property("problem")
     assert page.session.service.of("preview_counts") == [], "there are no prompts to count"
     page.mapping.use.click()
     assert {key: draft.value(key) for key in MAPPED} == MAPPED and "prompt_feature: question" in draft.as_yaml()
     qtbot.waitUntil(lambda: not page.dataset.faults and not page.mapping.offer.isVisible())
-    assert not page.mapping.problem.isVisible() and not page.mapping.columns["prompt_feature"].control.property(
-        "problem"
-    )
+    assert not problem.isVisible() and not column.property("problem")
 
 
 def test_column_menus(qtbot, page: DatasetPage, tmp_path: Path) -> None:

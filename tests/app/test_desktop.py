@@ -56,12 +56,8 @@ while True:
 @pytest.fixture
 def desktop(monkeypatch) -> Iterator[subprocess.Popen[str]]:
     """A private bus with a desktop on it; its prints are on `stdout`."""
-    daemon = subprocess.Popen(
-        ["dbus-daemon", "--session", "--nofork", "--print-address=1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    command = ["dbus-daemon", "--session", "--nofork", "--print-address=1"]
+    daemon = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert daemon.stdout is not None
     monkeypatch.setenv("DBUS_SESSION_BUS_ADDRESS", daemon.stdout.readline().strip())
     server = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True)

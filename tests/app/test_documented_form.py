@@ -104,11 +104,9 @@ def test_the_file_has_the_order_of_the_form() -> None:
 
 def test_order_on_the_page(page: TrainPage) -> None:
     sheet = page.form.widget()
-    places = {
-        key: (point.y(), point.x())
-        for key, field in page.form.fields.items()
-        if field.isVisible() and (point := field.mapTo(sheet, field.rect().topLeft()))
-    }
+    shown = {key: field for key, field in page.form.fields.items() if field.isVisible()}
+    corners = {key: field.mapTo(sheet, field.rect().topLeft()) for key, field in shown.items()}
+    places = {key: (corner.y(), corner.x()) for key, corner in corners.items()}
     for section, keys in DOCUMENTED.items():
         assert set(keys) <= set(places), section
         assert sorted(keys, key=lambda key: places[key]) == list(keys), section
@@ -179,9 +177,7 @@ def test_the_documented_dataset_is_one_click_away(page: TrainPage, monkeypatch) 
     answered({"total": 12_300_000})
     note = page.form.fields["data"]._note
     assert note is not None
-    assert (
-        note.text().replace("\u202f", " ").replace("\u00a0", " ")
-        == "Not on this machine: 12.3 MB will be downloaded when the run starts."
-    )
+    said = note.text().replace("\u202f", " ").replace("\u00a0", " ")
+    assert said == "Not on this machine: 12.3 MB will be downloaded when the run starts."
     page.draft.set("data", "")
     assert offer.isVisible() and not note.isVisible()

@@ -161,11 +161,8 @@ def test_hostile_sentences(window: Window, qtbot) -> None:
         write_event(folder, "note", level=level, sentence=hostile * 100)
     shown(window, folder, qtbot, "crashed")
     page = window.pages["monitor"]
-    for text in (
-        page.note.text(),
-        page._run.problem,
-        *(episode.sentence for episode in page.findings._findings.of(page._run)),
-    ):
+    findings = [episode.sentence for episode in page.findings._findings.of(page._run)]
+    for text in (page.note.text(), page._run.problem, *findings):
         assert "<b>x</b>" in text and text.isprintable() and len(text) <= 600
 
 
@@ -285,9 +282,8 @@ def test_window_killed_and_reopened(window: Window, session: Session, qtbot) -> 
     """A killed window takes nothing with it but the control, which the next one has at once."""
     folder = running()
     with locked(folder):
-        other = subprocess.Popen(
-            [sys.executable, "-P", "-c", WINDOW], env=backend_environment(), stdout=subprocess.PIPE, text=True
-        )
+        command = [sys.executable, "-P", "-c", WINDOW]
+        other = subprocess.Popen(command, env=backend_environment(), stdout=subprocess.PIPE, text=True)
         assert other.stdout is not None
         try:
             assert other.stdout.readline() == "True run\n"

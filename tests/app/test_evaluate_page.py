@@ -20,7 +20,7 @@ from app.widgets.basic.controls import NumberEdit
 from backend.runs.run_folder import RunFolder
 from tests.support import made_up_evaluations, made_up_runs
 from tests.support.trainer_by_hand import add_checkpoints, locked
-from tests.support.windows import ProcessByHand
+from tests.support.windows import ProcessByHand, table_texts
 
 
 @pytest.fixture
@@ -47,9 +47,7 @@ def shows_rows(qtbot, page: EvaluatePage, count: int) -> None:
 
 
 def figures(page: EvaluatePage) -> dict[str, list[str]]:
-    model = page.figures_model
-    rows = [[str(model.index(row, column).data()) for column in range(6)] for row in range(model.rowCount())]
-    return {cells[0]: cells[1:] for cells in rows}
+    return {cells[0]: cells[1:6] for cells in table_texts(page.figures_model)}
 
 
 def test_the_result_comes_first(qtbot, page: EvaluatePage, run: RunFolder) -> None:
@@ -66,9 +64,8 @@ def test_the_result_comes_first(qtbot, page: EvaluatePage, run: RunFolder) -> No
     assert list(cells) == ["Reward", "Accuracy", "Integer Answer", "Pass@1", "Tokens", "Cut off"]
     before, after, _, moved, interval = cells["Reward"]
     sides = evaluation.headline.sides
-    assert (float(before), float(after)) == tuple(
-        pytest.approx(sides[side].figures.reward.value, abs=5e-4) for side in ("base", "tuned")
-    )
+    expected = [sides[side].figures.reward.value for side in ("base", "tuned")]
+    assert [float(before), float(after)] == pytest.approx(expected, abs=5e-4)
     assert moved == f"+{change.value:.3f}" and interval == f"+{change.low:.3f} to +{change.high:.3f}"
     assert cells["Pass@1"][1].endswith("%")
 
@@ -97,16 +94,8 @@ def test_start_and_show(qtbot, page: EvaluatePage, run: RunFolder) -> None:
     page.form.limit.setText("64")
     qtbot.mouseClick(page.form.button, Qt.MouseButton.LeftButton)
     (process,) = ProcessByHand.made
-    assert process.is_started and process.command[-8:] == [
-        str(run.path),
-        "--stream",
-        "--split",
-        "test",
-        "--checkpoint",
-        "2",
-        "--limit",
-        "64",
-    ]
+    words = f"{run.path} --stream --split test --checkpoint 2 --limit 64"
+    assert process.is_started and " ".join(process.command[-8:]) == words
     assert page.form.button.text() == "Stop" and not page.form.split.isEnabled()
     assert page.not_yet.title.text() == "Evaluating"
     process.line.emit('{"phase": "Sampling the base model, greedy", "done": 0.25, "left_s": 65.0}')

@@ -18,7 +18,7 @@ from app.pages.train.form import SettingsCard
 from app.pages.train.reward_panel import LABEL, USE, WEIGHT
 from app.pages.train.train_page import BASIC_FIELDS, REWARD_FIELDS, TrainPage
 from app.state.draft import Draft
-from app.state.memory import MemoryPart, MemoryParts
+from app.state.memory import NAMES, MemoryPart, MemoryParts
 from app.state.prefs import Prefs
 from app.state.session import Session
 from app.widgets.basic import controls
@@ -26,9 +26,14 @@ from app.widgets.form import fields
 from app.widgets.form.setting_search import SettingSearch
 from app.widgets.reward_delegates import WeightEdit
 from app.window import Window
-from backend.config.config import SETTINGS, parse
+from backend.config.config import SETTINGS, load, parse
 from backend.rewards.catalogue import DEFAULT_REWARDS
+from backend.trainer.memory.estimate import estimate_run
+from backend.trainer.memory.model_shape import shape_of
 from backend.utils import places
+from backend.utils.hub_cache import local_folder
+from backend.utils.machine import machine_bytes
+from backend.utils.places import demo_config
 from tests.support.windows import SilentService
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -119,10 +124,8 @@ def test_mlx_lm_lora_config_opens(page: TrainPage, tmp_path: Path, monkeypatch):
     assert fields["data"].control.text() == "mlx-community/Dolci-Think-RL-7B-2k"
     assert fields["importance_sampling_level"].value() == "sequence"
     banner = page.translated_file
-    assert banner.sentence.text() == (
-        "mlx_lm_lora_grpo.yaml is a file for mlx-lm-lora; settings that it leaves out have GRPO Studio's defaults. "
-        "1 setting converted. Ignored: train (every run here trains)."
-    )
+    said = banner.sentence.text()
+    assert said.startswith("mlx_lm_lora_grpo.yaml is a file for mlx-lm-lora;") and "1 setting converted." in said
     assert banner.isVisible() and banner.show_button.isVisible(), "the word that was translated is behind the button"
     banner.close_button.click()
     assert not banner.isVisible()
@@ -176,11 +179,8 @@ def test_defaults_show_basic_fields_only(page: TrainPage):
     shown = {key for key, field in page.form.fields.items() if field.isVisible()}
     assert shown == {*BASIC_FIELDS, *REWARD_FIELDS}
     card = card_of(page, "seed")
-    folded = [
-        field
-        for key, field in card.fields.items()
-        if key not in BASIC_FIELDS and (field.setting.applies(page.draft.valid_values()) or field.setting.stays_visible)
-    ]
+    folded = [field.setting for key, field in card.fields.items() if key not in BASIC_FIELDS]
+    folded = [about for about in folded if about.applies(page.draft.valid_values()) or about.stays_visible]
     assert card.more.text() == f"Show {len(folded)} more settings"
     page.all_settings.click()
     assert page.form.fields["seed"].isVisible() and page.form.fields["adam_beta1"].isVisible()
@@ -337,12 +337,8 @@ def test_reward_arguments(page: TrainPage):
 
 def test_memory_in_the_plan_and_bar(page: TrainPage, qtbot):
     fix_problems(page.draft)
-    parts = (
-        MemoryPart("Weights", 4e9),
-        MemoryPart("KV cache", 2.8e9, "Keys and values."),
-        MemoryPart("Logits", 3e9),
-        MemoryPart("Adapters", 1e6),
-    )
+    cache = MemoryPart("KV cache", 2.8e9, "Keys and values.")
+    parts = (MemoryPart("Weights", 4e9), cache, MemoryPart("Logits", 3e9), MemoryPart("Adapters", 1e6))
     page.session.starter.estimate_memory = lambda config: MemoryParts(parts, 16e9, "Shorter completions need less.")
     page._show_problems()
     assert plain_text(page.launch.summary.text()).endswith("1,000 steps, 9.8 GB.")
@@ -368,9 +364,8 @@ def test_too_large_run_needs_confirmation(page: TrainPage, monkeypatch):
     page.session.messages.said.connect(messages.append)
     page.session.starter.start()
     assert not started
-    assert [plain_text(sentence) for sentence in messages] == [
-        "Not started. Needs about 10.0 GB, and this machine has only 4.0 GB to give."
-    ]
+    (said,) = map(plain_text, messages)
+    assert said == "Not started. Needs about 10.0 GB, and this machine has only 4.0 GB to give."
     page.session.starter.confirm_over_memory = lambda memory_parts: True
     page.session.starter.start()
     assert len(started) == 1
@@ -386,3 +381,20 @@ def test_run_with_problems_shows_the_first_problem(page: TrainPage):
     assert messages == ["Choose a base model: a folder, or an id on Hugging Face. There is 1 more problem."]
     assert page.session.run is None
     assert not places.runs_folder().exists(), "nothing is created"
+
+
+def test_every_part_of_an_estimate_has_a_label() -> None:
+    """Prompts that several micro-batches share once stood in the list under their internal name."""
+    demo = load(demo_config()).model_dump()
+    folder = local_folder(demo["model"])
+    assert folder is not None
+    shape = shape_of(folder)
+    assert shape is not None
+    reported = set()
+    long = demo | {"beta": 0.1, "max_completion_length": 2000, "max_seq_length": 4096}
+    full, lora = {"train_type": "full", "gradient_accumulation_steps": 8}, {"train_type": "lora", "num_layers": -1}
+    for changes in (full, lora):
+        result = estimate_run(parse(long | changes), shape, machine_bytes(), prompt=400)
+        reported |= {*result.rollout.sizes, *result.training.sizes}
+    assert {"prompts", "adapters", "KV cache", "logits"} <= reported, "the settings above no longer reach these parts"
+    assert reported <= set(NAMES)

@@ -96,10 +96,8 @@ def test_check(draft: Draft, machines: Machines, service: ServiceByHand, file: P
     machines.check()  # one at a time
     (asked,) = service.asked
     told = asked.arguments
-    assert (asked.name, told["model"], told["copies"], told["name"]) == (
-        *("check_machines", "owner/name"),
-        *(False, "two macs.json"),
-    )
+    assert asked.name == "check_machines" and told["model"] == "owner/name"
+    assert (told["copies"], told["name"]) == (False, "two macs.json")
     assert told["hosts"]["hosts"][1]["ssh"] == "mac-b"
     service.asked[-1].report({"rank": 1, "stage": "copying", "share": 0.42})
     assert str(machines.stages[1]) == "Copying 42 %" and machines.is_checking

@@ -29,6 +29,7 @@ from backend.trainer.health.watch import Episode
 from tests.support import made_up_runs
 from tests.support.diaries import recording
 from tests.support.trainer_by_hand import add_checkpoints
+from tests.support.windows import table_texts
 
 
 @pytest.fixture(scope="module")
@@ -242,8 +243,7 @@ def test_several_machines(tmp_path: Path, page: MonitorPage, show_run, monkeypat
     assert not [chart.title for chart in page.grid.plots if "each rank" in chart.title and chart.isVisible()]
     show_run(made_up_runs.make_run(tmp_path / "three", steps=3, total=3, ranks=3, ending="failed", lost_rank=2))
     assert page.ranks.card.isVisible()
-    model = page.ranks.model()
-    cells = [[model.index(row, column).data() for column in range(model.columnCount())] for row in range(3)]
+    cells = table_texts(page.ranks.model())
     assert [row[1] for row in cells] == ["anna-mbp.local", "studio.local", "air.local"]
     assert [row[-1] for row in cells] == ["", "", "Lost"]
     assert cells[1][5] == "6" and cells[1][6].endswith("of 128\u202fGB") and cells[2][7].endswith("%")

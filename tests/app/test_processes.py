@@ -79,9 +79,8 @@ def test_a_training_outlives_its_window(tmp_path: Path, death: int) -> None:
     assert child["stdin"] == ""
     (folder / "enough").touch()
     wait_for(folder / "survived")
-    assert sorted((folder / "log.txt").read_text(encoding="utf-8").split("\n")[:3]) == sorted(
-        ["before", "to stdout é", "to stderr"]
-    )
+    lines = (folder / "log.txt").read_text(encoding="utf-8").split("\n")[:3]
+    assert sorted(lines) == ["before", "to stderr", "to stdout é"]
 
 
 def outcome_of(qtbot, *command: str) -> tuple[ProcessOutcome, list[str]]:

@@ -47,23 +47,8 @@ from app.window import Window
 from tests.support.windows import SilentService
 
 ACTIONS = 2_000
-TEXTS = [
-    "",
-    "0",
-    "-1",
-    "1e999",
-    "abc",
-    "lora",
-    "reward >= 1",
-    "ü🙂\u202e",
-    "/",
-    "~",
-    "x" * 300,
-    "0.5",
-    "[1, 2]",
-    "*",
-    "(",
-]
+TEXTS = ["", "0", "-1", "1e999", "abc", "lora", "reward >= 1", "ü🙂\u202e"]
+TEXTS += ["/", "~", "x" * 300, "0.5", "[1, 2]", "*", "("]
 KEYS = [Qt.Key.Key_Return, Qt.Key.Key_Escape, Qt.Key.Key_Tab, Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_Space]
 ENABLED = Qt.ItemFlag.ItemIsEnabled
 NEVER = ("quit", "close window", "&quit")

@@ -7,12 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
-from PySide6.QtGui import QDropEvent, QGuiApplication
+from PySide6.QtCore import QEvent, QMimeData, QPoint, QPointF, Qt, QUrl
+from PySide6.QtGui import QDropEvent, QGuiApplication, QKeyEvent
 from PySide6.QtTest import QTest
 
 from app.pages.rewards import reward_file
 from app.pages.rewards.bench import row_numbers
+from app.pages.rewards.reward_file import CodeEditor
 from app.pages.rewards.rewards_page import RewardsPage
 from app.state import reward_bench
 from app.state.prefs import Prefs
@@ -209,3 +210,45 @@ def test_kept_case(qtbot, page: RewardsPage, user_file: Path, tmp_path: Path) ->
     QTest.keyClick(page.cases, Qt.Key.Key_Delete)
     qtbot.waitUntil(lambda: page.views.buttons["cases"].text() == "Cases")
     assert not (tmp_path / "mine.cases.jsonl").exists()
+
+
+KEY, CONTROL = Qt.Key, Qt.KeyboardModifier.ControlModifier
+
+
+@pytest.fixture
+def editor(qtbot, qapp) -> CodeEditor:
+    widget = qtbot.show(CodeEditor(), 500, 300)
+    return widget
+
+
+def set_text(editor: CodeEditor, text: str, at: int | None = None) -> None:
+    editor.setPlainText(text)
+    cursor = editor.textCursor()
+    cursor.setPosition(len(text) if at is None else at)
+    editor.setTextCursor(cursor)
+
+
+def test_comment_lines(editor: CodeEditor) -> None:
+    set_text(editor, "  a\nb")
+    editor.selectAll()
+    QTest.keyClick(editor, KEY.Key_Slash, CONTROL)
+    assert editor.toPlainText() == "#   a\n# b"
+    editor.undo()
+    assert editor.toPlainText() == "  a\nb"
+    editor.redo()
+    editor.selectAll()
+    QTest.keyClick(editor, KEY.Key_Slash, CONTROL)
+    assert editor.toPlainText() == "  a\nb"
+
+
+def test_ctrl_s_saves_the_file(editor: CodeEditor, qtbot) -> None:
+    event = QKeyEvent(QEvent.Type.ShortcutOverride, KEY.Key_S, CONTROL)
+    event.ignore()
+    editor.event(event)
+    assert event.isAccepted()
+    with qtbot.waitSignal(editor.save_requested):
+        QTest.keyClick(editor, KEY.Key_S, CONTROL)
+    with qtbot.waitSignal(editor.run_requested):
+        QTest.keyClick(editor, KEY.Key_Return, CONTROL)
+    with qtbot.waitSignal(editor.left):
+        QTest.keyClick(editor, KEY.Key_Escape)

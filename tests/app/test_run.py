@@ -326,9 +326,8 @@ def test_lines_that_every_run_prints_are_nobodys_last_words(folder: RunFolder) -
     folder.log.write_text(told)
     assert "last words" not in problem_of("crashed", None, 4, folder)
     folder.log.write_text(f"libc++abi: terminating due to an uncaught exception\n{told}")
-    assert problem_of("crashed", None, 4, folder).endswith(
-        "Its last words: libc++abi: terminating due to an uncaught exception"
-    )
+    said = problem_of("crashed", None, 4, folder)
+    assert said.endswith("Its last words: libc++abi: terminating due to an uncaught exception")
 
 
 def test_a_stop_while_the_rows_are_checked_ends_the_run(folder: RunFolder, monkeypatch, qapp) -> None:

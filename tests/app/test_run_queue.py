@@ -162,12 +162,8 @@ def test_keys_and_buttons_act_on_the_selected_run(panel: QueuePanel, qtbot) -> N
     table.selectRow(1)
     table.setFocus()
     panel.activateWindow()
-    for key, order in (
-        (Qt.Key.Key_Up, "bac"),
-        (Qt.Key.Key_Up, "bac"),
-        (Qt.Key.Key_Down, "abc"),
-        (Qt.Key.Key_Home, "bac"),
-    ):
+    up, down, home = Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_Home
+    for key, order in ((up, "bac"), (up, "bac"), (down, "abc"), (home, "bac")):
         qtbot.keyClick(table, key, alt)
         assert names(panel) == order and panel.selected().run.name == "b"
     assert not panel.next_button.isEnabled()

@@ -23,9 +23,8 @@ from tests.support.trainer_by_hand import add_checkpoints, locked
 def archive(tmp_path: Path) -> Path:
     """A finished, a failed and a crashed run."""
     folder = tmp_path / "runs"
-    for number, (name, steps, ending) in enumerate(
-        (("finished", 60, "finished"), ("failed", 12, "failed"), ("crashed", 5, None))
-    ):
+    kinds = [("finished", 60, "finished"), ("failed", 12, "failed"), ("crashed", 5, None)]
+    for number, (name, steps, ending) in enumerate(kinds):
         run = made_up_runs.make_run(folder / name, steps=steps, ending=ending, learning_rate=10.0 ** (number - 6))
         text = run.events.read_text(encoding="utf-8")
         run.events.write_text(text.replace("17600", f"1760{number}"), encoding="utf-8")
@@ -127,9 +126,8 @@ def test_resuming_starts_the_trainer_and_shows_the_run(page: RunsPage, archive: 
 def test_columns(qtbot, page: RunsPage) -> None:
     page.choose_columns()
     dialog = page.findChild(ColumnDialog)
-    listed = {
-        dialog.list.item(i).data(Qt.ItemDataRole.UserRole): dialog.list.item(i) for i in range(dialog.list.count())
-    }
+    items = [dialog.list.item(row) for row in range(dialog.list.count())]
+    listed = {item.data(Qt.ItemDataRole.UserRole): item for item in items}
     for key in ("learning_rate", "kl", "held_out/accuracy"):
         listed[key].setCheckState(Qt.CheckState.Checked)
     listed["worked"].setCheckState(Qt.CheckState.Unchecked)
@@ -152,9 +150,8 @@ def test_title_note_and_tags_are_saved_as_they_are_typed(qtbot, page: RunsPage, 
         qtbot.keyClicks(edit, text)
     page.details.note.setPlainText("The answer tag is missing.")
     page.table.choose(archive / "finished")  # before any timer: leaving the run saves
-    assert read_notes(RunFolder(archive / "failed")) == RunNotes(
-        "Sums", "The answer tag is missing.", ("math", "first")
-    )
+    expected = RunNotes("Sums", "The answer tag is missing.", ("math", "first"))
+    assert read_notes(RunFolder(archive / "failed")) == expected
     assert read_notes(RunFolder(archive / "finished")) == RunNotes()
     assert "Sums" in names(page) and (archive / "failed").exists(), "a title renames no folder"
     page.search.setText("tag:math answer")

@@ -122,9 +122,8 @@ def test_a_change_is_asked_for_answered_listed_and_undone(qtbot, steering: RunSt
     live.take(change)
     qtbot.waitUntil(lambda: "From step 14 on: Learning Rate 1e-05 → 5e-06." in shown_texts(panel))
     assert float(panel.fields["learning_rate"].value()) == 5e-6 and not panel.apply_button.isEnabled()
-    undo = next(
-        child for child in panel.findChildren(QWidget) if child.accessibleName().startswith("Undo: From step 14")
-    )
+    children = panel.findChildren(QWidget)
+    undo = next(child for child in children if child.accessibleName().startswith("Undo: From step 14"))
     QTest.mouseClick(undo, Qt.MouseButton.LeftButton)
     assert live.asked() == {"learning_rate": 1e-5}
 

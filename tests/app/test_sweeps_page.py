@@ -23,6 +23,7 @@ from backend.runs.sweep_results import (
 )
 from backend.utils.places import demo_config, runs_folder
 from tests.support.trainer_by_hand import locked
+from tests.support.windows import table_texts
 
 BASE: dict[str, Any] = {"model": "m", "data": "d", "iters": 80, "steps_per_eval": 10, "group_size": 4, "batch_size": 2}
 
@@ -53,13 +54,6 @@ def page(qtbot: Any, qapp: Any) -> Any:
     session.close_run()
 
 
-def cells(page: SweepsPage) -> list[list[str]]:
-    model = page.table.model()
-    return [
-        [model.index(row, column).data() for column in range(model.columnCount())] for row in range(model.rowCount())
-    ]
-
-
 def test_the_fields_are_a_sweep_over_the_form(page: SweepsPage) -> None:
     page.show()
     page.varied.rows[0].values.setText("1e-5, 1e-4")
@@ -86,9 +80,8 @@ def test_the_forecast_counts_what_is_given_up_and_one_base() -> None:
     assert "2 after step 20, 1 after step 40" in words
     assert "8 runs share one base model in memory, about 17.0" in words
     full = SweepForm(seeds="0").plan(BASE | {"train_type": "full"})
-    assert forecast(full, None, None, None).sharing == 1 and "one after the other" in forecast_words(
-        forecast(full, None, None, None)
-    )
+    alone = forecast(full, None, None, None)
+    assert alone.sharing == 1 and "one after the other" in forecast_words(alone)
 
 
 def test_starting_makes_the_folder_and_a_detached_process(page: SweepsPage, monkeypatch) -> None:
@@ -102,7 +95,7 @@ def test_starting_makes_the_folder_and_a_detached_process(page: SweepsPage, monk
     assert command[-3:] == ["sweep", str(folder.path), "--resume"] and path == folder.path
     assert load_sweep(folder.plan) == plan
     assert page.state.text() == "Starting" and page.stop_button.isEnabled() and page.name.text() == "sweep-2"
-    assert [row[-1] for row in cells(page)] == ["Waiting"] * 3
+    assert [row[-1] for row in table_texts(page.table.model())] == ["Waiting"] * 3
     page.start_button.click()
     assert len(started) == 1, "one at a time"
 
@@ -137,9 +130,9 @@ def test_a_live_sweep_is_followed_and_stopped(page: SweepsPage) -> None:
 def test_the_result_is_a_table_with_the_best_first(page: SweepsPage) -> None:
     finished()
     page.show()
-    assert [row[0] for row in cells(page)] == ["2", "1", "3"]
-    assert cells(page)[0][1:] == ["3e-05", "1.75", "0.354", "2 of 2", "80", "1,280", "Best"]
-    assert cells(page)[2][2] == "–" and cells(page)[2][-1] == "Failed"
+    assert [row[0] for row in table_texts(page.table.model())] == ["2", "1", "3"]
+    assert table_texts(page.table.model())[0][1:] == ["3e-05", "1.75", "0.354", "2 of 2", "80", "1,280", "Best"]
+    assert table_texts(page.table.model())[2][2] == "–" and table_texts(page.table.model())[2][-1] == "Failed"
     assert page.sentence.text() == "The best configuration is 2." and page.clone_button.isEnabled()
     assert page.table.as_text([0]).startswith("No.\tLearning Rate\tHeld-out reward\t± sd")
 

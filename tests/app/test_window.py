@@ -228,10 +228,8 @@ def test_export_for_mlx_lm_lora_names_the_settings_left_out(window: Window, tmp_
     window.session.draft.update({"model": "a/b", "data": "a/b", "scale_rewards": "none"})
     monkeypatch.setattr(window.files, "choose_export_path", lambda: tmp_path / "theirs.yaml")
     window.menus["export_config"].trigger()
-    assert (
-        window.strip.sentence.text()
-        == "Wrote theirs.yaml. Left out, as mlx-lm-lora has no such setting: scale_rewards."
-    )
+    said = "Wrote theirs.yaml. Left out, as mlx-lm-lora has no such setting: scale_rewards."
+    assert window.strip.sentence.text() == said
     assert "lora_parameters:" in (tmp_path / "theirs.yaml").read_text()
 
 

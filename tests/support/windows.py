@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from PySide6.QtCore import QObject, Signal
+from PySide6.QtCore import QAbstractItemModel, QObject, Signal
 from PySide6.QtWidgets import QWidget
 from pytestqt.qtbot import QtBot
 
@@ -105,6 +105,12 @@ class PatientQtBot(QtBot):
 
     def waitActive(self, widget: QWidget, *, timeout: int = PATIENCE_MS) -> Any:
         return super().waitActive(widget, timeout=timeout)
+
+
+def table_texts(model: QAbstractItemModel) -> list[list[str]]:
+    """What the cells of a table say, by row."""
+    columns = range(model.columnCount())
+    return [[str(model.index(row, column).data()) for column in columns] for row in range(model.rowCount())]
 
 
 @contextmanager
