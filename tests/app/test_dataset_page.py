@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PySide6.QtCore import QItemSelectionModel, QObject, Qt, QTimer
+from PySide6.QtCore import QItemSelectionModel, Qt, QTimer
 from PySide6.QtGui import QTextCursor
 from PySide6.QtWidgets import QComboBox
 from shiboken6 import isValid
@@ -27,39 +27,37 @@ from backend.rewards.allowed_code import Rights
 from backend.serve.questions import QUESTIONS, QuestionCall
 from backend.utils.errors import UserError
 from tests.support.random_models import tiny_tokenizer
+from tests.support.windows import ServiceByHand
 
 MAPPED = {"prompt_feature": "question", "answer_feature": "solution"}
 
 
-class FakeService(QObject):
+class FakeService(ServiceByHand):
     """Answers in this process on the next turn of the event loop. Questions in `held` wait until the test calls them;
     `canned` replaces what a question would answer."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[tuple[str, dict[str, Any]]] = []
         self.held: dict[str, list[Callable[[], None]]] = {}
-        self.cancelled: list[int] = []
         self.canned: dict[str, Any] = {}
 
-    def ask(self, question: str, on_answer, *, on_refused=None, on_progress=None, owner=None, **with_: Any) -> int:
-        self.asked.append((question, with_))
-        number = len(self.asked)
+    def ask(self, question: str, on_answer, *, on_progress=None, owner=None, **more: Any) -> int:
+        number = super().ask(question, on_answer, on_progress=on_progress, **more)
+        asked = self.asked[-1]
 
         def work() -> None:
             if number in self.cancelled or (owner is not None and not isValid(owner)):
                 return
+            call = QuestionCall(on_progress or (lambda progress: None))
             try:
-                answer = self.canned[question] if question in self.canned else handler()
+                if question in self.canned:
+                    answer = self.canned[question]
+                else:
+                    answer = QUESTIONS[question].handler()(json.loads(json.dumps(asked.arguments)), call)
             except UserError as mistake:
-                on_refused(mistake.faults)
+                asked.refuse(mistake.faults)
             else:
                 on_answer(answer)
-
-        def handler() -> Any:
-            return QUESTIONS[question].handler()(
-                json.loads(json.dumps(with_)), QuestionCall(on_progress or (lambda progress: None))
-            )
 
         if question in self.held:
             self.held[question].append(work)
@@ -67,13 +65,8 @@ class FakeService(QObject):
             QTimer.singleShot(0, self, work)
         return number
 
-    def cancel(self, number: int) -> None:
-        self.cancelled.append(number)
-
     def of(self, question: str) -> list[dict[str, Any]]:
-        return [with_ for name, with_ in self.asked if name == question]
-
-    def close(self) -> None: ...
+        return [asked.arguments for asked in self.asked if asked.name == question]
 
 
 @pytest.fixture(autouse=True)
@@ -85,8 +78,7 @@ def quick(monkeypatch) -> None:
 
 
 @pytest.fixture
-def session(qapp) -> Session:
-    theme.apply(qapp, "light")
+def session(qtbot) -> Session:
     session = Session()
     session.service = FakeService()  # type: ignore[assignment]
     return session
@@ -166,10 +158,6 @@ def choose(menu: QComboBox, text: str) -> None:
 
 def menu_texts(menu: QComboBox) -> list[str]:
     return [menu.itemText(index) for index in range(menu.count())]
-
-
-def cells(page: DatasetPage, row: int) -> list[str]:
-    return [page.model.index(row, column).data() for column in range(page.model.columnCount())]
 
 
 def test_empty_page(qtbot, page: DatasetPage, tmp_path: Path, monkeypatch) -> None:
@@ -279,11 +267,11 @@ def test_row_detail(qtbot, page: DatasetPage, tmp_path: Path, model: Path) -> No
 def test_rows_are_requested_when_visible(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     show_dataset(qtbot, page, data=write_rows(tmp_path, 3000), **MAPPED)
     asked = page.session.service
-    qtbot.waitUntil(lambda: cells(page, 0)[2] == "What is 0 plus 0?")
+    qtbot.waitUntil(lambda: page.model.index(0, 2).data() == "What is 0 plus 0?")
     assert {with_["start"] for with_ in asked.of("preview_rows")} == {0}
     assert page.model.index(2999, 2).data() == PLACEHOLDER
     page.table.scrollToBottom()
-    qtbot.waitUntil(lambda: cells(page, 2999)[2] == "What is 2999 plus 2999?")
+    qtbot.waitUntil(lambda: page.model.index(2999, 2).data() == "What is 2999 plus 2999?")
     assert {with_["start"] for with_ in asked.of("preview_rows")} == {0, 2900}
     assert all(with_["count"] == CHUNK for with_ in asked.of("preview_rows"))
 

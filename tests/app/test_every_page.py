@@ -13,7 +13,9 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QLabel, QWidget
 
-from app.pages import PAGES
+from app import page_drawing
+from app.page_drawing import draw_page
+from app.pages import PAGES, PageEntry
 from app.state.prefs import Prefs
 from app.state.session import Session
 from app.window import Window
@@ -77,3 +79,17 @@ def test_opening_makes_only_the_page(new_window: Window, apart: Path, qtbot):
     qtbot.waitUntil(lambda: all(plot.is_built for plot in plots if not plot.isHidden()))
     in_grid = [plot for plot in plots if not plot.isHidden()]
     assert 0 < sum(plot.view is not None for plot in plots) < len(in_grid) // 2, "curves are drawn in view alone"
+
+
+def broken(entry: PageEntry, session: Session, parent: QWidget) -> QWidget:
+    raise ImportError("no such module")
+
+
+def test_faults_of_a_page(new_window: Window, monkeypatch) -> None:
+    window = new_window
+    window.resize(*page_drawing.SIZE)
+    assert draw_page(window, "monitor", "Monitor")["fault"] == ""
+    monkeypatch.setattr(PageEntry, "build", lambda entry, session, parent: QWidget(parent))
+    assert "picture is empty" in draw_page(window, "runs", "Runs")["fault"]
+    monkeypatch.setattr(PageEntry, "build", broken)
+    assert draw_page(window, "sweeps", "Sweeps")["fault"] == "ImportError: no such module"
