@@ -105,7 +105,7 @@ def test_buttons_and_strip_follow_the_run(window: Window, qtbot) -> None:
         assert folder.control.read_text().split() == ["stop"] and enabled(window) == set()
     write_event(folder, "failed", step=30, sentence="The dataset has no rows.")
     qtbot.waitUntil(lambda: run.state == "failed")
-    assert enabled(window) == {"run", "resume"} and not window.strip.left.isVisible()
+    assert enabled(window) == {"run"} and menus["resume"].isEnabled() and not window.strip.left.isVisible()
     assert window.strip.sentence.text() == "The dataset has no rows."
 
 
