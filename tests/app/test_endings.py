@@ -95,14 +95,16 @@ def test_buttons_and_strip_follow_the_run(window: Window, qtbot) -> None:
         assert enabled(window) == {"pause", "stop", "save_now"}
         assert window.strip.step.text() == "step 30 of 60" and window.strip.left.text().endswith("left")
         assert window.strip.memory.text().replace("\u202f", " ") == "peak 0.42 GB"
-        menus["save_now"].trigger()
-        menus["pause"].trigger()
+        for name, word in (("save_now", "save"), ("pause", "pause")):
+            menus[name].trigger()
+            assert folder.control.read_text() == word
         write_event(folder, "phase", phase="paused")
         qtbot.waitUntil(lambda: run.state == "paused")
         assert menus["pause"].text() == "Resume"
-        for name in ("pause", "stop"):
+        for name, word in (("pause", "resume"), ("stop", "stop")):
             menus[name].trigger()
-        assert folder.control.read_text().split() == ["stop"] and enabled(window) == set()
+            assert folder.control.read_text() == word
+        assert enabled(window) == set()
     write_event(folder, "failed", step=30, sentence="The dataset has no rows.")
     qtbot.waitUntil(lambda: run.state == "failed")
     assert enabled(window) == {"run"} and menus["resume"].isEnabled() and not window.strip.left.isVisible()
