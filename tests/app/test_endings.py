@@ -94,7 +94,7 @@ def test_buttons_and_strip_follow_the_run(window: Window, qtbot) -> None:
         run = shown(window, folder, qtbot, "running")
         assert enabled(window) == {"pause", "stop", "save_now"}
         assert window.strip.step.text() == "step 30 of 60" and window.strip.left.text().endswith("left")
-        assert window.strip.memory.text().replace("\u202f", " ") == "peak 0.42 GB"
+        assert window.strip.memory.text().replace("\u202f", " ") == "peak 0.420 GB"
         for name, word in (("save_now", "save"), ("pause", "pause")):
             menus[name].trigger()
             assert folder.control.read_text() == word
