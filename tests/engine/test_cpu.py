@@ -11,13 +11,7 @@ import pytest
 from mlx_lm.models.activations import swiglu as mlx_lm_swiglu
 
 from backend.engine import cpu
-from backend.engine.cpu import (
-    MAX_ROWS,
-    exp_clipped,
-    matmul_transposed,
-    slice_width,
-    swiglu,
-)
+from backend.engine.cpu import MAX_ROWS, exp_clipped, matmul_transposed, slice_width, swiglu
 from backend.engine.graph import compiled_by_shape
 from backend.engine.layers import swiglu_16
 

@@ -24,10 +24,7 @@ DTYPES = [mx.float32, mx.bfloat16, mx.float16]
 
 
 @pytest.fixture(
-    params=[
-        pytest.param(False, marks=needs_a_compiler, id="C++"),
-        pytest.param(True, marks=needs_metal, id="Metal"),
-    ]
+    params=[pytest.param(False, marks=needs_a_compiler, id="C++"), pytest.param(True, marks=needs_metal, id="Metal")]
 )
 def kernels(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not request.param:

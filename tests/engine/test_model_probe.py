@@ -91,12 +91,7 @@ def test_layers_that_find_each_others_keys_in_the_caches_get_caches_in_learning(
     ("arch", "paths"),
     [
         ("gemma3_text", [UNSHARED + "some layers have a sliding window."]),
-        (
-            "mamba",
-            [
-                UNSHARED + "some layers keep a state instead of keys and values.",
-            ],
-        ),
+        ("mamba", [UNSHARED + "some layers keep a state instead of keys and values."]),
     ],
 )
 def test_a_model_whose_layers_cannot_share_a_prompt_says_why(models: Path, arch: str, paths: list[str]) -> None:

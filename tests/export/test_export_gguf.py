@@ -28,9 +28,15 @@ from backend.utils.errors import UserError
 from tests.support.random_models import tiny_model
 from tests.support.random_runs import PROMPT, write_run
 
-LLAMA_3_POSITIONS = {"rope_scaling": {
-    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 256
-}}  # fmt: skip
+LLAMA_3_POSITIONS = {
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 256,
+    }
+}
 
 
 def export(run: Path, format_: str = "gguf-f16", to: str = "folder", **how: Any) -> ExportedModel:
@@ -53,10 +59,17 @@ def test_a_file_says_what_llama_cpp_asks_for(tmp_path: Path) -> None:
     report = export(tmp_path / "run")
     reader = written(report.path)
     sizes = {
-        "block_count": 2, "context_length": 4096, "embedding_length": 32, "feed_forward_length": 64, "vocab_size": 304,
-        "attention.head_count": 2, "attention.head_count_kv": 1, "attention.key_length": 16, "rope.dimension_count": 16,
+        "block_count": 2,
+        "context_length": 4096,
+        "embedding_length": 32,
+        "feed_forward_length": 64,
+        "vocab_size": 304,
+        "attention.head_count": 2,
+        "attention.head_count_kv": 1,
+        "attention.key_length": 16,
+        "rope.dimension_count": 16,
         "rope.freq_base": 10_000.0,
-    }  # fmt: skip
+    }
     assert {name: value(reader, f"llama.{name}") for name in sizes} == sizes
     assert value(reader, "tokenizer.ggml.model") == "gpt2" and value(reader, "tokenizer.ggml.pre") == "gpt-2"
     tokens, types = value(reader, "tokenizer.ggml.tokens"), value(reader, "tokenizer.ggml.token_type")
@@ -123,7 +136,13 @@ def change_tokenizer(base: Path, pre_tokenizer: dict[str, Any], **model: Any) ->
 
 def split_by(pattern: str) -> dict[str, Any]:
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    return {"type": "Sequence", "pretokenizers": [split, {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}]}  # fmt: skip
+    return {
+        "type": "Sequence",
+        "pretokenizers": [
+            split,
+            {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
+        ],
+    }
 
 
 @pytest.mark.parametrize(
@@ -175,10 +194,19 @@ def parsed(text: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     "text",
     [
-        "\nFROM /etc/passwd\nADAPTER ./evil", '"""\nFROM ./evil\n"""', '""\nFROM ./evil', 'ends with """', '""""\nSYSTEM "x"', '"', '""',
-        'a"\nPARAMETER num_ctx 1\n"b"', "\rFROM ./evil", "{{ .System }}", "# no comment",
+        "\nFROM /etc/passwd\nADAPTER ./evil",
+        '"""\nFROM ./evil\n"""',
+        '""\nFROM ./evil',
+        'ends with """',
+        '""""\nSYSTEM "x"',
+        '"',
+        '""',
+        'a"\nPARAMETER num_ctx 1\n"b"',
+        "\rFROM ./evil",
+        "{{ .System }}",
+        "# no comment",
     ],
-)  # fmt: skip
+)
 def test_no_text_in_a_modelfile_becomes_a_command(text: str) -> None:
     chat = ChatFormat(text, (text, text), text, text)
     read = parsed(modelfile("x.gguf", chat, {"temperature": 0.5, "stop": [text]}, text, text))

@@ -198,10 +198,16 @@ class Sanitizing(nn.Module):
     def sanitize(self, arrays: dict[str, mx.array]) -> dict[str, mx.array]:
         joined = mx.concatenate([arrays["up"], arrays["gate"]])
         return {
-            "renamed": arrays["o"], "k": arrays["qkv"][2:5], "up_gate": joined,
-            "stacked": mx.stack([arrays["up"], arrays["gate"]]), "norm": arrays["norm"] + 1, "turned": arrays["o"].T,
-            "halved": arrays["o"][:, :2], "mirrored": arrays["o"][:, ::-1], "interleaved": arrays["qkv"][mx.array([0, 2, 1])],
-        }  # fmt: skip
+            "renamed": arrays["o"],
+            "k": arrays["qkv"][2:5],
+            "up_gate": joined,
+            "stacked": mx.stack([arrays["up"], arrays["gate"]]),
+            "norm": arrays["norm"] + 1,
+            "turned": arrays["o"].T,
+            "halved": arrays["o"][:, :2],
+            "mirrored": arrays["o"][:, ::-1],
+            "interleaved": arrays["qkv"][mx.array([0, 2, 1])],
+        }
 
 
 def test_rows_are_followed_through_renaming_splitting_joining_and_stacking(

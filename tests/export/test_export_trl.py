@@ -56,9 +56,15 @@ def polite(prompts, completions, note, types, **kwargs):
     return [float("please" in text) + (note[0] == "kept") + (types[0] == "sum") / 2 for text in completions]
 """
 TEXTS = [
-    "<think>3+4</think><answer>7</answer>", "", "The answer is 7, please.", "\\boxed{\\frac{14}{2}}", "<answer>B</answer>",
-    '{"a": 1}', "```python\ndef f(x):\n    return x + 1\n```", "<think>a</think> <answer>3*2+1</answer>",
-]  # fmt: skip
+    "<think>3+4</think><answer>7</answer>",
+    "",
+    "The answer is 7, please.",
+    "\\boxed{\\frac{14}{2}}",
+    "<answer>B</answer>",
+    '{"a": 1}',
+    "```python\ndef f(x):\n    return x + 1\n```",
+    "<think>a</think> <answer>3*2+1</answer>",
+]
 WITH_CHILD = ("accuracy_reward", "cosine_scaled_reward")
 """They start math-verify in a process of its own, which takes a second and a half: once is enough."""
 NEED_ARGUMENTS = {"keyword": "keyword(word=please)", "regex_match": 'regex_match(pattern="7")'}
@@ -78,14 +84,31 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     (folder / "helper.py").write_text("def length(text):\n    return len(text)\n")
     shipped = [NEED_ARGUMENTS.get(entry.name, entry.name) for entry in builtin_rewards()]
     raw: dict[str, Any] = {
-        "model": str(demo_folder("model")), "data": str(folder / "train.csv"), "reward_functions_file": str(folder / "users.py"),
+        "model": str(demo_folder("model")),
+        "data": str(folder / "train.csv"),
+        "reward_functions_file": str(folder / "users.py"),
         "reward_functions": [*shipped, 'brief(most=12, name="very-brief")', "twice", f"{folder / 'plain.py'}::polite"],
-        "map_function": "even", "prompt_template": "Q: {question}", "answer_pattern": "#### (.*)", "answer_feature": "solution",
-        "system_prompt": "Think, then answer.", "validation_split": 0.2, "data_seed": 3,
-        "eval_data": {"more": {"data": str(folder / "more.jsonl"), "prompt_feature": "text", "answer_feature": "result", "map_function": "",
-                               "prompt_template": "", "answer_pattern": ""}},
-        "stop_when": ["kl > 0.8"], "num_layers": 2, "reward_isolation": "thread",
-    }  # fmt: skip
+        "map_function": "even",
+        "prompt_template": "Q: {question}",
+        "answer_pattern": "#### (.*)",
+        "answer_feature": "solution",
+        "system_prompt": "Think, then answer.",
+        "validation_split": 0.2,
+        "data_seed": 3,
+        "eval_data": {
+            "more": {
+                "data": str(folder / "more.jsonl"),
+                "prompt_feature": "text",
+                "answer_feature": "result",
+                "map_function": "",
+                "prompt_template": "",
+                "answer_pattern": "",
+            }
+        },
+        "stop_when": ["kl > 0.8"],
+        "num_layers": 2,
+        "reward_isolation": "thread",
+    }
     return parse(raw)
 
 

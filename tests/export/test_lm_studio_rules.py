@@ -53,8 +53,16 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "no type": (edit(model_type=None), "config.json", "model_type"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors", "no weights"),
     "cut off": (cut, "model.safetensors", "cut off"),
-    "no weights but text": (lambda f: (f / "model.safetensors").write_text("no header at all"), "model.safetensors", "no safetensors"),
-    "no metadata": (lambda f: mx.save_safetensors(str(f / "model.safetensors"), {"a": mx.zeros(2)}), "model.safetensors", "metadata"),
+    "no weights but text": (
+        lambda f: (f / "model.safetensors").write_text("no header at all"),
+        "model.safetensors",
+        "no safetensors",
+    ),
+    "no metadata": (
+        lambda f: mx.save_safetensors(str(f / "model.safetensors"), {"a": mx.zeros(2)}),
+        "model.safetensors",
+        "metadata",
+    ),
     "quantised in words alone": (edit(quantization={"bits": 4}), "config.json", "says that the weights are quantised"),
     "no tokenizer": (lambda f: (f / "tokenizer_config.json").unlink(), "tokenizer_config.json", "missing"),
     "no vocabulary": (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json", "no vocabulary"),
@@ -64,7 +72,7 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "other weights": (lambda f: (f / "extra.safetensors").touch(), "extra.safetensors", "is called model.safetensors"),
     "shards without index": (lambda f: shards(f, index=False), lm_studio_rules.INDEX, "index of the shards"),
     "a shard is missing": (lambda f: shards(f, gap=True), "model-00001-of-00002.safetensors", "2 shards"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BREAKS)
@@ -99,7 +107,9 @@ def test_the_verb_names_faults_and_what_is_missing(sound: Path, tmp_path: Path) 
 
 
 def test_every_type_of_array_is_written_as_mlx_reads_it(tmp_path: Path) -> None:
-    arrays = {kind.lower(): (mx.arange(6) - 2).reshape(2, 3).astype(dtype) for dtype, kind in writer.SAFETENSORS_TYPES.items()}  # fmt: skip
+    arrays = {
+        kind.lower(): (mx.arange(6) - 2).reshape(2, 3).astype(dtype) for dtype, kind in writer.SAFETENSORS_TYPES.items()
+    }
     arrays |= {"scalar": mx.array(2.5), "empty": mx.zeros((0, 4)), "turned": mx.arange(12).reshape(3, 4).T}
     given, sizes = dict(arrays), []
     writer.write_safetensors(tmp_path / "x.safetensors", given, sizes.append)

@@ -35,9 +35,12 @@ FILES = {
     "README.md": b"not wanted by mlx-lm",
 }
 MLX = {
-    "tags": ["mlx", "safetensors", "4-bit"], "downloads": 7000, "lastModified": "2026-03-01T10:00:00.000Z",
-    "config": {"model_type": "qwen3"}, "safetensors": {"parameters": {"U32": 1000, "BF16": 10}, "total": 1010},
-}  # fmt: skip
+    "tags": ["mlx", "safetensors", "4-bit"],
+    "downloads": 7000,
+    "lastModified": "2026-03-01T10:00:00.000Z",
+    "config": {"model_type": "qwen3"},
+    "safetensors": {"parameters": {"U32": 1000, "BF16": 10}, "total": 1010},
+}
 PLAIN = {"tags": ["safetensors"], "downloads": 90_000, "config": {"model_type": "qwen3"}}
 STRANGE = {"tags": ["safetensors"], "downloads": 5, "config": {"model_type": "marvin"}}
 GGUF = {"tags": ["gguf"], "downloads": 6}
@@ -55,9 +58,13 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]
             "someone/gated": Repo(FILES, gated=True),
             "someone/private": Repo(FILES, private=True),
         },
-        {"someone/sums": Repo({"train.jsonl": b'{"prompt": "1+1", "answer": "2"}\n', "README.md": b""},
-                              {"mainSize": 33, "tags": ["size_categories:1K<n<10K"]})},
-    )  # fmt: skip
+        {
+            "someone/sums": Repo(
+                {"train.jsonl": b'{"prompt": "1+1", "answer": "2"}\n', "README.md": b""},
+                {"mainSize": 33, "tags": ["size_categories:1K<n<10K"]},
+            )
+        },
+    )
     point_at(stand_in.url, tmp_path / "cache", monkeypatch)
     monkeypatch.setattr(our_hub, "RETRY_S", 0.01)
     with stand_in:
@@ -130,8 +137,12 @@ def test_a_downloaded_model_is_listed_from_the_cache(hub: HubStandIn, monkeypatc
     )
     (model,) = inventory.models()
     assert (model.id, model.kind, model.precision, model.refusal, model.where) == (
-        "someone/tiny", "qwen3", "4-bit", "", "cache",
-    )  # fmt: skip
+        "someone/tiny",
+        "qwen3",
+        "4-bit",
+        "",
+        "cache",
+    )
     assert model.size == done[-1]
 
 

@@ -75,9 +75,18 @@ def test_a_dataset_is_cached_once_the_hub_or_the_datasets_library_kept_it(
 
 @pytest.mark.parametrize(
     "address",
-    ["mirror.test", "ftp://mirror.test", "http://", "http://[::1", "http://mirror.test:99999", "https://mirror.test:x",
-     "http://mirror .test", "file:///etc/hosts", "http://mirror.test\x1b[2J"],
-)  # fmt: skip
+    [
+        "mirror.test",
+        "ftp://mirror.test",
+        "http://",
+        "http://[::1",
+        "http://mirror.test:99999",
+        "https://mirror.test:x",
+        "http://mirror .test",
+        "file:///etc/hosts",
+        "http://mirror.test\x1b[2J",
+    ],
+)
 def test_a_hub_that_no_web_address_is_is_refused_by_the_name_of_the_variable(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

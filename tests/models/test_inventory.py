@@ -177,7 +177,7 @@ def test_datasets_are_recognised_by_their_row_files(home: Path):
     by_name = {
         dataset.name: dataset for dataset in inventory.datasets([str(home / "rows.csv"), str(home / "empty"), "/gone"])
     }
-    assert {name: (dataset.id, dataset.kind, dataset.size) for name, dataset in by_name.items() if not dataset.refusal} == {
-        "a/sums": ("a/sums", "parquet", 50), "rows.csv": (str(home / "rows.csv"), "csv", 4),
-    }  # fmt: skip
+    assert {
+        name: (dataset.id, dataset.kind, dataset.size) for name, dataset in by_name.items() if not dataset.refusal
+    } == {"a/sums": ("a/sums", "parquet", 50), "rows.csv": (str(home / "rows.csv"), "csv", 4)}
     assert "holds no rows" in by_name["empty"].refusal

@@ -100,7 +100,7 @@ HEADERS: list[tuple[str, Callable[[dict[str, Any]], Any], dict[str, int], str]] 
     ("overlapping", lambda header: header[NORM].update(data_offsets=[0, 128]), {}, "overlaps another array"),
     ("a gap", lambda header: header.pop(NORM), {}, "lies behind a gap"),
     ("odd metadata", lambda header: header.update(__metadata__={"a": 3}), {}, "__metadata__ is not text"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("edit", "more", "says"), [case[1:] for case in HEADERS], ids=[case[0] for case in HEADERS])
@@ -131,11 +131,13 @@ def test_a_config_of_any_content_is_refused_and_listed(folder: Path, content: st
 
 def test_an_adapter_of_any_shape(tmp_path: Path) -> None:
     for about, says in (
-        ({}, "num_layers is missing"), ({"num_layers": 2}, "lora_parameters is missing"), ({"fine_tune_type": ["x"]}, "fine_tune_type is"),
+        ({}, "num_layers is missing"),
+        ({"num_layers": 2}, "lora_parameters is missing"),
+        ({"fine_tune_type": ["x"]}, "fine_tune_type is"),
         ({"num_layers": 2, "lora_parameters": {"rank": 10**9}}, "lora_parameters.rank is 1000000000"),
         ({"num_layers": 2, "lora_parameters": {"rank": 2, "scale": "1"}}, "lora_parameters.scale is 1"),
         ({"num_layers": 2, "lora_parameters": {"rank": 2}}, "cannot be read"),
-    ):  # fmt: skip
+    ):
         (tmp_path / "adapter_config.json").write_text(json.dumps(about))
         with pytest.raises(UserError, match=says):
             check_adapter(tmp_path, "reference_model_path")

@@ -115,9 +115,13 @@ def changes(folder: Path) -> dict[str, np.ndarray]:
 def test_ranks_and_alphas_by_pattern_become_one_rank_and_one_scale(tmp_path: Path, base: Path) -> None:
     other = "model.layers.0.self_attn.q_proj"
     folder = write_peft(
-        tmp_path / "peft", {Q: (HIDDEN, HIDDEN, 4), UP: (INNER, HIDDEN, 2), other: (HIDDEN, HIDDEN, 4)},
-        rank_pattern={"up_proj": 2}, alpha_pattern={r"layers\.1\..*_proj": 6, other: 8}, target_modules=".*proj", bias="none",
-    )  # fmt: skip
+        tmp_path / "peft",
+        {Q: (HIDDEN, HIDDEN, 4), UP: (INNER, HIDDEN, 2), other: (HIDDEN, HIDDEN, 4)},
+        rank_pattern={"up_proj": 2},
+        alpha_pattern={r"layers\.1\..*_proj": 6, other: 8},
+        target_modules=".*proj",
+        bias="none",
+    )
     imported = import_adapter(folder, str(base), tmp_path / "mlx")
     peft = {name: np.array(array) for name, array in stored(folder / "adapter_model.safetensors").items()}
     scales = {Q: 6 / 4, UP: 6 / 2, other: 8 / 4}
@@ -186,8 +190,10 @@ def test_adapters_of_originals_that_mlx_lm_joins_or_splits(tmp_path: Path) -> No
     gate, up, qk = random_layer(3, 2), random_layer(2, 3, scale=4.0), random_layer(5, 2)
     carried = fused(tmp_path, {"gate": gate, "up": up, "qk": qk})
     expected = {
-        "gate_up": mx.concatenate([gate.b @ gate.a[0], 2 * up.b @ up.a[0]]), "q": (qk.b @ qk.a[0])[:3], "k": (qk.b @ qk.a[0])[3:]
-    }  # fmt: skip
+        "gate_up": mx.concatenate([gate.b @ gate.a[0], 2 * up.b @ up.a[0]]),
+        "q": (qk.b @ qk.a[0])[:3],
+        "k": (qk.b @ qk.a[0])[3:],
+    }
     assert {name: layer.rank for name, layer in carried.items()} == {"gate_up": 5, "q": 2, "k": 2}
     assert all(furthest(carried[name].b @ carried[name].a[0], expected[name]) < 1e-5 for name in expected)
 
@@ -221,17 +227,29 @@ def renamed(before: str, after: str) -> Callable[[Path], object]:
 A, B = (f"{PREFIX}{Q}.lora_{letter}.weight" for letter in "AB")
 HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no B": (arrays(lambda held: held.pop(B)), f"{Q} is not whole: its B is missing"),
-    "a layer missing": (arrays(lambda held: (held.pop(A), held.pop(B))), f"{Q} is missing, and target_modules names it"),
+    "a layer missing": (
+        arrays(lambda held: (held.pop(A), held.pop(B))),
+        f"{Q} is missing, and target_modules names it",
+    ),
     "another rank": (settings(r=8), r"its rank is 8"),
     "turned": (arrays(lambda held: held.update({A: held[A].T})), f"{Q} is A \\[32, 4\\] and B"),
-    "another width": (arrays(lambda held: held.update({A: held[A][:, :8]})), r"\[32, 32\] in the model, and its adapter is for \[32, 8\]"),
+    "another width": (
+        arrays(lambda held: held.update({A: held[A][:, :8]})),
+        r"\[32, 32\] in the model, and its adapter is for \[32, 8\]",
+    ),
     "not finite": (arrays(lambda held: held.update({A: held[A] * mx.inf})), f"{Q} holds numbers that are not finite"),
     "unknown layer": (renamed("q_proj", "../../q_proj"), r"has no layer model\.layers\.1\.self_attn\.\.\./\.\./q_proj"),
     "no prefix": (renamed(PREFIX, ""), "does not begin with base_model.model."),
     "embedding": (renamed("lora_A.weight", "lora_embedding_A"), "of a kind that mlx-lm has nothing for"),
     "whole numbers": (arrays(lambda held: held.update({A: held[A].astype(mx.int32)})), "as I32, which is no float"),
-    "bias": (arrays(lambda held: held.update({f"{PREFIX}{Q}.base_layer.bias": mx.zeros(32)})), f"{Q}.bias was trained beside"),
-    "whole module": (arrays(lambda held: held.update({f"{PREFIX}score.weight": mx.zeros(32)})), "score.weight was trained as a whole"),
+    "bias": (
+        arrays(lambda held: held.update({f"{PREFIX}{Q}.base_layer.bias": mx.zeros(32)})),
+        f"{Q}.bias was trained beside",
+    ),
+    "whole module": (
+        arrays(lambda held: held.update({f"{PREFIX}score.weight": mx.zeros(32)})),
+        "score.weight was trained as a whole",
+    ),
     "embedding apart from the output layer": (
         arrays(lambda held: held.update({f"{PREFIX}model.embed_tokens.weight": mx.zeros((320, 32))})),
         "apart from the other, and both are one array",
@@ -247,16 +265,28 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "broken pattern": (settings(rank_pattern={"(": 2}), "cannot be used"),
     "no config": (lambda folder: (folder / "adapter_config.json").unlink(), "There is no file"),
     "not peft's": (lambda folder: (folder / "adapter_config.json").write_text("{}"), "it has no peft_type"),
-    "huge header": (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"\xff" * 64), "was cut off, or is no safetensors"),
-    "pickle": (lambda folder: (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin"), "is a pickle, which can run code"),
+    "huge header": (
+        lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"\xff" * 64),
+        "was cut off, or is no safetensors",
+    ),
+    "pickle": (
+        lambda folder: (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin"),
+        "is a pickle, which can run code",
+    ),
     "empty": (lambda folder: shutil.rmtree(folder) or folder.mkdir(), "is no adapter of peft"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     layers = {Q: (HIDDEN, HIDDEN, 4), UP: (INNER, HIDDEN, 4)}
-    return write_peft(tmp_path_factory.mktemp("adapter") / "peft", layers, base="../../no-such-folder", target_modules=["layers.1.self_attn.q_proj", "up_proj"], layers_to_transform=[1])  # fmt: skip
+    return write_peft(
+        tmp_path_factory.mktemp("adapter") / "peft",
+        layers,
+        base="../../no-such-folder",
+        target_modules=["layers.1.self_attn.q_proj", "up_proj"],
+        layers_to_transform=[1],
+    )
 
 
 @pytest.mark.parametrize("damage", HOSTILE)

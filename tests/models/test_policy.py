@@ -136,10 +136,7 @@ def logits_of(folder: Path) -> mx.array:
     return split_model.logits(split_model.hidden(TOKENS))
 
 
-@pytest.mark.parametrize(
-    ("arch", "train_type"),
-    [("qwen3", "lora"), ("qwen3_moe", "lora"), ("mamba", "dora")],
-)
+@pytest.mark.parametrize(("arch", "train_type"), [("qwen3", "lora"), ("qwen3_moe", "lora"), ("mamba", "dora")])
 def test_the_reference_shares_every_array_and_never_moves(
     models: Path, twins: list[nn.Module], arch: str, train_type: str
 ) -> None:
@@ -224,8 +221,7 @@ def test_saving_a_model_from_the_hub_needs_no_network(
 
 
 @pytest.mark.parametrize(
-    ("train_type", "quantization"),
-    [("lora", "6"), ("lora", "mxfp4"), ("dora", "4"), ("dora", "8")],
+    ("train_type", "quantization"), [("lora", "6"), ("lora", "mxfp4"), ("dora", "4"), ("dora", "8")]
 )
 def test_a_quantised_base_trains(
     models: Path, capsys: pytest.CaptureFixture[str], train_type: str, quantization: str

@@ -22,10 +22,7 @@ from tests.support import random_models, sharded_trial, small_run
 from tests.support.architectures.tiny_configs import model_types, tiny_config
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-CASES: dict[str, dict[str, Any]] = {
-    "qwen3-4bit-step": {"own": HEADS, "hidden": 64, "bits": 4},
-    "deepseek_v3": {},
-}
+CASES: dict[str, dict[str, Any]] = {"qwen3-4bit-step": {"own": HEADS, "hidden": 64, "bits": 4}, "deepseek_v3": {}}
 """Name of the architecture, and what `tiny_model` takes beside it. Those that end in "step" also make one."""
 MORE: dict[str, dict[str, Any]] = {
     "llama-step": {"own": HEADS, "hidden": 64},
@@ -45,9 +42,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_settings(folder: Path) -> dict[str, Any]:
     """A run of three steps, with evaluations."""
     changes = {
-        "iters": 3, "num_iterations": 2, "group_size": 3, "max_completion_length": 9, "beta": 0.05, "learning_rate": 1e-3,
-        "steps_per_eval": 2, "val_batches": 1, "validation_split": 0.25, "optimizer": "sgd",
-    }  # fmt: skip
+        "iters": 3,
+        "num_iterations": 2,
+        "group_size": 3,
+        "max_completion_length": 9,
+        "beta": 0.05,
+        "learning_rate": 1e-3,
+        "steps_per_eval": 2,
+        "val_batches": 1,
+        "validation_split": 0.25,
+        "optimizer": "sgd",
+    }
     return small_run.settings_for(folder, **small_run.low_half(folder)) | changes
 
 

@@ -309,8 +309,14 @@ class HubHandler(BaseHTTPRequestHandler):
         if self._token() != TOKEN:
             return self._error(401, message=f"Invalid credentials: {self._token()}")
         role = self.stand_in.role
-        self._json({"name": "someone", "type": "user", "orgs": [{"name": "a-lab"}],
-                    "auth": {"type": "access_token", "accessToken": {"displayName": "t", "role": role}}})  # fmt: skip
+        self._json(
+            {
+                "name": "someone",
+                "type": "user",
+                "orgs": [{"name": "a-lab"}],
+                "auth": {"type": "access_token", "accessToken": {"displayName": "t", "role": role}},
+            }
+        )
 
     def _create(self, body: bytes) -> None:
         asked = json.loads(body)
@@ -334,11 +340,19 @@ class HubHandler(BaseHTTPRequestHandler):
         repo = self._repo("models", id_, self._token())
         if repo is None:
             return
-        self._json({"files": [
-            {"path": file["path"], "uploadMode": "lfs" if is_lfs(file["path"], file["size"]) else "regular",
-             "shouldIgnore": False, "oid": repo.etag(file["path"]) if file["path"] in repo.files else None}
-            for file in json.loads(body)["files"]
-        ]})  # fmt: skip
+        self._json(
+            {
+                "files": [
+                    {
+                        "path": file["path"],
+                        "uploadMode": "lfs" if is_lfs(file["path"], file["size"]) else "regular",
+                        "shouldIgnore": False,
+                        "oid": repo.etag(file["path"]) if file["path"] in repo.files else None,
+                    }
+                    for file in json.loads(body)["files"]
+                ]
+            }
+        )
 
     def _batch(self, body: bytes, id_: str) -> None:
         asked = json.loads(body)

@@ -55,12 +55,20 @@ def evaluation(
     rows = rows or [evaluated_row(0, 0.0, 1.0), evaluated_row(1, 1.0, 1.0)]
     names: list[DecodingName] = [name for name in ("greedy", "sampled") if rows[0][name] is not None]
     return Evaluation(
-        name=name, created=created, seconds=3.0, device="Device(cpu, 0)",
+        name=name,
+        created=created,
+        seconds=3.0,
+        device="Device(cpu, 0)",
         subject=Subject(model="demo/model", run="run", step=32, train_type="lora", config_sha256="0" * 64),
         data=Data(dataset="demo/data", split="test", source="test.jsonl", rows=len(rows), rows_in_split=len(rows)),
-        functions=[RewardFunctionUsed(name=name, weight=1.0) for name in ("r1_accuracy_reward_func", "r1_int_reward_func")],
-        pass_rule=RULE, max_completion_length=28, seed=1, decodings=[_decoding(name, rows) for name in names],
-    )  # fmt: skip
+        functions=[
+            RewardFunctionUsed(name=name, weight=1.0) for name in ("r1_accuracy_reward_func", "r1_int_reward_func")
+        ],
+        pass_rule=RULE,
+        max_completion_length=28,
+        seed=1,
+        decodings=[_decoding(name, rows) for name in names],
+    )
 
 
 def _decoding(name: DecodingName, rows: list[EvaluatedRow]) -> Decoding:

@@ -16,7 +16,13 @@ import yaml
 from backend.runs.events import EventLog, JsonLines
 from backend.runs.run_folder import RunFolder
 
-REWARDS = ("r1_accuracy_reward_func", "r1_int_reward_func", "r1_strict_format_reward_func", "r1_soft_format_reward_func", "r1_count_xml")  # fmt: skip
+REWARDS = (
+    "r1_accuracy_reward_func",
+    "r1_int_reward_func",
+    "r1_strict_format_reward_func",
+    "r1_soft_format_reward_func",
+    "r1_count_xml",
+)
 
 
 def metrics(step: int, total: int, dice: random.Random) -> dict[str, float]:
@@ -64,11 +70,33 @@ def metrics(step: int, total: int, dice: random.Random) -> dict[str, float]:
 
 
 MACHINES = [
-    {"rank": 0, "machine": "anna-mbp.local", "chip": "Apple M4 Max", "memory_gb": 64.0, "mlx": "0.32.4", "python": "3.12.4"},
-    {"rank": 1, "machine": "studio.local", "address": "10.0.0.2", "chip": "Apple M2 Ultra", "memory_gb": 128.0, "mlx": "0.32.4",
-     "python": "3.12.4"},
-    {"rank": 2, "machine": "air.local", "address": "10.0.0.3", "chip": "Apple M2", "memory_gb": 16.0, "mlx": "0.32.4", "python": "3.12.4"},
-]  # fmt: skip
+    {
+        "rank": 0,
+        "machine": "anna-mbp.local",
+        "chip": "Apple M4 Max",
+        "memory_gb": 64.0,
+        "mlx": "0.32.4",
+        "python": "3.12.4",
+    },
+    {
+        "rank": 1,
+        "machine": "studio.local",
+        "address": "10.0.0.2",
+        "chip": "Apple M2 Ultra",
+        "memory_gb": 128.0,
+        "mlx": "0.32.4",
+        "python": "3.12.4",
+    },
+    {
+        "rank": 2,
+        "machine": "air.local",
+        "address": "10.0.0.3",
+        "chip": "Apple M2",
+        "memory_gb": 16.0,
+        "mlx": "0.32.4",
+        "python": "3.12.4",
+    },
+]
 LOST = "hosts: {machine} (rank {rank}) has not been heard for 12 s. Step 60 is saved."
 
 
@@ -78,10 +106,12 @@ def rank_metrics(ranks: int, dice: random.Random) -> dict[str, float]:
     for rank in range(ranks):
         speed = (1.0, 1.4, 0.35)[rank]
         values |= {
-            f"ranks/{rank}/prompts": round(4 * speed) or 1.0, f"ranks/{rank}/tokens_per_second": speed * (2600 + dice.gauss(0, 90)),
+            f"ranks/{rank}/prompts": round(4 * speed) or 1.0,
+            f"ranks/{rank}/tokens_per_second": speed * (2600 + dice.gauss(0, 90)),
             f"ranks/{rank}/learn_tokens_per_second": speed * (4700 + dice.gauss(0, 120)),
-            f"ranks/{rank}/waiting": abs(dice.gauss(0.08, 0.03)) if rank < 2 else 0.01, f"ranks/{rank}/memory": 0.38 + 0.01 * rank,
-        }  # fmt: skip
+            f"ranks/{rank}/waiting": abs(dice.gauss(0.08, 0.03)) if rank < 2 else 0.01,
+            f"ranks/{rank}/memory": 0.38 + 0.01 * rank,
+        }
     return values
 
 
@@ -127,8 +157,17 @@ def _write_run(
 ) -> RunFolder:
     path.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(path)
-    settings = {"model": "demo/model", "data": "demo/data", "iters": total, "beta": 0.05, "steps_per_eval": 20,
-                "group_size": 8, "batch_size": 4, "reward_functions": list(REWARDS), **config}  # fmt: skip
+    settings = {
+        "model": "demo/model",
+        "data": "demo/data",
+        "iters": total,
+        "beta": 0.05,
+        "steps_per_eval": 20,
+        "group_size": 8,
+        "batch_size": 4,
+        "reward_functions": list(REWARDS),
+        **config,
+    }
     folder.config.write_text(yaml.safe_dump(settings), encoding="utf-8")
     folder.log.write_text(log_text(steps), encoding="utf-8")
     event_log, dice, clock = EventLog(folder.events), random.Random(7), Clock(began)
@@ -191,8 +230,11 @@ def write(event_log: EventLog, clock: Clock, kind: str, **carries) -> None:
 
 def held_out(step: int, total: int) -> dict[str, float]:
     learned = step / total
-    return {"reward": 1.3 + 1.8 * learned, "accuracy": 0.25 + 0.6 * learned,
-            **{f"rewards/{name}/mean": 0.2 + (1.4 if "accuracy" in name else 0.25) * learned for name in REWARDS}}  # fmt: skip
+    return {
+        "reward": 1.3 + 1.8 * learned,
+        "accuracy": 0.25 + 0.6 * learned,
+        **{f"rewards/{name}/mean": 0.2 + (1.4 if "accuracy" in name else 0.25) * learned for name in REWARDS},
+    }
 
 
 def groups(step: int, total: int, dice: random.Random, prompts: int = 4, size: int = 8) -> list[dict]:
@@ -215,9 +257,17 @@ def _completion(a: int, b: int, right: bool, dice: random.Random) -> dict:
     tidy = right or dice.random() < 0.4
     text = f"<think>{a} plus {b}: {a % 10 + b % 10} ones, {a // 10 + b // 10} tens.</think>\n<answer>{total}</answer>"
     text = text if tidy else text.replace("</answer>", "") + " and so on and so on"
-    scores = dict(zip(REWARDS, (2.0 * (right and tidy), 0.5 * tidy, 0.5 * tidy, 0.5 * tidy, 0.5 if tidy else 0.375), strict=True))  # fmt: skip
-    return {"text": text, "tokens": len(text) // 2, "stop": "eos" if tidy else "length", "rewards": scores,
-            "reward": sum(scores.values()), "advantage": 0.0}  # fmt: skip
+    scores = dict(
+        zip(REWARDS, (2.0 * (right and tidy), 0.5 * tidy, 0.5 * tidy, 0.5 * tidy, 0.5 if tidy else 0.375), strict=True)
+    )
+    return {
+        "text": text,
+        "tokens": len(text) // 2,
+        "stop": "eos" if tidy else "length",
+        "rewards": scores,
+        "reward": sum(scores.values()),
+        "advantage": 0.0,
+    }
 
 
 def log_text(steps: int) -> str:
@@ -225,4 +275,9 @@ def log_text(steps: int) -> str:
         "mlx 0.32.4 on cpu, BLAS openblas",
         "Loaded demo/model: 1.1 M parameters, 16 layers with adapters of rank 8.",
     ]
-    return "\n".join(lines + [f"step {n}/60  reward {1.4 + n / 40:.3f}  kl {0.001 * n:.4f}" for n in range(10, steps + 1, 10)]) + "\n"  # fmt: skip
+    return (
+        "\n".join(
+            lines + [f"step {n}/60  reward {1.4 + n / 40:.3f}  kl {0.001 * n:.4f}" for n in range(10, steps + 1, 10)]
+        )
+        + "\n"
+    )

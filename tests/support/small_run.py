@@ -16,10 +16,20 @@ from tests.support.random_models import tiny_model
 
 # Rewards are scored in the trainer's process: to start another takes longer than such a run
 QUICK: dict[str, Any] = {
-    "iters": 3, "group_size": 2, "max_completion_length": 6, "max_seq_length": 200, "num_layers": -1, "rank": 2,
-    "beta": 0.0, "steps_per_eval": 0, "save_every": 100, "fuse": False, "reward_functions": ["r1_int", "r1_count_xml"],
-    "reward_weights": [1.0, 0.5], "reward_isolation": "thread",
-}  # fmt: skip
+    "iters": 3,
+    "group_size": 2,
+    "max_completion_length": 6,
+    "max_seq_length": 200,
+    "num_layers": -1,
+    "rank": 2,
+    "beta": 0.0,
+    "steps_per_eval": 0,
+    "save_every": 100,
+    "fuse": False,
+    "reward_functions": ["r1_int", "r1_count_xml"],
+    "reward_weights": [1.0, 0.5],
+    "reward_isolation": "thread",
+}
 
 
 def write_rows(path: Path, count: int = 8) -> Path:

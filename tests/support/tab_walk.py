@@ -29,8 +29,15 @@ from app.widgets.charts.plot import Plot
 from app.widgets.window_frame import Sidebar
 
 CONTROLS = (
-    QAbstractButton, QAbstractItemView, QAbstractSlider, QAbstractSpinBox, QComboBox, QLineEdit, QPlainTextEdit, QTextEdit,
-)  # fmt: skip
+    QAbstractButton,
+    QAbstractItemView,
+    QAbstractSlider,
+    QAbstractSpinBox,
+    QComboBox,
+    QLineEdit,
+    QPlainTextEdit,
+    QTextEdit,
+)
 # What has controls of its own inside: another key than Tab does what those do (arrows in a row of segments and in the
 # sidebar, the menu of a chart, Delete in a line of text)
 PARTS_OF = (QComboBox, QAbstractItemView, QAbstractSpinBox, QLineEdit, QScrollBar, Segments, Sidebar, Plot)

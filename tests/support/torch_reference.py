@@ -19,9 +19,17 @@ import transformers
 IDS = [2, 40, 41, 42, 100, 200, 7, 300, 5]
 
 COMMON = {
-    "vocab_size": 320, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "max_position_embeddings": 4096, "eos_token_id": 1, "pad_token_id": 0, "bos_token_id": 2,
-}  # fmt: skip
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 4096,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+}
 EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 SPECIAL = {
     "llama": {"tie_word_embeddings": False},

@@ -49,7 +49,16 @@ class ServiceByHand(QObject):
         self.cancelled: list[int] = []
         self.is_running, self.retired = True, False
 
-    def ask(self, question: str, on_answer: Any, *, on_refused: Any = None, on_progress: Any = None, owner: Any = None, **more: Any) -> int:  # fmt: skip
+    def ask(
+        self,
+        question: str,
+        on_answer: Any,
+        *,
+        on_refused: Any = None,
+        on_progress: Any = None,
+        owner: Any = None,
+        **more: Any,
+    ) -> int:
         self.asked.append(Asked(question, more, on_answer, on_refused, on_progress))
         return len(self.asked)
 

@@ -47,10 +47,14 @@ def run(home: Path) -> RunFolder:
     base.mkdir(parents=True)
     (base / "README.md").write_text("---\nlicense: other\nlicense_name: tiny\nlicense_link: LICENSE\n---\n# Tiny\n")
     return made_up_runs.make_run(
-        home / "runs" / "sums", model=str(base), data=str(home / "data" / "sums.jsonl"), train_type="lora",
-        reward_functions=["r1_accuracy_reward_func", f"{home}/rewards.py:shorter"], grpo_loss_type="dapo",
+        home / "runs" / "sums",
+        model=str(base),
+        data=str(home / "data" / "sums.jsonl"),
+        train_type="lora",
+        reward_functions=["r1_accuracy_reward_func", f"{home}/rewards.py:shorter"],
+        grpo_loss_type="dapo",
         system_prompt=f"Files are in {home}/data or /usr/share.",
-    )  # fmt: skip
+    )
 
 
 def facts(run: RunFolder, format_: str = "fused", checkpoint: str = "") -> CardFacts:
@@ -65,8 +69,13 @@ def test_a_base_on_the_hub_is_named_with_its_relation_and_licence(run: RunFolder
     made_up_runs.make_run(run.path, model="mlx-community/Qwen-tiny-4bit", data="openai/gsm8k", train_type="lora")
     monkeypatch.setattr(card_facts, "base_licence", lambda model, id_: {"license": "apache-2.0"})
     adapter, fused = (settings_of(model_card(facts(run, key))) for key in ("adapter", "4bit"))
-    shared = {"library_name": "mlx", "pipeline_tag": "text-generation", "license": "apache-2.0",
-              "base_model": "mlx-community/Qwen-tiny-4bit", "datasets": ["openai/gsm8k"]}  # fmt: skip
+    shared = {
+        "library_name": "mlx",
+        "pipeline_tag": "text-generation",
+        "license": "apache-2.0",
+        "base_model": "mlx-community/Qwen-tiny-4bit",
+        "datasets": ["openai/gsm8k"],
+    }
     assert shared.items() <= adapter.items() and shared.items() <= fused.items()
     assert (adapter["base_model_relation"], fused["base_model_relation"]) == ("adapter", "finetune")
     assert {"mlx", "grpo", "lora"} <= set(adapter["tags"])  # type: ignore[call-overload]
@@ -74,8 +83,13 @@ def test_a_base_on_the_hub_is_named_with_its_relation_and_licence(run: RunFolder
     assert 'load("someone/sums")' in model_card(facts(run))
 
 
-@pytest.mark.parametrize(("format_", "library", "line"), [("original", "transformers", 'Model.from_pretrained("someone/sums")'),
-                                                         ("peft", "peft", "from peft import AutoPeftModelForCausalLM")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("format_", "library", "line"),
+    [
+        ("original", "transformers", 'Model.from_pretrained("someone/sums")'),
+        ("peft", "peft", "from peft import AutoPeftModelForCausalLM"),
+    ],
+)
 def test_weights_with_their_original_names_are_told_as_their_library_loads_them(
     run: RunFolder, format_: str, library: str, line: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -138,11 +152,16 @@ def test_text_of_others_stays_text_in_the_card(run: RunFolder):
     licence = {"license": "other", "license_name": "x\n---\nlicense: mit\n---\n<b>", "license_link": "a\n---\n"}
     evil = "<img src=x> ![p](http://q) [l](http://m) `c`\n---\n# Heading | cell"
     found = replace(
-        facts(run), base=base, dataset=evil, licence=licence,
-        versions={"mlx": evil}, device=evil, format=FORMATS["adapter"],
+        facts(run),
+        base=base,
+        dataset=evil,
+        licence=licence,
+        versions={"mlx": evil},
+        device=evil,
+        format=FORMATS["adapter"],
         rewards=[(evil, *row[1:]) for row in facts(run).rewards],
         samples=[(evil + "\n```\n# x", [("After", "```\n# y", 1.0)])],
-    )  # fmt: skip
+    )
     card = model_card(found)
     assert (
         settings_of(card)["license"] == "other"
