@@ -14,6 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models import qwen3
 
 from backend.models.architectures import UNTRAINABLE
 from backend.models.policy import load_policy
@@ -21,7 +22,6 @@ from backend.sampling import rollout as rollout_module
 from backend.sampling.rollout import Sampler
 from backend.trainer.preflight import check_model
 from backend.utils.errors import UserError
-from tests.support import random_models
 from tests.support.architectures import trials
 from tests.support.architectures.outcome import read_record
 from tests.support.architectures.tiny_configs import model_types
@@ -64,56 +64,38 @@ def test_an_untrainable_type_is_refused_before_anything_is_loaded(arch: str, tmp
     assert RECORD[arch].refusal and fault.sentence.endswith(RECORD[arch].refusal)
 
 
-def refused(folder: Path) -> str:
-    with pytest.raises(UserError) as caught:
-        load_policy(trials.config_of(folder))
-    (fault,) = caught.value.faults
-    assert fault.setting == "model" and fault.sentence.endswith(".") and "\n" not in fault.sentence
-    return fault.sentence
+def no_kernel(plain: Any, *args: Any) -> None:
+    raise RuntimeError("[metal_kernel] No Metal back-end.")
 
 
-def test_a_model_without_a_kernel_here_is_refused(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = random_models.tiny_model(models / "kernel")
-    from mlx_lm.models import qwen3
-
-    def no_kernel(*args: Any, **more: Any) -> None:
-        raise RuntimeError("[metal_kernel] No Metal back-end.")
-
-    monkeypatch.setattr(qwen3.Model, "__call__", no_kernel)
-    assert refused(folder).endswith("cannot run with this mlx-lm here: [metal_kernel] No Metal back-end.")
+def acausal(plain: Any, model: Any, x: mx.array, *rest: Any) -> mx.array:
+    return plain(model, x[:, ::-1])[:, ::-1]
 
 
-def test_a_model_whose_tokens_attend_to_later_ones_is_refused(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = random_models.tiny_model(models / "acausal")
-    from mlx_lm.models import qwen3
-
-    plain = qwen3.Qwen3Model.__call__
-    monkeypatch.setattr(
-        qwen3.Qwen3Model, "__call__", lambda model, x, *others, **more: plain(model, x[:, ::-1])[:, ::-1]
-    )
-    assert refused(folder).endswith("a token's logits change with the tokens after it.")
+def forward_only(plain: Any, *args: Any) -> mx.array:
+    """With an operation that mlx has no backward pass of, as a kernel that runs forward only."""
+    states = plain(*args)
+    return states + 0 * mx.linalg.svd(states, stream=mx.cpu)[1].sum()
 
 
-def with_forward_only_operation(plain: Any) -> Any:
-    """`plain` and an operation that mlx has no backward pass of, as a kernel that runs forward only."""
-
-    def call(*args: Any, **more: Any) -> mx.array:
-        states = plain(*args, **more)
-        return states + 0 * mx.linalg.svd(states, stream=mx.cpu)[1].sum()
-
-    return call
-
-
-def test_an_operation_without_a_gradient_is_refused_when_the_model_is_loaded(
-    models: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("part", "broken", "says"),
+    [
+        (qwen3.Model, no_kernel, "cannot run with this mlx-lm here: [metal_kernel] No Metal back-end."),
+        (qwen3.Qwen3Model, acausal, "a token's logits change with the tokens after it."),
+        (qwen3.MLP, forward_only, "cannot be trained here: an operation of its code has no gradient on this device"),
+    ],
+    ids=["no kernel", "acausal", "no gradient"],
+)
+def test_a_model_that_cannot_be_trained_is_refused(
+    part: type, broken: Any, says: str, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = random_models.tiny_model(models / "no-gradient")
-    from mlx_lm.models import qwen3
-
-    monkeypatch.setattr(qwen3.MLP, "__call__", with_forward_only_operation(qwen3.MLP.__call__))
-    sentence = refused(folder)
-    assert "cannot be trained here: an operation of its code has no gradient on this device" in sentence
-    assert "SVD" in sentence
+    plain = part.__call__
+    monkeypatch.setattr(part, "__call__", lambda *args, **more: broken(plain, *args))
+    with pytest.raises(UserError) as caught:
+        load_policy(trials.config_of(trials.tiny_model(models, "qwen3")))
+    (fault,) = caught.value.faults
+    assert fault.setting == "model" and says in fault.sentence and "\n" not in fault.sentence
 
 
 def test_a_model_that_is_only_wrong_with_rows_of_unequal_length_is_decoded_by_the_group(

@@ -29,31 +29,26 @@ print(early(mx.zeros((3, 5))).sum().item())
 pytestmark = pytest.mark.skipif(not on_cpu(), reason="a GPU needs no compiler of the system")
 
 
-def output_with(programs: Path, temporary: Path) -> list[str]:
-    """Lines printed by a process that finds no programs but those in a folder."""
-    programs.mkdir(exist_ok=True)
+@pytest.mark.parametrize(
+    ("compiler", "says"),
+    [
+        ("", "g++ is not installed, so compiled functions run one operation at a time"),
+        ("[ $1 = --version ] || { echo cmath: No such file >&2; exit 1; }", "g++ is installed but cannot compile"),
+    ],
+    ids=["none", "broken"],
+)
+def test_without_a_working_compiler_functions_run_uncompiled(tmp_path: Path, compiler: str, says: str) -> None:
+    """mlx asks g++ for its version only, and then raised at the first compiled function, in the middle of a run."""
+    programs, temporary = tmp_path / "bin", tmp_path / "tmp"
+    programs.mkdir()
     temporary.mkdir()
     (programs / "sh").symlink_to(shutil.which("sh") or "/bin/sh")
+    if compiler:
+        (programs / "g++").write_text(f"#!/bin/sh\n{compiler}\n")
+        (programs / "g++").chmod(0o755)
     environment = os.environ | {"PATH": str(programs), "TMPDIR": str(temporary)}
-    done = subprocess.run(
-        [sys.executable, "-c", PREPARE_AND_COMPUTE], env=environment, cwd=ROOT, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", PREPARE_AND_COMPUTE]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
-
-
-def test_no_compiler_is_told_and_functions_run_uncompiled(tmp_path: Path) -> None:
-    sentence, result = output_with(tmp_path / "bin", tmp_path / "tmp")
-    assert sentence.startswith("g++ is not installed, so compiled functions run one operation at a time")
-    assert result == "0.0"
-
-
-def test_a_compiler_that_fails_is_told_and_functions_run_uncompiled(tmp_path: Path) -> None:
-    """mlx asks g++ for its version only, and then raised at the first compiled function, in the middle of a run."""
-    broken = tmp_path / "bin" / "g++"
-    broken.parent.mkdir()
-    broken.write_text('#!/bin/sh\n[ "$1" = --version ] || { echo "cmath: No such file or directory" >&2; exit 1; }\n')
-    broken.chmod(0o755)
-    sentence, result = output_with(broken.parent, tmp_path / "tmp")
-    assert sentence.startswith("g++ is installed but cannot compile")
-    assert result == "0.0"
+    sentence, result = done.stdout.splitlines()
+    assert sentence.startswith(says) and result == "0.0"

@@ -11,8 +11,7 @@ import pytest
 from mlx_lm.models.activations import swiglu as mlx_lm_swiglu
 
 from backend.engine import cpu
-from backend.engine.cpu import MAX_ROWS, exp_clipped, matmul_transposed, slice_width, swiglu
-from backend.engine.graph import compiled_by_shape
+from backend.engine.cpu import MAX_ROWS, matmul_transposed, slice_width, swiglu
 from backend.engine.layers import swiglu_16
 
 SIZES = {"in slices": (48, 1024), "of three factors": (40, 3 * 320), "undivided": (48, 1021), "small": (48, 32)}
@@ -96,30 +95,3 @@ def test_sixteen_bits_stay_within_their_own_rounding(dtype: mx.Dtype, swiglu: An
         assert ours.dtype == dtype
         noise, allowed = (float(mx.linalg.norm(x.astype(mx.float32) - truth)) for x in (ours, plain))
         assert noise < 1.5 * allowed
-
-
-def test_exp_clipped_is_the_exponential() -> None:
-    x = np.random.default_rng(0).uniform(-87, 87, 100_000).astype(np.float32)
-    actual, expected = np.array(exp_clipped(mx.array(x)), np.float64), np.exp(x.astype(np.float64))
-    assert (np.abs(actual / expected - 1) < 1.5e-7 + 1e-7 * np.abs(x)).all(), "no more than x's own rounding"
-
-
-def test_traces_of_the_last_64_shapes_are_kept() -> None:
-    traced: list[tuple[int, ...]] = []
-
-    @compiled_by_shape
-    def plus_one(x: mx.array) -> mx.array:
-        traced.append(tuple(x.shape))
-        return x + 1
-
-    sizes = range(1, 101)
-    for size in sizes:
-        assert plus_one(mx.zeros(size)).tolist() == [1.0] * size
-    assert len(traced) == len(sizes)
-    for size in sizes[-64:]:
-        assert plus_one(mx.full((size,), 2.0)).tolist() == [3.0] * size
-    assert len(traced) == len(sizes), "each was traced once, and is still kept"
-    plus_one(mx.zeros(1))
-    assert len(traced) == len(sizes) + 1, "the oldest was dropped"
-    assert plus_one(mx.zeros(1, mx.int32)).dtype == mx.int32
-    assert len(traced) == len(sizes) + 2, "another type is another trace"

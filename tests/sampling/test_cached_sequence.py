@@ -43,18 +43,6 @@ def test_every_turn_continues_as_a_fresh_sequence_does(models: Path, arch: str):
         assert again == take(sequence_of(models, arch), prompt, 8), prompt
 
 
-def test_only_what_is_new_is_read(models: Path):
-    sequence = sequence_of(models, "qwen3")
-    first = take(sequence, PROMPT, 6)
-    assert sequence.prefilled == 8
-    take(sequence, [*PROMPT, *first, 30, 31], 1)
-    assert sequence.prefilled == 2
-    take(sequence, [*PROMPT, *first[:2], 60, 61, 62], 1)
-    assert sequence.prefilled == 3
-    take(sequence, PROMPT, 1)
-    assert sequence.prefilled == 1, "the last token is read for its logits"
-
-
 def test_a_long_prompt_can_be_stopped_between_its_pieces(models: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cached_sequence, "PREFILL_CHUNK", 3)
     sequence, checks = sequence_of(models, "qwen3"), []

@@ -3,7 +3,7 @@ token."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 
 import mlx.core as mx
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from backend.engine.device import on_gpu
-from backend.sampling import filters
 from backend.sampling.sampler import Sampling, sample_tokens
 from backend.utils.machine import TREAT_CPU_AS
 from tests.support.reference_sampler import kept_by_sort, sample_by_sort
@@ -47,78 +46,30 @@ def rows_of_every_kind(V: int, seed: int) -> np.ndarray:
     return rows.astype(np.float32)
 
 
-@pytest.fixture
-def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever the machine: its sums are exact, so every sample must be the same."""
-    monkeypatch.delenv(TREAT_CPU_AS, raising=False)
-    device = mx.default_device()
-    mx.set_default_device(mx.cpu)
-    yield
-    mx.set_default_device(device)
-
-
-@pytest.fixture
-def _on_the_cpu_as_on_a_gpu(_on_the_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TREAT_CPU_AS, "gpu")
-
-
 @cache
 def draw(sampling: Sampling, as_gpu: bool) -> Callable[[mx.array, mx.array], mx.array]:
     """Compiled, as in a rollout; a trace for the choices of either device."""
     return mx.compile(lambda logits_BV, uniform_B: sample_tokens(logits_BV, uniform_B, sampling).token_B)
 
 
-def assert_the_same_samples(V: int, sampling: Sampling, seed: int, uniforms: int, dtype: mx.Dtype) -> int:
-    """`uniforms` samples of each row by both; returns their number."""
-    logits_BV = mx.array(rows_of_every_kind(V, seed)).astype(dtype)
-    uniform_BU = np.random.default_rng(seed).random((ROW_KINDS, uniforms), np.float32)
-    ours = draw(sampling, on_gpu())(mx.repeat(logits_BV, uniforms, axis=0), mx.array(uniform_BU).flatten())
-    by_sort = sample_by_sort(logits_BV, uniform_BU, sampling)
-    np.testing.assert_array_equal(np.array(ours), by_sort, err_msg=f"V {V}, {sampling}, seed {seed}, {dtype}")
-    return ours.size
-
-
-@pytest.mark.usefixtures("_on_the_cpu")
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-@pytest.mark.parametrize("V", [1, 2, 150, 2049, 2304, 4099, pytest.param(20_000, marks=pytest.mark.proof)])
-def test_the_filters_sample_what_a_sort_samples(V: int, sampling: Sampling) -> None:
-    """A prime, a square, smaller than k, with and without blocks: every token of every kind of row."""
-    for dtype in (mx.float32, mx.bfloat16):
-        assert_the_same_samples(V, sampling, seed=V, uniforms=6, dtype=dtype)
-
-
-@pytest.mark.usefixtures("_on_the_cpu_as_on_a_gpu")
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-@pytest.mark.parametrize("V", [1, 150, 2304, 4099])
-def test_a_gpu_s_kernels_sample_what_a_sort_samples(V: int, sampling: Sampling) -> None:
-    """The same inverse CDF by other kernels: float32 sums over vocabularies of this size give every token, too."""
-    for dtype in (mx.float32, mx.bfloat16):
-        assert_the_same_samples(V, sampling, seed=V, uniforms=6, dtype=dtype)
-
-
-@pytest.mark.usefixtures("_on_the_cpu")
 @pytest.mark.parametrize("choices", ["cpu", "gpu"])
-@pytest.mark.parametrize("V", [1, 5, 2304, 4099])
-def test_the_largest_values_and_the_sum_of_each_row_are_numpy_s(
-    V: int, choices: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("V", [1, 2, 150, 2049, 2304, 4099, pytest.param(20_000, marks=pytest.mark.proof)])
+def test_the_filters_sample_what_a_sort_samples(
+    V: int, choices: str, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether or not a row is read in blocks."""
+    """A prime, a square, smaller than k, with and without blocks: every token of every kind of row, by the kernels for
+    either device, on the CPU, whose sums are exact."""
+    if choices == "gpu" and V > 5000:
+        pytest.skip("its sums in float32 may give another token")
     monkeypatch.setenv(TREAT_CPU_AS, choices)
-    rows = np.random.default_rng(V).normal(0, 1, (3, V)).astype(np.float32)
-    rows[0].sort()  # the largest stand at the end, where blocks may leave some out
-    values_BV = mx.array(rows)
-    np.testing.assert_array_equal(filters.row_max(values_BV), rows.max(axis=1, keepdims=True))
-    np.testing.assert_allclose(filters.row_sum(values_BV), rows.sum(axis=1, keepdims=True, dtype=np.float64), atol=1e-3)
-    for k in {min(k, V) for k in (1, 20, 1500, V)}:
-        np.testing.assert_array_equal(filters.largest(values_BV, k), np.sort(rows)[:, -k:])
-
-
-@pytest.mark.usefixtures("_on_the_cpu")
-@pytest.mark.parametrize("zeros", [0, 300], ids=["sorted", "histogram"])
-def test_a_nucleus_ends_where_its_share_is_reached_exactly(zeros: int) -> None:
-    mass_BV = mx.array([[0.25, *[0.0] * zeros, 0.5, 0.25], [*[0.0] * zeros, 0.5, 0.125, 0.375]])
-    assert filters.nucleus_floor(mass_BV, 0.5).tolist() == [[0.5], [0.5]]
-    assert filters.nucleus_floor(mass_BV, 0.875).tolist() == [[0.25], [0.375]]
+    with mx.stream(mx.cpu):
+        for dtype in (mx.float32, mx.bfloat16):
+            logits_BV = mx.array(rows_of_every_kind(V, seed=V)).astype(dtype)
+            uniform_BU = np.random.default_rng(V).random((ROW_KINDS, 6), np.float32)
+            ours = draw(sampling, on_gpu())(mx.repeat(logits_BV, 6, axis=0), mx.array(uniform_BU).flatten())
+            by_sort = sample_by_sort(logits_BV, uniform_BU, sampling)
+            np.testing.assert_array_equal(np.array(ours), by_sort, err_msg=f"V {V}, {sampling}, {dtype}")
 
 
 @pytest.fixture
