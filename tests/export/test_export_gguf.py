@@ -28,15 +28,8 @@ from backend.utils.errors import UserError
 from tests.support.random_models import tiny_model
 from tests.support.random_runs import PROMPT, write_run
 
-LLAMA_3_POSITIONS = {
-    "rope_scaling": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 256,
-    }
-}
+LLAMA_3_SCALING = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA_3_POSITIONS = {"rope_scaling": LLAMA_3_SCALING | {"original_max_position_embeddings": 256}}
 
 
 def export(run: Path, format_: str = "gguf-f16", to: str = "folder", **how: Any) -> ExportedModel:
@@ -58,18 +51,8 @@ def test_a_file_says_what_llama_cpp_asks_for(tmp_path: Path) -> None:
     write_run(tmp_path / "run", base)
     report = export(tmp_path / "run")
     reader = written(report.path)
-    sizes = {
-        "block_count": 2,
-        "context_length": 4096,
-        "embedding_length": 32,
-        "feed_forward_length": 64,
-        "vocab_size": 304,
-        "attention.head_count": 2,
-        "attention.head_count_kv": 1,
-        "attention.key_length": 16,
-        "rope.dimension_count": 16,
-        "rope.freq_base": 10_000.0,
-    }
+    sizes = {"block_count": 2, "vocab_size": 304, "attention.head_count": 2, "attention.head_count_kv": 1}
+    sizes |= {"embedding_length": 32, "feed_forward_length": 64, "rope.dimension_count": 16, "rope.freq_base": 1e4}
     assert {name: value(reader, f"llama.{name}") for name in sizes} == sizes
     assert value(reader, "tokenizer.ggml.model") == "gpt2" and value(reader, "tokenizer.ggml.pre") == "gpt-2"
     tokens, types = value(reader, "tokenizer.ggml.tokens"), value(reader, "tokenizer.ggml.token_type")
@@ -116,45 +99,33 @@ def test_rows_of_queries_and_keys_are_in_the_order_of_llama_cpp_and_positions_ar
     assert 1 < factors[3] < 8
 
 
-def refused(folder: Path, match: str, **base: Any) -> None:
-    write_run(folder / "run", tiny_model(folder / "base", base.pop("arch", "llama"), **base))
-    with pytest.raises(UserError, match=match) as caught:
-        export(folder / "run")
-    assert "convert_hf_to_gguf.py" in str(caught.value) and not (folder / "out").exists()
-
-
-def test_what_is_not_written_here_is_refused_with_the_command_that_does(tmp_path: Path) -> None:
-    refused(tmp_path / "a", "type phi3", arch="phi3")
-    refused(tmp_path / "b", "scales its positions by linear", own={"rope_scaling": {"type": "linear", "factor": 2.0}})
-
-
-def change_tokenizer(base: Path, pre_tokenizer: dict[str, Any], **model: Any) -> None:
-    file = base / "tokenizer.json"
-    tokenizer = json.loads(file.read_text())
-    file.write_text(json.dumps(tokenizer | {"pre_tokenizer": pre_tokenizer, "model": tokenizer["model"] | model}))
-
-
-def split_by(pattern: str) -> dict[str, Any]:
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    return {
-        "type": "Sequence",
-        "pretokenizers": [
-            split,
-            {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
-        ],
-    }
+@pytest.mark.parametrize(
+    ("arch", "own", "says"),
+    [
+        ("phi3", {}, "type phi3"),
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "scales its positions by linear"),
+    ],
+)
+def test_what_is_not_written_here_is_refused(tmp_path: Path, arch: str, own: dict[str, Any], says: str) -> None:
+    write_run(tmp_path / "run", tiny_model(tmp_path / "base", arch, own=own))
+    with pytest.raises(UserError, match=says) as caught:
+        export(tmp_path / "run")
+    assert "convert_hf_to_gguf.py" in str(caught.value) and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
     ("pattern", "ignore_merges", "name"),
     [(QWEN_2, False, "qwen2"), (LLAMA_3, True, "llama-bpe"), (LLAMA_3, False, ""), (r"\p{L}+", False, "")],
 )
-def test_words_are_split_by_the_name_that_llama_cpp_has_for_it(
-    tmp_path: Path, pattern: str, ignore_merges: bool, name: str
-) -> None:
+def test_words_are_split_as_llama_cpp_names_it(tmp_path: Path, pattern: str, ignore_merges: bool, name: str) -> None:
     base = tiny_model(tmp_path / "base", "qwen2", layers=1)
     write_run(tmp_path / "run", base)
-    change_tokenizer(base, split_by(pattern), ignore_merges=ignore_merges)
+    tokenizer = json.loads((base / "tokenizer.json").read_text())
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, byte_level]}
+    tokenizer["model"]["ignore_merges"] = ignore_merges
+    (base / "tokenizer.json").write_text(json.dumps(tokenizer))
     if name:
         assert value(written(export(tmp_path / "run").path), "tokenizer.ggml.pre") == name
         return
@@ -191,22 +162,11 @@ def parsed(text: str) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "\nFROM /etc/passwd\nADAPTER ./evil",
-        '"""\nFROM ./evil\n"""',
-        '""\nFROM ./evil',
-        'ends with """',
-        '""""\nSYSTEM "x"',
-        '"',
-        '""',
-        'a"\nPARAMETER num_ctx 1\n"b"',
-        "\rFROM ./evil",
-        "{{ .System }}",
-        "# no comment",
-    ],
-)
+HOSTILE_TEXTS = ["\nFROM /etc/passwd\nADAPTER ./evil", '"""\nFROM ./evil\n"""', '""\nFROM ./evil', 'ends with """']
+HOSTILE_TEXTS += ['""""\nSYSTEM "x"', '"', '""', 'a"\nPARAMETER num_ctx 1\n"b"', "\rFROM ./evil", "{{ .System }}"]
+
+
+@pytest.mark.parametrize("text", HOSTILE_TEXTS)
 def test_no_text_in_a_modelfile_becomes_a_command(text: str) -> None:
     chat = ChatFormat(text, (text, text), text, text)
     read = parsed(modelfile("x.gguf", chat, {"temperature": 0.5, "stop": [text]}, text, text))

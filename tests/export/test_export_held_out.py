@@ -73,19 +73,7 @@ def test_without_held_out_prompts_it_is_refused_before_anything_is_written(run: 
 
 
 def test_the_verb_prints_progress_and_figures_as_json(run: RunFolder, tmp_path: Path) -> None:
-    arguments = [
-        "export",
-        str(run.path),
-        "--to",
-        "folder",
-        "--folder",
-        str(tmp_path),
-        "--quantize",
-        "4",
-        "--held-out",
-        "2",
-        "--allow-code",
-    ]
+    arguments = f"export {run.path} --to folder --folder {tmp_path} --quantize 4 --held-out 2 --allow-code".split()
     done = CliRunner().invoke(app(), [*arguments, "--name", "mine", "--json"])
     assert done.exit_code == 0, done.output
     *progress, result = [json.loads(line) for line in done.stdout.splitlines()]

@@ -12,15 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import mlx_lm
 import numpy as np
 import pytest
 
-from backend.export import original_files
 from backend.export.export_run import Export, ExportedModel, export_run
-from backend.export.original_files import read_original
-from backend.export.original_rows import RowRun, trace
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
 from tests.support.random_models import tiny_model
@@ -190,38 +186,3 @@ def test_an_original_that_is_not_here_is_named_and_fetched_when_asked(
     monkeypatch.setattr("backend.models.hub.download", download)
     assert export(RunFolder(tmp_path / "run"), "original", fetch=True).verification.max_error < 1e-4
     assert fetched == ["owner/original"]
-
-
-class Sanitizing(nn.Module):
-    """A family that renames, splits, joins, stacks, and also computes."""
-
-    def sanitize(self, arrays: dict[str, mx.array]) -> dict[str, mx.array]:
-        joined = mx.concatenate([arrays["up"], arrays["gate"]])
-        return {
-            "renamed": arrays["o"],
-            "k": arrays["qkv"][2:5],
-            "up_gate": joined,
-            "stacked": mx.stack([arrays["up"], arrays["gate"]]),
-            "norm": arrays["norm"] + 1,
-            "turned": arrays["o"].T,
-            "halved": arrays["o"][:, :2],
-            "mirrored": arrays["o"][:, ::-1],
-            "interleaved": arrays["qkv"][mx.array([0, 2, 1])],
-        }
-
-
-def test_rows_are_followed_through_renaming_splitting_joining_and_stacking(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(original_files.OriginalFiles, "empty_model", lambda original: Sanitizing())
-    shapes = {"o": (4, 4), "qkv": (8, 4), "up": (3, 4), "gate": (3, 4), "norm": (4,)}
-    arrays = {name: mx.zeros(shape) for name, shape in shapes.items()}
-    mx.save_safetensors(str(tmp_path / "model.safetensors"), arrays)
-    (tmp_path / "config.json").write_text("{}")
-    assert trace(read_original(tmp_path, "x")) == {
-        "renamed": [RowRun("renamed", 0, "o", 0, 4)],
-        "k": [RowRun("k", 0, "qkv", 2, 3)],
-        "up_gate": [RowRun("up_gate", 0, "up", 0, 3), RowRun("up_gate", 3, "gate", 0, 3)],
-        "stacked": [RowRun("stacked", 0, "up", 0, 3), RowRun("stacked", 3, "gate", 0, 3)],
-        "interleaved": [RowRun("interleaved", at, "qkv", row, 1) for at, row in enumerate((0, 2, 1))],
-    }

@@ -145,9 +145,7 @@ def stored(folder: Path) -> dict[str, mx.array]:
     return dict(mx.load(str(folder / "model.safetensors")))  # pyright: ignore
 
 
-def test_as_the_base_came_a_quantised_base_keeps_its_bits_and_its_untouched_codes(
-    trained_run: TrainedRun, tmp_path: Path
-) -> None:
+def test_a_quantised_base_keeps_its_bits_and_untouched_codes(trained_run: TrainedRun, tmp_path: Path) -> None:
     run, _ = trained_run(bits=4)
     report = export(run, "folder", "mine", folder=tmp_path, format="fused")
     config = json.loads((report.path / "config.json").read_text())
@@ -165,14 +163,10 @@ def test_as_the_base_came_a_quantised_base_keeps_its_bits_and_its_untouched_code
 @pytest.mark.parametrize(
     ("format_", "quantization", "types"),
     [
-        ("4bit", {"group_size": 64, "bits": 4, "mode": "affine"}, {mx.uint32, mx.bfloat16}),
-        ("6bit", {"group_size": 64, "bits": 6, "mode": "affine"}, {mx.uint32, mx.bfloat16}),
-        ("8bit", {"group_size": 64, "bits": 8, "mode": "affine"}, {mx.uint32, mx.bfloat16}),
+        *((f"{n}bit", {"group_size": 64, "bits": n, "mode": "affine"}, {mx.uint32, mx.bfloat16}) for n in (4, 6, 8)),
         ("mxfp4", {"group_size": 32, "bits": 4, "mode": "mxfp4"}, {mx.uint32, mx.uint8, mx.bfloat16}),
-        ("bf16", None, {mx.bfloat16}),
         ("fp16", None, {mx.float16}),
-        ("fused", None, {mx.bfloat16}),
-        ("full", None, {mx.bfloat16}),
+        *((name, None, {mx.bfloat16}) for name in ("bf16", "fused", "full")),
     ],
 )
 def test_every_format_is_what_it_says_and_about_as_large(
@@ -200,16 +194,6 @@ def test_the_adapter_alone_is_what_mlx_lm_loads_and_names_its_base(trained_run: 
     assert furthest(model(PROMPT)[0], trained) < 1e-4  # pyright: ignore
     assert report.verification.max_error == 0 and "exactly" in report.sentences()[0]
     assert f"DoRA adapters for the model {tmp_path / 'base'}," in (report.path / "README.md").read_text()
-
-
-def test_what_a_format_and_a_target_cannot_be_is_said(trained_run: TrainedRun, tmp_path: Path, home: Path) -> None:
-    lora, _ = trained_run()
-    with pytest.raises(UserError, match="LM Studio loads complete models only"):
-        export(lora, "lmstudio", "mine", format="adapter")
-    with pytest.raises(UserError, match="There is no format 3bit; there are full, fused"):
-        export(lora, "lmstudio", "mine", format="3bit")
-    with pytest.raises(UserError, match="There is no target ftp; there are lmstudio, folder"):
-        export(lora, "ftp", "mine")
 
 
 def test_numbers_beyond_float16_are_refused_and_nothing_is_left(trained_run: TrainedRun, tmp_path: Path) -> None:
@@ -327,25 +311,16 @@ def test_the_model_is_never_in_memory_as_a_whole(trained_run: TrainedRun, tmp_pa
     assert mx.get_peak_memory() - before < 0.5 * size
 
 
-def written_base(tmp_path: Path, run: RunFolder) -> tuple[trained_weights.TrainedWeights, Any, verify.Reference]:
-    """The run's model in tmp_path / "out", and what it is compared with."""
-    trained = run_weights(run, spec_config.load(run.config))
-    tokenizer = trained_weights.load_tokenizer(trained.tokenizer)
-    reference = verify.make_reference(trained, tokenizer, verify.SAMPLES, 1e-3)
-    export_run.write_in_format(trained, FORMATS["full"], None, tmp_path / "out", silent)
-    return trained, tokenizer, reference
-
-
 def test_verification_refuses_a_wrong_tensor(trained_run: TrainedRun, tmp_path: Path) -> None:
     run, _ = trained_run()
-    _, tokenizer, reference = written_base(tmp_path, run)
-    weights = stored(tmp_path / "out")
-    weights["model.layers.0.mlp.down_proj.weight"] = mx.zeros((32, 64))
-    mx.save_safetensors(str(tmp_path / "out" / "model.safetensors"), weights, metadata={"format": "mlx"})
+    trained, out = run_weights(run, spec_config.load(run.config)), tmp_path / "out"
+    tokenizer = trained_weights.load_tokenizer(trained.tokenizer)
+    reference = verify.make_reference(trained, tokenizer, verify.SAMPLES, 1e-3)
+    export_run.write_in_format(trained, FORMATS["full"], None, out, silent)
+    weights = stored(out) | {"model.layers.0.mlp.down_proj.weight": mx.zeros((32, 64))}
+    mx.save_safetensors(str(out / "model.safetensors"), weights, metadata={"format": "mlx"})
     with pytest.raises(RuntimeError, match="does not answer like the run's"):
-        verify.verify_folder(
-            tmp_path / "out", tokenizer, reference, lambda: trained_weights.open_model(tmp_path / "out")[0]
-        )
+        verify.verify_folder(out, tokenizer, reference, lambda: trained_weights.open_model(out)[0])
 
 
 def test_a_model_goes_to_publisher_and_name(trained_run: TrainedRun, tmp_path: Path, home: Path) -> None:
@@ -395,23 +370,14 @@ def taken(home: Path) -> Path:
     return existing
 
 
-def test_an_existing_model_is_refused_and_unchanged(
-    quick_run: RunFolder, tmp_path: Path, home: Path, taken: Path
-) -> None:
-    run = quick_run
+def test_an_existing_model_is_replaced_only_with_overwrite(quick_run: RunFolder, home: Path, taken: Path) -> None:
+    (taken / "old-shard.safetensors").write_bytes(b"x")
     before = listing(home)
     with pytest.raises(UserError, match="already") as caught:
-        export(run, "lmstudio", "mine")
+        export(quick_run, "lmstudio", "mine")
     assert caught.value.faults[0].setting == "overwrite"
     assert listing(home) == before and (taken / "config.json").read_text() == "older"
-
-
-def test_an_existing_model_is_replaced_with_overwrite(
-    quick_run: RunFolder, tmp_path: Path, home: Path, taken: Path
-) -> None:
-    run = quick_run
-    (taken / "old-shard.safetensors").write_bytes(b"x")
-    assert export(run, "lmstudio", "mine", overwrite=True).path == taken
+    assert export(quick_run, "lmstudio", "mine", overwrite=True).path == taken
     assert is_new(taken) and not (taken / "old-shard.safetensors").exists()
     assert not [name for name in listing(home) if "studio-" in name and "grpo-studio/mine" not in name]
 
@@ -419,13 +385,7 @@ def test_an_existing_model_is_replaced_with_overwrite(
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("moment", ["before the last rename", "in the last rename"])
 def test_a_crash_leaves_everything_as_it_was(
-    quick_run: RunFolder,
-    tmp_path: Path,
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-    overwrite: bool,
-    moment: str,
+    quick_run: RunFolder, tmp_path: Path, home: Path, monkeypatch: Any, request: Any, overwrite: bool, moment: str
 ) -> None:
     if overwrite:
         request.getfixturevalue("taken")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 import subprocess
 import sys
 from fnmatch import fnmatch
@@ -196,17 +195,6 @@ def test_nothing_of_this_machine_is_in_it(config: Config, folder: Path) -> None:
     home = str(Path(config.data).parent)
     assert [path for path, text in texts.items() if home in text or str(Path.home()) + "/" in text] == []
     assert not [path for path in texts if "__pycache__" in path.parts]
-
-
-def test_the_readme_lists_what_is_done_elsewhere_and_what_is_left(folder: Path) -> None:
-    text = (folder / "README.md").read_text()
-    assert "| `stop_when: ['kl > 0.8']` | the run goes on to its end |" in text
-    assert "| `num_layers` | train.py puts adapters on the last layers only" in text
-    assert all(
-        f"`{path.name}" in text for path in folder.iterdir() if path.name not in ("README.md", "data", "held_out")
-    )
-    header = (folder / "train.py").read_text().split("# ///\n")[0]
-    assert re.search(r'"trl\[peft,vllm\]==1\.\d+\.\*"', header) and '"regex"' in header and '"math-verify"' in header
 
 
 def test_only_a_folder_of_ours_is_replaced(tmp_path: Path) -> None:

@@ -77,37 +77,16 @@ def test_the_documented_arguments_are_those_of_trls_parser() -> None:
 @pytest.fixture(scope="module")
 def trained(base: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder whose train.py has made two steps."""
-    config = parse(two_steps(base, rows))
+    rewards = {"reward_functions": ["length_target(target=6)", "r1_count_xml", "diversity"]}
+    small = {"rank": 4, "num_layers": 1, "iters": 2, "batch_size": 2, "group_size": 4, "max_completion_length": 8}
+    often = {"steps_per_eval": 1, "validation_split": 0.2, "save_every": 1, "steps_per_report": 1, "num_iterations": 2}
+    rates = {"learning_rate": 0.01, "lr_final": 1e-3, "lr_schedule": "exponential", "lr_warmup_steps": 1}
+    where = {"model": str(base), "data": str(rows), "data_seed": 5, "device": "cpu", "reward_weights": [1.0, 2.0, 0.5]}
+    config = parse(rewards | small | often | rates | where)
     folder = export_trl(config, "two-steps", tmp_path_factory.mktemp("trained")).path
     run = subprocess.run([PYTHON, "train.py"], cwd=folder, env=without_ours(), capture_output=True, text=True)
     assert not run.returncode, run.stderr[-3000:]
     return folder
-
-
-def two_steps(base: Path, rows: Path) -> dict[str, Any]:
-    return {
-        "reward_functions": ["length_target(target=6)", "r1_count_xml", "diversity"],
-        "reward_weights": [1.0, 2.0, 0.5],
-        "model": str(base),
-        "data": str(rows),
-        "rank": 4,
-        "num_layers": 1,
-        "iters": 2,
-        "batch_size": 2,
-        "group_size": 4,
-        "steps_per_eval": 1,
-        "validation_split": 0.2,
-        "save_every": 1,
-        "steps_per_report": 1,
-        "lr_schedule": "exponential",
-        "lr_warmup_steps": 1,
-        "learning_rate": 0.01,
-        "lr_final": 1e-3,
-        "num_iterations": 2,
-        "max_completion_length": 8,
-        "data_seed": 5,
-        "device": "cpu",
-    }
 
 
 def test_the_exported_script_trains_and_saves_its_adapter(trained: Path) -> None:

@@ -122,38 +122,18 @@ def test_models_are_listed_from_the_cache_lm_studio_folders_and_runs(home: Path,
     )
 
 
-def test_each_model_of_a_folder_of_models_is_listed(home: Path):
-    model(home / "many" / "one", {"model_type": "llama"})
-    model(home / "many" / "two", {"model_type": "qwen3"})
-    assert {entry.name for entry in inventory.models([str(home / "many")])} == {"one", "two"}
-
-
-def test_missing_shards_are_counted(home: Path):
+def test_missing_parts_of_a_cached_model_are_noticed(home: Path):
     folder = cached(home, "a/sharded", "model-00001-of-00002.safetensors", "tokenizer.json")
     index = {"weight_map": {"x": "model-00001-of-00002.safetensors", "y": "model-00002-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert inventory.models()[0].refusal == "1 of its 2 weight files are missing."
-
-
-def test_a_missing_chat_template_is_a_remark(home: Path):
-    folder = cached(home, "a/base")
-    (folder / "tokenizer_config.json").write_text("{}")
-    (model,) = inventory.models()
-    assert not model.refusal and "no chat template" in model.remarks[0]
-
-
-def test_a_cached_config_without_weights_is_not_listed(home: Path):
-    folder = cached(home, "a/looked-at")
-    for name in (*PLAIN,):
-        (folder / name).unlink()
-    assert inventory.models() == []
-
-
-def test_missing_shards_in_the_cache_make_a_model_incomplete(home: Path):
-    folder = cached(home, "a/b", "model-1.safetensors", "tokenizer.json")
-    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert inventory.is_incomplete(folder)
+    (cached(home, "b/base") / "tokenizer_config.json").write_text("{}")
+    looked_at = cached(home, "c/looked-at")
+    for name in PLAIN:
+        (looked_at / name).unlink()
+    found = {model.name: model for model in inventory.models()}
+    assert found["a/sharded"].refusal == "1 of its 2 weight files are missing." and inventory.is_incomplete(folder)
+    assert "c/looked-at" not in found, "a config without weights"
+    assert not found["b/base"].refusal and "no chat template" in found["b/base"].remarks[0]
 
 
 def test_broken_cache_entries_do_not_break_the_list(home: Path):

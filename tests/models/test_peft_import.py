@@ -333,9 +333,7 @@ def test_the_verb_imports_a_folder_and_a_run_starts_from_it(tmp_path: Path, base
     assert code == 2 and "is not on this disk; name one that is with --model" in said
 
 
-def test_the_window_s_question_imports_beside_the_folder_and_replaces_an_earlier_import(
-    tmp_path: Path, base: Path, adapter: Path
-) -> None:
+def test_the_window_imports_beside_the_folder_and_again(tmp_path: Path, base: Path, adapter: Path) -> None:
     folder = Path(shutil.copytree(adapter, tmp_path / "lora"))
     told: list[str] = []
     call = QuestionCall(lambda progress: told.append(progress["sentence"]))

@@ -47,7 +47,7 @@ def adapted(config: Config) -> set[str]:
     ],
     ids=str,
 )
-def test_only_the_named_layers_train(models: Path, train_type: str, keys: list[str]) -> None:
+def test_only_the_named_layers_train(models: Path, tmp_path: Path, train_type: str, keys: list[str]) -> None:
     config = config_of(models, lora_keys=keys, train_type=train_type, learning_rate=1e-2)
     assert adapted(config) == set(keys)
     policy = load_policy(config)
@@ -59,20 +59,12 @@ def test_only_the_named_layers_train(models: Path, train_type: str, keys: list[s
         name for name, x in tree_flatten(policy.model.parameters()) if not np.array_equal(np.array(x), before[name])
     }
     assert moved == set(policy.trainable())
-
-
-def test_a_saved_adapter_loads_onto_the_same_layers(models: Path, tmp_path: Path) -> None:
-    config = config_of(models, lora_keys=["self_attn.q_proj", "lm_head"], learning_rate=1e-2)
-    policy = load_policy(config)
-    learner = grpo_learner(policy, config, 2)
-    for seed in (0, 1):
-        learner.learn(pack(sampled_groups(policy.model, seed=seed), pad_id=0))
     save_adapters(policy, config, tmp_path)
     policy.model.eval()
     tokens = mx.array([[5, 6, 7]])
-    loaded = load(config.model, adapter_path=str(tmp_path))[0]
-    assert mx.array_equal(loaded(tokens), policy.model(tokens))
-    assert not mx.allclose(loaded(tokens), load(config.model)[0](tokens), atol=1e-4)
+    loaded = load(config.model, adapter_path=str(tmp_path))[0](tokens)
+    assert mx.array_equal(loaded, policy.model(tokens))
+    assert not mx.allclose(loaded, load(config.model)[0](tokens), atol=1e-4)
 
 
 @pytest.mark.parametrize(

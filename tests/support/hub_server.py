@@ -200,14 +200,13 @@ class HubHandler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _send(self, repo: Repo, name: str) -> None:
-        data, begin = repo.files[name], 0
+        data = repo.files[name]
         if self.stand_in.damage and len(data) >= LARGE:
             data = bytes([data[0] ^ 1]) + data[1:]
         ranged = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
-        if ranged and self.stand_in.knows_ranges:
-            begin = int(ranged[1])
-        self.send_response(206 if ranged and self.stand_in.knows_ranges else 200)
-        if ranged and self.stand_in.knows_ranges:
+        begin = int(ranged[1]) if ranged else 0
+        self.send_response(206 if ranged else 200)
+        if ranged:
             self.send_header("Content-Range", f"bytes {begin}-{len(data) - 1}/{len(data)}")
         self.send_header("Content-Length", str(len(data) - begin))
         self.send_header("X-Repo-Commit", COMMIT)
@@ -218,28 +217,17 @@ class HubHandler(BaseHTTPRequestHandler):
 
     def _pour(self, name: str, data: bytes, begin: int) -> None:
         hub = self.stand_in
-        for at in range(begin, len(data), hub.chunk):
-            if len(data) >= LARGE and self._breaks(at):
-                self.close_connection = True
+        for at in range(begin, len(data), CHUNK):
+            if len(data) >= LARGE and hub.down_after and at >= hub.down_after:
+                hub.down = self.close_connection = True
                 self.connection.close()
                 return
-            hub.pace.wait()
-            piece = data[at : at + hub.chunk]
+            piece = data[at : at + CHUNK]
             try:
                 self.wfile.write(piece)
             except OSError:
                 return
             hub.sent[name] += len(piece)
-
-    def _breaks(self, at: int) -> bool:
-        hub = self.stand_in
-        if hub.down_after and at >= hub.down_after:
-            hub.down = True
-            return True
-        if hub.break_after and at >= hub.break_after:
-            hub.break_after = 0
-            return True
-        return False
 
     def _take(self) -> None:
         hub = self.stand_in
@@ -284,11 +272,6 @@ class HubHandler(BaseHTTPRequestHandler):
             pieces.append(piece)
             hub.received += len(piece)
             hub.moment()
-            if hub.cut_at and hub.received >= hub.cut_at:
-                hub.cut_at = 0
-                self.close_connection = True
-                self.connection.close()
-                return None
         return b"".join(pieces)
 
     def _is_at_fault(self) -> bool:
@@ -308,13 +291,12 @@ class HubHandler(BaseHTTPRequestHandler):
     def _whoami(self) -> None:
         if self._token() != TOKEN:
             return self._error(401, message=f"Invalid credentials: {self._token()}")
-        role = self.stand_in.role
         self._json(
             {
                 "name": "someone",
                 "type": "user",
                 "orgs": [{"name": "a-lab"}],
-                "auth": {"type": "access_token", "accessToken": {"displayName": "t", "role": role}},
+                "auth": {"type": "access_token", "accessToken": {"displayName": "t", "role": "write"}},
             }
         )
 
@@ -363,19 +345,14 @@ class HubHandler(BaseHTTPRequestHandler):
         oid, size = thing["oid"], thing["size"]
         if oid in hub.objects:
             return {"oid": oid, "size": size}
-        if hub.quota and size > hub.quota:
-            return {"oid": oid, "size": size, "error": {"code": 413, "message": "Storage quota exceeded"}}
         if size <= hub.part_size:
             return {"oid": oid, "size": size, "actions": {"upload": {"href": f"{hub.url}/lfs/{oid}"}}}
         hub.parts[oid] = {}  # a new multipart upload: parts of an earlier one are gone, as in S3
         numbers = range(1, -(-size // hub.part_size) + 1)
         header = {str(number): f"{hub.url}/part/{oid}/{number}" for number in numbers}
         header["chunk_size"] = str(hub.part_size)
-        return {
-            "oid": oid,
-            "size": size,
-            "actions": {"upload": {"href": f"{hub.url}/lfs/complete/{oid}", "header": header}},
-        }
+        upload = {"href": f"{hub.url}/lfs/complete/{oid}", "header": header}
+        return {"oid": oid, "size": size, "actions": {"upload": upload}}
 
     def _whole(self, body: bytes, oid: str) -> None:
         if self.command == "PUT":
@@ -423,11 +400,6 @@ class HubHandler(BaseHTTPRequestHandler):
             commit.added.append(value["path"])
         repo.files, repo.head = files, git_hash(f"{repo.head}{commit.title}{len(hub.commits.get(id_, []))}".encode())
         hub.commits.setdefault(id_, []).append(commit)
-        if hub.lose_commit_answer:
-            hub.lose_commit_answer = False
-            self.close_connection = True
-            self.connection.close()
-            return
         self._json({"commitUrl": f"{hub.url}/{id_}/commit/{repo.head}", "commitOid": repo.head, "pullRequestUrl": None})
 
     def _json(self, value: Any, status: int = 200) -> None:
@@ -454,10 +426,7 @@ class HubStandIn:
 
     def __init__(self, models: dict[str, Repo] | None = None, datasets: dict[str, Repo] | None = None) -> None:
         self.repos = {"models": models or {}, "datasets": datasets or {}}
-        self.break_after = self.down_after = 0
-        self.damage, self.knows_ranges = False, True
-        self.chunk, self.pace = 1 << 14, threading.Event()
-        self.pace.set()
+        self.down_after, self.damage = 0, False
         self.sent, self.asked, self.down = Counter[str](), list[str](), False
         self.objects: dict[str, bytes] = {}
         self.stored = Counter[str]()  # how often each object was uploaded completely
@@ -465,8 +434,8 @@ class HubStandIn:
         self.commits: dict[str, list[Commit]] = {}
         self.received = 0  # bytes of all bodies
         self.token_leaks = 0  # requests to the storage that carried a token
-        self.part_size, self.quota, self.cut_at = 1 << 30, 0, 0
-        self.lose_commit_answer, self.role, self.silence_s = False, "write", 2.0
+        self.part_size = 1 << 30
+        self.silence_s = 2.0
         self.faults: list[Fault] = []
         self.moments = 0
         self.on_moment: Callable[[int], None] = lambda number: None
@@ -479,7 +448,6 @@ class HubStandIn:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.pace.set()
         self._server.shutdown()
         self._server.server_close()
 

@@ -29,13 +29,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home folder with telling names; the Hub is not asked."""
     home = tmp_path / "home" / "annabelle"
     home.mkdir(parents=True)
-    for name, value in (
-        ("HOME", str(home)),
-        ("USER", "annabelle"),
-        ("LOGNAME", "annabelle"),
-        ("HF_HUB_CACHE", str(home)),
-    ):
-        monkeypatch.setenv(name, value)
+    for name in ("USER", "LOGNAME"):
+        monkeypatch.setenv(name, "annabelle")
+    for name in ("HOME", "HF_HUB_CACHE"):
+        monkeypatch.setenv(name, str(home))
     monkeypatch.setattr(socket, "gethostname", lambda: "annabelles-laptop.local")
     monkeypatch.setattr(card_facts, "HfApi", lambda: pytest.fail("the Hub was asked"))
     return home
@@ -90,7 +87,7 @@ def test_a_base_on_the_hub_is_named_with_its_relation_and_licence(run: RunFolder
         ("peft", "peft", "from peft import AutoPeftModelForCausalLM"),
     ],
 )
-def test_weights_with_their_original_names_are_told_as_their_library_loads_them(
+def test_weights_with_original_names_say_how_they_are_loaded(
     run: RunFolder, format_: str, library: str, line: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(card_facts, "base_licence", lambda model, id_: {})

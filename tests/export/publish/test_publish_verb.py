@@ -134,9 +134,7 @@ def test_what_is_private_or_of_this_machine_alone_is_never_sent(run: RunFolder, 
 
 
 @pytest.mark.usefixtures("logged_in")
-def test_an_upload_that_failed_goes_on_without_making_the_model_again(
-    run: RunFolder, hub: HubStandIn, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_upload_that_failed_makes_no_model_again(run: RunFolder, hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     hub.faults = [Fault("commit/main", 503)]
     assert "trouble of its own (503)" in sentence_of(publish(run))
     sent = dict(hub.stored)
@@ -153,7 +151,7 @@ def test_a_card_with_a_path_or_a_token_is_not_sent(run: RunFolder, hub: HubStand
     assert not hub.received
 
 
-def test_login_upload_and_logout_leave_the_token_in_no_file_log_or_output(
+def test_the_token_is_in_no_file_log_or_output(
     run: RunFolder, hub: HubStandIn, keychain: Keychain, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ):
     caplog.set_level(logging.DEBUG)

@@ -11,7 +11,7 @@ from keyring.backend import KeyringBackend
 from keyring.backends import chainer, fail
 
 from backend.export import hub_upload
-from backend.export.hub_upload import HubToken, find_token, log_in, log_out, need_token
+from backend.export.hub_upload import HubToken, find_token, log_in, log_out
 from backend.utils.errors import UserError
 from tests.support.hub_server import TOKEN
 from tests.support.keychain import Keychain
@@ -19,28 +19,7 @@ from tests.support.keychain import Keychain
 pytestmark = pytest.mark.usefixtures("hub")
 
 
-def test_a_token_is_checked_and_then_kept_in_the_keychain_alone(keychain: Keychain, tmp_path: Path):
-    with pytest.raises(UserError, match="not logged in"):
-        need_token()
-    account = log_in(f" {TOKEN}\n")
-    assert (account.name, account.organisations, account.can_write) == ("someone", ("a-lab",), True)
-    assert keychain.entries == {("GRPO Studio", "Hugging Face token"): TOKEN}
-    assert find_token() == HubToken(TOKEN, "keychain") and TOKEN not in repr(find_token())
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert log_out() and not log_out() and find_token() is None
-
-
-def test_a_wrong_token_is_refused_without_being_repeated_or_kept(keychain: Keychain):
-    with pytest.raises(UserError, match="does not accept the token") as refused:
-        log_in("hf_wrong")
-    assert "hf_wrong" not in str(refused.value) and not keychain.entries
-    with pytest.raises(UserError, match="No token was given"):
-        log_in("  ")
-
-
-def test_the_environment_comes_first_then_the_keychain_then_hf_auth_login(
-    keychain: Keychain, monkeypatch: pytest.MonkeyPatch
-):
+def test_where_a_token_is_found_first(keychain: Keychain, monkeypatch: pytest.MonkeyPatch):
     stored = Path(constants.HF_TOKEN_PATH)
     stored.parent.mkdir(parents=True, exist_ok=True)
     stored.write_text("hf_of_the_library")
@@ -60,9 +39,7 @@ class PlainFile(Keychain):
 @pytest.mark.parametrize(
     "backend", [fail.Keyring(), PlainFile(), chainer.ChainerBackend()], ids=["none", "file", "chain"]
 )
-def test_without_a_keychain_nothing_is_kept_and_the_other_ways_are_named(
-    backend: KeyringBackend, monkeypatch: pytest.MonkeyPatch
-):
+def test_without_a_keychain_nothing_is_kept(backend: KeyringBackend, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(chainer.ChainerBackend, "backends", [PlainFile()])
     monkeypatch.setattr(keyring, "get_keyring", lambda: backend)
     with pytest.raises(UserError, match=r"no keychain that could keep the token .*hf auth login"):

@@ -19,13 +19,8 @@ from tests.support.hub_server import NEW_FILES, TOKEN, Fault, HubStandIn, Repo
 from tests.support.upload_process import start_upload
 
 REPO = "someone/sums"
-FILES = {
-    "README.md",
-    "config.json",
-    "curves.png",
-    "model-00001-of-00002.safetensors",
-    "model-00002-of-00002.safetensors",
-}
+SHARDS = {f"model-0000{number}-of-00002.safetensors" for number in (1, 2)}
+FILES = SHARDS | {"README.md", "config.json", "curves.png"}
 
 
 def quiet(*_: Any, **__: Any) -> None: ...
@@ -93,13 +88,6 @@ def _settled(hub: HubStandIn) -> None:
     while before != hub.moments:
         before = hub.moments
         time.sleep(0.05)
-
-
-def test_an_upload_whose_commit_was_made_but_not_answered_is_done_when_started_again(hub: HubStandIn, folder: Path):
-    hub.lose_commit_answer = True
-    assert "broke off; what has arrived there is kept" in refusal(folder)
-    upload(Upload(REPO, folder), TOKEN, quiet)
-    check_one_sound_commit(hub, folder)
 
 
 @pytest.mark.parametrize(
