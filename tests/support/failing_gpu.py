@@ -25,15 +25,9 @@ IGNORED = (
     + "Ignored (for causing prior/excessive GPU errors) (00000004:kIOGPUCommandBufferCallbackErrorSubmissionsIgnored)"
 )
 
-# The functions, by file, whose evaluations fail
-PLACES = {
-    "sampling": ("rollout.py", "sample"),
-    "learning": ("learner.py", "update"),
-    "update": ("learner.py", "_apply"),
-    "saving": ("checkpoint_writer.py", "snapshot"),
-}
-
-NAMES = {function: name for name, function in PLACES.items()}
+# The functions, by file, whose evaluations fail, and what they do
+NAMES = {("rollout.py", "sample"): "sampling", ("learner.py", "update"): "learning"}
+NAMES |= {("learner.py", "_apply"): "update", ("checkpoint_writer.py", "snapshot"): "saving"}
 
 WRAPPED = ("eval", "async_eval", "synchronize")
 
@@ -64,7 +58,7 @@ class FailingGpu:
 
 
 def whereabouts() -> tuple[str, int, bool]:
-    """The place of PLACES and the step that this call comes from, and whether it is that of a save without the GPU."""
+    """The place of NAMES and the step that this call comes from, and whether it is that of a save without the GPU."""
     place, step, is_emergency = "", 0, False
     for frame, _ in traceback.walk_stack(sys._getframe()):  # the innermost first
         function = frame.f_code.co_filename.rpartition(os.sep)[2], frame.f_code.co_name

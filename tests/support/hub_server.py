@@ -145,7 +145,7 @@ class HubHandler(BaseHTTPRequestHandler):
         if repo is None:
             return
         about = {"id": id_, "sha": repo.head, "gated": repo.gated, "private": repo.private, "tags": []}
-        self._json({**about, "siblings": [self._sibling(repo, name) for name in repo.files], **repo.about})
+        self._json({**about, "siblings": [self._entry(repo, name) for name in repo.files], **repo.about})
 
     def _tree(self, kind: str, id_: str, token: str, folder: str, is_deep: bool) -> None:
         repo = self._repo(kind, id_, token)
@@ -165,16 +165,19 @@ class HubHandler(BaseHTTPRequestHandler):
         )
 
     @staticmethod
-    def _sibling(repo: Repo, name: str) -> dict[str, Any]:
-        size, sha = len(repo.files[name]), repo.etag(name)
-        lfs = {"lfs": {"sha256": sha, "size": size, "pointerSize": 130}} if repo.is_lfs(name) else {}
-        return {"rfilename": name, "size": size, "blobId": sha[:40], **lfs}
-
-    @staticmethod
     def _entry(repo: Repo, name: str) -> dict[str, Any]:
-        size = len(repo.files[name])
-        lfs = {"lfs": {"oid": repo.etag(name), "size": size, "pointerSize": 130}} if repo.is_lfs(name) else {}
-        return {"type": "file", "path": name, "size": size, "oid": repo.etag(name)[:40], **lfs}
+        """A file as a tree has it, and as a sibling."""
+        size, sha = len(repo.files[name]), repo.etag(name)
+        lfs = {"lfs": {"oid": sha, "sha256": sha, "size": size, "pointerSize": 130}} if repo.is_lfs(name) else {}
+        return {
+            "type": "file",
+            "path": name,
+            "rfilename": name,
+            "size": size,
+            "oid": sha[:40],
+            "blobId": sha[:40],
+            **lfs,
+        }
 
     def _file(self, kind: str, id_: str, name: str, token: str, *, from_cdn: bool) -> None:
         repo = self._repo(kind, id_, token) if not from_cdn else self.stand_in.repos[kind][id_]

@@ -53,22 +53,13 @@ def evaluation(
 ) -> Evaluation:
     """The evaluation of these rows; by default of two, one of which got better."""
     rows = rows or [evaluated_row(0, 0.0, 1.0), evaluated_row(1, 1.0, 1.0)]
-    names: list[DecodingName] = [name for name in ("greedy", "sampled") if rows[0][name] is not None]
-    return Evaluation(
-        name=name,
-        created=created,
-        seconds=3.0,
-        device="Device(cpu, 0)",
-        subject=Subject(model="demo/model", run="run", step=32, train_type="lora", config_sha256="0" * 64),
-        data=Data(dataset="demo/data", split="test", source="test.jsonl", rows=len(rows), rows_in_split=len(rows)),
-        functions=[
-            RewardFunctionUsed(name=name, weight=1.0) for name in ("r1_accuracy_reward_func", "r1_int_reward_func")
-        ],
-        pass_rule=RULE,
-        max_completion_length=28,
-        seed=1,
-        decodings=[_decoding(name, rows) for name in names],
-    )
+    names: list[DecodingName] = [each for each in ("greedy", "sampled") if rows[0][each] is not None]
+    about = {"created": created, "seconds": 3.0, "device": "Device(cpu, 0)", "max_completion_length": 28, "seed": 1}
+    subject = Subject(model="demo/model", run="run", step=32, train_type="lora", config_sha256="0" * 64)
+    data = Data(dataset="demo/data", split="test", source="test.jsonl", rows=len(rows), rows_in_split=len(rows))
+    functions = [RewardFunctionUsed(name=f"r1_{kind}_reward_func", weight=1.0) for kind in ("accuracy", "int")]
+    made: Any = {"name": name, "subject": subject, "data": data, "functions": functions, "pass_rule": RULE}
+    return Evaluation(**made, **about, decodings=[_decoding(each, rows) for each in names])
 
 
 def _decoding(name: DecodingName, rows: list[EvaluatedRow]) -> Decoding:

@@ -16,13 +16,15 @@ import yaml
 from backend.runs.events import EventLog, JsonLines
 from backend.runs.run_folder import RunFolder
 
-REWARDS = (
-    "r1_accuracy_reward_func",
-    "r1_int_reward_func",
-    "r1_strict_format_reward_func",
-    "r1_soft_format_reward_func",
-    "r1_count_xml",
-)
+# Reward function → the mean of its scores at the start, what learning adds, and how noisy they are
+MEANS = {
+    "r1_accuracy_reward_func": (0.6, 1.1, 3),
+    "r1_int_reward_func": (0.30, 0.18, 1 / 3),
+    "r1_strict_format_reward_func": (0.05, 0.42, 1 / 2),
+    "r1_soft_format_reward_func": (0.15, 0.33, 1 / 2),
+    "r1_count_xml": (0.25, 0.22, 1 / 4),
+}
+REWARDS = tuple(MEANS)
 
 
 def metrics(step: int, total: int, dice: random.Random) -> dict[str, float]:
@@ -30,13 +32,7 @@ def metrics(step: int, total: int, dice: random.Random) -> dict[str, float]:
     done = step / total
     learned = 1 / (1 + math.exp(-8 * (done - 0.35)))
     noise = dice.gauss(0, 0.05)
-    parts = {
-        "r1_accuracy_reward_func": 0.6 + 1.1 * learned + 3 * noise,
-        "r1_int_reward_func": 0.30 + 0.18 * learned + noise / 3,
-        "r1_strict_format_reward_func": 0.05 + 0.42 * learned + noise / 2,
-        "r1_soft_format_reward_func": 0.15 + 0.33 * learned + noise / 2,
-        "r1_count_xml": 0.25 + 0.22 * learned + noise / 4,
-    }
+    parts = {name: start + gain * learned + share * noise for name, (start, gain, share) in MEANS.items()}
     length = 60 - 22 * learned + dice.gauss(0, 2)
     values: dict[str, float] = {
         "loss": 0.0004 + 0.008 * done + dice.gauss(0, 0.001),
@@ -69,33 +65,11 @@ def metrics(step: int, total: int, dice: random.Random) -> dict[str, float]:
     return values
 
 
+VERSIONS = {"mlx": "0.32.4", "python": "3.12.4"}
 MACHINES = [
-    {
-        "rank": 0,
-        "machine": "anna-mbp.local",
-        "chip": "Apple M4 Max",
-        "memory_gb": 64.0,
-        "mlx": "0.32.4",
-        "python": "3.12.4",
-    },
-    {
-        "rank": 1,
-        "machine": "studio.local",
-        "address": "10.0.0.2",
-        "chip": "Apple M2 Ultra",
-        "memory_gb": 128.0,
-        "mlx": "0.32.4",
-        "python": "3.12.4",
-    },
-    {
-        "rank": 2,
-        "machine": "air.local",
-        "address": "10.0.0.3",
-        "chip": "Apple M2",
-        "memory_gb": 16.0,
-        "mlx": "0.32.4",
-        "python": "3.12.4",
-    },
+    {"rank": 0, "machine": "anna-mbp.local", "chip": "Apple M4 Max", "memory_gb": 64.0},
+    {"rank": 1, "machine": "studio.local", "address": "10.0.0.2", "chip": "Apple M2 Ultra", "memory_gb": 128.0},
+    {"rank": 2, "machine": "air.local", "address": "10.0.0.3", "chip": "Apple M2", "memory_gb": 16.0},
 ]
 LOST = "hosts: {machine} (rank {rank}) has not been heard for 12 s. Step 60 is saved."
 
@@ -152,38 +126,29 @@ def _write_run(
     ending: str | None,
     seconds: float,
     ranks: int,
-    lost_rank: int | None,
-    config: dict[str, Any],
+    lost: Any,
+    config: Any,
 ) -> RunFolder:
     path.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(path)
-    settings = {
-        "model": "demo/model",
-        "data": "demo/data",
-        "iters": total,
-        "beta": 0.05,
-        "steps_per_eval": 20,
-        "group_size": 8,
-        "batch_size": 4,
-        "reward_functions": list(REWARDS),
-        **config,
-    }
+    inputs = {"model": "demo/model", "data": "demo/data", "reward_functions": list(REWARDS)}
+    sizes = {"iters": total, "beta": 0.05, "steps_per_eval": 20, "group_size": 8, "batch_size": 4}
+    settings = inputs | sizes | config
     folder.config.write_text(yaml.safe_dump(settings), encoding="utf-8")
-    folder.log.write_text(log_text(steps), encoding="utf-8")
+    told = [f"step {n}/60  reward {1.4 + n / 40:.3f}  kl {0.001 * n:.4f}\n" for n in range(10, steps + 1, 10)]
+    folder.log.write_text("mlx 0.32.4 on cpu, BLAS openblas\nLoaded demo/model.\n" + "".join(told), encoding="utf-8")
     event_log, dice, clock = EventLog(folder.events), random.Random(7), Clock(began)
     rows = JsonLines(folder.completions)
-    machines = {"machines": MACHINES[:ranks], "distributed_backend": "ring"} if ranks > 1 else {}
-    write(
-        event_log,
-        clock,
-        "started",
-        model="demo/model",
-        iterations=total,
-        ranks=ranks,
-        device="cpu",
-        versions={},
-        **machines,
-    )
+    about: dict[str, Any] = {
+        "model": "demo/model",
+        "iterations": total,
+        "ranks": ranks,
+        "device": "cpu",
+        "versions": {},
+    }
+    if ranks > 1:
+        about |= {"machines": [machine | VERSIONS for machine in MACHINES[:ranks]], "distributed_backend": "ring"}
+    write(event_log, clock, "started", **about)
     write(event_log, clock.after(0.1), "phase", phase="loading")
     for step in range(1, steps + 1):
         write(event_log, clock.after(2.0 if step == 1 else 0.1), "phase", phase="sampling")
@@ -195,9 +160,7 @@ def _write_run(
             write(event_log, clock, "eval", step=step, metrics=held_out(step, total))
     if ending:
         told = (
-            {"sentence": LOST.format(**MACHINES[lost_rank]), "lost_rank": lost_rank}
-            if lost_rank
-            else {"sentence": SENTENCES[ending]}
+            {"sentence": LOST.format(**MACHINES[lost]), "lost_rank": lost} if lost else {"sentence": SENTENCES[ending]}
         )
         write(event_log, clock.after(0.5), ending, step=steps, reason="done", **told)
     event_log.close()
@@ -268,16 +231,3 @@ def _completion(a: int, b: int, right: bool, dice: random.Random) -> dict:
         "reward": sum(scores.values()),
         "advantage": 0.0,
     }
-
-
-def log_text(steps: int) -> str:
-    lines = [
-        "mlx 0.32.4 on cpu, BLAS openblas",
-        "Loaded demo/model: 1.1 M parameters, 16 layers with adapters of rank 8.",
-    ]
-    return (
-        "\n".join(
-            lines + [f"step {n}/60  reward {1.4 + n / 40:.3f}  kl {0.001 * n:.4f}" for n in range(10, steps + 1, 10)]
-        )
-        + "\n"
-    )

@@ -158,16 +158,8 @@ def _program(
     named = [f"using {name} = {TYPES[value]};" for name, value in constants.items() if isinstance(value, mx.Dtype)]
     named += [f"constexpr int {name} = {int(v)};" for name, v in constants.items() if not isinstance(v, mx.Dtype)]
     grid = "{" + ", ".join(map(str, threads)) + "}"
-    lines = [
-        '#include "metal.h"',
-        "int main() {",
-        *named,
-        *read,
-        f"launch({grid}, {group}, [=] {{{kernel.body}}});",
-        *kept,
-        "}",
-    ]
-    return "\n".join(lines)
+    lines = [*named, *read, f"launch({grid}, {group}, [=] {{{kernel.body}}});", *kept]
+    return "\n".join(['#include "metal.h"', "int main() {", *lines, "}"])
 
 
 def _bytes(array: mx.array) -> bytes:

@@ -74,14 +74,8 @@ def tiny_tokenizer(folder: Path, *, vocab: int = 320) -> Path:
     """Write tokenizer.json and tokenizer_config.json: byte-level BPE over `CORPUS`, a chat template, eos and pad."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(_trained(vocab), encoding="utf-8")
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": END,
-        "pad_token": PAD,
-        "chat_template": CHAT_TEMPLATE,
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": 4096,
-    }
+    tokens = {"eos_token": END, "pad_token": PAD, "chat_template": CHAT_TEMPLATE, "model_max_length": 4096}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False} | tokens
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
     return folder
 
@@ -104,49 +98,20 @@ def _trained(vocab: int) -> str:
 
 
 def _config(arch: str, vocab: int, hidden: int, layers: int, tie: bool) -> dict[str, Any]:
-    common = {
-        "model_type": arch,
-        "vocab_size": vocab,
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "tie_word_embeddings": tie,
-        "max_position_embeddings": 4096,
-        "eos_token_id": 1,
-        "pad_token_id": 0,
-    }
-    attention = {
-        "intermediate_size": 2 * hidden,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": hidden // 2,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-    }
-    experts = {
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": hidden,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "norm_topk_prob": True,
-    }
-    window = {"query_pre_attn_scalar": hidden // 2, "sliding_window": 64, "sliding_window_pattern": 2}
+    common = {"model_type": arch, "vocab_size": vocab, "hidden_size": hidden, "num_hidden_layers": layers}
+    common |= {"tie_word_embeddings": tie, "max_position_embeddings": 4096, "eos_token_id": 1, "pad_token_id": 0}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": hidden // 2}
+    attention = heads | {"intermediate_size": 2 * hidden, "rms_norm_eps": 1e-6, "rope_theta": 10000.0}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": hidden}
+    experts |= {"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True}
     # Mamba's hidden state; `hidden` must leave whole groups for quantising.
-    state = {
-        "intermediate_size": 2 * hidden,
-        "state_size": 8,
-        "conv_kernel": 4,
-        "use_bias": False,
-        "use_conv_bias": True,
-        "time_step_rank": 32,
-    }
+    state = {"intermediate_size": 2 * hidden, "state_size": 8, "conv_kernel": 4, "time_step_rank": 32}
     own = {
-        "qwen3": attention,
-        "llama": attention,
-        "gemma3_text": attention | window,
+        "gemma3_text": {"query_pre_attn_scalar": hidden // 2, "sliding_window": 64, "sliding_window_pattern": 2},
         # Mixtral computes its head size itself and ignores head_dim.
-        "mixtral": attention | {"num_local_experts": 4, "num_experts_per_tok": 2},
-        "qwen3_moe": attention | experts,
-        "mamba": state,
+        "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+        "qwen3_moe": experts,
     }
-    return common | own.get(arch, attention)
+    if arch == "mamba":
+        return common | state | {"use_bias": False, "use_conv_bias": True}
+    return common | attention | own.get(arch, {})

@@ -12,45 +12,29 @@ from backend.utils.errors import UserError
 
 NEEDED = {"model": "owner/model", "data": "owner/rows"}
 # What is drawn for settings whose values no range tells
-_TEXTS: dict[str, list[Any]] = {
-    "valid_split": ["valid", "validation"],
-    "train_split": ["train", "main"],
-    "test_split": ["test", "held_out"],
-    "dataset_config": ["main"],
+_SPLITS = {"valid_split": ["valid", "validation"], "train_split": ["train", "main"], "test_split": ["test", "held_out"]}
+_NAMES = {"run_name": ["some name"], "tracker_project": ["sums"], "tracker_run_name": ["first"]}
+_REPOS = {
+    name: [f"owner/{name}"] for name in ("tokenizer", "adapter", "reference_model_path", "valid_data", "dataset_config")
+}
+_PROMPTS = {"system_prompt": ["Think: first.\nThen answer."], "prompt_template": ["Q: {question}"]}
+_OUTPUTS = {"answer_pattern": ["#### (.*)"], "output_regex": ["[0-9]+"], "stop": [["###"], ["</answer>", "\n\n"]]}
+_RATES = {"lr_warmup_ratio": [None, 0.0, 0.05, 0.5, 1.0], "lr_decay_fraction": [0.8, 1.0, 0.5, 1.5, 0.95]}
+_RATES |= {"lr_warmup_steps": [0, 5, 40], "lr_final": [None, 0.0, 1e-6, 1e-4]}
+_COUNTS = {"save_every": [1, 50, 100, 1_000_000_000], "steps_per_eval": [0, 10, 50, 100], "epochs": [0, 0, 3]}
+_COUNTS |= {"group_size": [2, 4, 8, 16], "num_generations_eval": [None, 1, 4], "data_seed": [None, 3]}
+_LENGTHS = {"max_seq_length": [1024, 2048, 4096], "max_completion_length": [16, 512, 800], "validation_split": [0.1]}
+_OTHERS: dict[str, list[Any]] = {
     "best_metric": ["eval/reward", "eval/kl", "reward"],
-    "stop": [["###"], ["</answer>", "\n\n"]],
     "report_to": [["csv"], ["wandb", "csv"], ["trackio"]],
     "lora_keys": [["q_proj", "v_proj"], ["all-linear"], ["o_proj"]],
     "modules_to_save": [["lm_head"]],
-    "run_name": ["some name"],
-    "tracker_project": ["sums"],
-    "tracker_run_name": ["first"],
     "chat_template_kwargs": [{"enable_thinking": False}],
-    "system_prompt": ["Think: first.\nThen answer."],
-    "prompt_template": ["Q: {question}"],
-    "answer_pattern": ["#### (.*)"],
-    "output_regex": ["[0-9]+"],
     "eval_data": [{"more": "owner/more"}],
     "stop_when": [["kl > 0.8"]],
-    "tokenizer": ["owner/words"],
     "reward_functions": [["accuracy_reward", "r1_int"], ["length_target(target=20, name=short)"], ["diversity"]],
-    "adapter": ["owner/adapter"],
-    "reference_model_path": ["owner/reference"],
-    "validation_split": [0.1],
-    "valid_data": ["owner/valid"],
-    "data_seed": [None, 3],
-    "lr_warmup_ratio": [None, 0.0, 0.05, 0.5, 1.0],
-    "lr_warmup_steps": [0, 5, 40],
-    "lr_final": [None, 0.0, 1e-6, 1e-4],
-    "lr_decay_fraction": [0.8, 1.0, 0.5, 1.5, 0.95],
-    "save_every": [1, 50, 100, 1_000_000_000],
-    "steps_per_eval": [0, 10, 50, 100],
-    "max_seq_length": [1024, 2048, 4096],
-    "max_completion_length": [16, 512, 800],
-    "group_size": [2, 4, 8, 16],
-    "num_generations_eval": [None, 1, 4],
-    "epochs": [0, 0, 3],
 }
+_TEXTS = _SPLITS | _NAMES | _REPOS | _PROMPTS | _OUTPUTS | _RATES | _COUNTS | _LENGTHS | _OTHERS
 _LARGEST = 64
 
 

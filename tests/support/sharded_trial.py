@@ -36,21 +36,9 @@ from tests.support import small_run
 TOKENS = mx.array([[5, 6, 70, 8, 33, 100, 5, 6], [7, 3, 2, 8, 33, 100, 61, 25]])
 PROMPTS = [[5, 6, 70], [8, 33, 100, 5, 6, 2, 9], [7]]
 # SGD: Adam divides by the gradient's size, so that rounding of a gradient that is 0 would show in full
-SETTINGS: dict[str, Any] = {
-    "data": "none",
-    "num_layers": -1,
-    "rank": 4,
-    "scale": 2.0,
-    "beta": 0.1,
-    "optimizer": "sgd",
-    "learning_rate": 0.1,
-    "num_iterations": 2,
-    "batch_size": 3,
-    "group_size": 4,
-    "max_grad_norm": 0.5,
-}
-
-
+SETTINGS: dict[str, Any] = {"data": "none", "num_layers": -1, "rank": 4, "scale": 2.0, "beta": 0.1}
+SETTINGS |= {"optimizer": "sgd", "learning_rate": 0.1, "num_iterations": 2, "max_grad_norm": 0.5}
+SETTINGS |= {"batch_size": 3, "group_size": 4}
 DISTURBED = "tokens under a disturbance"  # what only ranks find
 
 

@@ -15,21 +15,9 @@ from backend.runs.run_folder import RunFolder
 from tests.support.random_models import tiny_model
 
 # Rewards are scored in the trainer's process: to start another takes longer than such a run
-QUICK: dict[str, Any] = {
-    "iters": 3,
-    "group_size": 2,
-    "max_completion_length": 6,
-    "max_seq_length": 200,
-    "num_layers": -1,
-    "rank": 2,
-    "beta": 0.0,
-    "steps_per_eval": 0,
-    "save_every": 100,
-    "fuse": False,
-    "reward_functions": ["r1_int", "r1_count_xml"],
-    "reward_weights": [1.0, 0.5],
-    "reward_isolation": "thread",
-}
+QUICK: dict[str, Any] = {"iters": 3, "group_size": 2, "max_completion_length": 6, "max_seq_length": 200}
+QUICK |= {"num_layers": -1, "rank": 2, "beta": 0.0, "steps_per_eval": 0, "save_every": 100, "fuse": False}
+QUICK |= {"reward_functions": ["r1_int", "r1_count_xml"], "reward_weights": [1.0, 0.5], "reward_isolation": "thread"}
 
 
 def write_rows(path: Path, count: int = 8) -> Path:
@@ -53,11 +41,8 @@ def low_half(prompts, completions, answer, types=None, completion_ids=None):
 def low_half(folder: Path) -> dict[str, Any]:
     """Settings of a reward that varies even over a random model's completions; its file is written into `folder`."""
     (folder / "low_half.py").write_text(LOW_HALF)
-    return {
-        "reward_functions": ["low_half"],
-        "reward_weights": [],
-        "reward_functions_file": str(folder / "low_half.py"),
-    }
+    where = {"reward_functions_file": str(folder / "low_half.py")}
+    return {"reward_functions": ["low_half"], "reward_weights": []} | where
 
 
 def settings_for(folder: Path, *, layers: int = 1, **changes: Any) -> dict[str, Any]:
@@ -106,14 +91,11 @@ def train_with_stops(raw: dict[str, Any], run: RunFolder, *steps: int) -> None:
 def numbers(run: RunFolder) -> list[tuple[Any, ...]]:
     """Every step and evaluation with the metrics that a second run with the same settings repeats."""
     machine = ("time/", "per_second", "memory", "process/", "machine/")
-    return [
-        (
-            event["kind"],
-            event["step"],
-            {name: x for name, x in event["metrics"].items() if not any(word in name for word in machine)},
-        )
-        for event in events(run, "step", "eval")
-    ]
+
+    def repeated(metrics: dict[str, Any]) -> dict[str, Any]:
+        return {name: x for name, x in metrics.items() if not any(word in name for word in machine)}
+
+    return [(event["kind"], event["step"], repeated(event["metrics"])) for event in events(run, "step", "eval")]
 
 
 def assert_same_run(run: RunFolder, other: RunFolder) -> None:

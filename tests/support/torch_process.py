@@ -20,13 +20,8 @@ class Torch:
     """A process with torch, transformers and peft, started once: importing them takes seconds."""
 
     def __init__(self, python: str) -> None:
-        self._process = subprocess.Popen(
-            [python, str(REFERENCE)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen([python, str(REFERENCE)], text=True, **pipes)
 
     def make(self, family: str, folder: Path, shard: str = "5GB") -> None:
         self._call("make", family, str(folder), shard)

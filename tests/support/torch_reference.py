@@ -18,37 +18,22 @@ import transformers
 
 IDS = [2, 40, 41, 42, 100, 200, 7, 300, 5]
 
-COMMON = {
-    "vocab_size": 320,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 4096,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
-    "bos_token_id": 2,
-}
+COMMON = {"vocab_size": 320, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+COMMON |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 4096}
+COMMON |= {"eos_token_id": 1, "pad_token_id": 0, "bos_token_id": 2}
+HEADS = {"head_dim": 16}
+GEMMA = HEADS | {"query_pre_attn_scalar": 16, "sliding_window": 64}
 EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 SPECIAL = {
     "llama": {"tie_word_embeddings": False},
-    "qwen2": {},
-    "qwen3": {"head_dim": 16, "tie_word_embeddings": True},
-    "gemma2": {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 64},
-    "gemma3_text": {
-        "head_dim": 16,
-        "query_pre_attn_scalar": 16,
-        "sliding_window": 64,
-        "layer_types": ["sliding_attention", "full_attention"],
-    },
-    "mistral": {"head_dim": 16},
-    "phi3": {},
+    "qwen3": HEADS | {"tie_word_embeddings": True},
+    "gemma2": GEMMA,
+    "gemma3_text": GEMMA | {"layer_types": ["sliding_attention", "full_attention"]},
+    "mistral": HEADS,
     "phi": {"tie_word_embeddings": False, "partial_rotary_factor": 0.5},
-    "gemma": {"head_dim": 16},
-    "smollm3": {},
+    "gemma": HEADS,
     "mixtral": EXPERTS,
-    "qwen3_moe": EXPERTS | {"head_dim": 16},
+    "qwen3_moe": EXPERTS | HEADS,
 }
 PUBLISHED = {
     "gemma3_text": {"sliding_window_pattern": 2},
@@ -60,7 +45,7 @@ PUBLISHED = {
 
 def make(family: str, folder: str, shard: str = "5GB") -> None:
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(family, **COMMON | SPECIAL[family])
+    config = transformers.AutoConfig.for_model(family, **COMMON | SPECIAL.get(family, {}))
     model = transformers.AutoModelForCausalLM.from_config(config)
     # New models have small weights and norms of one: spread them, so that every mechanism shows in the logits.
     with torch.no_grad():

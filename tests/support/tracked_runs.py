@@ -11,14 +11,7 @@ from backend.runs.run_folder import RunFolder
 # Keys of an event that differ from one process to the next
 OF_THE_MOMENT = ("t", "mono", "seq", "pid", "command", "path", "versions")
 # What metrics of time and memory begin with
-OF_THE_PROCESS = (
-    "time/",
-    "process/",
-    "machine/",
-    "peak_memory_gb",
-    "rollout_tokens_per_second",
-    "train_tokens_per_second",
-)
+OF_THE_PROCESS = ("time/", "process/", "machine/", "peak_memory_gb", "rollout_tokens_per", "train_tokens_per")
 
 
 def events_of(run: RunFolder) -> list[dict[str, Any]]:

@@ -25,14 +25,9 @@ def make_run(folder: Path, models: Path, scores: tuple[float, ...] = (1.0,), **c
     small_run.write_config(run.config, raw)
     for number, score in enumerate(scores, 1):
         policy = shaken_policy(parse(raw), seed=number)
-        save(
-            run,
-            TrainingState(step=8 * number, score=score),
-            policy.trainable(),
-            {"step": mx.array(8 * number)},
-            is_full_model=raw.get("train_type") == "full",
-            keep=len(scores),
-        )
+        state, is_full = TrainingState(step=8 * number, score=score), raw.get("train_type") == "full"
+        arrays = {"step": mx.array(8 * number)}
+        save(run, state, policy.trainable(), arrays, is_full_model=is_full, keep=len(scores))
     return run
 
 

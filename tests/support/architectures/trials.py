@@ -35,24 +35,11 @@ from tests.support.reference_forward import sampled_groups
 MAX_GAP = 1e-4
 
 # mlx-lm's cache classes in the words of docs/architectures.json
-CACHES = {
-    "KVCache": "keys and values",
-    "RotatingKVCache": "sliding window",
-    "ChunkedKVCache": "chunks",
-    "ArraysCache": "state",
-}
+CACHES = {"KVCache": "keys and values", "RotatingKVCache": "sliding window", "ChunkedKVCache": "chunks"}
+CACHES |= {"ArraysCache": "state"}
 
-RUN: dict[str, Any] = {
-    "iters": 2,
-    "group_size": 3,
-    "max_completion_length": 12,
-    "top_p": 1.0,
-    "top_k": 0,
-    "num_iterations": 2,
-    "beta": 0.05,
-    "learning_rate": 1e-2,
-    "save_every": 2,
-}
+RUN: dict[str, Any] = {"iters": 2, "group_size": 3, "max_completion_length": 12, "top_p": 1.0, "top_k": 0}
+RUN |= {"num_iterations": 2, "beta": 0.05, "learning_rate": 1e-2, "save_every": 2}
 
 # Longer than the windows and chunks of the tiny models
 TOKENS = mx.array([[5, 6, 70, 8, 33, 100, 5, 6, 250, 11, 12, 13]])
