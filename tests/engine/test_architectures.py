@@ -87,9 +87,7 @@ def forward_only(plain: Any, *args: Any) -> mx.array:
     ],
     ids=["no kernel", "acausal", "no gradient"],
 )
-def test_a_model_that_cannot_be_trained_is_refused(
-    part: type, broken: Any, says: str, models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_models(part: type, broken: Any, says: str, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = part.__call__
     monkeypatch.setattr(part, "__call__", lambda *args, **more: broken(plain, *args))
     with pytest.raises(UserError) as caught:
@@ -98,9 +96,7 @@ def test_a_model_that_cannot_be_trained_is_refused(
     assert fault.setting == "model" and says in fault.sentence and "\n" not in fault.sentence
 
 
-def test_a_model_that_is_only_wrong_with_rows_of_unequal_length_is_decoded_by_the_group(
-    models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_is_wrong_with_unequal_rows_goes_by_group(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that takes one mask or one position for all rows raises nothing when the shapes happen to broadcast."""
     plain = rollout_module.BatchKVCache
     monkeypatch.setattr(rollout_module, "BatchKVCache", lambda pads: plain([0] * len(pads)))

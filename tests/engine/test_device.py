@@ -48,9 +48,7 @@ def _cached() -> int:
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(1 << 40, True), (1 << 20, False)])
-def test_a_gpu_keeps_freed_buffers_until_its_limit_is_near(
-    limit: int, kept: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_keeps_buffers_until_its_limit_is_near(limit: int, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TREAT_CPU_AS, "gpu")
     monkeypatch.setattr(mx, "get_memory_limit", lambda: limit)
     cached = _cached()

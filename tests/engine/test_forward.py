@@ -25,9 +25,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("layout", "tie", "chunk", "temperature"), VALUES)
-def test_log_probabilities_and_entropies_are_those_of_the_definition(
-    models: Path, layout: str, tie: bool, chunk: int | None, temperature: float
-) -> None:
+def test_logps_and_entropies(models: Path, layout: str, tie: bool, chunk: int | None, temperature: float) -> None:
     model, case = model_of(models, tie=tie), Case(LAYOUTS[layout])
     scores, expected = case.logps(split(model), temperature, chunk), case.plain(model, temperature)
     for actual, plain in zip(scores, expected, strict=True):
@@ -47,9 +45,7 @@ def test_log_probabilities_and_entropies_are_those_of_the_definition(
         ("one token", False, 5),
     ],
 )
-def test_every_weight_gets_the_gradient_of_the_definition_the_head_too(
-    models: Path, layout: str, tie: bool, chunk: int | None
-) -> None:
+def test_every_weight_gets_its_gradient_the_head_too(models: Path, layout: str, tie: bool, chunk: int | None) -> None:
     """The checkpointed function of a chunk once closed over the head: no gradient reached it, and full fine-tuning of
     any model with a real vocabulary never changed its output layer."""
     model, case = model_of(models, tie=tie), Case(LAYOUTS[layout])
@@ -82,9 +78,7 @@ def test_the_entropy_carries_a_gradient_where_it_is_asked_for(models: Path, chun
 
 
 @pytest.mark.parametrize(("arch", "layers"), [("qwen3", 2), ("qwen3_moe", 2), ("gemma3_text", 0), ("mamba", 0)])
-def test_a_prompt_is_prefilled_once_where_layers_cache_only_keys_and_values(
-    models: Path, arch: str, layers: int
-) -> None:
+def test_a_prompt_is_prefilled_once_where_layers_only_cache_keys(models: Path, arch: str, layers: int) -> None:
     model, case = model_of(models, arch), Case()
     split_model = split(model)
     assert split_model.prefix_layers == layers

@@ -100,9 +100,7 @@ def test_a_model_whose_layers_cannot_share_a_prompt_says_why(models: Path, arch:
     assert split_model.slow_paths == paths
 
 
-def test_a_model_that_is_wrong_only_with_a_shared_prompt_reads_whole_rows(
-    models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_wrong_with_a_shared_prompt_reads_whole_rows(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that does not take its positions from the cache's offset raises nothing; only its numbers are wrong."""
     plain = qwen3.Attention.__call__
 

@@ -123,9 +123,7 @@ def test_after_uninstall_mlx_lm_is_untouched(models: Path) -> None:
         ("gemma3_text", {"blocked_attention": 2}),  # whole rows
     ],
 )
-def test_training_calls_blocked_attention_and_vectorised_swiglu(
-    models: Path, calls: Counter[str], arch: str, expected: dict[str, int]
-) -> None:
+def test_what_training_calls(models: Path, calls: Counter[str], arch: str, expected: dict[str, int]) -> None:
     model = model_of(models, arch)
     split_model, rows = split(model), batch_of(model)
     calls.clear()
@@ -134,7 +132,7 @@ def test_training_calls_blocked_attention_and_vectorised_swiglu(
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-def test_log_probabilities_and_gradients_are_those_without_patches(
+def test_patches_change_no_number(
     models: Path, calls: Counter[str], arch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logps, grads = logps_and_gradients(model_of(models, arch))

@@ -98,9 +98,7 @@ def test_a_prompt_in_two_parts_and_then_single_tokens_are_one_pass(family: str) 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_on_metal_old_and_new_log_probabilities_are_equal_to_the_bit(
-    family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_metal_old_and_new_logps_are_equal_to_the_bit(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(family)
     here = eval_and_train(model)[1]
     take_metal_s_paths(monkeypatch)

@@ -57,9 +57,7 @@ def as_published(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(("arch", "train_type"), [("llama", "dora"), ("gemma3_text", "full"), ("phi3", "lora")])
-def test_merged_original_weights_have_the_trained_logits_and_the_original_layout(
-    tmp_path: Path, arch: str, train_type: str
-) -> None:
+def test_merged_weights_have_the_trained_logits_and_their_layout(tmp_path: Path, arch: str, train_type: str) -> None:
     base = tiny_model(tmp_path / "base", arch)
     trained = write_run(tmp_path / "run", base, train_type)
     path = export(RunFolder(tmp_path / "run"), "original").path
@@ -92,9 +90,7 @@ def test_experts_are_merged_into_their_own_tensors_in_their_own_files(tmp_path: 
     [("lora", {}, 4.0), ("dora", {}, 4.0), ("lora", {"lora_alpha": 16, "use_rslora": True}, 8.0)],
     ids=["lora", "dora", "rslora"],
 )
-def test_a_peft_adapter_on_the_base_is_the_merged_model(
-    tmp_path: Path, train_type: str, settings: dict[str, Any], scale: float
-) -> None:
+def test_a_peft_adapter_is_the_merge(tmp_path: Path, train_type: str, settings: dict[str, Any], scale: float) -> None:
     """base + scale B A in numpy, DoRA at its magnitude, by the names in the files: equal to the weights that were
     merged."""
     base = tiny_model(tmp_path / "base", "llama")
@@ -142,9 +138,7 @@ def hub_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / "hub" / "models--owner--original" / "snapshots" / "abc"
 
 
-def test_adapters_of_a_quantised_base_go_to_the_original_that_its_card_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quantised_bases_adapters_go_to_its_original(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = tiny_model(hub_model(tmp_path, monkeypatch), "llama", layers=1)
     base = tiny_model(tmp_path / "base", "llama", layers=1, bits=4)
     write_run(tmp_path / "run", base)
@@ -167,9 +161,7 @@ def test_adapters_of_a_quantised_base_go_to_the_original_that_its_card_names(
     assert config["base_model_name_or_path"] == "owner/original"
 
 
-def test_an_original_that_is_not_here_is_named_and_fetched_when_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_original_is_named_and_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = hub_model(tmp_path, monkeypatch)
     base = tiny_model(tmp_path / "base", "llama", layers=1, bits=4)
     (base / "README.md").write_text("---\nbase_model: [owner/original]\n---\n")

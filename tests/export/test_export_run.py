@@ -120,9 +120,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         *((arch, "lora") for arch in ("gemma3_text", "qwen3_moe", "mamba")),
     ],
 )
-def test_a_fused_model_has_the_logits_of_the_trained_one(
-    trained_run: TrainedRun, tmp_path: Path, arch: str, train_type: str
-) -> None:
+def test_fused_models_have_trained_logits(trained_run: TrainedRun, tmp_path: Path, arch: str, train_type: str) -> None:
     run, trained = trained_run(arch=arch, train_type=train_type, tie=arch != "qwen3", layers=2)
     fused = fuse_run(run)
     assert fused == run.fused
@@ -131,7 +129,7 @@ def test_a_fused_model_has_the_logits_of_the_trained_one(
 
 
 @pytest.mark.parametrize(("train_type", "bits"), [("lora", 4), ("dora", 8)])
-def test_a_quantised_base_is_written_in_full_precision_without_loss(
+def test_full_precision_of_a_quantised_base(
     trained_run: TrainedRun, tmp_path: Path, train_type: str, bits: int
 ) -> None:
     run, trained = trained_run(train_type=train_type, bits=bits)
@@ -283,9 +281,7 @@ def test_the_folder_holds_a_model_and_nothing_else(trained_run: TrainedRun, tmp_
     assert header(written / "model.safetensors")["__metadata__"] == {"format": "mlx"}
 
 
-def test_a_large_model_is_written_in_shards_with_an_index(
-    trained_run: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_models_get_shards(trained_run: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def by_tens(weights: dict) -> list[dict]:
         names = list(weights)
         return [{name: weights[name] for name in names[at : at + 10]} for at in range(0, len(names), 10)]
@@ -335,9 +331,7 @@ def test_a_model_goes_to_publisher_and_name(trained_run: TrainedRun, tmp_path: P
 
 
 @pytest.mark.parametrize("has_setting", [False, True])
-def test_a_missing_lm_studio_is_refused_and_not_created(
-    quick_run: RunFolder, tmp_path: Path, home: Path, has_setting: bool
-) -> None:
+def test_a_missing_lm_studio_is_not_made(quick_run: RunFolder, tmp_path: Path, home: Path, has_setting: bool) -> None:
     """Neither a home of LM Studio's, nor the mount point of a disk that is not attached."""
     run = quick_run
     models = home / ".lmstudio" / "models"
@@ -409,7 +403,7 @@ def test_a_crash_leaves_everything_as_it_was(
     assert listing(tmp_path) == before
 
 
-def test_a_models_folder_on_another_disk_gets_a_copy_then_a_rename(
+def test_a_folder_on_another_disk(
     quick_run: RunFolder, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = quick_run
@@ -427,9 +421,7 @@ def test_a_models_folder_on_another_disk_gets_a_copy_then_a_rename(
     assert not [name for name in listing(tmp_path) if ".grpo-studio" in name]
 
 
-def test_too_little_disk_space_is_refused_before_anything_is_loaded(
-    trained_run: TrainedRun, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_space(trained_run: TrainedRun, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, _ = trained_run()
     before = listing(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: namedtuple("usage", "free")(1000))

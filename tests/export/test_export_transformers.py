@@ -31,9 +31,7 @@ def exported(run: Path, format_: str) -> Path:
 
 @pytest.mark.parametrize("train_type", ["lora", "dora"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_transformers_and_peft_compute_the_trained_logits(
-    tmp_path: Path, torch: Torch, family: str, train_type: str
-) -> None:
+def test_transformers_and_peft_have_trained_logits(tmp_path: Path, torch: Torch, family: str, train_type: str) -> None:
     base = tiny_tokenizer(tmp_path / "base")
     torch.make(family, base, "40KB")  # several files and an index
     assert len(list(base.glob("*.safetensors"))) > 1

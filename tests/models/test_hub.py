@@ -34,37 +34,23 @@ FILES = {
     "model.safetensors": BIG,
     "README.md": b"not wanted by mlx-lm",
 }
-MLX = {
-    "tags": ["mlx", "safetensors", "4-bit"],
-    "downloads": 7000,
-    "lastModified": "2026-03-01T10:00:00.000Z",
-    "config": {"model_type": "qwen3"},
-    "safetensors": {"parameters": {"U32": 1000, "BF16": 10}, "total": 1010},
+QWEN, SAFE = {"config": {"model_type": "qwen3"}}, {"tags": ["safetensors"]}
+MLX = QWEN | {"downloads": 7000, "tags": ["mlx", "safetensors", "4-bit"], "lastModified": "2026-03-01T10:00:00.000Z"}
+MODELS = {
+    "tiny-4bit": Repo(FILES, MLX | {"safetensors": {"parameters": {"U32": 1000, "BF16": 10}, "total": 1010}}),
+    "tiny": Repo(FILES, QWEN | SAFE | {"downloads": 90_000}),
+    "tiny-strange": Repo(FILES, SAFE | {"downloads": 5, "config": {"model_type": "marvin"}}),
+    "tiny-gguf": Repo({"tiny.gguf": BIG}, {"tags": ["gguf"], "downloads": 6}),
+    "gated": Repo(FILES, gated=True),
+    "private": Repo(FILES, private=True),
 }
-PLAIN = {"tags": ["safetensors"], "downloads": 90_000, "config": {"model_type": "qwen3"}}
-STRANGE = {"tags": ["safetensors"], "downloads": 5, "config": {"model_type": "marvin"}}
-GGUF = {"tags": ["gguf"], "downloads": 6}
+SUMS = Repo({"train.jsonl": b'{"prompt": "1+1", "answer": "2"}\n', "README.md": b""}, {"mainSize": 33})
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]:
     """A Hub on this machine in place of Hugging Face, and an empty cache."""
-    stand_in = HubStandIn(
-        {
-            "someone/tiny-4bit": Repo(FILES, MLX),
-            "someone/tiny": Repo(FILES, PLAIN),
-            "someone/tiny-strange": Repo(FILES, STRANGE),
-            "someone/tiny-gguf": Repo({"tiny.gguf": BIG}, GGUF),
-            "someone/gated": Repo(FILES, gated=True),
-            "someone/private": Repo(FILES, private=True),
-        },
-        {
-            "someone/sums": Repo(
-                {"train.jsonl": b'{"prompt": "1+1", "answer": "2"}\n', "README.md": b""},
-                {"mainSize": 33, "tags": ["size_categories:1K<n<10K"]},
-            )
-        },
-    )
+    stand_in = HubStandIn({f"someone/{name}": repo for name, repo in MODELS.items()}, {"someone/sums": SUMS})
     point_at(stand_in.url, tmp_path / "cache", monkeypatch)
     monkeypatch.setattr(our_hub, "RETRY_S", 0.01)
     with stand_in:
@@ -130,13 +116,8 @@ def test_a_downloaded_model_is_listed_from_the_cache(hub: HubStandIn, monkeypatc
         == folder
     )
     (model,) = inventory.models()
-    assert (model.id, model.kind, model.precision, model.refusal, model.where) == (
-        "someone/tiny",
-        "qwen3",
-        "4-bit",
-        "",
-        "cache",
-    )
+    assert (model.id, model.where, model.kind, model.precision) == ("someone/tiny", "cache", "qwen3", "4-bit")
+    assert not model.refusal
     assert model.size == done[-1]
 
 

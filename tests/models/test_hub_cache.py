@@ -25,9 +25,7 @@ from backend.utils.hub_cache import hub_cache, is_dataset_cached, local_folder, 
     ],
     ids=["default", "XDG_CACHE_HOME", "HF_HOME", "HF_HOME with a tilde", "HUGGINGFACE_HUB_CACHE", "HF_HUB_CACHE"],
 )
-def test_the_hub_cache_is_the_one_that_huggingface_hub_uses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str
-):
+def test_the_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str):
     """One of two copies of this function ignored XDG_CACHE_HOME, so that a first launch did not see the models
     there."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
@@ -59,9 +57,7 @@ def test_a_model_is_local_as_a_folder_or_as_a_cached_snapshot(tmp_path: Path, mo
     assert local_folder("owner/name", "dataset") is None
 
 
-def test_a_dataset_is_cached_once_the_hub_or_the_datasets_library_kept_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_dataset_is_cached_by_the_hub_or_by_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_DATASETS_CACHE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
@@ -73,23 +69,19 @@ def test_a_dataset_is_cached_once_the_hub_or_the_datasets_library_kept_it(
     assert is_dataset_cached("owner/Sums")
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "mirror.test",
-        "ftp://mirror.test",
-        "http://",
-        "http://[::1",
-        "http://mirror.test:99999",
-        "https://mirror.test:x",
-        "http://mirror .test",
-        "file:///etc/hosts",
-        "http://mirror.test\x1b[2J",
-    ],
-)
-def test_a_hub_that_no_web_address_is_is_refused_by_the_name_of_the_variable(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+BAD_PORTS = ["http://mirror.test:99999", "https://mirror.test:x", "http://[::1"]
+NO_WEB = [
+    "mirror.test",
+    "ftp://mirror.test",
+    "http://",
+    "http://mirror .test",
+    "file:///etc",
+    "http://mirror.test\x1b[2J",
+]
+
+
+@pytest.mark.parametrize("address", [*NO_WEB, *BAD_PORTS])
+def test_a_hub_without_a_web_address_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", address)
     with pytest.raises(UserError) as raised:
         require_hub_address()

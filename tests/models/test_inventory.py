@@ -44,32 +44,33 @@ def cached(home: Path, id_: str, *names: str, config: dict[str, Any] | None = No
     return model(repo / "snapshots" / COMMIT, config or {"model_type": "qwen3"}, *names)
 
 
-@pytest.mark.parametrize(
-    ("config", "names", "words"),
-    [
-        ({"model_type": "qwen3"}, PLAIN, ""),
-        ({"model_type": "mistral"}, PLAIN, ""),  # an alias, which mlx-lm remaps
-        ({"model_type": "lfm2-vl"}, PLAIN, ""),  # a module whose name is no identifier
-        ({"model_type": "bailing_hybrid", "architectures": ["BailingMoeV3ForCausalLM"]}, PLAIN, ""),
-        ({"model_type": "marvin"}, PLAIN, "no model of the kind marvin"),
-        ({"model_type": ["qwen3"]}, PLAIN, "names no model_type"),
-        ({"model_type": "qwen3", "model_file": "mine.py"}, PLAIN, "code of its own (mine.py)"),
-        (None, PLAIN, "no config.json"),
-        (None, ("tiny.Q4.gguf",), "GGUF file"),
-        (None, ("adapter_config.json", "adapters.safetensors"), "adapter without its base"),
-        ({"model_type": "qwen3"}, ("tiny.gguf", "tokenizer.json"), "GGUF weights only"),
-        ({"model_type": "qwen3"}, ("pytorch_model.bin", "tokenizer.json"), "PyTorch's pickled"),
-        ({"model_type": "qwen3"}, ("tokenizer.json",), "no model*.safetensors"),
-        ({"model_type": "qwen3"}, ("model.safetensors",), "no tokenizer"),
-        ({"model_type": "qwen3", "quantization_config": {"quant_method": "bitsandbytes"}}, PLAIN, "bitsandbytes"),
-        ({"model_type": "qwen3", "quantization_config": {"quant_method": "awq"}}, PLAIN, ""),
-        (
-            {"model_type": "qwen3", "quantization_config": {"quant_method": "compressed-tensors", "format": "float"}},
-            PLAIN,
-            "in the format float",
-        ),
-    ],
-)
+def quantised(**how: str) -> dict[str, Any]:
+    return {"model_type": "qwen3", "quantization_config": how}
+
+
+QWEN = {"model_type": "qwen3"}
+REFUSED: list[tuple[dict[str, Any] | None, tuple[str, ...], str]] = [
+    (QWEN, PLAIN, ""),
+    ({"model_type": "mistral"}, PLAIN, ""),  # an alias, which mlx-lm remaps
+    ({"model_type": "lfm2-vl"}, PLAIN, ""),  # a module whose name is no identifier
+    ({"model_type": "bailing_hybrid", "architectures": ["BailingMoeV3ForCausalLM"]}, PLAIN, ""),
+    ({"model_type": "marvin"}, PLAIN, "no model of the kind marvin"),
+    ({"model_type": ["qwen3"]}, PLAIN, "names no model_type"),
+    (QWEN | {"model_file": "mine.py"}, PLAIN, "code of its own (mine.py)"),
+    (None, PLAIN, "no config.json"),
+    (None, ("tiny.Q4.gguf",), "GGUF file"),
+    (None, ("adapter_config.json", "adapters.safetensors"), "adapter without its base"),
+    (QWEN, ("tiny.gguf", "tokenizer.json"), "GGUF weights only"),
+    (QWEN, ("pytorch_model.bin", "tokenizer.json"), "PyTorch's pickled"),
+    (QWEN, ("tokenizer.json",), "no model*.safetensors"),
+    (QWEN, ("model.safetensors",), "no tokenizer"),
+    (quantised(quant_method="bitsandbytes"), PLAIN, "bitsandbytes"),
+    (quantised(quant_method="awq"), PLAIN, ""),
+    (quantised(quant_method="compressed-tensors", format="float"), PLAIN, "in the format float"),
+]
+
+
+@pytest.mark.parametrize(("config", "names", "words"), REFUSED)
 def test_a_model_that_cannot_be_loaded_has_a_reason(config: dict[str, Any] | None, names: tuple[str, ...], words: str):
     sentence = architectures.refusal(config, names)
     assert words in sentence and bool(sentence) == bool(words) and (not sentence or sentence.endswith("."))

@@ -93,9 +93,7 @@ def test_adapters_have_the_rank_and_scale_of_the_settings_and_start_as_identity(
     [("lora", {"dtype": "bfloat16"}), ("dora", {}), ("lora", {"hidden": 64, "bits": 4})],
     ids=["lora-bfloat16", "dora-float32", "lora-4 bits"],
 )
-def test_saved_adapters_load_through_mlx_lm_to_the_last_bit(
-    models: Path, tmp_path: Path, train_type: str, settings: dict[str, Any]
-) -> None:
+def test_saved_adapters_load_in_mlx_lm(models: Path, tmp_path: Path, train_type: str, settings: dict[str, Any]) -> None:
     folder = folder_of(models, layers=3, **settings)
     config = config_of(folder, train_type=train_type, num_layers=2, rank=4)
     policy = load_policy(config)
@@ -137,9 +135,7 @@ def logits_of(folder: Path) -> mx.array:
 
 
 @pytest.mark.parametrize(("arch", "train_type"), [("qwen3", "lora"), ("qwen3_moe", "lora"), ("mamba", "dora")])
-def test_the_reference_shares_every_array_and_never_moves(
-    models: Path, twins: list[nn.Module], arch: str, train_type: str
-) -> None:
+def test_the_reference_shares_and_never_moves(models: Path, twins: list[nn.Module], arch: str, train_type: str) -> None:
     folder = folder_of(models, arch)
     policy = load_policy(config_of(folder, train_type=train_type, beta=0.1))
     policy_arrays = {id(x) for _, x in tree_flatten(policy.model.parameters())}
@@ -180,9 +176,7 @@ def test_every_weight_trains_under_full(models: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_saved_full_model_loads_with_mlx_lm_in_its_original_precision(
-    models: Path, tmp_path: Path, dtype: str
-) -> None:
+def test_a_saved_full_model_has_its_original_precision(models: Path, tmp_path: Path, dtype: str) -> None:
     folder, notes = folder_of(models, dtype=dtype), []
     config = config_of(folder, train_type="full", beta=0)
     policy = load_policy(config, notes.append)
@@ -208,9 +202,7 @@ def test_float32_masters_keep_updates_that_bfloat16_would_swallow(models: Path) 
     assert changed.astype(mx.float32).mean().item() > 0.99
 
 
-def test_saving_a_model_from_the_hub_needs_no_network(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_saving_a_hub_model_needs_no_network(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """mlx-lm fetches a model card where it is given an id: a run that ended offline failed to save."""
     config = config_of(folder_of(models), train_type="full", beta=0)
     policy = load_policy(config)
@@ -223,9 +215,7 @@ def test_saving_a_model_from_the_hub_needs_no_network(
 @pytest.mark.parametrize(
     ("train_type", "quantization"), [("lora", "6"), ("lora", "mxfp4"), ("dora", "4"), ("dora", "8")]
 )
-def test_a_quantised_base_trains(
-    models: Path, capsys: pytest.CaptureFixture[str], train_type: str, quantization: str
-) -> None:
+def test_quantised_bases(models: Path, capsys: pytest.CaptureFixture[str], train_type: str, quantization: str) -> None:
     settings = {"train_type": train_type, "quantization": quantization, "beta": 0.1}
     policy = load_policy(config_of(folder_of(models, hidden=64), **settings))
     assert policy_module.is_quantised(policy.model)
@@ -258,9 +248,7 @@ def test_a_missing_model_is_refused_by_name(models: Path, tmp_path: Path) -> Non
     )
 
 
-def test_layers_whose_weight_the_models_code_reads_get_no_adapter(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layers_that_are_read_get_no_adapter(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Gemma 3n's code does (mlx_lm/models/gemma3n.py): a layer with an adapter has no `weight`. adapter_config.json
     names the others, so that mlx-lm attaches the same ones."""
     from mlx_lm.models import qwen3

@@ -71,9 +71,7 @@ def rolled_out(chat: Chat, row: int, sampling: Sampling, seed: int, *, tuned: bo
         pytest.param(SAMPLED, "full", id="sampled-full"),
     ],
 )
-def test_both_sides_answer_as_rollouts_of_their_weights_do(
-    chats: Callable[..., Chat], train_type: str, sampling: Sampling
-):
+def test_both_sides_answer_as_rollouts_do(chats: Callable[..., Chat], train_type: str, sampling: Sampling):
     """The same rendered prompt, tokens and log-probabilities: a chat shows what training and evaluation saw."""
     chat = chats(train_type=train_type)
     answers = ask(chat, row=3, sampling=sampling, seed=7)
@@ -102,9 +100,7 @@ def test_an_answer_is_penalised_and_held_as_the_run_s_completions_are(chats: Cal
         assert re.fullmatch("[a-e]{3,5}[0-9]", answers[side].text)
 
 
-def test_without_memory_for_a_second_model_only_the_tuned_one_is_loaded(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_without_memory_only_the_tuned_model_is_loaded(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     source = find_source(str(make_run(tmp_path / "run", models, train_type="full").path))
     monkeypatch.setattr(sides_module, "machine_bytes", lambda held: held + 1000)
     notes: list[str] = []
@@ -198,9 +194,7 @@ def places(models: Path) -> Path:
         ("empty", "", "holds no model: config.json is missing."),
     ],
 )
-def test_what_there_is_not_is_told_in_a_sentence(
-    places: Path, monkeypatch: pytest.MonkeyPatch, name: str, checkpoint: str, sentence: str
-):
+def test_what_is_not_there(places: Path, monkeypatch: pytest.MonkeyPatch, name: str, checkpoint: str, sentence: str):
     monkeypatch.chdir(places)
     with pytest.raises(UserError) as mistake:
         find_source(name, checkpoint, places)

@@ -56,7 +56,7 @@ def assert_same_completions(policy: Policy, fused: Sampler, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("arch", "bits"), [("qwen3", 4), ("qwen3", None), ("llama", 4), ("qwen2", None)])
-def test_completions_are_those_of_the_models_own_blocks(
+def test_same_completions(
     arch: str, bits: int | None, models: Path, gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With and without norms of heads, biases, and merged weights; rows of unequal length, refilled and compacted."""
@@ -66,9 +66,7 @@ def test_completions_are_those_of_the_models_own_blocks(
     assert_same_completions(policy, fused, monkeypatch)
 
 
-def test_our_kernels_are_called_with_what_they_compute(
-    models: Path, gpu: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_our_kernels_get_what_they_compute(models: Path, gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plain forms stand for the kernels: the same arguments, so a wrong one would show."""
     calls: list[str] = []
 
@@ -97,9 +95,7 @@ def test_other_blocks_keep_their_own_way_without_a_word(arch: str, models: Path,
     assert not fused.packs_cache and fused.slow_paths == []
 
 
-def test_blocks_with_other_logits_are_not_used_and_say_why(
-    models: Path, gpu: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_with_other_logits_are_not_used(models: Path, gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = policy_of(models, "qwen3", bits=4)
     right = fused_model.rotated_heads_plain
 
@@ -116,9 +112,7 @@ def test_blocks_with_other_logits_are_not_used_and_say_why(
     assert_same_completions(policy, fused, monkeypatch)
 
 
-def test_kernels_with_other_logits_are_not_used_and_say_why(
-    models: Path, gpu: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_with_other_logits_are_not_used(models: Path, gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a Mac whose compiler or chip disagrees: the fused blocks stay, in plain mlx."""
     monkeypatch.setattr(device, "has_metal", lambda: True)
     monkeypatch.setattr(fused_model, "rotated_heads", metal.rotated_heads_plain)

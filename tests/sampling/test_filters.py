@@ -55,9 +55,7 @@ def draw(sampling: Sampling, as_gpu: bool) -> Callable[[mx.array, mx.array], mx.
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("choices", ["cpu", "gpu"])
 @pytest.mark.parametrize("V", [1, 2, 150, 2049, 2304, 4099, pytest.param(20_000, marks=pytest.mark.proof)])
-def test_the_filters_sample_what_a_sort_samples(
-    V: int, choices: str, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_filters_against_a_sort(V: int, choices: str, sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prime, a square, smaller than k, with and without blocks: every token of every kind of row, by the kernels for
     either device, on the CPU, whose sums are exact."""
     if choices == "gpu" and V > 5000:

@@ -86,9 +86,7 @@ NEEDS = {"phi3": {"num_key_value_heads": 2}, "smollm3": {"no_rope_layer_interval
     [*CASES, *(pytest.param(case, merge, marks=pytest.mark.proof) for case in MORE_CASES for merge in (True, False))],
     ids=str,
 )
-def test_the_fused_model_has_the_log_probabilities_of_the_policy(
-    models: Path, case: dict[str, Any], merge: bool
-) -> None:
+def test_the_fused_model_has_the_logps_of_the_policy(models: Path, case: dict[str, Any], merge: bool) -> None:
     arch = case.get("arch", "qwen3")
     policy = policy_of(models, **({"own": NEEDS[arch]} if arch in NEEDS else {}) | case)
     before = {name: np.array(x) for name, x in tree_flatten(policy.model.parameters())}
@@ -122,9 +120,7 @@ def test_the_fused_model_has_the_log_probabilities_of_the_policy(
     ],
     ids=str,
 )
-def test_greedy_rollouts_are_those_without_fusing(
-    models: Path, case: dict[str, Any], merge: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rollouts_stay_same(models: Path, case: dict[str, Any], merge: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = policy_of(models, **case)
     rng = np.random.default_rng(0)
     problems = [Problem(i, "", [], rng.integers(60, 320, n).tolist(), "") for i, n in enumerate([1, 30, 7, 70])]
@@ -154,9 +150,7 @@ def test_a_model_that_reads_its_layers_weights_itself_is_not_fused_and_says_why(
     assert sentence.endswith(".") and Sampler(policy, 2).slow_paths == [sentence]
 
 
-def test_a_fused_model_with_other_logits_is_not_used_and_says_why(
-    models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fused_model_with_other_logits_is_not_used(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fresh adapter's update is zero: without the noise that the trial adds, a wrong fusion would not change the
     logits."""
     fresh = policy_of(models)

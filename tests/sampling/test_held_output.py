@@ -92,7 +92,7 @@ def completions(policy: Policy, sampling: Sampling, tokens: int = 200, **how: An
         ("gemma3_text", REGEX, Sampling(1.0, top_p=0.9), None),
     ],
 )
-def test_every_completion_that_ends_is_valid(
+def test_ended_output_is_valid(
     policies: Any, arch: str, grammar: Grammar, sampling: Sampling, rows: int | None
 ) -> None:
     """A random model writes noise without it. Rows end at different steps, so that they are compacted and refilled."""

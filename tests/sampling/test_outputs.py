@@ -72,9 +72,7 @@ LONG = "a stop string of thirty letters"
         (["and", LONG], [*("x" * 40 + LONG)], "x" * 40 + LONG),
     ],
 )
-def test_a_stop_string_ends_a_row_with_the_token_that_completes_it(
-    stop: list[str], chunks: list[str], text: str
-) -> None:
+def test_a_stop_string_ends_a_row_with_its_last_token(stop: list[str], chunks: list[str], text: str) -> None:
     outputs = outputs_of(2, 200, *stop)
     for chunk in chunks:
         append(outputs, {1: [*chunk]})

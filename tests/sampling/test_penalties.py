@@ -90,9 +90,7 @@ def by_hand(policy: Policy, group: Group, g: int, sampling: Sampling) -> np.ndar
 
 
 @pytest.mark.parametrize(("arch", "rows"), [("qwen3", None), ("qwen3", 4), ("gemma3_text", None)])
-def test_tokens_and_log_probabilities_are_those_of_a_loop_over_tokens(
-    policies: Any, arch: str, rows: int | None
-) -> None:
+def test_tokens_and_logps_are_those_of_a_loop(policies: Any, arch: str, rows: int | None) -> None:
     """Decoded together, with rows that wait for others, and a group at a time; the random number of each token gives
     that token."""
     policy, _ = policies(arch)

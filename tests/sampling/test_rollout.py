@@ -98,9 +98,7 @@ def with_problems(groups: list[Group]) -> list[tuple[Problem, Completion]]:
 @pytest.mark.parametrize(
     "arch", [*BATCHED, *BY_GROUP, *(pytest.param(arch, marks=pytest.mark.proof) for arch in ("llama", "mixtral"))]
 )
-def test_tokens_and_log_probabilities_follow_from_a_full_forward_pass(
-    rollouts: Callable[..., Sampler], arch: str
-) -> None:
+def test_tokens_and_logps_follow_from_a_full_pass(rollouts: Callable[..., Sampler], arch: str) -> None:
     """Every log-probability is the unpadded model's, and every token follows from its logits and its own random number:
     the number of another token or row would give another token."""
     sampling = FILTERED
@@ -282,9 +280,7 @@ def _noted(x: Any, name: str, seen: list[str]) -> None:
         seen.append(name)
 
 
-def test_a_gpu_never_waits_between_steps_and_gets_the_same_tokens(
-    rollouts: Callable[..., Sampler], waits: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_never_waits(rollouts: Callable[..., Sampler], waits: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """However large the caches are: a token is read a chunk after it was sampled."""
     queued = with_problems(rollouts("qwen3", 40, MANY_ENDS).sample(problems(), 4, FILTERED, seed=3, first_number=20))
     assert waits == []
@@ -296,9 +292,7 @@ def test_a_gpu_never_waits_between_steps_and_gets_the_same_tokens(
 
 
 @pytest.mark.parametrize(("arch", "cache"), [("gemma3_text", "RotatingKVCache"), ("mamba", "ArraysCache")])
-def test_a_cache_that_cannot_be_batched_is_named_as_the_reason(
-    rollouts: Callable[..., Sampler], arch: str, cache: str
-) -> None:
+def test_a_cache_that_cannot_be_batched_is_named(rollouts: Callable[..., Sampler], arch: str, cache: str) -> None:
     assert rollouts(arch, 1).slow_paths == [
         f"Completions are decoded one group at a time: the model's {cache} cannot hold rows of unequal length."
     ]

@@ -87,7 +87,7 @@ def test_a_base_on_the_hub_is_named_with_its_relation_and_licence(run: RunFolder
         ("peft", "peft", "from peft import AutoPeftModelForCausalLM"),
     ],
 )
-def test_weights_with_original_names_say_how_they_are_loaded(
+def test_how_to_load_the_weights(
     run: RunFolder, format_: str, library: str, line: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(card_facts, "base_licence", lambda model, id_: {})

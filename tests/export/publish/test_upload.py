@@ -104,9 +104,7 @@ def _settled(hub: HubStandIn) -> None:
     ],
     ids=lambda value: f"{value.where} {value.status}" if isinstance(value, Fault) else "",
 )
-def test_what_goes_wrong_is_a_sentence_and_the_same_upload_goes_on(
-    hub: HubStandIn, folder: Path, fault: Fault, words: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_errors_and_retries(hub: HubStandIn, folder: Path, fault: Fault, words: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(upload_module, "TIMEOUT_S", 0.3)
     hub.silence_s = 0.6
     hub.faults = [fault]
