@@ -45,14 +45,6 @@ def test_no_sum_is_in_two_splits_not_even_mirrored() -> None:
     assert len(seen) == 4 and len(set.union(*seen)) == sum(map(len, seen)) == 4095
 
 
-@pytest.mark.parametrize("split", ["train", "valid", "test"])
-def test_the_shipped_rows_are_those_of_the_script(split: str) -> None:
-    assert rows(split) == [sum_.row() for sum_ in pools(0)[split]]
-    for row in rows(split):
-        first, second = row["prompt"].rstrip("=").split("+")
-        assert row == {"prompt": f"{first}+{second}=", "answer": str(int(first) + int(second)), "type": "addition"}
-
-
 def test_careful_answers_get_the_highest_rewards_and_sloppy_ones_forget_every_carry() -> None:
     texts, answers = [careful(sum_) for sum_ in EVERY_SUM], [sum_.answer for sum_ in EVERY_SUM]
     for name, most in zip(DEFAULT_REWARDS, (2.0, 0.5, 0.5, 0.5, 0.5), strict=True):
@@ -61,18 +53,6 @@ def test_careful_answers_get_the_highest_rewards_and_sloppy_ones_forget_every_ca
     assert sloppy(Sum(47, 68)) == "<think></think><answer>05</answer>"
     right = [r1.extract_answer(sloppy(sum_)) == sum_.answer for sum_ in EVERY_SUM]
     assert 0.2 < sum(right) / len(right) < 0.3
-
-
-def test_the_tokenizer_round_trips_and_its_template_gives_the_prompts_of_the_warm_up(tokenizer: Any) -> None:
-    for sum_ in EVERY_SUM[::97]:
-        for text in (sum_.prompt, careful(sum_), sloppy(sum_), sum_.answer):
-            assert tokenizer.decode(tokenizer.encode(text)) == text
-    ids = tokenizer.apply_chat_template([{"role": "user", "content": "47+38="}], add_generation_prompt=True)
-    start, end = "<|im_start|>", "<|im_end|>"
-    expected = [start, "user", "\n", *"47+38=", end, "\n", start, "assistant", "\n"]
-    assert tokenizer.convert_ids_to_tokens(ids) == expected
-    prompt, answer = encode(demo.make_tokenizer(), Sum(47, 38), sloppy(Sum(47, 38)))
-    assert ids == prompt and tokenizer.convert_ids_to_tokens(answer)[-1] == end
 
 
 def test_the_preset_trains_the_demo_and_the_longest_careful_answer_fits() -> None:

@@ -33,18 +33,8 @@ def test_logps_and_entropies(models: Path, layout: str, tie: bool, chunk: int | 
         assert not np.array(actual)[~case.mask_BT].any(), "masked tokens are 0"
 
 
-@pytest.mark.parametrize(
-    ("layout", "tie", "chunk"),
-    [
-        ("uneven", True, None),
-        ("uneven", True, 5),
-        ("uneven", False, None),
-        ("uneven", False, 5),
-        ("even", True, 5),
-        ("one row", True, 5),
-        ("one token", False, 5),
-    ],
-)
+@pytest.mark.parametrize("chunk", [None, 5])
+@pytest.mark.parametrize(("layout", "tie"), [("uneven", True), ("uneven", False), ("one token", False)])
 def test_every_weight_gets_its_gradient_the_head_too(models: Path, layout: str, tie: bool, chunk: int | None) -> None:
     """The checkpointed function of a chunk once closed over the head: no gradient reached it, and full fine-tuning of
     any model with a real vocabulary never changed its output layer."""

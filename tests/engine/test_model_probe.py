@@ -24,16 +24,8 @@ pytestmark = pytest.mark.usefixtures("without_compiler")
 UNSPLIT = "The vocabulary is computed for every token, prompts included, instead of for completions alone: "
 UNSHARED = "Prompts are read once per completion instead of once per group: "
 
-SIZES = {
-    "vocab_size": 320,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "intermediate_size": 64,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "rms_norm_eps": 1e-6,
-}
+SIZES = {"vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64, "rms_norm_eps": 1e-6}
+SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
 
 
 def capped(cap: float, **own: Any) -> nn.Module:
@@ -85,19 +77,6 @@ def test_layers_that_find_each_others_keys_in_the_caches_get_caches_in_learning(
     split_model = split(model)
     np.testing.assert_allclose(np.array(split_model.hidden(tokens)), np.array(decoded), atol=1e-4)
     assert not mx.allclose(model(tokens), decoded, atol=0.1)
-
-
-@pytest.mark.parametrize(
-    ("arch", "paths"),
-    [
-        ("gemma3_text", [UNSHARED + "some layers have a sliding window."]),
-        ("mamba", [UNSHARED + "some layers keep a state instead of keys and values."]),
-    ],
-)
-def test_a_model_whose_layers_cannot_share_a_prompt_says_why(models: Path, arch: str, paths: list[str]) -> None:
-    split_model = split(model_of(models, arch))
-    assert split_model.prefix_layers == 0
-    assert split_model.slow_paths == paths
 
 
 def test_a_model_wrong_with_a_shared_prompt_reads_whole_rows(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

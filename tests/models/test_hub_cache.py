@@ -70,14 +70,7 @@ def test_a_dataset_is_cached_by_the_hub_or_by_datasets(tmp_path: Path, monkeypat
 
 
 BAD_PORTS = ["http://mirror.test:99999", "https://mirror.test:x", "http://[::1"]
-NO_WEB = [
-    "mirror.test",
-    "ftp://mirror.test",
-    "http://",
-    "http://mirror .test",
-    "file:///etc",
-    "http://mirror.test\x1b[2J",
-]
+NO_WEB = ["mirror.test", "ftp://mirror.test", "http://", "http://a b.test", "file:///etc", "http://a.test\x1b[2J"]
 
 
 @pytest.mark.parametrize("address", [*NO_WEB, *BAD_PORTS])

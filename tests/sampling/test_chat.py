@@ -63,14 +63,7 @@ def rolled_out(chat: Chat, row: int, sampling: Sampling, seed: int, *, tuned: bo
     return Sampler(policy, 12).sample([problem], 1, sampling, seed, 0)[0].completions[0]
 
 
-@pytest.mark.parametrize(
-    ("sampling", "train_type"),
-    [
-        pytest.param(GREEDY, "lora", id="greedy-lora"),
-        pytest.param(SAMPLED, "dora", id="sampled-dora"),
-        pytest.param(SAMPLED, "full", id="sampled-full"),
-    ],
-)
+@pytest.mark.parametrize(("sampling", "train_type"), [(GREEDY, "lora"), (SAMPLED, "dora"), (SAMPLED, "full")], ids=str)
 def test_both_sides_answer_as_rollouts_do(chats: Callable[..., Chat], train_type: str, sampling: Sampling):
     """The same rendered prompt, tokens and log-probabilities: a chat shows what training and evaluation saw."""
     chat = chats(train_type=train_type)
@@ -84,13 +77,8 @@ def test_both_sides_answer_as_rollouts_do(chats: Callable[..., Chat], train_type
 
 
 def test_an_answer_is_penalised_and_held_as_the_run_s_completions_are(chats: Callable[..., Chat]):
-    settings = {
-        "repetition_penalty": 1.2,
-        "frequency_penalty": 0.3,
-        "output_regex": "[a-e]{3,5}[0-9]",
-        "max_completion_length": 12,
-    }
-    chat = chats(train_type="lora", **settings)
+    settings = {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "output_regex": "[a-e]{3,5}[0-9]"}
+    chat = chats(train_type="lora", max_completion_length=12, **settings)
     sampling = Sampling.of(chat.source.config)
     answers = ask(chat, row=3, sampling=sampling, seed=7)
     for side in BOTH:

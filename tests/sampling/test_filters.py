@@ -13,7 +13,7 @@ import pytest
 from backend.engine.device import on_gpu
 from backend.sampling.sampler import Sampling, sample_tokens
 from backend.utils.machine import TREAT_CPU_AS
-from tests.support.reference_sampler import kept_by_sort, sample_by_sort
+from tests.support.reference_sampler import sample_by_sort
 
 SAMPLINGS = [
     Sampling(top_k=20, top_p=0.95),
@@ -68,22 +68,3 @@ def test_filters_against_a_sort(V: int, choices: str, sampling: Sampling, monkey
             ours = draw(sampling, on_gpu())(mx.repeat(logits_BV, 6, axis=0), mx.array(uniform_BU).flatten())
             by_sort = sample_by_sort(logits_BV, uniform_BU, sampling)
             np.testing.assert_array_equal(np.array(ours), by_sort, err_msg=f"V {V}, {sampling}, {dtype}")
-
-
-@pytest.fixture
-def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TREAT_CPU_AS, "gpu")
-
-
-@pytest.mark.usefixtures("_as_on_a_gpu")
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_a_gpu_s_choices_keep_what_a_sort_keeps(sampling: Sampling) -> None:
-    """Its sums are in float32, so in a nucleus of thousands the last token may be another, one in a thousand; the
-    tolerance after a top-k of tens is smaller than the share of a token."""
-    V = 4096
-    logits = rows_of_every_kind(V, seed=1)
-    mass_BV = mx.exp(mx.array(logits - logits.max(axis=1, keepdims=True)) * (1 / sampling.temperature))
-    exact = np.where(kept_by_sort(logits, np.array(mass_BV), sampling), np.array(mass_BV, np.float64), 0)
-    _, _, log_kept_B = sample_tokens(mx.array(logits), mx.full(ROW_KINDS, 0.5), sampling)
-    share_B = exact.sum(axis=1) / np.array(mass_BV, np.float64).sum(axis=1)
-    np.testing.assert_allclose(np.exp(np.array(log_kept_B)), share_B, rtol=1e-4 if 0 < sampling.top_k < 100 else 1e-3)

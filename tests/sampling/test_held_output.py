@@ -6,10 +6,11 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import mlx.core as mx
 import numpy as np
+import pydantic
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -28,17 +29,17 @@ from backend.utils.errors import UserError
 from tests.support import random_models, small_run
 
 REGEX = Grammar("regex", r"<think>[a-z ]{0,6}</think><answer>([0-9]{1,3}|none)</answer>")
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 4},
-        "score": {"type": "integer", "minimum": 0, "maximum": 100},
-        "tags": {"type": "array", "items": {"enum": ["a", "bc"]}, "maxItems": 2},
-    },
-    "required": ["name", "score", "tags"],
-    "additionalProperties": False,
-}
-JSON = Grammar("schema", json.dumps(SCHEMA))
+
+
+class Answer(pydantic.BaseModel, extra="forbid", strict=True):
+    """What the schema asks for."""
+
+    name: Annotated[str, pydantic.Field(max_length=4)]
+    score: Annotated[int, pydantic.Field(ge=0, le=100)]
+    tags: Annotated[list[Literal["a", "bc"]], pydantic.Field(max_length=2)]
+
+
+JSON = Grammar("schema", json.dumps(Answer.model_json_schema()))
 
 
 @pytest.fixture(scope="module")
@@ -63,18 +64,9 @@ def is_valid(grammar: Grammar, text: str) -> bool:
     if grammar.kind == "regex":
         return re.fullmatch(grammar.source, text) is not None
     try:
-        value = json.loads(text)
-    except ValueError:
+        return bool(Answer.model_validate_json(text))
+    except pydantic.ValidationError:
         return False
-    return (
-        list(value) == ["name", "score", "tags"]
-        and isinstance(value["name"], str)
-        and len(value["name"]) <= 4
-        and type(value["score"]) is int
-        and 0 <= value["score"] <= 100
-        and len(value["tags"]) <= 2
-        and all(tag in ("a", "bc") for tag in value["tags"])
-    )
 
 
 def completions(policy: Policy, sampling: Sampling, tokens: int = 200, **how: Any) -> list[Completion]:
@@ -173,17 +165,10 @@ def byte_level(folder: Path) -> Any:
 @pytest.mark.parametrize("kind", ["byte level", "sentencepiece", "characters"])
 def test_masks_lead_to_valid_text_with_every_kind_of_tokenizer(tmp_path: Path, kind: str) -> None:
     """A uniform choice of the allowed tokens, decoded as completions are."""
-    made = {
-        "byte level": lambda: byte_level(tmp_path),
-        "sentencepiece": sentencepiece_like,
-        "characters": make_tokenizer,
-    }
-    tokenizer = made[kind]()
+    made = {"sentencepiece": sentencepiece_like, "characters": make_tokenizer}
+    tokenizer = byte_level(tmp_path) if kind == "byte level" else made[kind]()
     grammar = Grammar("regex", r"<answer>\d{2}\+1=\d</answer>") if kind == "characters" else JSON
-    eos, size = (
-        [tokenizer.eos_token_id],
-        len(tokenizer) + 40,
-    )  # a model's logits may have more entries than its tokenizer
+    eos, size = [tokenizer.eos_token_id], len(tokenizer) + 40  # logits may have more entries than the tokenizer
     compiled, rng = CompiledGrammar(grammar, tokenizer, eos, size), np.random.default_rng(0)
     for number in range(8):
         held, tokens, index = GrammarState(compiled), [], np.array([number])
@@ -235,16 +220,8 @@ def test_what_cannot_be_held_is_refused_in_a_sentence(settings: dict[str, str], 
 def test_a_run_holds_its_output_and_corrects_for_it(tmp_path: Path) -> None:
     """Through trainer, event log and evaluation: the ratio is the chance of so much luck, and completions that end are
     valid."""
-    raw = small_run.settings_for(
-        tmp_path,
-        output_regex="[0-9]{1,2}[ab]",
-        iters=2,
-        top_p=1.0,
-        steps_per_eval=2,
-        record_tokens=True,
-        skip_zero_signal=False,
-        **small_run.low_half(tmp_path),
-    )
+    held = {"output_regex": "[0-9]{1,2}[ab]", "iters": 2, "top_p": 1.0, "steps_per_eval": 2, "record_tokens": True}
+    raw = small_run.settings_for(tmp_path, **held, skip_zero_signal=False, **small_run.low_half(tmp_path))
     run = RunFolder(tmp_path / "run")
     small_run.train_here(raw, run)
     rows = [json.loads(line) for line in run.completions.read_text().splitlines()]

@@ -48,18 +48,8 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def policy(arch: str = "qwen3", **settings: Any) -> tuple[Policy, Any]:
         if not (folder / arch).exists():
             random_models.tiny_model(folder / arch, arch, noise=0.1)
-        raw = {
-            "model": str(folder / arch),
-            "data": "none",
-            "beta": 0,
-            "num_layers": -1,
-            "temperature": 0.9,
-            "top_k": 0,
-            "top_p": 1,
-            "group_size": 3,
-            "batch_size": 3,
-            "skip_zero_signal": False,
-        }
+        raw = {"model": str(folder / arch), "data": "none", "beta": 0, "num_layers": -1, "temperature": 0.9}
+        raw |= {"top_k": 0, "top_p": 1, "group_size": 3, "batch_size": 3, "skip_zero_signal": False}
         config = parse(raw | settings)
         if arch not in made or settings.get("beta"):
             made[arch] = load_policy(config)

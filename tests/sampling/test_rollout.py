@@ -291,13 +291,6 @@ def test_a_gpu_never_waits(rollouts: Callable[..., Sampler], waits: list[str], m
         assert (completion.tokens, completion.logps) == (other.tokens, other.logps)
 
 
-@pytest.mark.parametrize(("arch", "cache"), [("gemma3_text", "RotatingKVCache"), ("mamba", "ArraysCache")])
-def test_a_cache_that_cannot_be_batched_is_named(rollouts: Callable[..., Sampler], arch: str, cache: str) -> None:
-    assert rollouts(arch, 1).slow_paths == [
-        f"Completions are decoded one group at a time: the model's {cache} cannot hold rows of unequal length."
-    ]
-
-
 def test_a_model_that_takes_one_position_for_all_rows_is_decoded_by_group_and_says_why(models: Path) -> None:
     policy = policy_of(models)
     attention = policy.model.layers[0].self_attn

@@ -45,12 +45,9 @@ def model_repo(folder: Path) -> Repo:
 
 
 def _word_problem(n: int, config: str) -> dict[str, Any]:
-    steps = f"The two halves are {n}+{n}=<<{n}+{n}={2 * n}>>{2 * n}.\nSo that is what is left."
     asked = "How many are left? ** " if config == "socratic" else ""
-    return {
-        "question": f"A baker has {n} trays of {n + 7} buns, and sells some on day {n % 11}. How many are left?",
-        "answer": f"{asked}{steps}\n#### {_number(n)}",
-    }
+    question = f"A baker has {n} trays of {n + 7} buns, and sells some on day {n % 11}. How many are left?"
+    return {"question": question, "answer": f"{asked}{n}+{n}=<<{n}+{n}={2 * n}>>{2 * n}.\n#### {_number(n)}"}
 
 
 def _hard_problem(n: int) -> dict[str, Any]:

@@ -51,9 +51,19 @@ class FileGroup(FlatCollectives):
 
 def main() -> NoReturn:
     run = RunFolder(Path(sys.argv[sys.argv.index("--run") + 1]))
-    rank, size, token = _place()
+    rank, size, token = 0, 1, ""
+    if hosts := json.loads(os.environ.get(FILES_VARIABLE, "{}")).get("MLX_HOSTFILE"):
+        ring = json.loads(hosts)
+        rank, size, token = int(os.environ["MLX_RANK"]), len(ring), ring[0][0].rpartition(":")[2]
+    elif "OMPI_COMM_WORLD_SIZE" in os.environ:
+        rank, size = (int(os.environ[f"OMPI_COMM_WORLD_{name}"]) for name in ("RANK", "SIZE"))
+        token = os.environ["PMIX_NAMESPACE"].replace("/", "-")
     wrong = json.loads(os.environ.get("GRPO_STUDIO_TEST_RANK", "{}")).get(str(rank), "")
-    misbehave(wrong, "before")
+    if wrong == "crash at start":
+        print("no such library", file=sys.stderr)
+        os._exit(1)
+    if wrong == "hang at start":
+        time.sleep(600)
     end_with_launcher()
     orders = given_orders()
     if orders and rank == 0:
@@ -68,23 +78,6 @@ def main() -> NoReturn:
     if isinstance(channel, WorkerChannel):
         work(channel, wrong)
     lead(run, orders, channel, wrong)
-
-
-def _place() -> tuple[int, int, str]:
-    if hosts := json.loads(os.environ.get(FILES_VARIABLE, "{}")).get("MLX_HOSTFILE"):
-        ring = json.loads(hosts)
-        return int(os.environ["MLX_RANK"]), len(ring), ring[0][0].rpartition(":")[2]
-    if size := os.environ.get("OMPI_COMM_WORLD_SIZE"):
-        return int(os.environ["OMPI_COMM_WORLD_RANK"]), int(size), os.environ["PMIX_NAMESPACE"].replace("/", "-")
-    return 0, 1, ""
-
-
-def misbehave(word: str, moment: str) -> None:
-    if word == "crash at start" and moment == "before":
-        print("no such library", file=sys.stderr)
-        os._exit(1)
-    if word == "hang at start" and moment == "before":
-        time.sleep(600)
 
 
 def work(channel: WorkerChannel, wrong: str) -> NoReturn:
@@ -113,11 +106,8 @@ def lead(run: RunFolder, orders: OrdersFolder | None, channel: LeaderChannel | N
     stops: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
     event_log = EventLog(run.events)
-    event_log.write(
-        "started",
-        ranks=len(channel.machines) if channel else 1,
-        pids=[info.pid for info in channel.machines] if channel else [],
-    )
+    pids = [info.pid for info in channel.machines] if channel else []
+    event_log.write("started", ranks=len(pids) or 1, pids=pids)
     for sentence in given.warnings:
         event_log.write("note", level="warning", sentence=sentence)
     code = _steps(event_log, given, channel, stops, wrong)

@@ -28,16 +28,8 @@ from app.widgets.basic.controls import Segments
 from app.widgets.charts.plot import Plot
 from app.widgets.window_frame import Sidebar
 
-CONTROLS = (
-    QAbstractButton,
-    QAbstractItemView,
-    QAbstractSlider,
-    QAbstractSpinBox,
-    QComboBox,
-    QLineEdit,
-    QPlainTextEdit,
-    QTextEdit,
-)
+CONTROLS = (QAbstractButton, QAbstractItemView, QAbstractSlider, QAbstractSpinBox, QComboBox, QLineEdit)
+CONTROLS += (QPlainTextEdit, QTextEdit)
 # What has controls of its own inside: another key than Tab does what those do (arrows in a row of segments and in the
 # sidebar, the menu of a chart, Delete in a line of text)
 PARTS_OF = (QComboBox, QAbstractItemView, QAbstractSpinBox, QLineEdit, QScrollBar, Segments, Sidebar, Plot)

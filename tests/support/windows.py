@@ -50,15 +50,9 @@ class ServiceByHand(QObject):
         self.is_running, self.retired = True, False
 
     def ask(
-        self,
-        question: str,
-        on_answer: Any,
-        *,
-        on_refused: Any = None,
-        on_progress: Any = None,
-        owner: Any = None,
-        **more: Any,
+        self, question: str, on_answer: Any, *, on_refused: Any = None, on_progress: Any = None, **more: Any
     ) -> int:
+        more.pop("owner", None)
         self.asked.append(Asked(question, more, on_answer, on_refused, on_progress))
         return len(self.asked)
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 DOCS = Path(__file__).parents[3] / "docs"
 RECORD = DOCS / "architectures.json"
@@ -35,24 +34,15 @@ class Outcome:
 
 def read_record() -> dict[str, Outcome]:
     """Model type → outcome, in alphabetical order; {} before the first run of the script."""
-    return {arch: Outcome(**row) for arch, row in _read()["types"].items()}
-
-
-def recorded_versions() -> dict[str, str]:
-    """Of the packages that the outcomes were found with."""
-    return _read()["versions"]
-
-
-def _read() -> dict[str, Any]:
-    return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {"types": {}, "versions": {}}
+    types = json.loads(RECORD.read_text(encoding="utf-8"))["types"] if RECORD.exists() else {}
+    return {arch: Outcome(**row) for arch, row in types.items()}
 
 
 def write_record(outcomes: Mapping[str, Outcome], versions: Mapping[str, str]) -> None:
-    types = {arch: _without_blanks(outcomes[arch]) for arch in sorted(outcomes)}
-    RECORD.write_text(
-        json.dumps({"versions": versions, "types": types}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
-
-
-def _without_blanks(outcome: Outcome) -> dict[str, Any]:
-    return {name: value for name, value in asdict(outcome).items() if value not in ("", [], {})}
+    """Without what is empty."""
+    types = {
+        arch: {name: value for name, value in asdict(outcome).items() if value not in ("", [], {})}
+        for arch, outcome in sorted(outcomes.items())
+    }
+    record = json.dumps({"versions": versions, "types": types}, indent=1, ensure_ascii=False)
+    RECORD.write_text(f"{record}\n", encoding="utf-8")
