@@ -36,11 +36,13 @@ FILES = {
 }
 QWEN, SAFE = {"config": {"model_type": "qwen3"}}, {"tags": ["safetensors"]}
 MLX = QWEN | {"downloads": 7000, "tags": ["mlx", "safetensors", "4-bit"], "lastModified": "2026-03-01T10:00:00.000Z"}
+MLX |= {"safetensors": {"parameters": {"U32": 1000, "BF16": 10}, "total": 1010}}
+GGUF = {"tags": ["gguf"], "downloads": 6}
 MODELS = {
-    "tiny-4bit": Repo(FILES, MLX | {"safetensors": {"parameters": {"U32": 1000, "BF16": 10}, "total": 1010}}),
+    "tiny-4bit": Repo(FILES, MLX),
     "tiny": Repo(FILES, QWEN | SAFE | {"downloads": 90_000}),
     "tiny-strange": Repo(FILES, SAFE | {"downloads": 5, "config": {"model_type": "marvin"}}),
-    "tiny-gguf": Repo({"tiny.gguf": BIG}, {"tags": ["gguf"], "downloads": 6}),
+    "tiny-gguf": Repo({"tiny.gguf": BIG}, GGUF),
     "gated": Repo(FILES, gated=True),
     "private": Repo(FILES, private=True),
 }

@@ -1,5 +1,4 @@
-"""config.json of a tiny model of every type that mlx-lm has: sizes by the name of the setting, and what a type needs
-besides."""
+"""config.json of a tiny model of every type of mlx-lm: sizes by the name of the setting, and what a type adds."""
 
 from __future__ import annotations
 
