@@ -1,5 +1,4 @@
-"""The bundled demo: its files are those of the script, no held-out row is in the training data, and it needs no
-network."""
+"""The bundled demo: its files are those of the script, no held-out row is trained on, no network is needed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Python's thread and mlx's share one core while they sample and train. Other threads keep all cores, and so do these
-two afterwards."""
+"""Python's thread and mlx's share one core while they sample and train; other threads keep all cores."""
 
 from __future__ import annotations
 

@@ -137,8 +137,7 @@ def test_sixteen_bits_stay_within_their_own_rounding(name: str) -> None:
 
 @pytest.mark.parametrize("block", [3, None])
 def test_extreme_scores_give_no_nan(block: int | None) -> None:
-    """Scores of ±10,000 and more, whose exponentials overflow float32: all weight is on one key, or none on a whole
-    segment."""
+    """Scores of ±10,000, whose exponentials overflow float32: all weight is on one key, or none on a segment."""
     case = Case(each=2, lengths=(5, 2))
     arrays = case.arrays(size=100.0)
     scores = case.scale * arrays[0] @ mx.repeat(arrays[1], 2, axis=1).swapaxes(-1, -2)

@@ -1,5 +1,4 @@
-"""OpenBLAS in place of mlx's BLAS, and a folder for the kernels of each rank. Each case runs in a process of its
-own."""
+"""OpenBLAS in place of mlx's BLAS, and a kernel folder for each rank. Each case runs in its own process."""
 
 from __future__ import annotations
 

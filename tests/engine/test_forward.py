@@ -1,5 +1,4 @@
-"""Log-probabilities and entropies with shared prompts and chunked logits equal the definition, in value and
-gradient."""
+"""Log-probabilities and entropies with shared prompts and chunked logits equal the definition."""
 
 from __future__ import annotations
 

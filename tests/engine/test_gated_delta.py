@@ -1,5 +1,4 @@
-"""The chunked gated delta rule equals the recurrence token by token, in value and gradient, in a fraction of its memory
-and time."""
+"""The chunked gated delta rule equals the recurrence token by token, in value and gradient."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ class Case:
     state: bool = True
 
     def arrays(self) -> list[mx.array]:
-        """Queries, keys, values, log decays, betas, and the state if there is one. Keys and queries have length 1, as
-        models make them."""
+        """Queries, keys (both of length 1), values, log decays, betas, and the state if there is one."""
         B, T, J, H, d, e = self.rows, self.tokens, self.key_heads, self.heads, self.keys, self.values
         rng = np.random.default_rng(0)
         q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in rng.normal(size=(2, B, T, J, d)))
@@ -106,8 +104,7 @@ def test_values_and_gradients_are_those_of_the_recurrence(name: str, by_channel:
 
 @pytest.mark.parametrize("by_channel", [False, True], ids=["a decay a head", "a decay a channel"])
 def test_no_decay_strength_gives_a_nan_or_an_overflow(by_channel: bool) -> None:
-    """Nothing forgotten, e⁻²⁰ a step, everything forgotten (log 0 = −∞), and all of them at random: a chunk's products
-    of decays span more than float32 does."""
+    """Nothing, e⁻²⁰ a step, everything (log 0 = −∞) and a mix forgotten: a chunk's decays span more than float32."""
     case = Case(tokens=70, by_channel=by_channel)
     arrays = case.arrays()
     mixed = np.random.default_rng(2).choice([0.0, -1e-3, -20.0, -300.0, -np.inf], size=arrays[3].shape)

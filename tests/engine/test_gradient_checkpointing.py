@@ -34,8 +34,7 @@ def test_gradient_checkpointing_changes_no_gradient(models: Path, trained: str) 
 
 
 def test_the_second_pass_samples_the_same_dropout_mask(models: Path) -> None:
-    """With another mask the gradient would be that of another function: it is compared with a finite difference of its
-    own loss."""
+    """With another mask the gradient would be another function's: compared with its loss's finite difference."""
     policy, case = lora_policy(models, dropout=0.5), Case()
     policy.model.train()
 
@@ -61,8 +60,7 @@ def test_the_second_pass_samples_the_same_dropout_mask(models: Path) -> None:
 
 @pytest.mark.parametrize("arch", ["gemma4_text", "gemma3n"])
 def test_layers_that_read_an_earlier_layers_keys_send_their_gradient_there(models: Path, arch: str) -> None:
-    """Gemma 4 hands them on as an argument, Gemma 3n in a cache; both have an embedding per layer beside the hidden
-    states."""
+    """Gemma 4 hands them on as an argument, Gemma 3n in a cache; both have an embedding per layer."""
     folder = random_models.tiny_model(models / arch, arch, own=tiny_config(arch), noise=0.05)
     model, case = load_model(folder)[0], Case()
     split_model, results = split(model), []

@@ -67,8 +67,7 @@ def test_a_model_with_a_plain_head_is_split_and_has_no_slow_path(models: Path, a
 
 
 def test_layers_that_find_each_others_keys_in_the_caches_get_caches_in_learning(models: Path) -> None:
-    """Gemma 3n without a cache computes keys in layers that otherwise use an earlier layer's: another model than is
-    sampled from."""
+    """Without a cache Gemma 3n computes keys that it otherwise shares: another model than is sampled from."""
     folder = random_models.tiny_model(models / "gemma3n", "gemma3n", own=tiny_config("gemma3n"), noise=0.05)
     model, tokens = load_model(folder)[0], mx.array([[5, 6, 70, 8, 33, 100, 5, 6, 250, 11, 12, 13]])
     decoded = mx.concatenate(

@@ -1,5 +1,4 @@
-"""The monkeypatches of mlx-lm: which names they replace, that uninstall restores them, which calls they handle, and
-that no number changes."""
+"""The patches of mlx-lm: what they replace, that uninstall restores it, and that no number changes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Models with a recurrent state: with our patches they have mlx-lm's numbers, and on Metal one path for eval and train
-mode."""
+"""Models with a recurrent state: mlx-lm's numbers, and on Metal one path for eval and train mode."""
 
 from __future__ import annotations
 
@@ -57,8 +56,7 @@ def logps(model: nn.Module) -> mx.array:
 
 
 def eval_and_train(model: nn.Module) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-    """Log-probabilities in eval mode without a gradient, as old and reference ones are computed; those of an update, in
-    train mode; and its gradient."""
+    """Log-probabilities in eval mode without a gradient; those of an update, in train mode; and its gradient."""
     weight_BT = mx.array(np.random.default_rng(1).normal(size=(2, 69)), mx.float32)
 
     def loss() -> tuple[mx.array, mx.array]:

@@ -1,5 +1,4 @@
-"""The residual stream of a model of 16 bits is float32, its products are not, and a model that cannot have it stays as
-it is."""
+"""In a model of 16 bits the residual stream is float32, where the model allows it."""
 
 from __future__ import annotations
 

@@ -81,8 +81,7 @@ def test_matrices_have_the_type_and_size_and_vectors_stay_float32(tmp_path: Path
 
 
 def test_rows_of_queries_and_keys_are_in_the_order_of_llama_cpp_and_positions_are_scaled(tmp_path: Path) -> None:
-    """Its Llama turns neighbouring numbers; a file in transformers' order would answer nonsense, and loading it back
-    would not tell."""
+    """Its Llama turns neighbouring numbers; another order would answer nonsense, and loading would not tell."""
     base = tiny_model(tmp_path / "base", "llama", own=LLAMA_3_POSITIONS)
     write_run(tmp_path / "run", base, "full")
     tensors = {t.name: t for t in written(export(tmp_path / "run").path).tensors}
@@ -148,8 +147,7 @@ def test_the_modelfile_puts_chats_and_samples_as_the_run_did(tmp_path: Path) -> 
 
 
 def parsed(text: str) -> list[tuple[str, str]]:
-    """Commands and values as Ollama reads a Modelfile: a value that begins with three quotation marks goes on to a line
-    that ends with them."""
+    """Commands and values as Ollama reads a Modelfile: a value in three quotation marks may have several lines."""
     found, lines = list[tuple[str, str]](), iter(text.splitlines(keepends=True))
     for line in lines:
         begun = re.match(r"((?:PARAMETER )?\w+) ", line)

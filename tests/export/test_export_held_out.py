@@ -1,5 +1,4 @@
-"""The held-out comparison of an export: same prompts and random numbers for both models, told in a sentence and through
-the verb."""
+"""The held-out comparison of an export: same prompts and random numbers for both models."""
 
 from __future__ import annotations
 

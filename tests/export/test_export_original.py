@@ -91,8 +91,7 @@ def test_experts_are_merged_into_their_own_tensors_in_their_own_files(tmp_path: 
     ids=["lora", "dora", "rslora"],
 )
 def test_a_peft_adapter_is_the_merge(tmp_path: Path, train_type: str, settings: dict[str, Any], scale: float) -> None:
-    """base + scale B A in numpy, DoRA at its magnitude, by the names in the files: equal to the weights that were
-    merged."""
+    """base + scale B A in numpy, DoRA at its magnitude, by the names in the files, is what was merged."""
     base = tiny_model(tmp_path / "base", "llama")
     write_run(tmp_path / "run", base, train_type, num_layers=1, **settings)
     run = RunFolder(tmp_path / "run")

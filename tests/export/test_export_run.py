@@ -1,5 +1,4 @@
-"""Export: the written model computes what the trained one does, LM Studio finds it, and it is written completely or not
-at all."""
+"""Export: the model computes what the trained one does, LM Studio finds it, and it is whole or not there."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ def templates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
 
 @pytest.fixture
 def trained_run(tmp_path: Path, templates: tuple[Path, dict[str, mx.array]]) -> TrainedRun:
-    """Makes a run in `tmp_path` as the trainer leaves it, with random trained weights: (run, its model's logits [9,
-    V])."""
+    """Makes a run in `tmp_path` as the trainer leaves it: (run, its model's logits [9, V])."""
     folder, logits = templates
 
     def make(**how: Any) -> tuple[RunFolder, mx.array]:

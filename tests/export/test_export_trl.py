@@ -1,5 +1,4 @@
-"""`export --to trl`: the folder stands alone, its rows and rewards are those of the run, and nothing of this machine is
-in it."""
+"""`export --to trl`: the folder stands alone, with the run's rows and rewards and nothing of this machine."""
 
 from __future__ import annotations
 
@@ -118,8 +117,7 @@ def folder(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def probe(folder: Path) -> dict[str, Any]:
-    """What the folder's own code makes of rows and completions, in a process without ours: -I keeps the checkout off
-    its path."""
+    """What the folder's code makes of rows and completions, in a process that does not see ours (-I)."""
     run = subprocess.run(
         [sys.executable, "-IB", str(PROBE), str(folder)], input=json.dumps(TEXTS), capture_output=True, text=True
     )
@@ -159,8 +157,7 @@ def test_the_rows_are_those_of_the_run(config: Config, splits: Splits, probe: di
 
 
 def test_the_rewards_are_those_of_the_run(config: Config, splits: Splits, probe: dict[str, Any]) -> None:
-    """Every shipped function, two that a user registers, one with arguments and another name, and a plain one of
-    another file."""
+    """Shipped functions, two that a user registers, one with arguments, and a plain one of another file."""
     form, row = PromptFormat.of(config), splits.train[0]
     problem = problem_of(0, row, messages_of(row, form, "a row"), [], form)
     group = Group(problem, [Completion([], [], text, "eos") for text in TEXTS])

@@ -1,5 +1,4 @@
-"""Search, download and resume against a Hub on 127.0.0.1; every failure ends in one sentence and leaves the cache
-valid."""
+"""Search, download and resume against a Hub on 127.0.0.1; every failure leaves the cache valid."""
 
 from __future__ import annotations
 

@@ -26,8 +26,7 @@ from backend.utils.hub_cache import hub_cache, is_dataset_cached, local_folder, 
     ids=["default", "XDG_CACHE_HOME", "HF_HOME", "HF_HOME with a tilde", "HUGGINGFACE_HUB_CACHE", "HF_HUB_CACHE"],
 )
 def test_the_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str):
-    """One of two copies of this function ignored XDG_CACHE_HOME, so that a first launch did not see the models
-    there."""
+    """One of two copies of this function ignored XDG_CACHE_HOME: a first launch did not see the models there."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

@@ -1,5 +1,4 @@
-"""Models and datasets on this machine, and whether mlx-lm can load them, from file names, sizes and config.json
-alone."""
+"""Models and datasets on this machine, and whether mlx-lm can load them, from names, sizes and config.json."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Folders of strangers: whatever is in them, opening one ends in a model or in one sentence, and runs nothing of
-theirs."""
+"""Folders of strangers: opening one ends in a model or in one sentence, and runs nothing of theirs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Adapters of peft carried onto a model of mlx-lm. Without torch; tests/trainer/test_import_transformers.py has
-adapters that peft itself made."""
+"""Adapters of peft carried onto a model of mlx-lm, without torch."""
 
 from __future__ import annotations
 

@@ -46,8 +46,7 @@ def run_settings(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> dict[str, tuple[Any, list[Any]]]:
-    """For each case what one machine computes, and what each of two ranks does; in `folder` there is a run of the two,
-    stopped after its second step."""
+    """Case → what one machine computes and what each of two ranks does; `folder` gets a stopped run of the two."""
     random_models.tiny_model(folder / "model", "llama", hidden=64, own=HEADS)
     small_run.write_rows(folder / "rows.jsonl")
     run = run_settings(folder)
@@ -100,8 +99,7 @@ def test_two_ranks_compute_what_one_does(case: str, found: dict[str, tuple[Any, 
 
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_have_the_same_bits(case: str, found: dict[str, tuple[Any, list[Any]]]) -> None:
-    """Adapters and tokens must never drift apart; a rank that drew another token would wait for ever for a row that the
-    other ended."""
+    """Adapters and tokens must never drift apart: a rank would wait for ever for a row that the other ended."""
     first, second = found[case][1]
     assert not case.endswith("step") or len(first[sharded_trial.DISTURBED]) > 12
     for name in first:

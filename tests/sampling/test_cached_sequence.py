@@ -33,8 +33,7 @@ def take(sequence: CachedSequence, prompt: list[int], count: int, sampling: Samp
 
 @pytest.mark.parametrize("arch", ["qwen3", "gemma3_text", "mamba"])
 def test_every_turn_continues_as_a_fresh_sequence_does(models: Path, arch: str):
-    """Turns that go on, that go back, and that begin anew; a sliding window and a state cannot go back, and are read
-    again."""
+    """Turns that go on, go back and begin anew; a sliding window and a state are read again to go back."""
     sequence = sequence_of(models, arch)
     first = take(sequence, PROMPT, 6)
     turns = [[*PROMPT, *first, 30, 31, 32], [*PROMPT, *first[:3], 50, 51], PROMPT, [*PROMPT, *first], [77, 78]]

@@ -1,5 +1,4 @@
-"""Top-k, top-p and min-p without a sort keep the tokens that a sort keeps, so the same uniform number samples the same
-token."""
+"""Top-k, top-p and min-p without a sort sample the token that a sort samples."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ def draw(sampling: Sampling, as_gpu: bool) -> Callable[[mx.array, mx.array], mx.
 @pytest.mark.parametrize("choices", ["cpu", "gpu"])
 @pytest.mark.parametrize("V", [1, 2, 150, 2049, 2304, 4099, pytest.param(20_000, marks=pytest.mark.proof)])
 def test_filters_against_a_sort(V: int, choices: str, sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prime, a square, smaller than k, with and without blocks: every token of every kind of row, by the kernels for
-    either device, on the CPU, whose sums are exact."""
+    """Every token of every kind of row, by either device's kernels, on the CPU, whose sums are exact."""
     if choices == "gpu" and V > 5000:
         pytest.skip("its sums in float32 may give another token")
     monkeypatch.setenv(TREAT_CPU_AS, choices)

@@ -139,8 +139,7 @@ def test_a_model_that_reads_its_layers_weights_itself_is_not_fused_and_says_why(
 
 
 def test_a_fused_model_with_other_logits_is_not_used(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fresh adapter's update is zero: without the noise that the trial adds, a wrong fusion would not change the
-    logits."""
+    """A fresh adapter is zero: only the noise that the trial adds shows a wrong fusion."""
     fresh = policy_of(models)
     for module in fresh.model.modules():
         if "lora_b" in module:

@@ -1,5 +1,4 @@
-"""Output held to a regular expression or a JSON schema: what is drawn, its log-probabilities, ends, faults, and several
-tokenizers."""
+"""Output held to a regular expression or a JSON schema, with several tokenizers."""
 
 from __future__ import annotations
 
@@ -97,8 +96,7 @@ def test_ended_output_is_valid(
 
 
 def test_log_probabilities_are_the_policy_s_and_the_shares_those_of_the_allowed_tokens(policies: Any) -> None:
-    """By a full forward pass and masks made token by token: the policy before any filter, the mass that the grammar
-    left of it, and what top-k then left of that."""
+    """By a full forward pass and masks made token by token, under top-k."""
     policy, sampling = policies(), Sampling(0.8, top_k=3, grammar=REGEX)
     compiled = CompiledGrammar(REGEX, policy.tokenizer, policy.eos_ids, policy.split_model.vocab_size)
     (group,) = Sampler(policy, 60).sample(problems(1), 3, sampling, seed=0, first_number=0)
@@ -117,8 +115,7 @@ def test_log_probabilities_are_the_policy_s_and_the_shares_those_of_the_allowed_
 
 
 def test_a_stop_string_ends_a_completion_only_where_the_grammar_is_satisfied(policies: Any) -> None:
-    """“1” comes at once and often; the completion is whole at the first semicolon after it, and goes on past one before
-    that."""
+    """“1” comes at once and often; the completion is whole at the first semicolon after it."""
     grammar = Grammar("regex", "1(;1){2,40};+")
     done = completions(policies(), Sampling(grammar=grammar), 90, stop=["1", ";"])
     assert {completion.stop for completion in done} == {"string"}
@@ -218,8 +215,7 @@ def test_what_cannot_be_held_is_refused_in_a_sentence(settings: dict[str, str], 
 
 
 def test_a_run_holds_its_output_and_corrects_for_it(tmp_path: Path) -> None:
-    """Through trainer, event log and evaluation: the ratio is the chance of so much luck, and completions that end are
-    valid."""
+    """Through trainer, event log and evaluation: the ratio is the chance of so much luck."""
     held = {"output_regex": "[0-9]{1,2}[ab]", "iters": 2, "top_p": 1.0, "steps_per_eval": 2, "record_tokens": True}
     raw = small_run.settings_for(tmp_path, **held, skip_zero_signal=False, **small_run.low_half(tmp_path))
     run = RunFolder(tmp_path / "run")

@@ -1,5 +1,4 @@
-"""Repetition, presence and frequency penalties: the same policy in sampling and in learning, against a loop over
-tokens."""
+"""Penalties: the same policy in sampling and in learning, against a loop over tokens."""
 
 from __future__ import annotations
 
@@ -81,8 +80,7 @@ def by_hand(policy: Policy, group: Group, g: int, sampling: Sampling) -> np.ndar
 
 @pytest.mark.parametrize(("arch", "rows"), [("qwen3", None), ("qwen3", 4), ("gemma3_text", None)])
 def test_tokens_and_logps_are_those_of_a_loop(policies: Any, arch: str, rows: int | None) -> None:
-    """Decoded together, with rows that wait for others, and a group at a time; the random number of each token gives
-    that token."""
+    """Decoded together, with rows that wait, and by group; each token's random number gives that token."""
     policy, _ = policies(arch)
     rollout = Sampler(policy, 20, rows=rows)
     assert rollout.has_continuous_batching == (arch == "qwen3")
@@ -101,8 +99,7 @@ def test_tokens_and_logps_are_those_of_a_loop(policies: Any, arch: str, rows: in
 
 @pytest.mark.parametrize("sampling", [SAMPLED, *FILTERED], ids=str)
 def test_learning_has_the_log_probabilities_that_were_sampled(policies: Any, sampling: Sampling) -> None:
-    """To 2e-5 in float32, through micro-batches and chunks of the vocabulary head. Without the penalties they are far
-    off."""
+    """To 2e-5 in float32, through micro-batches and chunks of the head. Without penalties they are far off."""
     policy, config = policies(**SETTINGS)
     groups = Sampler(policy, 12).sample(problems(), 3, sampling, seed=2, first_number=0)
     for group in groups:
@@ -127,8 +124,7 @@ def test_learning_has_the_log_probabilities_that_were_sampled(policies: Any, sam
 
 
 def test_the_reference_is_penalised_too(policies: Any) -> None:
-    """Fresh adapters change nothing, so the KL against the base model is 0; and it is not where the policy alone is
-    penalised."""
+    """Fresh adapters change nothing, so the KL is 0 unless the policy alone is penalised."""
     policy, config = policies(beta=0.1, log_kl=True, **SETTINGS)
     policy.model.update(tree_map(mx.zeros_like, policy.model.trainable_parameters()))
     groups = Sampler(policy, 8).sample(problems(), 3, SAMPLED, seed=2, first_number=0)

@@ -210,8 +210,7 @@ def recorded_steps(rollout: Sampler, monkeypatch: pytest.MonkeyPatch) -> list[tu
 
 
 def test_the_batch_is_compacted_as_rows_end(rollouts: Callable[..., Sampler], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rows are long, and the last steps must not be computed for all rows. Few distinct row counts mean few
-    traces."""
+    """The last steps must not be computed for all rows; few distinct row counts mean few traces."""
     rollout = rollouts("qwen3", 64, MANY_ENDS)
     seen = recorded_steps(rollout, monkeypatch)
     sampled = with_problems(rollout.sample(problems([4] * 6), 8, Sampling(), 0, 0))
@@ -238,8 +237,7 @@ def test_the_batch_is_compacted_as_rows_end(rollouts: Callable[..., Sampler], mo
 def test_the_number_of_rows_decoded_at_once_changes_nothing(
     rollouts: Callable[..., Sampler], sampling: Sampling, ends: list[int], max_tokens: int, limits: tuple[int, ...]
 ) -> None:
-    """Prompts of many lengths: a waiting row may be longer than all rows of the batch when it is admitted, or much
-    shorter."""
+    """When it is admitted, a waiting row may be longer than all rows of the batch, or much shorter."""
     rows = problems([5, 30, 2, 90, 1, 140])
     all_at_once = with_problems(rollouts("qwen3", max_tokens, ends).sample(rows, 3, sampling, seed=3, first_number=20))
     assert {completion.stop for _, completion in all_at_once} == {"eos", "length"} or max_tokens > 13

@@ -1,5 +1,4 @@
-"""The distribution that tokens are sampled from under top-p, top-k and min-p, and the metrics that compare it with the
-policy."""
+"""The metrics that compare the distribution that was sampled from with the policy."""
 
 from __future__ import annotations
 

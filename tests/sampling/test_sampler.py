@@ -1,5 +1,4 @@
-"""One sampled token: its distribution is exactly the filtered one, its log-probability that of the unfiltered
-policy."""
+"""One sampled token: its distribution is the filtered one, its log-probability the unfiltered policy's."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Recorded event logs: what real runs of the demo's model wrote, healthy and sick ones, in
-`tests/golden/diaries/NAME.jsonl.gz`."""
+"""Event logs that real runs of the demo's model wrote, healthy and sick, in `tests/golden/diaries/NAME.jsonl.gz`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A reader-writer lock over the worker processes of one test run: many tests that only compute, or one that measures
-seconds."""
+"""A reader-writer lock over the workers of a test run: many tests that compute, or one that measures seconds."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A GPU that fails where a test says: mlx's evaluations raise what mlx raises on a Mac, and nothing works in that
-process afterwards."""
+"""A GPU that fails where a test says: evaluations raise what mlx raises on a Mac, and so do all later ones."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Machines for tests: an `ssh` on PATH that runs commands here, with a home folder for each host; or in a network
-namespace."""
+"""An `ssh` on PATH that runs commands here, with a home folder for each host, or in a network namespace."""
 
 from __future__ import annotations
 

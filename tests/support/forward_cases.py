@@ -1,5 +1,4 @@
-"""Batches for the forward pass, and their log-probabilities by definition: each row alone, full vocabulary, plain
-autodiff."""
+"""Batches for the forward pass, and their log-probabilities by definition: each row alone, plain autodiff."""
 
 from __future__ import annotations
 
@@ -85,8 +84,7 @@ def model_of(models: Path, arch: str = "qwen3", **options: Any) -> nn.Module:
 
 
 def lora_policy(models: Path, dropout: float = 0.0) -> Policy:
-    """qwen3 with LoRA everywhere, whose B matrices are random: fresh ones are 0, which would hide errors in A's
-    gradient."""
+    """qwen3 with LoRA everywhere, whose B is random: a fresh B is 0, which would hide errors in A's gradient."""
     model_of(models)
     settings = {"model": str(models / "qwen3"), "data": "none", "beta": 0, "num_layers": -1, "dropout": dropout}
     policy = load_policy(parse(settings))

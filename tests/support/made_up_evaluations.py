@@ -70,8 +70,7 @@ def _decoding(name: DecodingName, rows: list[EvaluatedRow]) -> Decoding:
 
 
 def write(run: RunFolder, name: str, prompts: int = 40, seed: int = 0, created: float = 1.76e9) -> Path:
-    """An evaluation in the run's folder, greedy and sampled, whose tuned side is better on most prompts and worse on
-    some."""
+    """An evaluation in the run's folder, greedy and sampled, that is better on most prompts and worse on some."""
     dice = random.Random(seed)
     rows = [
         sampled(evaluated_row(i, float(dice.random() < 0.3), float(dice.random() < 0.8)), 4, dice)

@@ -1,5 +1,4 @@
-"""Simulated rewards of a model before and after training, with a known true difference: binary, grouped, skewed, mostly
-zero."""
+"""Simulated rewards before and after training with a known true difference: binary, skewed, mostly zero."""
 
 from __future__ import annotations
 
@@ -61,8 +60,7 @@ CASES = {
 
 
 def covers(case: PairedRewards, prompts: int, cases: int, resamples: int, seed: int) -> float:
-    """The share of simulated evaluations whose interval contains the true difference, among those that have an
-    interval."""
+    """The share of simulated evaluations, of those with an interval, whose interval contains the true difference."""
     rng = np.random.default_rng(seed)
     inside: list[bool] = []
     for _ in range(cases):

@@ -1,5 +1,4 @@
-"""Stand-ins for public repositories of the Hugging Face Hub: their files, configurations, splits and columns, with rows
-of our own."""
+"""Stand-ins for public repositories of the Hugging Face Hub, with rows of our own."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ def gsm8k() -> Repo:
 
 
 def deepmath() -> Repo:
-    """One configuration: `prompt` is a list of messages, `solution` LaTeX between dollars, or one of the words True,
-    False, Yes and No."""
+    """`prompt` is a list of messages, `solution` LaTeX between dollars, or True, False, Yes or No."""
     files = {"README.md": _card("default", folders={"default": "data"})}
     files["data/train-00000-of-00001.parquet"] = _parquet([_hard_problem(n) for n in range(TRAINING)])
     files["data/test-00000-of-00001.parquet"] = _parquet(

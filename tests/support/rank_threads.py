@@ -1,5 +1,4 @@
-"""Ranks as threads of one process, of which one computes at a time: collectives and the control channel without
-processes."""
+"""Ranks as threads of one process, one of which computes at a time: collectives and control channel."""
 
 from __future__ import annotations
 

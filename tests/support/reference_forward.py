@@ -1,5 +1,4 @@
-"""Random completions, and their log-probabilities by a plain forward pass: no micro-batches, no cache, no shared
-prompts."""
+"""Random completions, and their log-probabilities by a plain forward pass without micro-batches or caches."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ def rows_of(groups: list[Group]) -> list[Row]:
 
 
 def plain_scores(model: nn.Module, rows: list[Row], temperature: float = TEMPERATURE) -> tuple[mx.array, mx.array]:
-    """Log-probabilities and entropies [B, T], the whole vocabulary at every position of one padded batch, at
-    `temperature`."""
+    """Log-probabilities and entropies [B, T], from the whole vocabulary at every position of one padded batch."""
     longest = max(len(prompt) + len(completion.tokens) for prompt, completion in rows)
     padded_rows = [
         prompt + completion.tokens + [0] * (longest - len(prompt) - len(completion.tokens))

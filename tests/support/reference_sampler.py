@@ -28,8 +28,7 @@ def kept_by_sort(logits_BV: np.ndarray, mass_BV: np.ndarray, sampling: Sampling)
 
 
 def sample_by_sort(logits_BV: mx.array, uniform_BU: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """[B · U] tokens: U samples of each row, from the same masses and by the same inverse CDF as the sampler's,
-    filtered by a sort."""
+    """[B · U] tokens: U samples of each row by the sampler's masses and inverse CDF, filtered by a sort."""
     mass_BV = sampler._mass(logits_BV, logits_BV.max(axis=-1, keepdims=True), sampling.temperature)
     kept_BV = kept_by_sort(np.array(logits_BV.astype(mx.float32)), np.array(mass_BV), sampling)
     filtered_BV = mx.where(mx.array(kept_BV), mass_BV, 0)

@@ -53,8 +53,7 @@ def shake(policy: Policy) -> None:
 
 
 def forward_and_gradient(policy: Policy) -> dict[str, np.ndarray]:
-    """Logits of the policy and its reference, and the gradient of the tokens' log-probability in every adapter, by
-    name."""
+    """Logits of the policy and its reference, and the gradient in every adapter, by name."""
 
     def loss(model: nn.Module, tokens: mx.array) -> mx.array:
         return nn.losses.cross_entropy(model(tokens[:, :-1]).astype(mx.float32), tokens[:, 1:]).mean()  # pyright: ignore
@@ -96,8 +95,7 @@ def trial(policy: Policy, raw: dict[str, Any], *, steps: bool) -> dict[str, np.n
 
 
 def of_ranks(folder: Path, cases: dict[str, dict[str, Any]], ranks: int = 2) -> list[dict[str, dict[str, np.ndarray]]]:
-    """For each rank, what it found in each of the cases: raw settings by name; those of the cases whose name ends in
-    "step" have one."""
+    """What each rank found in each case (name → raw settings); cases whose name ends in "step" make one."""
     (folder / "cases.json").write_text(json.dumps(cases))
     (folder / "hosts.json").write_text(json.dumps([[f"127.0.0.1:{port}"] for port in _free_ports(ranks)]))
     program = [sys.executable, "-m", "tests.support.sharded_trial", str(folder)]
@@ -127,8 +125,7 @@ def _read(folder: Path, cases: dict[str, Any], rank: int) -> dict[str, dict[str,
 
 
 def disturbed_tokens(policy: Policy, rank: int) -> np.ndarray:
-    """What is drawn where every rank but the first has other logits, as another chip has by rounding; here they are in
-    reverse."""
+    """Tokens sampled where every rank but the first has other logits, as another chip has by rounding."""
     rollout = Sampler(policy, 8)
     logits = rollout.fused.split_model.logits
     if rank:

@@ -1,5 +1,4 @@
-"""mlx-lm's choices on Metal, made on any machine: its code believes that Metal is there, and stand-ins take its
-kernels' places."""
+"""mlx-lm's choices on Metal, made on any machine, with stand-ins for its kernels."""
 
 from __future__ import annotations
 

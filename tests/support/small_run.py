@@ -60,8 +60,7 @@ def write_config(path: Path, raw: dict[str, Any]) -> Path:
 
 
 def prepare(run: RunFolder, raw: dict[str, Any]) -> None:
-    """A run as the window prepares it for `train --run`: settings in its folder, and its user has allowed the code that
-    they name."""
+    """A run as the window prepares it for `train --run`: settings in its folder, the code they name allowed."""
     write_config(run.config, raw)
     allow_named(raw)
 

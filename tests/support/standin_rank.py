@@ -1,5 +1,4 @@
-"""A rank without MLX, for tests of the launcher: the real control channel, and a gather through files in the run
-folder."""
+"""A rank without MLX for tests of the launcher: the real control channel, and a gather through files."""
 
 from __future__ import annotations
 

@@ -46,8 +46,7 @@ class TabWalk:
     traps: list[str] = field(default_factory=list)  # stops that Tab did not leave
 
     def unreached(self, window: QWidget) -> list[str]:
-        """Controls of the window that no stop reaches: not by Tab, not as a part of a stop, not by a shortcut of an
-        action."""
+        """Controls of the window that no stop reaches: not by Tab, not as a part of a stop, not by a shortcut."""
         reached = set(self.forward)
         return [
             described(widget)
@@ -123,8 +122,7 @@ def has_shortcut(widget: QWidget) -> bool:
 
 
 def unnamed(stops: Sequence[QWidget]) -> list[str]:
-    """The stops for which a screen reader has no name: neither one of their own, nor a text, nor a label whose buddy
-    they are."""
+    """The stops without a name for a screen reader: neither one of their own, nor a text, nor a buddy's label."""
     labels = stops[0].window().findChildren(QLabel) if stops else []
     named = {label.buddy() for label in labels if label.text().strip()}
     texts = {stop: stop.text() if isinstance(stop, QAbstractButton) else "" for stop in stops}

@@ -19,8 +19,7 @@ def events_of(run: RunFolder) -> list[dict[str, Any]]:
 
 
 def event_log_without_times(run: RunFolder, tracker: str = "") -> list[dict[str, Any]]:
-    """The events that the run's settings determine: without the phases, whose number is one of time, and without what
-    is said of a tracker."""
+    """The events that the settings determine: without phases and without what is said of a tracker."""
     kept = [event for event in events_of(run) if event["kind"] not in ("phase", "health")]
     return [
         {key: _without_times(value) for key, value in event.items() if key not in OF_THE_MOMENT}

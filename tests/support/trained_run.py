@@ -1,5 +1,4 @@
-"""A run folder with checkpoints of noise, made without training: weights that differ from the base's and from each
-other."""
+"""A run folder with checkpoints of noise, made without training."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ from tests.support import small_run
 
 
 def make_run(folder: Path, models: Path, scores: tuple[float, ...] = (1.0,), **changes: Any) -> RunFolder:
-    """A run in `folder` with a checkpoint for each of `scores`, at steps 8, 16, …; `models` takes the base model and
-    the rows."""
+    """A run in `folder` with a checkpoint for each of `scores`, at steps 8, 16, …; `models` takes model and rows."""
     raw = small_run.settings_for(models, **changes)
     run = RunFolder(folder)
     small_run.write_config(run.config, raw)

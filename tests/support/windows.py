@@ -21,8 +21,7 @@ W = TypeVar("W", bound=QWidget)
 
 
 class SilentService(Service):
-    """Takes questions and answers none, without a process: for a window whose pages ask what the test does not wait
-    for."""
+    """Takes questions and answers none, without a process: for tests that do not wait for an answer."""
 
     def _start(self) -> bool:
         self._process = None

@@ -1,5 +1,4 @@
-"""The model card: settings that the Hub reads, what is said with and without an evaluation, curves, and what never gets
-into it."""
+"""The model card: settings for the Hub, text with and without an evaluation, and what never gets into it."""
 
 from __future__ import annotations
 
@@ -143,8 +142,7 @@ def test_an_evaluation_of_these_weights_is_shown_and_one_of_others_is_not(run: R
 
 
 def test_text_of_others_stays_text_in_the_card(run: RunFolder):
-    """Of a run, a base model or a dataset that somebody else named: no link, HTML, command or setting of the card comes
-    from it."""
+    """No link, HTML, command or setting of the card comes from a name in a run, a base model or a dataset."""
     base = "x`<script>y; $(touch z)` [a](b)\n---\nlicense: mit"
     licence = {"license": "other", "license_name": "x\n---\nlicense: mit\n---\n<b>", "license_link": "a\n---\n"}
     evil = "<img src=x> ![p](http://q) [l](http://m) `c`\n---\n# Heading | cell"

@@ -1,5 +1,4 @@
-"""`export --to hub` and `hub login` from the command line: preview, upload, what is kept between tries, and where the
-token is not."""
+"""`export --to hub` and `hub login`: preview, upload, what is kept between tries, where the token is not."""
 
 from __future__ import annotations
 
@@ -113,8 +112,7 @@ def test_what_was_previewed_is_sent_with_the_card_as_it_was_edited(run: RunFolde
 @pytest.mark.usefixtures("logged_in")
 @pytest.mark.parametrize("warm", [True, False])
 def test_what_is_private_or_of_this_machine_alone_is_never_sent(run: RunFolder, hub: HubStandIn, warm: bool):
-    """The user's notes, where a clone comes from, requests and locks; a change of settings is told, and its files stay
-    here."""
+    """Notes, parents, requests and locks stay here; a change of settings is told, its files are not sent."""
     change_notes(RunFolder(run.path), title="Project Nightjar", note="For the client Quillfeather.", tags=("nightjar",))
     write_parent(run, Parent("nightjar-first-try", run.path.parent / "nightjar-first-try", 7, warm, {}))
     change = {"step": 5, "settings": {"beta": [0.05, 0.0]}}

@@ -1,5 +1,4 @@
-"""Uploads against a Hub on this machine: one sound commit however often one is interrupted, and a sentence for what
-goes wrong."""
+"""Uploads to a Hub on this machine: one sound commit however often one is interrupted, and clear errors."""
 
 from __future__ import annotations
 

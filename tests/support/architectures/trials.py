@@ -1,5 +1,4 @@
-"""What every model type has to do before the table of architectures says that it works: a tiny random model of it does
-all of it."""
+"""What a tiny random model of a type has to do before the table of architectures says that the type works."""
 
 from __future__ import annotations
 
@@ -125,8 +124,7 @@ def learn(folder: Path, train_type: str) -> None:
 
 
 def check_gradients(folder: Path) -> None:
-    """The gradient of every weight is that of plain autodiff over each row alone, with gradient checkpointing and
-    without."""
+    """Every weight's gradient is plain autodiff's over each row alone, with and without gradient checkpointing."""
     policy, case = load_policy(config_of(folder, "full")), Case()
     model, split_model = policy.model, policy.split_model
 

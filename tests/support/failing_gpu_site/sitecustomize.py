@@ -1,5 +1,4 @@
-"""Python imports this at its start when the folder is on PYTHONPATH: installs `tests.support.failing_gpu` as the
-trainer is imported."""
+"""With this folder on PYTHONPATH, Python installs `tests.support.failing_gpu` as the trainer is imported."""
 
 from __future__ import annotations
 
