@@ -345,14 +345,6 @@ def test_a_missing_lm_studio_is_not_made(quick_run: RunFolder, tmp_path: Path, h
     assert not models.parent.exists()
 
 
-@pytest.mark.parametrize("name", ["", "  ", "../escape", "a/b", "a\\b", ".hidden", "..", "a\nb", "x" * 121, "C:"])
-def test_a_name_that_cannot_be_a_folder_is_refused(tmp_path: Path, home: Path, name: str) -> None:
-    run, before = RunFolder(tmp_path), listing(home)
-    with pytest.raises(UserError) as caught:
-        export(run, "lmstudio", name)
-    assert caught.value.faults[0].setting == "lm_studio_name" and listing(home) == before
-
-
 @pytest.fixture
 def taken(home: Path) -> Path:
     """A model of that name that is in LM Studio's folder already."""

@@ -188,10 +188,6 @@ def refused(id_: str) -> str:
     return fault.sentence
 
 
-def test_a_missing_repository_is_refused(hub: HubStandIn):
-    assert "has no model someone/nothing" in refused("someone/nothing")
-
-
 def test_a_gated_model_needs_a_token(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     sentence = refused("someone/gated")
     assert "is gated: accept its conditions at" in sentence and f"{hub.url}/someone/gated" in sentence
@@ -199,9 +195,12 @@ def test_a_gated_model_needs_a_token(hub: HubStandIn, monkeypatch: pytest.Monkey
     assert our_hub.download("someone/gated", "model", QuestionCall()).is_dir()
 
 
-def test_a_wrong_token_is_refused(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+def test_a_wrong_token_or_name_is_refused(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     assert "does not accept the token" in refused("someone/tiny")
+    monkeypatch.delenv("HF_TOKEN")
+    assert "has no model someone/nothing" in refused("someone/nothing")
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(UserError, match="does not accept the token"):
         our_hub.search("tiny", "model")
 

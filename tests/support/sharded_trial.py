@@ -34,7 +34,7 @@ from backend.types import Problem
 from tests.support import small_run
 
 TOKENS = mx.array([[5, 6, 70, 8, 33, 100, 5, 6], [7, 3, 2, 8, 33, 100, 61, 25]])
-PROMPTS = [[5, 6, 70], [8, 33, 100, 5, 6, 2, 9], [7]]
+PROBLEMS = [Problem(0, "", [], tokens, "") for tokens in ([5, 6, 70], [8, 33, 100, 5, 6, 2, 9], [7])]
 # SGD: Adam divides by the gradient's size, so that rounding of a gradient that is 0 would show in full
 SETTINGS: dict[str, Any] = {"data": "none", "num_layers": -1, "rank": 4, "scale": 2.0, "beta": 0.1}
 SETTINGS |= {"optimizer": "sgd", "learning_rate": 0.1, "num_iterations": 2, "max_grad_norm": 0.5}
@@ -70,9 +70,7 @@ def forward_and_gradient(policy: Policy) -> dict[str, np.ndarray]:
 
 def step(policy: Policy, raw: dict[str, Any]) -> dict[str, np.ndarray]:
     """A rollout and its updates: tokens, log-probabilities, metrics and the weights after it."""
-    groups = Sampler(policy, 8).sample(
-        [_problem(tokens) for tokens in PROMPTS], 4, Sampling(0.9), seed=3, first_number=0
-    )
+    groups = Sampler(policy, 8).sample(PROBLEMS, 4, Sampling(0.9), seed=3, first_number=0)
     completions = [completion for group in groups for completion in group.completions]
     for completion, advantage in zip(completions, np.linspace(-1, 1, len(completions)).tolist(), strict=True):
         completion.advantage = advantage
@@ -82,10 +80,6 @@ def step(policy: Policy, raw: dict[str, Any]) -> dict[str, np.ndarray]:
         "sampled logps": np.array([logp for completion in completions for logp in completion.logps], np.float32),
         "metrics": np.array([metrics[name] for name in sorted(metrics)], np.float32),
     } | {f"weight of {name}": np.array(array) for name, array in policy.trainable().items()}
-
-
-def _problem(tokens: list[int]) -> Problem:
-    return Problem(0, "", [], tokens, "")
 
 
 def trial(policy: Policy, raw: dict[str, Any], *, steps: bool) -> dict[str, np.ndarray]:
@@ -109,7 +103,7 @@ def of_ranks(folder: Path, cases: dict[str, dict[str, Any]], ranks: int = 2) -> 
         for process in processes:
             process.kill()
     assert ends == [0] * ranks
-    return [_read(folder, cases, rank) for rank in range(ranks)]
+    return [{name: dict(np.load(folder / f"{name}-{rank}.npz")) for name in cases} for rank in range(ranks)]
 
 
 def _free_ports(count: int) -> list[int]:
@@ -120,17 +114,13 @@ def _free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-def _read(folder: Path, cases: dict[str, Any], rank: int) -> dict[str, dict[str, np.ndarray]]:
-    return {name: dict(np.load(folder / f"{name}-{rank}.npz")) for name in cases}
-
-
 def disturbed_tokens(policy: Policy, rank: int) -> np.ndarray:
     """Tokens sampled where every rank but the first has other logits, as another chip has by rounding."""
     rollout = Sampler(policy, 8)
     logits = rollout.fused.split_model.logits
     if rank:
         rollout.fused.split_model.logits = lambda hidden: logits(hidden)[..., ::-1]
-    groups = rollout.sample([_problem(tokens) for tokens in PROMPTS], 4, Sampling(0.9), seed=4, first_number=0)
+    groups = rollout.sample(PROBLEMS, 4, Sampling(0.9), seed=4, first_number=0)
     rollout.fused.split_model.logits = logits
     return np.array([token for group in groups for completion in group.completions for token in completion.tokens])
 

@@ -8,15 +8,21 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import keyring
 import pytest
+from huggingface_hub import constants
+from keyring.backend import KeyringBackend
+from keyring.backends import chainer, fail
 from typer.testing import CliRunner, Result
 
 from backend.__main__ import app
 from backend.export import export_run, hub_upload
 from backend.export.exports import ExportFormat
+from backend.export.hub_upload import HubToken, find_token, log_in, log_out
 from backend.export.verify import Verification
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import Parent, change_notes, write_parent
+from backend.utils.errors import UserError
 from tests.support import made_up_runs
 from tests.support.hub_server import TOKEN, Fault, HubStandIn
 from tests.support.keychain import Keychain
@@ -175,3 +181,33 @@ def test_the_token_is_in_no_file_log_or_output(
         assert not any(secret in text for text in [*texts, logs])
         assert not [path for path in files if secret.encode() in path.read_bytes()]
     assert call("hub", "logout").stdout == "Logged out.\n" and not keychain.entries
+
+
+@pytest.mark.usefixtures("hub")
+def test_where_a_token_is_found_first(keychain: Keychain, monkeypatch: pytest.MonkeyPatch):
+    stored = Path(constants.HF_TOKEN_PATH)
+    stored.parent.mkdir(parents=True, exist_ok=True)
+    stored.write_text("hf_of_the_library")
+    assert find_token() == HubToken("hf_of_the_library", "hf auth login")
+    keychain.entries[hub_upload.SERVICE, hub_upload.ENTRY] = "hf_ours"
+    assert find_token() == HubToken("hf_ours", "keychain")
+    monkeypatch.setenv("HF_TOKEN", "hf_of_the_environment")
+    assert find_token() == HubToken("hf_of_the_environment", "HF_TOKEN")
+
+
+class PlainFile(Keychain):
+    """As keyrings.alt has it: a file that everybody can read."""
+
+    priority = 0.5  # type: ignore[assignment]
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize(
+    "backend", [fail.Keyring(), PlainFile(), chainer.ChainerBackend()], ids=["none", "file", "chain"]
+)
+def test_without_a_keychain_nothing_is_kept(backend: KeyringBackend, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(chainer.ChainerBackend, "backends", [PlainFile()])
+    monkeypatch.setattr(keyring, "get_keyring", lambda: backend)
+    with pytest.raises(UserError, match=r"no keychain that could keep the token .*hf auth login"):
+        log_in(TOKEN)
+    assert find_token() is None and not log_out()
