@@ -81,33 +81,15 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     (folder / "plain.py").write_text(PLAIN_FILE)
     (folder / "helper.py").write_text("def length(text):\n    return len(text)\n")
     shipped = [NEED_ARGUMENTS.get(entry.name, entry.name) for entry in builtin_rewards()]
-    raw: dict[str, Any] = {
-        "model": str(demo_folder("model")),
-        "data": str(folder / "train.csv"),
-        "reward_functions_file": str(folder / "users.py"),
-        "reward_functions": [*shipped, 'brief(most=12, name="very-brief")', "twice", f"{folder / 'plain.py'}::polite"],
-        "map_function": "even",
-        "prompt_template": "Q: {question}",
-        "answer_pattern": "#### (.*)",
-        "answer_feature": "solution",
-        "system_prompt": "Think, then answer.",
-        "validation_split": 0.2,
-        "data_seed": 3,
-        "eval_data": {
-            "more": {
-                "data": str(folder / "more.jsonl"),
-                "prompt_feature": "text",
-                "answer_feature": "result",
-                "map_function": "",
-                "prompt_template": "",
-                "answer_pattern": "",
-            }
-        },
-        "stop_when": ["kl > 0.8"],
-        "num_layers": 2,
-        "reward_isolation": "thread",
-    }
-    return parse(raw)
+    files = {"model": str(demo_folder("model")), "data": str(folder / "train.csv")}
+    own = ['brief(most=12, name="very-brief")', "twice", f"{folder / 'plain.py'}::polite"]
+    rewards = {"reward_functions": [*shipped, *own], "reward_functions_file": str(folder / "users.py")}
+    prompts = {"map_function": "even", "prompt_template": "Q: {question}", "answer_pattern": "#### (.*)"}
+    prompts |= {"answer_feature": "solution", "system_prompt": "Think, then answer."}
+    more = {"data": str(folder / "more.jsonl"), "prompt_feature": "text", "answer_feature": "result"}
+    more |= {"map_function": "", "prompt_template": "", "answer_pattern": ""}
+    others = {"eval_data": {"more": more}, "validation_split": 0.2, "data_seed": 3, "reward_isolation": "thread"}
+    return parse(files | rewards | prompts | others | {"stop_when": ["kl > 0.8"], "num_layers": 2})
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +138,7 @@ def test_the_rows_are_those_of_the_run(config: Config, splits: Splits, probe: di
     assert probe["rows"]["more"] == lines(more.rows, config.model_copy(update=more.settings))
 
 
-def test_the_rewards_are_those_of_the_run(config: Config, splits: Splits, probe: dict[str, Any]) -> None:
+def test_the_rewards_are_those_of_the_run(config: Config, splits: Splits, folder: Path, probe: Any) -> None:
     """Shipped functions, two that a user registers, one with arguments, and a plain one of another file."""
     form, row = PromptFormat.of(config), splits.train[0]
     problem = problem_of(0, row, messages_of(row, form, "a row"), [], form)
@@ -176,11 +158,7 @@ def test_the_rewards_are_those_of_the_run(config: Config, splits: Splits, probe:
     assert list(probe["scores"])[-3:] == ["very-brief", "twice", "polite"]
     assert probe["scores"]["polite"][:3] == [1.5, 1.5, 2.5]
     assert sum(any(scores) for scores in ours.values()) > 12, "most of them found something to reward"
-
-
-def test_the_folder_runs_its_own_code(folder: Path, probe: dict[str, Any]) -> None:
-    assert len(probe["ours"]) > 30
-    assert {path for path in probe["ours"].values() if not path.startswith(str(folder))} == set()
+    assert len(probe["ours"]) > 30 and all(path.startswith(str(folder)) for path in probe["ours"].values())
 
 
 def test_nothing_of_this_machine_is_in_it(config: Config, folder: Path) -> None:

@@ -66,17 +66,15 @@ def test_only_the_named_layers_train(models: Path, tmp_path: Path, train_type: s
     assert not mx.allclose(loaded, load(config.model)[0](tokens), atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("arch", "keys", "meant"),
-    [
-        ("qwen3", ["q_proj", "v_proj"], {"self_attn.q_proj", "self_attn.v_proj"}),
-        ("qwen3", ["embed_tokens", "mlp.up_proj"], {"model.embed_tokens", "mlp.up_proj"}),
-        ("qwen3_moe", ["up_proj"], {"mlp.switch_mlp.up_proj"}),
-        ("phi3", ["qkv_proj"], {"self_attn.qkv_proj"}),
-        ("gemma3_text", ["q_proj", "self_attn.q_proj"], {"self_attn.q_proj"}),
-    ],
-    ids=lambda value: "-".join(sorted(value)) if isinstance(value, list | set) else value,
-)
+MEANT = [
+    ("qwen3", ["q_proj", "v_proj"], {"self_attn.q_proj", "self_attn.v_proj"}),
+    ("qwen3", ["embed_tokens", "mlp.up_proj"], {"model.embed_tokens", "mlp.up_proj"}),
+    ("qwen3_moe", ["up_proj"], {"mlp.switch_mlp.up_proj"}),
+    ("gemma3_text", ["q_proj", "self_attn.q_proj"], {"self_attn.q_proj"}),
+]
+
+
+@pytest.mark.parametrize(("arch", "keys", "meant"), MEANT, ids=str)
 def test_the_end_of_a_name_means_every_such_layer(models: Path, arch: str, keys: list[str], meant: set[str]) -> None:
     assert adapted(config_of(models, arch, lora_keys=keys)) == meant
 

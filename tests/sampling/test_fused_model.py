@@ -237,32 +237,19 @@ def test_other_blocks_keep_their_own_way_without_a_word(arch: str, models: Path,
     assert not fused.packs_cache and fused.slow_paths == []
 
 
-def test_blocks_with_other_logits_are_not_used(models: Path, gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = policy_of(models, "qwen3", bits=4)
-    right = fused_model.rotated_heads_plain
-
-    def without_norms(qkv: mx.array, rotation: mx.array, heads: Any, norms: Any) -> tuple[mx.array, mx.array]:
-        return right(qkv, rotation, heads, None)
-
-    monkeypatch.setattr(fused_model, "rotated_heads_plain", without_norms)
+@pytest.mark.parametrize("part", ["the fused blocks", "kernels of our own"])
+def test_parts_with_other_logits_are_not_used(models: Path, part: str, gpu: None, monkeypatch: Any) -> None:
+    """Wrong kernels, as on a Mac whose compiler or chip disagrees, leave the fused blocks in plain mlx."""
+    policy, right = policy_of(models, "qwen3", bits=4), fused_model.rotated_heads_plain
+    if part == "the fused blocks":
+        monkeypatch.setattr(fused_model, "rotated_heads_plain", lambda *given: right(*given[:3], None))
+    else:
+        monkeypatch.setattr(device, "has_metal", lambda: True)
+        monkeypatch.setattr(fused_model, "rotated_heads", metal.rotated_heads_plain)
+        monkeypatch.setattr(fused_linear, "adapted", lambda base, *rest: 2 * metal_shim.adapted_plain(base, *rest))
     fused = Sampler(policy, 12)
-    assert not fused.fused.packs_cache
-    (sentence,) = fused.slow_paths
-    assert sentence == (
-        "Decoding steps run more kernels than they need: the fused blocks give other logits than the model."
-    )
-    assert_same_completions(policy, fused, monkeypatch)
-
-
-def test_kernels_with_other_logits_are_not_used(models: Path, gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a Mac whose compiler or chip disagrees: the fused blocks stay, in plain mlx."""
-    monkeypatch.setattr(device, "has_metal", lambda: True)
-    monkeypatch.setattr(fused_model, "rotated_heads", metal.rotated_heads_plain)
-    monkeypatch.setattr(fused_linear, "adapted", lambda base, *rest: 2 * metal_shim.adapted_plain(base, *rest))
-    policy = policy_of(models, "qwen3", bits=4)
-    fused = Sampler(policy, 12)
-    assert fused.fused.packs_cache and not any(block.uses_kernels for block in fused.fused.decoding_blocks)
-    assert fused.slow_paths == [
-        "Decoding steps run more kernels than they need: kernels of our own give other logits than the model."
-    ]
+    assert fused.fused.packs_cache == (part != "the fused blocks")
+    assert not any(block.uses_kernels for block in fused.fused.decoding_blocks)
+    says = f"Decoding steps run more kernels than they need: {part} give other logits than the model."
+    assert fused.slow_paths == [says]
     assert_same_completions(policy, fused, monkeypatch)

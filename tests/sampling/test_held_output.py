@@ -73,16 +73,15 @@ def completions(policy: Policy, sampling: Sampling, tokens: int = 200, **how: An
     return [completion for group in groups for completion in group.completions]
 
 
-@pytest.mark.parametrize(
-    ("arch", "grammar", "sampling", "rows"),
-    [
-        ("qwen3", REGEX, Sampling(), None),
-        ("qwen3", REGEX, Sampling(0.0), None),
-        ("qwen3", JSON, Sampling(1.0, 0.9, 20, 0.05), 3),
-        pytest.param("qwen3", JSON, Sampling(0.8, penalties=Penalties(1.3, 0.2, 0.1)), None, marks=pytest.mark.proof),
-        ("gemma3_text", REGEX, Sampling(1.0, top_p=0.9), None),
-    ],
-)
+HELD = [
+    ("qwen3", REGEX, Sampling(0.0), None),
+    ("qwen3", JSON, Sampling(1.0, 0.9, 20, 0.05), 3),
+    ("qwen3", JSON, Sampling(0.8, penalties=Penalties(1.3, 0.2, 0.1)), None),
+    ("gemma3_text", REGEX, Sampling(1.0, top_p=0.9), None),
+]
+
+
+@pytest.mark.parametrize(("arch", "grammar", "sampling", "rows"), HELD)
 def test_ended_output_is_valid(
     policies: Any, arch: str, grammar: Grammar, sampling: Sampling, rows: int | None
 ) -> None:

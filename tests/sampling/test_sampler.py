@@ -13,16 +13,13 @@ GRID = 40_000
 """Evenly spaced uniforms: shares are then exact to 1 / GRID at each end of a token's interval."""
 FILTERS = [
     Sampling(),
-    Sampling(temperature=0.5),
     Sampling(temperature=2.0),
     Sampling(top_k=3),
     Sampling(top_k=1),
     Sampling(top_p=0.7),
     Sampling(min_p=0.2),
     Sampling(temperature=0.8, top_p=0.95, top_k=20),
-    Sampling(temperature=1.7, top_p=0.8, top_k=9),
     Sampling(temperature=1.3, top_k=12, min_p=0.1),
-    Sampling(temperature=0.7, top_p=0.9, min_p=0.05),
     Sampling(temperature=1.5, top_p=0.9, top_k=8, min_p=0.15),
 ]
 

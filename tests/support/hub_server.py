@@ -169,15 +169,8 @@ class HubHandler(BaseHTTPRequestHandler):
         """A file as a tree has it, and as a sibling."""
         size, sha = len(repo.files[name]), repo.etag(name)
         lfs = {"lfs": {"oid": sha, "sha256": sha, "size": size, "pointerSize": 130}} if repo.is_lfs(name) else {}
-        return {
-            "type": "file",
-            "path": name,
-            "rfilename": name,
-            "size": size,
-            "oid": sha[:40],
-            "blobId": sha[:40],
-            **lfs,
-        }
+        names = {"type": "file", "path": name, "rfilename": name}
+        return names | {"size": size, "oid": sha[:40], "blobId": sha[:40]} | lfs
 
     def _file(self, kind: str, id_: str, name: str, token: str, *, from_cdn: bool) -> None:
         repo = self._repo(kind, id_, token) if not from_cdn else self.stand_in.repos[kind][id_]
@@ -294,14 +287,9 @@ class HubHandler(BaseHTTPRequestHandler):
     def _whoami(self) -> None:
         if self._token() != TOKEN:
             return self._error(401, message=f"Invalid credentials: {self._token()}")
-        self._json(
-            {
-                "name": "someone",
-                "type": "user",
-                "orgs": [{"name": "a-lab"}],
-                "auth": {"type": "access_token", "accessToken": {"displayName": "t", "role": "write"}},
-            }
-        )
+        token = {"displayName": "t", "role": "write"}
+        auth = {"type": "access_token", "accessToken": token}
+        self._json({"name": "someone", "type": "user", "orgs": [{"name": "a-lab"}], "auth": auth})
 
     def _create(self, body: bytes) -> None:
         asked = json.loads(body)
@@ -325,19 +313,12 @@ class HubHandler(BaseHTTPRequestHandler):
         repo = self._repo("models", id_, self._token())
         if repo is None:
             return
-        self._json(
-            {
-                "files": [
-                    {
-                        "path": file["path"],
-                        "uploadMode": "lfs" if is_lfs(file["path"], file["size"]) else "regular",
-                        "shouldIgnore": False,
-                        "oid": repo.etag(file["path"]) if file["path"] in repo.files else None,
-                    }
-                    for file in json.loads(body)["files"]
-                ]
-            }
-        )
+        files = []
+        for file in json.loads(body)["files"]:
+            path, mode = file["path"], "lfs" if is_lfs(file["path"], file["size"]) else "regular"
+            oid = repo.etag(path) if path in repo.files else None
+            files.append({"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
+        self._json({"files": files})
 
     def _batch(self, body: bytes, id_: str) -> None:
         asked = json.loads(body)

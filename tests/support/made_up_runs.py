@@ -139,13 +139,8 @@ def _write_run(
     folder.log.write_text("mlx 0.32.4 on cpu, BLAS openblas\nLoaded demo/model.\n" + "".join(told), encoding="utf-8")
     event_log, dice, clock = EventLog(folder.events), random.Random(7), Clock(began)
     rows = JsonLines(folder.completions)
-    about: dict[str, Any] = {
-        "model": "demo/model",
-        "iterations": total,
-        "ranks": ranks,
-        "device": "cpu",
-        "versions": {},
-    }
+    about: dict[str, Any] = {"model": "demo/model", "iterations": total, "ranks": ranks}
+    about |= {"device": "cpu", "versions": {}}
     if ranks > 1:
         about |= {"machines": [machine | VERSIONS for machine in MACHINES[:ranks]], "distributed_backend": "ring"}
     write(event_log, clock, "started", **about)
@@ -223,11 +218,5 @@ def _completion(a: int, b: int, right: bool, dice: random.Random) -> dict:
     scores = dict(
         zip(REWARDS, (2.0 * (right and tidy), 0.5 * tidy, 0.5 * tidy, 0.5 * tidy, 0.5 if tidy else 0.375), strict=True)
     )
-    return {
-        "text": text,
-        "tokens": len(text) // 2,
-        "stop": "eos" if tidy else "length",
-        "rewards": scores,
-        "reward": sum(scores.values()),
-        "advantage": 0.0,
-    }
+    told = {"text": text, "tokens": len(text) // 2, "stop": "eos" if tidy else "length"}
+    return told | {"rewards": scores, "reward": sum(scores.values()), "advantage": 0.0}

@@ -47,19 +47,13 @@ class TabWalk:
 
     def unreached(self, window: QWidget) -> list[str]:
         """Controls of the window that no stop reaches: not by Tab, not as a part of a stop, not by a shortcut."""
-        reached = set(self.forward)
-        return [
-            described(widget)
-            for widget in window.findChildren(QWidget)
-            if isinstance(widget, CONTROLS)
-            and widget.window() is window
-            and widget.isVisibleTo(window)
-            and widget.isEnabled()
-            and widget not in reached
-            and not isinstance(widget, QScrollBar)
-            and not any(isinstance(parent, PARTS_OF) for parent in parents_of(widget))
-            and not has_shortcut(widget)
+        reached = {*self.forward, *window.findChildren(QScrollBar)}
+        controls = [each for each in window.findChildren(QWidget) if isinstance(each, CONTROLS) and each not in reached]
+        usable = [
+            each for each in controls if each.window() is window and each.isVisibleTo(window) and each.isEnabled()
         ]
+        parts = [each for each in usable if any(isinstance(parent, PARTS_OF) for parent in parents_of(each))]
+        return [described(each) for each in usable if each not in parts and not has_shortcut(each)]
 
 
 def walk_by_tab(window: QWidget) -> TabWalk:

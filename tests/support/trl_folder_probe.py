@@ -13,22 +13,15 @@ files = {file.stem: file for file in (dataset.TRAIN, dataset.VALIDATION, dataset
 rows = {name: [json.loads(line) for line in file.open()] if file.is_file() else [] for name, file in files.items()}
 texts = json.load(sys.stdin)
 problem = rows["train"][0]
-given = {
-    "prompts": [problem["prompt"]] * len(texts),
-    "completions": [[{"role": "assistant", "content": text}] for text in texts],
-    "row": [problem["row"]] * len(texts),
-    "answer": [problem["answer"]] * len(texts),
-    "log_extra": lambda *_: None,
-    "log_metric": lambda *_: None,
-}
+columns = {"prompts": "prompt", "row": "row", "answer": "answer"}
+given = {name: [problem[column]] * len(texts) for name, column in columns.items()}
+given |= {"completions": [[{"role": "assistant", "content": text}] for text in texts]}
+given |= dict.fromkeys(("log_extra", "log_metric"), lambda *_: None)
 scores = {function.__name__: function(**given) for function in rewards.FUNCTIONS}
 ours = {
     name: getattr(module, "__file__", "") or ""
     for name, module in sys.modules.items()
     if name.split(".")[0] == "backend"
 }
-print(
-    json.dumps(
-        {"rows": rows, "scores": scores, "names": [name for name in vars(rewards) if name in scores], "ours": ours}
-    )
-)
+names = [name for name in vars(rewards) if name in scores]
+print(json.dumps({"rows": rows, "scores": scores, "names": names, "ours": ours}))

@@ -42,15 +42,10 @@ def run(home: Path) -> RunFolder:
     base = home / "models" / "Qwen-tiny"
     base.mkdir(parents=True)
     (base / "README.md").write_text("---\nlicense: other\nlicense_name: tiny\nlicense_link: LICENSE\n---\n# Tiny\n")
-    return made_up_runs.make_run(
-        home / "runs" / "sums",
-        model=str(base),
-        data=str(home / "data" / "sums.jsonl"),
-        train_type="lora",
-        reward_functions=["r1_accuracy_reward_func", f"{home}/rewards.py:shorter"],
-        grpo_loss_type="dapo",
-        system_prompt=f"Files are in {home}/data or /usr/share.",
-    )
+    settings = {"model": str(base), "data": str(home / "data" / "sums.jsonl"), "train_type": "lora"}
+    settings |= {"reward_functions": ["r1_accuracy_reward_func", f"{home}/rewards.py:shorter"]}
+    settings |= {"grpo_loss_type": "dapo", "system_prompt": f"Files are in {home}/data or /usr/share."}
+    return made_up_runs.make_run(home / "runs" / "sums", **settings)
 
 
 def facts(run: RunFolder, format_: str = "fused", checkpoint: str = "") -> CardFacts:
@@ -65,13 +60,8 @@ def test_a_base_on_the_hub_is_named_with_its_relation_and_licence(run: RunFolder
     made_up_runs.make_run(run.path, model="mlx-community/Qwen-tiny-4bit", data="openai/gsm8k", train_type="lora")
     monkeypatch.setattr(card_facts, "base_licence", lambda model, id_: {"license": "apache-2.0"})
     adapter, fused = (settings_of(model_card(facts(run, key))) for key in ("adapter", "4bit"))
-    shared = {
-        "library_name": "mlx",
-        "pipeline_tag": "text-generation",
-        "license": "apache-2.0",
-        "base_model": "mlx-community/Qwen-tiny-4bit",
-        "datasets": ["openai/gsm8k"],
-    }
+    shared = {"library_name": "mlx", "pipeline_tag": "text-generation", "license": "apache-2.0"}
+    shared |= {"base_model": "mlx-community/Qwen-tiny-4bit"}
     assert shared.items() <= adapter.items() and shared.items() <= fused.items()
     assert (adapter["base_model_relation"], fused["base_model_relation"]) == ("adapter", "finetune")
     assert {"mlx", "grpo", "lora"} <= set(adapter["tags"])  # type: ignore[call-overload]
@@ -94,18 +84,6 @@ def test_how_to_load_the_weights(
     about = settings_of(card)
     assert (about["library_name"], about["base_model"]) == (library, "Qwen/Qwen-tiny")
     assert line in card and "mlx_lm" not in card and "mlx" not in about["tags"]  # type: ignore[operator]
-
-
-def test_rewards_of_both_ends_the_loss_and_its_paper_are_told(run: RunFolder, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(card_facts, "base_licence", lambda model, id_: {})
-    made_up_runs.make_run(run.path, model="a/b", grpo_loss_type="dapo", reward_weights=[1, 0.5, 1, 1, 1])
-    found = facts(run, "adapter")
-    card, (_, _, start, end) = model_card(found), found.rewards[0]
-    assert start is not None and end is not None and end > start + 0.5
-    assert f"| `r1_accuracy_reward_func` | 1 | {start:.3g} | {end:.3g} |" in card
-    assert "| `r1_int_reward_func` | 0.5 |" in card
-    assert "The loss is DAPO ([arXiv:2503.14476](https://arxiv.org/abs/2503.14476)): mean over" in card
-    assert "shao2024deepseekmath" in card and "could not be read when this card was written" in card
 
 
 def test_settings_are_those_of_the_weights_and_changes_are_told(run: RunFolder, home: Path):
@@ -146,22 +124,12 @@ def test_text_of_others_stays_text_in_the_card(run: RunFolder):
     base = "x`<script>y; $(touch z)` [a](b)\n---\nlicense: mit"
     licence = {"license": "other", "license_name": "x\n---\nlicense: mit\n---\n<b>", "license_link": "a\n---\n"}
     evil = "<img src=x> ![p](http://q) [l](http://m) `c`\n---\n# Heading | cell"
-    found = replace(
-        facts(run),
-        base=base,
-        dataset=evil,
-        licence=licence,
-        versions={"mlx": evil},
-        device=evil,
-        format=FORMATS["adapter"],
-        rewards=[(evil, *row[1:]) for row in facts(run).rewards],
-        samples=[(evil + "\n```\n# x", [("After", "```\n# y", 1.0)])],
-    )
+    rewards = [(evil, *row[1:]) for row in facts(run).rewards]
+    samples = [(evil + "\n```\n# x", [("After", "```\n# y", 1.0)])]
+    found = replace(facts(run), base=base, dataset=evil, licence=licence, versions={"mlx": evil}, device=evil)
+    found = replace(found, format=FORMATS["adapter"], rewards=rewards, samples=samples)
     card = model_card(found)
-    assert (
-        settings_of(card)["license"] == "other"
-        and settings_of(card)["license_name"] == "x\n---\nlicense: mit\n---\n<b>"
-    )
+    assert licence.items() >= {key: settings_of(card)[key] for key in ("license", "license_name")}.items()
     assert "base_model" not in settings_of(card)
     html = MarkdownIt("commonmark").enable("table").render(ModelCard(card).text)
     for never in ("<script>", "<img src=x", 'http://q"', 'http://m"', "<h1>Heading", "<h1>x", "<h1>y"):
