@@ -6,7 +6,6 @@ import hashlib
 import json
 import socket
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import mlx_lm
@@ -14,44 +13,29 @@ import pytest
 
 from backend import demo
 from backend.config.config import load
-from backend.demo import NUMBERS, Sum, careful, encode, pools, rebuild, sloppy
+from backend.demo import NUMBERS, Sum, careful, encode, pools, rebuild
 from backend.rewards.catalogue import DEFAULT_REWARDS
-from backend.rewards.functions import r1
 from backend.utils.places import demo_config, resources
 
 DEMO = resources() / "demo"
 EVERY_SUM = [Sum(a, b) for a in NUMBERS for b in NUMBERS]
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    """As mlx-lm loads it, with all network access blocked."""
-
-    def shut(*_: object) -> None:
-        raise AssertionError("opening the demo's model looked for the network")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(socket.socket, "connect", shut)
-        return mlx_lm.load(str(DEMO / "model"))[1]
+def test_opening_the_model_needs_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("it looked for the network"))
+    tokenizer = mlx_lm.load(str(DEMO / "model"))[1]
+    assert tokenizer.get_vocab() == demo.make_tokenizer().get_vocab()
 
 
-def rows(split: str) -> list[dict[str, str]]:
-    return [json.loads(line) for line in (DEMO / "data" / f"{split}.jsonl").read_text("utf-8").splitlines()]
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_the_shipped_rows_are_those_of_the_script(split: str) -> None:
+    lines = (DEMO / "data" / f"{split}.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == [sum_.row() for sum_ in pools(0)[split]]
 
 
 def test_no_sum_is_in_two_splits_not_even_mirrored() -> None:
     seen = [{frozenset(sum_) for sum_ in part} for part in pools(0).values()]
     assert len(seen) == 4 and len(set.union(*seen)) == sum(map(len, seen)) == 4095
-
-
-def test_careful_answers_get_the_highest_rewards_and_sloppy_ones_forget_every_carry() -> None:
-    texts, answers = [careful(sum_) for sum_ in EVERY_SUM], [sum_.answer for sum_ in EVERY_SUM]
-    for name, most in zip(DEFAULT_REWARDS, (2.0, 0.5, 0.5, 0.5, 0.5), strict=True):
-        assert set(getattr(r1, name)(answers, texts, answers, None)) == {most}, name
-    assert careful(Sum(47, 68)) == "<think>7+8+0=15,4+6+1=11</think><answer>115</answer>"
-    assert sloppy(Sum(47, 68)) == "<think></think><answer>05</answer>"
-    right = [r1.extract_answer(sloppy(sum_)) == sum_.answer for sum_ in EVERY_SUM]
-    assert 0.2 < sum(right) / len(right) < 0.3
 
 
 def test_the_preset_trains_the_demo_and_the_longest_careful_answer_fits() -> None:

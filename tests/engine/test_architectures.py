@@ -25,7 +25,7 @@ from backend.utils.errors import UserError
 from tests.support.architectures import trials
 from tests.support.architectures.outcome import read_record
 from tests.support.architectures.tiny_configs import model_types
-from tests.support.architectures.trial_of_type import try_type
+from tests.support.architectures.trials import try_type
 
 RECORD = read_record()
 

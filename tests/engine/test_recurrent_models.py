@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -11,13 +12,38 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.models import deepseek_v41, gated_delta, kimi_k3, rwkv7
 from mlx_lm.models.cache import make_prompt_cache
 
 from backend.engine import patches
 from tests.support.architectures.tiny_configs import tiny_config
-from tests.support.simulated_metal import KernelWithoutGradientError, take_metal_s_paths
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
+
+FILES = (gated_delta, kimi_k3, rwkv7, deepseek_v41)
+
+
+class KernelWithoutGradientError(AssertionError):
+    """A kernel was taken that training cannot differentiate."""
+
+
+def take_metal_s_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the test ends."""
+    metal = vars(mx) | {"default_device": lambda: mx.gpu, "metal": SimpleNamespace(is_available=lambda: True)}
+    for file in FILES:
+        monkeypatch.setattr(file, "mx", SimpleNamespace(**metal))
+
+    def other_numbers(q: mx.array, *arrays: Any) -> tuple[mx.array, mx.array]:
+        out, state = gated_delta.gated_delta_ops(q, *arrays)
+        return 1.01 * out, state
+
+    def no_gradient(*args: Any, **more: Any) -> None:
+        raise KernelWithoutGradientError
+
+    monkeypatch.setattr(gated_delta, "gated_delta_kernel", other_numbers)
+    for file, kernel in ((kimi_k3, "_attn_res_kernel"), (deepseek_v41, "_sinkhorn_kernel"), (rwkv7, "_wkv7_kernel")):
+        monkeypatch.setattr(file, kernel, no_gradient)
+
 
 # Keys of 32 numbers: mlx-lm takes its kernel for multiples of 32 alone.
 KIMI = {"linear_attn_config": {"num_heads": 2, "head_dim": 32, "short_conv_kernel_size": 4, "kda_layers": [1]}}

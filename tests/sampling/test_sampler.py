@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from backend.engine.device import on_gpu
+from backend.sampling import sampler
 from backend.sampling.sampler import GREEDY, Sampling, keyed_uniforms, sample_tokens
 from backend.utils.machine import TREAT_CPU_AS
 
@@ -153,3 +158,82 @@ def test_uniforms_depend_on_the_seed_and_the_key_only() -> None:
     np.testing.assert_array_equal(keyed_uniforms(7, [(1, 1), (0, 0)], 50), together[[3, 0]])
     np.testing.assert_array_equal(keyed_uniforms(7, [(0, 1)], 20)[0], together[1, :20])  # whatever the count
     assert not np.array_equal(keyed_uniforms(8, [(0, 0)], 50)[0], together[0])
+
+
+SAMPLINGS = [
+    Sampling(top_k=20, top_p=0.95),
+    Sampling(0.7, top_k=1),
+    Sampling(1.3, top_k=20, top_p=0.8, min_p=0.02),
+    Sampling(top_p=0.95),
+    Sampling(1.5, top_p=0.999, min_p=0.001),
+    Sampling(top_p=1e-6),
+    Sampling(top_p=1 - 1e-6),
+    Sampling(0.9, min_p=0.05),
+    Sampling(top_k=3000, top_p=0.9),
+]
+"""Usual ones, extremes of p, and a k above some vocabularies and without blocks in others."""
+
+ROW_KINDS = 10
+
+
+def rows_of_every_kind(V: int, seed: int) -> np.ndarray:
+    """[10, V] float32 logits: peaked, flat, rounded to few values, equal, masked, dominated by one token."""
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(0, 1, (ROW_KINDS, V)) * np.array([[0.05], [1], [3], [8], [2], [2], [0], [2], [2], [1]])
+    rows[4] = np.round(rows[4] * 4) / 4  # ties everywhere, at every threshold
+    rows[5] = np.round(rows[5])
+    rows[7, rng.random(V) < 0.9] = -np.inf
+    rows[8, : V // 2] = rows[8, 0]  # a tie of half the row, in one run of ids
+    rows[9, rng.integers(V)] = 1e4
+    rows[7, rng.integers(V)] = 3.0  # so that no row is all −inf
+    return rows.astype(np.float32)
+
+
+@cache
+def draw(sampling: Sampling, as_gpu: bool) -> Callable[[mx.array, mx.array], mx.array]:
+    """Compiled, as in a rollout; a trace for the choices of either device."""
+    return mx.compile(lambda logits_BV, uniform_B: sample_tokens(logits_BV, uniform_B, sampling).token_B)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("choices", ["cpu", "gpu"])
+@pytest.mark.parametrize("V", [1, 2, 150, 2049, 2304, 4099, pytest.param(20_000, marks=pytest.mark.proof)])
+def test_filters_against_a_sort(V: int, choices: str, sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every token of every kind of row, by either device's kernels, on the CPU, whose sums are exact."""
+    if choices == "gpu" and V > 5000:
+        pytest.skip("its sums in float32 may give another token")
+    monkeypatch.setenv(TREAT_CPU_AS, choices)
+    with mx.stream(mx.cpu):
+        for dtype in (mx.float32, mx.bfloat16):
+            logits_BV = mx.array(rows_of_every_kind(V, seed=V)).astype(dtype)
+            uniform_BU = np.random.default_rng(V).random((ROW_KINDS, 6), np.float32)
+            ours = draw(sampling, on_gpu())(mx.repeat(logits_BV, 6, axis=0), mx.array(uniform_BU).flatten())
+            by_sort = sample_by_sort(logits_BV, uniform_BU, sampling)
+            np.testing.assert_array_equal(np.array(ours), by_sort, err_msg=f"V {V}, {sampling}, {dtype}")
+
+
+def kept_by_sort(logits_BV: np.ndarray, mass_BV: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """[B, V] bool: the tokens that the filters keep."""
+    order_BV = np.argsort(-logits_BV, axis=1, kind="stable")
+    falling_BV = np.take_along_axis(mass_BV.astype(np.float64), order_BV, axis=1)
+    rank_V = np.arange(logits_BV.shape[1])
+    inside_BV = np.broadcast_to(rank_V < (sampling.top_k or len(rank_V)), falling_BV.shape)
+    if sampling.top_p < 1:
+        running_BV = np.cumsum(np.where(inside_BV, falling_BV, 0), axis=1)
+        before_BV = np.concatenate([np.zeros((len(running_BV), 1)), running_BV[:, :-1]], axis=1)
+        inside_BV = inside_BV & (before_BV < sampling.top_p * running_BV[:, -1:])
+    last_B1 = inside_BV.sum(axis=1, keepdims=True) - 1
+    # Ties at the threshold are kept: of logits where top-k compares logits, of masses where top-p alone compares
+    # masses.
+    compared_BV = logits_BV if sampling.top_k else mass_BV
+    floor_B1 = np.take_along_axis(np.take_along_axis(compared_BV, order_BV, axis=1), last_B1, axis=1)
+    return (compared_BV >= floor_B1) & (mass_BV >= np.float32(sampling.min_p))
+
+
+def sample_by_sort(logits_BV: mx.array, uniform_BU: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """[B · U] tokens: U samples of each row by the sampler's masses and inverse CDF, filtered by a sort."""
+    mass_BV = sampler._mass(logits_BV, logits_BV.max(axis=-1, keepdims=True), sampling.temperature)
+    kept_BV = kept_by_sort(np.array(logits_BV.astype(mx.float32)), np.array(mass_BV), sampling)
+    filtered_BV = mx.where(mx.array(kept_BV), mass_BV, 0)
+    repeated_BV = mx.repeat(filtered_BV, uniform_BU.shape[1], axis=0)
+    return np.array(sampler._inverse_cdf(repeated_BV, mx.array(uniform_BU).reshape(-1, 1))[0])[:, 0]

@@ -17,7 +17,7 @@ def slowness() -> float:
 
 
 class Work:
-    """`with Work() as work:` measures the CPU seconds that this thread would take on a usual core, as `work.seconds`."""
+    """`with Work() as work:` measures as `work.seconds` the CPU seconds of this thread on a usual core."""
 
     seconds = 0.0
 

@@ -20,8 +20,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "hf_right"
-# Files of at least this size are LFS files: their ETag is the SHA-256, and they are served from another path, as by a
-# CDN
+# Files of at least this size are LFS files: their ETag is the SHA-256, and they come from another host
 LARGE = 4096
 CHUNK = 1 << 14  # bytes of a body that are read at a time
 # What the Hub puts into a repository that it creates
@@ -188,7 +187,7 @@ class HubHandler(BaseHTTPRequestHandler):
     def _redirect(self, repo: Repo, name: str) -> None:
         self.send_response(302)
         # Another host name makes it another origin, as a CDN is: a token must not travel there.
-        self.send_header("Location", f"http://localhost:{self.server.server_port}/cdn{self.path}")  # type: ignore[attr-defined]
+        self.send_header("Location", f"{self.stand_in.url.replace('127.0.0.1', 'localhost')}/cdn{self.path}")
         self.send_header("X-Repo-Commit", COMMIT)
         self.send_header("X-Linked-Etag", f'"{repo.etag(name)}"')
         self.send_header("X-Linked-Size", str(len(repo.files[name])))

@@ -31,7 +31,7 @@ def _scheduling_file(thread: int) -> int | None:
 
 
 class LatencyProbe:
-    """Measures the time between two ticks of a 5 ms timer, in milliseconds of CPU time of this thread on a usual core."""
+    """Measures the time between two ticks of a 5 ms timer, in milliseconds of CPU time on a usual core."""
 
     def __init__(self, parent: QObject) -> None:
         gc.collect()

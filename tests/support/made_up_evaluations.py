@@ -1,4 +1,4 @@
-"""Evaluations without a model: made-up completions through the real arithmetic, for tests of files and of the window."""
+"""Evaluations without a model: made-up completions through the real arithmetic."""
 
 from __future__ import annotations
 

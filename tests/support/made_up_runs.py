@@ -1,4 +1,4 @@
-"""Synthetic runs for tests and screenshots of the window: an event log as a trainer writes it, with plausible metrics."""
+"""Synthetic runs for tests of the window: an event log as a trainer writes it, with plausible metrics."""
 
 from __future__ import annotations
 
@@ -113,8 +113,7 @@ def make_run(
     return RunFolder(path)
 
 
-# Runs as `make_run` has made them in this process, by its arguments: many tests want the same, and copying takes a
-# hundredth of the time
+# Runs that were made in this process, by their arguments: copying takes a hundredth of the time
 _MADE: dict[str, TemporaryDirectory[str]] = {}
 
 

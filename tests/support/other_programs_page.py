@@ -12,11 +12,13 @@ from backend.utils.places import project_root
 
 PAGE = project_root() / "docs" / "other-programs.md"
 
+ADAPTER_FILES = "The files of an adapter: [exports](exports.md#import-an-adapter)."
 _OPENING = """\
 # Settings of other programs
 
-GRPO Studio reads the settings of TRL, mlx-lm-lora (with mlx-lm) and mlx-grpo: in a file that is opened in the window or given to any verb,
-and with `--set`. Written from the tables in `backend/config/other_programs/`; `check` explains each key.
+GRPO Studio reads the settings of TRL, mlx-lm-lora (with mlx-lm) and mlx-grpo: in a file that is opened in the window
+or given to any verb, and with `--set`. Written from the tables in `backend/config/other_programs/`; `check` explains
+each key.
 
 ```
 python -m backend check trl.yaml                      # what each key becomes, and every problem
@@ -24,13 +26,14 @@ python -m backend import trl.yaml --output mine.yaml  # the same as a file of ou
 python -m backend train trl.yaml --set num_generations=16
 ```
 
-- A file belongs to a program if it has a key that only that program has, such as `per_device_train_batch_size` (TRL), `lora_parameters`
-  (mlx-lm-lora) or `num_rollout_samples` (mlx-grpo). Shared keys (`iters`, `save_every`) then have that program's units.
-- Missing keys get GRPO Studio's defaults in `check`, `train` and the window. `import` writes the other program's defaults
-  (`--our-defaults` does not).
-- TRL counts completions and updates, GRPO Studio prompts and steps: 8 completions a batch, 4 batches an update and 8 completions a prompt are
-  `batch_size: 1` and `gradient_accumulation_steps: 4`. In mlx-lm-lora an iteration is one batch: `iters: 1000` with
-  `gradient_accumulation_steps: 10` are 100 steps of 10 batches.
+- A file belongs to a program if it has a key that only that program has, such as `per_device_train_batch_size` (TRL),
+  `lora_parameters` (mlx-lm-lora) or `num_rollout_samples` (mlx-grpo). Shared keys (`iters`, `save_every`) then have
+  that program's units.
+- Missing keys get GRPO Studio's defaults in `check`, `train` and the window. `import` writes the other program's
+  defaults (`--our-defaults` does not).
+- TRL counts completions and updates, GRPO Studio prompts and steps: 8 completions a batch, 4 batches an update and 8
+  completions a prompt are `batch_size: 1` and `gradient_accumulation_steps: 4`. In mlx-lm-lora an iteration is one
+  batch: `iters: 1000` with `gradient_accumulation_steps: 10` are 100 steps of 10 batches.
 """
 
 
@@ -62,7 +65,7 @@ def _section(name: str, source: str, words: Words) -> Iterator[str]:
 
 
 def _other_kinds() -> Iterator[str]:
-    yield f"Other kinds of adapters are refused: {_listed(OTHER_KINDS)}. The files of an adapter: [exports](exports.md#import-an-adapter)."
+    yield f"Other kinds of adapters are refused: {_listed(OTHER_KINDS)}. " + ADAPTER_FILES
 
 
 def _listed(words: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ TRAINING, TESTING = 300, 30  # rows of the splits
 
 
 def gsm8k() -> Repo:
-    """Two configurations with the same rows; the answer is the text behind ####, and some have a comma or are negative."""
+    """Two configurations with the same rows; the answer is behind ####, and may have a comma or be negative."""
     card = _card("main", "socratic")
     files = {"README.md": card, ".gitattributes": b"*.parquet filter=lfs diff=lfs merge=lfs -text\n"}
     for config in ("main", "socratic"):

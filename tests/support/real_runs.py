@@ -33,7 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def make_runs(folder: Path) -> Path:
-    """A runs folder with LoRA, full, staged, stopped, resumed, failed, cloned, swept and old runs, and an evaluation."""
+    """A runs folder with LoRA, full, staged, stopped, failed, cloned, swept and old runs, and an evaluation."""
     runs, inputs = folder / "runs", folder / "inputs"
     raw = small_run.settings_for(inputs)
     for name, changes in KINDS.items():

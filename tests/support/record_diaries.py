@@ -1,11 +1,10 @@
-"""Record the event logs of `tests/golden/diaries/` again: `python -m tests.support.record_diaries [NAME …]`, all of them
-by default.
+"""Record the event logs of `tests/golden/diaries/` again: `python -m tests.support.record_diaries [NAME …]`.
 
 Each is a real run of the demo's model, trained in a process of its own for about half a minute, with the settings, the
 story and the signs that its recording begins with: a healthy one for every loss and kind of training, a sick one for
 every rule of the doctor that a model of this size can show. A new one:
 
-    python -m tests.support.record_diaries lr-2 --story "A learning rate of 2." --signs not_a_number --set learning_rate=2.0
+    python -m tests.support.record_diaries lr-2 --story "A rate of 2." --signs not_a_number --set learning_rate=2.0
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ WITH_METRICS: dict[str, Callable[[int, dict[str, Any]], dict[str, Any]]] = {
 
 
 def construct(plan: Recording) -> Recording:
-    """A recording made from another: “half-written” from “crashed”, whose last line it cuts, the rest from a healthy run."""
+    """A recording made from another: “half-written” from “crashed”, the rest from a healthy run."""
     if plan.name == "half-written":
         *events, last = recording("crashed").events
         line = json.dumps(last, ensure_ascii=False)

@@ -32,7 +32,7 @@ def deep_policy(
     seed: int = 1,
     **settings: Any,
 ) -> Policy:
-    """Layers of Qwen3's shape with adapters of this noise on every projection, so that B is not zero; `seed` draws it."""
+    """Layers of Qwen3's shape with adapters of this noise, drawn by `seed`, on every projection."""
     own = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": hidden // 4, "intermediate_size": 3 * hidden}
     path = folder / f"{hidden}-{layers}-{bits}"
     if not path.exists():

@@ -56,7 +56,8 @@ def forward_and_gradient(policy: Policy) -> dict[str, np.ndarray]:
     """Logits of the policy and its reference, and the gradient in every adapter, by name."""
 
     def loss(model: nn.Module, tokens: mx.array) -> mx.array:
-        return nn.losses.cross_entropy(model(tokens[:, :-1]).astype(mx.float32), tokens[:, 1:]).mean()  # pyright: ignore
+        logits = model(tokens[:, :-1]).astype(mx.float32)  # pyright: ignore
+        return nn.losses.cross_entropy(logits, tokens[:, 1:]).mean()
 
     assert policy.reference_model is not None
     logits, reference = policy.model(TOKENS), policy.reference_model(TOKENS)  # pyright: ignore
@@ -93,8 +94,7 @@ def of_ranks(folder: Path, cases: dict[str, dict[str, Any]], ranks: int = 2) -> 
     (folder / "cases.json").write_text(json.dumps(cases))
     (folder / "hosts.json").write_text(json.dumps([[f"127.0.0.1:{port}"] for port in _free_ports(ranks)]))
     program = [sys.executable, "-m", "tests.support.sharded_trial", str(folder)]
-    # Compiled functions run one operation at a time: ranks of one machine would compile the same kernels into one
-    # folder.
+    # Uncompiled: ranks of one machine would compile the same kernels into one folder.
     ours = {"MLX_HOSTFILE": str(folder / "hosts.json"), "MLX_DISABLE_COMPILE": "1"}
     processes = [subprocess.Popen(program, env=os.environ | ours | {"MLX_RANK": str(rank)}) for rank in range(ranks)]
     try:

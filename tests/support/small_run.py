@@ -46,7 +46,7 @@ def low_half(folder: Path) -> dict[str, Any]:
 
 
 def settings_for(folder: Path, *, layers: int = 1, **changes: Any) -> dict[str, Any]:
-    """Raw settings of a quick run; the model, of `layers` layers, and the rows are written to `folder` the first time."""
+    """Raw settings of a quick run; the model and the rows are written to `folder` the first time."""
     if not (folder / "model").exists():
         tiny_model(folder / "model", layers=layers)
         write_rows(folder / "rows.jsonl")

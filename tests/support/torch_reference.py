@@ -5,7 +5,7 @@ A line of JSON on stdin is a call, a line on stdout its result:
 
     ["make", FAMILY, FOLDER, SHARD_SIZE]     null
     ["logits", FOLDER, PEFT_ADAPTER]         the logits [T, V] of IDS; the adapter may be left out
-    ["adapt", FOLDER, TO, SETTINGS]          an adapter of random arrays with these settings of LoraConfig, as JSON, is written; its logits
+    ["adapt", FOLDER, TO, SETTINGS]          a random adapter with these settings of LoraConfig is written; its logits
 """
 
 import json

@@ -33,7 +33,7 @@ def try_apart(arch: str) -> Outcome:
 
 
 def _try_here(arch: str, answer: Connection) -> None:
-    from tests.support.architectures.trial_of_type import try_type
+    from tests.support.architectures.trials import try_type
 
     resource.setrlimit(resource.RLIMIT_AS, (LIMIT_BYTES, LIMIT_BYTES))
     with tempfile.TemporaryDirectory(prefix="grpo-studio-architecture-") as folder:

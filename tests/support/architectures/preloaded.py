@@ -4,4 +4,4 @@ from backend.engine import cpu_setup
 
 cpu_setup.load_openblas()  # before mlx is imported
 
-from tests.support.architectures import trial_of_type  # noqa: E402, F401
+from tests.support.architectures import trials  # noqa: E402, F401

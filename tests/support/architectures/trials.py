@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from backend.config.config import Config, parse
 from backend.engine.caches import new_prompt_cache
 from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.export.export_run import Export, export_run
+from backend.models import architectures
+from backend.models.architectures import UNTRAINABLE
 from backend.models.policy import Policy, load_policy
 from backend.runs import checkpoint
 from backend.runs.checkpoint import arrays_of
@@ -25,12 +29,12 @@ from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from backend.utils.errors import UserError
 from tests.support import random_models, small_run
+from tests.support.architectures.outcome import FINE_TUNES, Outcome
 from tests.support.architectures.tiny_configs import tiny_config
 from tests.support.forward_cases import Case, assert_same_gradients, gradients
 from tests.support.reference_forward import sampled_groups
 
-# Most nats by which a token's log-probability while sampling may differ from that of training's forward pass, in
-# float32
+# Most nats by which a token's log-probability in sampling and in training may differ, in float32
 MAX_GAP = 1e-4
 
 # mlx-lm's cache classes in the words of docs/architectures.json
@@ -170,3 +174,57 @@ def refused(folder: Path, train_type: str) -> str:
     except UserError as mistake:
         return " ".join(fault.sentence for fault in mistake.faults).replace(str(folder), folder.name)
     return ""
+
+
+def try_type(arch: str, work: Path) -> Outcome:
+    """Try `arch` within the folder `work`."""
+    if arch in UNTRAINABLE:
+        return _still_untrainable(arch, work)
+    outcome = Outcome()
+    try:
+        folder = tiny_model(work / "models", arch)
+    except Exception as error:
+        return Outcome(failures=[f"making it: {_where(error)}"])
+    if sentence := refused(folder, "lora"):
+        return Outcome(refusal=sentence)
+
+    def attempt(what: str, trial: Callable[[], Any]) -> Any:
+        try:
+            return trial()
+        except UserError:
+            raise
+        except Exception as error:
+            outcome.failures.append(f"{what}: {_where(error)}")
+            return None
+
+    for name, value in (attempt("describing it", lambda: describe(folder)) or {}).items():
+        setattr(outcome, name, value)
+    if not refused(folder, "full"):
+        attempt("gradients", lambda: check_gradients(folder))
+    attempt("a run", lambda: run_and_resume(folder, work / "run"))
+    for train_type in FINE_TUNES:
+        try:
+            attempt(train_type, lambda kind=train_type: learn(folder, kind))
+        except UserError as mistake:
+            outcome.refused[train_type] = " ".join(fault.sentence for fault in mistake.faults).replace(
+                str(folder), arch
+            )
+    return outcome
+
+
+def _still_untrainable(arch: str, work: Path) -> Outcome:
+    refusal = architectures.refusal({"model_type": arch}, ["model.safetensors", "tokenizer.json"])
+    try:
+        folder = tiny_model(work / "models", arch)
+        if not refused(folder, "lora"):
+            run_and_resume(folder, work / "run")
+            return Outcome(refusal, failures=["It is in UNTRAINABLE, and a run of it works."])
+    except (Exception, SystemExit):  # it cannot be made, or its run fails: so it says
+        pass
+    return Outcome(refusal)
+
+
+def _where(error: Exception) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    said = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {said} ({Path(last.filename).name}:{last.lineno})"
