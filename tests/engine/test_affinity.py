@@ -26,10 +26,6 @@ def no_core_chosen():
     cpu._other_core.clear()
 
 
-def allowed_cores(thread: int) -> set[int]:
-    return os.sched_getaffinity(thread)
-
-
 def both_threads() -> list[int]:
     return [threading.get_native_id(), *cpu._mlx_threads()]
 
@@ -46,13 +42,13 @@ def test_the_detected_mlx_thread_is_the_one_that_multiplies():
 
 
 def test_both_threads_are_on_one_core_inside_and_unpinned_afterwards():
-    home = [allowed_cores(thread) for thread in both_threads()]
+    home = [os.sched_getaffinity(thread) for thread in both_threads()]
     with on_one_core():
-        inside = [allowed_cores(thread) for thread in both_threads()]
+        inside = [os.sched_getaffinity(thread) for thread in both_threads()]
     assert inside[0] == inside[1] and len(inside[0]) == 1
     with pytest.raises(KeyError), on_one_core():
         raise KeyError
-    assert [allowed_cores(thread) for thread in both_threads()] == home
+    assert [os.sched_getaffinity(thread) for thread in both_threads()] == home
 
 
 def test_a_core_that_another_process_uses_is_not_taken_again(monkeypatch: pytest.MonkeyPatch):

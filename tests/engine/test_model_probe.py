@@ -54,18 +54,6 @@ def test_what_a_model_does_with_its_logits_behind_the_head_is_part_of_it(build: 
     assert_same_gradients(actual, plain)
 
 
-@pytest.mark.parametrize("arch", ["qwen3", "mixtral"])
-def test_a_model_with_a_plain_head_is_split_and_has_no_slow_path(models: Path, arch: str) -> None:
-    model, case = model_of(models, arch), Case()
-    model.train()
-    split_model = split(model)
-    assert model.training, "the trial leaves the model as it was"
-    assert split_model.head is not None and split_model.hidden(case.tokens_BL).shape[-1] == 32
-    assert split_model.vocab_size == 320
-    assert split_model.slow_paths == []
-    np.testing.assert_allclose(np.array(case.logps(split_model)[0]), np.array(case.plain(model, 1.0)[0]), atol=1e-5)
-
-
 def test_layers_that_find_each_others_keys_in_the_caches_get_caches_in_learning(models: Path) -> None:
     """Without a cache Gemma 3n computes keys that it otherwise shares: another model than is sampled from."""
     folder = random_models.tiny_model(models / "gemma3n", "gemma3n", own=tiny_config("gemma3n"), noise=0.05)

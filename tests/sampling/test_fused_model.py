@@ -105,25 +105,6 @@ def test_the_fused_model_has_the_logps_of_the_policy(models: Path, case: dict[st
             shake(policy, seed)
 
 
-@pytest.mark.parametrize(
-    ("case", "merge"),
-    [({}, True), ({"bits": 4}, False), pytest.param({"train_type": "dora"}, False, marks=pytest.mark.proof)],
-    ids=str,
-)
-def test_rollouts_stay_same(models: Path, case: dict[str, Any], merge: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = policy_of(models, **case)
-    rng = np.random.default_rng(0)
-    problems = [Problem(i, "", [], rng.integers(60, 320, n).tolist(), "") for i, n in enumerate([1, 30, 7, 70])]
-    fast = Sampler(policy, 20, merge=merge).sample(problems, 2, GREEDY, 0, 0)
-    monkeypatch.setattr(fused_model, "fusable_linears", lambda model, merge: [])
-    plain = Sampler(policy, 20)
-    assert plain.fused.model is policy.model
-    for a, b in zip(fast, plain.sample(problems, 2, GREEDY, 0, 0), strict=True):
-        for completion, other in zip(a.completions, b.completions, strict=True):
-            assert completion.tokens == other.tokens
-            np.testing.assert_allclose(completion.logps, other.logps, atol=1e-4)
-
-
 def test_a_model_that_reads_its_layers_weights_itself_is_not_fused_and_says_why(models: Path) -> None:
     policy = policy_of(models)
     attention = policy.model.layers[0].self_attn

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
 import mlx.core as mx
@@ -298,18 +297,6 @@ def test_a_stop_string_ends_a_row_with_its_last_token(stop: list[str], chunks: l
         append(outputs, {1: [*chunk]})
     append(outputs, {0: ["x", 2], 1: ["y", 2]})
     assert ends(outputs) == [("x", "eos"), (text, "string")]
-
-
-def test_under_a_grammar_a_stop_string_counts_where_its_token_completes_the_output() -> None:
-    """“1” comes where the output is not whole, and the “x” that makes it whole completes no stop string."""
-    whole = {"11x", "11x1;", "11x1;;"}
-    outputs = outputs_of(1, 9, "1", ";")
-    held: Any = SimpleNamespace(is_complete=lambda tokens: Letters().decode(tokens, False) in whole)
-    outputs.held = held
-    append(outputs, {0: [*"11x1;;"]}, held=True)
-    completion = outputs.completion(0)
-    assert (completion.text, completion.stop) == ("11x1;", "string")
-    assert completion.log_held == pytest.approx([-0.0, -1, -2, -3, -4])
 
 
 @pytest.fixture(scope="module")

@@ -306,26 +306,14 @@ def test_a_model_that_takes_one_position_for_all_rows_is_decoded_by_group_and_sa
 NARROW = Sampling(TEMPERATURE, top_p=0.8, top_k=60, min_p=0.1)
 
 
-def fresh_policy(models: Path, arch: str = "qwen3", **settings: Any) -> Policy:
-    folder = models / arch
-    if not folder.exists():
-        random_models.tiny_model(folder, arch)
-    return load_policy(parse({"model": str(folder), "data": "none", "beta": 0, "num_layers": -1} | settings))
-
-
-def prompts() -> list[Problem]:
-    rng = np.random.default_rng(0)
-    return [Problem(i, "", [], rng.integers(60, 320, length).tolist(), "") for i, length in enumerate([1, 4, 9])]
-
-
 def gaps(models: Path, sampling: Sampling, **settings: Any) -> tuple[dict[str, float], list[float]]:
     """The metrics of a training step on completions sampled with `sampling`, and log_kept of each of their tokens."""
     names = ("temperature", "top_p", "top_k", "min_p")
     filters = {name: getattr(sampling, name) for name in names}
     about = {"batch_size": 3, "group_size": 3, "skip_zero_signal": False} | filters | settings
-    policy = fresh_policy(models, **about)
+    policy = policy_of(models, **about)
     config = parse({"model": str(models / "qwen3"), "data": "none", "beta": 0, "num_layers": -1} | about)
-    groups = Sampler(policy, 8).sample(prompts(), 3, sampling, seed=0, first_number=0)
+    groups = Sampler(policy, 8).sample(problems([1, 4, 9]), 3, sampling, seed=0, first_number=0)
     for group in groups:
         for completion, advantage in zip(group.completions, (1.0, -1.0, 0.0), strict=True):
             completion.advantage = advantage

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
-from huggingface_hub.utils import _xet_progress_reporting
 
 from backend.export import hub_upload as upload_module
-from backend.export.hub_upload import Upload, files_of, upload, xet_progress
+from backend.export.hub_upload import Upload, files_of, upload
 from backend.utils.errors import UserError
 from tests.support.hub_server import NEW_FILES, TOKEN, Fault, HubStandIn, Repo
 from tests.support.upload_process import start_upload
@@ -76,17 +74,12 @@ def test_killed_at_random_moments_and_started_again_it_makes_one_sound_commit(hu
         process.join()
         hub.on_moment = lambda number: None
         assert process.exitcode == -9, f"it was not killed at moment {kill_at} of {moments}"
-        _settled(hub)
+        before = -1
+        while before != hub.moments:  # until the server has read what the killed client had sent
+            before = hub.moments
+            time.sleep(0.05)
         upload(Upload(REPO, folder), TOKEN, quiet)
         check_one_sound_commit(hub, folder)
-
-
-def _settled(hub: HubStandIn) -> None:
-    """Wait until the server has read what a killed client had sent."""
-    before = -1
-    while before != hub.moments:
-        before = hub.moments
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
@@ -142,15 +135,3 @@ def test_a_private_model_never_goes_into_a_public_repository(hub: HubStandIn, fo
     upload(Upload(REPO, folder, private=False), TOKEN, quiet)
     hub.repos["models"][REPO].private = True
     assert "is there and private" in refusal(folder, private=False)
-
-
-def test_progress_of_xet_reaches_us_by_the_name_that_the_library_uses(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
-    heard: list[int] = []
-    library_reporter = _xet_progress_reporting.XetUploadProgressReporter
-    assert hasattr(library_reporter, "update_progress") and hasattr(library_reporter, "close")
-    with xet_progress(heard.append):
-        reporter = _xet_progress_reporting.XetUploadProgressReporter()
-        reporter.update_progress(type("Report", (), {"total_bytes_completed": 7}), {})
-        reporter.close()
-    assert heard == [7] and _xet_progress_reporting.XetUploadProgressReporter is library_reporter
