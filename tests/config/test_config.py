@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,13 @@ from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import about_path
 
 SOUND = {"model": "owner/model", "data": "owner/rows"}
+LARGEST = {"batch_size": 100, "gradient_accumulation_steps": 10, "steps_per_generation": 10, "group_size": 100}
+"""A step of as many completions as are allowed."""
+OWN_REWARDS = ({"reward_functions": ["r1_int", "f.py::f"]}, {"reward_functions_file": "f.py"})
 
 
 def for_every_setting(check: Callable[[Setting], None]) -> Callable[[], None]:
-    """A test that runs `check` on every setting and names all that fail: one test, since a hundred cost a second of
-    setup."""
+    """A test that runs `check` on every setting and names all that fail: a hundred tests cost a second of setup."""
 
     def test() -> None:
         failures: list[str] = []
@@ -65,27 +68,11 @@ def one_sentence(raw: dict[str, Any], key: str) -> str:
 
 
 @for_every_setting
-def test_a_setting_has_a_label_a_help_and_a_unit_in_proper_form(about: Setting) -> None:
-    assert about.label and about.label == about.label.strip() and not about.label.endswith(".")
-    texts = [about.help, *(choice.sentence for choice in about.choices if choice.sentence)]
-    for text in texts:
-        assert text.endswith(".") and not text[0].islower() and "!" not in text and "  " not in text, text
-    assert (
-        about.unit in (about.unit.strip().lower(), "GB")
-        and not about.unit.endswith(".")
-        and len(about.unit.split()) < 4
-    )
-    assert about.section in SECTIONS
-
-
-@for_every_setting
 def test_a_default_is_valid_and_of_the_right_type(about: Setting) -> None:
     value = about.default or SOUND.get(about.key, about.default)
     assert not sentences({about.key: value}, about.key)
-    types = {
-        "int": int, "float": float, "bool": bool, "list": list, "rewards": list, "numbers": list, "mapping": dict,
-        "stages": list,
-    }  # fmt: skip
+    types = {"int": int, "float": float, "bool": bool, "mapping": dict}
+    types |= dict.fromkeys(("list", "rewards", "numbers", "stages"), list)
     type_ = bool if about.kind == "fact" else types.get(about.kind, str)
     assert about.default is None or type(about.default) is type_
     assert about.default is not None or about.optional
@@ -131,19 +118,15 @@ def test_limits_are_enforced_on_both_sides(about: Setting) -> None:
 
 @for_every_setting
 def test_a_value_of_another_type_is_refused_with_the_label(about: Setting) -> None:
-    odd: dict[str, list[Any]] = {
-        "int": ["many", 1.5, True, [1], {}], "float": ["much", True, [0.5], {}, math.nan, math.inf],
-        "bool": ["perhaps", 2, [True]],
-        "list": [5, [5], {"a": 1}], "rewards": [{"a": 1}, [[]]], "numbers": [["heavy"], {"a": 1}, True],
-        "mapping": ["a", [1]],
-        "stages": ["a", [1], {"iters": 1}],
-    }  # fmt: skip
+    odd: dict[str, list[Any]] = (
+        {"int": ["many", 1.5, True, [1], {}], "float": ["much", True, [0.5], {}, math.nan, math.inf]}
+        | {"bool": ["perhaps", 2, [True]], "list": [5, [5], {"a": 1}], "rewards": [{"a": 1}, [[]]]}
+        | {"numbers": [["heavy"], {"a": 1}, True], "mapping": ["a", [1]], "stages": ["a", [1], {"iters": 1}]}
+    )
     for value in odd.get(about.kind, [True, {"a": 1}] if about.kind not in ("choice", "fact") else []):
         faults = sentences({about.key: value}, about.key)
-        assert len(faults) == 1 and faults[0].startswith(f"{about.label} must be ") and faults[0].endswith("."), (
-            value,
-            faults,
-        )
+        assert len(faults) == 1, (value, faults)
+        assert faults[0].startswith(f"{about.label} must be ") and faults[0].endswith(".")
 
 
 def test_sections_hold_every_setting_once_in_order() -> None:
@@ -153,27 +136,25 @@ def test_sections_hold_every_setting_once_in_order() -> None:
     assert not set(NOT_BUILT) & set(SETTINGS)
 
 
-SPEC_FORM: dict[str, Any] = {
-    "train_mode": "grpo", "model": "", "data": "", "lm_studio_name": "",
-    "train_type": "lora", "num_layers": 16, "rank": 8, "scale": 20.0, "dropout": 0.0, "quantization": "none",
-    "iters": 1000, "epochs": 0, "batch_size": 1, "max_seq_length": 2048, "seed": 0, "learning_rate": 1e-5,
-    "optimizer": "adamw", "weight_decay": 0.01, "adam_beta1": 0.9, "adam_beta2": 0.999, "max_grad_norm": 1.0,
-    "lr_schedule": "constant", "lr_warmup_steps": 40, "lr_warmup_init": 1e-7, "lr_decay_fraction": 0.8,
-    "lr_final": 2e-6,
-    "steps_per_report": 10, "steps_per_eval": 200, "save_every": 100, "val_batches": 25,
-    "gradient_accumulation_steps": 1, "seq_step_size": 512, "efficient_long_context": False,
-    "test_batches": 100, "test": False, "grad_checkpoint": False, "mask_prompt": True, "fuse": True,
-    "prompt_feature": "prompt", "answer_feature": "answer", "type_feature": "type", "system_feature": "system",
-    "system_prompt": "", "dataset_config": "", "train_split": "train", "valid_split": "valid", "test_split": "test",
-    "validation_split": 0.0, "chat_template_kwargs": {}, "stop": [], "num_generations_eval": None,
-    "run_name": "", "beta": 0.1, "reference_model_path": "", "log_kl": False, "use_bias_correction_kl": True,
-    "ratio_against": "old",
-    "group_size": 4, "max_completion_length": 512, "temperature": 0.8, "epsilon": 1e-4, "epsilon_high": None,
-    "top_p": 0.95, "top_k": 20, "min_p": 0.0, "grpo_loss_type": "grpo", "importance_sampling_level": "token",
-    "scale_rewards": "group", "num_iterations": 1, "keep_checkpoints": 3,
-    "reward_functions": list(DEFAULT_REWARDS), "reward_weights": [], "reward_functions_file": "",
-    "reward_timeout": 60.0,
-}  # fmt: skip
+SPEC_FORM: dict[str, Any] = (
+    {"train_mode": "grpo", "model": "", "data": "", "lm_studio_name": "", "train_type": "lora", "num_layers": 16}
+    | {"rank": 8, "scale": 20.0, "dropout": 0.0, "quantization": "none", "iters": 1000, "epochs": 0, "batch_size": 1}
+    | {"max_seq_length": 2048, "seed": 0, "learning_rate": 1e-5, "optimizer": "adamw", "weight_decay": 0.01}
+    | {"adam_beta1": 0.9, "adam_beta2": 0.999, "max_grad_norm": 1.0, "lr_schedule": "constant", "lr_warmup_steps": 40}
+    | {"lr_warmup_init": 1e-7, "lr_decay_fraction": 0.8, "lr_final": 2e-6, "steps_per_report": 10}
+    | {"steps_per_eval": 200, "save_every": 100, "val_batches": 25, "gradient_accumulation_steps": 1}
+    | {"seq_step_size": 512, "efficient_long_context": False, "test_batches": 100, "test": False}
+    | {"grad_checkpoint": False, "mask_prompt": True, "fuse": True, "prompt_feature": "prompt"}
+    | {"answer_feature": "answer", "type_feature": "type", "system_feature": "system", "system_prompt": ""}
+    | {"dataset_config": "", "train_split": "train", "valid_split": "valid", "test_split": "test"}
+    | {"validation_split": 0.0, "chat_template_kwargs": {}, "stop": [], "num_generations_eval": None, "run_name": ""}
+    | {"beta": 0.1, "reference_model_path": "", "log_kl": False, "use_bias_correction_kl": True}
+    | {"ratio_against": "old", "group_size": 4, "max_completion_length": 512, "temperature": 0.8, "epsilon": 1e-4}
+    | {"epsilon_high": None, "top_p": 0.95, "top_k": 20, "min_p": 0.0, "grpo_loss_type": "grpo"}
+    | {"importance_sampling_level": "token", "scale_rewards": "group", "num_iterations": 1, "keep_checkpoints": 3}
+    | {"reward_functions": list(DEFAULT_REWARDS), "reward_weights": [], "reward_functions_file": ""}
+    | {"reward_timeout": 60.0}
+)
 """The keys and defaults in the documentation."""
 
 
@@ -181,17 +162,16 @@ def test_documented_keys_have_their_documented_defaults() -> None:
     assert {key: SETTINGS[key].default for key in SPEC_FORM} == SPEC_FORM
 
 
-REFERENCE_CASES: list[tuple[dict[str, Any], bool]] = [
-    ({}, True),  # the KL weight is above 0 by default
-    ({"beta": 0}, False),
-    ({"beta": 0.0, "ratio_against": "old", "log_kl": False}, False),
-    ({"beta": "0.1"}, True),
-    ({"beta": 0, "log_kl": True}, True),
-    ({"beta": 0, "ratio_against": "reference"}, True),
-]
-
-
-@pytest.mark.parametrize(("raw", "needed"), REFERENCE_CASES)
+@pytest.mark.parametrize(
+    ("raw", "needed"),
+    [
+        ({}, True),  # the KL weight is above 0 by default
+        ({"beta": 0.0, "ratio_against": "old", "log_kl": False}, False),
+        ({"beta": "0.1"}, True),
+        ({"beta": 0, "log_kl": True}, True),
+        ({"beta": 0, "ratio_against": "reference"}, True),
+    ],
+)
 def test_a_run_needs_a_reference_for_its_kl_or_its_ratio(raw: dict[str, Any], needed: bool) -> None:
     assert needs_reference(raw) == needed == parse(SOUND | raw).needs_reference
     assert charts.kl_is_off(raw) == (not needed), "the chart waits for a KL exactly where one is measured"
@@ -213,66 +193,47 @@ def test_what_several_settings_come_to() -> None:
 
 
 SPELLINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"dataset": ["a/b"]}, {"data": "a/b"}),
-    ({"dataset": "a/b", "data": ""}, {"data": "a/b"}),
-    ({"data": ["a/b"]}, {"data": "a/b"}),
+    *(({"data": None} | raw, {"data": "a/b"}) for raw in ({"dataset": ["a/b"]}, {"dataset": "a/b"}, {"data": ["a/b"]})),
     ({"lora_parameters": {"rank": 4, "scale": "10", "dropout": 0.05}}, {"rank": 4, "scale": 10.0, "dropout": 0.05}),
     ({"lora_parameters": {"rank": 4, "scale": None}, "rank": None, "scale": 3}, {"rank": 4, "scale": 3.0}),
     ({"lora_parameters": {"keys": ["self_attn.q_proj"]}}, {"lora_keys": ["self_attn.q_proj"]}),
     ({"load_in_4bits": True, "load_in_8bits": False}, {"quantization": "4"}),
-    ({"load_in_6bits": "true"}, {"quantization": "6"}),
     ({"load_in_mxfp4": 1, "quantization": None}, {"quantization": "mxfp4"}),
     ({"load_in_4bits": False, "load_in_mxfp4": None}, {"quantization": "none"}),
-    ({"quantization": 8}, {"quantization": "8"}),
-    ({"quantization": "4-bit"}, {"quantization": "4"}),
-    ({"quantization": None}, {"quantization": "none"}),
+    *(({"quantization": raw}, {"quantization": ours}) for raw, ours in ((8, "8"), ("4-bit", "4"), (None, "none"))),
     ({"reward_functions": "r1_int, r1_count_xml"}, {"reward_functions": ["r1_int", "r1_count_xml"]}),
-    ({"reward_functions": "[r1_int]", "reward_weights": "[0.5]"},
-     {"reward_functions": ["r1_int"], "reward_weights": [0.5]}),
+    ({"reward_functions": "[r1_int]", "reward_weights": "[0.5]"}, {"reward_weights": [0.5]}),
     ({"reward_functions": "r1_int", "reward_weights": 2}, {"reward_weights": [2.0]}),
     ({"reward_functions": " "}, {"reward_functions": list(DEFAULT_REWARDS)}),
-    ({"reward_functions": None}, {"reward_functions": list(DEFAULT_REWARDS)}),
     ({"learning_rate": "1e-4", "epsilon": "1.0e-4"}, {"learning_rate": 1e-4, "epsilon": 1e-4}),
-    ({"importance_sampling_level": None}, {"importance_sampling_level": "token"}),
-    ({"importance_sampling_level": ""}, {"importance_sampling_level": "token"}),
+    *(({"importance_sampling_level": empty}, {"importance_sampling_level": "token"}) for empty in (None, "")),
     ({"epsilon_high": ""}, {"epsilon_high": None}),
-    ({"scale_rewards": True}, {"scale_rewards": "group"}),
-    ({"scale_rewards": False}, {"scale_rewards": "none"}),
+    *(({"scale_rewards": raw}, {"scale_rewards": ours}) for raw, ours in ((True, "group"), (False, "none"))),
     ({"num_generations": 8, "loss_type": "dr-grpo"}, {"group_size": 8, "grpo_loss_type": "dr_grpo"}),
     ({"stop": "</answer>"}, {"stop": ["</answer>"]}),
-    ({"prompt_feature": "", "answer_feature": "", "valid_split": ""},
-     {"prompt_feature": "prompt", "valid_split": "valid"}),
+    ({"prompt_feature": "", "valid_split": ""}, {"prompt_feature": "prompt", "valid_split": "valid"}),
     ({"mask_prompt": False, "train": True, "adapter_path": "here"}, {"mask_prompt": False}),
-    ({"run_name": 12}, {"run_name": "12"}),
-    ({"iters": 100.0}, {"iters": 100}),
-]  # fmt: skip
+    ({"run_name": 12, "iters": 100.0}, {"run_name": "12", "iters": 100}),
+]
 
 
 @pytest.mark.parametrize(("written", "canonical"), SPELLINGS)
 def test_keys_of_other_programs_are_translated(written: dict[str, Any], canonical: dict[str, Any]) -> None:
-    config = parse(SOUND | {"data": written.get("data", "owner/rows" if "dataset" not in written else None)} | written)
+    config = parse(SOUND | written)
     assert {key: getattr(config, key) for key in canonical} == canonical
 
 
 def test_a_schedule_mapping_means_what_it_means_in_mlx_lm() -> None:
     """mlx's linear_schedule takes its end before its steps, and what the mapping leaves out is 0, not our default."""
     cosine = {"name": "cosine_decay", "arguments": ["1e-4", "5e2", 1e-6], "warmup": 10, "warmup_init": 1e-8}
-    rising = {"lr_warmup_steps": 10, "lr_warmup_init": 1e-8}
-    falling = {"lr_schedule": "cosine", "learning_rate": 1e-4, "lr_final": 1e-6, "lr_decay_fraction": 0.5}
-    assert _meant(lr_schedule=cosine, learning_rate=3e-5) >= (rising | falling).items()
     linear = {"name": "linear_schedule", "arguments": [1e-4, 1e-6, 200]}
+    falling = {"lr_schedule": "cosine", "learning_rate": 1e-4, "lr_final": 1e-6, "lr_decay_fraction": 0.5}
+    falling |= {"lr_warmup_steps": 10, "lr_warmup_init": 1e-8}
+    assert parse(SOUND | {"lr_schedule": cosine, "learning_rate": 3e-5}).model_dump().items() >= falling.items()
     falling |= {"lr_schedule": "linear", "lr_decay_fraction": 2.0, "lr_warmup_steps": 0, "lr_warmup_init": 0.0}
-    assert _meant(lr_schedule=linear, iters=100) >= falling.items()
-    assert _meant(lr_schedule={"name": "cosine_decay", "arguments": [1e-4, 10]})["lr_final"] == 0
-    assert _meant(lr_schedule=linear, lr_warmup_steps=7, iters=100)["lr_warmup_steps"] == 7
-
-
-def _meant(**raw: Any) -> Any:
-    class Superset(dict[str, Any]):
-        def __ge__(self, items: Any) -> bool:
-            return self.items() >= items
-
-    return Superset(parse(SOUND | raw).model_dump())
+    assert parse(SOUND | {"lr_schedule": linear, "iters": 100}).model_dump().items() >= falling.items()
+    assert parse(SOUND | {"lr_schedule": {"name": "cosine_decay", "arguments": [1e-4, 10]}}).lr_final == 0
+    assert parse(SOUND | {"lr_schedule": linear, "lr_warmup_steps": 7, "iters": 100}).lr_warmup_steps == 7
 
 
 @pytest.mark.parametrize(
@@ -280,11 +241,7 @@ def _meant(**raw: Any) -> Any:
     [
         ({"arguments": [1e-4]}, "lr_schedule", "a mapping with a name and arguments"),
         ({"name": "cosine_decay"}, "lr_schedule", "a list of at most three numbers"),
-        (
-            {"name": "one_cycle", "arguments": [1e-4, 0.9]},
-            "lr_schedule",
-            "it is one of constant, constant_with_warmup, cosine, linear",
-        ),
+        ({"name": "one_cycle", "arguments": [1e-4, 0.9]}, "lr_schedule", "it is one of constant, constant_with_"),
         ({"name": "cosine_decay", "arguments": ["fast", 10]}, "learning_rate", "must be a number, not 'fast'"),
         ({"name": "cosine_decay", "arguments": [1e-4, "soon"]}, "lr_decay_fraction", "must be a number, not 'soon'"),
     ],
@@ -311,16 +268,11 @@ def test_contradicting_keys_are_one_fault(raw: dict[str, Any], key: str, says: s
     assert says in one_sentence(raw, key)
 
 
-@pytest.mark.parametrize(
-    ("key", "nearest"),
-    [("temprature", "temperature"), ("learning-rate", "learning_rate"), ("lora_paramters", "lora_parameters"),
-     ("load_in_4bitss", "load_in_4bits"), ("reward_function", "reward_functions"), ("datset", "dataset")],
-)  # fmt: skip
-def test_a_misspelt_key_is_a_fault_that_names_the_nearest(key: str, nearest: str) -> None:
-    assert one_sentence({key: 1}, key) == f"There is no setting {key}. Did you mean {nearest}?"
-
-
-def test_an_unknown_key_without_a_near_one_is_a_fault() -> None:
+def test_an_unknown_key_is_a_fault_that_names_the_nearest() -> None:
+    near = {"temprature": "temperature", "learning-rate": "learning_rate", "lora_paramters": "lora_parameters"}
+    near |= {"load_in_4bitss": "load_in_4bits", "reward_function": "reward_functions", "datset": "dataset"}
+    for key, nearest in near.items():
+        assert one_sentence({key: 1}, key) == f"There is no setting {key}. Did you mean {nearest}?"
     assert one_sentence({"qqqq": 1}, "qqqq") == "There is no setting qqqq."
     assert one_sentence({3: 1}, "3") == "There is no setting 3."  # pyright: ignore
 
@@ -343,13 +295,15 @@ def test_no_reward_function_means_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("raw", "key", "says"),
     [
-        ({"reward_weights": [1, 2]}, "reward_weights",
-         "There are 2 reward weights for 5 reward functions (r1_accuracy"),
+        (
+            {"reward_weights": [1, 2]},
+            "reward_weights",
+            "There are 2 reward weights for 5 reward functions (r1_accuracy",
+        ),
         ({"reward_weights": [0, 0, 0, 0, 0]}, "reward_weights", "Every reward weight is 0"),
         ({"reward_weights": [1, 1, 1, 1, math.nan]}, "reward_weights", "must be a number within ±1,000,000, not nan."),
         ({"reward_weights": [1, 1, 1, 1, -1_000_001]}, "reward_weights", "within ±1,000,000, not -1e+06."),
-        ({"batch_size": 101, "gradient_accumulation_steps": 10, "steps_per_generation": 10, "group_size": 100},
-         "batch_size", "have 1,010,000 completions"),
+        (LARGEST | {"batch_size": 101}, "batch_size", "have 1,010,000 completions"),
         ({"eval_batch_size": 10_001, "num_generations_eval": 100}, "eval_batch_size", "have 1,000,100 completions"),
         ({"eval_batch_size": 250_001}, "eval_batch_size", "have 1,000,004 completions"),
         ({"best_metric": "eval/reward", "steps_per_eval": 0}, "best_metric", "this run has none"),
@@ -365,8 +319,7 @@ def test_no_reward_function_means_the_defaults() -> None:
         ({"run_name": "../up"}, "run_name", "may not contain '/'"),
         ({"run_name": ".."}, "run_name", "must not begin with a dot"),
         ({"run_name": "é" * 60 + "n"}, "run_name", "longer than 120 bytes"),
-        ({"lr_schedule": "cosine", "lr_final": 1.0}, "lr_final",
-         "The final rate (1) is above the learning rate (1e-05)."),
+        ({"lr_schedule": "cosine", "lr_final": 1.0}, "lr_final", "rate (1) is above the learning rate (1e-05)."),
         ({"lr_schedule": "exponential", "lr_final": 0}, "lr_final", "never reaches 0"),
         ({"optimizer": "sgd", "optimizer_bits": 8}, "optimizer_bits", "The state of sgd is not built in 8 bits"),
         ({"optimizer": "own", "optimizer_bits": 8}, "optimizer_bits", "set 32"),
@@ -377,35 +330,28 @@ def test_no_reward_function_means_the_defaults() -> None:
         ({"stop": ["x"] * 1001}, "stop", "has more than 1,000 entries"),
         ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "tokenize is not an option to choose"),
         ({"temperature": 0}, "temperature", "Temp must be above 0, not 0."),
-        ({"group_size": 1}, "group_size", "Group must be at least 2, not 1."),
-        ({"learning_rate": -1e-5}, "learning_rate", "Learning Rate must be above 0, not -1e-05."),
         ({"seed": 2**32}, "seed", "Seed must be at most 4294967295, not 4294967296."),
         ({"model": ""}, "model", "Choose a base model"),
         ({"data": " "}, "data", "Choose a dataset"),
         ({"run_name": True}, "run_name", "Run folder name must be text, not true."),
         ({"optimizer": "AdamV"}, "optimizer", "Did you mean adam?"),
     ],
-)  # fmt: skip
+)
 def test_an_invalid_setting_is_one_fault(raw: dict[str, Any], key: str, says: str) -> None:
     assert says in one_sentence(raw, key)
 
 
 AGREEING: list[dict[str, Any]] = [
-    {"batch_size": 100, "gradient_accumulation_steps": 10, "steps_per_generation": 10, "group_size": 100},
+    LARGEST,
     {"eval_batch_size": 10_000, "num_generations_eval": 100},
     {"reward_weights": [1_000_000, -1_000_000, 0, 0, 0]},
     {"best_metric": "reward", "steps_per_eval": 0},
-    *({"reward_functions": ["r1_int", "f.py::f"], key: ours} for key,
-    ours in [("stop_when", ["my_own > 1"]), ("best_metric", "my_own")]),
-    *({"reward_functions_file": "f.py", key: ours} for key,
-    ours in [("stop_when", ["my_own > 1"]), ("best_metric", "my_own")]),
+    *(ours | raw for ours, raw in product(OWN_REWARDS, ({"stop_when": ["my_own > 1"]}, {"best_metric": "my_own"}))),
     {"max_completion_length": 2047},
-    {"stop": ["x"] * 1000},
-    {"dtype": "float16"},
+    {"stop": ["x"] * 1000, "dtype": "float16", "run_name": "é" * 60},
     {"train_type": "full", "use_rslora": True},
     {"train_type": "dora", "quantization": "4"},
     {"quantization": "6"},
-    {"run_name": "é" * 60},
     {"lr_schedule": "cosine", "learning_rate": 1e-4, "lr_final": 1e-4},
     {"lr_schedule": "cosine", "lr_final": 0},
     {"optimizer": "lion", "optimizer_bits": 8},
@@ -413,7 +359,7 @@ AGREEING: list[dict[str, Any]] = [
     {"sampling_correction": "token_mask"},
     {"sampling_correction": "token_mask", "sampling_correction_min": 3, "sampling_correction_max": 3},
     {"reward_weight_schedule": "linear", "reward_weights_final": [1, 0, 0, 0, 0]},
-]  # fmt: skip
+]
 
 
 def test_settings_that_only_just_agree_are_valid() -> None:
@@ -421,8 +367,7 @@ def test_settings_that_only_just_agree_are_valid() -> None:
 
 
 def test_an_invalid_field_hides_no_other_fault() -> None:
-    """Every limited setting past its limit, an unknown key, a cross-check with sound inputs, and no model: all of
-    it."""
+    """Every limited setting past its limit, an unknown key, a cross-check with sound inputs, and no model."""
     limited = {key: about for key, about in SETTINGS.items() if about.low is not None}
     raw: dict[str, Any] = {key: beyond(about, about.low or 0, -1) for key, about in limited.items()}
     raw |= {"train_mode": "x", "model": "", "unknown": 1, "reward_weights": [1.0], "lm_studio_name": "a:b"}
@@ -435,12 +380,12 @@ def test_an_invalid_field_hides_no_other_fault() -> None:
 
 
 def test_a_cross_check_runs_only_if_its_settings_are_valid() -> None:
-    assert [fault.setting for fault in problems(SOUND | {"max_seq_length": "x",
-    "max_completion_length": 9999})] == ["max_seq_length"]  # fmt: skip
+    faults = problems(SOUND | {"max_seq_length": "x", "max_completion_length": 9999})
+    assert [fault.setting for fault in faults] == ["max_seq_length"]
 
 
-def written(folder: Path, text: str | bytes, name: str = "config.yaml") -> Path:
-    path = folder / name
+def written(folder: Path, text: str | bytes) -> Path:
+    path = folder / "config.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
 
@@ -448,10 +393,8 @@ def written(folder: Path, text: str | bytes, name: str = "config.yaml") -> Path:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("- a\n- b\n", "but it holds a list."),
-        ("", "but it holds nothing."),
-        ("just words", "but it holds plain text."),
-        ("3", "but it holds a single value."),
+        *(("- a\n- b\n", "but it holds a list."), ("", "but it holds nothing.")),
+        *(("just words", "but it holds plain text."), ("3", "but it holds a single value.")),
         ("a: [1,\nb: 2", "is not valid YAML at line 2"),
         ("a: 2026-13-45", "is not valid YAML: month must be in 1..12"),
         (b"a: \xff", "cannot be read: it is not UTF-8 text."),
@@ -511,12 +454,12 @@ def values_of(about: Setting) -> st.SearchStrategy[Any]:
     if about.kind == "float":
         return st.floats(low, high, exclude_min=about.low_open, exclude_max=about.high_open)
     simple = st.booleans() | st.integers() | st.floats(allow_nan=False) | text | st.none()
-    return {
-        "bool": st.booleans(), "fact": st.booleans(), "list": st.lists(text, max_size=3),
-        "rewards": st.lists(text, max_size=3),
-        "numbers": st.lists(st.floats(-9, 9), max_size=3), "mapping": st.dictionaries(text, simple, max_size=3),
-        "stages": st.lists(st.fixed_dictionaries({"iters": st.integers(1, 9)}), max_size=2),
-    }.get(about.kind, text)  # fmt: skip
+    return (
+        {"bool": st.booleans(), "fact": st.booleans(), "list": st.lists(text, max_size=3)}
+        | {"rewards": st.lists(text, max_size=3), "numbers": st.lists(st.floats(-9, 9), max_size=3)}
+        | {"mapping": st.dictionaries(text, simple, max_size=3)}
+        | {"stages": st.lists(st.fixed_dictionaries({"iters": st.integers(1, 9)}), max_size=2)}
+    ).get(about.kind, text)
 
 
 def given_values_of(about: Setting) -> st.SearchStrategy[Any]:
@@ -551,9 +494,9 @@ def test_a_dumped_file_is_in_the_forms_order_and_its_letters_are_as_typed() -> N
 LIMITS = {
     "[-1, 10000]": "num_layers",
     "[1, 4096]": "rank",
-    "(0, 1000000]": "lora_alpha scale epsilon_high sapo_temperature_pos sapo_temperature_neg vespo_k_pos vespo_lambda_pos "
-    "vespo_k_neg vespo_lambda_neg off_policy_mask_threshold sampling_correction_max "
-    "sampling_correction_min reward_timeout",
+    "(0, 1000000]": "lora_alpha scale epsilon_high sapo_temperature_pos sapo_temperature_neg vespo_k_pos vespo_k_neg "
+    "vespo_lambda_pos vespo_lambda_neg off_policy_mask_threshold sampling_correction_max sampling_correction_min "
+    "reward_timeout",
     "[0, 1)": "dropout adam_beta1 adam_beta2 validation_split",
     "[1, 100000000]": "iters",
     "[0, 1000000]": "epochs max_grad_norm early_stopping_min_delta memory_limit beta",
@@ -605,10 +548,12 @@ def test_many_stages_are_not_all_checked_for_each_of_them(monkeypatch: pytest.Mo
     assert len(checked) <= 2 * 50 and {f"Stage {number}" for number in range(1, 51)} == {*checked}
 
 
-TRL = {
-    "group_size": 8, "max_completion_length": 512, "num_iterations": 1, "temperature": 1.0, "top_p": 1.0, "beta": 0.04,
-    "epsilon": 0.2, "learning_rate": 1e-6, "max_grad_norm": 1.0,
-}  # fmt: skip
+TRL = {"group_size": 8, "max_completion_length": 512, "num_iterations": 1, "temperature": 1.0, "top_p": 1.0} | {
+    "beta": 0.04,
+    "epsilon": 0.2,
+    "learning_rate": 1e-6,
+    "max_grad_norm": 1.0,
+}
 """Defaults of its GRPOTrainer; of the KL weight the older one, as 0 is ours."""
 
 

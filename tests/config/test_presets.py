@@ -16,10 +16,8 @@ from backend.config.config import SETTINGS
 from backend.utils import places
 from backend.utils.errors import UserError
 
-MINE = {
-    "model": "me/mine", "data": "me/rows", "prompt_feature": "q", "answer_feature": "a",
-    "reward_functions": ["r1_count_xml"], "reward_weights": [3.0], "reward_functions_file": "",
-}  # fmt: skip
+MINE = {"model": "me/mine", "data": "me/rows", "prompt_feature": "q", "answer_feature": "a"}
+MINE |= {"reward_functions": ["r1_count_xml"], "reward_weights": [3.0], "reward_functions_file": ""}
 ALL = presets()
 
 
@@ -28,13 +26,6 @@ def draft(tmp_path: Path, qapp) -> Draft:
     draft = Draft(tmp_path / "draft.yaml")
     draft.update(MINE)
     return draft
-
-
-def test_the_documented_presets_exist():
-    assert [candidate.title for candidate in ALL][:11] == [
-        "Demo", "Fast try", "Reasoning", "Small memory", "GSPO", "DAPO", "Dr. GRPO", "Full, small model",
-        "As documented", "GSM8K", "DeepMath",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("candidate", ALL, ids=lambda candidate: candidate.name)

@@ -14,9 +14,11 @@ from backend.trainer.memory.model_shape import ModelShape, shape_from
 
 
 def _qwen3_0_6b() -> ModelShape:
-    sizes = {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
-             "head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936, "tie_word_embeddings": True}  # fmt: skip
-    shape = shape_from({"model_type": "qwen3", "torch_dtype": "bfloat16", **sizes})
+    shape = shape_from(
+        {"model_type": "qwen3", "torch_dtype": "bfloat16", "tie_word_embeddings": True, "vocab_size": 151936}
+        | {"hidden_size": 1024, "num_hidden_layers": 28, "intermediate_size": 3072}
+        | {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+    )
     assert shape is not None
     return shape
 
@@ -29,8 +31,8 @@ def estimated(machine: float = 16 * GB, *, gpu: bool = True, **settings: Any) ->
 def test_fewer_completions_than_a_tile_name_what_a_full_one_gives() -> None:
     tip = estimated(group_size=8).row_tip
     found = re.fullmatch(
-        r"A step samples 8 completions\. This GPU decodes 32 in 1\.6 times the time: up to 2\.5 times as many tokens per "
-        r"second, for ([\d.]+) (MB|GB) more memory\. Raise Group or Batch\.",
+        r"A step samples 8 completions\. This GPU decodes 32 in 1\.6 times the time: up to 2\.5 times as many tokens "
+        r"per second, for ([\d.]+) (MB|GB) more memory\. Raise Group or Batch\.",
         tip,
     )
     assert found is not None, tip
@@ -40,25 +42,14 @@ def test_fewer_completions_than_a_tile_name_what_a_full_one_gives() -> None:
     assert more == pytest.approx(full.total - estimated(group_size=8).total, rel=0.05)
 
 
-def test_completions_that_begin_a_second_tile_name_what_two_full_ones_give() -> None:
+def test_no_sentence_where_nothing_is_to_be_gained() -> None:
     tip = estimated(group_size=8, batch_size=5).row_tip
     assert tip.startswith("A step samples 40 completions. This GPU decodes 64 in 1.2 times the time: up to 1.3 times")
-
-
-@pytest.mark.parametrize(
-    ("changed", "reason"),
-    [
-        ({"group_size": 32}, "a tile is full"),
-        ({"group_size": 16, "gradient_accumulation_steps": 4}, "two are"),
-        ({"group_size": 30}, "nearly full"),
-        ({"group_size": 8, "gpu": False}, "a CPU takes four times as long for four times as many"),
-        ({"group_size": 8, "max_completion_length": 8192, "max_seq_length": 8300, "machine": 12 * GB},
-         "memory is short"),
-    ],
-    ids=lambda x: x if isinstance(x, str) else "",
-)  # fmt: skip
-def test_no_sentence_where_nothing_is_to_be_gained(changed: dict[str, Any], reason: str) -> None:
-    assert estimated(**changed).row_tip == "", reason
+    assert estimated(group_size=32).row_tip == "", "a tile is full"
+    assert estimated(group_size=16, gradient_accumulation_steps=4).row_tip == "", "two are"
+    assert estimated(group_size=30).row_tip == "", "nearly full"
+    assert estimated(group_size=8, gpu=False).row_tip == "", "a CPU takes four times as long for four times as many"
+    assert estimated(12 * GB, group_size=8, max_completion_length=8192, max_seq_length=8300).row_tip == "", "memory"
 
 
 def test_with_short_memory_rows_are_given_up_by_tiles() -> None:

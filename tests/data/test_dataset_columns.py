@@ -32,16 +32,15 @@ def test_an_unreadable_file_has_no_columns(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("columns", "expected"),
+    ("columns", "features"),
     [
-        (["Question", "Answer"], {"prompt_feature": "Question", "answer_feature": "Answer"}),
-        (["id", "problem", "final answer"], {"prompt_feature": "problem", "answer_feature": "final answer"}),
-        (["math_question", "gold-answer", "kind"],
-         {"prompt_feature": "math_question", "answer_feature": "gold-answer", "type_feature": "kind"}),
-        (["answer", "prompt", "system"],
-         {"prompt_feature": "prompt", "answer_feature": "answer", "system_feature": "system"}),
-        (["x", "y"], {}),
+        (["Question", "Answer"], ["prompt", "answer"]),
+        (["id", "problem", "final answer"], [None, "prompt", "answer"]),
+        (["math_question", "gold-answer", "kind"], ["prompt", "answer", "type"]),
+        (["answer", "prompt", "system"], ["answer", "prompt", "system"]),
+        (["x", "y"], [None, None]),
     ],
-)  # fmt: skip
-def test_usual_column_names_are_recognised(columns: list[str], expected: dict[str, str]):
-    assert guessed(columns) == expected
+)
+def test_usual_column_names_are_recognised(columns: list[str], features: list[str | None]):
+    pairs = zip(columns, features, strict=True)
+    assert guessed(columns) == {f"{feature}_feature": column for column, feature in pairs if feature}

@@ -18,9 +18,7 @@ def train(tmp_path: Path) -> Path:
 def test_train_valid_and_test_are_three_files(tmp_path: Path, train: Path) -> None:
     valid, test = write(tmp_path / "mine.csv", ROWS[:2]), write(tmp_path / "last.parquet", ROWS[2:3])
     splits = read_splits(settings(train, valid_data=str(valid), test_data=str(test), validation_split=0.5))
-    assert (splits.train, splits.valid, splits.test) == (ROWS, ROWS[:2], ROWS[2:3]), (
-        "nothing is held out beside a valid set"
-    )
+    assert (splits.train, splits.valid, splits.test) == (ROWS, ROWS[:2], ROWS[2:3]), "nothing is held out"
     assert splits.source == {"train": str(train), "valid": str(valid), "test": str(test)}
 
 
@@ -36,9 +34,7 @@ def test_another_dataset_takes_the_place_of_the_datasets_own_split(tmp_path: Pat
 @pytest.mark.parametrize(
     ("files", "taken"), [(("train", "valid", "test"), "valid"), (("train", "test"), "test"), (("train",), "train")]
 )
-def test_of_a_folder_the_split_that_is_not_for_training_is_taken(
-    tmp_path: Path, train: Path, files: tuple[str, ...], taken: str
-) -> None:
+def test_a_folder_gives_its_evaluation_split(tmp_path: Path, train: Path, files: tuple[str, ...], taken: str) -> None:
     for number, name in enumerate(files):
         write(tmp_path / "other" / f"{name}.jsonl", ROWS[number : number + 1])
     splits = read_splits(settings(train, valid_data=str(tmp_path / "other")))
@@ -48,14 +44,9 @@ def test_of_a_folder_the_split_that_is_not_for_training_is_taken(
 def test_named_sets_have_columns_and_patterns_of_their_own(tmp_path: Path, train: Path) -> None:
     easy = write(tmp_path / "easy.jsonl", ROWS[:2])
     hard = write(tmp_path / "hard" / "exam.jsonl", [{"problem": "?", "solution": "#### 7"}])
-    sets = {
-        "easy": str(easy),
-        "hard": {
-            "data": str(hard.parent), "test_split": "exam", "prompt_feature": "problem", "answer_feature": "solution",
-            "answer_pattern": "#### (.*)",
-        },
-    }  # fmt: skip
-    splits = read_splits(settings(train, eval_data=sets))
+    exam = {"data": str(hard.parent), "test_split": "exam", "prompt_feature": "problem"}
+    exam |= {"answer_feature": "solution", "answer_pattern": "#### (.*)"}
+    splits = read_splits(settings(train, eval_data={"easy": str(easy), "hard": exam}))
     assert list(splits.evals) == ["easy", "hard"]
     assert splits.evals["easy"].rows == ROWS[:2]
     assert splits.evals["hard"].rows == [{"problem": "?", "solution": "7"}]

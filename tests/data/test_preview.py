@@ -1,28 +1,25 @@
-"""The answers behind the Dataset page: rows, columns, splits and missing values of every file format, the faults of
-`check`, and prompts that are token for token those of training."""
+"""The answers behind the Dataset page: rows, columns, splits, errors, and the very tokens of training."""
 
 from __future__ import annotations
 
-import csv
 import json
 import time
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from backend.config.config import parse
-from backend.data import preview
-from backend.data import preview as previews
+from backend.data import files, preview
 from backend.data.problems import PromptFormat
 from backend.data.prompts import TokenizedPrompts
 from backend.data.rows import read_splits
+from backend.rewards.allowed_code import allow_named
 from backend.serve import dataset_questions
 from backend.serve.questions import QUESTIONS, Cancelled, QuestionCall
 from backend.trainer.preflight import check
 from backend.utils.errors import UserError
+from tests.data.test_rows import write as write_rows
 from tests.support.random_models import tiny_tokenizer
 from tests.support.small_run import settings_for
 
@@ -35,18 +32,7 @@ MAPPED = {"prompt_feature": "question", "answer_feature": "solution"}
 
 
 def write(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
-    if path.suffix == ".csv":
-        with path.open("w", newline="") as file:
-            table = csv.DictWriter(file, list(rows[0]))
-            table.writeheader()
-            table.writerows(rows)
-    elif path.suffix == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    elif path.suffix == ".json":
-        path.write_text(json.dumps(rows))
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_rows(path, rows)
 
 
 @pytest.fixture
@@ -58,14 +44,12 @@ def model(tmp_path: Path) -> Path:
 def ask(tmp_path: Path, model: Path):
     """Call the handler of a question as the event loop of `serve` does."""
     (model / "config.json").write_text("{}")
-    reports: list[dict[str, Any]] = []
 
     def ask_backend(question: str, settings: dict[str, Any], **more: Any) -> Any:
-        call = QuestionCall(reports.append)
+        call = QuestionCall()
         settings = {"model": str(model)} | settings
         return QUESTIONS[question].handler()({"settings": settings, "split": "train"} | more, call)
 
-    ask_backend.reports = reports
     return ask_backend
 
 
@@ -74,23 +58,22 @@ def test_overview_of_a_file_of_each_suffix(ask, tmp_path: Path, suffix: str) -> 
     file = write(tmp_path / f"rows{suffix}")
     overview = ask("preview", MAPPED | {"data": str(file)})
     assert (overview["absent"], overview["form"], overview["faults"], overview["likely"]) == (False, "file", [], {})
-    assert overview["splits"] == {
-        "train": {"rows": 3, "about": None, "source": str(file), "unanswered": 1, "repeated": 1}
-    }
-    assert [(column["name"], column["kind"], column["example"]) for column in overview["columns"]] == [
-        ("question", "text", "What is 1 plus 1?"), ("solution", "text", "2"), ("topic", "text", "sums")]  # fmt: skip
+    counts = {"rows": 3, "about": None, "source": str(file), "unanswered": 1, "repeated": 1}
+    assert overview["splits"] == {"train": counts}
+    columns = [(column["name"], column["kind"], column["example"]) for column in overview["columns"]]
+    assert columns == [("question", "text", "What is 1 plus 1?"), ("solution", "text", "2"), ("topic", "text", "sums")]
     rows = ask("preview_rows", MAPPED | {"data": str(file)}, start=1, count=100)
     assert rows["rows"] == [dict(row) for row in ROWS[1:]]
 
 
 def test_a_folder_has_a_split_for_each_file(ask, tmp_path: Path) -> None:
     for name, rows in (("train.jsonl", ROWS), ("validation.csv", ROWS[:1]), ("exam.json", ROWS[:2])):
-        write(tmp_path / name, rows)
+        write(tmp_path / name, rows=rows)
     (tmp_path / "notes.txt").write_text("no data")
     overview = ask("preview", MAPPED | {"data": str(tmp_path), "test_split": "exam"})
     assert overview["form"] == "folder" and overview["names"] == ["exam", "train", "validation"]
-    assert {split: (about["rows"], Path(about["source"]).name) for split, about in overview["splits"].items()} == {
-        "train": (3, "train.jsonl"), "valid": (1, "validation.csv"), "test": (2, "exam.json")}  # fmt: skip
+    splits = {split: (about["rows"], Path(about["source"]).name) for split, about in overview["splits"].items()}
+    assert splits == {"train": (3, "train.jsonl"), "valid": (1, "validation.csv"), "test": (2, "exam.json")}
     missing = ask("preview", MAPPED | {"data": str(tmp_path), "train_split": "learn"})
     assert missing["names"] == ["exam", "train", "validation"], "what there is can still be chosen"
     assert [fault["setting"] for fault in missing["faults"]] == ["data"]
@@ -99,22 +82,16 @@ def test_a_folder_has_a_split_for_each_file(ask, tmp_path: Path) -> None:
 def test_each_column_has_the_kind_of_its_cells(ask, tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Yes?"}]
     rows = [{"prompt": chat, "answer": None, "n": 1, "yes": True, "tags": ["a"], "more": {"b": 1}}]
-    data = str(write(tmp_path / "rows.jsonl", rows))
-    kinds = {column["name"]: column["kind"] for column in ask("preview", {"data": data})["columns"]}
-    assert kinds == {
-        "prompt": "messages", "answer": "empty", "n": "number", "yes": "yes or no", "tags": "list",
-        "more": "object"}  # fmt: skip
+    data = str(write(tmp_path / "rows.jsonl", rows=rows))
+    kinds = [column["kind"] for column in ask("preview", {"data": data})["columns"]]
+    assert kinds == ["messages", "empty", "number", "yes or no", "list", "object"]
     cells = ask("preview_rows", {"data": data}, start=0, count=1)["rows"][0]
     assert cells["prompt"] == "user: Hello\nassistant: Yes?" and cells["answer"] == "" and cells["more"] == '{"b": 1}'
 
 
 def test_a_file_is_read_again_only_when_it_changes(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[str] = []
-    monkeypatch.setattr(
-        previews,
-        "read_splits",
-        lambda config, *more, **how: reads.append(config.data) or read_splits(config, *more, **how),
-    )
+    monkeypatch.setattr(preview, "read_splits", lambda *a, **k: reads.append(a[0].data) or read_splits(*a, **k))
     file = write(tmp_path / "rows.jsonl")
     for _ in range(3):
         ask("preview", MAPPED | {"data": str(file)})
@@ -135,14 +112,12 @@ FAULTS = {
     "missing file": lambda folder: {"data": str(folder / "none.jsonl")},
     "no kind of ours": lambda folder: {"data": str((folder / "a.txt").write_text("x") and folder / "a.txt")},
     "broken JSON": break_json,
-    "empty file": lambda folder: {"data": str(write(folder / "empty.jsonl", []))},
+    "empty file": lambda folder: {"data": str(write(folder / "empty.jsonl", rows=[]))},
     "no such column": lambda folder: {"data": str(write(folder / "c.jsonl"))},
     "no such answer": lambda folder: {"data": str(write(folder / "c.jsonl")), **MAPPED, "answer_feature": "gold"},
     "no such type": lambda folder: {"data": str(write(folder / "c.jsonl")), **MAPPED, "type_feature": "kind"},
-    "no such split": lambda folder: {
-        "data": str(write(folder / "train.jsonl").parent), **MAPPED, "valid_split": "exam",
-    },
-}  # fmt: skip
+    "no such split": lambda folder: {"data": str(write(folder / "train.jsonl").parent), "valid_split": "exam"} | MAPPED,
+}
 
 
 @pytest.mark.parametrize("case", FAULTS)
@@ -155,13 +130,13 @@ def test_faults_have_the_sentences_of_check(ask, tmp_path: Path, case: str) -> N
 
 def test_a_row_without_a_prompt_is_counted_with_the_sentence_of_check(ask, tmp_path: Path) -> None:
     rows = [{"prompt": "a", "answer": "1"}, {"prompt": " ", "answer": "2"}, {"answer": "3"}]
-    settings = settings_for(tmp_path / "check") | {"data": str(write(tmp_path / "rows.jsonl", rows))}
+    settings = settings_for(tmp_path / "check") | {"data": str(write(tmp_path / "rows.jsonl", rows=rows))}
     counts = ask("preview_counts", settings)
     assert (counts["refused"], counts["seen"], counts["rows"]) == (2, 3, 3)
     assert counts["faults"] == [fault.to_dict() for fault in check(settings)]
     row = ask("preview_row", settings, index=2)
-    assert "row 3 of" in row["faults"][0]["sentence"] and row["cells"] == [
-        {"name": "answer", "kind": "text", "text": "3"}]  # fmt: skip
+    assert "row 3 of" in row["faults"][0]["sentence"]
+    assert row["cells"] == [{"name": "answer", "kind": "text", "text": "3"}]
 
 
 def test_a_row_that_no_longer_exists_is_a_mistake(ask, tmp_path: Path) -> None:
@@ -171,19 +146,18 @@ def test_a_row_that_no_longer_exists_is_a_mistake(ask, tmp_path: Path) -> None:
     assert ask("preview_rows", MAPPED | {"data": data}, start=100, count=100)["rows"] == []
 
 
+TURNS = (("user", "日本語, and half a line\n"), ("assistant", "so"), ("user", "<|im_end|> in the text"))
 CHATS = [
     {"prompt": "What is 17 plus 25?", "answer": 42, "kind": "sum", "sys": "Be brief."},
-    {"prompt": [{"role": "user", "content": "日本語, and half a line\n"}, {"role": "assistant", "content": "so"},
-                {"role": "user", "content": "<|im_end|> in the text"}]},
+    {"prompt": [{"role": role, "content": content} for role, content in TURNS]},
     {"prompt": "x " * 900, "answer": "long"},
-]  # fmt: skip
+]
 
 
 def test_the_preview_shows_the_tokens_of_training(ask, tmp_path: Path, model: Path) -> None:
-    settings = settings_for(tmp_path / "run") | {
-        "data": str(write(tmp_path / "rows.jsonl", CHATS)), "system_feature": "sys", "type_feature": "kind",
-        "system_prompt": "Think first.", "chat_template_kwargs": {"enable_thinking": True}, "max_seq_length": 4000,
-    }  # fmt: skip
+    settings = settings_for(tmp_path / "run") | {"data": str(write(tmp_path / "rows.jsonl", rows=CHATS))}
+    settings |= {"system_feature": "sys", "type_feature": "kind", "system_prompt": "Think first."}
+    settings |= {"chat_template_kwargs": {"enable_thinking": True}, "max_seq_length": 4000}
     config = parse(settings)
     tokenizer = preview.tokenizer_for(config)
     trained = TokenizedPrompts(read_splits(config).train, tokenizer, PromptFormat.of(config), "rows")
@@ -194,11 +168,9 @@ def test_the_preview_shows_the_tokens_of_training(ask, tmp_path: Path, model: Pa
         assert row["tokens"] == len(problem.tokens) and row["messages"] == problem.messages
         assert "".join(piece["text"] for piece in row["pieces"]) == tokenizer.decode(problem.tokens)
         assert (row["answer"], row["type"]) == (problem.answer, chat.get("kind"))
-    lengths = dict(ask("preview_counts", settings)["lengths"])
-    assert lengths == {len(problem.tokens): 1 for problem in trained if problem}
-    assert ask("preview_rows", settings, start=0, count=3)["tokens"] == [
-        len(trained_problem.tokens) for trained_problem in trained if trained_problem
-    ]
+    lengths = [len(problem.tokens) for problem in trained if problem]
+    assert dict(ask("preview_counts", settings)["lengths"]) == dict.fromkeys(lengths, 1)
+    assert ask("preview_rows", settings, start=0, count=3)["tokens"] == lengths
 
 
 @pytest.mark.parametrize(
@@ -208,39 +180,27 @@ def test_the_preview_shows_the_tokens_of_training(ask, tmp_path: Path, model: Pa
         ("owner/not-here", "The model owner/not-here is not on this machine yet, so there are no tokens to show."),
         (
             "/no/such/model",
-            "There is no model /no/such/model: it is neither a folder nor an owner/name id on Hugging Face.",
+            "There is no model /no/such/model: it is neither a folder nor an owner/name id on Hugging F",
         ),
     ],
 )
-def test_without_the_model_there_are_messages_no_tokens_and_a_sentence(
-    ask, tmp_path: Path, name: str, sentence: str
-) -> None:
+def test_without_the_model_there_are_no_tokens(ask, tmp_path: Path, name: str, sentence: str) -> None:
     settings = MAPPED | {"data": str(write(tmp_path / "rows.jsonl")), "model": name}
     row, counts = ask("preview_row", settings, index=0), ask("preview_counts", settings)
     assert row["tokens"] is None and row["messages"] == [{"role": "user", "content": "What is 1 plus 1?"}]
-    assert row["faults"] == [{"setting": "model", "sentence": sentence}]
-    assert counts["no_tokens"] == sentence and counts["seen"] == 3
+    (fault,) = row["faults"]
+    assert fault["setting"] == "model" and fault["sentence"].startswith(sentence)
+    assert counts["no_tokens"] == fault["sentence"] and counts["seen"] == 3
     assert ask("preview_rows", settings, start=0, count=3)["tokens"] == [None] * 3
 
 
-def test_the_order_begins_with_an_even_sample_and_has_every_row_once() -> None:
-    places = list(preview.preview_order(10_007, 100))
-    assert sorted(places) == list(range(10_007))
-    assert max(places[:100]) > 9000 and places[:2] == [0, 100]
-    assert list(preview.preview_order(3)) == [0, 1, 2]
-
-
-def test_a_cancelled_measurement_continues_where_it_stopped(
-    ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancelled_count_continues_where_it_stopped(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"prompt": "word " * (1 + n % 7), "answer": "1"} for n in range(400)]
-    settings = {"data": str(write(tmp_path / "rows.jsonl", rows))}
+    settings = {"data": str(write(tmp_path / "rows.jsonl", rows=rows))}
     assert ask("preview_counts", settings, most=50)["seen"] == 50
     measured: list[int] = []
     tokenize = preview.preview_problem
-    monkeypatch.setattr(
-        preview, "preview_problem", lambda index, *rest: measured.append(index) or tokenize(index, *rest)
-    )
+    monkeypatch.setattr(preview, "preview_problem", lambda *a: measured.append(a[0]) or tokenize(*a))
     monkeypatch.setattr(dataset_questions, "REPORT_EVERY_S", 0.0)
     call = QuestionCall()
     call.report = lambda said: call.cancel() if said["seen"] > 150 else None
@@ -256,12 +216,12 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.delenv("HF_DATASETS_CACHE", raising=False)
-    monkeypatch.setattr(previews, "_opened", None)
+    monkeypatch.setattr(preview, "_opened", None)
     return tmp_path
 
 
 def test_a_dataset_that_is_not_cached_is_not_downloaded(ask, caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(previews, "read_splits", lambda config: pytest.fail("it was read"))
+    monkeypatch.setattr(preview, "read_splits", lambda config: pytest.fail("it was read"))
     assert ask("preview", {"data": "owner/MySums"}) == {"absent": True}
     (caches / "hub" / "datasets--owner--MySums" / "blobs").mkdir(parents=True)
     assert ask("preview", {"data": "owner/MySums"}) == {"absent": True}, "a download that never ended"
@@ -274,12 +234,13 @@ def test_a_dataset_in_a_cache_is_read(ask, caches: Path, monkeypatch: pytest.Mon
 
     (caches / cache).mkdir(parents=True)
     loaded: list[Any] = []
-    dataset = datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS), test=datasets.Dataset.from_list(ROWS[:1]))  # pyright: ignore
+    splits = {"train": ROWS, "test": ROWS[:1]}
+    dataset = datasets.DatasetDict({name: datasets.Dataset.from_list(rows) for name, rows in splits.items()})
     monkeypatch.setattr(datasets, "load_dataset", lambda *which: loaded.append(which) or dataset)
     overview = ask("preview", MAPPED | {"data": "owner/MySums", "dataset_config": "main"})
     assert loaded == [("owner/MySums", "main")] and overview["form"] == "hub"
-    assert {split: (about["rows"], about["source"]) for split, about in overview["splits"].items()} == {
-        "train": (3, "owner/MySums, train"), "test": (1, "owner/MySums, test")}  # fmt: skip
+    splits = {split: (about["rows"], about["source"]) for split, about in overview["splits"].items()}
+    assert splits == {"train": (3, "owner/MySums, train"), "test": (1, "owner/MySums, test")}
 
 
 def test_a_hundred_thousand_rows_are_previewed_in_two_seconds(ask, tmp_path: Path) -> None:
@@ -292,15 +253,9 @@ def test_a_hundred_thousand_rows_are_previewed_in_two_seconds(ask, tmp_path: Pat
     overview = ask("preview", settings)
     ask("preview_rows", settings, start=0, count=100)
     first = time.process_time() - began
-    assert overview["splits"]["train"] == {
-        "rows": 100_000,
-        "about": None,
-        "source": str(file),
-        "unanswered": 0,
-        "repeated": 0,
-    }
+    assert overview["splits"]["train"]["rows"] == 100_000
     assert first < 2.0, f"the first rows took {first:.1f} s"
-    preview.tokenizer_for(previews.settings_of({"model": ""} | settings | {"model": str(tmp_path / "model-files")}))
+    preview.tokenizer_for(preview.settings_of({"model": ""} | settings | {"model": str(tmp_path / "model-files")}))
     began = time.process_time()
     for start in range(0, 100_000, 10_000):
         assert ask("preview_rows", settings, start=start, count=100)["tokens"][0]
@@ -308,14 +263,9 @@ def test_a_hundred_thousand_rows_are_previewed_in_two_seconds(ask, tmp_path: Pat
     assert per_page_s < 0.1, f"a part of the table took {per_page_s * 1e3:.0f} ms"
 
 
-def test_of_a_large_file_the_first_rows_are_shown_and_the_rest_is_estimated(
-    ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from backend.data import files
-
-    monkeypatch.setattr(files, "LARGE_TEXT", 10_000)
-    monkeypatch.setattr(files, "LARGE_PARQUET", 1_000)
-    monkeypatch.setattr(files, "HEAD_ROWS", 40)
+def test_the_rows_of_a_large_file_are_estimated(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("LARGE_TEXT", 10_000), ("LARGE_PARQUET", 1_000), ("HEAD_ROWS", 40)):
+        monkeypatch.setattr(files, name, value)
     rows = [{"question": f"What is {n:06}?", "solution": str(n)} for n in range(1000)]
     for suffix in (".jsonl", ".csv", ".parquet"):
         file = write(tmp_path / f"large{suffix}", rows)
@@ -334,9 +284,6 @@ def test_a_row_is_shown_as_it_is_cut(ask, tmp_path: Path) -> None:
 
 
 def test_a_map_function_is_previewed_once_its_file_may_run(ask, tmp_path: Path) -> None:
-    from backend.rewards.allowed_code import allow_named
-    from backend.serve import dataset_questions as preview_mapping
-
     code = tmp_path / "mine.py"
     code.write_text(
         "from backend.rewards import register_map_function\n@register_map_function\ndef f(row):\n"
@@ -355,4 +302,4 @@ def test_a_map_function_is_previewed_once_its_file_may_run(ask, tmp_path: Path) 
         assert note.startswith("1 of 3 rows of train are left out: the map function f returned None")
         assert ask("preview_rows", settings, start=0, count=1)["rows"][0]["solution"] == "mapped"
     finally:
-        preview_mapping.close()
+        dataset_questions.close()

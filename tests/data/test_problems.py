@@ -11,19 +11,13 @@ from typing import Any
 import mlx_lm.utils
 import pytest
 
-from backend.config.config import Config, parse
 from backend.data.problems import PromptFormat, TooLong, apply_chat_template, tokenize_if_fits
 from backend.data.prompts import TokenizedPrompts
 from backend.models.tokenizers import load_tokenizer
 from backend.types import Problem
 from backend.utils.errors import UserError
+from tests.data.test_rows import ROWS, settings
 from tests.support.random_models import tiny_tokenizer
-
-ROWS = [{"prompt": f"What is {n} plus {n}?", "answer": str(2 * n), "type": "math"} for n in range(6)]
-
-
-def settings(**raw: Any) -> Config:
-    return parse({"model": "m", "data": "unused", "max_seq_length": 600, "max_completion_length": 500} | raw)
 
 
 def tokenizer_in(folder: Path, change: Callable[[dict[str, Any]], object] = lambda config: None) -> Any:
@@ -45,16 +39,12 @@ def problems(tokenizer: Any, rows: Sequence[dict[str, Any]], **raw: Any) -> list
     return TokenizedPrompts(rows, tokenizer, PromptFormat.of(settings(**raw)), "rows.jsonl").first(-1)
 
 
-def text_of(tokenizer: Any, problem: Problem) -> str:
-    return tokenizer.decode(problem.tokens)
-
-
 def test_a_row_becomes_a_problem(tokenizer: Any) -> None:
     row = {"prompt": "What is 3 plus 4?", "answer": 7, "type": None, "extra": [1]}
     (problem,) = problems(tokenizer, [row])
     assert (problem.index, problem.prompt, problem.answer, problem.type) == (0, "What is 3 plus 4?", "7", None)
     assert problem.row is row
-    assert text_of(tokenizer, problem) == "<|im_start|>user\nWhat is 3 plus 4?<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(problem.tokens) == "<|im_start|>user\nWhat is 3 plus 4?<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_a_prompt_that_is_a_list_of_messages_keeps_its_turns(tokenizer: Any) -> None:
@@ -64,9 +54,8 @@ def test_a_prompt_that_is_a_list_of_messages_keeps_its_turns(tokenizer: Any) -> 
         {"role": "user", "content": "three"},
     ]
     (problem,) = problems(tokenizer, [{"prompt": chat, "answer": "x"}], system_prompt="be brief")
-    assert problem.prompt == "three" and [message["role"] for message in problem.messages] == [
-        "system", "user", "assistant", "user",
-    ]  # fmt: skip
+    roles = [message["role"] for message in problem.messages]
+    assert problem.prompt == "three" and roles == ["system", "user", "assistant", "user"]
     assert problem.messages[1] == {"role": "user", "content": "one"} and "name" in chat[0], "the row is left as it was"
 
 
@@ -111,25 +100,6 @@ def test_a_cell_that_is_neither_text_nor_messages_names_its_row(tokenizer: Any, 
     rows = [ROWS[0], {"prompt": prompt, "answer": "x"}]
     with pytest.raises(UserError, match=r"^prompt_feature: The column prompt of row 2 of rows\.jsonl must hold text"):
         problems(tokenizer, rows)
-
-
-def test_a_lone_surrogate_names_its_row(tokenizer: Any) -> None:
-    """JSON may hold one half of a surrogate pair; no tokenizer takes it."""
-    row = json.loads('{"prompt": "a \\ud83d b", "answer": "1"}')
-    with pytest.raises(UserError, match=r"^prompt_feature: The text of row 2 of rows\.jsonl is broken"):
-        problems(tokenizer, [ROWS[0], row])
-
-
-def test_the_error_of_a_chat_template_is_quoted_with_the_row(tmp_path: Path) -> None:
-    """Gemma's template raises on a system message."""
-    refuse = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-    picky = tokenizer_in(tmp_path, lambda config: config.update(chat_template=refuse + config["chat_template"]))
-    assert problems(picky, ROWS)
-    with pytest.raises(UserError) as caught:
-        problems(picky, ROWS, system_prompt="be brief")
-    assert str(caught.value) == (
-        "prompt_feature: The model's chat template refuses row 1 of rows.jsonl: System role not supported."
-    )
 
 
 def user(text: str) -> list[dict[str, Any]]:

@@ -66,8 +66,10 @@ def test_case_marks_and_spaces_are_no_difference_and_signs_are(one: str, other: 
 
 
 def test_counts_of_a_dataset_that_was_counted_by_hand() -> None:
-    of = variety(["What is 1 plus 2?", "What is 3 plus 4?", "what is 1 plus 2", "What is 1 plus 2?", "Name a city."],
-                 ["3", 7, "3", None, "Rome"])  # fmt: skip
+    of = variety(
+        ["What is 1 plus 2?", "What is 3 plus 4?", "what is 1 plus 2", "What is 1 plus 2?", "Name a city."],
+        ["3", 7, "3", None, "Rome"],
+    )
     assert (of.total, of.rows, of.repeated, of.nearly_repeated, of.different) == (5, 5, 1, 1, 3)
     assert (of.patterns, of.pattern_share, of.opening, of.opening_share) == (2, 0.8, "what is 1", 0.6)
     assert (of.answers, of.answer, of.answer_share) == (3, "3", 0.5)

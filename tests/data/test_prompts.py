@@ -1,5 +1,4 @@
-"""A run starts once its first rows are tokenised. Problems, their order and the sentences about unusable rows equal
-those of tokenising everything first."""
+"""Prompts tokenised lazily give the problems, the order and the errors of tokenising everything first."""
 
 from __future__ import annotations
 
@@ -14,7 +13,6 @@ import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlx_lm.utils import load_tokenizer
 
 from backend.config.config import Config, parse
 from backend.data.problems import PromptFormat, fitting_problem
@@ -22,8 +20,8 @@ from backend.data.prompts import FIRST_ROWS, BackgroundTokenizer, PromptStream, 
 from backend.trainer import run_context
 from backend.types import Problem
 from backend.utils.errors import UserError
+from tests.data.test_problems import tokenizer_in
 from tests.support import small_run
-from tests.support.random_models import tiny_tokenizer
 
 ROWS = [{"prompt": "word " * random.Random(n).randint(1, 60) + str(n), "answer": str(n)} for n in range(150)]
 """Prompts of all lengths; some are too long to leave tokens for a completion."""
@@ -39,17 +37,7 @@ def tokenized(tokenizer: Any, rows: list[dict[str, Any]], **raw: Any) -> Tokeniz
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return tokenizer_with_prefix(tmp_path_factory.mktemp("tokenizer"), "")
-
-
-def tokenizer_with_prefix(folder: Path, prefix: str) -> Any:
-    """The tiny tokenizer, its chat template begun with `prefix`."""
-    tiny_tokenizer(folder)
-    (folder / "config.json").write_text('{"model_type": "qwen3"}')
-    about = json.loads((folder / "tokenizer_config.json").read_text())
-    about["chat_template"] = prefix + about["chat_template"]
-    (folder / "tokenizer_config.json").write_text(json.dumps(about))
-    return load_tokenizer(folder)
+    return tokenizer_in(tmp_path_factory.mktemp("tokenizer"))
 
 
 REFUSES = "{% if 'shout' in messages[0].content %}{{ raise_exception('No shouting') }}{% endif %}"
@@ -65,9 +53,7 @@ def until(done: Callable[[], bool]) -> None:
 @pytest.mark.parametrize(
     "raw", [{}, {"system_prompt": "be brief"}, {"chat_template_kwargs": {"enable_thinking": True}}]
 )
-def test_lazily_tokenised_problems_equal_those_tokenised_one_after_the_other(
-    tokenizer: Any, raw: dict[str, Any]
-) -> None:
+def test_lazily_tokenised_problems_equal_eager_ones(tokenizer: Any, raw: dict[str, Any]) -> None:
     made = PromptFormat.of(settings(**raw))
     plain = [p for i, row in enumerate(ROWS) if (p := fitting_problem(i, row, tokenizer, made, "rows.jsonl"))]
     assert 20 < len(plain) < 130, "the rows are of all lengths"
@@ -78,9 +64,7 @@ def test_lazily_tokenised_problems_equal_those_tokenised_one_after_the_other(
     assert (fast.fitting, fast.too_long) == (len(plain), len(ROWS) - len(plain))
 
 
-def test_a_tokenizer_that_takes_one_chat_gets_one_at_a_time_and_says_why(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tokenizer_without_batches_gets_one_chat_at_a_time(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = tokenized(tokenizer, ROWS).first(-1)
     original = type(tokenizer).apply_chat_template
 
@@ -152,13 +136,13 @@ def test_the_background_count_of_left_out_rows_is_noted_once(tokenizer: Any) -> 
     until(lambda: bool(notes.extend(background_tokenizer.new_notes()) or notes))
     background_tokenizer.close()
     assert notes + background_tokenizer.new_notes() == [
-        f"{plain.too_long} of 150 rows of the train split are left out: their prompts (up to {plain.longest} tokens) leave "
-        f"no room for a completion."
+        f"{plain.too_long} of 150 rows of the train split are left out: their prompts (up to {plain.longest} tokens) "
+        f"leave no room for a completion."
     ]
 
 
 def test_a_row_that_the_template_refuses_is_named_from_the_background(tmp_path: Path) -> None:
-    picky = tokenizer_with_prefix(tmp_path, REFUSES)
+    picky = tokenizer_in(tmp_path, lambda config: config.update(chat_template=REFUSES + config["chat_template"]))
     rows = [{"prompt": "shout" if n == 40 else "a", "answer": ""} for n in range(60)]
     background_tokenizer = BackgroundTokenizer({"train": tokenized(picky, rows)})
     until(lambda: not background_tokenizer._thread.is_alive())
@@ -167,9 +151,7 @@ def test_a_row_that_the_template_refuses_is_named_from_the_background(tmp_path: 
     assert str(caught.value) == "prompt_feature: The model's chat template refuses row 41 of rows.jsonl: No shouting."
 
 
-def test_the_longest_prompt_is_found_at_any_position(
-    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_longest_prompt_is_found_anywhere(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory was once planned for the longest of the first 512 rows, and a longer row further on exceeded the limit."""
     rows = [{"prompt": "short", "answer": "1"} for _ in range(FIRST_ROWS + 40)]
     rows[-3]["prompt"] = "word " * 60

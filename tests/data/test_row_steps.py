@@ -53,16 +53,12 @@ def test_rows_without_a_match_are_left_out_and_counted(tmp_path: Path) -> None:
     [
         ({"answer_pattern": "####"}, "answer_pattern", "has no group"),
         ({"answer_pattern": "(a)(b)"}, "answer_pattern", "has 2 groups"),
-        ({"answer_pattern": "(a"}, "answer_pattern",
-         "is no regular expression: missing ), unterminated subpattern at position 0"),
-        ({"answer_pattern": "*(a)"}, "answer_pattern", "is no regular expression: nothing to repeat"),
+        ({"answer_pattern": "(a"}, "answer_pattern", "is no regular expression: missing ), unterminated subpattern"),
         ({"answer_pattern": "(" * 300}, "answer_pattern", "is no regular expression"),
         ({"prompt_template": "What?"}, "prompt_template", "names no column"),
-        ({"prompt_template": "{"}, "prompt_template", "cannot be read"),
-        ({"prompt_template": "}"}, "prompt_template", "cannot be read"),
+        *(({"prompt_template": brace}, "prompt_template", "cannot be read") for brace in "{}"),
         ({"prompt_template": "{}"}, "prompt_template", "a place is empty"),
-        ({"prompt_template": "{question!r}"}, "prompt_template", "holds only the name of a column"),
-        ({"prompt_template": "{question:>40}"}, "prompt_template", "holds only the name of a column"),
+        *(({"prompt_template": f}, "prompt_template", "holds only the name of a column") for f in ("{a!r}", "{a:>40}")),
         ({"map_function": "shorter"}, "map_function", "no reward functions file"),
         ({"eval_data": {"a b": "x"}}, "eval_data", "cannot name an evaluation set"),
         ({"eval_data": {"rewards": "x"}}, "eval_data", "has a meaning already"),
@@ -73,34 +69,26 @@ def test_rows_without_a_match_are_left_out_and_counted(tmp_path: Path) -> None:
         ({"eval_data": {"m": {"data": "a\0b"}}}, "eval_data", ""),
         ({"eval_data": "x"}, "eval_data", "must be a mapping"),
     ],
-)  # fmt: skip
-def test_what_cannot_be_right_for_any_row_is_refused_before_one_is_read(
-    raw: dict[str, Any], setting: str, says: str
-) -> None:
+)
+def test_what_suits_no_row_is_refused_at_once(raw: dict[str, Any], setting: str, says: str) -> None:
     (fault,) = problems({"model": "a/b", "data": "a/b"} | raw)
     assert fault.setting == setting and says in fault.sentence
     assert len(fault.sentence) <= 200 and fault.sentence.endswith(".")
 
 
 @pytest.mark.parametrize(
-    ("raw", "setting", "says"),
+    ("raw", "says"),
     [
-        ({"prompt_template": "{qestion}"}, "prompt_template", "names qestion, which row 1 of"),
-        (
-            {"prompt_template": "{tags}"},
-            "prompt_template",
-            "names tags, which is neither text nor a number in row 1 of",
-        ),
-        ({"answer_pattern": "(a+)+$"}, "answer_pattern", "takes more than 0.05 s on the answer of row 1 of"),
+        ({"prompt_template": "{qestion}"}, "names qestion, which row 1 of"),
+        ({"prompt_template": "{tags}"}, "names tags, which is neither text nor a number in row 1 of"),
+        ({"answer_pattern": "(a+)+$"}, "takes more than 0.05 s on the answer of row 1 of"),
     ],
 )
-def test_what_is_wrong_with_a_row_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raw: dict[str, Any], setting: str, says: str
-) -> None:
+def test_a_bad_row_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raw: dict[str, Any], says: str) -> None:
     monkeypatch.setattr("backend.data.rows.MATCH_S", 0.05)
     path = write(tmp_path / "rows.jsonl", [{"prompt": "?", "answer": "a" * 5000 + "b", "tags": ["x"]}])
-    found, sentence = mistake(read_splits, settings(path, **raw))
-    assert found == setting and says in sentence and len(sentence) <= 200
+    setting, sentence = mistake(read_splits, settings(path, **raw))
+    assert setting in raw and says in sentence and len(sentence) <= 200
 
 
 def shortened(name: str, rows: Sequence[dict[str, Any]], where: Callable[[int], str]) -> list[dict[str, Any] | None]:
@@ -110,10 +98,8 @@ def shortened(name: str, rows: Sequence[dict[str, Any]], where: Callable[[int], 
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_map_function_changes_rows_and_leaves_some_out(gsm8k: Path, streaming: bool) -> None:
-    config = settings(
-        gsm8k, map_function="shorter", reward_functions_file="f.py", prompt_feature="question", answer_pattern="(sho)",
-        streaming=streaming,
-    )  # fmt: skip
+    raw = {"map_function": "shorter", "reward_functions_file": "f.py", "answer_pattern": "(sho)"}
+    config = settings(gsm8k, **raw, prompt_feature="question", streaming=streaming)
     splits = read_splits(config, shortened)
     assert [row["answer"] for row in splits.train] == ["sho"] * 3
     assert [row["question"] for row in splits.train] == [GSM8K[n]["question"] for n in (0, 2, 3)]

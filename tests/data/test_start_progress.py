@@ -1,5 +1,4 @@
-"""Reading a large dataset says how far it has come, parses each row once before a run, and names the line that is
-none."""
+"""Reading a large dataset reports progress, parses each row once before a run, and names a broken line."""
 
 from __future__ import annotations
 
@@ -73,8 +72,10 @@ def test_going_through_many_rows_says_how_far_it_has_come(tmp_path: Path, monkey
     read = [StartProgress.read(line) for line in said]
     looking, preparing, checking = (read[start : start + 6] for start in (0, 6, 12))
     assert [each and each.doing for each in (looking[0], preparing[0], checking[0])] == [
-        "Looking for the rows of rows.jsonl", "Preparing the rows of rows.jsonl", "Checking rows.jsonl"
-    ]  # fmt: skip
+        "Looking for the rows of rows.jsonl",
+        "Preparing the rows of rows.jsonl",
+        "Checking rows.jsonl",
+    ]
     assert [each and each.share for each in checking] == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
     assert said[13].startswith("Checking rows.jsonl: 20%, 10 rows, ") and said[13].endswith(" rows/s.")
     assert "50 rows, " in said[5] and len(said) == 18

@@ -1,5 +1,4 @@
-"""Streamed rows are the rows that are read into memory, in the same order, with the same sentences about what is
-wrong."""
+"""Streamed rows are those read into memory, in the same order, with the same error messages."""
 
 from __future__ import annotations
 
@@ -23,50 +22,35 @@ from tests.data.test_rows import ROWS, mistake, settings, write
 from tests.support.random_models import tiny_tokenizer
 
 A, B, AB = {"prompt": "a"}, {"prompt": "b"}, [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": "2"}]
+QUOTED = [
+    {"prompt": "a\nb, c", "answer": "1"},
+    {"prompt": 'say "hi"', "answer": "2"},
+    {"prompt": "last", "answer": "3"},
+]
+MORE_FIELDS = "The CSV in line 2 of {} is broken: it has more fields than the header has columns."
 TEXTS: dict[str, tuple[bytes, list[Row] | str]] = {
     "lines.jsonl": (b'{"prompt": "a"}\n{"prompt": "b"}\n', [A, B]),
     "no end.jsonl": (b'{"prompt": "a"}\n{"prompt": "b"}', [A, B]),
-    "blank lines.jsonl": (
-        b'\n\n{"prompt": "a"}\n \t\n\xc2\xa0\n{"prompt": "b", "answer": 3}\n\n',
-        [A, B | {"answer": 3}],
-    ),
+    "blank lines.jsonl": (b'\n\n{"prompt": "a"}\n \t\n\xc2\xa0\n{"prompt": "b"}\n\n', [A, B]),
     "windows.jsonl": (b'{"prompt": "a"}\r\n\r\n{"prompt": "b"}\r\n', [A, B]),
     "old mac.jsonl": (b'{"prompt": "a"}\r{"prompt": "b"}\r\r{"prompt": "c"}', [A, B, {"prompt": "c"}]),
     "mark.jsonl": (b'\xef\xbb\xbf{"prompt": "\xc3\xa9"}\n', [{"prompt": "é"}]),
     "inner returns.jsonl": (b'{"prompt":\r"a"}\n', "The JSON in line 1 of {} is broken: Expecting value."),
-    "separators.jsonl": (
-        '{"prompt": "a\u2028b\x85c"}\n{"prompt": "d"}\n'.encode(),
-        [{"prompt": "a\u2028b\x85c"}, {"prompt": "d"}],
-    ),
+    "separators.jsonl": ('{"prompt": "a\u2028b\x85c"}\n{"prompt": "a"}\n'.encode(), [{"prompt": "a\u2028b\x85c"}, A]),
     "list.jsonl": (b'{"prompt": "a"}\n[1]\n', "The JSON in line 2 of {} must be an object with columns."),
     "broken.jsonl": (b'{"prompt": "a"}\n{"prompt": \n', "The JSON in line 2 of {} is broken: Expecting value."),
     "latin.jsonl": (b'{"prompt": "\xe9"}\n', "{} is not UTF-8 text."),
     "empty.jsonl": (b"", []),
     "plain.csv": (b"prompt,answer\na,1\nb,2\n", AB),
-    "quoted.csv": (
-        b'prompt,answer\n"a\nb, c",1\r\n"say ""hi""",2\n\n\nlast,3',
-        [
-            {"prompt": prompt, "answer": answer}
-            for prompt, answer in (("a\nb, c", "1"), ('say "hi"', "2"), ("last", "3"))
-        ],
-    ),
+    "quoted.csv": (b'prompt,answer\n"a\nb, c",1\r\n"say ""hi""",2\n\n\nlast,3', QUOTED),
     "short.csv": (b"prompt,answer\na\nb,2\n", [{"prompt": "a", "answer": None}, AB[1]]),
-    "ragged.csv": (
-        b"prompt,answer\na,1,2\n",
-        "The CSV in line 2 of {} is broken: it has more fields than the header has columns.",
-    ),
+    "ragged.csv": (b"prompt,answer\na,1,2\n", MORE_FIELDS),
     "twice.csv": (b"prompt,prompt\na,1\n", "{} has two columns called prompt; rename one of them."),
-    "open quote.csv": (
-        b'prompt,answer\n"a,1\nb,2\n',
-        "The CSV in line 3 of {} is broken: unexpected end of data.",
-    ),
+    "open quote.csv": (b'prompt,answer\n"a,1\nb,2\n', "The CSV in line 3 of {} is broken: unexpected end of data."),
     "mark.csv": (b"\xef\xbb\xbfprompt,answer\na,1\n", AB[:1]),
     "old mac.csv": (b"prompt,answer\ra,1\rb,2\r", AB),
     "header.csv": (b"prompt,answer\n", []),
-    "blank header.csv": (
-        b"\nprompt,answer\n",
-        "The CSV in line 2 of {} is broken: it has more fields than the header has columns.",
-    ),
+    "blank header.csv": (b"\nprompt,answer\n", MORE_FIELDS),
     "empty.csv": (b"", []),
 }
 

@@ -1,5 +1,4 @@
-"""The control channel, in one process: ranks are threads, and a rank that dies is a socket that is closed or read no
-more."""
+"""The control channel in one process: ranks are threads, and a dead rank is a closed or unread socket."""
 
 from __future__ import annotations
 
@@ -107,13 +106,9 @@ def wait_for(found: Callable[[], Any]) -> None:
 
 def test_messages_go_both_ways_with_their_arrays(ranks: Callable[[int], Ranks]) -> None:
     three = ranks(3)
-    arrays = {
-        "tokens": np.arange(7, dtype=np.int32),
-        "flag": np.array(True),
-        "logps": np.full((2, 3), np.nan, np.float32),
-        "none": np.empty((0, 4), bool),
-        "large": np.random.default_rng(0).integers(0, 255, 9 << 20).astype(np.uint8),
-    }
+    random = np.random.default_rng(0).integers(0, 255, 9 << 20).astype(np.uint8)
+    arrays = {"tokens": np.arange(7, dtype=np.int32), "flag": np.array(True), "none": np.empty((0, 4), bool)}
+    arrays |= {"logps": np.full((2, 3), np.nan, np.float32), "large": random}
     three.leader.send_to_all("work", problems=["é", {"deep": [1, None, 0.5]}], **arrays)
     for rank, worker in enumerate(three.workers, 1):
         message = worker.receive()
@@ -141,9 +136,7 @@ def test_dead_rank_is_named_at_once(ranks: Callable[[int], Ranks]) -> None:
     assert lost.faults[0].setting == "hosts"
 
 
-def test_silent_rank_is_lost_and_busy_one_is_not(
-    ranks: Callable[[int], Ranks], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_rank_is_lost_busy_one_is_not(ranks: Callable[[int], Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
     two = ranks(2)
     time.sleep(1.5)  # longer than LOST_AFTER_S, and its main thread says nothing
     two.leader.check()
@@ -166,7 +159,7 @@ def test_silent_rank_is_lost_and_busy_one_is_not(
         ),
     ],
 )
-def test_error_of_a_worker_reaches_the_leader_with_its_machine(
+def test_worker_error_reaches_the_leader(
     ranks: Callable[[int], Ranks], error: Exception, sentence: str, exit_code: int, gpu: bool
 ) -> None:
     two = ranks(2)

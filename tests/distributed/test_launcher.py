@@ -39,15 +39,8 @@ class Bench:
         monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
         monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
 
-    def launch(
-        self,
-        size: int = 2,
-        *,
-        backend: str = "ring",
-        wrong: dict[int, str] | None = None,
-        steps: int = 4,
-        **orders: Any,
-    ) -> LaunchEnd:
+    def launch(self, size=2, *, backend="ring", wrong: dict | None = None, steps=4, **orders: Any) -> LaunchEnd:
+        """`wrong` says by rank what goes wrong there."""
         self._monkeypatch.setenv("GRPO_STUDIO_TEST_RANK", json.dumps(wrong or {}))
         self._monkeypatch.setenv("GRPO_STUDIO_TEST_STEPS", str(steps))
         hosts = HostsFile(tuple(Host("127.0.0.1", ("127.0.0.1",), program=str(self.program)) for _ in range(size)))
@@ -89,21 +82,24 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     assert not left, "no process is left"
 
 
-def kill(rank: int, number: int = signal.SIGKILL) -> Callable[[list[int]], None]:
-    return lambda pids: os.kill(pids[rank], number)
+def kill(rank: int) -> Callable[[list[int]], None]:
+    return lambda pids: os.kill(pids[rank], signal.SIGKILL)
 
 
-def test_a_worker_that_dies_ends_the_run_in_rank_0s_own_words(bench: Bench) -> None:
-    thread = bench.when_step(2, kill(1))
+@pytest.mark.parametrize(
+    ("rank", "says"),
+    [
+        (0, "The process of rank 0, on this machine, was killed (signal 9)."),
+        (1, "(rank 1) hung up: its process has ended. What it printed: ranks/rank-1.log in the run folder."),
+    ],
+)
+def test_a_killed_rank_ends_the_run_and_is_named(bench: Bench, rank: int, says: str) -> None:
+    thread = bench.when_step(2, kill(rank))
     end = bench.launch(steps=400)
     thread.join()
-    assert (end.kind, end.exit_code) == ("failed", 2)
     last = bench.events()[-1]
-    assert last["kind"] == "failed" and "(rank 1) hung up: its process has ended" in last["sentence"]
-    assert (
-        last["sentence"].endswith("What it printed: ranks/rank-1.log in the run folder.")
-        and len(last["sentence"]) < 200
-    )
+    assert (end.kind, end.exit_code, last["kind"]) == ("failed", 2, "failed")
+    assert says in last["sentence"] and len(last["sentence"]) < 200 and (rank or last["step"] >= 2)
 
 
 def test_the_last_one_goes_on_alone(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
@@ -114,16 +110,6 @@ def test_the_last_one_goes_on_alone(bench: Bench, capfd: pytest.CaptureFixture[s
     assert [event["ranks"] for event in bench.events("started")] == [2, 1]
     assert "rank 0 has ended" in capfd.readouterr().out, "what rank 0 prints is the launcher's output"
     assert (bench.run.path / "ranks" / "rank-1.log").read_text() == "this worker works\n"
-
-
-def test_a_rank_0_that_was_killed_has_its_ending_written(bench: Bench) -> None:
-    thread = bench.when_step(2, kill(0))
-    end = bench.launch(steps=400)
-    thread.join()
-    assert (end.kind, end.exit_code) == ("failed", 2)
-    last = bench.events()[-1]
-    assert last["kind"] == "failed" and last["step"] >= 2
-    assert last["sentence"].startswith("The process of rank 0, on this machine, was killed (signal 9).")
 
 
 def test_a_stop_of_the_launcher_is_a_stop_of_rank_0(bench: Bench) -> None:
@@ -148,9 +134,8 @@ def test_three_ranks_of_mpirun_train_to_the_end(bench: Bench, capfd: pytest.Capt
     assert bench.launch(3, backend="mpi") == LaunchEnd("finished", 0)
     out = capfd.readouterr().out
     assert "rank 0 has ended" in out and "works" not in out and "pid" not in out
-    assert [(bench.run.path / "ranks" / f"rank-{rank}.log").read_text() for rank in (1, 2)] == [
-        "this worker works\n"
-    ] * 2
+    logs = [(bench.run.path / "ranks" / f"rank-{rank}.log").read_text() for rank in (1, 2)]
+    assert logs == ["this worker works\n"] * 2
 
 
 def test_a_machine_is_left_out_with_the_devices_that_lead_to_it() -> None:

@@ -1,5 +1,4 @@
-"""How a run ends that has lost a machine, or whose worker reports a fault: saved at its last finished step, in a
-sentence with a name."""
+"""A run that lost a machine, or whose worker failed, is saved at its last finished step and says why."""
 
 from __future__ import annotations
 
@@ -77,15 +76,9 @@ def trained(raw: dict[str, Any], run: RunFolder, losing: LosingParts | None = No
     run.path.mkdir(exist_ok=True)
     if not run.config.exists():
         small_run.write_config(run.config, raw)
+    about = {"command": "a test", "goes_on": goes_on, "may_restart": True}
     with handlers_restored():
-        return train(
-            load(run.config),
-            run,
-            command="a test",
-            load=losing.load if losing else load_context,
-            goes_on=goes_on,
-            may_restart=True,
-        )
+        return train(load(run.config), run, load=losing.load if losing else load_context, **about)
 
 
 def weights(run: RunFolder) -> dict[str, mx.array]:
@@ -93,9 +86,7 @@ def weights(run: RunFolder) -> dict[str, mx.array]:
 
 
 @pytest.mark.parametrize("after_updates", [0, 1])
-def test_the_last_finished_step_is_saved_also_from_between_two_updates(
-    raw: dict[str, Any], tmp_path: Path, after_updates: int
-) -> None:
+def test_the_last_finished_step_is_saved(raw: dict[str, Any], tmp_path: Path, after_updates: int) -> None:
     whole, run = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "lost")
     assert trained(raw, whole).kind == "finished"
     ending = trained(raw, run, LosingParts(3, after_updates=after_updates))

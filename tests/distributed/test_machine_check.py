@@ -1,5 +1,4 @@
-"""The check of several machines: what each says and what that means, how ssh's and a program's failures are told, a
-model's copy, and nothing left running."""
+"""The check of several machines: findings, failures of ssh and programs, a model's copy, nothing left running."""
 
 from __future__ import annotations
 
@@ -17,13 +16,7 @@ from backend.__main__ import app
 from backend.distributed import machine_check
 from backend.distributed.hosts_file import HostsFile, parse_hosts
 from backend.distributed.machine_check import CheckProgress, Wanted, check_machines, require_machines
-from backend.distributed.machine_report import (
-    CheckedMachine,
-    LinkSpeed,
-    MachineFacts,
-    MachineReport,
-    findings_of,
-)
+from backend.distributed.machine_report import CheckedMachine, LinkSpeed, MachineFacts, MachineReport, findings_of
 from backend.utils.errors import UserError
 from backend.utils.places import demo_folder
 from tests.support.fake_hosts import FakeHosts
@@ -38,9 +31,7 @@ def _file(*others: dict[str, Any]) -> HostsFile:
     return parse_hosts([{"ssh": "127.0.0.1"}, *({"ips": ["127.0.0.1"]} | other for other in others)], "hosts.json")
 
 
-def test_two_machines_are_compared_a_model_is_copied_and_their_sums_are_measured(
-    hosts: FakeHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_check_of_two_machines(hosts: FakeHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """One whole check, through the verb: it is the costly one."""
     home = hosts.add("mac-b", noise="Last login: yesterday\n")
     # An id of the Hub, in this machine's cache under a revision.
@@ -66,55 +57,38 @@ def test_two_machines_are_compared_a_model_is_copied_and_their_sums_are_measured
 
 
 @pytest.mark.parametrize(
-    ("files", "about", "says"),
+    ("refusal", "tool", "says"),
     [
-        (
-            {"refusal": "anna@mac-b: Permission denied (publickey).\n"},
-            {},
-            "refuses your key. Put it there with: ssh-copy-id mac-b",
-        ),
-        ({"refusal": "Host key verification failed.\n"}, {}, "Connect once by hand: ssh mac-b"),
-        ({"refusal": "ssh: connect to host mac-b port 22: Connection refused\n"}, {}, "Turn on Remote Login there"),
-        ({"refusal": "something\x1b[31m else\n"}, {}, r"was not reached within 8 s: something\x1b[31m else."),
-        ({}, {"program": "/no/such/python"}, "has no /no/such/python. Install GRPO Studio there"),
-        (
-            {"tool": "#!/bin/sh\necho 'No module named backend' >&2; exit 1\n"},
-            {"program": "~/tool"},
-            "has no GRPO Studio, or an older one",
-        ),
-        (
-            {"tool": "#!/bin/sh\necho 'dyld: bad image' >&2; exit 134\n"},
-            {"program": "~/tool"},
-            "could not start GRPO Studio: dyld: bad image.",
-        ),
-        (
-            {"tool": '#!/bin/sh\necho \'grpo-studio {"error": "OSError: disk"}\'; cat\n'},
-            {"program": "~/tool"},
-            "reports: OSError: disk",
-        ),
+        ("anna@mac-b: Permission denied (publickey).\n", "", "refuses your key. Put it there with: ssh-copy-id mac-b"),
+        ("Host key verification failed.\n", "", "Connect once by hand: ssh mac-b"),
+        ("ssh: connect to host mac-b port 22: Connection refused\n", "", "Turn on Remote Login there"),
+        ("something\x1b[31m else\n", "", r"was not reached within 8 s: something\x1b[31m else."),
+        ("", "", "has no ~/tool. Install GRPO Studio there"),
+        ("", "echo 'No module named backend' >&2; exit 1", "has no GRPO Studio, or an older one"),
+        ("", "echo 'dyld: bad image' >&2; exit 134", "could not start GRPO Studio: dyld: bad image."),
+        ("", 'echo \'grpo-studio {"error": "OSError: disk"}\'; cat', "reports: OSError: disk"),
     ],
 )
-def test_a_machine_that_cannot_be_asked_is_one_sentence_that_says_what_to_do(
-    hosts: FakeHosts, files: dict[str, str], about: dict[str, str], says: str
-):
-    home = hosts.add("mac-b", **files)
-    if (home / "tool").exists():
+def test_an_unreachable_machine_has_advice(hosts: FakeHosts, refusal: str, tool: str, says: str):
+    home = hosts.add("mac-b", **({"refusal": refusal} if refusal else {}))
+    if tool:
+        (home / "tool").write_text(f"#!/bin/sh\n{tool}\n")
         (home / "tool").chmod(0o755)
     with pytest.raises(UserError) as caught:
-        require_machines(_file({"ssh": "mac-b", **about}), "hosts.json", Wanted())
+        require_machines(_file({"ssh": "mac-b", "program": "~/tool"}), "hosts.json", Wanted())
     (fault,) = caught.value.faults
     assert fault.setting == "hosts" and fault.sentence.startswith("mac-b ") and says in fault.sentence
     assert len(fault.sentence) <= 200
     assert not hosts.processes()
 
 
-def test_a_check_that_is_given_up_ends_at_once_and_leaves_nothing(hosts: FakeHosts, monkeypatch: pytest.MonkeyPatch):
-    hosts.add("mac-b", hang="")
-    hosts.add("mac-c", hang="")
-    monkeypatch.setattr(machine_check, "GRACE_S", 0.1)
+class GivenUp(Exception): ...
 
-    class GivenUp(Exception):
-        pass
+
+def test_a_check_that_is_given_up_ends_at_once_and_leaves_nothing(hosts: FakeHosts, monkeypatch: pytest.MonkeyPatch):
+    for name in ("mac-b", "mac-c"):
+        hosts.add(name, hang="")
+    monkeypatch.setattr(machine_check, "GRACE_S", 0.1)
 
     began = time.monotonic()
 
@@ -122,10 +96,9 @@ def test_a_check_that_is_given_up_ends_at_once_and_leaves_nothing(hosts: FakeHos
         if time.monotonic() - began > 0.3:
             raise GivenUp
 
+    two = _file({"ssh": "mac-b"}, {"ssh": "mac-c"})
     with pytest.raises(GivenUp):
-        check_machines(
-            _file({"ssh": "mac-b"}, {"ssh": "mac-c"}), "hosts.json", Wanted("ring"), CheckProgress(check=check)
-        )
+        check_machines(two, "hosts.json", Wanted("ring"), CheckProgress(check=check))
     assert time.monotonic() - began < 5
     assert not hosts.processes()
 
@@ -145,48 +118,32 @@ def test_a_copy_overwrites_nothing_of_the_users(tmp_path: Path, hosts: FakeHosts
         machine_check.copy_model(str(model), two, 1)  # both homes are on one disk: the folder is there already
 
 
-def test_a_model_that_is_not_here_or_too_large_is_not_copied(monkeypatch: pytest.MonkeyPatch, hosts: FakeHosts):
+def test_a_model_that_cannot_be_copied(monkeypatch: pytest.MonkeyPatch, hosts: FakeHosts):
     two = _file({"ssh": "mac-b"})
     with pytest.raises(UserError, match="is not on this machine"):
         machine_check.copy_model("no/such", two, 1)
+    hosts.add("mac-b", refusal="Permission denied\n")
+    with pytest.raises(UserError, match="mac-b could not take the model: mac-b refuses your key"):
+        machine_check.copy_model(str(demo_folder("model")), two, 1)
+    assert not hosts.processes()
     monkeypatch.setattr(machine_check, "COPY_LIMIT", 1000)
     with pytest.raises(UserError, match="larger than the 1,000 bytes"):
         machine_check.copy_model(str(demo_folder("model")), two, 1)
 
 
-def test_a_machine_that_refuses_a_copy_is_named(hosts: FakeHosts):
-    hosts.add("mac-b", refusal="Permission denied\n")
-    with pytest.raises(UserError, match="mac-b could not take the model: mac-b refuses your key"):
-        machine_check.copy_model(str(demo_folder("model")), _file({"ssh": "mac-b"}), 1)
-    assert not hosts.processes()
-
-
-MAC = MachineFacts(
-    machine="mac-a.local",
-    system="macOS 26.2",
-    chip="Apple M4 Max",
-    device="gpu",
-    memory=64 << 30,
-    memory_free=50 << 30,
-    memory_usable=45 << 30,
-    disk_free=10**12,
-    python="3.12.4",
-    grpo_studio="0.1.0",
-    code="abc",
-    mlx="0.32.4",
-    mlx_lm="0.32.2",
-    has_mpi=True,
-    rdma_devices=("rdma_en2",),
-    model="d1",
-    model_bytes=10**9,
+FACTS: dict[str, Any] = (
+    {"machine": "mac-a.local", "system": "macOS 26.2", "chip": "Apple M4 Max", "device": "gpu"}
+    | {"memory": 64 << 30, "memory_free": 50 << 30, "memory_usable": 45 << 30, "disk_free": 10**12}
+    | {"python": "3.12.4", "grpo_studio": "0.1.0", "code": "abc", "mlx": "0.32.4", "mlx_lm": "0.32.2", "has_mpi": True}
+    | {"rdma_devices": ("rdma_en2",), "model": "d1", "model_bytes": 10**9}
 )
+MAC = MachineFacts(**FACTS)
 
 
 def report_of(*others: MachineFacts, **about: Any) -> MachineReport:
     machines = [CheckedMachine(0, "127.0.0.1", "this machine", is_here=True, facts=MAC)]
-    machines += [
-        CheckedMachine(rank, f"mac-{rank}", f"mac-{rank}", facts=facts) for rank, facts in enumerate(others, 1)
-    ]
+    for rank, facts in enumerate(others, 1):
+        machines.append(CheckedMachine(rank, f"mac-{rank}", f"mac-{rank}", facts=facts))
     return MachineReport("ring", machines, **about)
 
 

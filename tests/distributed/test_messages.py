@@ -1,5 +1,4 @@
-"""What travels between ranks arrives as it was: problems with any row, completions with every list, files of reward
-functions."""
+"""What travels between ranks arrives as it was: problems, completions, files of reward functions."""
 
 from __future__ import annotations
 
@@ -37,17 +36,11 @@ def sent(value: Any) -> Any:
     return body["it"]
 
 
-ROW = {
-    "text": "é\udce9\0",
-    "none": None,
-    "big": 2**80,
-    "nan": 0.1,
-    "list": [1, [True, {"a": b"\0\xff"}]],
-    "when": datetime(2026, 1, 2, tzinfo=UTC),
-    "day": date(2026, 1, 2),
-    "price": Decimal("1.10"),
-    "messages": [{"role": "user", "content": "x"}],
-}
+ROW = (
+    {"text": "é\udce9\0", "none": None, "big": 2**80, "nan": 0.1, "list": [1, [True, {"a": b"\0\xff"}]]}
+    | {"when": datetime(2026, 1, 2, tzinfo=UTC), "day": date(2026, 1, 2), "price": Decimal("1.10")}
+    | {"messages": [{"role": "user", "content": "x"}]}
+)
 
 
 def test_problem_keeps_every_column_with_its_type() -> None:
@@ -62,45 +55,14 @@ def test_column_that_cannot_travel_is_named() -> None:
         messages.check_sendable({"picture": [{1}]})
 
 
-def groups() -> list[Group]:
-    numbers = np.random.default_rng(0).normal(size=5).astype(np.float32).tolist()
-    return [
-        Group(
-            Problem(0, "a", [], [1, 2], "x"),
-            [
-                Completion(
-                    [3, 4, 5],
-                    numbers[:3],
-                    "abc",
-                    "eos",
-                    [-0.5, 0.0, -1.0],
-                    scores={"f": 0.1, "g": None},
-                    reward=0.1,
-                    advantage=1 / 3,
-                ),
-                Completion([], [], "", "length", scores={"f": float("nan"), "g": 1.0}, logged={"note": "hm"}),
-            ],
-        ),
-        Group(
-            Problem(1, "b", [], [], "y"),
-            [
-                Completion(
-                    [6, 7],
-                    numbers[3:],
-                    "d",
-                    "string",
-                    mask=[1, 0],
-                    log_held=[-0.25, 0.0],
-                    scores={"f": 1.0, "g": 2.0},
-                    reward=3.0,
-                ),
-            ],
-        ),
-    ]
-
-
 def test_scored_groups_arrive_as_they_were() -> None:
-    assert repr(sent(groups())) == repr(groups())
+    numbers = np.random.default_rng(0).normal(size=5).astype(np.float32).tolist()
+    scored = Completion([3, 4, 5], numbers[:3], "abc", "eos", [-0.5, 0.0, -1.0], scores={"f": 0.1, "g": None})
+    scored.reward, scored.advantage = 0.1, 1 / 3
+    empty = Completion([], [], "", "length", scores={"f": float("nan"), "g": 1.0}, logged={"note": "hm"})
+    masked = Completion([6, 7], numbers[3:], "d", "string", mask=[1, 0], log_held=[-0.25, 0.0], reward=3.0)
+    groups = [Group(Problem(0, "a", [], [1, 2], "x"), [scored, empty]), Group(Problem(1, "b", [], [], "y"), [masked])]
+    assert repr(sent(groups)) == repr(groups)
 
 
 @pytest.mark.parametrize(
@@ -138,15 +100,8 @@ def test_reward_files_move_to_the_worker(tmp_path: Path) -> None:
         source = f"# {folder}\r\ndef f(completions, **_):\n    return [0.0]\n"
         (tmp_path / folder / "own.py").write_text(source, newline="")
     entry, file = f"{tmp_path}/a/own.py::f(name=first)", f"{tmp_path}/b/own.py"
-    config = parse(
-        {
-            "model": "m",
-            "data": "d",
-            "reward_functions": [entry, "r1_int"],
-            "reward_functions_file": file,
-            "stages": [{"iters": 1, "reward_functions": [f"{file}::f"]}, {"iters": 1}],
-        }
-    )
+    raw = {"model": "m", "data": "d", "reward_functions": [entry, "r1_int"], "reward_functions_file": file}
+    config = parse(raw | {"stages": [{"iters": 1, "reward_functions": [f"{file}::f"]}, {"iters": 1}]})
     files = messages.write_reward_code(sent(messages.reward_code(config)), tmp_path / "worker")
     moved = messages.with_reward_files(config, files)
     first, second = moved.reward_functions[0].removesuffix("::f(name=first)"), moved.reward_functions_file

@@ -1,5 +1,4 @@
-"""How a step is shared out among ranks of unequal speed, what each waits, and when a rank that answers counts as
-hung."""
+"""How a step is shared among ranks of unequal speed, what each waits, and when a rank counts as hung."""
 
 from __future__ import annotations
 
@@ -17,12 +16,13 @@ from backend.distributed.ranks import LostRankError, RankInfo
 from backend.distributed.scheduling import LearningReport, PromptScheduler, RankPaces, StepShares
 from backend.types import Completion, Group, Problem
 
+Rounds = tuple[list[list[int]], float]
+"""The rounds of each rank, and the share of the time that the ranks waited."""
 
-def simulated(
-    seconds: Callable[[int, int], float], size: int, paces: RankPaces, prompts: int, group: int = 8
-) -> tuple[list[list[int]], float]:
-    """The rounds of each rank, and the share of the time that the ranks waited; `seconds(rank, completions)` is what a
-    round takes."""
+
+def simulated(seconds: Callable[[int, int], float], size: int, paces: RankPaces, prompts: int) -> Rounds:
+    """`seconds(rank, completions)` is what a round of groups of 8 takes."""
+    group = 8
     hand_out, now, idle = PromptScheduler(prompts, group, paces, size), 0.0, set(range(size))
     rounds: list[list[int]] = [[] for _ in range(size)]
     busy, ends = 0.0, list[tuple[float, int, int]]()
@@ -45,9 +45,7 @@ def simulated(
     return rounds, 1 - busy / (size * now)
 
 
-def steps(
-    seconds: Callable[[int, int], float], size: int, prompts: int, count: int = 6
-) -> tuple[list[list[int]], float]:
+def steps(seconds: Callable[[int, int], float], size: int, prompts: int, count: int = 6) -> Rounds:
     """The last of several steps, after which the paces are known."""
     paces = RankPaces(size)
     return [simulated(seconds, size, paces, prompts) for _ in range(count)][-1]
@@ -134,7 +132,7 @@ class Clock:
 def sampling(paces: RankPaces, clock: Clock, scoring_s: float = 0.0) -> SharedSampling:
     problems = [Problem(number, "", [], [1], "") for number in range(8)]
     order = SamplingOrder(1, 0, 0, 0, 4, [])
-    return SharedSampling(SimpleNamespace(), SilentWorkers(2), paces, problems, order, [], scoring_s, clock)  # pyright: ignore
+    return SharedSampling(SimpleNamespace(), SilentWorkers(2), paces, problems, order, [], scoring_s, clock)
 
 
 @pytest.mark.parametrize("seen", [0, 1])

@@ -1,5 +1,4 @@
-"""`code_tests`: programs are scored by the tests that they pass, whatever form the tests have, and hostile ones get
-nothing."""
+"""`code_tests`: programs are scored by the tests that they pass, and hostile ones get nothing."""
 
 from __future__ import annotations
 
@@ -51,25 +50,42 @@ def test_the_last_fenced_block_of_the_answer_is_run(text: str, program: str) -> 
     assert code._program(text).strip() == program.strip()
 
 
+CHECK = "def check(candidate):\n    assert candidate(1, 2) == 3\n"
+FUNCTIONS = (
+    "from solution import add\n\ndef test_a():\n    assert add(1, 2) == 3\n\ndef test_b():\n    assert add(1, 2) == 4\n"
+)
+PAIRS = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "8\n"]}
+CALLS: dict[str, Any] = {"fn_name": "add"}
+SOLUTION = "class Solution:\n    def add(self, a, b):\n        return a + b, a\n"
+VERIFICATION: dict[str, Any] = {"language": "python"}
+VERIFICATION |= {"test_cases": [{"fn_name": None, "input": "2", "output": "4.0", "type": "stdin_stdout"}]}
+EQUALS = "class P:\n def __init__(s, n): s.n = n\n def __eq__(s, o): return s.n == o.n\n"
+THREADS = (
+    "import threading\ndef f():\n x = []\n t = threading.Thread(target=x.append, args=(1,))\n t.start(); t.join()\n"
+    " return x[0]"
+)
 FORMS: list[tuple[str, dict[str, Any], str, list[float]]] = [
     ("MBPP", {"test_list": ASSERTS}, ADD, [1.0]),
     ("MBPP's setup", {"test_list": ["assert add(N, 2) == 3"], "test_setup_code": "N = 1"}, ADD, [1.0]),
     ("one text", {"tests": "x = add(1, 2)\nassert x == 3 and add(0, 0) == 1\nassert add(1, 1) == 2\n"}, ADD, [0.5]),
-    ("HumanEval", {"test": "def check(candidate):\n    assert candidate(1, 2) == 3\n", "entry_point": "add"}, ADD, [1.0]),
-    ("KodCode", {"test": "from solution import add\n\ndef test_a():\n    assert add(1, 2) == 3\n\ndef test_b():\n    assert add(1, 2) == 4\n"}, ADD, [0.5]),
+    ("HumanEval", {"test": CHECK, "entry_point": "add"}, ADD, [1.0]),
+    ("KodCode", {"test": FUNCTIONS}, ADD, [0.5]),
     ("a loop", {"tests": "for n in range(3):\n    assert add(n, n) == 2 * n\n"}, ADD, [1.0]),
-    ("APPS", {"input_output": json.dumps({"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "8\n"]})}, "print(sum(map(int, input().split())))", [0.5]),
-    ("APPS, by call", {"input_output": {"fn_name": "add", "inputs": [[1, 2], [3, 4]], "outputs": [[3], 7]}}, ADD, [1.0]),
-    ("LeetCode", {"input_output": {"fn_name": "add", "inputs": [[1, 2]], "outputs": [[3, 1]]}},
-     "class Solution:\n    def add(self, a, b):\n        return a + b, a\n", [1.0]),
-    ("open-r1", {"verification_info": {"language": "python", "test_cases": [{"fn_name": None, "input": "2", "output": "4.0", "type": "stdin_stdout"}]}},
-     "print(float(input()) * 2.0000000001)", [1.0]),
-    ("a dict", {"tests": ["assert f() == {'a': [1, (2, 3)], 'b': {4}}", "assert f()['a'][1] is not None"]}, "def f(): return {'a': [1, (2, 3)], 'b': {4}}", [1.0]),
-    ("objects of the program", {"tests": ["assert P(1) == P(1)", "assert P(1) != P(2)"]}, "class P:\n def __init__(s, n): s.n = n\n def __eq__(s, o): return s.n == o.n\n", [1.0]),
+    ("APPS", {"input_output": json.dumps(PAIRS)}, "print(sum(map(int, input().split())))", [0.5]),
+    ("APPS, by call", {"input_output": CALLS | {"inputs": [[1, 2], [3, 4]], "outputs": [[3], 7]}}, ADD, [1.0]),
+    ("LeetCode", {"input_output": CALLS | {"inputs": [[1, 2]], "outputs": [[3, 1]]}}, SOLUTION, [1.0]),
+    ("open-r1", {"verification_info": VERIFICATION}, "print(float(input()) * 2.0000000001)", [1.0]),
+    (
+        "a dict",
+        {"tests": ["assert f() == {'a': [1, (2,)], 'b': {4}}"]},
+        "def f(): return {'a': [1, (2,)], 'b': {4}}",
+        [1],
+    ),
+    ("objects of the program", {"tests": ["assert P(1) == P(1)", "assert P(1) != P(2)"]}, EQUALS, [1.0]),
     ("an exit", {"tests": {"inputs": [""], "outputs": ["3"]}}, "print(3)\nraise SystemExit", [1.0]),
     ("a traceback", {"tests": {"inputs": [""], "outputs": ["3"]}}, "print(3)\n1 / 0", [0.0]),
-    ("threads", {"tests": ["assert f() == 1"]}, "import threading\ndef f():\n x = []\n t = threading.Thread(target=x.append, args=(1,))\n t.start(); t.join()\n return x[0]", [1.0]),
-]  # fmt: skip
+    ("threads", {"tests": ["assert f() == 1"]}, THREADS, [1.0]),
+]
 
 
 @pytest.mark.parametrize(("row", "program", "expected"), [case[1:] for case in FORMS], ids=[case[0] for case in FORMS])
@@ -91,8 +107,11 @@ def test_a_row_without_tests_has_no_score_and_another_column_name_is_no_paramete
 
 @pytest.mark.parametrize(
     ("value", "what"),
-    [(3, "int"), ("print(1)", "asserts nothing"), ("assert (", "syntax error on line 1"), ({"inputs": ["1"]}, "as many inputs"), ([1], "neither texts")],
-)  # fmt: skip
+    [
+        *((3, "int"), ("print(1)", "asserts nothing"), ("assert (", "syntax error on line 1")),
+        *(({"inputs": ["1"]}, "as many inputs"), ([1], "neither texts")),
+    ],
+)
 def test_a_column_without_tests_is_said(value: Any, what: str) -> None:
     with pytest.raises(UnusableTestsError, match=what):
         row_tests(value, {}, 50)
@@ -126,15 +145,19 @@ HOSTILE = {
     "reads a file": "def add(a, b): return len(open('{secret}').read()) and a + b",
     "writes a file": "def add(a, b):\n    open('{secret}', 'w')\n    return a + b",
     "lists a folder": "import os\ndef add(a, b): return bool(os.listdir('{home}')) and a + b",
-    "reaches a network": "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'', ('127.0.0.1', 9))\n" + ADD,
+    "reaches a network": "import socket as s\ns.socket(s.AF_INET, s.SOCK_DGRAM).sendto(b'', ('127.0.0.1', 9))\n" + ADD,
     "signals its parent": "import os\nos.kill(os.getppid(), 9)\n" + ADD,
-    "signals by thread": "import os, ctypes\nif ctypes.CDLL(None).syscall(234, os.getppid(), os.getppid(), 9): raise OSError\n" + ADD,
-    "forges a report": f"import os\nfor file in range(64):\n    try: os.write(file, b'{FORGED.decode()}')\n    except OSError: pass\nos._exit(0)",
+    "signals by thread": "import os, ctypes\np = os.getppid()\n"
+    "if ctypes.CDLL(None).syscall(234, p, p, 9): raise OSError\n" + ADD,
+    "forges a report": f"import os\nfor file in range(64):\n    try: os.write(file, b'{FORGED.decode()}')\n"
+    "    except OSError: pass\nos._exit(0)",
     "equals everything": "class A:\n    __eq__ = lambda a, b: True\ndef add(a, b): return A()",
-    "is an int that equals everything": "class A(int):\n    __eq__ = lambda a, b: True\n    __hash__ = None\ndef add(a, b): return A(9)",
-    "patches the observer": "import builtins, json\njson.dumps = lambda *a, **k: '[0, 0, {\"value\": 9}]'\nbuiltins.isinstance = lambda *a: True\ndef add(a, b): return 9",
+    "is an int that equals everything": "class A(int):\n    __eq__ = lambda a, b: True\n    __hash__ = None\n"
+    "def add(a, b): return A(9)",
+    "patches the observer": "import builtins, json\njson.dumps = lambda *a, **k: '[0, 0, {\"value\": 9}]'\n"
+    "builtins.isinstance = lambda *a: True\ndef add(a, b): return 9",
     "raises in every test": "def add(a, b): raise SystemExit(0)",
-}  # fmt: skip
+}
 ON_LINUX_ALONE = {"reads a file", "lists a folder", "signals its parent", "signals by thread"}
 """What a Mac does not refuse (docs/rewards.md)."""
 
@@ -210,8 +233,11 @@ def test_nothing_is_run_where_it_could_not_be_confined(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     "value",
-    [None, True, 3, -(2**90), 1.5, float("inf"), "é\ud800", b"\0", 1j, [1, [2]], (1,), {1, 2}, {"a": (1, None)}, {(1, 2): {3}}, [], {}],
-)  # fmt: skip
+    [
+        *(None, True, 3, -(2**90), 1.5, float("inf"), "é\ud800", b"\0", 1j),
+        *([1, [2]], (1,), {1, 2}, {"a": (1, None)}, {(1, 2): {3}}, [], {}),
+    ],
+)
 def test_plain_values_come_back_equal(value: Any) -> None:
     back = decoded(json.loads(json.dumps(encoded(value))))
     assert back == value and type(back) is type(value)
@@ -231,10 +257,17 @@ def test_a_set_made_to_collide_is_refused() -> None:
         decoded(["s", *(n * (2**61 - 1) for n in range(5000))])
 
 
-@pytest.mark.parametrize(
-    ("actual", "expected", "is_same"),
-    [("3\n", "3", True), ("a  \nb\n\n", "a\nb", True), ("1 2", "1\n2", True), ("1 2", "12", False), ("0.3333333333", "0.33333333334", True),
-     ("3.0", "3", False), ("3", "3.0", True), ("0.34", "0.33", False), ("", "", True), ("nan", "1.0", False), ("YES", "yes", False)],
-)  # fmt: skip
-def test_outputs_are_compared_as_judges_do(actual: str, expected: str, is_same: bool) -> None:
-    assert same_output(actual, expected) is is_same
+EQUAL = [
+    ("3\n", "3"),
+    ("a  \nb\n\n", "a\nb"),
+    ("1 2", "1\n2"),
+    ("0.3333333333", "0.33333333334"),
+    ("3", "3.0"),
+    ("", ""),
+]
+DIFFERENT = [("1 2", "12"), ("3.0", "3"), ("0.34", "0.33"), ("nan", "1.0"), ("YES", "yes")]
+
+
+def test_outputs_are_compared_as_judges_do() -> None:
+    assert all(same_output(actual, expected) for actual, expected in EQUAL)
+    assert not any(same_output(actual, expected) for actual, expected in DIFFERENT)

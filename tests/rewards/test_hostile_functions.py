@@ -46,27 +46,37 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "returns text": ("return ['1' for _ in completions]", r"\(str\) as a score, which is not a number"),
     "closes all descriptors": ("os.closerange(0, 4096)", PIPE),
     "writes into every descriptor": (
-        "for fd in range(3, 64):\n    try: os.write(fd, b'{\"scores\": [[1, 1]]}')\n    except OSError: pass", PIPE,
+        "for fd in range(3, 64):\n    try: os.write(fd, b'{\"scores\": [[1, 1]]}')\n    except OSError: pass",
+        PIPE,
     ),
     "truncates every descriptor": (
-        "for fd in range(3, 64):\n    try: os.ftruncate(fd, 0)\n    except OSError: pass", SCORED,
+        "for fd in range(3, 64):\n    try: os.ftruncate(fd, 0)\n    except OSError: pass",
+        SCORED,
     ),
     "prints 100 MB": ("for _ in range(100): os.write(1, b'y' * 1_000_000)", f"^$|{RUNNING}"),
     "reads its input": ("input()", "EOFError"),
     "breaks json": ("json.dumps = json.loads = None; json.JSONEncoder.encode = lambda *a: 'x'", SCORED),
     "breaks builtins": (
-        "import builtins\nfor name in ('len', 'isinstance', 'zip', 'list', 'type', 'str'): setattr(builtins, name, None)",
+        "import builtins\nfor name in ('len', 'isinstance', 'zip', 'list', 'type', 'str'): setattr(builtins, name, "
+        "None)",
         SPOILED,
     ),
     "sleeps at exit": ("atexit.register(time.sleep, 99)", SCORED),
     "leaves threads": ("for _ in range(8): threading.Thread(target=time.sleep, args=(99,)).start()", SCORED),
     "forks": ("os.fork()", SCORED),
-    "leaves a pool": ("import multiprocessing as m; m.get_context('fork').Pool(2).apply_async(time.sleep, (99,))", SCORED),
+    "leaves a pool": (
+        "import multiprocessing as m; m.get_context('fork').Pool(2).apply_async(time.sleep, (99,))",
+        SCORED,
+    ),
     "leaves a daemon": (
         "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        os.closerange(0, 99); time.sleep(99)\n"
-        "    os._exit(0)\nos.wait()", SCORED,
+        "    os._exit(0)\nos.wait()",
+        SCORED,
     ),
-    "leaves a daemon and dies": ("subprocess.Popen(['sleep', '99'], start_new_session=True); os._exit(0)", "exit code 0"),
+    "leaves a daemon and dies": (
+        "subprocess.Popen(['sleep', '99'], start_new_session=True); os._exit(0)",
+        "exit code 0",
+    ),
     "nests 2,000 folders": ("for _ in range(2000): os.mkdir('d'); os.chdir('d')", SCORED),
     "deletes the event log": ("os.remove(f'{RUN}/events.jsonl')", "PermissionError"),
     "deletes a checkpoint": ("import shutil; shutil.rmtree(f'{RUN}/checkpoints')", "PermissionError"),
@@ -76,7 +86,7 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "looks for tokens": ("assert 'HF_TOKEN' not in os.environ, 'a token'", SCORED),
     "kills the trainer": ("os.kill(TRAINER, signal.SIGKILL)", "PermissionError"),
     "logs a name of two lines": ("log_extra('a\\nb', [1, 2])", "ValueError: .*a name on one line"),
-}  # fmt: skip
+}
 ENDS_CLEAN = ("Error", "Exit", "score", "Odd")
 """Messages after which the worker is as it was, and is used again."""
 HEAD = """
@@ -112,9 +122,13 @@ def worker() -> Iterator[RewardWorker]:
 def scored(worker: RewardWorker, file: Path, timeout_s: float) -> str:
     """The message; "" where two completions are scored as if nothing were wrong."""
     settings: Any = SimpleNamespace(
-        reward_functions=["mine"], reward_functions_file=str(file), stages=[], reward_timeout=timeout_s,
-        reward_isolation="process", reward_network=False,
-    )  # fmt: skip
+        reward_functions=["mine"],
+        reward_functions_file=str(file),
+        stages=[],
+        reward_timeout=timeout_s,
+        reward_isolation="process",
+        reward_network=False,
+    )
     group = make_group("four", "5")
     try:
         begin_scorer(settings, {False: worker}).score([group], 0, [1.0], timeout_s, TrainerState())
@@ -152,7 +166,7 @@ AT_IMPORT = ("hangs in C with the interpreter's lock", "exits", "ends its proces
 @pytest.mark.parametrize(
     ("name", "at_import"), [*((name, False) for name in HOSTILE), *((name, True) for name in AT_IMPORT)]
 )
-def test_a_hostile_function_gets_one_message(
+def test_hostile_function_gets_one_message(
     name: str, at_import: bool, worker: RewardWorker, victim: Path, tmp_path: Path
 ) -> None:
     body, pattern = HOSTILE[name]

@@ -26,7 +26,8 @@ from backend.types import Group
 from backend.utils import file_lock
 from tests.support.scoring import make_group, score
 
-PRELUDE = "import asyncio, atexit, builtins, ctypes, fcntl, json, multiprocessing, os, re, resource, signal, subprocess, sys, threading, time\n"
+PRELUDE = "import asyncio, atexit, builtins, ctypes, fcntl, json, multiprocessing, os, re, resource, signal, "
+"subprocess, sys, threading, time\n"
 STATE = TrainerState(step=3, max_steps=9, max_completion_length=7)
 
 
@@ -119,8 +120,9 @@ def test_a_file_reads_and_imports_what_lies_beside_it_and_works_in_a_folder_of_i
         "def f(completions):\n"
         "    open('scratch', 'w').close()\n"
         "    factor = int((Path(__file__).parent / 'table.txt').read_text())\n"
-        "    return [my_helper.HALF * factor] * len(completions)\n", "f",
-    )  # fmt: skip
+        "    return [my_helper.HALF * factor] * len(completions)\n",
+        "f",
+    )
     group = make_group("a")
     scored(mine, group)
     folder = mine.host._child.folder
@@ -186,7 +188,7 @@ async def served(completions):
 """
 
 
-def test_what_an_async_function_keeps_for_the_next_step_ends_without_a_word(
+def test_a_task_kept_for_the_next_step_ends_quietly(
     scorer, process: RewardWorker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Python said of its task that it was destroyed, with a traceback, at the end of every run."""
@@ -217,7 +219,8 @@ def test_a_function_that_hangs_ends_with_its_trainer(tmp_path: Path) -> None:
     file.write_text("import os, sys, time\nprint(os.readlink('/proc/self'), file=sys.stderr)\ntime.sleep(1000)\n")
     code = (
         "import sys\nfrom pathlib import Path\nfrom backend.rewards.scorer import Scorer\n"
-        "from backend.rewards.scoring import Answer, RewardSource\nfrom backend.rewards.worker_process import RewardWorker\n"
+        "from backend.rewards.scoring import Answer, RewardSource\n"
+        "from backend.rewards.worker_process import RewardWorker\n"
         "file = Path(sys.argv[1])\nsource = RewardSource([[f'{file}::f']], None, file.parent, (file,))\n"
         "Scorer(source, RewardWorker(), 60).load()\n"
     )
@@ -232,9 +235,7 @@ def test_a_function_that_hangs_ends_with_its_trainer(tmp_path: Path) -> None:
         time.sleep(0.02)
 
 
-def test_working_folders_of_killed_trainers_are_deleted_and_others_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_abandoned_working_folders_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     gone = subprocess.Popen(["true"])
     gone.wait()

@@ -1,5 +1,4 @@
-"""Scoring outside a run: the bench process, which user code may hang, crash or end; cases; the window's questions; the
-command line."""
+"""Scoring outside a run: the bench process, kept cases, the window's questions, the command line."""
 
 from __future__ import annotations
 
@@ -24,8 +23,17 @@ from tests.support import small_run
 
 VERBS = app()
 HEAD = "import ctypes, os\nfrom backend.rewards import register_reward_function\n"
-LENGTH = '@register_reward_function("length")\ndef length(completions, **kw):\n    return [float(len(c)) for c in completions]\n'
-BROKEN = '@register_reward_function("broken")\ndef broken(completions, **kw):\n    return [share(c) for c in completions]\n\ndef share(c):\n    return 1 / 0\n'
+LENGTH = """@register_reward_function("length")
+def length(completions, **kw):
+    return [float(len(c)) for c in completions]
+"""
+BROKEN = """@register_reward_function("broken")
+def broken(completions, **kw):
+    return [share(c) for c in completions]
+
+def share(c):
+    return 1 / 0
+"""
 GONE = '@register_reward_function("gone")\ndef gone(completions, **kw):\n    os._exit(3)\n'
 HANGS = '@register_reward_function("hangs")\ndef hangs(completions, **kw):\n    ctypes.PyDLL(None).sleep(1000)\n'
 """`hangs` keeps the interpreter's lock, and no processor busy."""
@@ -56,9 +64,7 @@ def scores(bench: RewardBench, names: list[str], file: Path | None, timeout: flo
     }
 
 
-def test_a_function_that_exits_or_holds_the_gil_does_not_take_the_others_along(
-    bench: RewardBench, tmp_path: Path
-) -> None:
+def test_a_function_that_exits_or_hangs_leaves_the_others(bench: RewardBench, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(HEAD + GONE + HANGS + LENGTH)
     results = scores(bench, ["gone", "hangs", "length"], file, timeout=0.4)
@@ -100,9 +106,7 @@ def test_an_error_has_the_lines_of_the_users_file_and_no_others(bench: RewardBen
         ),
     ],
 )
-def test_a_file_that_cannot_be_loaded_is_described_in_one_sentence_and_the_next_one_is_scored(
-    bench: RewardBench, tmp_path: Path, text: str, sentence: str, at
-) -> None:
+def test_a_file_that_cannot_be_loaded(bench: RewardBench, tmp_path: Path, text: str, sentence: str, at) -> None:
     file = tmp_path / "mine.py"
     file.write_text(text)
     with pytest.raises(UserError) as caught:
@@ -161,14 +165,12 @@ def test_rewards_and_advantages_equal_those_of_a_training_step(bench: RewardBenc
 
 
 def test_lines_keep_columns_messages_and_token_ids() -> None:
-    row = {"prompt": "p", "answer": "1", "columns": {"kind": 3}, "messages": [{"role": "user", "content": "p"}],
-            "completions": [{"text": "t", "tokens": [5, 6], "stop": "length"}]}  # fmt: skip
+    row: dict[str, Any] = {"prompt": "p", "answer": "1", "columns": {"kind": 3}}
+    row |= {"messages": [{"role": "user", "content": "p"}]}
+    row |= {"completions": [{"text": "t", "tokens": [5, 6], "stop": "length"}]}
     group = group_of(row, 0, "Row 1")
-    assert (group.problem.row, group.completions[0].tokens, group.completions[0].stop) == (
-        {"kind": 3},
-        [5, 6],
-        "length",
-    )
+    (completion,) = group.completions
+    assert (group.problem.row, completion.tokens, completion.stop) == ({"kind": 3}, [5, 6], "length")
     assert line_of(group)["completions"] == row["completions"] and line_of(group)["columns"] == {"kind": 3}
 
 
@@ -208,12 +210,13 @@ def test_code_runs_only_if_the_user_allowed_its_content(mine: Path, capfd: pytes
 
 def test_completions_of_a_run_are_read_by_step(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    rows = [{"step": step, "prompt": f"p{step}", "answer": "1", "type": None,
-             "completions": [{"text": f"t{step}", "tokens": 7, "stop": "length"}]} for step in (1, 3)]  # fmt: skip
+    completion = {"text": "t", "tokens": 7, "stop": "length"}
+    about = {"answer": "1", "type": None, "completions": [completion]}
+    rows = [{"step": step, "prompt": f"p{step}"} | about for step in (1, 3)]
     run.completions.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 4, "unfin')
     newest = handlers.run_completions({"run": str(tmp_path)}, QuestionCall())
     assert (newest["steps"], newest["step"], newest["groups"][0]["prompt"]) == ([1, 3], 3, "p3")
-    assert newest["groups"][0]["completions"] == [{"text": "t3", "tokens": 7, "stop": "length"}]
+    assert newest["groups"][0]["completions"] == [completion]
     assert handlers.run_completions({"run": str(tmp_path), "step": 2}, QuestionCall())["step"] == 1
     with pytest.raises(UserError, match="has no completions yet"):
         handlers.run_completions({"run": str(tmp_path / "none")}, QuestionCall())
@@ -221,14 +224,8 @@ def test_completions_of_a_run_are_read_by_step(tmp_path: Path) -> None:
 
 def test_pasted_text_is_lines_or_one_completion() -> None:
     assert handlers.read_completions({"text": "just text"}, QuestionCall())[0]["completions"][0]["text"] == "just text"
-    assert (
-        len(
-            handlers.read_completions({"text": '{"completion": "a"}\n{"completion": "b"}'}, QuestionCall())[0][
-                "completions"
-            ]
-        )
-        == 2
-    )
+    (group,) = handlers.read_completions({"text": '{"completion": "a"}\n{"completion": "b"}'}, QuestionCall())
+    assert len(group["completions"]) == 2
     with pytest.raises(UserError, match="Line 1 of what was pasted"):
         handlers.read_completions({"text": "{broken"}, QuestionCall())
 
@@ -259,8 +256,8 @@ def test_a_function_that_fails_is_shown_with_its_traceback(tmp_path: Path) -> No
     assert result.exit_code == 2 and "line 8, in share" in result.stderr and "ZeroDivisionError" in result.stderr
     last = result.stderr.splitlines()[-1]
     assert (
-        last
-        == "reward_functions: The reward function broken of mine.py raised ZeroDivisionError: division by zero (mine.py, line 8)."
+        last == "reward_functions: The reward function broken of mine.py raised ZeroDivisionError: division by zero "
+        "(mine.py, line 8)."
     )
     refused = backend("check", config, "--set", "reward_functions=brokn", *("--set", changes[0]))
     assert refused.exit_code == 2 and "There is no reward function brokn; the nearest is broken" in refused.stderr

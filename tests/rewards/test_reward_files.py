@@ -1,5 +1,4 @@
-"""A user's reward file loads without the library that it was written for, or fails in one sentence and leaves nothing
-behind."""
+"""A user's reward file loads without the library it was written for, or fails in one sentence."""
 
 from __future__ import annotations
 
@@ -101,9 +100,7 @@ def test_the_stand_in_has_every_name_of_the_librarys_module(write) -> None:
     assert sorted(load_reward_file(path).functions) == ["direct", "mine"]
 
 
-def test_the_stand_in_replaces_an_installed_library_and_is_removed_again(
-    write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_stand_in_replaces_an_installed_library(write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "site" / "mlx_lm_lora" / "trainer"
     package.mkdir(parents=True)
     for folder in (package, package.parent):

@@ -1,5 +1,4 @@
-"""The five r1 functions score as their table says, and scoring a step either fills every completion or stops the
-run."""
+"""The five r1 functions score as documented; scoring a step fills every completion or stops the run."""
 
 from __future__ import annotations
 

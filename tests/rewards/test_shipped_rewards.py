@@ -27,8 +27,6 @@ from backend.utils.errors import UserError
 from tests.support.cpu_time import Work
 from tests.support.scoring import make_group, score, score_of, scores_of
 
-# Extracting the answer
-
 
 @pytest.mark.parametrize(
     ("text", "part", "final"),
@@ -50,9 +48,6 @@ from tests.support.scoring import make_group, score, score_of, scores_of
 )
 def test_final_answer_finds_tag_box_mark_or_last_text(text: str, part: str, final: str) -> None:
     assert (answer_part(text), final_answer(text)) == (part, final)
-
-
-# accuracy_reward
 
 
 @pytest.mark.parametrize(
@@ -111,10 +106,7 @@ def test_after_five_endless_comparisons_the_rest_is_compared_as_text(monkeypatch
     monkeypatch.setattr(math_equality, "_math_verify_verdict", lambda right, given: comparisons.append(given))
     texts = [f"\\boxed{{{n}!!}}" for n in range(8)] + ["\\boxed{x+1}"]
     assert correct([texts[0], *texts], ["x+1"] * 10) == [False] * 9 + [True]
-    assert comparisons == [
-        "0!!",
-        *(f"{n}!!" for n in range(5)),
-    ]  # one text that comes twice counts once
+    assert comparisons == ["0!!", *(f"{n}!!" for n in range(5))]  # one text that comes twice counts once
 
 
 def test_math_verify_that_cannot_start_raises_instead_of_scoring_0() -> None:
@@ -150,9 +142,6 @@ def test_a_child_that_died_is_replaced_and_the_comparison_repeated(tmp_path: Pat
     assert math_verify.ask("a", "a") is True
     math_verify.child.stop()
     assert not math_verify.child.is_started
-
-
-# math_eval
 
 
 @pytest.mark.parametrize(
@@ -214,9 +203,6 @@ def test_math_eval_scores_the_value_of_the_expression() -> None:
     assert score_of("math_eval", "0.0000001", "0") == 0  # nothing is near zero but zero
     assert score_of("math_eval", "-1", "-1.0000001") == 1
     assert score_of("math_eval", "4", "a word") is None
-
-
-# multiple_choice
 
 
 @pytest.mark.parametrize(
@@ -339,9 +325,6 @@ def test_think_format_is_trls_with_white_space_free_before_it(text: str, before:
     assert score_of("think_format_reward", before + text) == expected
 
 
-# Tokens
-
-
 def test_repetition_is_the_share_of_repeated_token_runs() -> None:
     ids = [[1, 2, 3, 4], [5, 5, 5, 5, 5], [1, 2], [], [1, 2, 1, 2, 1, 2]]
     texts = ["a", "b", "c", "", "d"]
@@ -441,9 +424,6 @@ def test_an_integer_answer_without_a_sign_is_digits_only() -> None:
     texts = ["<answer>-3</answer>", "<answer>3</answer>", "<answer></answer>"]
     assert scores_of("r1_int", texts) == [0.5, 0.5, 0.0]
     assert scores_of("r1_int(sign=false)", texts) == [0.0, 0.5, 0.0]
-
-
-# All of them
 
 
 ARGUMENTS = {"keyword": "(word=so)", "regex_match": "(pattern='(a|aa)+$')"}

@@ -41,9 +41,14 @@ def test_a_file_for_trl_becomes_one_of_ours_with_trls_defaults(tmp_path: Path) -
     assert (config.batch_size, config.gradient_accumulation_steps, config.group_size) == (1, 4, 8)
     assert (config.learning_rate, config.lr_schedule, config.lr_final, config.iters) == (1e-6, "linear", 0.0, 200)
     assert (config.beta, config.grpo_loss_type, config.train_type, config.seed) == (0.0, "dapo", "full", 42)
-    for line in ("# Not in the file; what TRL takes:", "#   beta: 0.0", "# Not carried over:",
-    "#   use_vllm: completions are sampled",
-                 "# Read as:", "#   max_steps → iters: 200"):  # fmt: skip
+    for line in (
+        "# Not in the file; what TRL takes:",
+        "#   beta: 0.0",
+        "# Not carried over:",
+        "#   use_vllm: completions are sampled",
+        "# Read as:",
+        "#   max_steps → iters: 200",
+    ):
         assert line in text
     assert "epochs" not in text, "max_steps is given"
 

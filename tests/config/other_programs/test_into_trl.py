@@ -36,20 +36,15 @@ def meaning(config: Config) -> dict[str, Any]:
     """The settings as what they amount to: those that TRL writes in one way and that may stand here in several."""
     ratio, steps = config.lr_warmup_ratio or 0, config.lr_warmup_steps
     steps = None if ratio else 0 if config.lr_warmup_ratio == 0 else steps
-    values = config.model_dump() | {
-        "scale": adapter_scale(config),
-        "lora_alpha": None,
-        "use_rslora": config.use_rslora and config.lora_alpha is not None,
-        "lora_keys": config.lora_keys or ["all-linear"],
-        "eval_batch_size": config.prompts_per_evaluation_batch,
-        "lr_final": final_rate(config.learning_rate, config.lr_final),
-        "run_name": config.tracker_run_name or config.run_name,
-        "tracker_run_name": None,
-        "report_to": config.report_to if config.report_to != ["none"] else [],
-        "iters": 0 if config.epochs else config.iters,
-        "lr_warmup_steps": steps,
-        "lr_warmup_ratio": ratio,
-    }
+    values = config.model_dump() | (
+        {"scale": adapter_scale(config), "lora_alpha": None}
+        | {"use_rslora": config.use_rslora and config.lora_alpha is not None}
+        | {"lora_keys": config.lora_keys or ["all-linear"], "eval_batch_size": config.prompts_per_evaluation_batch}
+        | {"lr_final": final_rate(config.learning_rate, config.lr_final)}
+        | {"run_name": config.tracker_run_name or config.run_name, "tracker_run_name": None}
+        | {"report_to": config.report_to if config.report_to != ["none"] else []}
+        | {"iters": 0 if config.epochs else config.iters, "lr_warmup_steps": steps, "lr_warmup_ratio": ratio}
+    )
     if config.steps_per_eval:
         values["best_metric"] = config.best_metric or "eval/reward"
     if config.lr_schedule == "constant" and ratio:

@@ -26,9 +26,14 @@ class ProbedChild:
         self.folder = folder
         self._process = subprocess.Popen(
             [sys.executable, str(CHILD), str(folder), "network" if network else "no network"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, cwd=folder, start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            cwd=folder,
+            start_new_session=True,
             env=backend_environment({**confined_environment(folder, network), **(environment or {})}),
-        )  # fmt: skip
+        )
         self.confinement = SimpleNamespace(**self._answer())
 
     def run(self, code: str, **names: Any) -> dict[str, Any]:

@@ -50,11 +50,14 @@ CHANGES = {
     "make a folder": "import os; os.mkdir(f'{run}/new')",
     "make a fifo": "import os; os.mkfifo(f'{run}/new')",
     "make a symlink": "import os; os.symlink('/etc/passwd', f'{run}/new')",
-    "write through a symlink": "import os; os.symlink(f'{run}/events.jsonl', f'{own}/s1'); open(f'{own}/s1', 'w').write('x')",
-    "write through a symlinked folder": "import os; os.symlink(run, f'{own}/s2'); open(f'{own}/s2/new', 'w').write('x')",
+    "write through a symlink": "import os; os.symlink(f'{run}/events.jsonl', f'{own}/s1'); "
+    "open(f'{own}/s1', 'w').write('x')",
+    "write through a symlinked folder": "import os; os.symlink(run, f'{own}/s2'); "
+    "open(f'{own}/s2/new', 'w').write('x')",
     "hard link and write": "import os; os.link(f'{run}/events.jsonl', f'{own}/h1'); open(f'{own}/h1', 'w').write('x')",
     "write by way of ..": "import os; open(os.path.relpath(f'{run}/events.jsonl', own), 'w').write('x')",
-    "write by way of /proc/self/fd": "import os; f = os.open(f'{run}/events.jsonl', os.O_RDONLY); open(f'/proc/self/fd/{f}', 'w').write('x')",
+    "write by way of /proc/self/fd": "import os; f = os.open(f'{run}/events.jsonl', os.O_RDONLY); "
+    "open(f'/proc/self/fd/{f}', 'w').write('x')",
     "write by way of /proc/self/root": "open(f'/proc/self/root{run}/events.jsonl', 'w').write('x')",
     "write through memory": "import mmap, os; f = os.open(f'{run}/events.jsonl', os.O_RDWR); mmap.mmap(f, 4)[0] = 0",
     "chmod": "import os; os.chmod(f'{run}/events.jsonl', 0)",
@@ -118,7 +121,9 @@ REACHING = {
     "UDP": "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', port))",
     "IPv6": "import socket; socket.socket(socket.AF_INET6, socket.SOCK_DGRAM).sendto(b'x', ('::1', port))",
     "HTTP": "import urllib.request; urllib.request.urlopen(f'http://127.0.0.1:{port}', timeout=2)",
-    "a child's TCP": "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import socket, sys; socket.create_connection((\"127.0.0.1\", int(sys.argv[1])), 2)', str(port)], check=True, stderr=subprocess.DEVNULL)",
+    "a child's TCP": "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import socket, sys; "
+    'socket.create_connection(("127.0.0.1", int(sys.argv[1])), 2)\', str(port)], check=True, '
+    "stderr=subprocess.DEVNULL)",
 }
 
 
@@ -161,13 +166,15 @@ HOLDS = {
     "its files": "import os; open(f'/proc/{pid}/fd/0')",
     "its working folder": "import os; os.listdir(f'/proc/{pid}/cwd')",
     "maps": "open(f'/proc/{pid}/maps').read()",
-    "ptrace": "import ctypes, os; c = ctypes.CDLL(None, use_errno=True); r = c.ptrace(16, pid, None, None)\nif r < 0: raise OSError(ctypes.get_errno(), 'ptrace')",
-    "process_vm_writev": "import ctypes; c = ctypes.CDLL(None, use_errno=True); r = c.process_vm_writev(pid, None, 0, None, 0, 0)\nif r < 0: raise OSError(ctypes.get_errno(), 'writev')",
+    "ptrace": "import ctypes, os; c = ctypes.CDLL(None, use_errno=True); r = c.ptrace(16, pid, None, None)\n"
+    "if r < 0: raise OSError(ctypes.get_errno(), 'ptrace')",
+    "process_vm_writev": "import ctypes; c = ctypes.CDLL(None, use_errno=True); "
+    "r = c.process_vm_writev(pid, None, 0, None, 0, 0)\nif r < 0: raise OSError(ctypes.get_errno(), 'writev')",
     "priority": "import os; os.setpriority(os.PRIO_PROCESS, pid, 19)",
     "limits": "import resource; resource.prlimit(pid, resource.RLIMIT_CPU, (1, 1))",
     "processors": "import os; os.sched_setaffinity(pid, {0})",
     "scheduling": "import os; os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))",
-}  # fmt: skip
+}
 
 
 @on_linux
@@ -187,21 +194,23 @@ def test_no_hold_on_other_processes(confined: ProbedChild, how: str) -> None:
 ESCAPES = {
     "mount": "r = c.mount(b'tmpfs', own.encode(), b'tmpfs', 0, None)",
     "a user namespace": "r = c.unshare(0x10000000)",
-    "a user namespace by clone": "r = c.syscall(56 if os.uname().machine == 'x86_64' else 220, 0x10000000 | 17, 0, 0, 0, 0)",
+    "a user namespace by clone": "r = c.syscall(56 if os.uname().machine == 'x86_64' else 220, 0x10000000 | 17, 0, "
+    "0, 0, 0)",
     "chroot": "r = c.chroot(own.encode())",
     "io_uring": "r = c.syscall(425, 4, None)",
     "keyring": "r = c.syscall(248 if os.uname().machine == 'x86_64' else 217, b'user', b'x', b'x', 1, -3)",
     "System V memory": "r = c.shmget(0, 4096, 0o1600)",
     "privileges": "r = c.prctl(38, 0, 0, 0, 0)",
     "32-bit numbers of x86_64": "r = c.syscall(0x40000000 + 41, 2, 1, 0)",
-}  # fmt: skip
+}
 
 
 @on_linux
 @pytest.mark.parametrize("how", ESCAPES)
 def test_ways_around_are_closed(confined: ProbedChild, how: str) -> None:
     confined.needs("processes")
-    code = f"import ctypes, os; c = ctypes.CDLL(None, use_errno=True); {ESCAPES[how]}\nif r < 0: raise OSError(ctypes.get_errno(), 'refused')"
+    code = f"import ctypes, os; c = ctypes.CDLL(None, use_errno=True); {ESCAPES[how]}\n"
+    "if r < 0: raise OSError(ctypes.get_errno(), 'refused')"
     outcome = confined.run(code, own=confined.folder)
     assert outcome.get("errno") in (*REFUSED, errno.ENOSYS, errno.EINVAL), outcome
 
@@ -221,28 +230,40 @@ def test_no_descriptor_is_inherited(confined: ProbedChild) -> None:
 
 
 WORKS = {
-    "its own files": "open(f'{own}/a', 'w').write('x'); import os; os.rename(f'{own}/a', f'{own}/b'); os.truncate(f'{own}/b', 0); os.remove(f'{own}/b')",
-    "between its folders": "import os; os.mkdir(f'{own}/d'); open(f'{own}/c', 'w').close(); os.rename(f'{own}/c', f'{own}/d/c')",
-    "temporary files": "import tempfile; tempfile.NamedTemporaryFile().write(b'x'); tempfile.TemporaryDirectory().cleanup()",
+    "its own files": "open(f'{own}/a', 'w').write('x'); import os; os.rename(f'{own}/a', f'{own}/b'); "
+    "os.truncate(f'{own}/b', 0); os.remove(f'{own}/b')",
+    "between its folders": "import os; os.mkdir(f'{own}/d'); open(f'{own}/c', 'w').close(); "
+    "os.rename(f'{own}/c', f'{own}/d/c')",
+    "temporary files": "import tempfile; tempfile.NamedTemporaryFile().write(b'x'); "
+    "tempfile.TemporaryDirectory().cleanup()",
     "its home": "import pathlib; (pathlib.Path.home() / '.config').mkdir(exist_ok=True)",
-    "copies": "import shutil, os; open(f'{own}/c1', 'w').close(); shutil.copy(f'{own}/c1', f'{own}/c2'); shutil.copy2(f'{own}/c1', f'{own}/c3'); os.mkdir(f'{own}/t'); shutil.copytree(f'{own}/t', f'{own}/u')",
+    "copies": "import shutil, os; open(f'{own}/c1', 'w').close(); shutil.copy(f'{own}/c1', f'{own}/c2'); "
+    "shutil.copy2(f'{own}/c1', f'{own}/c3'); os.mkdir(f'{own}/t'); shutil.copytree(f'{own}/t', f'{own}/u')",
     "sqlite": "import sqlite3; sqlite3.connect(f'{own}/db').execute('create table t (x)')",
-    "a program": "import subprocess, sys; value = subprocess.run([sys.executable, '-c', 'print(7)'], capture_output=True, text=True, timeout=20).stdout.strip(); assert value == '7'",
-    "a program in a session of its own, killed": "import subprocess; p = subprocess.Popen(['sleep', '60'], start_new_session=True); p.kill(); assert p.wait() == -9",
-    "a shell": "import subprocess; assert subprocess.check_output('echo $((3 + 4)) | cat > /dev/null && echo 7', shell=True) == b'7\\n'",
+    "a program": "import subprocess, sys; "
+    "value = subprocess.run([sys.executable, '-c', 'print(7)'], capture_output=True, text=True, "
+    "timeout=20).stdout.strip(); assert value == '7'",
+    "a program in a session of its own, killed": "import subprocess; "
+    "p = subprocess.Popen(['sleep', '60'], start_new_session=True); p.kill(); assert p.wait() == -9",
+    "a shell": "import subprocess; "
+    "assert subprocess.check_output('echo $((3 + 4)) | cat > /dev/null && echo 7', shell=True) == b'7\\n'",
     "processes": "import multiprocessing as m; assert m.get_context('fork').Pool(2).map(len, ['a', 'bc']) == [1, 2]",
-    "shared memory": "from multiprocessing import shared_memory as s; m = s.SharedMemory(create=True, size=8); m.close(); m.unlink()",
+    "shared memory": "from multiprocessing import shared_memory as s; m = s.SharedMemory(create=True, size=8); "
+    "m.close(); m.unlink()",
     "threads": "import concurrent.futures as f; assert list(f.ThreadPoolExecutor(2).map(len, ['a', 'bc'])) == [1, 2]",
     "asyncio": "import asyncio; asyncio.run(asyncio.wait_for(asyncio.sleep(0), 2))",
-    "an asyncio program": "import asyncio\nasync def go(): return await (await asyncio.create_subprocess_exec('true')).wait()\nassert asyncio.run(go()) == 0",
+    "an asyncio program": "import asyncio\n"
+    "async def go(): return await (await asyncio.create_subprocess_exec('true')).wait()\nassert asyncio.run(go()) == 0",
     "numpy": "import numpy as n; assert n.linalg.inv(n.eye(200)).sum() == 200; n.random.default_rng()",
     "sympy": "import sympy; assert sympy.simplify('(x**2 - 1)/(x - 1)') == sympy.sympify('x + 1')",
     "math_verify": "import math_verify as m; assert m.verify(m.parse('$1/2$'), m.parse('$0.5$'), timeout_seconds=None)",
     "regex": "import regex; assert regex.fullmatch(r'\\p{L}+', 'aé')",
     "a limit of its own": "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (200, r.getrlimit(r.RLIMIT_NOFILE)[1]))",
-    "clocks and random numbers": "import os, time, uuid; os.urandom(8); time.time(); uuid.uuid4(); open('/dev/urandom', 'rb').read(1)",
-    "Python's own modules": "import ssl, ctypes, hashlib, zoneinfo; zoneinfo.ZoneInfo('Europe/Berlin') if zoneinfo.available_timezones() else 0",
-}  # fmt: skip
+    "clocks and random numbers": "import os, time, uuid; os.urandom(8); time.time(); uuid.uuid4(); "
+    "open('/dev/urandom', 'rb').read(1)",
+    "Python's own modules": "import ssl, ctypes, hashlib, zoneinfo; "
+    "zoneinfo.ZoneInfo('Europe/Berlin') if zoneinfo.available_timezones() else 0",
+}
 
 
 @pytest.mark.parametrize("what", WORKS)

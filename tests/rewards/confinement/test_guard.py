@@ -47,8 +47,12 @@ note("worker")
 def start(folder: Path, code: str) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
         [sys.executable, "-c", CHILD + code, str(folder)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=folder, env=backend_environment(), start_new_session=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=folder,
+        env=backend_environment(),
+        start_new_session=True,
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     return process
@@ -108,10 +112,17 @@ def test_all_end_when_the_parent_is_killed(tmp_path: Path) -> None:
     """The parent of the child is a process of ours, which gets SIGKILL."""
     child = CHILD + "daemon('one'); time.sleep(60)"
     parent = subprocess.Popen(
-        [sys.executable, "-c", "import subprocess, sys, time\np = subprocess.Popen([sys.executable, '-c', *sys.argv[1:]], "
-         "stdin=subprocess.PIPE)\nprint(p.pid, flush=True)\ntime.sleep(60)", child, str(tmp_path)],
-        stdout=subprocess.PIPE, env=backend_environment(),
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            "import subprocess, sys, time\np = subprocess.Popen([sys.executable, '-c', *sys.argv[1:]], "
+            "stdin=subprocess.PIPE)\nprint(p.pid, flush=True)\ntime.sleep(60)",
+            child,
+            str(tmp_path),
+        ],
+        stdout=subprocess.PIPE,
+        env=backend_environment(),
+    )
     assert parent.stdout is not None
     guard = int(parent.stdout.readline())
     pids = [guard, noted(tmp_path, "worker"), noted(tmp_path, "one")]

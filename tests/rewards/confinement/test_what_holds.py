@@ -1,5 +1,4 @@
-"""What is told where a system offers less: an older kernel, a container, an unknown processor; and the tables behind
-the filter."""
+"""What is reported where a system offers less, and the tables behind the filter."""
 
 from __future__ import annotations
 
