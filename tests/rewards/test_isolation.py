@@ -26,8 +26,7 @@ from backend.types import Group
 from backend.utils import file_lock
 from tests.support.scoring import make_group, score
 
-PRELUDE = "import asyncio, atexit, builtins, ctypes, fcntl, json, multiprocessing, os, re, resource, signal, "
-"subprocess, sys, threading, time\n"
+PRELUDE = "import asyncio, atexit, ctypes, json, os, re, signal, subprocess, sys, threading, time\n"
 STATE = TrainerState(step=3, max_steps=9, max_completion_length=7)
 
 

@@ -194,8 +194,8 @@ def test_no_hold_on_other_processes(confined: ProbedChild, how: str) -> None:
 ESCAPES = {
     "mount": "r = c.mount(b'tmpfs', own.encode(), b'tmpfs', 0, None)",
     "a user namespace": "r = c.unshare(0x10000000)",
-    "a user namespace by clone": "r = c.syscall(56 if os.uname().machine == 'x86_64' else 220, 0x10000000 | 17, 0, "
-    "0, 0, 0)",
+    "a user namespace by clone": "r = c.syscall(56 if os.uname().machine == 'x86_64' else 220, 0x10000000 | 17, "
+    "0, 0, 0, 0)",
     "chroot": "r = c.chroot(own.encode())",
     "io_uring": "r = c.syscall(425, 4, None)",
     "keyring": "r = c.syscall(248 if os.uname().machine == 'x86_64' else 217, b'user', b'x', b'x', 1, -3)",
@@ -209,8 +209,8 @@ ESCAPES = {
 @pytest.mark.parametrize("how", ESCAPES)
 def test_ways_around_are_closed(confined: ProbedChild, how: str) -> None:
     confined.needs("processes")
-    code = f"import ctypes, os; c = ctypes.CDLL(None, use_errno=True); {ESCAPES[how]}\n"
-    "if r < 0: raise OSError(ctypes.get_errno(), 'refused')"
+    refused = "\nif r < 0: raise OSError(ctypes.get_errno(), 'refused')"
+    code = f"import ctypes, os; c = ctypes.CDLL(None, use_errno=True); {ESCAPES[how]}{refused}"
     outcome = confined.run(code, own=confined.folder)
     assert outcome.get("errno") in (*REFUSED, errno.ENOSYS, errno.EINVAL), outcome
 
