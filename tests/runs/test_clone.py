@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -25,13 +24,14 @@ from backend.trainer.control import handlers_restored
 from backend.trainer.run_process import train
 from backend.utils.errors import UserError
 from tests.support import small_run
+from tests.support.small_run import numbers, same
 
-SETTINGS: dict[str, Any] = {
-    "iters": 5, "group_size": 4, "num_iterations": 2, "learning_rate": 1e-3, "epsilon": 1e-3, "dropout": 0.1,
-    "lr_schedule": "cosine", "lr_warmup_steps": 2, "lr_final": 1e-5, "save_every": 1, "keep_checkpoints": 9, "steps_per_eval": 2,
-    "validation_split": 0.25, "val_batches": 1, "max_completion_length": 5, "top_k": 0, "beta": 0.05, "entropy_adaptive": True,
-    "reward_weight_schedule": "adaptive", "run_name": "parent",
-}  # fmt: skip
+SETTINGS: dict[str, Any] = (
+    {"iters": 5, "group_size": 4, "num_iterations": 2, "learning_rate": 1e-3, "epsilon": 1e-3, "dropout": 0.1}
+    | {"lr_schedule": "cosine", "lr_warmup_steps": 2, "lr_final": 1e-5, "save_every": 1, "keep_checkpoints": 9}
+    | {"steps_per_eval": 2, "validation_split": 0.25, "val_batches": 1, "max_completion_length": 5, "top_k": 0}
+    | {"beta": 0.05, "entropy_adaptive": True, "reward_weight_schedule": "adaptive", "run_name": "parent"}
+)
 
 
 def trained(raw: dict[str, Any], run: RunFolder) -> RunFolder:
@@ -56,22 +56,9 @@ def parent(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return trained(raw, run)
 
 
-def numbers(run: RunFolder) -> list[tuple[Any, ...]]:
-    machine = ("time/", "per_second", "memory", "process/", "machine/")
-    return [
-        (event["kind"], event["step"], {k: v for k, v in event["metrics"].items() if not any(word in k for word in machine)})
-        for event in read_events(run.events)
-        if event["kind"] in ("step", "eval")
-    ]  # fmt: skip
-
-
 def weights(run: RunFolder, step: int) -> dict[str, np.ndarray]:
     saved = next(each for each in checkpoint.all_checkpoints(run) if each.state.step == step)
     return {name: np.array(x) for name, x in (arrays_of(saved, "weights") | arrays_of(saved, "optimizer")).items()}
-
-
-def same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
-    return first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
 
 
 def test_a_warm_clone_without_changes_continues_as_its_parent_bit_for_bit(parent: RunFolder, tmp_path: Path) -> None:
@@ -102,9 +89,7 @@ def test_a_clone_of_a_checkpoint_without_lengths_has_the_lines_up_to_it(parent: 
     assert run.completions.read_text() == parent.completions.read_text()
 
 
-def test_a_clone_of_a_checkpoint_without_the_optimizer_goes_on_and_notices_damage(
-    parent: RunFolder, tmp_path: Path
-) -> None:
+def test_a_clone_without_the_optimizer_goes_on_and_notices_damage(parent: RunFolder, tmp_path: Path) -> None:
     """Its state named no files, so that the optimizer, which was never saved, was missed; and that of any clone had no
     sums."""
     raw = load(parent.config).model_dump() | {"save_only_model": True, "iters": 2, "entropy_adaptive": False}
@@ -126,9 +111,7 @@ def test_a_full_fine_tuned_run_is_cloned_too(parent: RunFolder, tmp_path: Path) 
     cold = clone(full, "2", {"iters": 1, "optimizer": "sgd"}, warm=False)
     (begun,) = checkpoint.all_checkpoints(cold)
     source = next(each for each in checkpoint.all_checkpoints(full) if each.state.step == 2)
-    assert all(
-        mx.array_equal(x, arrays_of(source, "weights")[name]).item() for name, x in arrays_of(begun, "weights").items()
-    )
+    assert same(small_run.arrays(begun.weights_file), small_run.arrays(source.weights_file))
     continued(cold)
 
 
@@ -166,17 +149,13 @@ def test_a_cold_clone_starts_over_from_the_weights(parent: RunFolder, tmp_path: 
     (saved,) = checkpoint.all_checkpoints(run)
     source = next(each for each in checkpoint.all_checkpoints(parent) if each.state.step == 4)
     assert saved.state == checkpoint.TrainingState()
-    assert all(
-        mx.array_equal(x, arrays_of(source, "weights")[name]).item() for name, x in arrays_of(saved, "weights").items()
-    )
+    assert same(small_run.arrays(saved.weights_file), small_run.arrays(source.weights_file))
     assert all(not np.any(np.array(x)) for name, x in arrays_of(saved, "optimizer").items() if name.endswith(".m"))
     continued(run)
     assert [event["kind"] for event in read_events(run.events)].count("stopped") == 0
     assert [step for kind, step, _ in numbers(run) if kind == "step"] == [1]
     kl = next(metrics["kl"] for kind, _, metrics in numbers(run) if kind == "step")
-    assert abs(kl) < 1e-6 if reference == "clone" else kl > 1e-6, (
-        "the distance from what it starts from, or from the base"
-    )
+    assert abs(kl) < 1e-6 if reference == "clone" else kl > 1e-6, "from what it starts from, or from the base"
     first = json.loads(run.completions.read_text().splitlines()[0])
     assert first["prompt"] == json.loads(parent.completions.read_text().splitlines()[0])["prompt"]
 
@@ -194,7 +173,7 @@ def test_a_cold_clone_starts_over_from_the_weights(parent: RunFolder, tmp_path: 
         ("3", {}, {"reference": "clone"}, "Only a cold clone"),
         ("3", {}, {"name": "parent"}, "There is a run parent already"),
     ],
-)  # fmt: skip
+)
 def test_a_clone_that_cannot_be_is_refused_and_leaves_nothing(
     parent: RunFolder, which: str, changes: dict[str, Any], more: dict[str, Any], says: str
 ) -> None:
@@ -206,7 +185,7 @@ def test_a_clone_that_cannot_be_is_refused_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("writes", ["backend.runs.clone._copy_head", "shutil.copyfile"])
-def test_a_disk_that_is_full_leaves_nothing(
+def test_a_full_disk_leaves_no_clone(
     parent: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: str
 ) -> None:
     def full(*_: object, **__: object) -> None:

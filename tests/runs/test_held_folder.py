@@ -47,16 +47,12 @@ def trained(inputs: Path, run: RunFolder, at_step_2: Callable[[], Any], **change
 
 
 @pytest.mark.parametrize("save_every", [2, 100], ids=["while it is saved", "between two saves"])
-def test_a_folder_that_is_moved_is_saved_where_it_is_now_and_goes_on_from_there(
-    inputs: Path, run: RunFolder, tmp_path: Path, save_every: int
-) -> None:
+def test_a_moved_folder_is_saved_where_it_is(inputs: Path, run: RunFolder, tmp_path: Path, save_every: int) -> None:
     there = RunFolder(tmp_path / "elsewhere" / "renamed")
     there.path.parent.mkdir()
     ending = trained(inputs, run, lambda: run.path.rename(there.path), save_every=save_every)
     assert (ending.kind, ending.exit_code, ending.step) == ("stopped", 3, 2)
-    assert (
-        ending.sentence == f"Stopped at step 2 because its folder was moved to {there.path}; everything is saved there."
-    )
+    assert f"because its folder was moved to {there.path}; everything is saved there." in ending.sentence
     assert not run.path.exists()
     saved = checkpoint.newest(there)
     assert saved is not None and saved.state.step == 2 and (there.adapters / "adapters.safetensors").exists()
@@ -65,27 +61,20 @@ def test_a_folder_that_is_moved_is_saved_where_it_is_now_and_goes_on_from_there(
     assert small_run.steps(there) == [1, 2, 3]
 
 
-def test_a_folder_that_is_deleted_ends_the_run_and_does_not_come_back(inputs: Path, run: RunFolder) -> None:
-    ending = trained(inputs, run, lambda: shutil.rmtree(run.path), save_every=1)
-    assert (ending.kind, ending.exit_code) == ("failed", 2)
-    assert (
-        ending.sentence == "run: The folder of the run mine was deleted while it trained, so step 2 could not be saved."
-    )
-    assert not run.path.exists()
-
-
-def test_a_folder_that_is_emptied_is_deleted_too(inputs: Path, run: RunFolder) -> None:
-    def empty() -> None:
-        for path in run.path.iterdir():
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_folder_that_is_deleted_or_emptied_ends_the_run(inputs: Path, run: RunFolder, emptied: bool) -> None:
+    def delete() -> None:
+        for path in run.path.iterdir() if emptied else [run.path]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    ending = trained(inputs, run, empty, save_every=1)
-    assert (ending.kind, ending.exit_code) == ("failed", 2) and "was deleted while it trained" in ending.sentence
+    ending = trained(inputs, run, delete, save_every=1)
+    assert (ending.kind, ending.exit_code) == ("failed", 2)
+    why = "was deleted while it trained, so step 2 could not be saved."
+    assert ending.sentence == f"run: The folder of the run mine {why}"
+    assert run.path.exists() == emptied, "it does not come back"
 
 
-def test_a_folder_whose_disk_is_gone_is_not_said_to_be_deleted(
-    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_disk_is_not_a_deleted_folder(inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     run.path.mkdir(parents=True)
     event_log, completions = EventLog(run.events), JsonLines(run.completions)
     held = RunFolderGuard(run)

@@ -25,51 +25,34 @@ from tests.support import diaries
 from tests.support.diaries import recording
 
 RAW = {"model": "m", "data": "d", "steps_per_eval": 5, "eval_data": {"hard": "h", "very_hard": "v"}}
-LOGGED_BY_TRL = {
-    "num_tokens": "num_tokens",
+NAMED_ALIKE = """
+num_tokens completions/mean_length completions/min_length completions/max_length completions/mean_terminated_length
+completions/min_terminated_length completions/max_terminated_length rewards/r1_int_reward_func/mean reward reward_std
+frac_reward_zero_std entropy kl clip_ratio/low_min clip_ratio/high_max cispo_clip_ratio vespo/phi_seq_mean
+sampling/sampling_logp_difference/mean sampling/importance_sampling_ratio/max loss grad_norm learning_rate epoch
+"""
+LOGGED_BY_TRL = dict.fromkeys(NAMED_ALIKE.split()) | {
     "step_time": "time/step",
-    "completions/mean_length": "completions/mean_length",
-    "completions/min_length": "completions/min_length",
-    "completions/max_length": "completions/max_length",
-    "completions/mean_terminated_length": "completions/mean_terminated_length",
-    "completions/min_terminated_length": "completions/min_terminated_length",
-    "completions/max_terminated_length": "completions/max_terminated_length",
     "completions/clipped_ratio": "hit_max_tokens_ratio",
     "reward/r1_int_reward_func/mean": "rewards/r1_int_reward_func/mean",
     "reward/r1_int_reward_func/std": "rewards/r1_int_reward_func/std",
-    "rewards/r1_int_reward_func/mean": "rewards/r1_int_reward_func/mean",
     "rewards/r1_int_reward_func": "rewards/r1_int_reward_func/mean",
-    "reward": "reward",
-    "reward_std": "reward_std",
     "reward_std_over_step": "reward_std",
-    "frac_reward_zero_std": "frac_reward_zero_std",
-    "entropy": "entropy",
-    "kl": "kl",
     "clip_ratio": "clip_ratio_total",
     "clip_ratio/region_mean": "clip_ratio_total",
     "clip_ratio/low_mean": "clip_ratio_low",
-    "clip_ratio/low_min": "clip_ratio/low_min",
     "clip_ratio/high_mean": "clip_ratio_high",
-    "clip_ratio/high_max": "clip_ratio/high_max",
-    "cispo_clip_ratio": "cispo_clip_ratio",
-    "vespo/phi_seq_mean": "vespo/phi_seq_mean",
-    "sampling/sampling_logp_difference/mean": "sampling/sampling_logp_difference/mean",
-    "sampling/importance_sampling_ratio/max": "sampling/importance_sampling_ratio/max",
     "completion_length": "completions/mean_length",
-    "loss": "loss",
-    "grad_norm": "grad_norm",
-    "learning_rate": "learning_rate",
-    "epoch": "epoch",
 }
-"""What `GRPOTrainer` logs or documents, in this version or an earlier one → what it is here."""
+"""What `GRPOTrainer` logs or documents, in this version or an earlier one → what it is here, None for the same."""
 FUNCTION = {"reward_functions": ["r1_int_reward_func"]}
-named_by_trl = pytest.mark.parametrize(("name", "ours"), LOGGED_BY_TRL.items())
 
 
-@named_by_trl
-def test_whatever_a_user_names_may_have_trls_name(name: str, ours: str) -> None:
+@pytest.mark.parametrize(("name", "ours"), LOGGED_BY_TRL.items())
+def test_whatever_a_user_names_may_have_trls_name(name: str, ours: str | None) -> None:
     """Conditions, the best metric, a sweep's metric, the search for runs; with the prefixes of trackers and of
     transformers."""
+    ours = ours or name
     stop = [f"{name} > 0.5", f"train/{name} > 0.5", f"eval_{name} > 0.5", f"eval/hard_{name} > 0.5"]
     config = parse(RAW | FUNCTION | {"stop_when": stop, "best_metric": f"eval_very_hard_{name}"})
     metrics = [parse_condition(text).metric for text in config.stop_when]
@@ -114,24 +97,18 @@ def test_what_leaves_has_trls_names_and_comes_back_as_ours() -> None:
     ours = {*METRICS, *OCCASIONAL_METRICS}
     left = trl_metrics(dict.fromkeys(ours), "group")
     assert {"step_time", "completions/clipped_ratio", "reward_std_over_step"} <= set(left)
-    assert {our_name(name) for name in prefixed("train", left)} == ours - {
-        "completions/clipped_ratio",
-        "reward_std_within_groups",
-    }
-    assert {our_name(name) for name in prefixed("hard", trl_metrics({"time/step": 1, "kl": 1}, "group"))} == {
-        "eval/hard/time/step",
-        "eval/hard/kl",
-    }
+    back = {our_name(name) for name in prefixed("train", left)}
+    assert back == ours - {"completions/clipped_ratio", "reward_std_within_groups"}
+    back = {our_name(name) for name in prefixed("hard", trl_metrics({"time/step": 1, "kl": 1}, "group"))}
+    assert back == {"eval/hard/time/step", "eval/hard/kl"}
 
 
 def test_evaluation_sets_are_told_apart() -> None:
     metrics = {"kl": 1, "completions/clipped_ratio": 2, "hard/kl": 3, "very_hard/rewards/a/mean": 4}
-    assert by_set(metrics, ["hard", "very_hard"]) == {
-        "valid": {"kl": 1, "completions/clipped_ratio": 2}, "hard": {"kl": 3}, "very_hard": {"rewards/a/mean": 4},
-    }  # fmt: skip
-    assert (
-        transformers_name("eval/hard/hit_max_tokens_ratio", ["hard"], "group") == "eval_hard_completions/clipped_ratio"
-    )
+    others = {"hard": {"kl": 3}, "very_hard": {"rewards/a/mean": 4}}
+    assert by_set(metrics, list(others)) == others | {"valid": {"kl": 1, "completions/clipped_ratio": 2}}
+    cut_off = transformers_name("eval/hard/hit_max_tokens_ratio", ["hard"], "group")
+    assert cut_off == "eval_hard_completions/clipped_ratio"
     assert transformers_name("eval/reward", ["hard"], "group") == "eval_reward"
     words = into_trl(parse(RAW | FUNCTION | {"best_metric": "eval/hard/time/step"})).words
     assert words["metric_for_best_model"] == "eval_hard_step_time"

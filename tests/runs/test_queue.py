@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from backend.runs import archive
+from backend.runs.events import EventLog
 from backend.runs.queue import QueueFile
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.utils import places
@@ -44,9 +45,7 @@ def test_runs_wait_in_the_order_in_which_they_came(queue: QueueFile) -> None:
     assert names(QueueFile()) == ["d", "a", "b", "c"], "another process reads the same"
 
 
-@pytest.mark.parametrize(
-    ("place", "order"), [(0, "bac"), (2, "acb"), (99, "acb"), (-5, "bac")], ids=["first", "last", "beyond", "before"]
-)
+@pytest.mark.parametrize(("place", "order"), [(0, "bac"), (2, "acb"), (99, "acb"), (-5, "bac")])
 def test_a_run_moves_to_a_place(queue: QueueFile, place: int, order: str) -> None:
     queue.move(RunFolder(places.runs_folder() / "b"), place)
     assert names(queue) == list(order)
@@ -67,10 +66,8 @@ def test_what_was_deleted_or_has_begun_waits_no_more(queue: QueueFile) -> None:
 def begun(name: str, ending: str = "stopped") -> RunFolder:
     """A run that has trained."""
     run = prepared(name)
-    kinds = ("started", "step", ending)
-    run.events.write_text(
-        "".join(f'{{"v": 1, "seq": {seq}, "t": {seq}.0, "kind": "{kind}"}}\n' for seq, kind in enumerate(kinds))
-    )
+    for kind in ("started", "step", ending):
+        EventLog(run.events).write(kind)
     return run
 
 
@@ -121,33 +118,17 @@ def test_what_trains_or_has_finished_may_not_wait(queue: QueueFile, tmp_path: Pa
         queue.move(done, 0)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{half",
-        "[]",
-        '{"runs": [], "diaries": {"a": "x"}}',
-        '{"runs": "a"}',
-        '{"runs": ["../a"]}',
-        '{"runs": [], "paused": 1}',
-        '{"runs": [], "starting": 3}',
-    ],
-)
+WRONG = [{"diaries": {"a": "x"}}, {"runs": "a"}, {"runs": ["../a"]}, {"paused": 1}, {"starting": 3}]
+
+
+@pytest.mark.parametrize("text", ["{half", "[]", *(json.dumps({"runs": []} | wrong) for wrong in WRONG)])
 def test_a_broken_file_is_told_and_stays_as_it_is(queue: QueueFile, text: str) -> None:
     queue.path.write_text(text)
     for change in (queue.read, lambda: queue.add(prepared("d")), lambda: queue.set_paused(True)):
-        with pytest.raises(
-            UserError, match=r"queue\.json (is no queue|is not valid JSON).* fix or delete it, the runs keep"
-        ):
+        with pytest.raises(UserError, match=r"queue\.json (is no queue|is not valid JSON).* fix or delete it"):
             change()
     assert queue.path.read_text() == text
     assert archive.summary(RunFolder(places.runs_folder() / "a")).state == "crashed", "the table of runs still shows it"
-
-
-def test_a_waiting_run_is_in_the_archive_as_queued(queue: QueueFile) -> None:
-    assert archive.summary(queue.read().waiting[1]).state == "queued"
-    queue.remove(queue.read().waiting[1])
-    assert names(queue) == ["a", "c"]
 
 
 def test_the_run_that_is_being_started_waits_no_more_until_its_runner_dies(queue: QueueFile) -> None:
@@ -164,11 +145,13 @@ def test_the_run_that_is_being_started_waits_no_more_until_its_runner_dies(queue
     assert not queue.has_runner()
 
 
-def test_settings_of_a_waiting_run_are_replaced(queue: QueueFile) -> None:
-    run = queue.read().waiting[2]
+def test_a_waiting_run_is_queued_may_get_other_settings_and_be_removed(queue: QueueFile) -> None:
+    run = queue.read().waiting[1]
+    assert archive.summary(run).state == "queued"
     queue.rewrite_settings(run, "model: other\n")
-    assert run.config.read_text() == "model: other\n"
-    assert names(queue) == ["a", "b", "c"]
+    assert run.config.read_text() == "model: other\n" and names(queue) == ["a", "b", "c"]
+    queue.remove(run)
+    assert names(queue) == ["a", "c"]
 
 
 def add_many(folder: Path, stem: str) -> None:

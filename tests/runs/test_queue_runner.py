@@ -20,7 +20,6 @@ from backend.runs.queue_runner import QueueRunner
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.utils import places
 from backend.utils.command import backend_command, backend_environment
-from backend.utils.errors import UserError
 from tests.support import small_run
 
 
@@ -116,13 +115,6 @@ def test_a_run_of_another_process_is_waited_for(queue: QueueFile) -> None:
     assert trainings.order == ["a", "b", "c"]
 
 
-def test_there_is_one_runner(queue: QueueFile) -> None:
-    lock = queue.hold_runner_lock()
-    with pytest.raises(UserError, match="another process"):
-        QueueRunner(queue, lambda _: None, Trainings()).run()
-    os.close(lock)
-
-
 @pytest.mark.proof
 def test_kill_9_of_the_runner_loses_nothing(tmp_path: Path) -> None:
     """Real processes: the runner dies while the first run trains; another takes over; every run has every step once."""
@@ -147,8 +139,7 @@ def test_kill_9_of_the_runner_loses_nothing(tmp_path: Path) -> None:
     assert start().wait(120) == 0
     for name, steps in (("first", 60), ("second", 3), ("third", 3)):
         assert small_run.steps(RunFolder(places.runs_folder() / name)) == list(range(1, steps + 1)), name
-    begun = [
-        next(read_events(places.runs_folder() / name / "events.jsonl"))["t"] for name in ("first", "second", "third")
-    ]
+    logs = [places.runs_folder() / name / "events.jsonl" for name in ("first", "second", "third")]
+    begun = [next(read_events(log))["t"] for log in logs]
     assert begun == sorted(begun)
     assert json.loads(queue.path.read_text())["runs"] == []

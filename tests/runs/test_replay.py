@@ -7,12 +7,11 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from backend.__main__ import app
 from backend.runs import archive
@@ -23,8 +22,6 @@ from backend.utils.errors import UserError
 from backend.utils.places import project_root, runs_folder
 from tests.support.diaries import recording
 
-VERBS = app()
-
 
 def recorded(tmp_path: Path, name: str = "healthy-grpo") -> RunFolder:
     """A recorded run with completions and a log."""
@@ -34,10 +31,6 @@ def recorded(tmp_path: Path, name: str = "healthy-grpo") -> RunFolder:
     run.completions.write_text("".join(json.dumps(row) + "\n" for row in rows))
     run.log.write_text("its last words\n")
     return run
-
-
-def call(*arguments: str) -> Result:
-    return CliRunner().invoke(VERBS, ["replay", *arguments])
 
 
 def bare(events: list[Event]) -> list[Event]:
@@ -71,9 +64,7 @@ def replayed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("name", "state"), ENDS.items())
-def test_a_replay_ends_as_the_original_ended(
-    replayed: Path, monkeypatch: pytest.MonkeyPatch, name: str, state: str
-) -> None:
+def test_a_replay_ends_as_the_run(replayed: Path, monkeypatch: pytest.MonkeyPatch, name: str, state: str) -> None:
     monkeypatch.setattr(archive, "STARTUP_GRACE_S", 0.0)
     source, copy = RunFolder(replayed / "recorded" / name), RunFolder(replayed / f"{name}-replay")
     assert archive.summary(copy).state == archive.summary(source).state == state
@@ -90,17 +81,7 @@ def test_a_steered_run_keeps_its_changes(tmp_path: Path) -> None:
     assert replay(source, tmp_path, "steered", 0).folder.changes.read_bytes() == source.changes.read_bytes()
 
 
-def test_it_is_marked_as_a_replay(tmp_path: Path) -> None:
-    playing = replay(recorded(tmp_path), tmp_path, "again", 0)
-    assert playing.play()
-    events = list(read_events(playing.folder.events))
-    assert [event["seq"] for event in events] == list(range(len(events)))
-    started = next(index for index, event in enumerate(events) if event["kind"] == "started")
-    assert events[started]["command"] == "replay of healthy-grpo: python -m backend train config.yaml"
-    assert events[started + 1]["sentence"] == "A replay of the run healthy-grpo, at once. Nothing is trained here."
-
-
-def test_times_are_the_recorded_ones_divided_by_the_speed(tmp_path: Path) -> None:
+def test_times_are_divided_by_the_speed_and_it_is_marked_as_a_replay(tmp_path: Path) -> None:
     source = recorded(tmp_path)
     events = list(read_events(source.events))[:8]
     for index, event in enumerate(events):
@@ -108,26 +89,14 @@ def test_times_are_the_recorded_ones_divided_by_the_speed(tmp_path: Path) -> Non
     source.events.write_text("".join(json.dumps(event) + "\n" for event in events))
     playing = replay(source, tmp_path, "again", 20)
     playing.play()
-    t = [event["t"] for event in read_events(playing.folder.events)]
-    assert 0.7 * 0.9 < t[-1] - t[0] < 0.7 + 1.0  # seven gaps of 2 s at 20 times the speed
+    played = list(read_events(playing.folder.events))
+    assert 0.7 * 0.9 < played[-1]["t"] - played[0]["t"] < 0.7 + 1.0  # seven gaps of 2 s at 20 times the speed
+    assert [event["seq"] for event in played] == list(range(len(played)))
+    assert any(event.get("sentence", "").startswith("A replay of the run healthy-grpo") for event in played)
 
 
-def test_it_holds_the_lock_and_obeys_a_stop(tmp_path: Path) -> None:
-    source = recorded(tmp_path)
-    playing = replay(source, tmp_path, "again", 0.001)
-    assert playing.folder.is_locked()
-    player = threading.Thread(target=lambda: results.append(playing.play()))
-    results: list[bool] = []
-    player.start()
-    time.sleep(0.2)
-    playing.folder.say("stop")
-    player.join(timeout=10)
-    assert results == [False]
-    ending = list(read_events(playing.folder.events))[-1]
-    assert (ending["kind"], ending["sentence"]) == ("stopped", "The replay was stopped.")
-
-
-def test_a_signal_stops_it_with_the_code_of_a_stop(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asks", ["SIGTERM", "the word stop"])
+def test_it_holds_the_lock_and_obeys_a_stop(tmp_path: Path, asks: str) -> None:
     source = recorded(tmp_path)
     verb = ["replay", str(source.path), "--speed", "0.001", "--runs-dir", str(tmp_path)]
     program = [sys.executable, "-m", "backend", *verb]
@@ -136,8 +105,10 @@ def test_a_signal_stops_it_with_the_code_of_a_stop(tmp_path: Path) -> None:
     folder = RunFolder(Path(process.stdout.readline().strip()))
     while not folder.has_event_log:
         time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=20) == 3
+    assert folder.is_locked()
+    process.send_signal(signal.SIGTERM) if asks == "SIGTERM" else folder.say("stop")
+    assert process.wait(timeout=20) == 3 and not folder.is_locked()
+    assert list(read_events(folder.events))[-1]["kind"] == "stopped"
 
 
 def test_mistakes_are_told_in_a_sentence(tmp_path: Path) -> None:
@@ -147,7 +118,7 @@ def test_mistakes_are_told_in_a_sentence(tmp_path: Path) -> None:
         (("nothing-here",), "There is no run nothing-here"),
         ((str(source.path), "--name", "../elsewhere"), "run_name: A run cannot be called ../elsewhere"),
     ]:
-        result = call(*arguments)
+        result = CliRunner().invoke(app(), ["replay", *arguments])
         assert result.exit_code == 2 and sentence in result.stderr
     assert not (tmp_path / "elsewhere").exists() and not (runs_folder().parent / "elsewhere").exists()
     source.events.unlink()

@@ -46,9 +46,8 @@ def run(tmp_path: Path) -> RunFolder:
 def another_process(run: RunFolder) -> Iterator[subprocess.Popen[str]]:
     """A process that holds the run's lock until its stdin is closed."""
     command = [sys.executable, "-P", "-c", HOLDER, str(run.path)]
-    holder = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=backend_environment()
-    )
+    pipe, environment = subprocess.PIPE, backend_environment()
+    holder = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
     assert holder.stdout and holder.stdout.readline() == "held\n"
     try:
         yield holder
@@ -87,24 +86,19 @@ def test_a_taken_run_name_gets_a_number(tmp_path: Path) -> None:
     assert names == ["mine", "mine-2", "mine-3"]
 
 
-def test_a_chosen_run_name_is_reused_until_it_has_a_event_log(tmp_path: Path) -> None:
+def test_a_chosen_run_name_is_reused_until_it_has_an_event_log_or_is_locked(tmp_path: Path) -> None:
+    """Between taking the lock and the first line of the event log a trainer loads a model."""
     run = make_run_folder("mine", tmp_path, reuse=True)
     assert make_run_folder("mine", tmp_path, reuse=True) == run
+    handle = hold_lock(run)
+    with pytest.raises(UserError, match="exists already"):
+        make_run_folder("mine", tmp_path, reuse=True)
+    os.close(handle)
     run.events.touch()
     assert make_run_folder("mine", tmp_path, reuse=True) == run, "an empty event log is none"
     EventLog(run.events).write("phase", phase="loading")
     with pytest.raises(UserError, match="run_name: The run mine exists already; choose another name, or resume it"):
         make_run_folder("mine", tmp_path, reuse=True)
-
-
-def test_a_chosen_run_name_is_not_reused_while_its_lock_is_held(tmp_path: Path) -> None:
-    """Between taking the lock and the first line of the event log a trainer loads a model; its config must stay its
-    own."""
-    run = make_run_folder("mine", tmp_path, reuse=True)
-    handle = hold_lock(run)
-    with pytest.raises(UserError, match="exists already"):
-        make_run_folder("mine", tmp_path, reuse=True)
-    os.close(handle)
 
 
 def test_runs_are_listed_newest_first_and_only_runs(tmp_path: Path) -> None:

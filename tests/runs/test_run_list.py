@@ -12,18 +12,6 @@ from backend.runs import disk_use, run_record
 from backend.runs.archive import summary
 from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder, hold_lock
-from backend.runs.run_record import (
-    Parent,
-    RunNotes,
-    RunRecord,
-    change_notes,
-    newest_evaluation,
-    read_notes,
-    read_record,
-    record_of,
-    reward_curve,
-    write_parent,
-)
 from backend.runs.run_search import all_keys, field_of, search
 from backend.utils.errors import UserError
 from tests.support import made_up_runs
@@ -36,16 +24,18 @@ def run(tmp_path: Path) -> RunFolder:
 
 def test_a_title_cannot_turn_the_row_around(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    change_notes(run, title="good\u202egnp.exe\x07", tags=("a\u2066",), note="one\ntwo")
-    notes = read_notes(run)
+    run_record.change_notes(run, title="good\u202egnp.exe\x07", tags=("a\u2066",), note="one\ntwo")
+    notes = run_record.read_notes(run)
     assert (notes.title, notes.tags, notes.note) == ("good\\u202egnp.exe\\x07", ("a\\u2066",), "one\ntwo")
 
 
 def test_notes_are_kept_field_by_field_and_unknown_fields_with_them(run: RunFolder) -> None:
-    assert read_notes(run) == RunNotes()
-    change_notes(run, title="Sums", tags=("math", "first"))
+    assert run_record.read_notes(run) == run_record.RunNotes()
+    run_record.change_notes(run, title="Sums", tags=("math", "first"))
     run.about.write_text(json.dumps({**json.loads(run.about.read_text()), "mood": "good"}))
-    assert change_notes(run, favourite=True) == RunNotes("Sums", "", ("math", "first"), favourite=True)
+    assert run_record.change_notes(run, favourite=True) == run_record.RunNotes(
+        "Sums", "", ("math", "first"), favourite=True
+    )
     assert json.loads(run.about.read_text())["mood"] == "good", "a later version's field survives"
     assert list(run.path.glob(".about*")) == []
 
@@ -54,23 +44,23 @@ def test_notes_are_kept_field_by_field_and_unknown_fields_with_them(run: RunFold
 def test_broken_notes_are_told_and_never_overwritten(run: RunFolder, text: str) -> None:
     run.about.write_text(text)
     with pytest.raises(UserError) as raised:
-        change_notes(run, title="Mine")
+        run_record.change_notes(run, title="Mine")
     assert raised.value.faults[0].setting == "about" and "about.json" in str(raised.value)
     assert run.about.read_text() == text
-    record = read_record(run)
-    assert record.notes == RunNotes() and "about.json" in record.notes_problem
+    record = run_record.read_record(run)
+    assert record.notes == run_record.RunNotes() and "about.json" in record.notes_problem
 
 
 def test_a_record_has_what_the_run_has_and_survives_its_cache(run: RunFolder) -> None:
-    change_notes(run, tags=("math",))
-    write_parent(run, Parent("base-run", run.path.with_name("base-run"), 4, True, {}))
-    record = read_record(run)
+    run_record.change_notes(run, tags=("math",))
+    run_record.write_parent(run, run_record.Parent("base-run", run.path.with_name("base-run"), 4, True, {}))
+    record = run_record.read_record(run)
     assert record.setting("learning_rate") == 3e-5 and record.setting("seed") == 0
     assert record.settings["grpo_loss_type"] == "dapo" and "seed" not in record.settings
     assert record.held_out["reward"] == pytest.approx(1.3 + 1.8) and record.parent == "base-run"
     assert record.disk["completions.jsonl"] == run.completions.stat().st_size
     assert record.curve[0] < record.curve[-1] and len(record.curve) <= 40
-    assert record_of(json.loads(json.dumps(asdict(record)))) == record
+    assert run_record.record_of(json.loads(json.dumps(asdict(record)))) == record
     assert record.to_dict()["tags"] == ("math",) and record.to_dict()["name"] == "addition"
 
 
@@ -79,33 +69,33 @@ def test_the_curve_of_a_long_event_log_is_read_in_windows(tmp_path: Path) -> Non
     for step in range(1, 8001):
         event_log.write("step", step=step, metrics={"reward": step / 1000, "text": "x" * 60})
     event_log.close()
-    curve = reward_curve(event_log.path)
+    curve = run_record.reward_curve(event_log.path)
     assert len(curve) == 40 and list(curve) == sorted(curve)
     assert curve[0] < 0.1 and 7.7 < curve[-1] <= 8
-    assert reward_curve(tmp_path / "none.jsonl") == ()
+    assert run_record.reward_curve(tmp_path / "none.jsonl") == ()
 
 
 def test_the_newest_evaluation_is_found_far_from_the_end_and_never_that_of_the_test_split(tmp_path: Path) -> None:
     event_log = EventLog(tmp_path / "events.jsonl")
-    assert newest_evaluation(event_log.path) is None, "of an empty file"
+    assert run_record.newest_evaluation(event_log.path) is None, "of an empty file"
     event_log.write("eval", step=1, metrics={"reward": 1.0})
     event_log.write("eval", step=2, metrics={"reward": 2.0})
     for step in range(3, 3000):
         event_log.write("step", step=step, metrics={"reward": 0.0})
     event_log.write("eval", step=3000, split="test", metrics={"reward": 9.0})
     event_log.close()
-    assert (newest_evaluation(event_log.path) or {})["step"] == 2
+    assert (run_record.newest_evaluation(event_log.path) or {})["step"] == 2
     assert run_record.evaluations(RunFolder(tmp_path)) == [(1, 1.0), (2, 2.0)]
 
 
-def passes(query: str, record: RunRecord) -> bool:
+def passes(query: str, record: run_record.RunRecord) -> bool:
     return search(query, all_keys([record]))(record)
 
 
 @pytest.fixture
-def record(run: RunFolder) -> RunRecord:
-    change_notes(run, title="Sums of two", tags=("math", "first"), note="rewards rise early", favourite=True)
-    return read_record(run)
+def record(run: RunFolder) -> run_record.RunRecord:
+    run_record.change_notes(run, title="Sums of two", tags=("math", "first"), note="rewards rise early", favourite=True)
+    return run_record.read_record(run)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +121,7 @@ def record(run: RunFolder) -> RunRecord:
         ("title:addition", "title:subtraction"),
     ],
 )
-def test_a_query(record: RunRecord, yes: str, no: str) -> None:
+def test_a_query(record: run_record.RunRecord, yes: str, no: str) -> None:
     assert passes(yes, record) and not passes(no, record)
 
 
@@ -144,7 +134,7 @@ def test_a_query(record: RunRecord, yes: str, no: str) -> None:
         ("is:nice", "is:nice is not known; there are is:favourite, is:archived, is:live, is:cloned."),
     ],
 )
-def test_a_query_that_is_none_says_why(record: RunRecord, query: str, sentence: str) -> None:
+def test_a_query_that_is_none_says_why(record: run_record.RunRecord, query: str, sentence: str) -> None:
     with pytest.raises(UserError) as raised:
         passes(query, record)
     assert raised.value.faults[0].sentence == sentence
@@ -190,9 +180,8 @@ def test_nothing_of_a_live_run_is_freed(run: RunFolder) -> None:
 
 
 def test_two_runs_are_compared_by_what_differs(run: RunFolder, tmp_path: Path) -> None:
-    other = made_up_runs.make_run(
-        tmp_path / "other", steps=20, learning_rate=1e-4, seed=0, reward_weights=[1, 2, 1, 1, 1]
-    )
+    changed = {"learning_rate": 1e-4, "seed": 0, "reward_weights": [1, 2, 1, 1, 1]}
+    other = made_up_runs.make_run(tmp_path / "other", steps=20, **changed)
     settings, (first, second) = run_record.compare([run, other])
     assert settings == {
         "learning_rate": [3e-5, 1e-4],
@@ -207,12 +196,7 @@ def test_two_runs_are_compared_by_what_differs(run: RunFolder, tmp_path: Path) -
     assert run_record.as_markdown(table).splitlines()[:2] == ["| Setting | a | b\\|c |", "|---|---|---|"]
 
 
-def test_the_change_of_equal_rewards_is_zero(record: RunRecord) -> None:
+def test_the_change_of_equal_rewards_is_zero(record: run_record.RunRecord) -> None:
     noisy = replace(record, summary=replace(record.summary, reward_before=0.1 + 0.2, reward_after=0.3))
     change = field_of("change")
     assert change is not None and change.value(noisy) == 0 and change.value(record) > 0.1
-
-
-def test_the_best_step_is_the_first_of_equal_ones(run: RunFolder) -> None:
-    result = run_record.result_of(read_record(run), [(10, 2.0), (20, 3.0), (30, 3.0)])
-    assert (result["best_step"], result["held_out_best"], result["held_out_last"]) == (20, 3.0, 3.0)

@@ -35,9 +35,8 @@ def run(tmp_path: Path) -> RunFolder:
 def tried(run: RunFolder, **variables: str) -> str:
     """What another process gets to hear that would train the run."""
     environment = {key: value for key, value in os.environ.items() if key != LAUNCH_VARIABLE} | variables
-    done = subprocess.run(
-        [sys.executable, "-c", TRIES, str(run.path)], env=environment, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", TRIES, str(run.path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
 
 
@@ -53,9 +52,6 @@ def test_only_what_the_launcher_has_started_trains_the_run_between_two_starts(ru
             raise AssertionError("two launchers")
     assert not run.is_locked() and not run.launch_lock.exists() and LAUNCH_VARIABLE not in os.environ
     assert "trains" in tried(run)
-
-
-def test_no_launcher_begins_where_a_trainer_is_at_work(run: RunFolder) -> None:
     handle = hold_lock(run)
     with pytest.raises(UserError, match="is being trained"), held_for_launch(run):
         raise AssertionError("beside a trainer")

@@ -19,21 +19,12 @@ from mlx.utils import tree_flatten
 
 from backend.config.config import parse
 from backend.models.policy import load_base
-from backend.runs import checkpoint
 from backend.runs import run_sweep as sweep_module
-from backend.runs.checkpoint import arrays_of
 from backend.runs.events import read_events
 from backend.runs.run_folder import LOCK_VARIABLE, RunFolder
 from backend.runs.run_sweep import SweepInputs, run_sweep
 from backend.runs.sweep import SweepPlan, parse_sweep
-from backend.runs.sweep_results import (
-    SweepFolder,
-    SweepResults,
-    make_runs,
-    make_sweep,
-    read_results,
-    write_results,
-)
+from backend.runs.sweep_results import SweepFolder, SweepResults, make_runs, make_sweep, read_results, write_results
 from backend.trainer.control import STOP_SIGNALS
 from backend.trainer.run_context import RunContext, SharedResources, load_context
 from backend.trainer.trainer import RESTART, Ending
@@ -51,11 +42,11 @@ TWO: dict[str, Any] = {"rank": [2, 4]}
 def base(folder: Path, **changes: Any) -> dict[str, Any]:
     """Settings in which every kind of state is in use: moments, dropout, a reference, held-out evaluations,
     checkpoints."""
-    whole = {
-        "iters": 3, "batch_size": 2, "group_size": 4, "num_iterations": 2, "beta": 0.05, "epsilon": 1e-3, "dropout": 0.1,
-        "lr_schedule": "cosine", "lr_warmup_steps": 2, "lr_final": 0.0, "save_every": 2, "steps_per_eval": 2, "validation_split": 0.25,
-        "max_completion_length": 4,
-    }  # fmt: skip
+    whole = (
+        {"iters": 3, "batch_size": 2, "group_size": 4, "num_iterations": 2, "beta": 0.05, "epsilon": 1e-3}
+        | {"dropout": 0.1, "lr_schedule": "cosine", "lr_warmup_steps": 2, "lr_final": 0.0, "save_every": 2}
+        | {"steps_per_eval": 2, "validation_split": 0.25, "max_completion_length": 4}
+    )
     return small_run.settings_for(folder, **whole | small_run.low_half(folder) | changes)
 
 
@@ -74,45 +65,6 @@ def train(plan: SweepPlan, folder: SweepFolder, **more: Any) -> tuple[Ending, Sw
     return ending, results
 
 
-def train_alone(plan: SweepPlan, folder: SweepFolder, runs: Path) -> None:
-    """Every run of a sweep by itself, in `runs`."""
-    for member in plan.members():
-        ending = small_run.train_here(plan.raw_settings(member), RunFolder(runs / member.run))
-        assert ending.kind == "finished", ending.sentence
-
-
-def arrays(run: RunFolder) -> dict[str, np.ndarray]:
-    """Weights and optimizer state of the newest checkpoint."""
-    saved = checkpoint.newest(run)
-    assert saved is not None
-    return {
-        name: np.array(x.astype(mx.float32))
-        for name, x in {**arrays_of(saved, "weights"), **arrays_of(saved, "optimizer")}.items()
-    }
-
-
-def story(run: RunFolder) -> list[Any]:
-    """What the event log says of steps and evaluations, times and memory left out."""
-
-    def plain(metrics: dict[str, float]) -> dict[str, float]:
-        timed = ("time/", "tokens_per_second", "memory", "process/", "machine/")
-        return {name: value for name, value in metrics.items() if not any(part in name for part in timed)}
-
-    return [
-        (event["kind"], event["step"], plain(event["metrics"]))
-        for event in read_events(run.events)
-        if event["kind"] in ("step", "eval")
-    ]
-
-
-def assert_same(swept: RunFolder, alone: RunFolder) -> None:
-    first, second = arrays(swept), arrays(alone)
-    assert first.keys() == second.keys()
-    assert not [name for name in first if not np.array_equal(first[name], second[name])]
-    assert story(swept) == story(alone)
-    assert swept.completions.read_bytes() == alone.completions.read_bytes()
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -129,10 +81,11 @@ def test_four_runs_in_turns_equal_four_alone(changes: dict[str, Any], tmp_path: 
     ending, results = train(plan, folder)
     assert ending.exit_code == 0, ending.sentence
     assert results.notes == ["4 runs share one base model in memory."]
-    train_alone(plan, folder, tmp_path / "alone")
     for member in plan.members():
-        assert_same(folder.run(member.run), RunFolder(tmp_path / "alone" / member.run))
-    weights = [arrays(folder.run(member.run)) for member in plan.members()]
+        alone = RunFolder(tmp_path / "alone" / member.run)
+        assert small_run.train_here(plan.raw_settings(member), alone).kind == "finished"
+        small_run.assert_same_run(folder.run(member.run), alone)
+    weights = [small_run.weights(folder.run(member.run)) for member in plan.members()]
     assert any(not np.array_equal(weights[0][name], weights[2][name]) for name in weights[0])  # of two learning rates
 
 
@@ -185,52 +138,41 @@ def test_halving_gives_up_the_runs_of_the_weaker_configurations(tmp_path: Path) 
         assert last["kind"] == ("finished" if each is results.winner else "stopped")
         assert each is results.winner or f"Stopped at step {each.step}" in last["sentence"]
         assert each.completions == 2 * (each.step * 8 + (each.step // 2 + 1) * 8)  # 2 × 4 a step, 2 × 4 an evaluation
-    first = {
-        each.number: np.mean([_value_at(folder, run.run, 2) for run in each.runs]) for each in results.configurations
-    }
+    first: dict[int, float] = {}
+    for each in results.configurations:
+        evals = [event for run in each.runs for event in small_run.events(folder.run(run.run), "eval")]
+        first[each.number] = np.mean([event["metrics"]["reward"] for event in evals if event["step"] == 2])
     assert set(results.rungs[0].kept) == set(sorted(first, key=first.__getitem__)[2:])
 
 
-def test_full_runs_that_are_given_up_while_parked_are_stopped_and_keep_their_models(tmp_path: Path) -> None:
-    changes = {"train_type": "full", "steps_per_eval": 2, "iters": 4, "dropout": 0.0}
+@pytest.fixture
+def full_sweep(tmp_path: Path) -> tuple[SweepPlan, SweepFolder]:
+    """Two full fine-tunings, one of which is parked while the other trains."""
+    settings = base(tmp_path, train_type="full", steps_per_eval=2, iters=4, dropout=0.0)
     halving = {"first_rung": 2, "keep": 0.5}
-    plan = parse_sweep(
-        {"name": "s", "base": base(tmp_path, **changes), "over": {"learning_rate": [1e-4, 1e-3]}, "halving": halving}
-    )
-    folder = make_sweep(plan, tmp_path / "swept")
-    make_runs(plan, folder)
-    ending, results = train(plan, folder)
-    assert ending.kind == "finished", ending.sentence
-    (given_up,) = [each.runs[0] for each in results.configurations if each.runs[0].state == "given up"]
-    run = folder.run(given_up.run)
-    assert list(read_events(run.events))[-1]["kind"] == "stopped"
-    assert (run.model / "config.json").is_file()
-    (best,) = [each.runs[0] for each in results.configurations if each.runs[0].state == "finished"]
-    said, best.state, best.sentence = (
-        best.sentence,
-        "training",
-        "",
-    )  # the sweep was killed as this run's event log had ended
-    write_results(folder, results)
-    _, again = train(plan, folder)
-    assert (again.run(best.run).state, again.run(best.run).sentence) == ("finished", said) and said
+    return sweep_of(tmp_path, {"learning_rate": [1e-4, 1e-3]}, base=settings, halving=halving)
 
 
-def test_full_runs_that_are_parked_when_the_sweep_stops_can_go_on(tmp_path: Path) -> None:
-    changes = {"train_type": "full", "steps_per_eval": 2, "iters": 4, "dropout": 0.0}
-    plan = parse_sweep({"name": "s", "base": base(tmp_path, **changes), "over": {"learning_rate": [1e-4, 1e-3]},
-                        "halving": {"first_rung": 2, "keep": 0.5}})  # fmt: skip
-    folder = make_sweep(plan, tmp_path / "swept")
-    make_runs(plan, folder)
+def test_full_runs_that_are_parked_when_the_sweep_stops_can_go_on(full_sweep: tuple[SweepPlan, SweepFolder]) -> None:
+    plan, folder = full_sweep
     stopped, results = train(plan, folder, echo=_stop_after(folder, 4))
     assert stopped.kind == "stopped"
     assert "failed" not in [run.state for each in results.configurations for run in each.runs]
     assert train(plan, folder)[0].kind == "finished"
 
 
-def _value_at(folder: SweepFolder, run: str, step: int) -> float:
-    evals = [event for event in read_events(folder.run(run).events) if event["kind"] == "eval"]
-    return next(event["metrics"]["reward"] for event in evals if event["step"] == step)
+def test_full_runs_that_are_given_up_while_parked_keep_their_models(full_sweep: tuple[SweepPlan, SweepFolder]) -> None:
+    plan, folder = full_sweep
+    ending, results = train(plan, folder)
+    assert ending.kind == "finished", ending.sentence
+    runs = {each.runs[0].state: each.runs[0] for each in results.configurations}
+    run, best = folder.run(runs["given up"].run), runs["finished"]
+    assert list(read_events(run.events))[-1]["kind"] == "stopped" and (run.model / "config.json").is_file()
+    # As if the sweep had been killed when this run's event log had ended.
+    said, best.state, best.sentence = best.sentence, "training", ""
+    write_results(folder, results)
+    _, again = train(plan, folder)
+    assert (again.run(best.run).state, again.run(best.run).sentence) == ("finished", said) and said
 
 
 @pytest.mark.usefixtures("without_compiler")
@@ -240,10 +182,8 @@ def test_a_run_that_fails_costs_its_configuration_the_sweep_and_nothing_else(tmp
     over = {"reward_functions": [["low_half"], ["breaks"]]}
     settings = base(tmp_path)
     path = Path(settings["reward_functions_file"])
-    path.write_text(
-        path.read_text()
-        + '\n@register_reward_function("breaks")\ndef breaks(prompts, completions, answer, types=None):\n    raise ValueError("no")\n'
-    )
+    breaks = "def breaks(prompts, completions, answer, types=None):\n    raise ValueError"
+    path.write_text(f'{path.read_text()}\n@register_reward_function("breaks")\n{breaks}\n')
     settings.pop("reward_functions")
     plan, folder = sweep_of(tmp_path, over, base=settings | {"reward_functions": ["low_half"]})
     ending, results = train(plan, folder)
@@ -262,10 +202,16 @@ def test_a_stopped_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     assert {run.state for each in results.configurations for run in each.runs} == {"stopped"}
     for member in plan.members():
         assert small_run.kinds(folder.run(member.run))[-1] == "stopped"
-        assert small_run.steps(folder.run(member.run)) == [1, 2], (
-            "a run that has learned nothing has no moments to keep"
-        )
-    _same_as_uninterrupted(plan, folder, tmp_path)
+        assert small_run.steps(folder.run(member.run)) == [1, 2], "with moments to keep"
+    ending, results = train(plan, folder)
+    assert ending.exit_code == 0, ending.sentence
+    other = make_sweep(plan, tmp_path / "uninterrupted")
+    make_runs(plan, other)
+    _, expected = train(plan, other)
+    assert [rung.kept for rung in results.rungs] == [rung.kept for rung in expected.rungs]
+    for member in plan.members():
+        small_run.assert_same_run(folder.run(member.run), other.run(member.run))
+    assert [each.value for each in results.ranked] == [each.value for each in expected.ranked]
 
 
 @pytest.mark.usefixtures("signal_handlers_restored")
@@ -303,39 +249,21 @@ def _stop_after(folder: SweepFolder, reports: int) -> Callable[[SweepResults], N
     return echo
 
 
-def _same_as_uninterrupted(plan: SweepPlan, folder: SweepFolder, tmp_path: Path) -> None:
-    """Go on with the sweep to its end, and compare it with one that nothing interrupted."""
-    ending, results = train(plan, folder)
-    assert ending.exit_code == 0, ending.sentence
-    other = make_sweep(plan, tmp_path / "uninterrupted")
-    make_runs(plan, other)
-    _, expected = train(plan, other)
-    assert [rung.kept for rung in results.rungs] == [rung.kept for rung in expected.rungs]
-    for member in plan.members():
-        first, second = arrays(folder.run(member.run)), arrays(other.run(member.run))
-        assert not [name for name in first if not np.array_equal(first[name], second[name])]
-        assert story(folder.run(member.run)) == story(other.run(member.run))
-    assert [each.value for each in results.ranked] == [each.value for each in expected.ranked]
-
-
 @pytest.mark.proof
 def test_a_killed_sweep_goes_on_with_the_verb(tmp_path: Path) -> None:
     """SIGKILL between any two instructions of a process of its own; then `resume`, as a user types it."""
     settings = base(tmp_path, iters=400, save_every=4, steps_per_eval=100)
     file = small_run.write_config(tmp_path / "kill.yaml", {"base": settings, "over": {"learning_rate": [1e-3, 1e-2]}})
     runs = ("--runs-dir", str(tmp_path / "runs"))
-    process = subprocess.Popen(
-        backend_command("sweep", str(file), *runs), env=backend_environment(), stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    command, quiet = backend_command("sweep", str(file), *runs), subprocess.DEVNULL
+    process = subprocess.Popen(command, env=backend_environment(), stdout=quiet, stderr=quiet)
     folder = SweepFolder(tmp_path / "runs" / "sweeps" / "kill")
     _wait_for(lambda: len(small_run.steps(folder.run("kill-2-seed0"))) > 12)
     process.kill()
     process.wait()
     assert not folder.process.is_locked() and read_results(folder) is not None
-    going_on = subprocess.Popen(
-        backend_command("resume", "kill", *runs), env=backend_environment(), stdout=subprocess.PIPE, text=True
-    )
+    resume, environment = backend_command("resume", "kill", *runs), backend_environment()
+    going_on = subprocess.Popen(resume, env=environment, stdout=subprocess.PIPE, text=True)
     _wait_for(lambda: len(small_run.steps(folder.run("kill-2-seed0"))) > 24)
     going_on.send_signal(signal.SIGINT)
     output, _ = going_on.communicate(timeout=100)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from backend.runs.run_folder import RunFolder, hold_lock
-from backend.runs.sweep import Halving, Rung, dump_sweep, load_sweep, parse_sweep, rungs, training_steps
+from backend.runs.sweep import Halving, dump_sweep, load_sweep, parse_sweep, rungs
 from backend.runs.sweep_results import (
     INTERRUPTED,
     find_sweep,
@@ -81,11 +81,6 @@ def test_rungs(halving: Halving | None, count: int, steps: int, every: int, expe
     assert [(rung.step, rung.keep) for rung in rungs(halving, count, steps, every)] == expected
 
 
-def test_halving_costs_about_the_same_at_every_rung() -> None:
-    assert training_steps(8, 3, 80, [Rung(10, 4), Rung(20, 2), Rung(40, 1)]) == 3 * (80 + 40 + 40 + 40)
-    assert training_steps(8, 1, 80, []) == 640
-
-
 def test_the_written_file_is_the_same_sweep(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE | {"data": "rows.jsonl"}))
     (tmp_path / "rows.jsonl").write_text("")
@@ -126,10 +121,13 @@ def test_the_written_file_is_the_same_sweep(tmp_path: Path) -> None:
         ({"halving": {"first_rung": 10}, "over": {"steps_per_eval": [5, 10]}}, "steps_per_eval", "at the same steps"),
         ({"name": "a/b"}, "name", "cannot be a folder's name"),
         ({"over": {"max_completion_length": [64, 4096]}}, "max_completion_length", "Configuration 2 (Completion"),
-        ({"over": {key: [2, 3, 4, 5, 6] for key in ("rank", "group_size", "batch_size", "keep_checkpoints")}},
-         "over", "625 configurations"),
+        (
+            {"over": {key: [2, 3, 4, 5, 6] for key in ("rank", "group_size", "batch_size", "keep_checkpoints")}},
+            "over",
+            "625 configurations",
+        ),
     ],
-)  # fmt: skip
+)
 def test_every_fault_has_a_sentence_about_its_setting(changes: dict[str, Any], setting: str, words: str) -> None:
     with pytest.raises(UserError) as raised:
         parse_sweep(sweep(**changes))

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import json
-
 import yaml
 
 from backend.runs.archive import CompletionTime, completion_time_of, seconds_per_completion
+from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder, make_run_folder
 
-FORM = {"model": "a/b", "train_type": "lora", "max_completion_length": 512, "num_layers": 16, "grad_checkpoint": False,
-        "num_iterations": 1}  # fmt: skip
+FORM = {"model": "a/b", "train_type": "lora", "max_completion_length": 512, "num_layers": 16}
+FORM |= {"grad_checkpoint": False, "num_iterations": 1}
 
 
 def run_of(name: str, seconds: list[float], **settings: object) -> RunFolder:
     run = make_run_folder(name)
-    run.config.write_text(
-        yaml.safe_dump({"group_size": 4, "batch_size": 2, "gradient_accumulation_steps": 1} | FORM | settings)
-    )
-    lines = [{"v": 1, "seq": step, "t": 1.0, "kind": "step", "step": step, "metrics": {"time/step": time_s}} for step, time_s in enumerate(seconds)]  # fmt: skip
-    run.events.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    sizes = {"group_size": 4, "batch_size": 2, "gradient_accumulation_steps": 1}
+    run.config.write_text(yaml.safe_dump(sizes | FORM | settings))
+    event_log = EventLog(run.events)
+    for step, time_s in enumerate(seconds):
+        event_log.write("step", step=step, metrics={"time/step": time_s})
+    event_log.close()
     return run
 
 
@@ -29,12 +29,8 @@ def test_the_time_of_a_completion_is_the_median_step_over_its_completions():
 
 
 def test_runs_that_share_more_settings_decide_the_forecast():
-    known = [
-        CompletionTime(FORM | {"max_completion_length": 64}, 1.0),
-        CompletionTime(FORM, 5.0),
-        CompletionTime(FORM, 7.0),
-        CompletionTime(FORM | {"model": "c/d"}, 99.0),
-    ]
+    known = [CompletionTime(FORM, seconds) for seconds in (5.0, 7.0)]
+    known += [CompletionTime(FORM | {"max_completion_length": 64}, 1.0), CompletionTime(FORM | {"model": "c/d"}, 99.0)]
     assert seconds_per_completion(FORM, known) == 6.0
     assert seconds_per_completion(FORM | {"max_completion_length": 64}, known) == 1.0
     assert seconds_per_completion(FORM | {"train_type": "full"}, known) == 6.0
@@ -43,10 +39,6 @@ def test_runs_that_share_more_settings_decide_the_forecast():
 def test_no_forecast_for_a_model_with_no_or_few_steps():
     broken = run_of("broken", [1.0] * 5)
     broken.config.write_text("a: [")
-    assert (
-        completion_time_of(broken)
-        is completion_time_of(run_of("short", [1.0, 1.0]))
-        is completion_time_of(make_run_folder("empty"))
-        is None
-    )
+    runs = (broken, run_of("short", [1.0, 1.0]), make_run_folder("empty"))
+    assert [completion_time_of(run) for run in runs] == [None] * 3
     assert seconds_per_completion(FORM, []) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,15 +75,15 @@ def train_here(raw: dict[str, Any], run: RunFolder, echo: Any = None, *, may_res
     return train(parse(raw), run, command="a test", echo=echo, may_restart=may_restart)
 
 
+def stop_after(run: RunFolder, step: int) -> Callable[[dict[str, Any]], None]:
+    """An echo that stops the run after a step."""
+    return lambda event: run.say("stop") if event["kind"] == "step" and event["step"] == step else None
+
+
 def train_with_stops(raw: dict[str, Any], run: RunFolder, *steps: int) -> None:
     """Train with a stop after each of these steps, resumed each time, to the end."""
     for step in steps:
-
-        def stop(event: dict[str, Any], step: int = step) -> None:
-            if event["kind"] == "step" and event["step"] == step:
-                run.say("stop")
-
-        ending = train_here(raw, run, stop)
+        ending = train_here(raw, run, stop_after(run, step))
         assert (ending.kind, ending.step) == ("stopped", step)
     assert train_here(raw, run).kind == "finished"
 

@@ -20,9 +20,8 @@ from backend.utils.machine import TREAT_CPU_AS
 from tests.support import small_run
 from tests.support.small_run import assert_same_run, train_with_stops
 
-USUAL: dict[str, Any] = {"iters": 3, "group_size": 4, "num_iterations": 2, "beta": 0.05, "learning_rate": 1e-3,
-    "save_every": 2,
-                         "max_completion_length": 6, "top_p": 0.9, "top_k": 0}  # fmt: skip
+USUAL: dict[str, Any] = {"iters": 3, "group_size": 4, "num_iterations": 2, "beta": 0.05, "learning_rate": 1e-3}
+USUAL |= {"save_every": 2, "max_completion_length": 6, "top_p": 0.9, "top_k": 0}
 CASES: dict[str, dict[str, Any]] = {
     "every weight": {"train_type": "full", "batch_size": 2},
     "adapters on 4 bits, more completions than a tile": {"quantization": "4", "batch_size": 5, "group_size": 8},
@@ -37,9 +36,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("name", [pytest.param("every weight", marks=pytest.mark.proof), *list(CASES)[1:]])
-def test_a_run_stopped_and_resumed_ends_with_the_same_bits(
-    name: str, tmp_path: Path, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resume_is_the_same(name: str, tmp_path: Path, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
     decode = Scheduler._decode
     monkeypatch.setattr(Scheduler, "_decode", lambda self, n: rows.append(len(self.rows)) or decode(self, n))

@@ -57,14 +57,6 @@ def evaluated(monkeypatch: pytest.MonkeyPatch, scores: dict[int, dict[str, float
     monkeypatch.setattr(RunContext, "held_out", lambda self, problems, count, step, *_: scores[step])
 
 
-def stop_after(run: RunFolder, step: int) -> Any:
-    def echo(event: dict[str, Any]) -> None:
-        if event["kind"] == "step" and event["step"] == step:
-            run.say("stop")
-
-    return echo
-
-
 @pytest.mark.parametrize(
     ("metric", "lowest", "best"), [("", False, 2), ("eval/completions/mean_length", True, 3), ("eval/reward", True, 1)]
 )
@@ -82,9 +74,7 @@ def test_the_metric_of_the_settings_decides_and_its_best_checkpoint_is_kept(
 
 
 @pytest.mark.parametrize("train_type", ["lora", "full"])
-def test_a_run_ends_with_its_best_checkpoint_and_goes_on_from_its_last(
-    raw: dict[str, Any], run: RunFolder, monkeypatch: pytest.MonkeyPatch, train_type: str
-) -> None:
+def test_load_best(raw: dict[str, Any], run: RunFolder, monkeypatch: pytest.MonkeyPatch, train_type: str) -> None:
     evaluated(monkeypatch, {step: {"reward": 1.0 if step == 2 else 0.1 * step} for step in range(8)})
     # Saved every 3 steps, so that the best is saved for being the best.
     best = raw | HELD_OUT | {"load_best_at_end": True, "save_every": 3, "train_type": train_type}
@@ -108,14 +98,12 @@ def test_a_run_ends_with_its_best_checkpoint_and_goes_on_from_its_last(
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_a_checkpoint_without_the_optimizer_is_smaller_and_says_what_a_resume_lacks(
-    raw: dict[str, Any], run: RunFolder, tmp_path: Path, optimizer: str
-) -> None:
+def test_save_only_model(raw: dict[str, Any], run: RunFolder, tmp_path: Path, optimizer: str) -> None:
     """Plain SGD has no moments, so its run goes on as if nothing had been left out; AdamW's does not."""
     light = raw | {"save_only_model": True, "optimizer": optimizer, "learning_rate": 1e-2, "iters": 3}
     whole = RunFolder(tmp_path / "whole")
     small_run.train_here(light, whole)
-    assert small_run.train_here(light, run, stop_after(run, 2)).kind == "stopped"
+    assert small_run.train_here(light, run, small_run.stop_after(run, 2)).kind == "stopped"
     (saved,) = all_checkpoints(run)
     assert sorted(file.name for file in saved.path.iterdir()) == ["adapters.safetensors", "state.json"]
     assert set(json.loads((saved.path / "state.json").read_text())["files"]) == {"adapters.safetensors"}
@@ -126,9 +114,7 @@ def test_a_checkpoint_without_the_optimizer_is_smaller_and_says_what_a_resume_la
     assert same(arrays(first.weights_file), arrays(second.weights_file)) == (optimizer == "sgd")
 
 
-def test_a_run_goes_back_to_a_checkpoint_and_repeats_what_came_after_it(
-    saved_each_step: dict[str, Any], copied: RunFolder
-) -> None:
+def test_a_run_goes_back_to_a_checkpoint(saved_each_step: dict[str, Any], copied: RunFolder) -> None:
     """Without changes it becomes what it was, to the last bit."""
     before, completions = arrays(find_checkpoint(copied, "3").weights_file), copied.completions.read_text()
     assert last_step(copied) == 3

@@ -28,20 +28,12 @@ def low_half(prompts, completions, answer, types=None, completion_ids=None):
 '''
 
 
-def data_folder(folder: Path, test_rows: int = 6) -> Path:
-    small_run.write_rows(folder / "data" / "train.jsonl")
-    if test_rows:
-        small_run.write_rows(folder / "data" / "test.jsonl", test_rows)
-    return folder / "data"
-
-
 def raw_settings(folder: Path, **changes: Any) -> dict[str, Any]:
     (folder / "counted.py").write_text(COUNTED.format(calls=folder / "calls.txt"))
-    settings = {
-        "data": str(data_folder(folder)), "reward_functions": ["low_half"], "reward_weights": [2.0],
-        "learning_rate": 0.05,
-        "reward_functions_file": str(folder / "counted.py"), "save_every": 1, "iters": 2,
-    }  # fmt: skip
+    for split, rows in (("train", 8), ("test", 6)):
+        small_run.write_rows(folder / "data" / f"{split}.jsonl", rows)
+    settings = {"data": str(folder / "data"), "reward_functions": ["low_half"], "reward_weights": [2.0], "iters": 2}
+    settings |= {"learning_rate": 0.05, "reward_functions_file": str(folder / "counted.py"), "save_every": 1}
     return small_run.settings_for(folder, **settings | changes)
 
 
@@ -73,9 +65,7 @@ def test_base_and_tuned_answer_the_test_split(run: RunFolder) -> None:
     greedy, drawn = evaluation.decodings
     assert (greedy.name, greedy.completions, drawn.name, drawn.completions) == ("greedy", 1, "sampled", 3)
     assert greedy.better + greedy.worse + greedy.unchanged == 5, "the prompt of zero has no score"
-    assert texts(rows, "greedy", "base") != texts(rows, "greedy", "tuned"), (
-        "the learning rate is large enough to matter"
-    )
+    assert texts(rows, "greedy", "base") != texts(rows, "greedy", "tuned"), "the learning rate is large enough"
     # Both sides, one greedy and three sampled completions of six prompts, all at once each time.
     assert sorted(map(int, calls.read_text().split())) == [6, 6, 18, 18]
     for decoding in evaluation.decodings:
@@ -83,8 +73,9 @@ def test_base_and_tuned_answer_the_test_split(run: RunFolder) -> None:
         for side in ("base", "tuned"):
             scores = [
                 [item["rewards"]["low_half"] for item in (row[decoding.name] or {})[side]]  # pyright: ignore
-                for row in rows if row["prompt"] != "What is 0 plus 0?"
-            ]  # fmt: skip
+                for row in rows
+                if row["prompt"] != "What is 0 plus 0?"
+            ]
             by_hand = sum(sum(of) / len(of) for of in scores) / 5
             figures = decoding.sides[side].figures
             assert figures.rewards["low_half"].value == pytest.approx(by_hand)

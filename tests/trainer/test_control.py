@@ -20,17 +20,16 @@ from backend.trainer.run_process import train
 from tests.support import small_run
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model and rows, shared by all tests of this file."""
-    return tmp_path_factory.mktemp("inputs")
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     folder = RunFolder(tmp_path / "runs" / "mine")
     folder.path.mkdir(parents=True)
     return folder
+
+
+@pytest.fixture
+def control(run: RunFolder) -> Control:
+    return Control(run, EventLog(run.events))
 
 
 def words(run: RunFolder) -> list[str]:
@@ -55,8 +54,7 @@ def after(run: RunFolder, step: int, *commands: str) -> Any:
     return echo
 
 
-def test_a_command_is_obeyed_once_and_written_to_the_event_log(run: RunFolder) -> None:
-    control = Control(run, EventLog(run.events))
+def test_a_command_is_obeyed_once_and_written_to_the_event_log(run: RunFolder, control: Control) -> None:
     control.obey()
     run.say("save")
     control.obey()
@@ -67,8 +65,7 @@ def test_a_command_is_obeyed_once_and_written_to_the_event_log(run: RunFolder) -
     assert not run.control.exists() and not run.control_taken.exists()
 
 
-def test_a_stop_between_updates_waits_for_the_end_of_the_step(run: RunFolder) -> None:
-    control = Control(run, EventLog(run.events))
+def test_a_stop_between_updates_waits_for_the_end_of_the_step(run: RunFolder, control: Control) -> None:
     run.say("stop")
     control.obey(may_stop=False)
     assert control.stop_requested and words(run) == ["stop"]
@@ -87,12 +84,8 @@ def test_control_files_of_an_earlier_process_are_not_obeyed(run: RunFolder) -> N
 
 def test_a_pause_lasts_until_resume_and_frees_memory_once(run: RunFolder) -> None:
     calls: list[str] = []
-    control = Control(
-        run,
-        EventLog(run.events),
-        before_pause=lambda: calls.append("before"),
-        after_pause=lambda: calls.append("after"),
-    )
+    before, after = (lambda: calls.append("before")), (lambda: calls.append("after"))
+    control = Control(run, EventLog(run.events), before_pause=before, after_pause=after)
     threading.Timer(0.3, run.say, ["resume"]).start()
     run.say("pause")
     control.obey()
@@ -100,17 +93,6 @@ def test_a_pause_lasts_until_resume_and_frees_memory_once(run: RunFolder) -> Non
     paused = [event for event in read_events(run.events) if event["kind"] == "phase"]
     assert [event["phase"] for event in paused] == ["paused"]
     assert not control.stop_requested and not control.save_requested
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_means_save_and_stop(run: RunFolder, number: signal.Signals) -> None:
-    control = Control(run, EventLog(run.events))
-    control.listen_to_signals()
-    os.kill(os.getpid(), number)
-    with pytest.raises(Stopped, match=f"{number.name} was received"):
-        control.obey()
-    (command,) = read_events(run.events)
-    assert (command["word"], command["source"]) == ("stop", number.name)
 
 
 def test_a_word_that_came_since_the_run_was_locked_is_obeyed(inputs: Path, run: RunFolder) -> None:
@@ -143,18 +125,14 @@ def not_under_nohup(signal_handlers_restored: None) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-@pytest.fixture
-def control(run: RunFolder) -> Control:
-    run.path.mkdir(parents=True, exist_ok=True)
-    return Control(run, EventLog(run.events))
-
-
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_every_stop_signal_stops(control: Control, number: signal.Signals) -> None:
+def test_every_stop_signal_stops(run: RunFolder, control: Control, number: signal.Signals) -> None:
     control.listen_to_signals()
     os.kill(os.getpid(), number)
     with pytest.raises(Stopped, match=f"{number.name} was received"):
         control.obey()
+    (command,) = read_events(run.events)
+    assert (command["word"], command["source"]) == ("stop", number.name)
 
 
 SLOW = """
@@ -174,18 +152,15 @@ def slow(prompts, completions, answer, types=None):
 def test_no_reward_function_keeps_a_run_from_stopping(tmp_path: Path, run: RunFolder, asks: str) -> None:
     """Its limit is a minute by default; a system that shuts down, and a person, do not wait so long."""
     (tmp_path / "slow.py").write_text(SLOW)
-    settings = small_run.settings_for(tmp_path) | {
-        "reward_functions": ["slow"], "reward_weights": [], "reward_functions_file": str(tmp_path / "slow.py"),
-    }  # fmt: skip
+    named = {"reward_functions": ["slow"], "reward_weights": [], "reward_functions_file": str(tmp_path / "slow.py")}
+    settings = small_run.settings_for(tmp_path, **named)
     asked: list[float] = []
 
     def ask(event: dict[str, Any]) -> None:
         if event["kind"] == "phase" and event["phase"] == "scoring":
             asked.append(time.monotonic())
-            timer = threading.Timer(
-                0.1, lambda: os.kill(os.getpid(), signal.SIGTERM) if asks == "SIGTERM" else run.say("stop")
-            )
-            timer.start()
+            ways = {"SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM), "the word stop": lambda: run.say("stop")}
+            threading.Timer(0.1, ways[asks]).start()
 
     ending = small_run.train_here(settings, run, ask)
     assert ending.kind == "stopped" and time.monotonic() - asked[0] < 10

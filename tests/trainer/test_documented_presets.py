@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -30,11 +29,6 @@ RIGHT = {"gsm8k": r"So it is \boxed{2000}.", "deepmath": r"Thus \boxed{\frac{1}{
 """Preset → a completion that is right for one of these."""
 
 
-def settings_of(preset: str, **changes: Any) -> dict[str, Any]:
-    file = places.resources() / "presets" / f"{preset}.yaml"
-    return yaml.safe_load(file.read_text()) | {"model": QWEN2} | changes
-
-
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]:
     model = tiny_model(tmp_path / "model", "qwen2")
@@ -47,7 +41,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]
 
 @pytest.mark.parametrize("preset", ["gsm8k", "deepmath"])
 def test_a_documented_preset_finds_its_rows_and_answers(hub: HubStandIn, preset: str) -> None:
-    settings = settings_of(preset)
+    file = places.resources() / "presets" / f"{preset}.yaml"
+    settings = yaml.safe_load(file.read_text()) | {"model": QWEN2}
     assert preview({"settings": settings}, QuestionCall()) == {"absent": True}, "nothing is fetched unasked"
     download({"id": settings["data"], "repo_type": "dataset"}, QuestionCall())
     assert preflight.check(settings) == []

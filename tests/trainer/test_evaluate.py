@@ -34,11 +34,8 @@ class Sampled:
         self.log.append(f"sample {problems[0].index}")
         time.sleep(0.02)
         poll(1)
-        completions = [
-            Completion([1], [0.0], str(problem.index), "eos") for problem in problems for _ in range(group_size)
-        ]
-        cut = range(0, len(completions), group_size)
-        return [Group(problem, completions[at : at + group_size]) for problem, at in zip(problems, cut, strict=True)]
+        made = [[Completion([1], [0.0], str(each.index), "eos") for _ in range(group_size)] for each in problems]
+        return list(map(Group, problems, made))
 
 
 def held_out(score: Any, log: list[str], **more: Any) -> dict[str, float]:
@@ -92,29 +89,20 @@ def test_scoring_overlaps_with_sampling_the_next_batch_and_changes_no_number() -
     assert sequential == [f"{call} {n}" for n in (0, 2, 4, 6) for call in ("sample", "score", "scored")]
     calls = [line for line in overlapped if line.startswith("sco")]
     assert calls == [line for line in sequential if line.startswith("sco")], "one call after the other, in order"
-    assert overlapped.index("sample 2") < overlapped.index("scored 0") and overlapped.index(
-        "sample 6"
-    ) < overlapped.index("scored 4")
+    at = overlapped.index
+    assert at("sample 2") < at("scored 0") and at("sample 6") < at("scored 4")
 
 
-@pytest.mark.parametrize(
-    ("line", "uses"),
-    [
-        ("import mlx.core as mx", True),
-        ("    from mlx_lm import load", True),
-        ("from mlx_lm_lora.trainer.grpo_reward_functions import register_reward_function", False),
-        ("import numpy  # not mlx", False),
-    ],
-)
-def test_a_reward_file_that_imports_mlx_is_recognised(line: str, uses: bool) -> None:
-    assert bool(re.search(MLX, f"import os\n{line}\n")) is uses
+def test_a_reward_file_that_imports_mlx_is_recognised() -> None:
+    for line in ("import mlx.core as mx", "    from mlx_lm import load"):
+        assert re.search(MLX, f"import os\n{line}\n")
+    for line in ("from mlx_lm_lora.trainer import register_reward_function", "import numpy  # not mlx"):
+        assert not re.search(MLX, f"import os\n{line}\n")
 
 
 def test_an_evaluation_reports_what_a_step_does_but_for_learning(tmp_path: Path) -> None:
-    raw = small_run.settings_for(
-        tmp_path, iters=2, steps_per_eval=1, beta=0.1, data=str(tmp_path / "data"), val_batches=2,
-        **small_run.low_half(tmp_path)
-    )  # fmt: skip
+    evaluated = {"iters": 2, "steps_per_eval": 1, "beta": 0.1, "data": str(tmp_path / "data"), "val_batches": 2}
+    raw = small_run.settings_for(tmp_path, **evaluated | small_run.low_half(tmp_path))
     for split in ("train", "valid"):
         small_run.write_rows(tmp_path / "data" / f"{split}.jsonl")
     run = RunFolder(tmp_path / "run")

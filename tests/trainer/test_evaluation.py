@@ -36,10 +36,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read_evaluation(path) == made and list(read_rows(path)) == rows
     assert evaluations_of(run) == [path]
     assert sorted(file.name for file in run.evaluations.iterdir()) == ["test-step-32.json", "test-step-32.jsonl"]
-    assert (
-        free_name(run.evaluations, "test-step-32") == "test-step-32-2"
-        and free_name(run.evaluations, "a/b c") == "a-b-c"
-    )
+    names = [free_name(run.evaluations, name) for name in ("test-step-32", "a/b c")]
+    assert names == ["test-step-32-2", "a-b-c"]
 
 
 def test_an_evaluation_that_cannot_be_finished_is_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,9 +43,7 @@ def test_texts_as_mlx_and_metal_write_them(text: str) -> None:
     assert all(sentence.endswith(".") for sentence in (error.happened, error.advice))
 
 
-def test_a_run_without_memory_is_saved_and_says_what_helps(
-    tmp_path: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_without_memory_is_saved(tmp_path: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     learn = Learner.learn
 
     def hungry(learner: Learner, *arguments: Any) -> dict[str, float]:

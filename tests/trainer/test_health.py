@@ -17,13 +17,13 @@ from backend.trainer.telemetry import report_health
 from tests.support import diaries, health_page
 from tests.support.diaries import recording
 
-HEALTHY: dict[str, Any] = {
-    "reward": 1.0, "reward_std": 0.8, "hit_max_tokens_ratio": 0.1, "frac_groups_without_signal": 0.3, "kl": 0.05,
-    "clip_ratio_total": 0.1, "rewards/accuracy/mean": 0.5, "rewards/form/mean": 0.2, "grad_norm": 0.4, "loss": 0.01,
-    "entropy": 0.3, "learning_rate": 1e-5, "completions/distinct_fraction": 0.9, "completions/repetition": 0.01,
-    "completions/max_length": 200.0, "completions/mean_length": 100.0, "time/rollout": 3.0, "time/step": 5.0,
-    "peak_memory_gb": 2.0, "epoch": 0.1,
-}  # fmt: skip
+HEALTHY: dict[str, Any] = (
+    {"reward": 1.0, "reward_std": 0.8, "hit_max_tokens_ratio": 0.1, "frac_groups_without_signal": 0.3, "kl": 0.05}
+    | {"clip_ratio_total": 0.1, "rewards/accuracy/mean": 0.5, "rewards/form/mean": 0.2, "grad_norm": 0.4}
+    | {"loss": 0.01, "entropy": 0.3, "learning_rate": 1e-5, "completions/distinct_fraction": 0.9}
+    | {"completions/repetition": 0.01, "completions/max_length": 200.0, "completions/mean_length": 100.0}
+    | {"time/rollout": 3.0, "time/step": 5.0, "peak_memory_gb": 2.0, "epoch": 0.1}
+)
 
 
 def run(count: int, start: int = 0, **changes: Any) -> list[Event]:
@@ -71,9 +71,7 @@ def test_a_resumed_run_reports_what_one_that_was_never_stopped_reports(name: str
     whole = Watch(settings)
     written = [(event, whole.take(event)) for event in events]
     for cut in range(0, len(events), max(7, len(events) // 12)):
-        event_log = [
-            line for event, health in written[:cut] for line in (event, *({"kind": "health", **h} for h in health))
-        ]
+        event_log = [line for event, new in written[:cut] for line in (event, *({"kind": "health", **h} for h in new))]
         resumed = Watch.resumed(settings, event_log)
         assert [resumed.take(event) for event, _ in written[cut:]] == [health for _, health in written[cut:]], cut
 
@@ -144,11 +142,6 @@ def test_findings_propose_values_that_the_settings_take() -> None:
     assert any(episode.settings for episode in episodes)
 
 
-def drive(event_log: EventLog, events: list[Event]) -> None:
-    for event in events:
-        event_log.write("step", step=event["step"], metrics=event["metrics"])
-
-
 def health(event_log: EventLog) -> list[Event]:
     return [event for event in read_events(event_log.path) if event["kind"] == "health"]
 
@@ -156,7 +149,8 @@ def health(event_log: EventLog) -> list[Event]:
 def test_a_finding_is_reported_when_it_begins_and_when_it_is_over(tmp_path: Path) -> None:
     event_log = EventLog(tmp_path / "events.jsonl")
     report_health(event_log, {}, read_events(event_log.path))
-    drive(event_log, [*run(WINDOW + 5, kl=1.0), *run(3, 15), *run(7, 18, kl=1.0), *run(20, 25)])
+    for event in [*run(WINDOW + 5, kl=1.0), *run(3, 15), *run(7, 18, kl=1.0), *run(20, 25)]:
+        event_log.write("step", step=event["step"], metrics=event["metrics"])
     begun, over = health(event_log)  # three good steps in between are one finding, not two
     assert (begun["code"], begun["step"], begun["metric"], begun["threshold"]) == ("drifting", WINDOW, "kl", 0.5)
     assert over["code"] == "drifting" and over["until"] == over["step"] - QUIET

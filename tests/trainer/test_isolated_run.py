@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +51,8 @@ def raw(tmp_path: Path):
 def test_a_run_is_the_same_in_either_place_and_says_where_nothing_is_kept_apart(raw, tmp_path: Path) -> None:
     runs = {place: RunFolder(tmp_path / place) for place in ("process", "thread")}
     for place, run in runs.items():
-        settings = raw(
-            "low", "where", reward_isolation=place, iters=2, validation_split=0.5, val_batches=1, steps_per_eval=1
-        )
+        evaluated = {"validation_split": 0.5, "val_batches": 1, "steps_per_eval": 1}
+        settings = raw("low", "where", reward_isolation=place, iters=2, **evaluated)
         assert small_run.train_here(settings, run).kind == "finished"
     process, thread = runs.values()
     assert process.completions.read_bytes() == thread.completions.read_bytes()
@@ -66,9 +64,7 @@ def test_a_run_is_the_same_in_either_place_and_says_where_nothing_is_kept_apart(
     assert not any("inside the trainer's own process" in note for note in notes(process))
 
 
-def test_a_function_that_ends_its_process_ends_the_run_with_a_sentence_and_the_last_step_saved(
-    raw, tmp_path: Path
-) -> None:
+def test_a_function_that_ends_its_process_ends_the_run_saved(raw, tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     ending = small_run.train_here(raw("low", "gone", iters=3), run)
     assert (ending.kind, ending.step, ending.exit_code) == ("failed", 2, 2)
@@ -91,20 +87,17 @@ def test_a_resumed_run_says_that_its_reward_file_is_another_now(raw, tmp_path: P
     text = REWARDS
     assert go_on(1) == [] and go_on(2) == []
     text += "# mended"
-    sentence = (
-        "mine.py has changed since this run was trained last: the steps up to 2 were scored with the old "
-        "version, those from 3 on with "
-        "the new one."
-    )
-    assert go_on(3) == [sentence] and len(sentence) <= 200
-    assert go_on(4) == [sentence], "and not again"
+    (sentence,) = go_on(3)
+    assert sentence.startswith("mine.py has changed since this run was trained last: the steps up to 2 were scored")
+    assert go_on(4) == [sentence] and len(sentence) <= 200, "and not again"
 
 
-RAISING = """
+STRICT = """
+import time
 import backend.rewards
 
 def inner(text):
-    raise ValueError("no digits in " + text[:3] + chr(27) + "[31m")
+    {inner}
 
 @backend.rewards.register_reward_function("strict")
 def strict(prompts, completions, answer, types=None):
@@ -113,64 +106,38 @@ def strict(prompts, completions, answer, types=None):
     except ValueError as error:
         raise RuntimeError("cannot score") from error
 """
-
-
-HANGING = """
-import time
-import backend.rewards
-
-def inner():
-    while True: time.sleep(0.01)
-
-@backend.rewards.register_reward_function("strict")
-def strict(prompts, completions, answer, types=None):
-    inner()
-"""
+RAISES = 'raise ValueError("no digits in " + text[:3] + chr(27) + "[31m")'
+HANGS = "while True: time.sleep(0.01)"
 
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
-def test_log_says_where_a_reward_hangs(tmp_path: Path, isolation: str) -> None:
+@pytest.mark.parametrize(
+    ("inner", "says", "logged"),
+    [
+        (HANGS, "strict of mine.py, line 8, was still running after 1 s (reward_timeout).", "in inner|in strict"),
+        (
+            RAISES,
+            "strict of mine.py raised RuntimeError: cannot score (mine.py, line 13).",
+            "line 6, in inner|ValueError: no digits in abc|The above exception was the direct cause|line 13, in strict",
+        ),
+    ],
+    ids=["hangs", "raises"],
+)
+def test_log_says_where_a_reward_hangs_or_raises(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], isolation: str, inner: str, says: str, logged: str
+) -> None:
+    """The user's own frames and the cause; the event log and the terminal have one sentence."""
     file, run = tmp_path / "mine.py", RunFolder(tmp_path / "run")
-    file.write_text(HANGING)
+    file.write_text(STRICT.format(inner=inner))
     run.path.mkdir()
     about = {"reward_functions_file": str(file), "reward_isolation": isolation, "reward_timeout": 1}
     raw = small_run.settings_for(tmp_path, reward_functions=["strict"], reward_weights=[], **about)
-    with logging_to(run):
-        ending = small_run.train_here(raw, run)
-    assert "strict of mine.py, line 8, was still running after 1 s (reward_timeout)." in ending.sentence
-    assert ending.sentence.endswith("The traceback is in log.txt.")
-    log = run.log.read_text()
-    assert re.search(r'mine.py", line 6,? in inner', log) and re.search(r'mine.py", line 10,? in strict', log)
-
-
-@pytest.mark.parametrize("isolation", ["process", "thread"])
-def test_log_has_the_traceback_of_a_reward(tmp_path: Path, capsys: pytest.CaptureFixture[str], isolation: str) -> None:
-    """The user's own frames and the cause; the event log and the terminal have one sentence."""
-    file = tmp_path / "mine.py"
-    file.write_text(RAISING)
-    run = RunFolder(tmp_path / "run")
-    run.path.mkdir()
-    raw = small_run.settings_for(
-        tmp_path,
-        reward_functions=["strict"],
-        reward_weights=[],
-        reward_functions_file=str(file),
-        reward_isolation=isolation,
-    )
     allow_named(raw)
     with logging_to(run):
         ending = small_run.train_here(raw, run)
-    assert ending.kind == "failed" and ending.exit_code == 2 and ending.sentence.count("\n") == 0
-    assert "strict of mine.py raised RuntimeError: cannot score (mine.py, line 12). The traceback is in log.txt." in (
-        ending.sentence
-    )
+    assert (ending.kind, ending.exit_code) == ("failed", 2) and "\n" not in ending.sentence
+    assert ending.sentence.endswith(f"{says} The traceback is in log.txt.")
     log = run.log.read_text()
-    for line in (
-        "line 5, in inner",
-        "ValueError: no digits in abc",
-        "The above exception was the direct cause",
-        "line 12, in strict",
-    ):
-        assert line in log
-    assert "calls.py" not in log and chr(27) not in log
-    assert "Traceback" not in capsys.readouterr().err
+    assert all(line in log for line in logged.split("|"))
+    assert chr(27) not in log and "Traceback" not in capsys.readouterr().err
+    assert inner == HANGS or "calls.py" not in log

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,19 +19,11 @@ from backend import Callback, RunFailed, StopTraining, TrainedRun, UserError, re
 from backend.config.config import load
 from backend.runs.run_folder import RunFolder
 from tests.support import small_run
-from tests.support.random_models import tiny_model
 
 ROOT = Path(__file__).parents[2]
 ROWS = [{"prompt": f"What is {n} plus {n}?", "answer": str(2 * n), "level": n} for n in range(8)]
 QUICK = {key: value for key, value in small_run.QUICK.items() if not key.startswith("reward_")}
 QUICK |= {"iters": 2, "reward_isolation": "thread"}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("library") / "model"
-    tiny_model(folder, layers=1)
-    return str(folder)
 
 
 @pytest.fixture
@@ -83,32 +73,20 @@ def test_functions_rows_and_callbacks_of_the_program(trained: Any, tmp_path: Pat
         seen.append((level, answer, threading.current_thread() is threading.main_thread()))
         return [len(text) / 100 for text in completions]
 
-    run = trained(
-        {"steps_per_eval": 1, "val_batches": 1},
-        reward_functions=["r1_int", share, lambda completions, **_: [0.5] * len(completions)],
-        dataset={"train": ROWS, "validation": ROWS[:1]},
-        callbacks=[told],
-        name="mine",
-    )
+    functions = ["r1_int", share, lambda completions, **_: [0.5] * len(completions)]
+    given = {"dataset": {"train": ROWS, "validation": ROWS[:1]}, "callbacks": [told], "name": "mine"}
+    run = trained({"steps_per_eval": 1, "val_batches": 1}, reward_functions=functions, **given)
     assert (run.folder, run.ending, run.step) == (tmp_path / "runs" / "mine", "finished", 2)
     assert run.sentence == "Finished after 2 steps."
     assert [step["step"] for step in run.metrics] == [1, 2]
     assert run.metrics[0]["rewards/lambda_1/mean"] == 0.5 and "rewards/share/mean" in run.metrics[0]
     assert run.evaluations[0].items() >= {"step": 0, "split": "valid"}.items()
-    assert told.events == [
-        ("eval", 0, "valid"), ("step", 1), ("eval", 1, "valid"), ("step", 2), ("eval", 2, "valid"), ("save", 2, True),
-        ("end", "finished", 2),
-    ]  # fmt: skip
+    of_steps = [event for step in (1, 2) for event in (("step", step), ("eval", step, "valid"))]
+    assert told.events == [("eval", 0, "valid"), *of_steps, ("save", 2, True), ("end", "finished", 2)]
     level, answer, is_main = seen[0]
     assert answer == [str(2 * n) for n in level] and not is_main  # in a thread with a time limit
     assert load(run.folder / "config.yaml").data == str(run.folder / "data")
-    assert any("call" in event["sentence"] for event in _notes(run))
-
-
-def _notes(run: TrainedRun) -> list[dict[str, Any]]:
-    from backend.runs.events import read_events
-
-    return [event for event in read_events(RunFolder(run.folder).events) if event["kind"] == "note"]
+    assert any("call" in note for note in small_run.notes(RunFolder(run.folder)))
 
 
 def test_a_callback_stops_the_run_and_it_is_resumed_with_its_functions(trained: Any) -> None:
@@ -154,19 +132,17 @@ def test_a_callback_that_raises_ends_the_run_saved_with_its_name(trained: Any) -
     ("settings", "options", "sentence"),
     [
         ({"iterz": 3}, {}, "iterz: There is no setting iterz. Did you mean iters?"),
-        ({}, {"reward_functions": [3]},
-         "reward_functions: A reward function is a name or can be called; int is neither."),
+        ({}, {"reward_functions": [3]}, "reward_functions: A reward function is a name or can be called; int is"),
         ({}, {"reward_functions": ["nothing"]}, "reward_functions: There is no reward function nothing"),
         ({}, {"dataset": []}, "data: The dataset"),
         ({}, {"dataset": "rows.jsonl"}, "dataset: Rows are an iterable of mappings, not str"),
         ({}, {"dataset": {"trian": ROWS}}, "dataset: A dataset has the splits train, valid and test, not trian."),
         ({}, {"dataset": [*ROWS, "row"]}, "dataset: Row 9 of train is str, not a mapping of columns."),
-        ({}, {"dataset": [{"prompt": "p", "answer": "a", "image": object()}]},
-         "dataset: The column image in row 1 of train"),
+        ({}, {"dataset": [{"prompt": "p", "image": object()}]}, "dataset: The column image in row 1 of train"),
         ({"prompt_feature": "question"}, {}, "prompt_feature: There is no column question"),
         ({}, {"callbacks": [print]}, "callbacks: builtin_function_or_method has none of on_step"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_leave_nothing_behind(
     trained: Any, tmp_path: Path, settings: dict[str, Any], options: dict[str, Any], sentence: str
 ) -> None:
@@ -177,76 +153,48 @@ def test_mistakes_leave_nothing_behind(
 
 
 def test_it_trains_in_a_thread_and_leaves_signals_alone(trained: Any) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    seen: list[Any] = []
-
-    def in_thread() -> None:
-        seen.append(
-            trained(
-                {"reward_isolation": "process"},
-                reward_functions=["r1_int"],
-                callbacks=[Told(lambda step: seen.append(signal.getsignal(signal.SIGTERM)))],
-            )
-        )
-
-    thread = threading.Thread(target=in_thread)
+    before, seen = signal.getsignal(signal.SIGTERM), list[Any]()
+    told = Told(lambda step: seen.append(signal.getsignal(signal.SIGTERM)))
+    options = {"reward_functions": ["r1_int"], "callbacks": [told]}
+    thread = threading.Thread(target=lambda: seen.append(trained({"reward_isolation": "process"}, **options)))
     thread.start()
     thread.join()
     assert seen[0] is before and isinstance(seen[-1], TrainedRun) and seen[-1].ending == "finished"
 
 
 def test_ctrl_c_saves_and_train_returns(trained: Any) -> None:
-    run = trained(
-        {"iters": 50}, reward_functions=["r1_int"], callbacks=[Told(lambda step: os.kill(os.getpid(), signal.SIGINT))]
-    )
+    interrupt = Told(lambda step: os.kill(os.getpid(), signal.SIGINT))
+    run = trained({"iters": 50}, reward_functions=["r1_int"], callbacks=[interrupt])
     assert run.ending == "stopped" and run.sentence.startswith("Stopped at step 1 because SIGINT was received")
     assert (run.folder / "checkpoints" / "000001").is_dir()
 
 
 def test_importing_it_loads_nothing_and_offers_everything() -> None:
-    code = (
-        "import sys, backend; assert not [name for name in sys.modules if name.startswith('backend.')]; from "
-        "backend import train, Config\n"
-        "assert not {'mlx', 'mlx.core', 'mlx_lm', 'transformers', 'datasets', 'numpy'} & set(sys.modules), "
-        "sys.modules\n"
-        "import grpo_studio; assert grpo_studio.train is train; print(sorted(set(dir(backend)) & set(backend.__all__)))"
-    )
-    began = time.perf_counter()
-    said = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    code = """if True:
+        import sys, backend
+        assert not [name for name in sys.modules if name.startswith("backend.")]
+        from backend import train, Config
+        loaded = {"mlx", "mlx.core", "mlx_lm", "transformers", "datasets", "numpy"} & set(sys.modules)
+        assert not loaded, loaded
+        import grpo_studio
+        assert grpo_studio.train is train
+        print(sorted(set(dir(backend)) & set(backend.__all__)))
+    """
+    environment, command = os.environ | {"PYTHONPATH": str(ROOT)}, [sys.executable, "-P", "-c", code]
+    said = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=10)
     assert said.stdout.strip() == str(sorted(backend.__all__)), said.stderr
-    assert time.perf_counter() - began < 10
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         backend.trian  # noqa: B018
 
 
-def examples() -> list[str]:
+def test_the_documented_example_runs(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     page = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
-    return re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-
-
-def test_the_example_of_the_documentation_runs(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    example, _ = examples()
+    example, _ = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     example, changed = re.subn(r'^MODEL = ".*"$', f"MODEL = {model!r}", example, count=1, flags=re.MULTILINE)
-    shorter, cut = re.subn(
-        r'"iters": 20, (.*)"max_completion_length": 64', r'"iters": 2, \1"max_completion_length": 8', example
-    )
+    lengths = r'"iters": 20, (.*)"max_completion_length": 64', r'"iters": 2, \1"max_completion_length": 8'
+    shorter, cut = re.subn(*lengths, example)
     assert changed == cut == 1
     monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path))
-    monkeypatch.setattr("backend.trainer.library.training.make_run_folder", functools.partial(_folder_in, tmp_path))
     exec(compile(shorter, "docs/library.md", "exec"), {"__name__": "__main__"})
     said = capsys.readouterr().out
     assert "Finished after 2 steps." in said and str(tmp_path) in said
-
-
-def _folder_in(parent: Path, name: str, folder: Path | None = None, *, reuse: bool = False) -> RunFolder:
-    from backend.runs.run_folder import make_run_folder
-
-    return make_run_folder(name, parent, reuse=reuse)

@@ -20,22 +20,8 @@ from backend.training.learner import Learner
 from tests.support import small_run
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("inputs")
-    small_run.settings_for(folder)
-    return folder
-
-
 def raw(inputs: Path, **changes: Any) -> dict[str, Any]:
     return small_run.settings_for(inputs, **small_run.low_half(inputs) | {"iters": 9, "learning_rate": 1e-5} | changes)
-
-
-def inspected(run: RunFolder, step: int) -> tuple[str, list[dict[str, Any]]]:
-    """summary.txt, and the lines of completions.jsonl."""
-    folder = run.inspection / f"step-{step:06d}"
-    lines = (folder / "completions.jsonl").read_text().splitlines()
-    return (folder / "summary.txt").read_text(), [json.loads(line) for line in lines]
 
 
 def saved_arrays_are_finite(run: RunFolder) -> bool:
@@ -44,9 +30,7 @@ def saved_arrays_are_finite(run: RunFolder) -> bool:
     return bool(files) and all(np.isfinite(np.array(x.astype(mx.float32))).all() for x in arrays)
 
 
-def test_a_gradient_that_is_not_finite_ends_the_run_at_the_step_before(
-    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_infinite_gradient_ends_the_run(inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     apply = Learner._apply  # pyright: ignore[reportPrivateUsage]
 
     def poisoned(learner: Learner, gradient: Any, loss: mx.array) -> dict[str, float]:
@@ -66,7 +50,9 @@ def test_a_gradient_that_is_not_finite_ends_the_run_at_the_step_before(
     assert small_run.steps(run) == [1, 2] and saved_arrays_are_finite(run)
     saved = checkpoint.newest(run)
     assert saved is not None and saved.state.step == 2
-    summary, rows = inspected(run, 3)
+    folder = run.inspection / "step-000003"
+    summary = (folder / "summary.txt").read_text()
+    rows = [json.loads(line) for line in (folder / "completions.jsonl").read_text().splitlines()]
     assert "Optimizer update 3." in summary and "not finite in 1 of them" in summary
     assert len(rows) == 2 and rows[0]["prompt"].startswith("What is") and rows[0]["advantage"] == -rows[1]["advantage"]
     for row in rows:
@@ -74,7 +60,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_at_the_step_before(
         assert counts == {len(row["completion_tokens"])}
         assert row["tokens"].keys() == {"sampled_logp", "learned_logp", "old_logp", "reference_logp", "weight"}
         assert row["tokens"]["learned_logp"] == pytest.approx(row["tokens"]["sampled_logp"], abs=1e-4)
-    table = (run.inspection / "step-000003" / "gradients.tsv").read_text().splitlines()
+    table = (folder / "gradients.tsv").read_text().splitlines()
     assert len(table) > 2 and table[1].split("\t")[1:2] + table[1].split("\t")[3:4] == ["inf", "1"]
     # With the cause gone it goes on from there.
     monkeypatch.undo()
@@ -90,9 +76,7 @@ def _with_infinity(tree: Any) -> Any:
     return tree_unflatten([(name, flat.reshape(first.shape)), *others])
 
 
-def test_weights_that_are_not_finite_are_never_saved(
-    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_infinite_weights_are_never_saved(inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """An update can overflow although its gradient has not: the step is in the event log, its weights are nowhere."""
     apply = Learner._apply  # pyright: ignore[reportPrivateUsage]
 

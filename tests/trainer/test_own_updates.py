@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from backend.runs.run_folder import RunFolder
 from backend.trainer.library.own_updates import GivenUpdates
 from backend.trainer.preflight import check
 from tests.support import small_run
-from tests.support.random_models import tiny_model
 
 ROWS = [{"prompt": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(8)]
 QUICK = {key: value for key, value in small_run.QUICK.items() if not key.startswith("reward_")} | {"iters": 4}
@@ -51,13 +51,6 @@ class Averaging(Optimizer):
         assert int(self.step) >= 1  # which reads an array, as no traced code can
         state["mean"] = self.memory * state["mean"] + gradient
         return parameter - self.learning_rate * state["mean"]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("own") / "model"
-    tiny_model(folder, layers=1)
-    return str(folder)
 
 
 @pytest.fixture
@@ -91,26 +84,19 @@ def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(trained: Any)
     whole = trained(**given)
     assert rates(whole) == [1e-2, 5e-3, 2.5e-3, 1.25e-3]
     assert int(given["optimizer"].step) == 0, "the program's own object stays as it was"
-
     stopped = trained(callbacks=[StopAfter(2)], **given)
     assert stopped.step == 2 and weights(stopped) != weights(whole)
     event_log = (stopped.folder / "events.jsonl").read_bytes()
-    with pytest.raises(
-        UserError,
-        match=r"optimizer: The run was trained with Averaging\(memory=0.5\) of a program; give it again: "
-        r"backend.resume",
+    for others, sentence in (
+        ({"optimizer": None}, "optimizer: .* with Averaging(memory=0.5) of a program; give it again: backend.resume"),
+        ({"schedule": lambda n: 0.01}, "schedule: .* with halves: 0.01, 0.005 at updates 0, 1, and given is lambda: "),
+        (
+            {"optimizer": Averaging(1.0, 0.4)},
+            "optimizer: .* with Averaging(memory=0.5), and given is Averaging(memory=0.4)",
+        ),
     ):
-        resume(stopped.folder, reward_functions=[length], schedule=halves)
-    with pytest.raises(
-        UserError,
-        match=r"schedule: The run was trained with halves: 0.01, 0.005 at updates 0, 1, and given is lambda: ",
-    ):
-        resume(stopped.folder, reward_functions=[length], optimizer=Averaging(1.0), schedule=lambda n: 0.01)
-    with pytest.raises(
-        UserError,
-        match=r"optimizer: The run was trained with Averaging\(memory=0.5\), and given is Averaging\(memory=0.4\)",
-    ):
-        resume(stopped.folder, reward_functions=[length], optimizer=Averaging(1.0, 0.4), schedule=halves)
+        with pytest.raises(UserError, match=re.escape(sentence).replace(r"\.\*", ".*")):
+            resume(stopped.folder, reward_functions=[length], **given | others)
     assert (stopped.folder / "events.jsonl").read_bytes() == event_log, "a refused resume changes nothing"
     resumed = resume(stopped.folder, reward_functions=[length], **given)
     assert (resumed.step, weights(resumed)) == (4, weights(whole))
@@ -189,35 +175,29 @@ def unsteady(update: int, asked: Any = itertools.count()) -> float:
 
 
 INSIDE = optimizers.SGD(schedulers.cosine_decay(1e-3, 10))
+NEITHER = "optimizer: An optimizer is one of mlx.optimizers, or gives one when called with a learning rate; "
 REFUSED: list[tuple[Any, Any, str]] = [
-    (3, None, "optimizer: An optimizer is one of mlx.optimizers, or gives one when called with a learning rate; int is "
-        "neither."),
-    ("adamw", None, "optimizer: An optimizer is one of mlx.optimizers, or gives one when called with a learning rate; str is "
-        "neither."),
-    (lambda rate: None, None, "optimizer: Called with a learning rate, it gave NoneType and no optimizer of mlx.optimizers."),
+    (3, None, f"{NEITHER}int is neither."),
+    ("adamw", None, f"{NEITHER}str is neither."),
+    (lambda rate: None, None, "optimizer: Called with a learning rate, it gave NoneType and no optimizer"),
     (lambda: None, None, "optimizer: Called with the learning rate 1e-05, it raised TypeError: "),
     (used(), None, "optimizer: This Adam has a state from elsewhere; a run begins with a new optimizer."),
-    *((kind, None, f"optimizer: An update of {kind.__name__} depends on more than the arrays that its init makes")
-      for kind in (Late, Numbered, Hidden)),
+    *(
+        (kind, None, f"optimizer: An update of {kind.__name__} depends on more than")
+        for kind in (Late, Numbered, Hidden)
+    ),
     (Broken, None, "optimizer: An update of Broken raised KeyError: "),
-    (INSIDE, halves, "schedule: The optimizer has several learning rates, none, or a schedule inside, so a schedule beside it"),
-    (None, 1e-3, "schedule: A schedule is called with the number of an update, from 0, and gives its learning rate; float "
-        "is not."),
-    (None, lambda update: "much",
-     "schedule: lambda gave much for update 0; a learning rate is a finite number from 0 up."),
-    (None, lambda update: -update,
-     "schedule: lambda gave -1 for update 1; a learning rate is a finite number from 0 up."),
+    (INSIDE, halves, "schedule: The optimizer has several learning rates, none, or a schedule inside, so a schedule"),
+    (None, 1e-3, "schedule: A schedule is called with the number of an update, from 0, and gives its learning rate"),
+    (None, lambda update: "much", "schedule: lambda gave much for update 0; a learning rate is a finite number"),
+    (None, lambda update: -update, "schedule: lambda gave -1 for update 1; a learning rate is a finite number"),
     (None, [1e-3].__getitem__, "schedule: __getitem__ raised IndexError: list index out of range"),
-    (None, unsteady,
-     "schedule: unsteady gives another rate when it is asked for update 0 again; it may depend on the update "
-        "alone."),
-]  # fmt: skip
+    (None, unsteady, "schedule: unsteady gives another rate when it is asked for update 0 again; it may depend on"),
+]
 
 
 @pytest.mark.parametrize(("optimizer", "schedule", "sentence"), REFUSED, ids=range(len(REFUSED)))
-def test_what_could_not_go_on_from_a_checkpoint_is_refused_in_a_sentence(
-    optimizer: Any, schedule: Any, sentence: str
-) -> None:
+def test_what_a_checkpoint_cannot_keep_is_refused(optimizer: Any, schedule: Any, sentence: str) -> None:
     config = parse(RUN | {"num_iterations": 1})
     with pytest.raises(UserError) as mistake:
         GivenUpdates(optimizer, schedule, config).settings(config)

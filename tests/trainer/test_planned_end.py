@@ -67,9 +67,7 @@ def test_a_run_ends_where_a_metric_has_passed_its_line_and_says_so(raw: dict[str
 
 
 @pytest.mark.parametrize("every", [2, 0])
-def test_a_run_ends_early_without_gain_and_keeps_the_best_checkpoint(
-    raw: dict[str, Any], run: RunFolder, every: int
-) -> None:
+def test_early_stopping_keeps_the_best_checkpoint(raw: dict[str, Any], run: RunFolder, every: int) -> None:
     """A gain of 9 is out of reach, so two scores after the first end it: evaluations at 0, 2 and 4, or else the saves
     of 2, 4 and 6."""
     patient = {"early_stopping_patience": 2, "early_stopping_min_delta": 9.0, "save_every": 2, "keep_checkpoints": 1}

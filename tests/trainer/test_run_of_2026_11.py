@@ -32,14 +32,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     return RunFolder(tmp_path / "copy" / "run")
 
 
-def test_the_archive_summary_reads_the_run(run: RunFolder) -> None:
+def test_summary_and_event_log_are_read(run: RunFolder) -> None:
     result = summary(run)
     assert (result.state, result.step, result.iterations, result.model) == ("finished", 3, 3, "model")
-    assert result.sentence == "Finished after 3 steps." and result.began == 1795334318.50037
+    assert result.sentence == "Finished after 3 steps." and result.began == 1795334318.50037 and has_finished(run)
     assert (result.reward_before, result.reward) == (0.29528862341362344, 0.3536270442520442)
-
-
-def test_every_event_of_the_event_log_is_read(run: RunFolder) -> None:
     events = list(read_events(run.events))
     assert [event["seq"] for event in events] == list(range(13))
     assert [event["kind"] for event in events if event["kind"] != "phase"] == [
@@ -86,19 +83,11 @@ def test_the_completions_of_every_step_are_found_and_written_again_byte_for_byte
 
 def group_from(row: GroupRow) -> Group:
     """The group that a step would have had to write this row."""
-    completions = [
-        Completion(
-            [5] * each["tokens"],
-            [],
-            each["text"],
-            each["stop"],
-            scores=each["rewards"],
-            reward=each["reward"],
-            advantage=each["advantage"],
-            logged=each.get("logged", {}),
-        )
-        for each in row["completions"]
-    ]
+    completions: list[Completion] = []
+    for each in row["completions"]:
+        scored = {"scores": each["rewards"], "reward": each["reward"], "advantage": each["advantage"]}
+        scored["logged"] = each.get("logged", {})
+        completions.append(Completion([5] * each["tokens"], [], each["text"], each["stop"], **scored))
     return Group(group_of(row, 0, "a row").problem, completions)
 
 
@@ -117,10 +106,6 @@ def test_its_completions_are_scored_as_they_were(run: RunFolder) -> None:
     for new, old in zip(scored, written, strict=True):
         assert new["rewards"] == old["rewards"] | {"low_half": None}
         assert new["logged"] == old.get("logged")
-
-
-def test_a_finished_run_is_not_resumed(run: RunFolder) -> None:
-    assert has_finished(run)
 
 
 @pytest.mark.parametrize("has_lengths", [True, False])
@@ -145,12 +130,9 @@ def test_the_run_resumes_from_its_checkpoint_past_its_last_step(has_lengths: boo
     again = next(event for event in events if event.get("step") == 3)["metrics"]
     for name in ("num_tokens", "learning_rate", "epoch", "reward", "grad_norm"):
         assert again[name] == pytest.approx(third["metrics"][name], rel=1e-3), name
-    assert [_texts(row) for row in rows_of(run)[3]] == [_texts(row) for row in before[3]]
+    texts = [[row["prompt"], *(each["text"] for each in row["completions"])] for row in before[3]]
+    assert [[row["prompt"], *(each["text"] for each in row["completions"])] for row in rows_of(run)[3]] == texts
     assert rows_of(run)[1] == before[1] and rows_of(run)[2] == before[2]
     further = config.model_copy(update={"iters": 5})
     assert train(further, run, command="resume").step == 5
     assert [event["step"] for event in read_events(run.events) if event["kind"] == "step"] == [1, 2, 3, 4, 5]
-
-
-def _texts(row: GroupRow) -> list[str]:
-    return [row["prompt"], *(completion["text"] for completion in row["completions"])]

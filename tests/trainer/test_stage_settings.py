@@ -14,11 +14,8 @@ from backend.runs.saved_weights import all_checkpoints, best_of, find_checkpoint
 from tests.support import small_run
 from tests.support.small_run import arrays, assert_same_run, events, same, train_with_stops
 
-OTHERS: dict[str, Any] = {
-    "learning_rate": 3e-3, "temperature": 1.3, "top_k": 5, "beta": 0.05, "epsilon": 0.3, "group_size": 3,
-    "batch_size": 2,
-    "max_completion_length": 3,
-}  # fmt: skip
+OTHERS: dict[str, Any] = {"learning_rate": 3e-3, "temperature": 1.3, "top_k": 5, "beta": 0.05, "epsilon": 0.3}
+OTHERS |= {"group_size": 3, "batch_size": 2, "max_completion_length": 3}
 """What the second stage has of its own, beside its rows."""
 
 
@@ -32,13 +29,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def raw(inputs: Path) -> dict[str, Any]:
-    about = {
-        "learning_rate": 1e-3,
-        "save_every": 1,
-        "keep_checkpoints": 20,
-        "num_iterations": 2,
-        "iters": 5,
-        "max_completion_length": 4,
+    about = {"learning_rate": 1e-3, "save_every": 1, "keep_checkpoints": 20, "num_iterations": 2, "iters": 5} | {
+        "max_completion_length": 4
     }
     return small_run.settings_for(inputs, **small_run.low_half(inputs), **about)
 
@@ -72,9 +64,7 @@ def rows_of(run: RunFolder, after: int = 0) -> list[dict[str, Any]]:
     return [line for line in lines if line["step"] > after]
 
 
-def test_a_stage_equals_a_run_with_its_settings_that_goes_on_from_the_same_checkpoint(
-    raw: dict[str, Any], birds: dict[str, Any], whole: RunFolder, run: RunFolder
-) -> None:
+def test_a_stage_equals_a_run(raw: dict[str, Any], birds: dict[str, Any], whole: RunFolder, run: RunFolder) -> None:
     """To the last bit, but for the one counter that says where the stage's rows began."""
     small_run.train_here(raw | {"iters": 2}, run)
     state = find_checkpoint(run, "2").path / "state.json"
@@ -88,24 +78,18 @@ def test_a_stage_equals_a_run_with_its_settings_that_goes_on_from_the_same_check
 
 
 @pytest.mark.parametrize("stops", [(3, 5), *(pytest.param(stops, marks=pytest.mark.proof) for stops in ((2,), (4, 6)))])
-def test_breaks_within_stages_and_between_them_change_nothing(
-    staged: dict[str, Any], whole: RunFolder, run: RunFolder, stops: tuple[int, ...]
-) -> None:
+def test_breaks_alter_nothing(staged: dict[str, Any], whole: RunFolder, run: RunFolder, stops: tuple[int, ...]) -> None:
     train_with_stops(staged, run, *stops)
     assert_same_run(run, whole)
     assert [event["step"] for event in events(run, "change")] == [3, 6]
 
 
-def test_the_event_log_says_what_each_stage_changes(
-    whole: RunFolder, raw: dict[str, Any], birds: dict[str, Any]
-) -> None:
+def test_the_event_log_has_stage_changes(whole: RunFolder, raw: dict[str, Any], birds: dict[str, Any]) -> None:
     second, third = events(whole, "change")
     assert (second["step"], third["step"]) == (3, 6)
     assert second["settings"]["learning_rate"] == [1e-3, 3e-3] and third["settings"]["learning_rate"] == [3e-3, 5e-4]
-    assert (
-        second["settings"]["data"] == [raw["data"], birds["data"]]
-        and third["settings"]["data"] == second["settings"]["data"][::-1]
-    )
+    data = [raw["data"], birds["data"]]
+    assert second["settings"]["data"] == data and third["settings"]["data"] == data[::-1]
     assert set(second["settings"]) == {*OTHERS, *birds}
     rates = [event["metrics"]["learning_rate"] for event in events(whole, "step")]
     assert rates == pytest.approx([1e-3] * 2 + [3e-3] * 3 + [5e-4] * 2)
@@ -113,11 +97,8 @@ def test_the_event_log_says_what_each_stage_changes(
 
 def test_scores_of_a_stage_with_other_rewards_are_a_series_of_their_own(raw: dict[str, Any], run: RunFolder) -> None:
     """The first stage's rewards lie far above the second's; its best checkpoint is not the run's."""
-    stages = [
-        {"iters": 2, "reward_weights": [100.0]},
-        {"iters": 2, "learning_rate": 1e-4},
-        {"iters": 2, "reward_weights": [-1.0]},
-    ]
+    own = ({"reward_weights": [100.0]}, {"learning_rate": 1e-4}, {"reward_weights": [-1.0]})
+    stages = [{"iters": 2} | settings for settings in own]
     small_run.train_here(raw | {"stages": stages, "load_best_at_end": True, "num_iterations": 1}, run)
     series = {saved.step: saved.state.score_series for saved in all_checkpoints(run)}
     assert series == {1: 0, 2: 0, 3: 1, 4: 1, 5: 2, 6: 2}

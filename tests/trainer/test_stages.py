@@ -68,18 +68,13 @@ def lines(run: RunFolder) -> list[dict[str, Any]]:
     return [json.loads(line) for line in run.completions.read_text().splitlines()]
 
 
-STAGES: list[dict[str, Any]] = [
-    {"iters": 2, "reward_functions": ["low"]},
-    {"iters": 3, "reward_functions": ["high", "low"], "reward_weights": [2, -1]},
-    {"iters": 1},
-]
-
-
 @pytest.fixture(scope="module")
 def staged(inputs: Path) -> dict[str, Any]:
     """Settings of a run with stages, whose learning rate falls to 0."""
     falls = {"lr_schedule": "linear", "lr_warmup_steps": 0, "lr_decay_fraction": 1.0, "lr_final": 0.0}
-    return settings(inputs, ["low", "high"], reward_weights=[0.5, 0.25], stages=STAGES, iters=1000, **falls)
+    second = {"iters": 3, "reward_functions": ["high", "low"], "reward_weights": [2, -1]}
+    stages = [{"iters": 2, "reward_functions": ["low"]}, second, {"iters": 1}]
+    return settings(inputs, ["low", "high"], reward_weights=[0.5, 0.25], stages=stages, iters=1000, **falls)
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +92,9 @@ def test_stages_switch_at_their_step_and_decide_the_length_of_the_run(whole: Run
     expected = [{"low": 1.0}] * 2 + [{"high": 2.0, "low": -1.0}] * 3 + [{"low": 0.5, "high": 0.25}]
     for line, weights in zip(lines(whole), expected, strict=True):
         for completion in line["completions"]:
-            assert completion["rewards"].keys() == weights.keys()
-            assert completion["reward"] == pytest.approx(
-                sum(weights[name] * x for name, x in completion["rewards"].items())
-            )
+            scores = completion["rewards"]
+            assert scores.keys() == weights.keys()
+            assert completion["reward"] == pytest.approx(sum(weights[name] * x for name, x in scores.items()))
     for step_metrics, weights in zip(metrics(whole), expected, strict=True):
         assert {name.split("/")[1] for name in step_metrics if name.startswith("rewards/")} == weights.keys()
 
@@ -149,15 +143,8 @@ def numbers(run: RunFolder, prompts: int) -> list[list[int]]:
     return [taken[i : i + prompts] for i in range(0, len(taken), prompts)]
 
 
-DYNAMIC: dict[str, Any] = {
-    "dynamic_sampling": True,
-    "batch_size": 3,
-    "iters": 4,
-    "beta": 0.02,
-    "save_every": 1,
-    "keep_checkpoints": 9,
-    "max_completion_length": 3,
-}
+DYNAMIC: dict[str, Any] = {"dynamic_sampling": True, "batch_size": 3, "iters": 4, "beta": 0.02, "save_every": 1}
+DYNAMIC |= {"keep_checkpoints": 9, "max_completion_length": 3}
 
 
 @pytest.fixture(scope="module")

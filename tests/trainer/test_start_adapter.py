@@ -20,19 +20,9 @@ from tests.support.small_run import arrays, same
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("inputs")
-
-
-@pytest.fixture(scope="module")
 def raw(inputs: Path) -> dict[str, Any]:
-    about = {
-        "learning_rate": 1e-2,
-        "iters": 2,
-        "save_every": 1,
-        "max_completion_length": 3,
-        "keep_checkpoints": 9,
-        "reward_functions": ["low_half"],
+    about = {"learning_rate": 1e-2, "iters": 2, "save_every": 1, "max_completion_length": 3, "keep_checkpoints": 9} | {
+        "reward_functions": ["low_half"]
     }
     return small_run.settings_for(inputs, layers=2, **small_run.low_half(inputs) | about, beta=0.1)
 
@@ -45,10 +35,6 @@ def first(raw: dict[str, Any], inputs: Path) -> RunFolder:
     return run
 
 
-def steps_of(run: RunFolder) -> list[dict[str, Any]]:
-    return [event["metrics"] for event in read_events(run.events) if event["kind"] == "step"]
-
-
 def starts(raw: dict[str, Any], run: RunFolder, adapter: object, **changes: Any) -> RunFolder:
     assert small_run.train_here(raw | {"adapter": str(adapter)} | changes, run).kind == "finished"
     return run
@@ -56,17 +42,13 @@ def starts(raw: dict[str, Any], run: RunFolder, adapter: object, **changes: Any)
 
 def test_a_run_starts_from_the_arrays_that_are_named(raw: dict[str, Any], first: RunFolder, run: RunFolder) -> None:
     """At step 0 its checkpoint is theirs; the reference stays the base model, so the KL is not 0."""
-    named = {
-        first.path: "2",
-        f"{first.path}@1": "1",
-        first.adapters: "2",
-        find_checkpoint(first, "1").weights_file: "1",
-    }
+    named = {first.path: "2", f"{first.path}@1": "1", first.adapters: "2"}
+    named[find_checkpoint(first, "1").weights_file] = "1"
     for number, (adapter, step) in enumerate(named.items()):
         begun = starts(raw, RunFolder(run.path / str(number)), adapter, iters=1)
         assert same(arrays(find_checkpoint(begun, "0").weights_file), arrays(find_checkpoint(first, step).weights_file))
-        (metrics,) = steps_of(begun)
-        assert metrics["kl"] > 1e-4
+        (step_event,) = small_run.events(begun, "step")
+        assert step_event["metrics"]["kl"] > 1e-4
     assert any("The adapters start from" in event.get("sentence", "") for event in read_events(begun.events))
 
 
@@ -78,17 +60,10 @@ def test_a_start_equals_a_cold_clone(raw: dict[str, Any], first: RunFolder, run:
     assert begun.completions.read_text() == cloned.completions.read_text()
 
 
-def test_a_run_that_was_killed_does_not_need_the_adapter_again(
-    raw: dict[str, Any], first: RunFolder, run: RunFolder, tmp_path: Path
-) -> None:
+def test_a_resume_needs_no_adapter(raw: dict[str, Any], first: RunFolder, run: RunFolder, tmp_path: Path) -> None:
     whole = starts(raw, RunFolder(tmp_path / "whole"), first.adapters)
     lent = Path(shutil.copytree(first.adapters, tmp_path / "lent"))
-
-    def stop(event: dict[str, Any]) -> None:
-        if event["kind"] == "step" and event["step"] == 1:
-            run.say("stop")
-
-    assert small_run.train_here(raw | {"adapter": str(lent)}, run, stop).step == 1
+    assert small_run.train_here(raw | {"adapter": str(lent)}, run, small_run.stop_after(run, 1)).step == 1
     shutil.rmtree(lent)
     shutil.rmtree(find_checkpoint(run, "1").path)  # as a kill in step 1 leaves it
     starts(raw, run, lent)
@@ -108,8 +83,8 @@ def test_a_run_that_was_killed_does_not_need_the_adapter_again(
         ({"adapter": "nowhere"}, "adapter", "There is no adapter nowhere: no folder with adapters.safetensors"),
         ({"adapter": "{first}@9"}, "adapter", "has no checkpoint 9; choose one of end, best, 2, 1."),
     ],
-)  # fmt: skip
-def test_an_adapter_that_does_not_fit_is_refused_in_a_sentence(
+)
+def test_an_adapter_that_does_not_fit_is_refused(
     raw: dict[str, Any], first: RunFolder, changes: dict[str, Any], setting: str, says: str
 ) -> None:
     changes = {

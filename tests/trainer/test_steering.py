@@ -4,16 +4,15 @@ them exactly."""
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from backend.config.config import parse
 from backend.runs import checkpoint
-from backend.runs.checkpoint import arrays_of
 from backend.runs.run_folder import RunFolder
 from backend.runs.steering import Change, read_changes, request_change
 from backend.trainer import telemetry
@@ -22,17 +21,16 @@ from tests.support import small_run
 from tests.support.small_run import assert_same_run, events, numbers
 
 Echo = Callable[[dict[str, Any]], None]
-SETTINGS: dict[str, Any] = {
-    "iters": 6, "group_size": 4, "num_iterations": 2, "learning_rate": 1e-3, "epsilon": 1e-3, "dropout": 0.1,
-    "lr_schedule": "cosine", "lr_warmup_steps": 2, "lr_final": 1e-5, "save_every": 1, "keep_checkpoints": 9,
-    "steps_per_eval": 2,
-    "validation_split": 0.25, "val_batches": 1, "max_completion_length": 4, "top_k": 0,
-}  # fmt: skip
-CHANGED: dict[str, Any] = {
-    "learning_rate": 3e-3, "beta": 0.2, "temperature": 1.3, "epsilon": 0.2, "epsilon_high": 0.3,
-    "reward_weights": [2.0],
-    "iters": 5, "top_p": 0.8, "max_grad_norm": 0.5, "entropy_coef": 0.01, "steps_per_eval": 3,
-}  # fmt: skip
+SETTINGS: dict[str, Any] = (
+    {"iters": 6, "group_size": 4, "num_iterations": 2, "learning_rate": 1e-3, "epsilon": 1e-3, "dropout": 0.1}
+    | {"lr_schedule": "cosine", "lr_warmup_steps": 2, "lr_final": 1e-5, "save_every": 1, "keep_checkpoints": 9}
+    | {"steps_per_eval": 2, "validation_split": 0.25, "val_batches": 1, "max_completion_length": 4, "top_k": 0}
+)
+CHANGED: dict[str, Any] = (
+    {"learning_rate": 3e-3, "beta": 0.2, "temperature": 1.3, "epsilon": 0.2, "epsilon_high": 0.3}
+    | {"reward_weights": [2.0], "iters": 5, "top_p": 0.8, "max_grad_norm": 0.5, "entropy_coef": 0.01}
+    | {"steps_per_eval": 3}
+)
 """Of every kind that the trainer takes up in a place of its own; the KL weight from 0, so that a reference is
 loaded."""
 
@@ -72,16 +70,9 @@ def changed(raw: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Ru
     return trained(raw, run, asking(run, CHANGED))
 
 
-def weights(run: RunFolder, step: int | None = None) -> dict[str, np.ndarray]:
-    saved = next(each for each in reversed(checkpoint.all_checkpoints(run)) if step in (None, each.state.step))
-    return {name: np.array(x) for name, x in (arrays_of(saved, "weights") | arrays_of(saved, "optimizer")).items()}
-
-
 def cut_to(source: RunFolder, folder: Path, step: int) -> RunFolder:
     """A copy of a run as a kill would have left it whose newest checkpoint is that of `step`; its event log is ahead of
     it."""
-    import shutil
-
     run = RunFolder(folder / f"killed-after-{step}")
     shutil.copytree(source.path, run.path)
     for saved in checkpoint.all_checkpoints(run):
@@ -97,29 +88,23 @@ def test_a_change_holds_from_the_next_step_and_is_kept(changed: RunFolder, uncha
     assert event["step"] == 4 and event["settings"]["learning_rate"] == [1e-3, 3e-3]
     assert set(event["settings"]) == set(CHANGED)
     assert read_changes(changed) == [Change(4, {key: tuple(pair) for key, pair in event["settings"].items()})]
-    assert [step for _, step, _ in numbers(changed)] == [0, 1, 2, 2, 3, 4, 5, 5], (
-        "shortened to five steps, the last evaluated"
-    )
+    assert [step for _, step, _ in numbers(changed)] == [0, 1, 2, 2, 3, 4, 5, 5], "five steps, the last evaluated"
     assert numbers(changed)[:5] == numbers(unchanged)[:5], "what came before is as it was"
     fourth = next(metrics for kind, step, metrics in numbers(changed) if (kind, step) == ("step", 4))
     assert fourth["kl"] is not None and fourth["learning_rate"] > 1e-3
     rows = [json.loads(line) for line in changed.completions.read_text().splitlines()]
-    assert all(
-        c["reward"] == 2 * c["rewards"]["low_half"] for row in rows if row["step"] > 3 for c in row["completions"]
-    )
+    later = [completion for row in rows if row["step"] > 3 for completion in row["completions"]]
+    assert all(completion["reward"] == 2 * completion["rewards"]["low_half"] for completion in later)
 
 
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.proof), 3, 4])
-def test_a_run_killed_before_or_after_its_change_equals_the_one_that_was_not(
-    raw: dict[str, Any], changed: RunFolder, tmp_path: Path, step: int
-) -> None:
+def test_a_killed_run_equals_the_whole_one(raw: dict[str, Any], changed: RunFolder, tmp_path: Path, step: int) -> None:
     run = cut_to(changed, tmp_path, step)
     assert small_run.train_here(raw, run).kind == "finished"
     assert events(run, "started")[-1]["resumed_from"] == step
     assert_same_run(run, changed)
-    assert [event["settings"] for event in events(run, "change")] == [
-        event["settings"] for event in events(changed, "change")
-    ]
+    mine, theirs = ([event["settings"] for event in events(each, "change")] for each in (run, changed))
+    assert mine == theirs
 
 
 def test_a_change_to_other_values_and_back_changes_nothing(
@@ -163,7 +148,7 @@ def test_a_damaged_request_is_refused_and_the_run_goes_on(raw: dict[str, Any], r
     assert not run.change_request.exists() and small_run.steps(run) == [1, 2]
 
 
-def test_finish_step_ends_after_the_step_in_flight(
+def test_finish_step(
     raw: dict[str, Any], unchanged: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(telemetry, "PHASE_EVERY_S", 0)

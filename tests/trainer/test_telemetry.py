@@ -117,17 +117,9 @@ def test_memory_and_cores_are_those_of_the_whole_tree() -> None:
     assert before["machine/swap_gb"] == pytest.approx(psutil.swap_memory().used / 1e9, abs=0.5)
 
 
-def test_every_step_says_what_it_used(tmp_path: Path, run: RunFolder) -> None:
-    small_run.train_here(small_run.settings_for(tmp_path, iters=2), run)
-    steps = [event["metrics"] for event in read_events(run.events) if event["kind"] == "step"]
-    assert all(0.01 < step["process/memory_gb"] < 50 and 0 < step["process/cpu_cores"] < 200 for step in steps)
-    assert all(step["machine/swap_gb"] >= 0 for step in steps)
-
-
-CLIPPING: dict[str, Any] = {
-    "iters": 2, "batch_size": 2, "group_size": 4, "num_iterations": 2, "learning_rate": 2e-3, "epsilon": 1e-3,
-    "max_completion_length": 10, "skip_zero_signal": False, "temperature": 0.9,
-}  # fmt: skip
+CLIPPING: dict[str, Any] = {"iters": 2, "batch_size": 2, "group_size": 4, "num_iterations": 2}
+CLIPPING |= {"learning_rate": 2e-3, "epsilon": 1e-3, "max_completion_length": 10, "skip_zero_signal": False}
+CLIPPING |= {"temperature": 0.9}
 """Two updates a step: in the second the ratios have left 1, and so tight a range clips many of them."""
 
 
@@ -174,9 +166,7 @@ def test_the_numbers_are_those_of_the_loss(runs: tuple[RunFolder, RunFolder]) ->
     for tokens in data:
         ratios = np.exp(np.array(tokens["learned_logp"]) - np.array(tokens["logp"]))
         np.testing.assert_allclose(tokens["ratio"], ratios, rtol=1e-4)
-    assert max(abs(math.log(x)) for tokens in data for x in tokens["ratio"]) > 1e-3, (
-        "the second update's, not the first's"
-    )
+    assert max(abs(math.log(x)) for tokens in data for x in tokens["ratio"]) > 1e-3, "those of the second update"
 
 
 def test_token_texts_make_up_the_completion(runs: tuple[RunFolder, RunFolder]) -> None:
