@@ -122,8 +122,9 @@ def test_a_failed_write_is_raised_and_the_next_may_succeed(run: RunFolder, monke
             checkpoint_writer.wait()
     assert checkpoint_writer.saved_step is None and not list(run.checkpoints.iterdir())
     checkpoint_writer.begin(lambda: snapshot_of(1, {"x": mx.ones(2)}))
-    checkpoint_writer.close()
+    checkpoint_writer.wait()
     assert checkpoint_writer.saved_step == 1
+    checkpoint_writer.close()
 
 
 def kinds_and_steps(run: RunFolder) -> list[tuple[str, int]]:
