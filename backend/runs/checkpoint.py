@@ -98,13 +98,16 @@ def write_state(folder: Path, state: TrainingState) -> None:
 
 def lengths_at(run: RunFolder, saved: Checkpoint) -> tuple[int, int]:
     """Bytes of the event log and of the completions that belong to a checkpoint: as it recorded them, or up to the last
-    line of its step where an earlier version recorded none."""
-    files = {"events_bytes": run.events, "completions_bytes": run.completions}
-    events, completions = (
-        end_of_step(path, saved.step) if name in saved.filled_in else getattr(saved.state, name)
-        for name, path in files.items()
-    )
-    return events, completions
+    line of its step where an earlier version recorded none, or where somebody has edited the file since."""
+
+    def length(path: Path, recorded: int) -> int:
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            if recorded and file.seek(0, os.SEEK_END) >= recorded:
+                file.seek(recorded - 1)
+                return recorded if file.read(1) == b"\n" else end_of_step(path, saved.step)
+        return end_of_step(path, saved.step)
+
+    return length(run.events, saved.state.events_bytes), length(run.completions, saved.state.completions_bytes)
 
 
 def first_start(run: RunFolder) -> float | None:
