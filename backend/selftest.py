@@ -156,7 +156,8 @@ def sample_group(bench: Workbench) -> str:
     parts.scoring.score(bench.groups, 1)
     batch = bench.batch()
     assert batch.sampling_logp_BT is not None
-    difference = float(mx.max(mx.abs(bench.logps(batch) - batch.sampling_logp_BT) * batch.mask_BT).item())  # pyright: ignore
+    gaps_BT = mx.abs(bench.logps(batch) - batch.sampling_logp_BT) * batch.mask_BT
+    difference = float(mx.max(gaps_BT).item())  # pyright: ignore
     if not difference <= LOGP_TOLERANCE:
         raise CheckFailed(f"Sampler and learner disagree about the probability of a token, by {difference:.3g} nats.")
     sampled = f"{config.group_size} completions sampled and scored, {tokens} tokens in {seconds:.1f} s"

@@ -201,7 +201,8 @@ class _Dumper(yaml.SafeDumper):
     """Quotes text with a "next line" character, which PyYAML would read back as a newline."""
 
     def represent_text(self, text: str) -> yaml.Node:
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style='"' if "\x85" in text else None)  # pyright: ignore
+        style: Any = '"' if "\x85" in text else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _Dumper.represent_text)

@@ -108,7 +108,8 @@ def blocked_attention(
     # Scaled outside of the custom function: d numbers a query instead of K + N scores, and autodiff scales and rounds
     # dQ.
     scaled = queries_BHNd.astype(mx.float32) * scale
-    return attention(scaled, keys_BJNd, values_BJNe, *(prompts[:2] if prompts else ()))[0]  # pyright: ignore[reportIndexIssue]
+    own = prompts[:2] if prompts else ()
+    return attention(scaled, keys_BJNd, values_BJNe, *own)[0]  # pyright: ignore[reportIndexIssue]
 
 
 def decode_attention(

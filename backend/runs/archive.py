@@ -186,7 +186,8 @@ class WorkClock:
             if not is_late:
                 # Unix time jumps when the machine has slept or its clock is set; the monotonic clock does not.
                 is_steady = is_number(mono) and self._last_mono is not None and mono >= self._last_mono
-                self.seconds += mono - self._last_mono if self._ticking and is_steady else self.since_last(t)  # pyright: ignore
+                is_timed = self._ticking and is_steady
+                self.seconds += mono - self._last_mono if is_timed else self.since_last(t)  # pyright: ignore
             self.last_t, self._last_mono = float(t), float(mono) if is_number(mono) else None
         if kind == "phase":
             self._ticking = event.get("phase") not in IDLE_PHASES

@@ -191,7 +191,8 @@ class Sweep:
             return ending
         if ending.kind != "finished":
             self._stop_all(f"its sweep ended: {ending.sentence}")
-        self.results.state, self.results.sentence = ending.kind, ending.sentence  # pyright: ignore[reportAttributeAccessIssue]
+        self.results.state = ending.kind  # pyright: ignore[reportAttributeAccessIssue]
+        self.results.sentence = ending.sentence
         self.report()
         return ending
 

@@ -67,10 +67,16 @@ def main() -> None:
     if training.max_steps <= 0:
         training.max_steps = steps * SETTINGS.updates_per_step
     trainer = StudioTrainer(
-        model=model.model_name_or_path, reward_funcs=list(rewards.FUNCTIONS), args=training, train_dataset=train,
-        eval_dataset=evaluation_rows(training, tokenizer), processing_class=tokenizer, callbacks=callbacks(training),
-        quantization_config=get_quantization_config(model), peft_config=adapters(model),
-    )  # fmt: skip
+        model=model.model_name_or_path,
+        reward_funcs=list(rewards.FUNCTIONS),
+        args=training,
+        train_dataset=train,
+        eval_dataset=evaluation_rows(training, tokenizer),
+        processing_class=tokenizer,
+        callbacks=callbacks(training),
+        quantization_config=get_quantization_config(model),
+        peft_config=adapters(model),
+    )
     trainer.steps = max(1, training.max_steps // SETTINGS.updates_per_step)
     trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
     trainer.save_model(training.output_dir)

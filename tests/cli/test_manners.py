@@ -33,7 +33,8 @@ def test_a_process_has_its_own_verb_alone() -> None:
     for verb in grouped:
         known = typer.main.get_command(app(verb))
         assert list(known.commands) == [verb]  # pyright: ignore[reportAttributeAccessIssue]
-    assert sorted(typer.main.get_command(app()).commands) == sorted(grouped)  # pyright: ignore[reportAttributeAccessIssue]
+    program: Any = typer.main.get_command(app())
+    assert sorted(program.commands) == sorted(grouped)
 
 
 @pytest.mark.parametrize("line", sorted({line for lines in help_page.EXAMPLES.values() for line in lines}))

@@ -373,7 +373,8 @@ def test_every_format_of_an_export(machine: Machine, lora_run: Path, name: str) 
 def test_upload_with_card_and_curves(machine: Machine, run: Path) -> None:
     with HubStandIn() as stand_in:
         network = {"HF_ENDPOINT": stand_in.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
-        machine.run(BUNDLED_PROGRAM, "export", run, "--to", "hub", "--repo", "someone/sums", **network)  # pyright: ignore
+        upload: list[Any] = ["export", run, "--to", "hub", "--repo", "someone/sums"]
+        machine.run(BUNDLED_PROGRAM, *upload, **network)  # pyright: ignore
         files = stand_in.repos["models"]["someone/sums"].files
     assert {"config.json", "model.safetensors", "README.md"} <= set(files)
     assert files["curves.png"].startswith(b"\x89PNG")

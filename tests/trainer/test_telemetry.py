@@ -69,10 +69,12 @@ def test_peak_memory_is_measured_by_phase_and_overall() -> None:
 
 
 # The counters of an accelerator in one line, as ioreg writes a dictionary; shortened.
-PRINTED = """+-o AGXAcceleratorG14X  <class AGXAcceleratorG14X, id 0x1000003c7, registered, matched, active, busy 0 (0 ms), retain 81>
+PRINTED = """+-o AGXAcceleratorG14X  <class AGXAcceleratorG14X, id 0x1000003c7, registered, matched, active, \
+busy 0 (0 ms), retain 81>
     {
       "IOClass" = "AGXAcceleratorG14X"
-      "PerformanceStatistics" = {"In use system memory (driver)"=0,"Tiler Utilization %"=3,"Device Utilization %"=42,"recoveryCount"=0}
+      "PerformanceStatistics" = {"In use system memory (driver)"=0,"Tiler Utilization %"=3,\
+"Device Utilization %"=42,"recoveryCount"=0}
       "gpu-core-count" = 30
     }
 """
