@@ -104,7 +104,8 @@ def open_page(window: Window, key: str) -> None:
     window.show_page(key)
     QTest.qWait(50)
     if key in FORM_PAGES:  # what is found when the dataset is read becomes a stop
-        wait_until(lambda: window.session.dataset.state not in ("none", "reading"))
+        dataset = window.session.dataset
+        wait_until(lambda: dataset.state not in ("none", "reading") and not dataset._pending)
     window.sidebar.buttons[key].setFocus(Qt.FocusReason.TabFocusReason)
 
 

@@ -56,6 +56,11 @@ def test_every_checkpoint_is_offered_with_its_reward(dialog: CloneDialog) -> Non
     assert dialog.differs.text().startswith("Nothing changes")
 
 
+def test_a_name_that_no_folder_can_have_raises_nothing(dialog: CloneDialog) -> None:
+    dialog.name.setText("x" * 300)
+    assert "exists" not in dialog.outcome.text()
+
+
 def test_a_setting_is_compared_with_its_value_at_the_chosen_step(dialog: CloneDialog) -> None:
     change(dialog, "learning_rate", "2e-5")
     assert "Learning Rate: 1e-05 → 2e-05" in dialog.differs.text(), "it was changed before step 30"

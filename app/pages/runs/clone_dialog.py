@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -197,7 +198,7 @@ class CloneDialog(Dialog):
         same = "Nothing changes: a second run from the same point."
         self.differs.setText("Changes:\n" + "\n".join(lines) if lines else same)
         name = self.name.text().strip()
-        taken = bool(name) and (self.run.path.parent / name).exists()
+        taken = bool(name) and os.path.exists(self.run.path.parent / name)  # a name too long is False, not an error
         reasons = [
             self._problem or self._no_steps_left(new),
             "A run of this name exists." if taken else "",
