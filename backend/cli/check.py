@@ -176,7 +176,7 @@ def import_settings(
         tell(adapter.path)
         return
     if model or fetch:
-        sentence = f"--model and --fetch are for the folder of an adapter, and {quote(source, 60)} is none."
+        sentence = f"--model and --fetch are for the folder of an adapter, and {quote(source, 60)} is a file."
         raise UserError("model", sentence)
     if target is not None and target.exists() and not overwrite:
         raise UserError("output", f"{quote(target)} is there already; take another name, or --overwrite.")

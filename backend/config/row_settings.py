@@ -52,7 +52,7 @@ def pattern_fault(pattern: str) -> str:
     try:
         groups = re.compile(pattern).groups
     except (re.error, OverflowError, RecursionError) as error:
-        return f"{quote(pattern, 60)} is no regular expression: {quote(error, 80)}."
+        return f"{quote(pattern, 60)} is not a regular expression: {quote(error, 80)}."
     if groups == 1:
         return ""
     has = "no group" if not groups else f"{groups} groups"

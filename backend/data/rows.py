@@ -149,7 +149,8 @@ def find_answer(pattern: str, answer: Any, where: Callable[[], str]) -> str | No
         slow = f"The answer pattern takes more than {MATCH_S:g} s on the answer of {where()}"
         raise UserError("answer_pattern", f"{slow}; write a simpler one.") from None
     except regex.error as error:  # Python's own re accepts it, see `backend.config.row_settings`
-        raise UserError("answer_pattern", f"The answer pattern is no regular expression: {quote(error, 80)}.") from None
+        sentence = f"The answer pattern is not a regular expression: {quote(error, 80)}."
+        raise UserError("answer_pattern", sentence) from None
     return None if found is None or found[1] is None else found[1].strip()
 
 

@@ -165,9 +165,6 @@ class FlatCollectives(Collectives):
         self.waited_s += time.perf_counter() - began
         return mx.concatenate([row[:length] for row, length in zip(rows, lengths, strict=True)])
 
-    def barrier(self) -> None:
-        self.gather(None)
-
     def _gather_equal(self, own: bytes) -> list[bytes]:
         gathered = np.array(self.all_gather(mx.array(np.frombuffer(own, np.uint8)))).tobytes()
         return [gathered[i : i + len(own)] for i in range(0, len(gathered), len(own))]

@@ -34,8 +34,6 @@ from backend.utils.text import quote
 HOSTS_LIMIT = 2**18
 """Bytes of a hosts file."""
 MOST_HOSTS = 64
-BACKENDS = ("ring", "mpi", "nccl", "jaccl", "jaccl-ring")
-"""The backends of `mlx.launch`."""
 AUTO = "auto"
 WANTED = (AUTO, "ring", "mpi", "jaccl", "nccl")
 """Values of `distributed_backend`."""
@@ -234,7 +232,7 @@ def _is_own_address(address: str) -> bool:
 
 class BackendChoice(NamedTuple):
     backend: str
-    """One of BACKENDS."""
+    """One of the backends of `mlx.launch`: ring, mpi, nccl, jaccl or jaccl-ring."""
     why: str
     """The reason, for the event log."""
 

@@ -494,7 +494,7 @@ def place(model: str, revision: str, names: list[str], size: int) -> Path:
     require_room(folder, size + RESERVE, "The model")
     if revision:
         if not is_folder_name(revision):
-            raise UserError("model", "The revision is no folder's name.")
+            raise UserError("model", "The revision cannot be a folder's name.")
         return folder
     present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     if is_folder(folder) and ("config.json" in present or not present <= {*names}):

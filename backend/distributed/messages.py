@@ -44,7 +44,7 @@ SHORT = 8
 
 
 class MessageError(Exception):
-    """What was received is no message."""
+    """The received bytes are not a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ def decode(read: Callable[[int], bytearray]) -> tuple[str, dict[str, Any]]:
     """Kind and body of the next message. `read` takes memory only as bytes arrive. Raises MessageError."""
     magic, header_bytes, array_bytes = PREFIX.unpack(read(PREFIX.size))
     if magic != MAGIC or header_bytes > LONGEST_HEADER or array_bytes > LONGEST_ARRAYS:
-        raise MessageError("sent what is no message")
+        raise MessageError("sent an invalid message")
     raw = read(header_bytes)
     try:
         header = json.loads(raw.decode(errors="surrogatepass"))
@@ -200,7 +200,7 @@ def decode(read: Callable[[int], bytearray]) -> tuple[str, dict[str, Any]]:
             offset += size
         return str(header["kind"]), from_json(dict(header["body"]), arrays)
     except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
-        raise MessageError(f"sent what is no message ({error})") from error
+        raise MessageError(f"sent an invalid message ({error})") from error
 
 
 def check_sendable(values: Mapping[str, Any]) -> None:

@@ -241,7 +241,7 @@ class ShardedContext(RunContext):
 
 
 def follow(leader: WorkerChannel, ranks: MlxCollectives, message: ChannelMessage) -> ChannelMessage:
-    """A worker's side: make rank 0's calls from `message` on. → the first message that is none."""
+    """On a worker: make rank 0's calls, beginning with `message`. Returns the first message that is not a call."""
     follower: _Follower | None = None
     while message.kind in CALLS:
         then = None

@@ -89,7 +89,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """A folder that is no valid checkpoint any more, and the reason, in words that follow its name."""
+    """A damaged checkpoint folder, and the reason, in words that follow its name."""
 
     path: Path
     why: str

@@ -34,8 +34,6 @@ class Collectives(Protocol):
         """Concatenate float32 vectors in rank order; lengths may differ or be 0."""
         ...
 
-    def barrier(self) -> None: ...
-
 
 class Alone(Collectives):
     """A run with one process."""
@@ -54,8 +52,6 @@ class Alone(Collectives):
 
     def concatenate(self, x_N: mx.array) -> mx.array:
         return x_N
-
-    def barrier(self) -> None: ...
 
 
 ALONE = Alone()

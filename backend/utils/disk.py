@@ -102,7 +102,7 @@ def fault_of(error: BaseException) -> DiskError | None:
 
 
 def replace_file(path: Path, content: str | Iterable[bytes], *, mode: int | None = None) -> None:
-    """Write a file anew, with the rights `mode`, or those that it has, or those of a new file. Raises DiskError.
+    """Replace a file, with the permissions `mode`, or those that it has, or those of a new file. Raises DiskError.
 
     Half of a surrogate pair, which UTF-8 cannot hold, is written as JSON writes it.
     """

@@ -28,7 +28,7 @@ READ_S = 2.0
 def require_environment() -> None:
     """Raise UserError where no verb could work with what the system and the user's shell set for this process.
 
-    That is an HF_ENDPOINT that is no address, and too little memory for Python, mlx and their libraries.
+    That is an invalid HF_ENDPOINT, and too little memory for Python, mlx and their libraries.
     """
     require_hub_address()
     allowed, _ = resource.getrlimit(resource.RLIMIT_AS)

@@ -1,8 +1,7 @@
 """A random walk over the window and real runs: whatever is visible and enabled is clicked, typed into, chosen,
 scrolled.
 
-An exception that reaches `sys.excepthook` fails the walk. A proof: one walk in ten ends in a broken heap inside Qt,
-whose cause is not known.
+An exception that reaches `sys.excepthook` fails the walk. A proof: 2,000 actions take 20 to 40 seconds.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ def test_wrong_arguments_are_found_from_the_text_and_again_when_resolving(text: 
         ),
         ("cosine_scaled(min_value_wrong=1.0)", "min_value_wrong must not be above max_value_wrong"),
         ("cosine_scaled(max_value_correct=0.0)", "min_value_correct must not be above max_value_correct"),
-        ("regex_match(pattern='(')", "pattern is no regular expression: missing )"),
+        ("regex_match(pattern='(')", "pattern is not a regular expression: missing )"),
         ("regex_match(pattern='a{1000000000}')", "a{1000000000} is more than 1,000,000 characters long with its rep"),
         ("regex_match(pattern='\\bx')", 'pattern holds a backspace: write r"\\b"'),
     ],

@@ -79,7 +79,7 @@ def regex_match(prompts: Texts, completions: Texts, answer: Texts, types: Types 
     try:
         compiled = regex.compile(pattern)
     except regex.error as error:
-        raise ValueError(f"pattern is no regular expression: {error}") from None
+        raise ValueError(f"pattern is not a regular expression: {error}") from None
     scores: list[float | None] = []
     for text in completions:
         try:
