@@ -16,6 +16,9 @@ from backend.utils.text import quote
 
 ASKS_FOR_NOTHING = ("", "none", "no", "false", "off", "null")
 """Values, as lower-case text, with which a refused key is accepted."""
+NO_REMOTE_CODE = "the code of models is mlx-lm's; none from a model's repository is run"
+BY_HOSTS = "--hosts FILE says which machines train, and whether they share the prompts or the model"
+"""Reasons that several tables give for a key without effect."""
 CHOICE_ALIASES: dict[str, dict[str, str]] = {
     "lr_schedule": {
         **dict.fromkeys(("cosine_decay", "cosine decay", "cosine_with_min_lr"), "cosine"),

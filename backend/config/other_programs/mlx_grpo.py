@@ -73,8 +73,10 @@ _FIELDS = {
         ("<think>", "</think>", "<thinking>", "</thinking>", "<answer>", "</answer>"),
     ),
     **refused("Prompts are always shuffled, by data_seed.", "shuffle_data", (True,)),
-    **refused("Speculative decoding is not built yet.", "use_speculative_decoding"),
-    **ignored("speculative decoding is not built", "draft_model_path num_draft_tokens"),
+    **ignored(
+        "there is no draft model yet; completions are the same without one, only slower",
+        "use_speculative_decoding draft_model_path num_draft_tokens",
+    ),
     **ignored(
         "caches keep the model's precision and grow to what the prompts need",
         "max_kv_size kv_bits kv_group_size quantized_kv_start",

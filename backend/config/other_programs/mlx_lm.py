@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from backend.config.other_programs.keys import (
     CHOICE_ALIASES,
+    NO_REMOTE_CODE,
     OtherProgram,
     Translated,
     Translator,
@@ -55,6 +56,18 @@ _SETTINGS = {
     **renamed(project_name="tracker_project"),
     **same("report_to"),
 }
+_PAIRS = "it learns from pairs of answers; here a reward function scores each answer, higher for a preferred one"
+_JUDGED = "a judge compares answers; here a reward function with reward_network may ask one for a score"
+OTHER_MODES: dict[str, str] = {
+    "sft": "it imitates answers; train with mlx-lm first, and GRPO on the fused model",
+    **dict.fromkeys(("dpo", "cpo", "orpo", "ftpo", "dsla"), _PAIRS),
+    "kto": "it learns from answers marked good or bad; a reward function gives that mark here",
+    **dict.fromkeys(("online_dpo", "xpo"), _JUDGED),
+    "ppo": "it learns a value model; a group's mean takes its place here, with num_iterations above 1 for the clip",
+    "rlhf_reinforce": "a reward function and beta, the KL penalty, do the same here",
+    "klpo": "beta is the weight of the KL penalty here",
+}
+"""Modes of mlx-lm-lora 5.10, and TRL's KTO, that are not built → what is nearest here, as a clause."""
 _IGNORED = {
     **ignored("every run here trains", "train"),
     **ignored("the file is read already", "config"),
@@ -66,7 +79,7 @@ _IGNORED = {
     **ignored("the tokenizer's chat template is always applied to prompts", "use_chat_template use_prompt"),
     **ignored("completions end at the model's own end token and at stop", "end_answer_token"),
     **ignored("python -m backend rewards list lists them", "list_reward_functions"),
-    **ignored("the code of models is mlx-lm's; none from a model's repository is run", "trust_remote_code"),
+    **ignored(NO_REMOTE_CODE, "trust_remote_code"),
     **ignored("GRPO asks reward functions, and no judge", "judge judge_config judge_system alpha"),
     **ignored(
         "it belongs to another way of training",
@@ -101,6 +114,12 @@ _DATASET_PARTS = {
     "config": "dataset_config",
     "completion_feature": "answer_feature",
 }
+
+
+def _mode(to: Translator) -> None:
+    mode = str(to.values.get("train_mode", "")).strip().lower()
+    if nearest := OTHER_MODES.get(mode.replace("-", "_")):
+        to.refuse("train_mode", f"There is no mode {mode} here, only grpo: {nearest}.")
 
 
 def _hugging_face_dataset(to: Translator) -> None:
@@ -265,6 +284,9 @@ MLX_LM_LORA = OtherProgram(
     name="mlx-lm-lora",
     source="mlx-lm-lora 5.10.2, its example files, and mlx-lm 0.32",
     sections={"Settings": _SETTINGS, "Accepted for its other trainings and its window": _IGNORED},
-    regroups=(*(_hugging_face_dataset, _lora_parameters, _optimizer_config, _wandb, _accumulation, _lr_schedule),),
+    regroups=(
+        *(_mode, _hugging_face_dataset, _lora_parameters, _optimizer_config),
+        *(_wandb, _accumulation, _lr_schedule),
+    ),
     defaults=_defaults,
 )

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from backend.config.other_programs.keys import (
+    BY_HOSTS,
     Refused,
     Translator,
     Words,
@@ -21,6 +22,7 @@ from backend.config.other_programs.keys import (
     switch,
 )
 from backend.models.adapter_types import ALL_LINEAR
+from backend.rewards.catalogue import split_names
 from backend.utils.text import quote
 
 WORD = "peft_config"
@@ -46,7 +48,7 @@ LORA_WORDS: Words = {
     **ignored("it is a mark of the file", "auto_mapping peft_version inference_mode"),
     **ignored("the model is named beside it", "base_model_name_or_path revision"),
     **ignored("MLX stores the weights of a layer in one way", "fan_in_fan_out"),
-    **ignored("a run is one process on one Mac", "megatron_config megatron_core"),
+    **ignored(BY_HOSTS, "megatron_config megatron_core"),
     **ignored("it is for PyTorch; grad_checkpoint saves memory here", "runtime_config velora_config"),
     **ignored("it only matters with use_qalora", "qalora_group_size"),
     **ignored(
@@ -108,14 +110,15 @@ def peft_config(to: Translator) -> None:
     to.fill("use_peft", True, WORD)
     for word, value in given.items():
         fate = LORA_WORDS.get(word)
-        is_name = isinstance(value, str) and (value == ALL_LINEAR or value.replace("_", "a").isalnum())
+        names = split_names(value) if isinstance(value, str) else []
+        are_names = all(name == ALL_LINEAR or name.replace("_", "a").isalnum() for name in names)
         if fate is None:
             to.refuse(WORD, f"peft_config has {quote(word, 40)}, which is no word of LoraConfig here; take it out.")
         elif isinstance(fate, Refused):
             # init_lora_weights: false asks for a random B, which changes the model.
             if fate.asks(value) or (word == "init_lora_weights" and as_bool(value) is False):
                 to.refuse(WORD, f"peft_config has {word}: {quote(value, 30)}. {fate.nearest}")
-        elif word == "target_modules" and isinstance(value, str) and not is_name:
+        elif word == "target_modules" and not are_names:
             sentence = f"target_modules is a pattern, {quote(value, 40)}; list the names of the layers, or all-linear."
             to.refuse(WORD, sentence)
         elif word in _INTO_TRL:

@@ -223,15 +223,13 @@ def _lists(to: Translator) -> None:
     """Lists may be comma-separated text, with or without brackets, and a single weight a number; empty text means the
     default. A stop string may stand alone, and a list may hold the one dataset."""
     values = to.values
-    for key in ("reward_functions", "reward_weights", "lora_keys", "modules_to_save", "report_to"):
+    for key in ("reward_functions", "reward_weights", "lora_keys", "modules_to_save", "report_to", "stop_when"):
         value = values.get(key)
         if key == "reward_weights" and isinstance(value, (int, float)) and not isinstance(value, bool):
             values[key] = [value]
-        elif isinstance(value, str) and key != "reward_functions":
-            parts = [part.strip().strip("'\"") for part in value.strip().strip("[]").split(",")]
-            values[key] = [part for part in parts if part] or None
         elif isinstance(value, str) or (isinstance(value, list) and all(isinstance(part, str) for part in value)):
-            values[key] = split_names(value) or (None if isinstance(value, str) else [])
+            names = [name.strip() for name in split_names(value)]
+            values[key] = names or (None if isinstance(value, str) else [])
     if isinstance(stop := values.get("stop"), str):
         values["stop"] = [stop] if stop else []
     if isinstance(data := values.get("data"), list):

@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from backend.config.other_programs import peft
-from backend.config.other_programs.keys import OtherProgram, Translator, as_bool, as_number, plain
+from backend.config.other_programs.keys import NO_REMOTE_CODE, OtherProgram, Translator, as_bool, as_number, plain
 from backend.config.other_programs.trl_keys import NO_REVISION, REGEX_WORDS, SAMPLING, SECTIONS
 from backend.config.setting import MOST_COMPLETIONS, NEVER
+from backend.rewards.catalogue import split_names
 from backend.utils.text import about_value, quote
 
 _BATCH = ("per_device_train_batch_size", "per_gpu_train_batch_size")
@@ -195,6 +196,8 @@ def _schedule(to: Translator) -> None:
     elif steps == 0 or ratio == 0:
         to.suggest("lr_warmup_steps", 0)
     if named is None:
+        if options:
+            to.remarks["lr_scheduler_kwargs"] = "it shapes the schedule of lr_scheduler_type, which is not given"
         return
     kind = str(named).strip().lower().removeprefix("schedulertype.")
     if (ours := SCHEDULES.get(kind)) is None:
@@ -251,6 +254,8 @@ def _model(to: Translator) -> None:
     options = to.options("model_init_kwargs")
     if options.pop("revision", "main") != "main":
         to.refuse("model_init_kwargs", NO_REVISION)
+    if as_bool(options.get("trust_remote_code")):
+        to.remarks["model_init_kwargs"] = NO_REMOTE_CODE
     to.spread("model_init_kwargs", options, {"dtype": "dtype", "torch_dtype": "dtype"}, _LOADED_ELSEWHERE)
     flags = [flag for flag in ("bf16", "fp16") if as_bool(to.values.get(flag))]
     if to.program == "trl" and flags and to.take("dtype", "torch_dtype") is not None:
@@ -309,7 +314,7 @@ def _rewards(to: Translator) -> None:
 
 def reward_entries(listed: Any) -> list[str]:
     """Our entries for `reward_funcs`: a name, a list of names, or names with commas."""
-    names = [str(name) for name in cast("list[Any]", listed)] if isinstance(listed, list) else str(listed).split(",")
+    names = [str(name) for name in cast("list[Any]", listed)] if isinstance(listed, list) else split_names(str(listed))
     entries: list[str] = []
     for name in filter(None, map(str.strip, names)):
         module, dot, function = name.rpartition(".")

@@ -5,12 +5,21 @@ Those of document 003 (TRL 0.16, transformers 4.49), and of TRL 1.16 with transf
 
 from __future__ import annotations
 
-from backend.config.other_programs.keys import Words, converted, ignored, refused, renamed, same, switch
+from backend.config.other_programs.keys import (
+    BY_HOSTS,
+    NO_REMOTE_CODE,
+    Words,
+    converted,
+    ignored,
+    refused,
+    renamed,
+    same,
+    switch,
+)
 
 NO_REVISION = "The newest revision is taken; download another into a folder and give that as model."
 _FIXED = "The adaptive entropy bonus moves by 0.005 between 0 and 1."
 _SHUFFLED = "Prompts are always shuffled, by data_seed."
-_ONE_PROCESS = "a run is one process on one Mac"
 _BATCH = "batch_size gradient_accumulation_steps"
 _ENDS = "lr_final lr_cycles lr_power"
 SAMPLING = "temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty"
@@ -131,11 +140,11 @@ SECTIONS: dict[str, Words] = {
             "A reward is a function here; one that asks a model needs reward_network.", "reward_model_name_or_path"
         ),
         **ignored("the file is read already", "config"),
-        **ignored(_ONE_PROCESS, "ignore_bias_buffers accelerate_config env num_processes mixed_precision"),
+        **ignored(BY_HOSTS, "ignore_bias_buffers accelerate_config env num_processes"),
     },
     "Generation by vLLM, recording": {
         **converted(model_init_kwargs="dtype"),
-        **ignored("the code of models is mlx-lm's; none from a model's repository is run", "trust_remote_code"),
+        **ignored(NO_REMOTE_CODE, "trust_remote_code"),
         **ignored(
             "completions are sampled in batches in the run's own process",
             "use_vllm vllm_mode vllm_model_impl vllm_enable_sleep_mode vllm_server_base_url vllm_server_host "
@@ -181,10 +190,10 @@ SECTIONS: dict[str, Words] = {
         ),
         **ignored(
             "sampling, learning and evaluating have one precision, dtype",
-            "bf16_full_eval fp16_full_eval fp16_opt_level half_precision_backend fp16_backend",
+            "bf16_full_eval fp16_full_eval fp16_opt_level half_precision_backend fp16_backend mixed_precision",
         ),
         **ignored(
-            _ONE_PROCESS,
+            BY_HOSTS,
             "local_rank ddp_backend ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers "
             "ddp_static_graph ddp_timeout fsdp fsdp_min_num_params fsdp_config fsdp_transformer_layer_cls_to_wrap "
             "tp_size deepspeed accelerator_config parallelism_config average_tokens_across_devices ray_scope",

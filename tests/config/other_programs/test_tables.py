@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from backend.config.config import SETTINGS
-from backend.config.other_programs.keys import OtherProgram, Refused, Translated
+from backend.config.other_programs.keys import BY_HOSTS, NO_REMOTE_CODE, OtherProgram, Refused, Translated
 from backend.config.other_programs.mlx_grpo import MLX_GRPO
 from backend.config.other_programs.mlx_lm import MLX_LM_LORA
 from backend.config.other_programs.translation import PROGRAMS, TranslatedKey, is_ours, read_words
@@ -76,7 +76,24 @@ def test_a_refused_word_names_what_is_nearest(program: OtherProgram, word: str) 
 def test_a_word_without_effect_says_why_and_leaves_nothing_behind() -> None:
     translation = read_words({"ddp_timeout": 1800, "use_vllm": True})
     assert translation.values == {}
-    assert translation.words[0] == TranslatedKey("ddp_timeout", "without effect", "a run is one process on one Mac")
+    assert translation.words[0] == TranslatedKey("ddp_timeout", "without effect", BY_HOSTS)
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        ({"use_speculative_decoding": True}, "there is no draft model yet"),
+        ({"lr_scheduler_kwargs": {"min_lr": 1e-6}}, "it shapes the schedule of lr_scheduler_type"),
+        ({"trust_remote_code": True}, NO_REMOTE_CODE),
+        ({"model_init_kwargs": {"trust_remote_code": True}}, NO_REMOTE_CODE),
+        *(({word: 2}, BY_HOSTS) for word in ("fsdp", "tp_size", "deepspeed", "num_processes")),
+    ],
+)
+def test_what_asks_for_something_else_is_not_called_the_default(raw: dict[str, Any], why: str) -> None:
+    translation = read_words(raw)
+    ((word, told),) = zip(raw, translation.words, strict=True)
+    assert translation.faults == [] and told.word == word and told.fate == "without effect"
+    assert told.sentence.startswith(why)
 
 
 def test_the_page_is_written_from_the_tables() -> None:

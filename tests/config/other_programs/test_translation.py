@@ -10,7 +10,8 @@ import pytest
 
 from backend.config.config import SETTINGS, parse
 from backend.config.other_programs.files import mlx_lm_lora_yaml
-from backend.config.other_programs.mlx_lm import MLX_LM_LORA
+from backend.config.other_programs.keys import BY_HOSTS
+from backend.config.other_programs.mlx_lm import MLX_LM_LORA, OTHER_MODES
 from backend.config.other_programs.translation import (
     FOREIGN_WORDS,
     NAMES,
@@ -142,6 +143,10 @@ def test_strategies(raw: dict[str, Any], ours: dict[str, Any]) -> None:
         ({"datasets": [{"path": "a/b"}, {"path": "c/d"}]}, "must list one dataset here"),
         ({"reward_content_type": "bleu"}, "it is one of jaccard, math_eval, choice_correctness."),
         ({"hf_dataset": [1, 2]}, "must be one mapping with a path"),
+        ({"peft_config": {"target_modules": ".*_proj"}}, "target_modules is a pattern"),
+        *(({"train_mode": mode}, f"There is no mode {mode} here, only grpo: ") for mode in OTHER_MODES),
+        ({"train_mode": "ORPO"}, "orpo here, only grpo: it learns from pairs of answers; here a reward function"),
+        ({"train_mode": "rlhf-reinforce"}, "a reward function and beta, the KL penalty, do the same here."),
     ],
 )
 def test_what_has_no_counterpart_is_one_sentence(raw: dict[str, Any], says: str) -> None:
@@ -204,6 +209,27 @@ def test_words_become_settings(raw: dict[str, Any], ours: dict[str, Any]) -> Non
     values = made(**raw)
     for key, value in ours.items():
         assert values.get(key) == (pytest.approx(value) if isinstance(value, float) else value), key
+
+
+TEXTS = ("{},{}", "{}, {}", " {} ,{} ", "[{}, {}]", "['{}', '{}']", '["{}","{}"]', "'{}', '{}'")
+
+
+@pytest.mark.parametrize(
+    ("word", "key", "parts"),
+    [
+        *((word, "lora_keys", ["q_proj", "v_proj"]) for word in ("lora_keys", "lora_target_modules")),
+        *((word, "modules_to_save", ["norm", "lm_head"]) for word in ("modules_to_save", "lora_modules_to_save")),
+        *((word, "reward_functions", ["a_b", "c"]) for word in ("reward_functions", "reward_funcs")),
+        ("reward_weights", "reward_weights", ["2.0", "1.5"]),
+        ("report_to", "report_to", ["wandb", "tensorboard"]),
+        ("stop_when", "stop_when", ["reward > 0.9", "kl > 1"]),
+        ("target_modules", "lora_keys", ["q_proj", "v_proj"]),
+    ],
+)
+def test_a_list_may_be_text_with_commas(word: str, key: str, parts: list[str]) -> None:
+    for value in (*(text.format(*parts) for text in TEXTS), [f" {parts[0]}", f"{parts[1]} "]):
+        raw = {"peft_config": {word: value}} if word == "target_modules" else {word: value}
+        assert made(**raw)[key] == parts, value
 
 
 def test_iterations_of_mlx_lm_lora_are_batches_of_which_every_kth_updates() -> None:
@@ -304,7 +330,7 @@ def test_account_names_the_program_and_says_what_became_of_each_word() -> None:
     assert lines[0].startswith("This is a file for TRL.")
     assert lines[1:] == [
         "num_generations: read as group_size: 8.",
-        "ddp_backend: without effect here: a run is one process on one Mac.",
+        f"ddp_backend: without effect here: {BY_HOSTS}.",
     ]
     assert account(read_words({"group_size": 8})) == []
     assert "Words of several programs" in account(read_words({"num_generations": 8, "train": True}))[0]
