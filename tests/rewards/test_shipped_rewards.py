@@ -94,6 +94,11 @@ def test_accuracy_has_no_opinion_without_a_dataset_answer() -> None:
     assert score_of("accuracy_reward", "4", " \n") is None
 
 
+def test_accuracy_after_thoughts_is_that_of_finished_reasoning() -> None:
+    texts = ["<think>5</think> \\boxed{4}", "<think>\\boxed{4}", "\\boxed{4}", "<think>4</think> 5"]
+    assert scores_of("accuracy_reward(after_thoughts=true)", texts, "4") == [1.0, 0.0, 0.0, 0.0]
+
+
 def test_an_endless_comparison_scores_0_and_the_next_one_is_compared() -> None:
     # sympy computes 9^{9^9} in one call into C, which no thread and no Python signal handler can end.
     began = time.perf_counter()

@@ -54,6 +54,7 @@ REWARDS = {
     "get_soft_overlong_punishment": "soft_overlong_punishment_reward(max_completion_length=1280, cache=256)",
     "get_repetition_penalty_reward": "repetition_penalty_reward",
     "get_cosine_scaled_reward": "cosine_scaled_reward",
+    "reasoning_accuracy_reward": "accuracy_reward(after_thoughts=true, name=reasoning_accuracy_reward)",
 }
 """TRL's name of a reward function → ours, where it differs. The numbers are those of TRL's script."""
 _LOADED_ELSEWHERE = ("attn_implementation", "device_map", "low_cpu_mem_usage", "use_cache", "trust_remote_code")
@@ -79,26 +80,25 @@ def _batches(to: Translator) -> None:
         rollout = accumulated  # the policy is the same for all batches of an update
     counts = f"steps_per_generation ({rollout:,})", f"gradient_accumulation_steps ({accumulated:,})"
     sizes = f"generation_batch_size ({sampled:,})", f"per_device_train_batch_size ({size:,})"
-    groups = f"whole groups of {group:,}; make it a multiple of {group:,}"
     wrong = [
         (both, word, "generation_batch_size and steps_per_generation say the same; give one of them."),
         (sampled % size, "generation_batch_size", f"{sizes[0]} must be a multiple of {sizes[1]}."),
         (rollout % accumulated, "steps_per_generation", f"{counts[0]} must be a multiple of {counts[1]} here."),
         (completions > _MOST, word, f"An update of {product} completions is more than the {_MOST:,} possible here."),
-        (completions % group, word, f"An update of {product} completions is not {groups}."),
     ]
     if found := next((problem for is_so, *problem in wrong if is_so), None):
         to.refuse(*found)
     else:
-        prompts, most = completions // group, max(1, size // group)
+        prompts, most = math.ceil(completions / group), max(1, size // group)
         divisors = (d for d in range(1, math.isqrt(prompts) + 1) if prompts % d == 0)
         piece = max(part for d in divisors for part in (d, prompts // d) if part <= most)
         to.fill("batch_size", piece, word)
         to.fill("gradient_accumulation_steps", prompts // piece, word)
         if rollout > accumulated:
             to.fill("steps_per_generation", rollout // accumulated, word)
-        noun = "prompt" if prompts == 1 else "prompts"
-        to.remarks[word] = f"{product} completions an update are {prompts:,} {noun} of {group:,}"
+        made = f"{prompts:,} {'prompt' if prompts == 1 else 'prompts'} of {group:,}"
+        rounded = f", rounded up to whole groups: {prompts * group:,} completions" if completions % group else ""
+        to.remarks[word] = f"{product} completions an update are {made}{rounded}"
 
 
 def _updates_a_step(to: Translator) -> int:
@@ -305,9 +305,6 @@ def _rewards(to: Translator) -> None:
     if (model_id := next((entry for entry in entries if "/" in entry and "::" not in entry), None)) is not None:
         sentence = f"{quote(model_id, 60)} is a reward model; rewards are functions here, such as accuracy_reward."
         to.refuse("reward_funcs", sentence)
-    elif "reasoning_accuracy_reward" in entries:
-        nearest = "accuracy_reward is nearest, which reads the last answer of a completion"
-        to.refuse("reward_funcs", f"reasoning_accuracy_reward is not built; {nearest}.")
     else:
         to.fill("reward_functions", entries, "reward_funcs")
 
@@ -318,6 +315,8 @@ def reward_entries(listed: Any) -> list[str]:
     entries: list[str] = []
     for name in filter(None, map(str.strip, names)):
         module, dot, function = name.rpartition(".")
+        if name.startswith("trl."):
+            name, dot = function, ""
         is_path = dot and "/" not in name and "(" not in name and "::" not in name
         entries.append(REWARDS.get(name) or (f"{module.replace('.', '/')}.py::{function}" if is_path else name))
     return entries

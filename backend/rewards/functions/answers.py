@@ -88,15 +88,20 @@ _WORD = re.compile(r"\w+")
 
 
 @register_reward_function("accuracy_reward", label="Math Accuracy")
-def accuracy_reward(prompts: Texts, completions: Texts, answer: Texts, types: Types = None) -> Scores:
+def accuracy_reward(
+    prompts: Texts, completions: Texts, answer: Texts, types: Types = None, *, after_thoughts: bool = False
+) -> Scores:
     """1.0 when the answer equals the dataset's as mathematics, else 0.0.
 
     The answer is in the last `<answer>` or behind the thoughts; there in the last `\\boxed{…}`, behind the last `####`,
     or it is what stands there last. LaTeX, plain numbers, percentages and expressions are compared by math-verify,
-    words as text without case. None where the dataset's answer is empty. 0 for an empty completion; of a huge answer
-    the last 500 characters are read; a comparison that takes over a second of processor time is given up and scores 0,
-    and after five of those in one call the rest is compared as text.
+    words as text without case. With `after_thoughts` only what follows the last `</think>` counts, as in TRL's
+    reasoning_accuracy_reward. None where the dataset's answer is empty. 0 for an empty completion; of a huge answer the
+    last 500 characters are read; a comparison that takes over a second of processor time is given up and scores 0, and
+    after five of those in one call the rest is compared as text.
     """
+    if after_thoughts:
+        completions = [text.rpartition("</think>")[2] if "</think>" in text else "" for text in completions]
     return [None if right is None else float(right) for right in correct(completions, answer)]
 
 

@@ -95,10 +95,6 @@ def test_paths_are_found_beside_the_file(tmp_path: Path) -> None:
             "num_generation: There is no setting num_generation. Did you mean num_generations?",
         ),
         (TRL_FILE + "temperature: 0\n", "temperature: Temp must be above 0, not 0."),
-        (
-            TRL_FILE + "per_device_train_batch_size: 12\nnum_generations: 7\n",
-            "An update of 12 × 4 completions is not whole groups of 7",
-        ),
     ],
 )
 def test_what_cannot_be_imported_is_a_sentence_and_writes_nothing(text: str, says: str, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from backend.config.other_programs.translation import (
     read_words,
     with_changes,
 )
-from backend.config.other_programs.trl import TRL
+from backend.config.other_programs.trl import REWARDS, TRL
 from backend.config.setting import NEVER
 from backend.utils.documents import parse_yaml
 
@@ -51,6 +51,7 @@ def sentence(**raw: Any) -> str:
     [
         *((8, 1, 8, 1, 1), (8, 4, 8, 1, 4), (16, 4, 8, 2, 4), (64, 1, 8, 8, 1)),
         *((2, 8, 8, 1, 2), (1, 8, 8, 1, 1), (12, 2, 8, 1, 3), (24, 1, 8, 3, 1)),
+        *((1, 4, 8, 1, 1), (4, 2, 16, 1, 1), (4, 3, 8, 1, 2)),  # not whole groups: rounded up
     ],
 )
 def test_completions_become_prompts(size: int, accumulated: int, group: int, batch: int, pieces: int) -> None:
@@ -58,12 +59,13 @@ def test_completions_become_prompts(size: int, accumulated: int, group: int, bat
     raw = {BATCH: size, "gradient_accumulation_steps": accumulated, "num_generations": group}
     values = made(**raw)
     assert (values["batch_size"], values["gradient_accumulation_steps"]) == (batch, pieces)
-    assert batch * pieces * group == size * accumulated
+    assert 0 <= batch * pieces * group - size * accumulated < group
 
 
-def test_completions_that_are_not_whole_groups_are_refused() -> None:
-    says = sentence(per_device_train_batch_size=4, gradient_accumulation_steps=3, num_generations=8)
-    assert says == "An update of 4 × 3 completions is not whole groups of 8; make it a multiple of 8."
+def test_a_batch_of_completions_is_told_in_prompts_and_counted_in_whole_numbers() -> None:
+    raw = {BATCH: 4, "gradient_accumulation_steps": 3, "num_generations": 8}
+    told = next(word.sentence for word in read_words(raw).words if word.word == BATCH)
+    assert told.endswith("4 × 3 completions an update are 2 prompts of 8, rounded up to whole groups: 16 completions")
     assert "must be a whole number above 0" in sentence(per_device_train_batch_size=0.5)
     assert "must be a number, not many" in sentence(per_device_train_batch_size="many")
 
@@ -179,6 +181,14 @@ def test_what_has_no_counterpart_is_one_sentence(raw: dict[str, Any], says: str)
         ({"fp16": False, "model_init_kwargs": {"torch_dtype": "bfloat16"}}, {"dtype": "bfloat16"}),
         ({"use_cpu": True, "no_cuda": False}, {"device": "cpu"}),
         ({"reward_funcs": ["my_lib.rewards.custom"]}, {"reward_functions": ["my_lib/rewards.py::custom"]}),
+        *(
+            ({"reward_funcs": f"trl.rewards.{path}"}, {"reward_functions": [ours]})
+            for path, ours in (
+                *(("accuracy_reward",) * 2, ("format_rewards.think_format_reward", "think_format_reward")),
+                ("other_rewards.get_soft_overlong_punishment", REWARDS["get_soft_overlong_punishment"]),
+                ("reasoning_accuracy_reward", REWARDS["reasoning_accuracy_reward"]),
+            )
+        ),
         ({SAMPLED + "correction": True}, {"sampling_correction": "sequence_mask"}),
         ({SAMPLED + "correction": False, SAMPLED + "mode": "token_mask"}, {"sampling_correction": "none"}),
         *(
