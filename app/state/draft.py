@@ -310,11 +310,8 @@ class Draft(QObject):
         path = self._reward_file()
         computes_names = path is not None and catalogue.computes_names(path)
         if path is not None and not own and not computes_names:
-            plain = catalogue.plain_rewards_in_file(path)  # as TRL's, which must be named one by one
-            how = 'put @register_reward_function("name") above each'
-            if plain:
-                how = f"name its functions among the reward functions instead, as {path}::{plain[0].name}"
-            return [ConfigProblem("reward_functions_file", f"{path.name} registers no reward function; {how}.")]
+            sentence = f"{path.name} has no reward function, which is a function that takes completions."
+            return [ConfigProblem("reward_functions_file", sentence)]
         names = self._values["reward_functions"]
         if computes_names or not isinstance(names, list):
             return []

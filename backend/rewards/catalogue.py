@@ -309,33 +309,26 @@ def builtin_rewards() -> tuple[RewardEntry, ...]:
 
 
 def rewards_in_file(path: Path) -> list[RewardEntry]:
-    """Functions registered under literal names in a user's file, in source order.
+    """Functions that a user's file registers under literal names, in source order; of a file that registers none, all
+    public ones that take completions, which are called as TRL calls them.
 
     Raises UserError on `reward_functions_file` for a missing or invalid file.
     """
-    return _registered(parse_reward_file(path), str(path))[0]
+    tree = parse_reward_file(path)
+    registered, computes_more = _registered(tree, str(path))
+    if registered or computes_more:
+        return registered
+    plain: dict[str, RewardEntry] = {}
+    for function in functions(tree):
+        names = {arg.arg for arg in [*function.args.args, *function.args.kwonlyargs]}
+        if names & {"completions", "completion_ids", "completions_ids"} and not function.name.startswith("_"):
+            plain[function.name] = _entry(function, function.name, "", str(path))
+    return list(plain.values())
 
 
 def computes_names(path: Path) -> bool:
     """True if the file registers functions under computed names, which `rewards_in_file` cannot list."""
     return _registered(parse_reward_file(path), "")[1]
-
-
-def plain_rewards_in_file(path: Path) -> list[RewardEntry]:
-    """Unregistered functions with TRL's signature (`completions` or `**kwargs`), as entries `file.py::name`.
-
-    Raises UserError as `rewards_in_file`.
-    """
-    tree = parse_reward_file(path)
-    registered = {entry.line for entry in _registered(tree, "")[0]}
-    found: list[RewardEntry] = []
-    for function in functions(tree):
-        args = function.args
-        names = {arg.arg for arg in [*args.posonlyargs, *args.args, *args.kwonlyargs]}
-        takes_completions = args.kwarg or names & {"completions", "completion_ids", "completions_ids"}
-        if takes_completions and function.lineno not in registered and not function.name.startswith("_"):
-            found.append(_entry(function, function.name, "", str(path)))
-    return found
 
 
 def find_entry(text: str, known: Iterable[RewardEntry]) -> RewardEntry | None:
@@ -469,11 +462,11 @@ def parse_reward_file(path: Path, setting: str = _REWARD_FILE) -> ast.Module:
 
 
 def functions(parent: ast.AST) -> Iterator[Function]:
-    """Functions defined on load, also under `if` or `try`."""
+    """Functions defined on load, also under `if` or `try`; no methods."""
     for node in ast.iter_child_nodes(parent):
         if isinstance(node, Function):
             yield node
-        elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
+        elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case) and not isinstance(node, ast.ClassDef):
             yield from functions(node)
 
 

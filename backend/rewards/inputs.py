@@ -1,7 +1,7 @@
 """Keyword arguments for reward functions.
 
-Dialect "ours" (mlx-lm-lora's signature) passes texts; "trl" (`file.py::function`) passes what `GRPOTrainer` does,
-messages included.
+Dialect "ours" (mlx-lm-lora's signature) passes texts; "trl" passes what `GRPOTrainer` does: messages where the row's
+prompt has them. A function that indexes messages gets messages in both.
 """
 
 from __future__ import annotations
@@ -39,8 +39,11 @@ class TrainerState:
         return self.step
 
 
-def inputs_for(samples: list[Sample], state: TrainerState, dialect: str) -> dict[str, Any]:
-    """Every input by name, in fresh lists with one entry per sample; dataset columns have None for missing cells."""
+def inputs_for(samples: list[Sample], state: TrainerState, dialect: str, as_messages: bool = False) -> dict[str, Any]:
+    """Every input by name, in fresh lists with one entry per sample; dataset columns have None for missing cells.
+
+    `as_messages`: prompts and completions are messages, whatever the rows hold.
+    """
     types = [problem.type for problem, _ in samples]
     inputs: dict[str, Any] = {
         "prompts": [problem.prompt for problem, _ in samples],
@@ -51,13 +54,13 @@ def inputs_for(samples: list[Sample], state: TrainerState, dialect: str) -> dict
         "completions_ids": [list(completion.tokens) for _, completion in samples],
         "trainer_state": state,
     }
-    ours = INPUTS
-    if dialect == "trl":
-        ours = ("prompts", "completions", "completion_ids", "trainer_state")
-        for index, (problem, completion) in enumerate(samples):
-            if _is_chat(problem):
-                inputs["prompts"][index] = copy.deepcopy(problem.messages)
-                inputs["completions"][index] = [{"role": "assistant", "content": completion.text}]
+    is_trl = dialect == "trl"
+    ours = ("prompts", "completions", "completion_ids", "trainer_state") if is_trl else INPUTS
+    for index, (problem, completion) in enumerate(samples):
+        if as_messages or (is_trl and _is_chat(problem)):
+            chat = problem.messages or [{"role": "user", "content": problem.prompt}]
+            inputs["prompts"][index] = copy.deepcopy(chat)
+            inputs["completions"][index] = [{"role": "assistant", "content": completion.text}]
     columns = dict.fromkeys(name for problem, _ in samples for name in problem.row if name not in ours)
     return inputs | {name: [problem.row.get(name) for problem, _ in samples] for name in columns}
 

@@ -7,6 +7,7 @@ Files run with this process's rights; callers ask for consent (`backend.rewards.
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import threading
 from collections import ChainMap, Counter
@@ -44,6 +45,8 @@ Dialect = Literal["ours", "trl"]  # call convention, see `backend.rewards.inputs
 _SETTING = "reward_functions"
 _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _DECORATORS = ("register_reward_function", "register_map_function")
+_MESSAGE = re.compile(r"""\[-?\d+\]\s*(\[|\.get\()\s*["']content["']""")
+_WORD = re.compile(r"\w+")
 _LIBRARY = "mlx_lm_lora"
 _MODULES = (_LIBRARY, f"{_LIBRARY}.trainer", f"{_LIBRARY}.trainer.grpo_reward_functions")
 
@@ -53,20 +56,22 @@ _lock = threading.RLock()
 
 @dataclass(frozen=True, slots=True)
 class RewardFile:
-    """An executed file: functions by name, notes, module."""
+    """An executed file: functions by name, notes, module. `is_plain`: it registers none of these functions."""
 
     path: Path
     functions: dict[str, RewardCallable]
     notes: dict[str, str]
     module: ModuleType
     map_functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    is_plain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RewardFunction:
     """A callable with its call convention; `user_file` is None for shipped ones.
 
-    `excluded` parameters get no input; `kwargs` from its entry override columns.
+    `excluded` parameters get no input; `kwargs` from its entry override columns; `takes_messages`: it indexes prompts
+    and completions as messages.
     """
 
     about: FunctionDescription
@@ -76,6 +81,7 @@ class RewardFunction:
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     dialect: Dialect = "ours"
     excluded: Collection[str] = ()
+    takes_messages: bool = False
 
     @classmethod
     def of(cls, name: str, call: RewardCallable, user_file: RewardFile | None = None, **about: Any) -> RewardFunction:
@@ -87,6 +93,7 @@ class RewardFunction:
         file, note = (user_file.path, user_file.notes.get(name, "")) if user_file else (None, "")
         code = getattr(inspect.unwrap(call), "__code__", None)
         line = code.co_firstlineno if code and code.co_filename == str(file) else 0
+        about |= {"takes_messages": _indexes_messages(call)}
         return cls(FunctionDescription(name, file, line, note), call, parameters, user_file, **about)
 
     @property
@@ -151,7 +158,7 @@ def resolve(
             own_file, call = user_file if entry.function in registered else None, by_name[entry.function]
         else:
             return None
-        dialect = "trl" if entry.file else "ours"
+        dialect = "trl" if entry.file or (own_file and own_file.is_plain) else "ours"
         function = RewardFunction.of(entry.name, call, own_file, dialect=dialect, kwargs=entry.arguments)
         settable = tuple(
             Parameter(
@@ -182,10 +189,23 @@ def resolve(
     return resolved
 
 
-def load_reward_file(path: str | Path, *, plain: bool = False) -> RewardFile:
-    """Run a .py or .txt file and collect what it registers.
+def _indexes_messages(call: Any, depth: int = 2) -> bool:
+    """True if its source has `[0]["content"]`, or that of a function of its file which it names, or of one it holds."""
+    try:
+        source = inspect.getsource(call if inspect.isroutine(call) else type(call))
+    except (OSError, TypeError):  # built in, or typed at a prompt
+        return False
+    own = getattr(call, "__globals__", {})
+    named = [each for word in {*_WORD.findall(source)} if getattr(each := own.get(word), "__globals__", None) is own]
+    held = filter(inspect.isfunction, [getattr(call, "func", None), *getattr(call, "__dict__", {}).values()])
+    within = depth > 0 and any(_indexes_messages(each, depth - 1) for each in (*named, *held))
+    return within or bool(_MESSAGE.search(source))
 
-    `plain`: it is used as `file.py::function` and may register nothing. Raises UserError on `reward_functions` if
+
+def load_reward_file(path: str | Path, *, plain: bool = False) -> RewardFile:
+    """Run a .py or .txt file and collect what it registers, else its plain functions.
+
+    `plain`: it is used as `file.py::function` and may have none of either. Raises UserError on `reward_functions` if
     plain, else `reward_functions_file`.
     """
     path = locate_reward_file(path)
@@ -209,21 +229,25 @@ def load_reward_file(path: str | Path, *, plain: bool = False) -> RewardFile:
             name = error.name if isinstance(error, NameError) else ""
             advice = f" Begin the file with “from backend.rewards import {name}”." if name in _DECORATORS else ""
             sentence, cause = f"{quote(path.name, 40)} cannot be loaded: {describe_error(error, path)}.{advice}", error
+    listed = [entry.name for entry in rewards_in_file(path)]
+    is_plain = not functions
+    if is_plain:
+        functions = {name: vars(module)[name] for name in listed if name in vars(module)}
     if not (sentence or plain or functions or maps):
-        sentence = f'{path.name} registers no reward function: put @register_reward_function("name") above each.'
+        sentence = f"{path.name} has no reward function, which is a function that takes completions."
     if sentence:
         del sys.modules[module.__name__]
         if before:
             sys.modules[module.__name__] = before
         raise UserError(setting, sentence) from cause
-    times = Counter(entry.name for entry in rewards_in_file(path))
+    times = Counter(listed)
     notes: dict[str, str] = {}
     for name in functions:
         if times[name] > 1:
             notes[name] = f"{path.name} registers {name} {times[name]} times; the last one counts."
         elif name in REWARD_REGISTRY:
             notes[name] = f"{name} of {path.name} takes the place of the built-in function of that name."
-    return RewardFile(path, functions, notes, module, maps)
+    return RewardFile(path, functions, notes, module, maps, is_plain)
 
 
 @contextmanager

@@ -188,7 +188,8 @@ def score_step(
     try:
         with contextlib.ExitStack() as libraries:
             for index, function in enumerate(functions):
-                inputs = inputs_for(samples, state, function.dialect) | logs.loggers_for(function.about.name)
+                inputs = inputs_for(samples, state, function.dialect, function.takes_messages)
+                inputs |= logs.loggers_for(function.about.name)
                 for name in function.missing(inputs):
                     near = nearest(name, inputs)
                     hint = f"; the nearest is {near}" if near else ""

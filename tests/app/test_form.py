@@ -295,8 +295,8 @@ def test_edited_weight_survives_save_and_load(page: TrainPage, tmp_path: Path, q
 
 
 def test_chosen_file_comes_first_and_ticked(page: TrainPage, tmp_path: Path):
-    for name in ("first", "second"):
-        text = f"@register_reward_function('{name}')\ndef {name}(p, c, a, t=None):\n    'Scores all.'\n"
+    for name, decorator in (("first", "@register_reward_function('first')\n"), ("second", "")):  # second: as for TRL
+        text = f"{decorator}def {name}(completions, **columns):\n    'Scores all.'\n"
         (tmp_path / f"{name}.py").write_text(text)
     page.draft.update({"reward_functions": ["r1_count_xml"], "reward_weights": [0.5]})
     page.form.fields["reward_functions_file"].take(str(tmp_path / "first.py"))
@@ -305,6 +305,7 @@ def test_chosen_file_comes_first_and_ticked(page: TrainPage, tmp_path: Path):
     assert page.draft.value("reward_weights") == [1.0, 0.5]
     page.session.use_path("reward_functions_file", tmp_path / "second.py")
     assert page.draft.value("reward_functions") == ["second", "r1_count_xml"], "what the earlier file had is gone"
+    assert not [fault for fault in page.draft.problems() if fault.setting.startswith("reward")]
     broken = tmp_path / "broken.py"
     broken.write_text("def (")
     page.form.fields["reward_functions_file"].take(str(broken))

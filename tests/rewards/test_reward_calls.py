@@ -14,7 +14,6 @@ from backend.rewards.catalogue import (
     builtin_rewards,
     canonical_entry,
     metric_name,
-    plain_rewards_in_file,
     read_call,
     reward_faults,
     rewards_in_file,
@@ -261,21 +260,26 @@ PLAIN = '''
     def _hidden(completions): return [0.0]
     short = functools.partial(brevity, limit=3)
     if True:
-        def nested(prompts, **kwargs): return [0.0 for _ in prompts]
+        def nested(completions, **kwargs): return [0.0 for _ in completions]
+    class Judge:
+        def judge(self, completions): return [0.0 for _ in completions]
+'''
+REGISTERED = """
     from backend.rewards import register_reward_function
     @register_reward_function("known")
     def registered(completions): return [0.0 for _ in completions]
-'''
+"""
 
 
 def test_plain_functions_of_a_file_are_listed_and_checked_without_running_it(write, tmp_path: Path) -> None:
-    path = write(PLAIN)
-    entries = plain_rewards_in_file(path)
+    entries = rewards_in_file(write(PLAIN))
     assert [(entry.name, entry.label, entry.scores, entry.line) for entry in entries] == [
         ("brevity", "Brevity", "Short is good.", 5),
         ("judged", "Judged", "", 9),
         ("nested", "Nested", "", 14),
     ]
+    path = write(PLAIN + REGISTERED)
+    assert [entry.name for entry in rewards_in_file(path)] == ["known"], "its author has said which"
     good = ["mine.py::brevity(limit=3)", "mine.py::short", "mine.py::joined", "mine.py::helper", f"{path}::nested"]
     assert sentences(*good, base=tmp_path) == []
     assert sentences("mine.py::brevty", "mine.py::brevity(limits=3)", "gone.py::f", "mine.md::f", base=tmp_path) == [

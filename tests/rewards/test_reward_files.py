@@ -156,8 +156,9 @@ def test_a_decorator_that_was_not_imported_is_told_with_the_line_that_is_missing
     )
 
 
-def test_a_file_that_registers_nothing_says_what_to_do(write) -> None:
-    assert "@register_reward_function" in sentence_of(write("def f(completions): return [0]\n"))
+def test_a_file_without_a_reward_function_says_what_one_is(write) -> None:
+    says = "mine.py has no reward function, which is a function that takes completions."
+    assert sentence_of(write("def f(text): return [0]\ndef main(**options): pass\n_g = f\n")) == says
 
 
 def test_a_users_function_replaces_a_shipped_one_in_this_run_only_and_a_note_says_so(write) -> None:

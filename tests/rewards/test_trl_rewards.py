@@ -101,6 +101,54 @@ def test_each_file_is_run_once_and_may_be_the_registering_one_too(write, tmp_pat
     assert group.completions[0].scores == {"known": 1.0, "mine": 0.0, "other": 0.0}
 
 
+# Functions of conversational prompts, as guides print them.
+INDEXING = """
+    import functools
+
+    def first(completions, **kwargs):
+        return [comp[0]['content'] == "ab" for comp in completions]
+
+    def asks(prompts, completions, **kwargs):
+        return [prompt[-1].get("content") == "What is 2 + 2?" for prompt in prompts if prompt[-1]["content"]]
+
+    def _text(completion):
+        return completion[0]["content"]
+
+    def helped(completions, **kwargs):
+        return [_text(completion) == "ab" for completion in completions]
+
+    short = functools.partial(first, scale=2)
+
+    class Adaptive:
+        def __init__(self, function):
+            self.function = function
+
+        def __call__(self, *args, **kwargs):
+            return self.function(*args, **kwargs)
+
+    adaptive = Adaptive(first)
+
+    def characters(completions, **kwargs):
+        return [len(completion) == 2 for completion in completions]
+"""
+
+
+def test_a_function_that_indexes_messages_gets_messages_of_text_rows_too(write, tmp_path: Path) -> None:
+    path = write(INDEXING, "deep.py")
+    names = ["first", "asks", "helped", "characters"]
+    entries = [*names, "deep.py::short", "deep.py::adaptive"]
+    functions = resolve(entries, path, tmp_path)  # none is registered: the file's are found by name
+    assert [function.takes_messages for function in functions] == [True, True, True, False, True, True]
+    group = make_group("ab", prompt="What is 2 + 2?")
+    score([group], functions, [1.0] * 6, 5.0)
+    assert list(group.completions[0].scores.values()) == [1.0] * 6
+    registered = write(
+        f"    from backend.rewards import register_reward_function{INDEXING}    register_reward_function()(first)"
+    )
+    (first,) = resolve(["first"], registered)
+    assert first.takes_messages and first.dialect == "ours"
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
