@@ -14,7 +14,7 @@ from pathlib import Path
 import typer
 
 from backend.cli import completions
-from backend.cli.common import USER_ERROR, force_utf8, print_problems
+from backend.cli.common import USER_ERROR, prepare_streams, print_problems
 from backend.cli.help_page import VERBS, epilog
 from backend.engine import cpu_setup
 from backend.utils.child_process import CHILD_VERB
@@ -95,7 +95,7 @@ def complete() -> int:
 
 
 def main() -> int | None:
-    force_utf8()
+    prepare_streams()
     if sys.argv[1:2] == [CHILD_VERB] and sys.argv[2].startswith("backend."):
         return importlib.import_module(sys.argv[2]).main(sys.argv[3:])
     if completions.is_asked(sys.argv):  # before the engine is prepared: a person has pressed Tab

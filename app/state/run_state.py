@@ -19,9 +19,12 @@ from backend.runs import archive
 from backend.runs.archive import WorkClock
 from backend.runs.events import ENDINGS, KINDS, Event, is_step
 
+MOST_METRICS = 500
+"""Metrics of a run that are read: 64 machines and 50 reward functions have fewer."""
+
 
 class Series:
-    """Metrics by step, in growing columns."""
+    """Metrics by step, in growing columns: the first MOST_METRICS."""
 
     def __init__(self) -> None:
         self._steps = array("q")
@@ -36,8 +39,9 @@ class Series:
             size = bisect_left(self._steps, step)
             for column in (self._steps, *self._columns.values()):
                 del column[size:]
-        for name in values.keys() - self._columns.keys():
-            self._columns[name] = array("d", [math.nan]) * len(self._steps)
+        for name in values:
+            if name not in self._columns and len(self._columns) < MOST_METRICS:
+                self._columns[name] = array("d", [math.nan]) * len(self._steps)
         self._steps.append(step)
         for name, column in self._columns.items():
             value = values.get(name)
@@ -234,6 +238,9 @@ class RunState:
                 self.notes.append(event)
 
     def _take_step(self, step: int, metrics: Mapping[str, Any]) -> None:
+        if len(self.steps.names()) < MOST_METRICS < len(metrics):
+            sentence = f"Step {step} has {len(metrics):,} metrics; the first {MOST_METRICS:,} of the run are shown."
+            self.notes.append({"kind": "note", "step": step, "level": "info", "sentence": sentence})
         self.steps.append(step, metrics)
         self.step = step
         self._step_times.append((step, self._clock.seconds))

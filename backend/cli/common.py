@@ -57,8 +57,15 @@ def tell_file(text: str) -> None:
     print(visible(text) if sys.stdout.isatty() else text, end="")
 
 
-def force_utf8() -> None:
-    """Make stdout and stderr escape characters that they cannot encode, and stdin accept invalid UTF-8."""
+def prepare_streams() -> None:
+    """Open /dev/null as the standard streams that are closed, else the next files would take their descriptors: mlx
+    reads none as 0, and others would get what is printed. Make stdout and stderr escape characters that they cannot
+    encode, and stdin accept invalid UTF-8."""
+    while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(handle, True)
+    os.close(handle)
+    sys.stdin = sys.stdin or os.fdopen(0)
+    sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
@@ -99,7 +106,7 @@ class LastingStream:
 
     def __init__(self, stream: Any, log: RunLog | None = None, *, is_log: bool = False) -> None:
         self._stream, self._log = stream, log
-        self._is_open = stream is not None and not is_log
+        self._is_open = not is_log
         if log is not None:
             self.write_to_log = log.write  # for tracebacks, of which a terminal gets the sentence alone
 

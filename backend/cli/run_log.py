@@ -74,5 +74,5 @@ def stdout_is_log(folder: RunFolder) -> bool:
         return True
     try:
         return folder.log.exists() and os.path.samestat(os.fstat(sys.stdout.fileno()), folder.log.stat())
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError):
         return False

@@ -54,8 +54,9 @@ class Summary:
 def summary(run: RunFolder) -> Summary:
     locked = run.is_locked()  # before reading: a process that releases the lock has written everything
     first, last = first_and_last_events(run.events)
-    # The two ends of a short event log overlap.
-    overlap = next((index for index, event in enumerate(last) if event == first[-1]), -1) if first else -1
+    # The two ends of a short event log overlap; of a longer one both may have the last step.
+    shared = [index for index, event in enumerate(last) if event == first[-1]] if first else []
+    overlap = shared[0] if shared else 0 if last[:1] and last[0] in first else -1
     events = first + last[overlap + 1 :]
     steps = [event for event in events if event["kind"] == "step"]
     starts = [event for event in events if event["kind"] == "started"]

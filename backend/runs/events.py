@@ -57,6 +57,8 @@ METRICS = {
 Event = dict[str, Any]
 
 TAIL_BYTES = 1 << 16
+REACH = 16 << 20  # bytes from the end of an event log that are searched: ten thousand steps
+STEP_KIND, EVALUATION_KIND = b'"kind": "step"', b'"kind": "eval"'
 _NUMBERS = {int, float, NoneType}
 
 
@@ -321,33 +323,36 @@ def step_of_end(run: RunFolder) -> int | None:
 
 
 def first_and_last_events(path: Path) -> tuple[list[Event], list[Event]]:
-    """(events of the first TAIL_BYTES of an event log, events of its last TAIL_BYTES or of more, up to a `step`): a
-    long rollout or evaluation writes thousands of `phase` events after a step."""
+    """(events of the first TAIL_BYTES of an event log, events of its last TAIL_BYTES). Where these have no `step`, the
+    second list begins with the last one before them: a long rollout writes thousands of `phase` events after a step."""
     try:
         with open_regular(path) as file:
-            head = file.read(TAIL_BYTES)
-            last = last_events(file, file.seek(0, 2))
+            head = file.read(TAIL_BYTES).rpartition(b"\n")[0].split(b"\n")
+            last, read, has_step = list[Event](), 0, False
+            for line in lines_from_end(file):
+                event = parse_line(line) if read < TAIL_BYTES or STEP_KIND in line else None
+                if event is not None and "kind" in event:
+                    last.append(event)
+                    has_step = has_step or event["kind"] == "step"
+                read += len(line) + 1
+                if has_step and read >= TAIL_BYTES:
+                    break
     except OSError:
         return [], []
-    return _events(head), last
+    return [event for event in map(parse_line, head) if event is not None and "kind" in event], last[::-1]
 
 
-def last_events(file: BinaryIO, size: int) -> list[Event]:
-    """Events at the end of the first `size` bytes of an event log: of TAIL_BYTES, or of more up to a `step`."""
-    reach = TAIL_BYTES
-    while True:
-        start = max(0, size - reach)
+def lines_from_end(file: BinaryIO) -> Iterator[bytes]:
+    """Whole lines of the last REACH bytes of a file, the last one first."""
+    end, cut = file.seek(0, 2) - len(after_last_newline(file)), b""
+    until = max(0, end - REACH)
+    while end > until:
+        start = max(0, end - TAIL_BYTES)
         file.seek(start)
-        tail = file.read(size - start)
-        last = _events(tail if reach >= size else tail.partition(b"\n")[2])
-        if reach >= size or any(event["kind"] == "step" for event in last):
-            return last
-        reach *= 4
-
-
-def _events(data: bytes) -> list[Event]:
-    lines = data.rpartition(b"\n")[0].split(b"\n")
-    return [event for event in map(parse_line, lines) if event is not None and "kind" in event]
+        lines = (file.read(end - start) + cut).split(b"\n")
+        cut = lines.pop(0) if start else b""  # its beginning is in the block before
+        yield from filter(None, reversed(lines))
+        end = start
 
 
 def check_format(run: RunFolder) -> None:

@@ -22,7 +22,7 @@ from backend.config.other_programs.translation import translate
 from backend.runs import archive
 from backend.runs.archive import Summary, first_and_last_means, raw_settings
 from backend.runs.disk_use import disk_use
-from backend.runs.events import TAIL_BYTES, Event, is_number, parse_line
+from backend.runs.events import EVALUATION_KIND, Event, is_number, lines_from_end, parse_line
 from backend.runs.run_folder import RunFolder
 from backend.runs.steering import read_changes
 from backend.utils.disk import replace_file
@@ -87,8 +87,6 @@ def _notes(content: dict[str, Any], run: RunFolder) -> RunNotes:
 
 POINTS = 40  # of a reward curve
 WINDOW = 8 << 10  # bytes read for one point of a long event log: a few steps, whose mean is the point
-EVALUATION_KIND = b'"kind": "eval"'
-REACH = 16 << 20  # bytes from the end in which the newest evaluation is searched: ten thousand steps
 
 
 def reward_curve(event_log: Path, points: int = POINTS) -> tuple[float, ...]:
@@ -127,22 +125,12 @@ def _reward(line: bytes) -> float | None:
 
 def newest_evaluation(event_log: Path) -> Event | None:
     """The last evaluation on held-out prompts, not of the test split, in the last REACH bytes of an event log."""
-    try:
-        with open_regular(event_log) as file:
-            size = file.seek(0, 2)
-            reach = TAIL_BYTES
-            while True:
-                file.seek(max(0, size - reach))
-                lines = file.read(reach).split(b"\n")[:-1]
-                for line in reversed(lines if reach >= size else lines[1:]):
-                    event = parse_line(line) if EVALUATION_KIND in line else None
-                    if event is not None and event.get("kind") == "eval" and event.get("split") != "test":
-                        return event
-                if reach >= min(size, REACH):
-                    return None
-                reach = min(reach * 16, REACH)
-    except OSError:
-        return None
+    with suppress(OSError), open_regular(event_log) as file:
+        for line in lines_from_end(file):
+            event = parse_line(line) if EVALUATION_KIND in line else None
+            if event is not None and event.get("kind") == "eval" and event.get("split") != "test":
+                return event
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from PySide6.QtCore import QCoreApplication
 
 from app.state.run import Run
 from app.state.run_files import log_lines, problem_of
-from app.state.run_state import RunState, Series
+from app.state.run_state import MOST_METRICS, RunState, Series
 from backend.cli import training
 from backend.runs.archive import STARTUP_GRACE_S
 from backend.runs.events import EventLog, JsonLines, truncate_file
@@ -96,6 +96,17 @@ def test_null_and_missing_metrics_are_gaps() -> None:
     assert [str(x) for x in series.get("kl")[1]] == ["0.5", "nan", "nan"]
     assert [str(x) for x in series.get("late")[1]] == ["nan", "1.0", "nan"]
     assert series.latest("kl") == series.first("kl") == 0.5
+
+
+def test_a_strangers_metrics_are_limited() -> None:
+    """A log with 20,000 kept the window busy for more than a minute."""
+    run_state = RunState()
+    for step in (1, 2):
+        run_state.apply({"kind": "step", "step": step, "metrics": {f"m{i}": 0.5 for i in range(2 * MOST_METRICS)}})
+    assert run_state.steps.names() == [f"m{i}" for i in range(MOST_METRICS)]
+    assert [note["sentence"] for note in run_state.notes] == [
+        "Step 1 has 1,000 metrics; the first 500 of the run are shown."
+    ]
 
 
 def test_a_repeated_step_replaces_itself_and_all_later_steps() -> None:

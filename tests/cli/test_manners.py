@@ -17,12 +17,13 @@ from rich.table import Table
 
 from backend.__main__ import app
 from backend.cli import completions, help_page
-from backend.cli.common import force_utf8, json_line, tell, tell_file
+from backend.cli.common import json_line, prepare_streams, tell, tell_file
 from backend.cli.display import new_console, show_line
 from backend.config.config import SETTINGS
 from backend.export.exports import FORMATS, TARGETS
 from backend.runs.run_folder import make_run_folder
 from backend.trainer.trackers.targets import TRACKERS
+from backend.utils.places import project_root
 from backend.utils.text import visible
 from tests.support.verbs import VERBS, call, refused
 
@@ -138,9 +139,16 @@ def test_no_encoding_ends_a_verb(encoding: str, ellipsis: bytes, monkeypatch: py
     into = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(into, encoding, errors="strict"))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hi\xff"), "utf-8", errors="strict"))
-    force_utf8()
+    prepare_streams()
     tell("\ud800…", flush=True)
     assert into.getvalue() == b"\\ud800" + ellipsis + b"\n" and sys.stdin.read() == "hi\udcff"
+
+
+def test_no_file_takes_the_place_of_a_closed_stream() -> None:
+    """`train c.yaml <&-`: mlx gave the model's file descriptor 0, and could not load it."""
+    code = "import os; from backend.cli import common; common.prepare_streams(); print(1); exit(os.open('/', 0) < 3)"
+    program = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code]
+    assert subprocess.run(program, cwd=project_root()).returncode == 0
 
 
 def test_a_line_of_progress_has_its_units_after_the_numbers() -> None:
