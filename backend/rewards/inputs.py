@@ -7,6 +7,7 @@ prompt has them. A function that indexes messages gets messages in both.
 from __future__ import annotations
 
 import copy
+import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,9 @@ from backend.rewards.catalogue import INPUTS
 from backend.types import Completion, Problem
 
 Sample = tuple[Problem, Completion]
+
+MOST_LOGGED = 4 << 20  # characters of all columns that functions log in a step
+MOST_METRICS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,7 @@ class ExtraLogs:
         self.columns: dict[str, list[Any]] = {}
         self._owners: dict[str, str] = {}  # column → the function that logged it
         self._metrics: dict[str, list[float]] = {}
+        self._logged = 0
 
     def loggers_for(self, function: str) -> dict[str, Callable[..., None]]:
         """`log_extra(column, values)` and `log_metric(name, value)` for one function."""
@@ -104,12 +109,20 @@ class ExtraLogs:
                 raise ValueError(f"the column {column} was logged by {owner} already")
             if isinstance(values, str | bytes | Mapping):
                 raise TypeError(f"log_extra takes a list of values, one a completion, not {type(values).__name__}")
-            self.columns.setdefault(column, []).extend(map(_as_json, getattr(values, "tolist", lambda: values)()))
+            added = [_as_json(value) for value in getattr(values, "tolist", lambda: values)()]
+            self._logged += len(json.dumps(added))
+            if self._logged > MOST_LOGGED:
+                raise ValueError(
+                    f"log_extra takes {MOST_LOGGED >> 20} MB in a step, and the column {column} is over it"
+                )
+            self.columns.setdefault(column, []).extend(added)
 
         def log_metric(name: str, value: float) -> None:
             _check_name("log_metric", name)
             if name in TRAINER_METRICS or name.startswith(_TRAINER_PREFIXES):
                 raise ValueError(f"{name} is a metric of the trainer; log yours under another name")
+            if len(self._metrics.keys() | {name}) > MOST_METRICS:
+                raise ValueError(f"log_metric takes {MOST_METRICS} names in a step, and {name} is one more")
             number = float(value)
             if not math.isfinite(number):
                 raise ValueError(f"log_metric takes a finite number, and {name} is {number}")

@@ -4,10 +4,10 @@ A server forks a process per program, which reads its source from the socket and
 each other or expected values.
 
 Request: {"number", "tasks", "seconds", "memory_mb", "deadline_s"}; answer: [number, [{"ended": "exit" | "time" |
-"output" | "limit", "code", "output"}]] for the tasks that ran. A task is {"source", "input"}, judged by output, or
-{"source", "setup", "tests"}, judged by the reports that its tests write to descriptor `REPORTS`. A program could forge
-those, so `backend.rewards.functions.code` verifies them. `seconds` of CPU time per task, twice that on the clock for
-all; "limit": `deadline_s` are over.
+"output" | "limit", "code", "output"}], error] for the tasks that ran. A task is {"source", "input"}, judged by output,
+or {"source", "setup", "tests"}, judged by the reports that its tests write to descriptor `REPORTS`. A program could
+forge those, so `backend.rewards.functions.code` verifies them. `seconds` of CPU time per task, twice that on the clock
+for all; "limit": `deadline_s` are over.
 """
 
 from __future__ import annotations
@@ -44,17 +44,24 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from backend.rewards.confinement.confine import confine_program, make_working_folder, readable_by_programs, set_limits
+from backend.rewards.confinement.confine import (
+    confine_program,
+    make_working_folder,
+    readable_by_programs,
+    set_limits,
+    without_secrets,
+)
 from backend.rewards.program_tests import OBSERVE, OBSERVE_PAIR, OPERATORS
 from backend.utils.child_process import module_command
 from backend.utils.command import backend_environment
-from backend.utils.files import remove_tree, walk
+from backend.utils.files import reason, remove_tree, walk
 
 PRELOADED = (bisect, collections, functools, heapq, itertools, math, random, re, string, typing)
 """Modules to preload before forking."""
 REPORTS = 3
 MOST_OUTPUT = 256 << 10  # maximum bytes of a task's output or reports
-MOST_FOLDER = 16 << 20  # maximum bytes in a program's folder
+MOST_FOLDER = 16 << 20  # maximum bytes in a program's folder, of which each file takes at least `_BLOCK`
+MOST_DEPTH = 500  # maximum characters of a path in it
 MOST_HASHED = 4096  # maximum elements of a set or dict, against hash collisions
 LARGEST_FILE = 1 << 20
 MOST_FILES = 64
@@ -63,6 +70,8 @@ _GRACE_S = 5.0  # seconds past the deadline to wait for an answer
 _START_S = 60.0
 _POLL_S = 0.02
 _FOLDER_POLL_S = 0.2
+_BLOCK = 4096
+_RESERVED = 1 << 30  # bytes of address space that libraries reserve and do not use
 _MODULE = "solution"  # module name for imports, as in `from solution import add`
 _TAGS: dict[str, Any] = {"l": list, "t": tuple, "s": (set, frozenset), "d": dict}
 _KINDS: dict[str, Any] = {"l": list, "t": tuple, "s": set, "d": dict}
@@ -90,7 +99,7 @@ class ProgramRunner:
     ) -> list[list[TaskResult]] | None:
         """Results of each program's completed tasks; None if the server was lost.
 
-        Raises PermissionError if programs cannot be confined.
+        Raises PermissionError if programs cannot be confined, RuntimeError if they cannot be run, as on a full disk.
         """
         deadline = time.monotonic() + deadline_s
         with self._lock:
@@ -110,7 +119,10 @@ class ProgramRunner:
                         running += 1
                     if not running:
                         return results
-                    number, results[number] = _receive(server, deadline + _GRACE_S)
+                    number, results[number], error = _receive(server, deadline + _GRACE_S)
+                    if error:
+                        self.close()
+                        raise RuntimeError(f"programs cannot be run: {error}")
                     running -= 1
             except PermissionError:
                 raise
@@ -125,7 +137,8 @@ class ProgramRunner:
                 module_command("backend.rewards.programs"),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                env=backend_environment(),
+                # One thread: each has a stack, and programs run in parallel.
+                env=backend_environment(without_secrets(os.environ)) | {"OMP_NUM_THREADS": "1"},
                 start_new_session=True,
             )
         self._not_confined = _receive(self._socket, time.monotonic() + _START_S)
@@ -175,11 +188,11 @@ def main(arguments: Sequence[str] = ()) -> None:
             os._exit(0)
         os.close(theirs)
         with open(ours, "rb") as pipe:
-            reason = pipe.read().decode() or "it cannot be tried"
+            refusal = pipe.read().decode() or "it cannot be tried"
         os.waitpid(pid, 0)
-        _send(socket, "" if reason == "-" else reason)
+        _send(socket, "" if refusal == "-" else refusal)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
-        server, is_open = os.getpid(), True
+        server, is_open, lock = os.getpid(), True, os.open(folder / "lock", os.O_CREAT | os.O_WRONLY)
         while is_open:
             socket.poll(None)
             taken, taking = os.pipe()
@@ -189,10 +202,13 @@ def main(arguments: Sequence[str] = ()) -> None:
                     request = json.loads(socket.recv_bytes())
                     os.write(taking, b"-")
                     os.close(taking)
-                    results = _run_tasks(request, Path(tempfile.mkdtemp(dir=folder)), server)
-                    with open(folder / "lock", "w") as lock:
-                        fcntl.flock(lock, fcntl.LOCK_EX)  # one answer at a time
-                        _send(socket, [request["number"], results])
+                    results, error = [], ""
+                    try:
+                        results = _run_tasks(request, Path(tempfile.mkdtemp(dir=folder)), server)
+                    except OSError as failure:
+                        error = reason(failure)
+                    fcntl.lockf(lock, fcntl.LOCK_EX)  # one answer at a time
+                    _send(socket, [request["number"], results, error])
                 os._exit(0)
             os.close(taking)
             is_open = bool(os.read(taken, 1))  # the fork has taken its request off the socket
@@ -223,12 +239,15 @@ def _run_tasks(request: Mapping[str, Any], folder: Path, server: int) -> list[Ta
 def _run_task(task: Task, folder: Path, limits: Mapping[str, Any], until: float, server: int) -> dict[str, Any]:
     output, its_output = os.pipe()
     parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        with suppress(BaseException):
-            _take_places(task, its_output, parent)
-            _become_program(task, folder, limits["seconds"], limits["memory_mb"])
-        os._exit(1)
+    with tempfile.TemporaryFile() as entered:
+        entered.write(task.get("input", "").encode(errors="replace"))
+        entered.seek(0)
+        pid = os.fork()
+        if pid == 0:
+            with suppress(BaseException):
+                _take_places("tests" in task, entered.fileno(), its_output, parent)
+                _become_program(task, folder, limits["seconds"], limits["memory_mb"])
+            os._exit(1)
     os.close(its_output)
     with suppress(OSError):  # the fork does the same: whoever is first
         os.setpgid(pid, pid)
@@ -252,8 +271,12 @@ def _run_task(task: Task, folder: Path, limits: Mapping[str, Any], until: float,
         if not why and now - looked > _FOLDER_POLL_S:
             looked = now
             with suppress(OSError):
-                sizes = (entry.stat(follow_symlinks=False).st_blocks * 512 for entry in walk(folder))
-                why = "output" if sum(sizes) > MOST_FOLDER else ""
+                size, longest = 0, len(str(folder)) + MOST_DEPTH
+                for entry in walk(folder):
+                    size += max(entry.stat(follow_symlinks=False).st_blocks * 512, _BLOCK)
+                    if size > MOST_FOLDER or len(entry.path) > longest:
+                        why = "output"
+                        break
         is_lost = os.getppid() != server
         if code is None and (is_lost or (why and not ended)):
             ended = why
@@ -270,18 +293,14 @@ def _run_task(task: Task, folder: Path, limits: Mapping[str, Any], until: float,
     return {"ended": ended or "exit", "code": code, "output": received.decode(errors="replace")}
 
 
-def _take_places(task: Task, output: int, parent: int) -> None:
+def _take_places(reports: bool, entered: int, output: int, parent: int) -> None:
     os.setpgid(0, 0)
     if sys.platform == "linux":
         from backend.rewards.confinement.linux import end_with_parent
 
         end_with_parent(parent)
     nowhere = os.open(os.devnull, os.O_RDWR)
-    with tempfile.TemporaryFile() as file:
-        file.write(task.get("input", "").encode(errors="replace"))
-        file.seek(0)
-        entered = os.dup(file.fileno())
-    places = [entered, nowhere, nowhere, output] if "tests" in task else [entered, output, nowhere]
+    places = [entered, nowhere, nowhere, output] if reports else [entered, output, nowhere]
     # Above all places first: any of them may be one of the places.
     for place, file in enumerate([fcntl.fcntl(file, fcntl.F_DUPFD, 16) for file in places]):
         os.dup2(file, place, inheritable=False)
@@ -293,13 +312,18 @@ def _become_program(task: Task, folder: Path, seconds: float, memory_mb: int) ->
     code = FAILED
     try:
         os.chdir(folder)
+        memory = {resource.RLIMIT_DATA: memory_mb << 20}
+        if sys.platform == "linux":  # shared memory is no data
+            with open("/proc/self/statm") as sizes:
+                taken = int(sizes.read().split()[0]) * resource.getpagesize()
+            memory[resource.RLIMIT_AS] = taken + (memory_mb << 20) + _RESERVED
         confine_program(folder)
         set_limits(
-            {
+            memory
+            | {
                 resource.RLIMIT_CPU: max(1, round(seconds + 0.5)),
                 resource.RLIMIT_FSIZE: LARGEST_FILE,
                 resource.RLIMIT_NOFILE: MOST_FILES,
-                resource.RLIMIT_DATA: memory_mb << 20,
                 resource.RLIMIT_CORE: 0,
             }
         )

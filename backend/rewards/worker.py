@@ -1,7 +1,8 @@
 """The reward worker: runs reward files and functions on request of `worker_process`.
 
-Stdin: pickles, first what to confine and the file for stacks, then a request of `backend.rewards.scoring` at a time.
-Stdout: lines of `BEGIN` and JSON: marks [function index, whether its time begins], then the answer.
+Stdin: pickles, first what to confine and the file for stacks, then pairs of a random prefix and a request of
+`backend.rewards.scoring`. Stdout: lines of that prefix and JSON: marks [function index, whether its time begins], then
+the answer.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from backend.rewards.scoring import FunctionHost, LoadRequest
 
 LOST_PIPE = 97  # exit code for closed pipes
 SPOILED = 98  # exit code if user code broke our code in the worker
-BEGIN = b"\x1e"  # prefix of a line of ours; other bytes are user code's
 
 _exit, _write, _getpid, _load = os._exit, os.write, os.getpid, pickle.load  # bound before user code can replace them
 _encode = json.JSONEncoder(ensure_ascii=True, allow_nan=False, default=str).encode
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] = ()) -> NoReturn:
     os.close(nowhere)
     os.dup2(2, 1)
     guard(requests.fileno())  # returns in the process that is guarded; both and what they start end with the parent
-    pid, last = os.getpid(), ""
+    pid, last, prefix = os.getpid(), "", b""
 
     def send(message: str) -> None:
         nonlocal last
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] = ()) -> NoReturn:
         last = message
         if _getpid() != pid:
             raise _PipeLostError
-        rest = memoryview(BEGIN + message.encode("ascii") + b"\n")
+        rest = memoryview(prefix + message.encode("ascii") + b"\n")
         try:
             while rest:
                 rest = rest[_write(answers, rest) :]
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] = ()) -> NoReturn:
         host = FunctionHost(caller, confinement.sentences())
         while True:
             try:
-                request = _load(requests)
+                prefix, request = _load(requests)
             except OSError:
                 raise _PipeLostError from None
             last, limit_s = "", request.timeout_s

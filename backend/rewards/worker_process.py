@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import secrets
 import select
 import signal
 import subprocess
@@ -28,7 +29,7 @@ from backend.rewards.confinement.confine import confined_environment, make_worki
 from backend.rewards.confinement.guard import END_SIGNAL
 from backend.rewards.errors import LONGEST_TRACEBACK, Failure, printable
 from backend.rewards.scoring import Answer, LoadRequest, MapRequest, Request, ScoreRequest
-from backend.rewards.worker import BEGIN, LOST_PIPE, SPOILED
+from backend.rewards.worker import LOST_PIPE, SPOILED
 from backend.types import Completion, Group
 from backend.utils.child_process import module_command
 from backend.utils.command import backend_environment
@@ -39,6 +40,7 @@ LONGEST_ANSWER = 64 << 20
 MOST_OUTPUT = 64 << 10  # bytes of printed output to forward per request
 
 START_S = 60.0  # seconds for the worker to start or read a request
+OWN_S = 10.0  # seconds between functions, and to return an answer
 EXIT_S = 1.0
 _STACK_S = 0.1  # seconds past a limit for the worker to write down where it hangs
 _EXIT_CODE_S = 0.5
@@ -169,8 +171,9 @@ class _Child:
             os.set_blocking(file, False)
         self._output = _Output(self.process.stderr)
         self._end = weakref.finalize(self, _end, self.process, self._output, folder, kept)
+        self._prefix = b""
         # Its own environment does not say where this user's secrets are.
-        self.send((network, secret_places(), self._stacks.fileno()))
+        self._send((network, secret_places(), self._stacks.fileno()))
 
     def end(self, grace_s: float) -> None:
         """Close its requests; after `grace_s` kill it and its descendants and remove its folder."""
@@ -184,12 +187,16 @@ class _Child:
         """Where it was when it hung or crashed."""
         return printable(os.pread(self._stacks.fileno(), LONGEST_TRACEBACK, 0).decode(errors="replace"))
 
-    def send(self, request: Any) -> None:
+    def send(self, request: Request) -> None:
         """Write a request. Raises UserError if it cannot be pickled, and _WorkerLostError."""
+        self._prefix = secrets.token_hex(8).encode()  # of its answer: other lines are user code's
+        self._send((self._prefix, request))
+
+    def _send(self, message: Any) -> None:
         self._output.next_request()
         self._stacks.truncate(0)
         try:
-            rest = memoryview(pickle.dumps(request, protocol=pickle.HIGHEST_PROTOCOL))
+            rest = memoryview(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
         except Exception as error:  # the type of an object in a row decides
             sentence = f"A column holds what cannot be handed to reward functions: {type(error).__name__}."
             raise UserError("data", sentence) from error
@@ -206,19 +213,18 @@ class _Child:
         """Read marks until the answer; each call of a function has `timeout_s` from its mark. Raises
         _WorkerLostError.
         """
-        limit_s = request.timeout_s
+        limit_s = request.timeout_s + _STACK_S
         calls = len(request.indices) if isinstance(request, ScoreRequest) else 1
         ready = select.poll()
         ready.register(self._answers, select.POLLIN)
         received, searched, index, since = bytearray(), 0, -1, time.monotonic()
-        end = since + START_S + (limit_s + _STACK_S) * calls
+        own_s, end = START_S, float("inf")
         while True:
             poll()
-            limit = max(START_S, limit_s) if index < 0 else limit_s + _STACK_S
-            left = min(since + limit, end) - time.monotonic()
+            left = min(since + (own_s if index < 0 else limit_s), end) - time.monotonic()
             if left <= 0:
-                silent = f"gave no answer for {START_S:.0f} s and more, as if its process had been stopped"
-                raise _WorkerLostError(silent if index < 0 else timeout_words(limit_s), index)
+                silent = f"gave no answer for {own_s:.0f} s and more, as if its process had been stopped"
+                raise _WorkerLostError(silent if index < 0 else timeout_words(request.timeout_s), index)
             if not ready.poll(1000 * min(_POLL_S, left)):
                 if self.process.poll() is not None:  # a process that it has started may hold the pipe open
                     raise _WorkerLostError(self._ended(), index)
@@ -231,7 +237,8 @@ class _Child:
                 line, searched = received[:newline], 0
                 del received[: newline + 1]
                 try:
-                    message = json.loads(line[1:]) if line.startswith(BEGIN) else None
+                    is_ours = line.startswith(self._prefix)
+                    message = json.loads(line[len(self._prefix) :]) if is_ours else None
                     if isinstance(message, dict) and not received:
                         return _ANSWER.validate_python(message)
                 except (ValueError, RecursionError, ValidationError):
@@ -240,6 +247,9 @@ class _Child:
                     raise _WorkerLostError(_WROTE_INTO_PIPE, index)
                 index, begins = message
                 since = time.monotonic() if begins else since
+                if own_s == START_S:  # async functions are awaited after all have been called
+                    own_s = max(OWN_S, limit_s)
+                    end = since + limit_s * (calls + 1) + own_s
             searched = len(received)
             if searched > LONGEST_ANSWER:
                 raise _WorkerLostError(f"returned more than {LONGEST_ANSWER >> 20} MB", index)

@@ -1,7 +1,8 @@
 """Confine this process before it runs reward functions (`confine`) or a model's program (`confine_program`).
 
 Prevents changes outside its folders, reading secrets, network use unless allowed, and access to other processes, as far
-as the system supports it. Does not prevent filling the disk, reading other files, or changes in /dev/shm.
+as the system supports it. Does not prevent filling the disk, reading other files, or changes in /dev/shm, where
+`multiprocessing` keeps its locks.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ def _error_of(action: Callable[[], object]) -> str:
 
 
 _NEEDED = re.compile(
-    r"PATH|LANG|LANGUAGE|LC_\w+|TZ|TZDIR|TERM|USER|LOGNAME|SHELL|VIRTUAL_ENV|CONDA_PREFIX|CONDA_DEFAULT_ENV"
+    r"PATH|HOME|TMPDIR|LANG|LANGUAGE|LC_\w+|TZ|TZDIR|TERM|USER|LOGNAME|SHELL|VIRTUAL_ENV|CONDA_PREFIX|CONDA_DEFAULT_ENV"
     r"|LD_LIBRARY_PATH|DYLD_\w+|PYTHON\w+|GRPO_\w+|HF_HOME|HF_HUB_CACHE|HUGGINGFACE_HUB_CACHE|HF_DATASETS_CACHE"
     r"|XDG_CACHE_HOME|NLTK_DATA|TORCH_HOME|SSL_CERT_FILE|SSL_CERT_DIR|OMP_\w+|MKL_\w+|OPENBLAS_\w+|VECLIB_\w+"
     r"|NUMEXPR_\w+|TOKENIZERS_PARALLELISM|COVERAGE_\w+"
@@ -177,20 +178,18 @@ _NEVER = re.compile(
 )  # variables never passed on: tokens, locks, session agents
 
 
-def confined_environment(
-    folder: Path, network: bool = False, environment: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """Environment of a child confined to `folder`, which gets home and temporary folders.
-
-    With network access it is `environment` (default: this process's) without secrets, plus API keys that judges need.
-    Raises OSError.
-    """
-    variables = dict(os.environ if environment is None else environment)
-    kept = {
+def without_secrets(variables: Mapping[str, str], network: bool = False) -> dict[str, str]:
+    """The variables that confined code needs; with network access all but secrets, plus API keys that judges need."""
+    return {
         name: value
         for name, value in variables.items()
         if name == "TOKENIZERS_PARALLELISM" or (not _NEVER.fullmatch(name) and (network or _NEEDED.fullmatch(name)))
     }
+
+
+def confined_environment(folder: Path, network: bool, variables: Mapping[str, str]) -> dict[str, str]:
+    """Environment of a child confined to `folder`, which gets home and temporary folders. Raises OSError."""
+    kept = without_secrets(variables, network)
     home, temporary = folder / "home", folder / "tmp"
     for made in (home, temporary):
         made.mkdir(parents=True, exist_ok=True)
@@ -207,36 +206,45 @@ def confined_environment(
 _SECRETS = (
     *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".netrc", ".git-credentials", ".password-store"),
     *(".pypirc", ".npmrc", ".cargo/credentials", ".cargo/credentials.toml", ".gem/credentials", ".vault-token"),
+    *(".pgpass", ".my.cnf", ".kaggle", ".databrickscfg", ".m2", ".gradle/gradle.properties", ".terraform.d"),
     *(".config/gh", ".config/gcloud", ".config/git/credentials", ".config/rclone", ".config/op", ".config/1Password"),
-    *(".pgpass", ".kaggle", ".databrickscfg", ".m2", ".bash_history", ".zsh_history", ".python_history"),
+    *(".cache/huggingface/token", ".cache/huggingface/stored_tokens", ".local/share/fish/fish_history", ".history"),
     *(".mozilla", ".thunderbird", ".config/google-chrome", ".config/chromium", ".config/BraveSoftware"),
-    *("snap/firefox", "snap/chromium", ".var/app", ".local/share/keyrings", ".local/share/kwalletd", ".pki"),
-)
+    *(".config/microsoft-edge", ".config/vivaldi", ".config/opera", ".librewolf", "snap", ".var/app"),
+    *(".local/share/keyrings", ".local/share/kwalletd", ".pki"),
+)  # in a home; so are `.bash_history` and the like
 _SECRETS_OF_A_MAC = (
-    *("Library/Keychains", "Library/Cookies", "Library/Mail", "Library/Messages", "Library/Safari"),
+    *("Library/Keychains", "Library/Cookies", "Library/Mail", "Library/Messages", "Library/Safari", ".zsh_sessions"),
     *("Library/Application Support/Google/Chrome", "Library/Application Support/Firefox"),
     *("Library/Application Support/BraveSoftware", "Library/Application Support/com.apple.TCC"),
+    *("Library/Application Support/Microsoft Edge", "Library/Application Support/Arc"),
 )
+_MOVED = {".config": "XDG_CONFIG_HOME", ".local/share": "XDG_DATA_HOME", ".cache": "XDG_CACHE_HOME"}
+_MOVED |= {".cache/huggingface": "HF_HOME"}
+_NAMED = (
+    *("HF_TOKEN_PATH", "HF_STORED_TOKENS_PATH", "NETRC", "PGPASSFILE", "KUBECONFIG", "DOCKER_CONFIG", "GNUPGHOME"),
+    *("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", "AZURE_CONFIG_DIR", "CLOUDSDK_CONFIG", "GH_CONFIG_DIR"),
+    *("GOOGLE_APPLICATION_CREDENTIALS", "KAGGLE_CONFIG_DIR", "DATABRICKS_CONFIG_FILE", "HISTFILE", "XDG_RUNTIME_DIR"),
+)  # variables with the path of a secret
 
 
 def secret_places() -> list[Path]:
-    """Files and folders with keys and tokens below this user's homes, existing or not."""
+    """Files and folders with this user's keys, tokens and histories, existing or not, by absolute path."""
     variables = os.environ
-    homes = {variables.get("HOME")}
+    homes = {variables.get("HOME") or ""}
     with suppress(KeyError):  # a container's user may be in no database
         homes.add(pwd.getpwuid(os.getuid()).pw_dir)
-    homes.discard(None)
+    homes.discard("")
     in_home = (*_SECRETS, *_SECRETS_OF_A_MAC) if sys.platform == "darwin" else _SECRETS
-    places = {Path(home, part) for home in homes if home for part in in_home}
-    caches = {Path(home, ".cache", "huggingface") for home in homes if home}
-    if variables.get("HF_HOME"):
-        caches.add(Path(variables["HF_HOME"]))
-    if variables.get("XDG_CACHE_HOME"):
-        caches.add(Path(variables["XDG_CACHE_HOME"], "huggingface"))
-    places |= {cache / token for cache in caches for token in ("token", "stored_tokens")}
-    if variables.get("HF_TOKEN_PATH"):
-        places.add(Path(variables["HF_TOKEN_PATH"]))
-    return sorted(places)
+    places = {os.path.join(home, part) for home in homes for part in in_home}
+    places |= {str(path) for home in homes for path in Path(home).glob(".*_history")}
+    for folder, name in _MOVED.items():
+        if base := variables.get(name):
+            places |= {base + part.removeprefix(folder) for part in in_home if part.startswith(f"{folder}/")}
+    places |= {variables[name] for name in _NAMED if variables.get(name)}
+    if token := variables.get("HF_TOKEN_PATH"):
+        places.add(os.path.join(os.path.dirname(token), "stored_tokens"))
+    return [Path(os.path.abspath(os.path.expanduser(place))) for place in sorted(places)]
 
 
 def make_working_folder() -> tuple[Path, int]:

@@ -28,13 +28,14 @@ def guard(watched: int) -> None:
     """
     if sys.platform != "linux":
         return guard_beside(watched)
-    from backend.rewards.confinement.linux import PR_SET_CHILD_SUBREAPER, end_with_parent, prctl
+    from backend.rewards.confinement.linux import PR_SET_CHILD_SUBREAPER, end_with_parent, prctl, scope_signals
 
     parent = os.getpid()
     prctl(PR_SET_CHILD_SUBREAPER, 1)
+    is_scoped = scope_signals()
     worker = os.fork()
     if worker:
-        _watch(worker, watched)
+        _watch(worker, watched, is_scoped)
     # A subreaper is not inherited; the signal comes when the guard's only thread ends.
     end_with_parent(parent)
     return os.setpgid(0, 0)  # a signal to its own group must not reach the guard
@@ -69,7 +70,7 @@ def _close_all_but(watched: int) -> None:
     os.closerange(watched + 1, 1 << 16)
 
 
-def _watch(worker: int, watched: int) -> NoReturn:
+def _watch(worker: int, watched: int, is_scoped: bool) -> NoReturn:
     _close_all_but(watched)
     woken, wake = os.pipe()
     for end in (woken, wake):
@@ -84,9 +85,10 @@ def _watch(worker: int, watched: int) -> NoReturn:
         with suppress(ProcessLookupError):
             os.kill(worker, signal.SIGKILL)
         _, status = os.waitpid(worker, 0)
-    # Kill all descendants, orphans included: they are children of this subreaper.
+    # Kill all descendants; orphans are children of this subreaper. A process that forks without end outruns a loop,
+    # so first all at once: every process that this one may signal, or at least the worker's group.
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(worker, signal.SIGKILL)
+        os.kill(-1, signal.SIGKILL) if is_scoped else os.killpg(worker, signal.SIGKILL)
     deadline = time.monotonic() + _ENDING_S
     with suppress(ChildProcessError):
         while time.monotonic() < deadline:

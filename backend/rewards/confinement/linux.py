@@ -142,6 +142,27 @@ def restrict_files(writable: Iterable[str], readable: Iterable[str] | None, vers
     return blocks_signals
 
 
+def scope_signals() -> bool:
+    """Let this process and its descendants signal only each other; False if that is not certain (before Linux 6.12).
+
+    Raises OSError.
+    """
+    parent, attributes = os.getppid(), struct.pack("3Q", 0, 0, _SIGNALS)
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    try:
+        os.kill(parent, 0)  # may be signalled now, and must not be afterwards
+        ruleset = syscall(_CREATE_RULESET, ctypes.create_string_buffer(attributes), len(attributes), 0)
+        syscall(_RESTRICT_SELF, ruleset, 0)
+        os.close(ruleset)
+    except OSError:
+        return False
+    try:
+        os.kill(parent, 0)
+    except PermissionError:
+        return True
+    return False
+
+
 def readable_places(unreadable: Iterable[Path]) -> Iterator[str]:
     """Fewest files and folders that cover everything but `unreadable`.
 
@@ -150,10 +171,9 @@ def readable_places(unreadable: Iterable[Path]) -> Iterator[str]:
     """
     hidden: set[Path] = set()
     for place in unreadable:
-        with suppress(OSError, RuntimeError):  # no folder, or a loop of symlinks
-            path = place.resolve(strict=True) if place.exists() else place.parent.resolve(strict=True) / place.name
-            if path.parent != path:
-                hidden.add(path)
+        with suppress(OSError, RuntimeError):  # not readable, or a loop of symlinks
+            hidden.add(place.resolve())
+    hidden.discard(Path("/"))
     if not hidden:
         yield "/"
     open_folders = {parent for path in hidden for parent in path.parents} - hidden
@@ -197,7 +217,8 @@ clock_adjtime 305 266
 _CONDITIONAL = """
 io_uring_setup 425 425, io_uring_enter 426 426, io_uring_register 427 427, clone3 435 435, clone 56 220, fork 57 -,
 vfork 58 -, kill 62 129, tkill 200 130, tgkill 234 131, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240,
-pidfd_send_signal 424 424, prlimit64 302 261, sched_setaffinity 203 122, socket 41 198, socketpair 53 199, ioctl 16 29
+pidfd_send_signal 424 424, prlimit64 302 261, sched_setaffinity 203 122, socket 41 198, socketpair 53 199, ioctl 16 29,
+flock 73 32, fcntl 72 25
 """
 _ROW = re.compile(r"(\w+) (\d+|-) (\d+|-)")
 FORBIDDEN = [name for name, *_ in _ROW.findall(_FORBIDDEN)]
@@ -207,8 +228,8 @@ NUMBERS = {
 }
 SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal")
 FORKS = ("fork", "vfork")  # calls that only fork; `clone` also makes threads
-NOT_THERE = ("io_uring_setup", "io_uring_enter", "io_uring_register", "clone3")
-"""Calls reported as missing, because filters cannot inspect io_uring and clone3."""
+NOT_THERE = ("io_uring_setup", "io_uring_enter", "io_uring_register", "clone3", "flock")
+"""Calls reported as missing: filters cannot inspect io_uring and clone3; flock locks files that can only be read."""
 
 _MODE_FILTER = 2
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
@@ -218,6 +239,7 @@ _CALL, _PROCESSOR, _FIRST_ARGUMENT = 0, 4, 16  # offsets in `struct seccomp_data
 _NEW_NAMESPACE_FLAGS = 0x7E020080  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET and NEWTIME
 _CLONE_THREAD = 0x10000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C  # terminal controls that inject input
+_F_SETLEASE = 1024  # of fcntl: delays others who open the file for writing
 _AF_INET, _AF_INET6, _AF_NETLINK = int(socket.AF_INET), int(socket.AF_INET6), 16
 """Network families; the C library needs netlink for name lookup."""
 
@@ -244,14 +266,15 @@ def refusals(network: bool) -> Iterator[Refusal]:
     yield from (Refusal(call) for call in FORBIDDEN)
     yield from (Refusal(call, errno.ENOSYS) for call in NOT_THERE)
     # Unix sockets are refused with or without a network: behind them are the user's session, Docker, ssh's agent, the
-    # keychain. `socketpair`, which asyncio needs, is another call; a pair of datagram sockets reaches others by path.
+    # keychain. asyncio needs `socketpair`; pairs of datagram or raw sockets reach others by path.
     families = (_AF_INET, _AF_INET6, _AF_NETLINK) if network else ()
     yield Refusal("socket", errno.EACCES, 0, families, unless=True)
-    yield Refusal("socketpair", errno.EACCES, 1, (int(socket.SOCK_DGRAM),), mask=0xF)
+    yield Refusal("socketpair", errno.EACCES, 1, (int(socket.SOCK_STREAM),), unless=True, mask=0xF)
     # Process 0 is the caller.
     yield from (Refusal(call, argument=0, values=(0,), unless=True) for call in ("prlimit64", "sched_setaffinity"))
     yield Refusal("clone", argument=0, values=(0,), unless=True, mask=_NEW_NAMESPACE_FLAGS)
     yield Refusal("ioctl", argument=1, values=(_TIOCSTI, _TIOCLINUX))
+    yield Refusal("fcntl", argument=1, values=(_F_SETLEASE,))
 
 
 def program(refusals: Sequence[Refusal], machine: str) -> list[Instruction]:

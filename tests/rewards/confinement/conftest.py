@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ class ProbedChild:
             bufsize=1,
             cwd=folder,
             start_new_session=True,
-            env=backend_environment({**confined_environment(folder, network), **(environment or {})}),
+            env=backend_environment({**confined_environment(folder, network, os.environ), **(environment or {})}),
         )
         self.confinement = SimpleNamespace(**self._answer())
 
