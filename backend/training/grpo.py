@@ -65,9 +65,9 @@ class Grpo(Algorithm):
         self.notes = [note] if note else []
         self.correction = None
         if mode != "none":
-            is_automatic = config.sampling_correction == "auto" and config.holds_output
+            is_automatic = config.sampling_correction == "auto"
             bounds = config.sampling_correction_min, config.sampling_correction_max
-            self.correction = ImportanceCorrection(mode, *bounds, grammar_alone=is_automatic)
+            self.correction = ImportanceCorrection(mode, *bounds, ignores_filters=is_automatic)
 
     def learn(self, batch: Batch, learner: Learner) -> dict[str, float]:
         forward = learner.forward
@@ -309,8 +309,8 @@ def loss_settings(config: Config) -> LossConfig:
 
 
 def correction_mode(config: Config, dtype: mx.Dtype) -> tuple[str, str]:
-    """The correction mode, and a note where "auto" chose one: 16-bit models are corrected by token, constrained output
-    by the product of the mass that the grammar kept, which is at most 1 (`docs/algorithms.md`)."""
+    """The correction mode, and a note where "auto" chose one: rounding of 16-bit models by token, constrained output by
+    the product of the mass that the grammar kept, which is at most 1; filters never (`docs/algorithms.md`)."""
     if config.sampling_correction != "auto":
         return config.sampling_correction, ""
     if config.holds_output:
@@ -323,7 +323,8 @@ def correction_mode(config: Config, dtype: mx.Dtype) -> tuple[str, str]:
     kind = str(dtype).removeprefix("mlx.core.")
     return "token_truncate", (
         f"The model computes in {kind}, where sampler and learner round differently: each token's term is "
-        "multiplied by the ratio of their probabilities, within the limits (Sampling correction: Automatic)."
+        "multiplied by the ratio of their probabilities before filters, within the limits (Sampling correction: "
+        "Automatic)."
     )
 
 

@@ -15,14 +15,17 @@ class ImportanceCorrection:
     mode: str = "token_truncate"
     clip_min: float | None = None
     clip_max: float | None = None
-    grammar_alone: bool = False  # correct for grammar and rounding only, not for filters
+    ignores_filters: bool = False  # correct for grammar and rounding, not for top-p, top-k and min-p
 
     def measure(self, batch: Batch, old_logp_BT: mx.array) -> tuple[mx.array, dict[str, mx.array]]:
         """Importance weights of a micro-batch, [B, T] or [B, 1], and metrics."""
-        sampling_logp_BT = batch.sampling_logp_BT
-        if self.grammar_alone and batch.log_held_BT is not None:
-            sampling_logp_BT = sampling_logp_BT + batch.log_kept_BT - batch.log_held_BT
-        return importance_ratio(old_logp_BT, sampling_logp_BT, batch.mask_BT, self.mode, self.clip_min, self.clip_max)
+        limits = batch.mask_BT, self.mode, self.clip_min, self.clip_max
+        if not self.ignores_filters:
+            return importance_ratio(old_logp_BT, batch.sampling_logp_BT, *limits)
+        log_held_BT = 0.0 if batch.log_held_BT is None else batch.log_held_BT
+        unfiltered_logp_BT = batch.sampling_logp_BT + batch.log_kept_BT - log_held_BT
+        weights, metrics = importance_ratio(old_logp_BT, unfiltered_logp_BT, *limits)
+        return weights, metrics | logp_difference(old_logp_BT, batch.sampling_logp_BT, batch.mask_BT)
 
 
 UNCLIPPED = ImportanceCorrection()  # measures every token's ratio
@@ -53,23 +56,27 @@ def importance_ratio(
     # (MIS).
     ratio = clipped if mode.endswith("truncate") else mx.where(ratio == clipped, ratio, 0.0)
     counted = mx.ones_like(ratio) > 0 if by_row else mask_BT > 0
-    # A sequence ratio is averaged over rows, a token ratio over active tokens; the difference is by token in every
-    # mode.
-    difference = _min_mean_max("sampling/sampling_logp_difference", mx.abs(difference_BT), scored_BT)
-    difference.pop("sampling/sampling_logp_difference/min")
-    return ratio, difference | _min_mean_max("sampling/importance_sampling_ratio", ratio, counted)
+    # A sequence ratio is averaged over rows, a token ratio over active tokens.
+    metrics = logp_difference(old_logp_BT, sampling_logp_BT, mask_BT)
+    return ratio, metrics | _min_mean_max("sampling/importance_sampling_ratio", ratio, counted)
+
+
+def logp_difference(
+    old_logp_BT: mx.array, sampling_logp_BT: mx.array, mask_BT: mx.array, name: str = "sampling_logp_difference"
+) -> dict[str, mx.array]:
+    """Mean and maximum of |log π_old − log π_sampler| in nats, over the scored tokens."""
+    scored_BT = (mask_BT > 0) & ~mx.isnan(sampling_logp_BT)
+    metrics = _min_mean_max(f"sampling/{name}", mx.abs(old_logp_BT - sampling_logp_BT), scored_BT)
+    metrics.pop(f"sampling/{name}/min")
+    return metrics
 
 
 def logp_gap(
     policy_logp_BT: mx.array, sampling_logp_BT: mx.array, log_kept_BT: mx.array, mask_BT: mx.array
 ) -> dict[str, mx.array]:
-    """Mean and maximum of |log π of the learner − log π of the sampler| in nats, before filters: rounding error."""
-    scored_BT = (mask_BT > 0) & ~mx.isnan(sampling_logp_BT)
+    """`logp_difference` between learner and sampler before filters: rounding error."""
     # sampling_logp is renormalised over what the filters kept; log_kept takes that back.
-    gap_BT = mx.abs(policy_logp_BT - (sampling_logp_BT + log_kept_BT))
-    metrics = _min_mean_max("sampling/logp_gap", gap_BT, scored_BT)
-    metrics.pop("sampling/logp_gap/min")
-    return metrics
+    return logp_difference(policy_logp_BT, sampling_logp_BT + log_kept_BT, mask_BT, "logp_gap")
 
 
 def _min_mean_max(name: str, x: mx.array, counted: mx.array) -> dict[str, mx.array]:

@@ -118,14 +118,20 @@ def test_the_gap_is_measured_where_the_learner_s_pass_is_the_policy_that_sampled
         ({"output_regex": "a", "sampling_correction": "none"}, -0.3, -0.7),
         ({"sampling_correction": "sequence_truncate"}, 0.0, -0.7),
         ({}, 0.0, -0.7),
+        ({"dtype": mx.bfloat16}, 0.0, 0.0),
+        ({"dtype": mx.bfloat16, "sampling_correction": "token_truncate"}, 0.0, -0.7),
+        ({"dtype": mx.bfloat16, "output_regex": "a"}, -0.3, -0.3),
     ],
     ids=str,
 )
-def test_automatic_corrects_for_the_grammar_alone(settings: dict[str, Any], held: float, log_ratio: float) -> None:
+def test_automatic_corrects_for_grammar_and_rounding_but_not_for_filters(
+    settings: dict[str, Any], held: float, log_ratio: float
+) -> None:
     """What grammar and filters kept is 0.7 nats less than all, 0.3 of them the grammar's."""
     part = micro_batch([[0.0]], kept=-0.7, held=held)
     metrics = algorithm_of(**settings).sampler_metrics([[part]], FORWARD)
     assert metrics[f"{RATIO}/mean"] == pytest.approx(np.exp(log_ratio), rel=1e-5)
+    assert metrics[f"{DIFFERENCE}/mean"] == pytest.approx(0.7, rel=1e-5)
 
 
 def row(total: float, count: float) -> RowSums:

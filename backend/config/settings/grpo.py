@@ -137,7 +137,7 @@ class GrpoFields(BaseModel):
         "auto",
         "Sampling correction",
         choices=[
-            ("auto", "Automatic", "By sequence with constrained output; else by token in 16 bits, none in 32."),
+            ("auto", "Automatic", "Rounding, by token in 16 bits; constrained output, by sequence. Not filters."),
             ("none", "None", "Leave it."),
             (
                 "token_truncate",
@@ -149,7 +149,8 @@ class GrpoFields(BaseModel):
             ("sequence_mask", "Sequence, masked", "One ratio per completion; drops completions outside the limits."),
         ],
     )
-    """Corrects the gap between sampling and learning: 16-bit rounding, and tokens cut by top-p, top-k and min-p."""
+    """Corrects the gap between sampling and learning: 16-bit rounding and, unless automatic, tokens cut by top-p, top-k
+    and min-p."""
     sampling_correction_max: float | None = _loss(3.0, "Largest correction", above=(0, 1_000_000), when=_CORRECTED)
     """Upper limit of the ratio. Empty: none."""
     sampling_correction_min: float | None = _loss(None, "Smallest correction", above=(0, 1_000_000), when=_CORRECTED)
