@@ -27,6 +27,8 @@ LONGEST_TOKEN = 1000
 """Maximum characters per token; longer texts are too long without tokenising."""
 FIRST_TRY = 4
 """Assumed characters per token in the first attempt to cut."""
+IMAGES = ("image", "images")
+"""Columns with images, as TRL names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +161,23 @@ class PromptFormat:
 def messages_of(row: Row, prompt_format: PromptFormat, where: str) -> Messages:
     """Chat of one row: its own or the default system message, then its prompt (text or messages).
 
-    Raises UserError on `prompt_feature`; `where` names the row.
+    Raises UserError on `prompt_feature`, or `data` for images; `where` names the row.
     """
+    for name in IMAGES:
+        cell = row.get(name)
+        if cell if isinstance(cell, (str, list)) else cell is not None:
+            has = f"{where[0].upper()}{where[1:]} has an image in the column {name}"
+            advice = "remove the column to train on the text alone"
+            raise UserError("data", f"{has}; images are not supported yet: {advice}.")
     prompt = row.get(prompt_format.prompt_column)
     if isinstance(prompt, str) and prompt.strip():
         messages = [{"role": "user", "content": prompt}]
     elif isinstance(prompt, list) and prompt and all(_is_message(item) for item in prompt):
-        messages = [{"role": message["role"], "content": message["content"]} for message in prompt]
+        column = prompt_format.prompt_column
+        messages = [
+            {"role": message["role"], "content": _joined(message["content"], number, column, where)}
+            for number, message in enumerate(prompt, 1)
+        ]
     else:
         column = f"The column {quote(prompt_format.prompt_column, 24)} of {where}"
         must = "must hold text or a list of messages with role and content, and may not be empty"
@@ -177,7 +189,24 @@ def messages_of(row: Row, prompt_format: PromptFormat, where: str) -> Messages:
 
 
 def _is_message(item: Any) -> bool:
-    return isinstance(item, dict) and isinstance(item.get("role"), str) and isinstance(item.get("content"), str)
+    return isinstance(item, dict) and isinstance(item.get("role"), str) and isinstance(item.get("content"), (str, list))
+
+
+def _joined(content: str | list[Any], number: int, column: str, where: str) -> str:
+    """Text of the `number`-th message, or of its typed parts. Raises UserError for a part that is not text."""
+    if isinstance(content, str):
+        return content
+    for i, part in enumerate(content, 1):
+        about: dict[str, Any] = part if isinstance(part, dict) else {}
+        kind, why = about.get("type", "text"), "has no text"
+        if kind == "text" and isinstance(about.get("text"), str):
+            continue
+        if kind != "text":
+            only = "images are not supported yet, only text" if "image" in str(kind) else "only text is supported"
+            why = f'is of the type "{quote(kind, 20)}"; {only}'
+        place = f"Part {i} of message {number} in the column {quote(column, 24)} of {where}"
+        raise UserError("prompt_feature", f"{place} {why}.")
+    return "".join(part["text"] for part in content)
 
 
 def _as_text(value: Any) -> str:

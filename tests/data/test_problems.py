@@ -94,12 +94,51 @@ def test_prompts_that_leave_no_room_are_left_out_and_counted_never_truncated(tok
 
 @pytest.mark.parametrize(
     "prompt",
-    ["", "  ", None, 3, [], ["hi"], [{"role": "user"}], [{"role": "user", "content": [{"type": "image"}]}], {}],
+    ["", "  ", None, 3, [], ["hi"], [{"role": "user"}], [{"role": "user", "content": {}}], {}],
 )
 def test_a_cell_that_is_neither_text_nor_messages_names_its_row(tokenizer: Any, prompt: Any) -> None:
     rows = [ROWS[0], {"prompt": prompt, "answer": "x"}]
     with pytest.raises(UserError, match=r"^prompt_feature: The column prompt of row 2 of rows\.jsonl must hold text"):
         problems(tokenizer, rows)
+
+
+TEXT = {"type": "text", "text": "What is "}
+
+
+def test_text_parts_of_a_message_are_joined(tokenizer: Any) -> None:
+    parts = [TEXT | {"image": None}, {"type": "text", "text": "2 plus 3?"}]
+    (problem,) = problems(tokenizer, [{"prompt": [{"role": "user", "content": parts}], "answer": "5"}])
+    assert problem.prompt == "What is 2 plus 3?" and problem.messages == user("What is 2 plus 3?")
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        ({"type": "image"}, 'is of the type "image"; images are not supported yet, only text.'),
+        ({"type": "image_url", "image_url": "x.png"}, 'is of the type "image_url"; images are not supported yet'),
+        ({"type": "audio"}, 'is of the type "audio"; only text is supported.'),
+        ({"type": "text", "text": None}, "has no text."),
+        ("hi", "has no text."),
+    ],
+    ids=str,
+)
+def test_other_parts_are_refused_by_their_place(tokenizer: Any, part: Any, says: str) -> None:
+    chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": [TEXT, part]}]
+    with pytest.raises(UserError) as caught:
+        problems(tokenizer, [ROWS[0], {"prompt": chat, "answer": "x"}])
+    (fault,) = caught.value.faults
+    place = "prompt_feature: Part 2 of message 2 in the column prompt of row 2 of rows.jsonl"
+    assert f"{fault.setting}: {fault.sentence}".startswith(f"{place} {says}"), fault
+
+
+@pytest.mark.parametrize(("column", "cell"), [("image", {"bytes": b"x", "path": None}), ("images", ["a.png"])])
+def test_rows_with_images_are_refused(tokenizer: Any, column: str, cell: Any) -> None:
+    without = ROWS[0] | {column: None}
+    assert problems(tokenizer, [without, without | {column: []}])
+    with pytest.raises(
+        UserError, match=rf"^data: Row 2 of rows\.jsonl has an image in the column {column}; images are"
+    ):
+        problems(tokenizer, [without, ROWS[0] | {column: cell}])
 
 
 def user(text: str) -> list[dict[str, Any]]:
