@@ -20,6 +20,7 @@ from jinja2 import Environment
 
 from backend.config.config import SETTINGS, Config
 from backend.config.loss_menu import kl_estimators, levels, losses
+from backend.config.stages import first_step, scoring_of, stage_at
 from backend.config.updates import OWN
 from backend.export.exports import ExportFormat
 from backend.export.original_files import card_of
@@ -86,8 +87,8 @@ class CardFacts:
     """Changed settings up to that step, without local paths."""
     steps_before: int | None
     """Steps of the run that this one continued; None if it began with the base."""
-    rewards: list[RewardEnds]
-    """The last is their weighted sum."""
+    rewards: dict[str, list[RewardEnds]]
+    """By stage; "" for a run without stages. The last of each is the weighted sum."""
     curves: dict[str, Curve]
     evaluation: Evaluation | None
     samples: list[CardSample]
@@ -128,9 +129,6 @@ def read_facts(
     config = run_config(run, step)
     evaluation, rows = _evaluation(run, step)
     base = public_name(original or config.model)
-    names = [metric_name(canonical_entry(entry)) for entry in config.reward_functions]
-    weights = config.reward_weights or [1.0] * len(names)
-    functions = [*zip(names, weights, (f"rewards/{name}/mean" for name in names), strict=False), ("", 1.0, "reward")]
     parent, clock = read_parent(run), WorkClock()
     for event in events:
         clock.take(event)
@@ -147,10 +145,7 @@ def read_facts(
         step=step,
         changes=list(_changes(events, step)),
         steps_before=parent.step if parent is not None and not parent.warm else None,
-        rewards=[
-            (public_text(name), float(weight), *first_and_last_means(value for _, value in _curve(steps, metric)))
-            for name, weight, metric in functions
-        ],
+        rewards=dict(_rewards(config, steps, step)),
         curves={name: curve for name in CURVES if (curve := _curve(steps, name))},
         evaluation=evaluation,
         samples=list(_samples_of_rows(evaluation, rows)) if evaluation else list(_samples_of_training(run, step)),
@@ -159,6 +154,39 @@ def read_facts(
         device=f"{device} ({'GPU' if 'gpu' in str(started.get('device', '')) else 'CPU'})",
         versions={name: version for name, version in versions.items() if name != "platform"},
     )
+
+
+def _rewards(config: Config, steps: list[Event], step: int | None) -> Iterator[tuple[str, list[RewardEnds]]]:
+    """Each stage up to `step`, and its reward functions over its steps."""
+    last_step = step or 0
+    for index in range(stage_at(config.stages, last_step) + 1) if config.stages else (0,):
+        title, of_stage, scoring = (
+            "",
+            steps,
+            {"reward_functions": config.reward_functions, "reward_weights": config.weights},
+        )
+        if config.stages:
+            first, after = (first_step(config.stages, number) for number in (index, index + 1))
+            title = f"Stage {index + 1}, steps {first} to {min(after - 1, last_step)}"
+            of_stage = [event for event in steps if first <= event["step"] < after]
+            scoring = scoring_of(config.model_dump(), index)
+        names = [metric_name(canonical_entry(entry)) for entry in scoring["reward_functions"]]
+        weights = scoring["reward_weights"] or [1.0] * len(names)
+        functions = [
+            *zip(names, weights, (f"rewards/{name}/mean" for name in names), strict=False),
+            ("", 1.0, "reward"),
+        ]
+        yield (
+            title,
+            [
+                (
+                    public_text(name),
+                    float(weight),
+                    *first_and_last_means(value for _, value in _curve(of_stage, metric)),
+                )
+                for name, weight, metric in functions
+            ],
+        )
 
 
 def _curve(steps: Iterable[Event], name: str) -> Curve:
@@ -261,8 +289,6 @@ TAGS = {"mlx": ("mlx", "mlx-lm"), "transformers": ("transformers",), "peft": ("p
 
 def model_card(facts: CardFacts) -> str:
     """The complete file with its metadata, from resources/model_card.md."""
-    *functions, (_, _, start, end) = facts.rewards
-    rewards = [(_code(name), f"{weight:g}", _number(first), _number(last)) for name, weight, first, last in functions]
     environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     body = environment.from_string((resources() / "model_card.md").read_text(encoding="utf-8")).render(
         facts=facts,
@@ -270,7 +296,7 @@ def model_card(facts: CardFacts) -> str:
         is_hub_id=is_hub_id,
         settings_file=SETTINGS_FILE,
         curves_file=CURVES_FILE,
-        reward_rows=[*rewards, ("**weighted sum**", "", _number(start), _number(end))],
+        reward_rows=_reward_rows,
         figure_rows=_figure_rows,
         loss_sentence=_loss_sentence(facts.config),
         method_table=_table(("", ""), _method_rows(facts), rest="---"),
@@ -295,6 +321,13 @@ def model_card(facts: CardFacts) -> str:
         **base,
     )
     return f"---\n{metadata.to_yaml()}\n---\n\n{body}"
+
+
+def _reward_rows(ends: list[RewardEnds]) -> Iterator[tuple[str, ...]]:
+    *functions, (_, _, start, end) = ends
+    for name, weight, first, last in functions:
+        yield _code(name), f"{weight:g}", _number(first), _number(last)
+    yield "**weighted sum**", "", _number(start), _number(end)
 
 
 def _figure_rows(decoding: Decoding) -> Iterator[tuple[str, ...]]:

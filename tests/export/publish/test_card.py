@@ -106,6 +106,28 @@ def test_settings_are_those_of_the_weights_and_changes_are_told(run: RunFolder, 
     assert "- From step 40 on: Temp 0.8 → 0.7." in model_card(at_end)
 
 
+def test_each_stage_that_trained_the_weights_has_its_own_reward_weights(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(card_facts, "base_licence", lambda model, id_: {})
+    stages = [
+        {"iters": 20, "reward_functions": ["r1_count_xml"], "reward_weights": [0.25]},
+        {"iters": 20, "reward_weights": [3.0, 0.75]},
+        {"iters": 100},
+    ]
+    settings = {"reward_functions": ["r1_accuracy_reward_func", "r1_count_xml"], "reward_weights": [7.0, 5.0]}
+    made_up_runs.make_run(run.path, **settings, stages=stages)
+    lines = [line for line in run.events.read_text().splitlines(keepends=True) if '"finished"' not in line]
+    run.events.write_text("".join(line for line in lines if (json.loads(line).get("step") or 0) <= 30))
+    rewards = {title: [row[:2] for row in rows] for title, rows in facts(run).rewards.items()}
+    assert rewards == {
+        "Stage 1, steps 1 to 20": [("r1_count_xml", 0.25), ("", 1.0)],
+        "Stage 2, steps 21 to 30": [("r1_accuracy_reward_func", 3.0), ("r1_count_xml", 0.75), ("", 1.0)],
+    }
+    card = model_card(facts(run))
+    assert "**Stage 2, steps 21 to 30**" in card and "| 3 |" in card and "| 7 |" not in card
+
+
 def test_an_evaluation_of_these_weights_is_shown_and_one_of_others_is_not(run: RunFolder):
     assert "not evaluated on held-out prompts" in model_card(facts(run))
     rows = [made_up_evaluations.evaluated_row(index, 0.0, float(index < 6)) for index in range(8)]
@@ -124,7 +146,7 @@ def test_text_of_others_stays_text_in_the_card(run: RunFolder):
     base = "x`<script>y; $(touch z)` [a](b)\n---\nlicense: mit"
     licence = {"license": "other", "license_name": "x\n---\nlicense: mit\n---\n<b>", "license_link": "a\n---\n"}
     evil = "<img src=x> ![p](http://q) [l](http://m) `c`\n---\n# Heading | cell"
-    rewards = [(evil, *row[1:]) for row in facts(run).rewards]
+    rewards = {evil: [(evil, *row[1:]) for row in facts(run).rewards[""]]}
     samples = [(evil + "\n```\n# x", [("After", "```\n# y", 1.0)])]
     found = replace(facts(run), base=base, dataset=evil, licence=licence, versions={"mlx": evil}, device=evil)
     found = replace(found, format=FORMATS["adapter"], rewards=rewards, samples=samples)
