@@ -378,6 +378,8 @@ def load_context(
     stages = stages or stage_configs(config)
     refuse_too_large(config, stages)
     policy = engine.load(config, note, shared.base if shared else None)
+    if "vision_config" in policy.model_config:
+        note(f"{config.model} reads images too. Images are not supported yet: its text model is trained, on text.")
     prompts, of_stages = dict[str, TokenizedPrompts](), list[TokenizedPrompts]()
     counts_rows = config.epochs > 0 and not config.stages  # the length of the run is the number of rows that fit
     for each in prompt_sets(config, inputs, stages):
