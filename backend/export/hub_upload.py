@@ -17,22 +17,21 @@ from typing import Any, Literal, Protocol
 
 import keyring
 import keyring.errors
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token, set_client_factory
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.hf_api import ModelInfo, RepoSibling
-from huggingface_hub.utils import _http, _xet_progress_reporting, disable_progress_bars, enable_progress_bars
+from huggingface_hub.utils import _xet_progress_reporting, disable_progress_bars, enable_progress_bars
 from huggingface_hub.utils._runtime import is_xet_available
 from keyring.backends import chainer
 
-from backend.models.hub import TOKENS_PAGE, hash_of, host, hub_errors
+from backend.models.hub import hash_of
+from backend.models.hub_client import TOKENS_PAGE, host, hub_errors
 from backend.utils.errors import UserError
 
 SERVICE, ENTRY = "GRPO Studio", "Hugging Face token"
 """Service and account of our keychain entry."""
 TRUSTED_PRIORITY = 1.0
 """keyring backends below this priority store secrets unprotected."""
-TIMEOUT_S = 60.0
-"""Seconds of silence after which a connection counts as broken."""
 HUBS_OWN = (".gitattributes",)
 """Files that the Hub adds to a new repository."""
 STALE = (".safetensors", ".json", ".jinja", ".model", ".tiktoken", ".py", ".gguf", ".bin")
@@ -86,7 +85,7 @@ def whose(token: HubToken) -> Account:
         organisations = tuple(str(row.get("name")) for row in about.get("orgs") or [])
         role = ((about.get("auth") or {}).get("accessToken") or {}).get("role")
         # A fine-grained token's rights depend on the repository; it counts as writing until the Hub refuses.
-        return Account(str(about.get("name")), organisations, role != "read", token.source)
+        return Account(str(about["name"]), organisations, role != "read", token.source)
 
 
 def log_in(value: str) -> Account:
@@ -197,14 +196,7 @@ def upload(upload: Upload, token: str, progress: ByteProgress) -> Uploaded:
     api, repo = HfApi(token=token), upload.repo_id
     ours = {path.relative_to(upload.folder).as_posix(): path for path in files_of(upload.folder)}
 
-    def client() -> Any:
-        made = _http.default_client_factory()
-        made.timeout = TIMEOUT_S
-        return made
-
-    with hub_errors(repo, setting="repo", token=token), contextlib.ExitStack() as at_end:
-        set_client_factory(client)
-        at_end.callback(set_client_factory, _http.default_client_factory)
+    with hub_errors(repo, setting="repo", token=token):
         progress(f"Asking {host()}.")
         try:
             before = _info(api, repo)
@@ -249,7 +241,7 @@ def upload(upload: Upload, token: str, progress: ByteProgress) -> Uploaded:
 
 
 def _info(api: HfApi, repo_id: str) -> ModelInfo:
-    return api.model_info(repo_id, files_metadata=True, timeout=TIMEOUT_S)
+    return api.model_info(repo_id, files_metadata=True)
 
 
 def _is_equal(file: RepoSibling, path: Path | None) -> bool:

@@ -15,7 +15,6 @@ from typing import Any
 import yaml
 from huggingface_hub import HfApi, ModelCardData
 from huggingface_hub.constants import HUGGINGFACE_CO_URL_HOME
-from huggingface_hub.errors import HTTPError
 from jinja2 import Environment
 
 from backend.config.config import SETTINGS, Config
@@ -275,7 +274,7 @@ def base_licence(model: str, id_: str) -> dict[str, str | None]:
         try:
             card = HfApi().model_info(id_, timeout=LICENCE_TIMEOUT_S).card_data
             about = card.to_dict() if card else {}
-        except (HTTPError, OSError, ValueError, TypeError, KeyError, AttributeError):  # offline, gated, gone
+        except Exception:  # offline, gated, gone, or not the Hub's answer
             return {}
     keys = ("license", "license_name", "license_link")
     return {key: about.get(key) for key in keys} if about.get("license") else {}

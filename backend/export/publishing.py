@@ -25,7 +25,7 @@ from backend.export.hub_upload import ByteProgress, HubToken, Upload, Uploaded, 
 from backend.export.model_card import CURVES, CURVES_FILE, SETTINGS_FILE, Curve, model_card, read_facts
 from backend.export.original_files import find_original
 from backend.export.privacy import clean_json_files, refuse_leaks
-from backend.models.hub import NOT_A_NAME
+from backend.models.hub_client import NOT_A_NAME
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import END, find_choice
 from backend.runs.steering import run_config

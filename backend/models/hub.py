@@ -6,7 +6,6 @@ Requests have a timeout and no retries. `download` fetches bytes itself, because
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import os
@@ -21,29 +20,19 @@ from datetime import datetime
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
-from urllib.parse import urlsplit
 
-from huggingface_hub import HfApi, constants, get_token, hf_hub_download, hf_hub_url, snapshot_download
+from huggingface_hub import HfApi, constants, hf_hub_download, hf_hub_url, snapshot_download
 from huggingface_hub import try_to_load_from_cache as find_in_cache
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    HTTPError,  # of the HTTP library that huggingface_hub uses
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-)
+from huggingface_hub.errors import HfHubHTTPError, HTTPError
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars, get_session, hf_raise_for_status
 
 from backend.models import architectures
+from backend.models.hub_client import SETTING, NotTheHubError, host, hub_errors
 from backend.utils.disk import gigabytes
 from backend.utils.errors import UserError
-from backend.utils.hub_cache import ENDPOINT_VARIABLE, RepoType
+from backend.utils.hub_cache import RepoType
 
-SETTING = {"model": "model", "dataset": "data"}
-"""Setting that names a repository of this type."""
 TIMEOUT_S = 6.0
 MAX_RESULTS = 20
 DOWNLOADED = {
@@ -54,125 +43,6 @@ DOWNLOADED = {
     "dataset": ("*",),
 }
 """File patterns to download; for models mlx-lm's (mlx_lm.utils.DEFAULT_ALLOW_PATTERNS)."""
-LOG_IN = "log in with `hf auth login`"
-TOKENS_PAGE = f"{constants.HUGGINGFACE_CO_URL_HOME}settings/tokens"
-KEPT = "what has arrived there is kept, so start the upload again to go on"
-NOT_A_NAME = "cannot be the name of a repository: write owner/name, of letters, digits, -, _ and full stops"
-
-_NO_ADDRESS = ("Name or service not known", "nodename nor servname", "name resolution", "No address")
-"""Resolver errors of Linux and macOS, which usually mean no network."""
-_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
-"""Errors from responses that are not the Hub's, such as a captive portal's."""
-
-
-@contextlib.contextmanager
-def hub_errors(repo_id: str, repo_type: str = "model", setting: str = "", token: str = "") -> Iterator[None]:
-    """Raise network, Hub, token and disk errors as a UserError naming the repository.
-
-    `token` is that of an upload; no message contains it.
-    """
-    try:
-        yield
-    except (HTTPError, OSError, HFValidationError, RuntimeError, *_MALFORMED) as error:
-        cause: BaseException = error
-        while token and isinstance(cause, RuntimeError) and cause.__cause__ is not None:
-            cause = cause.__cause__  # the library wraps errors of one file
-        if isinstance(cause, RuntimeError):
-            raise
-        sentence = explain_upload(cause, repo_id) if token else explain(cause, repo_id, repo_type)
-        raise UserError(setting or SETTING[repo_type], sentence.replace(token or "\0", "…")) from (
-            None if token else error
-        )
-
-
-def host() -> str:
-    """Hugging Face, or the host in HF_ENDPOINT."""
-    netloc = urlsplit(constants.ENDPOINT).netloc
-    return "Hugging Face" if netloc == "huggingface.co" else f"{netloc} ({ENDPOINT_VARIABLE})"
-
-
-def explain(error: BaseException, repo_id: str, repo_type: str) -> str:
-    """Error message with advice."""
-    name = f"the {repo_type} {repo_id}" if repo_id else "it"
-    match error:
-        case LocalEntryNotFoundError() if error.__cause__ is not None:
-            return explain(error.__cause__, repo_id, repo_type)
-        case OfflineModeIsEnabled():
-            return "HF_HUB_OFFLINE is set, so Hugging Face is not asked for anything."
-        case GatedRepoError():
-            page = f"{constants.ENDPOINT}/{'datasets/' if repo_type == 'dataset' else ''}{repo_id}"
-            return f"The {repo_type} {repo_id} is gated: accept its conditions at {page}, and {LOG_IN}."
-        case HFValidationError():
-            return f"{repo_id} is not an owner/name id on Hugging Face."
-        case RepositoryNotFoundError():
-            may = "the token of this machine may not see it" if get_token() else f"it is private: then {LOG_IN}"
-            return f"{host()} has no {name.removeprefix('the ')}, or {may}."
-        case HfHubHTTPError():
-            status = error.response.status_code
-            sentences = {
-                401: f"{host()} does not accept the token of this machine; {LOG_IN} again, or correct HF_TOKEN.",
-                403: f"{host()} does not let the token of this machine read {name}.",
-                404: f"{host()} has no such file or revision of {name}.",
-            }
-            return sentences.get(status) or _explain_status(status, f" for {name}", "try again in a few minutes")
-        case HTTPError():
-            message = re.sub(r"\[Errno -?\d+\]\s*", "", str(error)).strip().rstrip(".") or type(error).__name__
-            is_offline = any(words in message for words in _NO_ADDRESS)
-            reason = "this machine seems to be offline" if is_offline else message
-            reason = "it does not answer" if "Timeout" in type(error).__name__ else reason
-            unreached = f"{host()} cannot be reached: {reason}"
-            if not repo_id:
-                return f"{unreached}; check the connection, or choose what is on this machine."
-            missing = f"The {repo_type} {repo_id} is not on this machine"
-            return f"{missing}, and {unreached}; connect, or choose a {repo_type} that is here."
-        case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            full = f"The disk that holds {constants.HF_HUB_CACHE} is full"
-            return f"{full}; what has arrived is kept, so make room and resume."
-        case OSError():
-            return f"{error.filename or constants.HF_HUB_CACHE} cannot be written: {error.strerror or error}."
-    return f"The answer for {name} is not {host()}'s; if this network has a login page, log in there first."
-
-
-def explain_upload(error: BaseException, repo_id: str) -> str:
-    """Error message of an upload, with advice."""
-    match error:
-        case OfflineModeIsEnabled():
-            return "HF_HUB_OFFLINE is set, so nothing is sent to Hugging Face."
-        case HFValidationError():
-            return f"{repo_id} {NOT_A_NAME}."
-        case HfHubHTTPError():
-            status, message = error.response.status_code, (error.server_message or "").strip().rstrip(".")
-            why = f" ({message})" if message else ""
-            sentences = {
-                401: f"{host()} does not accept the token; log in again with a token of {TOKENS_PAGE}.",
-                403: f"The token may not write to {repo_id}{why}; use one with write access, or another owner.",
-                404: f"{host()} has no repository {repo_id} that this token may see.",
-                409: f"Someone else has changed {repo_id} meanwhile; look at it, and start the upload again.",
-                413: f"{host()} says that this is too large{why}; free storage there, or choose fewer bits.",
-            }
-            status = 409 if status == 412 else status
-            advice = f"wait some minutes: {KEPT}"
-            return sentences.get(status) or _explain_status(status, f": {message}" if message else "", advice)
-        case HTTPError():
-            broke = f"The connection to {host()} broke off"
-            return f"{f'{host()} does not answer' if 'Timeout' in type(error).__name__ else broke}; {KEPT}."
-        case OSError():
-            return f"{error.filename or 'A file'} cannot be read: {error.strerror or error}."
-    last_line = (str(error).strip().splitlines() or [""])[-1].lstrip("- ").strip("`").rstrip(".")
-    if "metadata in README.md" in str(error):
-        return f"{host()} does not accept the settings at the top of the card: {last_line}."
-    if "LFS batch API" in str(error):
-        return f"{host()} does not take a file: {last_line}."
-    return f"The answer is not {host()}'s; if this network has a login page, log in there first."
-
-
-def _explain_status(status: int, rest: str, advice: str) -> str:
-    if status == 429:
-        return f"{host()} has been asked too often; {advice}."
-    if status >= 500:
-        return f"{host()} has trouble of its own ({status}); try again later."
-    return f"{host()} answers with an error ({status}){rest}."
-
 
 # Search
 
@@ -210,18 +80,18 @@ def search(words: str, repo_type: RepoType) -> list[dict[str, Any]]:
 def _search_result(repo: Mapping[str, Any], repo_type: RepoType) -> dict[str, Any]:
     moment, tags = repo.get("lastModified"), repo.get("tags") or []
     result = {
-        "id": repo["id"],
+        "id": str(repo["id"]),
         "size": None,
         "kind": "",
         "precision": "",
         "changed": datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp() if moment else None,
-        "downloads": repo.get("downloads"),
+        "downloads": repo.get("downloads") and int(repo["downloads"]),
         "gated": bool(repo.get("gated")),
         "refusal": "",
     }
     if repo_type == "dataset":
         rows = next((tag.partition(":")[2] for tag in tags if tag.startswith("size_categories:")), "")
-        return result | {"size": repo.get("mainSize"), "kind": rows.replace("n", "rows")}
+        return result | {"size": repo.get("mainSize") and int(repo["mainSize"]), "kind": rows.replace("n", "rows")}
     config = repo.get("config") or {}
     counts = (repo.get("safetensors") or {}).get("parameters") or {}
     bits = next((tag for tag in tags if fnmatch(tag, "[2-8]-bit")), "")
@@ -261,6 +131,8 @@ def plan(repo_id: str, repo_type: RepoType) -> DownloadPlan:
     """Plan the download of the newest revision. Raises UserError."""
     with hub_errors(repo_id, repo_type):
         info = HfApi().repo_info(repo_id, repo_type=repo_type, files_metadata=True, timeout=TIMEOUT_S)
+        if not re.fullmatch(r"[0-9a-f]{40}", str(info.sha)):
+            raise NotTheHubError("it names no revision")
         patterns = DOWNLOADED[repo_type]
         wanted = [
             file
@@ -339,7 +211,7 @@ def discard(repo_id: str, repo_type: RepoType) -> int:
     return freed
 
 
-class _StoppedError(Exception):
+class _StoppedError(BaseException):  # as Cancelled
     """Another file's download failed."""
 
 
@@ -427,8 +299,12 @@ class _Download:
             if response.status_code != 206:  # the server ignores ranges
                 file.seek(0)
                 file.truncate()
-            for chunk in response.iter_bytes():
+            for chunk in response.iter_raw():
                 self._check()
+                if file.tell() + len(chunk) > plan.files[name]:
+                    file.seek(0)
+                    file.truncate()
+                    raise NotTheHubError(f"{name} does not end")
                 file.write(chunk)
                 self._count(hash_, file.tell())
 

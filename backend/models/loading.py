@@ -18,6 +18,7 @@ from backend.config.model_and_data_names import model_source
 from backend.engine import cpu
 from backend.engine.model_probe import is_causal
 from backend.engine.output_layer import PROBE
+from backend.models.hub_client import hub_errors
 from backend.models.model_folder import check_arrays, check_config
 from backend.models.tokenizers import is_panic, load_tokenizer, reason_of
 from backend.runs.start_progress import tell, telling
@@ -41,7 +42,7 @@ def open_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]
     source = model_source(name, setting)
     if local_folder(source) is None:
         tell(f"Fetching the model {quote(source, 60)}")
-    with loading(name, setting):
+    with loading(name, setting), hub_errors(source, "model", setting):
         folder = mlx_lm_utils._download(source)  # the folder itself, or the Hub's files in the cache
     return _open(folder, name, setting)
 

@@ -75,7 +75,8 @@ def tokenizer_folder(name: str) -> Path:
             raise UserError(SETTING, f"There is no tokenizer {shown_path(name, 90)}: {what}.")
         from huggingface_hub import snapshot_download
 
-        from backend.models.hub import check_reachable, hub_errors
+        from backend.models.hub import check_reachable
+        from backend.models.hub_client import hub_errors
 
         check_reachable(name, "model", SETTING)
         with hub_errors(name, "model", SETTING):

@@ -116,14 +116,14 @@ def newer_release(request: dict[str, Any], call: QuestionCall) -> dict[str, str]
     try:
         with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as answer:
             content = answer.read(MOST_BYTES + 1)
-    except (OSError, ValueError) as error:  # URLError and time-outs are OSErrors
+    except Exception as error:  # of any kind: urllib parses what a server answered
         reason = getattr(error, "reason", None) or error
         raise UserError("updates", f"The list of releases cannot be read: {reason}.") from None
     if len(content) > MOST_BYTES:
         raise UserError("updates", "The list of releases is too large to be one.")
     try:
         release = release_in(json.loads(content))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UserError("updates", "The list of releases is not JSON.") from None
     return release if is_newer(release["version"], our_version()) else None
 

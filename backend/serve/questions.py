@@ -15,8 +15,11 @@ from typing import Any
 from backend.models.tokenizers import import_mlx_lm
 
 
-class Cancelled(Exception):
-    """The question was cancelled. A handler lets it pass, and leaves everything on disk sound."""
+class Cancelled(BaseException):
+    """The question was cancelled. A handler leaves everything on disk sound.
+
+    A BaseException, so that it does not pass for an error of the user's data.
+    """
 
 
 class QuestionCall:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 import random
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,17 @@ from huggingface_hub.utils import _http
 
 from backend.config.config import Config
 from backend.data.rows import read_splits
+from backend.export.hub_upload import HubToken, Upload, upload, whose
+from backend.export.model_card import base_licence
 from backend.models import hub as our_hub
-from backend.models import inventory
+from backend.models import hub_client, inventory
+from backend.models.loading import open_model
+from backend.models.tokenizers import tokenizer_folder
+from backend.serve.hub_questions import newer_release
 from backend.serve.questions import Cancelled, QuestionCall
 from backend.trainer.preflight import check_model
 from backend.utils.errors import UserError
-from tests.support.hub_server import TOKEN, HubHandler, HubStandIn, Repo
+from tests.support.hub_server import COMMIT, TOKEN, HubHandler, HubStandIn, Repo
 
 BIG = random.Random(7).randbytes(400_000)
 FILES = {
@@ -244,21 +251,110 @@ def test_a_downloaded_dataset_is_read_without_a_network(hub: HubStandIn):
     assert splits.train == [{"prompt": "1+1", "answer": "2"}] and time.monotonic() - began < 10
 
 
-@pytest.mark.parametrize(
-    "body", [b"<html>Log in to the hotel</html>", b"null", b"[]", b'"x"', b'{"id": 3}', b"[1, [2]]"]
-)
-def test_a_captive_portal_is_one_message(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
-    def answer(self: HubHandler) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body if self.command == "GET" else b"")
+def answering(
+    body: bytes = b"", status: int = 200, *, length: int | None = None, is_endless: bool = False, **headers: str
+) -> Any:
+    """A HubHandler's answer to everything; headers with _ for -."""
 
-    monkeypatch.setattr(HubHandler, "_answer", answer)
-    for ask in (lambda: our_hub.plan("someone/tiny", "model"), lambda: our_hub.search("tiny", "model")):
-        try:
-            found = ask()
-        except UserError as error:
-            assert "login page" in error.faults[0].sentence
-        else:
-            assert body in (b"[]", b'{"id": 3}') and not (found if isinstance(found, list) else found.files)
+    def answer(self: HubHandler, *_: object) -> None:
+        self.send_response(status)
+        if not is_endless:
+            self.send_header("Content-Length", str(len(body) if length is None else length))
+        for name, value in ({"X-Repo-Commit": COMMIT, "ETag": "0" * 40, "Connection": "close"} | headers).items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.close_connection = True
+        with suppress(OSError):
+            while self.command == "GET":
+                self.wfile.write(body)
+                if not is_endless:
+                    break
+
+    return answer
+
+
+def hostile_json(**changes: Any) -> bytes:
+    return json.dumps({"id": "someone/tiny", "sha": COMMIT, "siblings": [], "tags": []} | changes).encode()
+
+
+BOMB = {"body": gzip.compress(bytes(3 << 20)), "Content_Encoding": "gzip"}
+NOT_THE_HUB = {
+    **{str(body): {"body": body} for body in (b"<html>Log in to the hotel</html>", b"", b"null", b'"x"', b"[1, [2]]")},
+    "deep": {"body": b"[" * 200_000},
+    "types": {"body": hostile_json(sha=4, siblings=[3], tags=3)},
+    "commit": {"body": hostile_json(sha="../../../evil")},
+    "hash": {"body": hostile_json(siblings=[{"rfilename": "config.json", "size": 2, "blobId": "../../../evil"}])},
+    "header": {"body": hostile_json(), "ETag": '"../../../evil"'},
+    "endless": {"body": bytes(1 << 20), "is_endless": True},
+    "bomb": BOMB,
+}
+BROKEN = {
+    "no gzip": {"body": b"no gzip at all", "Content_Encoding": "gzip"},
+    "short": {"body": b"[", "length": 99},
+    "to a file": {"status": 302, "Location": "file:///etc/passwd"},
+    "to nowhere": {"status": 302, "Location": "http://[::bad"},
+    **{str(status): {"body": b"<html>", "status": status} for status in (404, 429, 500)},
+}
+
+
+@pytest.mark.parametrize("case", [*NOT_THE_HUB, *BROKEN])
+def test_a_hostile_hub_is_one_message(hub: HubStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str):
+    (tmp_path / "upload").mkdir()
+    (tmp_path / "upload" / "config.json").write_text("{}")
+    before = {path for path in tmp_path.rglob("*") if not path.is_relative_to(constants.HF_HUB_CACHE)}
+    monkeypatch.setattr(hub_client, "MOST_BYTES", 2 << 20)
+    for method in ("_answer", "_take"):
+        monkeypatch.setattr(HubHandler, method, answering(**(NOT_THE_HUB | BROKEN)[case]))
+    for ask in (
+        lambda: our_hub.search("tiny", "model"),
+        lambda: our_hub.download("someone/tiny", "model", QuestionCall()),
+        lambda: our_hub.config_file("someone/tiny"),
+        lambda: open_model("someone/tiny", "model"),
+        lambda: tokenizer_folder("someone/tiny"),
+        lambda: read_splits(Config(model="-", data="someone/sums")),
+        lambda: whose(HubToken(TOKEN, "HF_TOKEN")),
+        lambda: upload(Upload("someone/tiny", tmp_path / "upload"), TOKEN, lambda *_: None),
+    ):
+        with pytest.raises(UserError) as error:
+            ask()
+        assert ("login page" in sentence_of(error)) == (case in NOT_THE_HUB) and TOKEN not in sentence_of(error)
+    with pytest.raises(UserError):
+        newer_release({"feed": f"{hub.url}/releases"}, QuestionCall())
+    assert base_licence("someone/tiny", "someone/tiny") == {}
+    assert before == {path for path in tmp_path.rglob("*") if not path.is_relative_to(constants.HF_HUB_CACHE)}
+
+
+HOSTILE_FILES = {
+    "page": {"body": b"<html>"},
+    "endless": {"body": bytes(1 << 20), "is_endless": True},
+    "too long": {"body": bytes(1 << 20)},
+    "bomb": BOMB,
+    "other bytes": {"body": FILES["config.json"][7:], "status": 206, "Content_Range": "bytes 7-"},
+    "hash": {"body": FILES["config.json"], "ETag": '"../../../evil"'},
+    "commit": {"body": FILES["config.json"], "X_Repo_Commit": "../../../evil"},
+    "to a file": {"status": 302, "Location": "file:///etc/passwd"},
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE_FILES)
+def test_a_hostile_file_stays_out_of_the_cache(
+    hub: HubStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+):
+    monkeypatch.setattr(hub_client, "MOST_BYTES", 2 << 20)
+    monkeypatch.setattr(HubHandler, "_file", answering(**HOSTILE_FILES[case]))
+    for ask in (
+        lambda: our_hub.download("someone/tiny", "model", QuestionCall()),
+        *([lambda: our_hub.config_file("someone/tiny")] * (case not in ("page", "too long"))),
+    ):
+        with pytest.raises(UserError):
+            ask()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in files if "evil" in path.name or path.stat().st_size > 1 << 20]
+
+
+@pytest.mark.parametrize("name", ["a/../../../evil.json", "x\0y.json", "a" * 300 + ".json", "a\\..\\evil.json"])
+def test_a_hostile_file_name_is_one_message(hub: HubStandIn, tmp_path: Path, name: str):
+    hub.repos["models"]["someone/names"] = Repo({**FILES, name: b"{}"})
+    with pytest.raises(UserError):
+        our_hub.download("someone/names", "model", QuestionCall())
+    assert not list(tmp_path.rglob("*evil*"))

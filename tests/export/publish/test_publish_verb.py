@@ -140,7 +140,7 @@ def test_what_is_private_or_of_this_machine_alone_is_never_sent(run: RunFolder, 
 @pytest.mark.usefixtures("logged_in")
 def test_an_upload_that_failed_makes_no_model_again(run: RunFolder, hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     hub.faults = [Fault("commit/main", 503)]
-    assert "trouble of its own (503)" in sentence_of(publish(run))
+    assert "error of its own (503)" in sentence_of(publish(run))
     sent = dict(hub.stored)
     monkeypatch.setattr(export_run, "write_in_format", lambda *_: pytest.fail("the model was made again"))
     assert publish(run).exit_code == 0

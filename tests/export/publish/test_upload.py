@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from backend.export import hub_upload as upload_module
 from backend.export.hub_upload import Upload, files_of, upload
+from backend.models import hub_client
 from backend.utils.errors import UserError
 from tests.support.hub_server import NEW_FILES, TOKEN, Fault, HubStandIn, Repo
 from tests.support.upload_process import start_upload
@@ -90,14 +90,14 @@ def test_killed_at_random_moments_and_started_again_it_makes_one_sound_commit(hu
         (Fault("commit/main", 409), "Someone else has changed someone/sums meanwhile"),
         (Fault("PUT /lfs", 413), "too large"),
         (Fault("preupload", 429, times=99), "asked too often; wait some minutes: what has arrived there is kept"),
-        (Fault("batch", 503, times=99), "trouble of its own (503)"),
+        (Fault("batch", 503, times=99), "error of its own (503)"),
         (Fault("commit/main", 422, message="odd"), "answers with an error (422): odd"),
         (Fault("commit/main", 0), "does not answer; what has arrived there is kept"),
     ],
     ids=lambda value: f"{value.where} {value.status}" if isinstance(value, Fault) else "",
 )
 def test_errors_and_retries(hub: HubStandIn, folder: Path, fault: Fault, words: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(upload_module, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(hub_client, "SILENCE_S", 0.3)
     hub.silence_s = 0.6
     hub.faults = [fault]
     assert words in refusal(folder)
