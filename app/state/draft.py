@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from PySide6.QtCore import QObject, QTimer, Signal
 from PySide6.QtGui import QUndoCommand, QUndoStack
@@ -18,7 +18,7 @@ from app.state import run_summary
 from backend.config import config
 from backend.config.config import SETTINGS, Config
 from backend.config.model_and_data_names import source_faults
-from backend.config.other_programs.translation import Translation, read_words, translate
+from backend.config.other_programs.translation import DEFAULTS, Translation, read_file, summary
 from backend.config.setting import Kind, Setting
 from backend.config.updates import without_program_faults
 from backend.distributed.hosts_file import hosts_problems
@@ -49,12 +49,16 @@ def defaults() -> Values:
 
 def values_from(raw: Mapping[str, Any]) -> tuple[Values, list[ConfigProblem]]:
     """(a value for every setting, problems of unknown keys in `raw`)."""
-    translated, misread = translate(raw)
-    unknown = [fault for fault in config.problems(raw) if fault.setting not in SETTINGS and fault not in misread]
-    values = defaults() | {key: value for key, value in translated.items() if key in SETTINGS}
+    file = read_file(raw)
+    unknown = [fault for fault in config.problems(raw) if fault.setting not in SETTINGS and fault not in file.faults]
+    return values_of(file), [*file.faults, *unknown]
+
+
+def values_of(file: Translation) -> Values:
+    values = defaults() | {key: value for key, value in file.values.items() if key in SETTINGS}
     if isinstance(values["reward_functions"], list):
         values["reward_functions"] = [catalogue.canonical_entry(str(name)) for name in values["reward_functions"]]
-    return values, [*misread, *unknown]
+    return values
 
 
 def typed_value(about: Setting, raw: Any) -> Any:
@@ -94,6 +98,7 @@ class FormState:
     values: Mapping[str, Any]
     on_disk: Mapping[str, Any]
     path: Path | None
+    translation: Translation | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,9 @@ class FormStep:
 
     @property
     def replaces_file(self) -> bool:
-        return self.before.path != self.after.path or self.before.on_disk is not self.after.on_disk
+        before, after = self.before, self.after
+        is_same = before.path == after.path and before.translation is after.translation
+        return not is_same or before.on_disk is not after.on_disk
 
 
 class Draft(QObject):
@@ -219,13 +226,13 @@ class Draft(QObject):
 
     @property
     def state(self) -> FormState:
-        return FormState(dict(self._values), self._on_disk, self.path)
+        return FormState(dict(self._values), self._on_disk, self.path, self.translation)
 
     def restore_state(self, state: FormState, *, with_file: bool = False) -> None:
         keys = [key for key in SETTINGS if not is_identical(self._values[key], state.values[key])]
         self._values = dict(state.values)
         if with_file:
-            self._on_disk, self.path, self.translation = state.on_disk, state.path, None
+            self._on_disk, self.path, self.translation = state.on_disk, state.path, state.translation
         self._emit_changed([""] if with_file else keys)
 
     @property
@@ -243,12 +250,26 @@ class Draft(QObject):
         if faults:
             raise UserError(faults)
         file = None if as_preset else Path(path)
-        self._replace(values | dict(over or {}), file, f"Open {Path(path).name}", read_words(raw))
+        self._replace(values | dict(over or {}), file, f"Open {Path(path).name}", read_file(raw))
+
+    def use_defaults(self, whose: Literal["ours", "theirs"]) -> None:
+        """Give the settings that another program's file leaves out the defaults of GRPO Studio or of that program,
+        where they have not been changed since."""
+        if self.translation is None:
+            return
+        before, present = self.state, values_of(self.translation)
+        self.translation = read_file(self.translation.file, {DEFAULTS: whose})
+        new = values_of(self.translation)
+        self._values = {
+            key: new[key] if is_equivalent(value, present[key]) else value for key, value in self._values.items()
+        }
+        self.edited.emit(FormStep("Defaults", before, self.state))
+        self._emit_changed([""])
 
     def save(self, path: Path) -> None:
         """Raises DiskError."""
         save_as(path, self.as_yaml())
-        self.path = path
+        self.path, self.translation = path, None  # it is a file of ours now
         self._on_disk = self.values()
         self.saved.emit()
 
@@ -323,8 +344,9 @@ class Draft(QObject):
 
     def as_yaml(self) -> str:
         """The resolved settings, or the raw values if there are problems."""
+        name = self.path.name if self.path is not None else "a file"
         try:
-            return config.dump(self.config())
+            return config.dump(self.config(), summary(self.translation, name) if self.translation is not None else "")
         except UserError:
             return self._raw_yaml()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
@@ -37,17 +36,14 @@ def check(
 
     For a file of TRL, mlx-lm-lora or mlx-grpo, show how each of its keys is converted.
     """
-    from backend.cli.training import apply_changes
-    from backend.config.config import parse, read
+    from backend.cli.training import read_settings
+    from backend.config.config import parse
     from backend.config.notes import unusual
-    from backend.config.other_programs.translation import account, read_words
     from backend.runs.saved_weights import with_adapter
 
     raw, faults, report = dict[str, Any](), list[ConfigProblem](), dict[str, Any]()
     try:
-        raw = with_adapter(apply_changes(read(config), changes or []))
-        for line in account(read_words(raw)):
-            tell(line, file=sys.stderr)
+        raw = with_adapter(read_settings(config, changes, explain=True)[0])
         report = _checked(raw, with_lengths=prompts)
     except UserError as error:
         faults = error.faults

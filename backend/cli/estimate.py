@@ -9,8 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from backend.cli.common import tell, tell_json, verb
+from backend.cli.completions import Changes
 from backend.cli.display import new_console, new_table
-from backend.config.config import Config, parse, read
+from backend.cli.training import read_settings
+from backend.config.config import Config, parse
 from backend.config.model_and_data_names import model_source
 from backend.distributed.machine_report import LinkSpeed
 from backend.runs.saved_weights import with_adapter
@@ -44,12 +46,13 @@ MEANINGS = {
 @verb
 def estimate(
     config: Annotated[Path, typer.Argument(help="The settings, a YAML file.")],
+    changes: Changes = None,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout, in bytes.")] = False,
     prompt: Annotated[int | None, typer.Option("--prompt", help="Tokens of the longest prompt.", min=1)] = None,
     hosts: Annotated[Path | None, typer.Option(metavar="FILE", help="Also the network time on these machines.")] = None,
 ) -> None:
     """Estimate a run's memory, phase by phase; loads no weights. With --hosts, estimate the network time of a step."""
-    settings = parse(with_adapter(read(config)))
+    settings = parse(with_adapter(read_settings(config, changes)[0]))
     model_source(settings.model, "model")
     folder = local_folder(settings.model)
     shape = shape_of(folder) if folder is not None else None

@@ -63,7 +63,7 @@ def add(
     allow_code: AllowCode = False,
 ) -> None:
     """Add a new run after checking its settings, or one that was stopped, crashed or cloned; prints its folder."""
-    from backend.cli.training import apply_changes, new_run
+    from backend.cli.training import new_run, read_settings
     from backend.distributed.hosts_file import require_hosts
     from backend.runs.steering import run_config
 
@@ -77,7 +77,8 @@ def add(
     else:
         file = QueueFile(runs_dir)
         file.read()  # a broken queue is told before a folder is made for it
-        run = new_run(apply_changes(read(config), changes or []), runs_dir, name).folder
+        raw, origin = read_settings(config, changes)
+        run = new_run(raw, runs_dir, name, origin).folder
     file.add(run, first=first)
     tell(run.path)
     tell(_state_sentence(file))

@@ -13,7 +13,7 @@ import typer
 from backend.cli.common import USER_ERROR, AsJson, tell, tell_error, tell_json, verb
 from backend.cli.completions import Changes
 from backend.config.config import SETTINGS, keys_used_by, parse, problems, read
-from backend.config.other_programs.translation import translate
+from backend.config.other_programs.translation import read_file
 from backend.rewards.bench import BenchSettings, RewardBench, line_of, merge_consecutive, read_groups, score_lines
 from backend.rewards.cases import cases_file, read_cases, rerun
 from backend.rewards.catalogue import builtin_rewards, locate_reward_file, rewards_in_file
@@ -55,7 +55,7 @@ def score_rewards(
     # Only the settings of rewards matter. A misspelt key is in no table: all that begin with "reward" count.
     if found := [each for each in problems(raw) if each.setting in keys or each.setting.startswith("reward")]:
         raise UserError(found)
-    used = {key: value for key, value in translate(raw)[0].items() if key in keys}
+    used = {key: value for key, value in read_file(raw).values.items() if key in keys}
     settings = BenchSettings.of(parse({"model": "-", "data": "-", **used}))
     _print_scores(score_all(lines, settings, tracebacks=not as_json), as_json)
 
@@ -70,10 +70,10 @@ def sample_rewards(
     as_json: AsJson = False,
 ) -> None:
     """Sample completions from the initial model and score them; prints the verdict on stderr."""
-    from backend.cli.training import apply_changes
+    from backend.cli.training import read_settings
     from backend.trainer.trial_sampling import Pick, TrialSampler
 
-    settings = parse(with_adapter(apply_changes(read(config), changes or [])))
+    settings = parse(with_adapter(read_settings(config, changes)[0]))
     pick = Pick("random", count)
     phases: set[str] = set()
 

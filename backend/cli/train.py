@@ -14,11 +14,11 @@ from backend.cli.common import AllowCode, Hosts, Live, NewRunsDir, Stream, ignor
 from backend.cli.completions import Changes, checkpoints, run_names
 from backend.cli.training import (
     PreparedRun,
-    apply_changes,
     hosts_setting,
     new_run,
     parse_changes,
     prepared_run,
+    read_settings,
     train_and_exit,
     train_or_exit,
 )
@@ -59,8 +59,8 @@ def train(
             raise UserError("run", f"{what}; the folder of --run is as it is.")
         prepared = prepared_run(run, allow_code=allow_code)
     else:
-        raw = apply_changes(read(config or ""), changes or []) | hosts_setting(hosts)
-        prepared = new_run(raw, runs_dir, name)
+        raw, origin = read_settings(config or "", changes)
+        prepared = new_run(raw | hosts_setting(hosts), runs_dir, name, origin)
     train_and_exit(prepared, stream, progress)
 
 
@@ -96,8 +96,7 @@ def resume(
     check_format(folder)  # before its settings, of which a newer version may have others
     is_over = has_finished(folder) and step is None
     if is_over and not changes:
-        more = " More steps: --set iters=N." if folder.checkpoints.is_dir() else ""  # a replay has none
-        tell(f"The run {folder.name} has finished; there is nothing to resume.{more}")
+        tell(f"The run {folder.name} has finished; there is nothing to resume. More steps: --set iters=N.")
         return
     require_allowed(read(folder.config), allow=allow_code)
     from backend.trainer.library.own_functions import require_no_program

@@ -18,8 +18,8 @@ import typer
 from backend.cli.common import FINISHED, STOPPED, say, tell, tell_json
 from backend.cli.run_log import IS_LOG_VARIABLE, logging_to, stdout_is_log
 from backend.config.changeable import AT_RESUME
-from backend.config.config import SETTINGS, TEXTS, Config, dump, parse, read, resolve_paths
-from backend.config.other_programs.translation import with_changes
+from backend.config.config import SETTINGS, TEXTS, Config, dump, parse, problems, read, resolve_paths
+from backend.config.other_programs.translation import account, read_file, summary
 from backend.distributed.commands import launch_command
 from backend.distributed.hosts_file import allow_hosts, require_hosts
 from backend.distributed.ranks import RESTART_RANKS, Orders
@@ -46,7 +46,8 @@ class PreparedRun:
     """A run folder with config.yaml, its settings, and the rows and rewards loaded to check them.
 
     `lock`: the run's lock, if this process already has it. `changes`: settings of a resumed run to change from its next
-    step on. `warnings`: messages for the event log.
+    step on. `warnings`: messages for the event log. `origin`: a message that the event log will have, and the terminal
+    has had.
     """
 
     folder: RunFolder
@@ -55,6 +56,7 @@ class PreparedRun:
     lock: int | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    origin: str = ""
 
 
 def check_settings(
@@ -71,8 +73,8 @@ def check_settings(
         return settings, preflight(settings, runs_dir=runs_dir)
 
 
-def new_run(raw: dict[str, Any], runs_dir: Path | None, name: str | None) -> PreparedRun:
-    """Check the settings and create a run folder for them. Raises UserError."""
+def new_run(raw: dict[str, Any], runs_dir: Path | None, name: str | None, origin: str = "") -> PreparedRun:
+    """Check the settings and create a run folder for them; `origin` as in `dump`. Raises UserError."""
     # Paths in `raw` are relative to the working directory; config.yaml will be read again in the run's folder.
     raw = with_adapter(resolve_paths(Path.cwd(), raw), runs_dir) | ({} if name is None else {"run_name": name})
     settings, inputs = check_settings(raw, runs_dir)
@@ -81,12 +83,12 @@ def new_run(raw: dict[str, Any], runs_dir: Path | None, name: str | None) -> Pre
     folder_name = settings.run_name or default_run_name(settings.model, settings.train_type, settings.train_mode)
     folder = make_run_folder(folder_name, runs_dir, reuse=bool(settings.run_name))
     try:
-        replace_file(folder.config, dump(settings))
+        replace_file(folder.config, dump(settings, origin))
     except DiskError:
         with suppress(OSError):  # a folder that held something before stays
             folder.path.rmdir()
         raise
-    return PreparedRun(folder, settings, inputs)
+    return PreparedRun(folder, settings, inputs, origin=origin)
 
 
 def prepared_run(path: Path, *, allow_code: bool = False) -> PreparedRun:
@@ -125,11 +127,22 @@ def _end_before_start(folder: RunFolder, lock: int, kind: str, sentence: str) ->
     os.close(lock)
 
 
-def apply_changes(raw: dict[str, Any], changes: list[str]) -> dict[str, Any]:
-    """Apply `--set key=value` changes to raw settings; an empty value removes one. Raises UserError."""
-    changed = parse_changes(changes)
-    translation = with_changes(raw, changed)
-    return raw | changed if translation.faults else translation.values  # the check reports what is wrong
+def read_settings(
+    path: str | Path, changes: Sequence[str] | None = None, *, explain: bool = False
+) -> tuple[dict[str, Any], str]:
+    """(the settings of a YAML file in our keys with `--set` changes, what was made of a file for another program).
+
+    Says the latter on stderr, with `explain` each key. Raises UserError with every problem if a key cannot be
+    translated.
+    """
+    raw, changed = read(path), parse_changes(changes or [])
+    translation = read_file(raw, changed)
+    origin = summary(translation, Path(path).name)
+    for line in account(translation) if explain else [origin] if origin else []:
+        say(line, sys.stderr)
+    if translation.faults:
+        raise UserError(problems(raw | changed) or translation.faults)
+    return translation.values, origin
 
 
 def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
@@ -252,6 +265,10 @@ def train_or_exit(
     from backend.trainer.run_process import train
     from backend.trainer.trainer import RESTART
 
+    def unless_said(event: Any) -> None:
+        if event.get("sentence") != run.origin:
+            echo(event)
+
     says_on_stdout = not (stream or quiet)
     if says_on_stdout:
         say(str(run.folder.path), sys.stdout)
@@ -266,7 +283,7 @@ def train_or_exit(
                 run.settings,
                 run.folder,
                 command=command or shlex.join(sys.argv),
-                echo=log.checked(echo),
+                echo=log.checked(echo if stream or not run.origin else unless_said),
                 inputs=run.inputs,
                 may_restart=True,
                 changes=run.changes,

@@ -18,7 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from backend.config.checks import cross_setting_faults, reference_is_needed
 from backend.config.form import SECTIONS, in_form_order
-from backend.config.other_programs.translation import FOREIGN_WORDS, NAMES, translate
+from backend.config.other_programs.translation import FOREIGN_WORDS, NAMES, read_file
 from backend.config.other_programs.trl import reward_entries
 from backend.config.setting import Setting, Use, setting_from_field
 from backend.config.settings.grpo import GrpoFields
@@ -29,7 +29,7 @@ from backend.rewards.catalogue import nearest, split_names, with_absolute_file
 from backend.sampling.output_grammar import is_schema
 from backend.utils.documents import read_yaml, validation_error
 from backend.utils.errors import ConfigProblem, UserError
-from backend.utils.files import exists, user_path
+from backend.utils.files import exists, read_text, user_path
 from backend.utils.text import SENTENCE, quote
 
 LONGEST_LIST = 1_000
@@ -178,12 +178,19 @@ def resolve_paths(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     return resolved
 
 
-def dump(config: Config | Mapping[str, Any]) -> str:
-    """All settings as YAML text, section by section; loading it gives the same settings."""
+def origin_of(path: Path) -> str:
+    """The sentence of `dump` on where the settings of a YAML file are from; "" without."""
+    first = read_text(path, "config").partition("\n")[0]
+    return first.removeprefix("# ") if first.startswith("# From ") else ""
+
+
+def dump(config: Config | Mapping[str, Any], origin: str = "") -> str:
+    """All settings as YAML text, section by section; loading it gives the same settings. `origin`: a line that begins
+    with “From ”, as a comment at the top."""
     values = config.model_dump() if isinstance(config, Config) else dict(config)
     if values.get("epochs"):
         values.pop("iters", None)
-    parts: list[str] = []
+    parts = [f"# {origin}\n"] if origin else []
     for section, members in sections().items():
         # Empty text for an optional setting that was emptied: null would mean that the file leaves it out.
         chosen = {
@@ -219,8 +226,9 @@ def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigProble
             faults.append(ConfigProblem(key, f"{SETTINGS[key].label if key in SETTINGS else quote(key, 40)} {why}."))
         else:
             usable[key] = value
-    translated, untranslatable = translate(usable)
-    faults += untranslatable
+    translation = read_file(usable)
+    translated = translation.values
+    faults += translation.faults
     untranslated = {fault.setting for fault in faults}
     faults += [ConfigProblem(key, _unknown(key)) for key in translated if key not in SETTINGS]
     values: dict[str, Any] = {}

@@ -12,12 +12,12 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import yaml
 
 from backend.config.config import SETTINGS, dump, parse, problems, read, resolve_paths, valid_value
-from backend.config.other_programs.translation import translate
+from backend.config.other_programs.translation import read_file, summary, translate
 from backend.rewards.catalogue import nearest
 from backend.runs.metric_names import EVALUATION, our_name
 from backend.utils.documents import validation_error
@@ -80,7 +80,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
-    """A sweep whose every run has valid settings. Built by `parse_sweep`. `base`: raw settings, under our names."""
+    """A sweep whose every run has valid settings. Built by `parse_sweep`. `base`: raw settings, under our names;
+    `origin`: what was made of a base for another program."""
 
     name: str
     base: dict[str, Any]
@@ -93,6 +94,7 @@ class SweepPlan:
     trials: int | None = None
     search_seed: int = 0
     round_steps: int = ROUND_STEPS
+    origin: str = ""
 
     def members(self) -> list[Member]:
         """Every run, configuration by configuration."""
@@ -199,10 +201,11 @@ def parse_sweep(raw: Mapping[str, Any]) -> SweepPlan:
     if why := validation_error(raw):
         raise UserError("sweep", f"The sweep {why}.")
     found = [ConfigProblem(str(key), _unknown(str(key), KEYS, "a sweep")) for key in raw if key not in KEYS]
-    base: Any = raw.get("base")
+    base, origin = cast("Any", raw.get("base")), ""
     if isinstance(base, dict) and base:
-        base, of_base = translate(base)
-        found += of_base
+        translation = read_file(base)
+        base, origin = translation.values, summary(translation, "the base")
+        found += translation.faults
     else:
         found.append(ConfigProblem("base", "The base must be a file of settings, or the settings themselves."))
     search, over = raw.get("search", "grid"), dict[str, Any]()
@@ -244,6 +247,7 @@ def parse_sweep(raw: Mapping[str, Any]) -> SweepPlan:
         trials=numbers["trials"],
         search_seed=numbers["search_seed"],
         round_steps=numbers["round_steps"],
+        origin=origin,
     )
     _check_plan(plan)
     return plan

@@ -93,7 +93,7 @@ def make_runs(plan: SweepPlan, folder: SweepFolder) -> None:
     for member in plan.members():
         if not folder.run(member.run).config.exists():
             run = make_run_folder(member.run, folder.path.parent.parent, reuse=True)
-            replace_file(run.config, dump(parse(plan.raw_settings(member))))
+            replace_file(run.config, dump(parse(plan.raw_settings(member)), plan.origin))
 
 
 def settings_of_runs(folder: SweepFolder) -> list[dict[str, Any]]:

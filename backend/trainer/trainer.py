@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 
-from backend.config.config import Config
+from backend.config.config import Config, origin_of
 from backend.config.notes import config_notes
 from backend.export.export_run import export_finished, exports
 from backend.models.policy import load_start
@@ -177,7 +177,8 @@ class Trainer:
             self.warn(error.sentence)
         self.state.gpu_errors_told = len(errors)
         algorithm, scoring = parts.learner.algorithm, parts.scoring
-        for sentence in [*algorithm.notes, *scoring.notes(), *config_notes(self.config), *parts.slow_paths]:
+        origin = [] if saved else filter(None, [origin_of(self.folder.config)])
+        for sentence in [*origin, *algorithm.notes, *scoring.notes(), *config_notes(self.config), *parts.slow_paths]:
             self.note(sentence)
         # So that no later process needs the adapter, which may have changed by then.
         if saved is None and self.config.adapter:

@@ -64,6 +64,30 @@ def test_keys_of_other_trainings_are_left_out_and_listed(draft: Draft, tmp_path:
     assert (draft.config().adam_beta1, draft.config().adam_beta2) == (0.8, 0.9)
 
 
+def test_the_defaults_of_another_programs_file_can_be_changed_for_ours_and_back(draft: Draft, tmp_path: Path):
+    (tmp_path / "trl.yaml").write_text("model_name_or_path: a/b\ndataset_name: a/b\nper_device_train_batch_size: 8\n")
+    draft.load(tmp_path / "trl.yaml")
+    history = History(draft)
+
+    def shown() -> list[object]:
+        return [draft.value(key) for key in ("train_type", "group_size", "batch_size", "seed")]
+
+    assert shown() == ["full", 8, 1, 42] and not draft.dirty
+    assert draft.as_yaml().startswith("# From trl.yaml, a file for TRL: 3 settings converted; TRL's defaults for the")
+    draft.set("seed", 7)
+    draft.use_defaults("ours")
+    assert shown() == ["lora", 4, 2, 7], "what was edited stays"
+    assert draft.translation is not None and not draft.translation.defaults
+    history.undo()
+    assert shown() == ["full", 8, 1, 7] and draft.translation.defaults
+    draft.use_defaults("ours")
+    draft.use_defaults("theirs")
+    assert shown() == ["full", 8, 1, 7]
+    draft.save(tmp_path / "ours.yaml")
+    draft.load(tmp_path / "ours.yaml")
+    assert shown() == ["full", 8, 1, 7] and draft.translation is None
+
+
 @pytest.mark.parametrize(
     ("text", "word"),
     [("temprature: 1", "temperature"), ("- a", "a list"), ("a: [", "line"), ("tools: 2", "not built yet")],

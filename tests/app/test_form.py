@@ -131,10 +131,16 @@ def test_mlx_lm_lora_config_opens(page: TrainPage, tmp_path: Path, monkeypatch):
     assert fields["importance_sampling_level"].value() == "sequence"
     banner = page.translated_file
     said = banner.sentence.text()
-    assert said.startswith("mlx_lm_lora_grpo.yaml is a file for mlx-lm-lora;") and "1 setting converted." in said
-    assert banner.isVisible() and banner.show_button.isVisible(), "the word that was translated is behind the button"
+    assert said.startswith("mlx_lm_lora_grpo.yaml is a file for mlx-lm-lora. Ignored: train (every run here trains).")
+    assert banner.isVisible() and banner.show_button.isVisible(), "the defaults are behind the button"
+    assert page.draft.value("optimizer") == "adam" and "mlx-lm-lora's defaults:" in banner.translated.text()
+    banner.defaults_button.click()
+    assert page.draft.value("optimizer") == "adamw"
+    assert banner.sentence.text().endswith("Settings that it leaves out have GRPO Studio's defaults.")
+    assert banner.defaults_button.text() == "Use mlx-lm-lora's defaults"
     banner.close_button.click()
-    assert not banner.isVisible()
+    page._show_values()
+    assert not banner.isVisible(), "it stays closed"
 
 
 def test_tab_order_is_reading_order(page: TrainPage):

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import yaml
 
-from backend.cli.training import apply_changes, new_run
-from backend.config.config import load, read
+from backend.cli.training import new_run, read_settings
+from backend.config.config import load
 from backend.rewards.catalogue import DEFAULT_REWARDS
 from backend.runs.events import EventLog, read_events
 from backend.runs.run_folder import RunFolder, all_runs, hold_lock
@@ -341,7 +341,7 @@ def test_a_run_that_does_not_exist_cannot_be_resumed_or_exported(runs: Path) -> 
 def test_set_replaces_a_setting_under_any_name(
     inputs: Path, runs: Path, tmp_path: Path, written: dict[str, Any], change: str, key: str, expected: Any
 ) -> None:
-    raw = apply_changes(read(config(inputs, tmp_path, iters=1, **written)), [change])
+    raw, _ = read_settings(config(inputs, tmp_path, iters=1, **written), [change])
     run = new_run(raw, None, None)
     assert getattr(run.settings, key) == getattr(load(run.folder.config), key) == expected
 
@@ -359,10 +359,36 @@ def test_set_that_cannot_be_read_is_refused(inputs: Path, runs: Path, tmp_path: 
     assert refused("train", config(inputs, tmp_path), "--set", change).startswith(says) and not runs.exists()
 
 
+def test_a_file_for_trl_is_said_to_be_one_and_has_trls_defaults(inputs: Path, runs: Path, tmp_path: Path) -> None:
+    """Once `train` said nothing, and took our defaults."""
+    trl = {"model_name_or_path": str(inputs / "model"), "dataset_name": str(inputs / "rows.jsonl"), "max_steps": 1}
+    trl |= {"num_generations": 2, "per_device_train_batch_size": 2, "max_completion_length": 6, "use_vllm": True}
+    trl |= {"reward_funcs": "r1_int", "reward_isolation": "thread"}
+    file = small_run.write_config(tmp_path / "trl.yaml", trl)
+    said = call("train", file, "--name", "theirs")
+    about = "From trl.yaml, a file for TRL: 6 settings converted; without effect here: use_vllm; TRL's defaults"
+    assert said.exit_code == 0 and (said.stdout + said.stderr).count(about) == 1 and "train_type full" in said.stderr
+    run = RunFolder(runs / "theirs")
+    notes = [event["sentence"] for event in read_events(run.events) if event["kind"] == "note"]
+    assert sum(note.startswith(about) for note in notes) == 1
+    settings = load(run.config)
+    assert (settings.train_type, settings.beta, settings.learning_rate) == ("full", 0.0, 1e-6)
+    assert "num_generations: " not in run.config.read_text(), "it is a file of ours"
+    assert settings == load(file).model_copy(update={"run_name": "theirs"})
+    for words in (("queue", "add", file), ("check", file), ("estimate", file)):
+        ours = call(*words, "--set", "defaults=ours")
+        assert ours.exit_code == 0 and "for TRL" in ours.stderr and "GRPO Studio's defaults" in ours.stderr, words
+    queued = next(run for run in all_runs(runs) if run.name != "theirs")
+    assert (load(queued.config).train_type, load(queued.config).beta) == ("lora", 0.1)
+    sweep = {"base": str(file), "over": {"beta": [0.0, 0.1]}, "seeds": [0]}
+    planned = call("sweep", small_run.write_config(tmp_path / "sweep.yaml", sweep), "--plan")
+    assert planned.exit_code == 0 and "From the base, a file for TRL" in planned.stderr
+
+
 def test_paths_are_absolute_in_the_runs_config(inputs: Path, runs: Path, tmp_path: Path) -> None:
     """Paths are relative to the working directory, but config.yaml is read again in the run's folder."""
     small_run.write_rows(Path("mine.jsonl"))
-    run = new_run(apply_changes(read(config(inputs, tmp_path)), ["data=mine.jsonl"]), None, None)
+    run = new_run(read_settings(config(inputs, tmp_path), ["data=mine.jsonl"])[0], None, None)
     assert yaml.safe_load(run.folder.config.read_text())["data"] == str(Path("mine.jsonl").absolute())
 
 

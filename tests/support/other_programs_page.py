@@ -29,8 +29,11 @@ python -m backend train trl.yaml --set num_generations=16
 - A file belongs to a program if it has a key that only that program has, such as `per_device_train_batch_size` (TRL),
   `lora_parameters` (mlx-lm-lora) or `num_rollout_samples` (mlx-grpo). Shared keys (`iters`, `save_every`) then have
   that program's units.
-- Missing keys get GRPO Studio's defaults in `check`, `train` and the window. `import` writes the other program's
-  defaults (`--our-defaults` does not).
+- Missing keys get that program's defaults everywhere: of TRL, for example, full fine-tuning, three epochs, beta 0 and
+  groups of 8. `--set defaults=ours`, a line `defaults: ours`, or *Use GRPO Studio's defaults* on the Train page takes
+  GRPO Studio's. A file that mixes words of several programs has GRPO Studio's defaults too.
+- The terminal, the run's event log and a banner on the Train page say what was converted, what has no effect and which
+  defaults were taken. The run's `config.yaml` has every value in our keys.
 - TRL counts completions and updates, GRPO Studio prompts and steps: 8 completions a batch, 4 batches an update and 8
   completions a prompt are `batch_size: 1` and `gradient_accumulation_steps: 4`. In mlx-lm-lora an iteration is one
   batch: `iters: 1000` with `gradient_accumulation_steps: 10` are 100 steps of 10 batches.

@@ -90,8 +90,9 @@ class TrainPage(QWidget):
         left = column(head, form, spacing=12)
         row((left, 1), launch, into=content, spacing=0, margins=(theme.GUTTER, theme.GUTTER, theme.GUTTER, 0))
         row(content, into=self)
-        first = (self.all_settings, self.presets, self.search, self.run_demo, banner.show_button, banner.close_button)
-        for widget, following in pairwise((*first, *tabs, launch.run, launch.more, launch.copy)):
+        first = (self.all_settings, self.presets, self.search, self.run_demo)
+        of_banner = (banner.defaults_button, banner.show_button, banner.close_button)
+        for widget, following in pairwise((*first, *of_banner, *tabs, launch.run, launch.more, launch.copy)):
             QWidget.setTabOrder(widget, following)
 
         session.time_forecast.refresh()
@@ -348,57 +349,67 @@ class DatasetLine(LinkButton):
 
 
 class TranslatedFileBanner(QFrame):
-    """Tells which settings of another program's file were converted, and which were ignored and why."""
+    """Tells which settings of another program's file were converted, which were ignored and why, and whose defaults
+    the others have."""
 
     def __init__(self, draft: Draft) -> None:
         super().__init__()
-        self._draft = draft
+        self._draft, self._closed = draft, None
         self.setProperty("role", "banner")
         self.sentence, self.translated = label(wrap=True, selectable=True), label(wrap=True, selectable=True)
         show_name = "Show how each setting of the file was converted"
+        self.defaults_button = LinkButton("", on_click=self._change_defaults)
         self.show_button = LinkButton("Show them", on_click=self._toggle_list, name=show_name)
         self.close_button = LinkButton("Close", on_click=self._close, name="Close the note on the settings of the file")
         top = Qt.AlignmentFlag.AlignTop
         texts = column(self.sentence, self.translated, spacing=6)
         margins = (2 * theme.SPACE, theme.SPACE, 2 * theme.SPACE, theme.SPACE)
-        links = ((self.show_button, 0, top), (self.close_button, 0, top))
+        links = ((link, 0, top) for link in (self.defaults_button, self.show_button, self.close_button))
         row((texts, 1), *links, into=self, spacing=2 * theme.SPACE, margins=margins)
         self.hide()
 
     def show_words(self) -> None:
         """Describe the settings of the draft's file; none hide the banner."""
         file, translation = self._draft.path, self._draft.translation
-        program = translation.program.name if translation and translation.program else ""
-        words = translation.words if translation else ()
+        if translation is None or translation is self._closed:
+            self.hide()
+            return
+        program = translation.program.name if translation.program else ""
         by_reason: dict[str, list[str]] = {}
-        for word in words:
+        for word in translation.words:
             if word.fate == "without effect":
                 by_reason.setdefault(word.sentence, []).append(word.word)
         ignored = [f"{', '.join(named)} ({why})" for why, named in by_reason.items()]
-        converted = [f"{word.word} → {word.sentence}" for word in words if word.fate == "translated"]
-        count = sum(map(len, by_reason.values()))
-        name = file.name if file is not None else "The file"
-        sentences = []
-        if program:
-            sentences.append(
-                f"{name} is a file for {program}; settings that it leaves out have GRPO Studio's defaults."
-            )
-        if converted:
-            sentences.append(f"{counted(len(converted), 'setting')} converted.")
+        listed = [f"{word.word} → {word.sentence}" for word in translation.words if word.fate == "translated"]
+        count, name = sum(map(len, by_reason.values())), file.name if file is not None else "The file"
+        sentences = [f"{name} is a file for {program}."] if program else []
+        if converted := sum(word.fate == "translated" and word.word in translation.file for word in translation.words):
+            sentences.append(f"{counted(converted, 'setting')} converted.")
         if count > FEW:
             sentences.append(f"{count} ignored.")
-            converted += ["", "Ignored:", *ignored]
+            listed += ["", "Ignored:", *ignored]
         elif count:
             sentences.append(f"Ignored{'' if program else f' in {name}'}: {'; '.join(ignored)}.")
+        if translation.defaults:
+            sentences.append(f"{counted(len(translation.defaults), 'setting')} left out: {program}'s defaults.")
+            listed += ["", f"{program}'s defaults:", translation.listed_defaults()]
+        elif program:
+            sentences.append("Settings that it leaves out have GRPO Studio's defaults.")
+        self.defaults_button.setText(f"Use {'GRPO Studio' if translation.defaults else program}'s defaults")
+        self.defaults_button.setVisible(bool(program))
         self.sentence.setText(" ".join(sentences))
-        self.translated.setText("\n".join(converted))
+        self.translated.setText("\n".join(listed))
         self.translated.show()
         self._toggle_list()
-        self.show_button.setVisible(bool(converted))
-        self.setVisible(any(word.fate != "as here" for word in words))
+        self.show_button.setVisible(bool(listed))
+        self.setVisible(bool(program) or any(word.fate != "as here" for word in translation.words))
+
+    def _change_defaults(self) -> None:
+        translation = self._draft.translation
+        self._draft.use_defaults("ours" if translation is not None and translation.defaults else "theirs")
 
     def _close(self) -> None:
-        self._draft.translation = None
+        self._closed = self._draft.translation
         self.hide()
 
     def _toggle_list(self) -> None:

@@ -10,9 +10,9 @@ from typing import Any, cast
 import yaml
 
 from backend.config.config import SETTINGS, Config, dump, problems, resolve_paths, valid_value
-from backend.config.other_programs.keys import OtherProgram, Translated
+from backend.config.other_programs.keys import OtherProgram
 from backend.config.other_programs.mlx_lm import QUANTIZATION_FLAGS
-from backend.config.other_programs.translation import Translation, program_of, read_words
+from backend.config.other_programs.translation import DEFAULTS, Translation, read_file
 from backend.config.setting import NEVER
 from backend.config.updates import final_rate, warmup_updates
 from backend.models.adapter_types import ALL_LINEAR, adapter_scale
@@ -45,42 +45,26 @@ def import_file(path: Path, *, their_defaults: bool = True) -> ImportedFile:
     if not isinstance(raw, dict):
         raise UserError("file", f"{quote(path)} must hold settings as “key: value” lines.")
     raw = resolve_paths(path.parent, {str(key): value for key, value in cast("dict[Any, Any]", raw).items()})
-    program = program_of(raw)
+    translation = read_file(raw, {} if their_defaults else {DEFAULTS: "ours"})
+    program, values = translation.program, translation.values
     if program is None:
         advice = "check it as it is, with check"
         raise UserError("file", f"{quote(path)} has no word of TRL, mlx-lm-lora or mlx-grpo alone; {advice}.")
-    translation = read_words(raw)
-    left_out = _left_out(raw, program, translation) if their_defaults else {}
-    whole = read_words(raw | left_out)
-    faults = problems(whole.values)
-    if wrong := [fault for fault in [*whole.faults, *faults] if fault.setting not in _GIVEN_LATER]:
+    faults = problems(values)
+    if wrong := [fault for fault in [*translation.faults, *faults] if fault.setting not in _GIVEN_LATER]:
         raise UserError(list(dict.fromkeys(wrong)))
     missing = [fault for fault in faults if fault.setting in _GIVEN_LATER]
-    if program.key == "trl" and "reward_functions" not in whole.values:
+    if program.key == "trl" and "reward_functions" not in values:
         sentence = "The file names none; without any, GRPO Studio's five defaults score completions."
         missing.append(ConfigProblem("reward_functions", sentence))
-    return ImportedFile(_text(path, program, translation, whole), program, missing)
+    return ImportedFile(_text(path, program, translation), program, missing)
 
 
-def _left_out(raw: dict[str, Any], program: OtherProgram, translation: Translation) -> dict[str, Any]:
-    """The program's defaults for keys that the file leaves out, under whatever name; of a mapping, option by option."""
-    left: dict[str, Any] = {}
-    for word, value in program.defaults(raw).items():
-        own, fate = raw.get(word), program.words.get(word)
-        if isinstance(value, dict):
-            options = cast("dict[str, Any]", value)
-            left[word] = {name: option for name, option in options.items() if name not in translation.values}
-            left[word] |= cast("dict[str, Any]", own) if isinstance(own, dict) else {}
-        elif own is None and (fate.settings[0] if isinstance(fate, Translated) else word) not in translation.values:
-            left[word] = value
-    return left
-
-
-def _text(path: Path, program: OtherProgram, written: Translation, whole: Translation) -> str:
-    values = {key: valid_value(key, value) for key, value in whole.values.items() if key in SETTINGS}
-    added = [f"{key}: {quote(values[key], 60)}" for key in values if key not in written.values]
-    read = [f"{word.word} → {word.sentence}" for word in written.words if word.fate == "translated"]
-    ignored = [f"{word.word}: {word.sentence}" for word in written.words if word.fate == "without effect"]
+def _text(path: Path, program: OtherProgram, file: Translation) -> str:
+    values = {key: valid_value(key, value) for key, value in file.values.items() if key in SETTINGS}
+    added = [f"{key}: {quote(values[key], 60)}" for key in values if key in file.defaults]
+    read = [f"{word.word} → {word.sentence}" for word in file.words if word.fate == "translated"]
+    ignored = [f"{word.word}: {word.sentence}" for word in file.words if word.fate == "without effect"]
     parts = [
         f"# From {one_line(path.name, 80)}, a file for {program.name}, by python -m backend import.\n",
         dump(values),

@@ -6,7 +6,7 @@ Validates nothing. Where two programs have a key, or a key is ours too, the prog
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal, cast
 
@@ -26,7 +26,7 @@ from backend.config.other_programs.mlx_lm import MLX_LM_LORA
 from backend.config.other_programs.trl import TRL
 from backend.rewards.catalogue import split_names
 from backend.utils.errors import ConfigProblem
-from backend.utils.text import about_value, quote
+from backend.utils.text import about_value, one_line, quote
 
 PROGRAMS: tuple[OtherProgram, ...] = (TRL, MLX_LM_LORA, MLX_GRPO)
 KEY_ALIASES = {
@@ -37,6 +37,11 @@ KEY_ALIASES = {
     "early_stopping_threshold": "early_stopping_min_delta",
 }
 """Another key → ours, where no table has it."""
+DEFAULTS = "defaults"
+"""The key of another program's file that says whose defaults it takes: `theirs` or `ours`."""
+_LENGTHS = ("iters", "epochs")
+_OF_ADAPTERS = {"train_type", "num_layers", "rank", "scale", "lora_keys", "modules_to_save", "lora_alpha"}
+"""Settings that the adapter decides from which a run starts."""
 EMPTY_MEANS_DEFAULT = (
     *("prompt_feature", "answer_feature", "type_feature", "system_feature"),
     *("train_split", "valid_split", "test_split"),
@@ -65,6 +70,8 @@ class Translation:
         program – the program that the file is written for, where its keys say so.
         words – what became of each key that is not ours, or means something else there, in the order of the file.
         is_mixed – keys of several programs stand in it, so it is written for none of them.
+        defaults – our key → value, of the program's defaults for what the file leaves out.
+        file – the file itself, with the changes by its own keys.
     """
 
     values: dict[str, Any]
@@ -72,6 +79,11 @@ class Translation:
     program: OtherProgram | None
     words: list[TranslatedKey]
     is_mixed: bool
+    defaults: dict[str, Any] = field(default_factory=dict[str, Any])
+    file: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def listed_defaults(self) -> str:
+        return ", ".join(f"{key} {_as_yaml(value)}" for key, value in self.defaults.items())
 
 
 def is_ours(word: str) -> bool:
@@ -164,25 +176,59 @@ def read_words(raw: Mapping[str, Any]) -> Translation:
     return Translation(values, to.faults, program, words, len(_programs_in(raw)) > 1)
 
 
-def with_changes(raw: Mapping[str, Any], changes: Mapping[str, Any]) -> Translation:
-    """`raw` with every change over it, in our keys; both may use any name of a setting, and None takes one out.
+def read_file(raw: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Translation:
+    """A whole file in our keys, with every change over it, and its program's defaults for the keys that it leaves out.
 
-    In a file for another program, a change by one of its keys replaces that line of the file, in the file's units. Any
-    other key means what it means here.
+    Both may use any name of a setting, and None takes one out. In a file for another program, a change by one of its
+    keys replaces that line of the file, in the file's units. Any other key means what it means here. The key `defaults`
+    is theirs, or ours for GRPO Studio's defaults.
     """
-    program = program_of(raw)
-    lines = {
+    raw, changes = dict(raw), dict(changes or {})
+    whose = [which for which in (changes.pop(DEFAULTS, None), raw.pop(DEFAULTS, None)) if which is not None]
+    program, lines, others = program_of(raw), dict[str, Any](), dict[str, Any]()
+    for word, value in changes.items():
+        is_line = program is not None and word in program.words and not _is_plain(word, program)
+        (lines if is_line else others)[word] = value
+    replaced = [own for word in lines if len(own := settings_of(word, program)) == 1]
+    file = {
         word: value
-        for word, value in changes.items()
-        if program and word in program.words and not _is_plain(word, program)
-    }
-    alone = [own for word in lines if len(own := settings_of(word, program)) == 1]
-    kept = {word: value for word, value in raw.items() if settings_of(word, program) not in alone}
-    file = read_words(kept | lines)
-    over = read_words({word: value for word, value in changes.items() if word not in lines})
-    emptied = {word for word, value in changes.items() if value is None}
-    values = {key: value for key, value in file.values.items() if key not in emptied} | over.values
-    return Translation(values, [*file.faults, *over.faults], file.program, [*file.words, *over.words], file.is_mixed)
+        for word, value in raw.items()
+        if (own := settings_of(word, program)) not in replaced and (own[0] not in others or others[own[0]] is not None)
+    } | lines
+    written, over = read_words(file), read_words(others)
+    faults = [*written.faults, *over.faults]
+    if whose and whose[0] not in ("ours", "theirs"):
+        faults.append(ConfigProblem(DEFAULTS, f"{DEFAULTS} must be ours or theirs, not {quote(whose[0], 40)}."))
+    elif program is not None and whose[:1] != ["ours"]:
+        whole = read_words(file | _left_out(file, program, written.values, over.values))
+        faults = list(dict.fromkeys([*whole.faults, *faults]))
+        defaults = {key: value for key, value in whole.values.items() if key not in written.values | over.values}
+        words = [word for word in whole.words if word.word in file or "; " in word.sentence]  # a default with a remark
+        written = replace(whole, words=words, defaults=defaults)
+    elif program is None and whose == ["theirs"]:
+        names = "TRL, mlx-lm-lora or mlx-grpo"
+        faults.append(ConfigProblem(DEFAULTS, f"This is not a file for {names} alone, so there are no other defaults."))
+    values, words = written.values | over.values, [*written.words, *over.words]
+    return replace(written, values=values, faults=faults, words=words, file=file)
+
+
+def _left_out(
+    file: Mapping[str, Any], program: OtherProgram, written: Mapping[str, Any], over: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The program's defaults for keys that the file leaves out, under whatever name; of a mapping, option by option."""
+    left, given = dict[str, Any](), {key for key, value in (written | over).items() if value not in (None, "")}
+    decided = set(written) | (_OF_ADAPTERS if "adapter" in given else set())
+    if given & {*_LENGTHS, "stages"}:
+        decided |= {*_LENGTHS}
+    for word, value in program.defaults(file).items():
+        own, fate = file.get(word), program.words.get(word)
+        if isinstance(value, dict):
+            options = cast("dict[str, Any]", value)
+            left[word] = {name: option for name, option in options.items() if name not in decided}
+            left[word] |= cast("dict[str, Any]", own) if isinstance(own, dict) else {}
+        elif own is None and (fate.settings[0] if isinstance(fate, Translated) else word) not in decided:
+            left[word] = value
+    return left
 
 
 def settings_of(word: str, program: OtherProgram | None = None) -> tuple[str, ...]:
@@ -269,14 +315,33 @@ def other_names(key: str) -> list[str]:
 
 
 def account(translation: Translation) -> list[str]:
-    """A line for the program and a line per key; [] for a file that has no key of another program."""
+    """A line for the program, a line per key, and its defaults; [] for a file that has no key of another program."""
     said = {"translated": "read as ", "without effect": "without effect here: ", "as here": ""}
     lines = [f"{word.word}: {said[word.fate]}{word.sentence}." for word in translation.words]
     if lines and translation.program is not None:
         name = translation.program.name
-        rest = f"What it leaves out has GRPO Studio's defaults; python -m backend import FILE writes those of {name}."
-        return [f"This is a file for {name}. {rest}", *lines]
+        if not translation.defaults:
+            return [f"This is a file for {name}. What it leaves out has GRPO Studio's defaults.", *lines]
+        return [
+            f"This is a file for {name}. What it leaves out has {name}'s defaults; --set defaults=ours takes ours.",
+            *lines,
+            f"{name}'s defaults: {translation.listed_defaults()}.",
+        ]
     if lines and translation.is_mixed:
-        units = "gradient_accumulation_steps and iters mean what they mean here"
+        units = "gradient_accumulation_steps and iters mean what they mean here, and defaults are GRPO Studio's"
         return [f"Words of several programs stand in this file; {units}.", *lines]
     return lines
+
+
+def summary(translation: Translation, file: str) -> str:
+    """What was made of a file for another program, in one line; "" for any other."""
+    if translation.program is None:
+        return ""
+    name = translation.program.name
+    count = sum(word.fate == "translated" and word.word in translation.file for word in translation.words)
+    ignored = [word.word for word in translation.words if word.fate == "without effect"]
+    converted = f"{count} {'setting' if count == 1 else 'settings'} converted"
+    parts = [f"From {one_line(file, 80)}, a file for {name}: {converted}"]
+    parts += [f"without effect here: {quote(', '.join(ignored), 200)}"] if ignored else []
+    whose = f"{name}'s defaults for the rest: {translation.listed_defaults()}"
+    return "; ".join([*parts, whose if translation.defaults else "GRPO Studio's defaults for the rest"]) + "."

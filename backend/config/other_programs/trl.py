@@ -372,17 +372,10 @@ _ADAPTER_DEFAULTS = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "lora
 
 
 def _defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
-    defaults = dict(_DEFAULTS)
-    if any(raw.get(word) not in (None, -1, "-1") for word in ("max_steps", "iters")):
-        del defaults["num_train_epochs"]
-    if "evaluation_strategy" in raw:
-        del defaults["eval_strategy"]
-    if raw.get("per_gpu_train_batch_size") is not None:
-        del defaults["per_device_train_batch_size"]
-    if "model_name_or_path" in raw:  # the layout of `trl grpo`: without use_peft, every weight is trained
-        defaults |= {"use_peft": False, "dataset_test_split": "test"}
-        defaults |= _ADAPTER_DEFAULTS if as_bool(raw.get("use_peft")) else {}
-    return defaults | peft.defaults(raw.get(peft.WORD))
+    defaults = _DEFAULTS | ({"use_peft": False} if raw.get(peft.WORD) is None else peft.defaults(raw[peft.WORD]))
+    if "model_name_or_path" in raw:  # the layout of `trl grpo`
+        defaults |= {"dataset_test_split": "test"}
+    return defaults | (_ADAPTER_DEFAULTS if as_bool(raw.get("use_peft")) else {})
 
 
 TRL = OtherProgram(

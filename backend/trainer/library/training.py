@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from backend.config.config import Config, dump, load, parse, read, resolve_paths
+from backend.config.other_programs.translation import read_file, summary
 from backend.rewards.allowed_code import allow_named
 from backend.rewards.errors import class_name, describe_error
 from backend.runs.events import check_format, has_finished, read_events
@@ -215,6 +216,7 @@ def train(
         raw = resolve_paths(Path.cwd(), cast("Mapping[str, Any]", config))
     else:
         raw = read(os.fspath(config))
+    origin = summary(read_file(raw), Path(config).name if isinstance(config, str | os.PathLike) else "the settings")
     raw |= {} if name is None else {"run_name": name}
     own = OwnFunctions(reward_functions or [])
     with _new_folder(raw, runs_dir) as folder:
@@ -241,7 +243,7 @@ def train(
             of_program=True,
         )
         allow_named(raw)
-        replace_file(folder.config, dump(settings))
+        replace_file(folder.config, dump(settings, origin))
     return _train(settings, folder, inputs, calls, "backend.train", {}, given.engine())
 
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from backend.__main__ import app
-from backend.config.config import load, problems, read
+from backend.config.config import load, parse, problems, read
 from backend.config.other_programs.files import import_file
 
 VERBS = app()
@@ -68,8 +68,9 @@ def test_every_file_is_imported_without_an_unknown_key(file: Path, tmp_path: Pat
         return
     imported = import_file(file)
     (tmp_path / "ours.yaml").write_text(imported.text)
-    still = {fault.setting for fault in imported.missing}
-    assert not problems(read(tmp_path / "ours.yaml") | dict.fromkeys({"model", "data"} & still, "given/later"))
+    needed = dict.fromkeys({"model", "data"} & {fault.setting for fault in imported.missing}, "given/later")
+    ours = read(tmp_path / "ours.yaml") | needed
+    assert not problems(ours) and parse(read(file) | needed) == parse(ours), "trained as it is, it is the same run"
 
 
 def test_paths_are_found_beside_the_file(tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ from backend.config.other_programs.translation import (
     account,
     other_names,
     program_of,
+    read_file,
     read_words,
-    with_changes,
+    summary,
 )
 from backend.config.other_programs.trl import REWARDS, TRL
 from backend.config.setting import NEVER
@@ -330,14 +331,72 @@ def test_a_translated_file_is_a_file_of_ours() -> None:
 )
 def test_a_change_by_a_foreign_word_replaces_its_line(change: dict[str, Any], ours: dict[str, Any]) -> None:
     raw = {BATCH: 16, "num_generations": 8, "gradient_accumulation_steps": 2, "max_steps": 9}
-    translation = with_changes(raw, change)
+    translation = read_file(raw, change)
     assert translation.faults == []
     assert {key: translation.values.get(key) for key in ours} == ours
 
 
+SCRIPT = {"model_name_or_path": "a/b", "dataset_name": "c/d"}
+"""A file for `trl grpo` with nothing but what it needs."""
+
+
+@pytest.mark.parametrize(
+    ("raw", "changes", "ours"),
+    [
+        (SCRIPT, {}, {"train_type": "full", "epochs": 3, "learning_rate": 1e-6, "group_size": 8, "beta": 0.0}),
+        (SCRIPT, {"beta": 0.1, "num_generations": 4}, {"beta": 0.1, "group_size": 4, "batch_size": 2}),
+        (SCRIPT, {"group_size": 4}, {"group_size": 4, "batch_size": 1}),
+        (SCRIPT | {"beta": 0.1}, {"beta": None}, {"beta": 0.0}),
+        (SCRIPT | {"max_steps": 5}, {}, {"iters": 5, "epochs": None}),
+        (SCRIPT, {"iters": 5}, {"iters": 5, "epochs": None}),
+        (SCRIPT | {"max_steps": 5}, {"max_steps": None}, {"iters": None, "epochs": 3}),
+        (SCRIPT | {"stages": [{"iters": 5}]}, {}, {"epochs": None, "iters": None}),
+        (SCRIPT | {"adapter": "run"}, {}, {"train_type": None}),
+        (SCRIPT | {"use_peft": True}, {}, {"train_type": "lora", "rank": 16, "lora_alpha": 32}),
+        (SCRIPT, {"use_peft": True}, {"train_type": "lora", "rank": 16}),
+        (SCRIPT | {"peft_config": {"r": 4}}, {}, {"train_type": "lora", "rank": 4, "lora_alpha": 8}),
+        (SCRIPT, {"defaults": "ours"}, {"train_type": None, "beta": None, "group_size": None}),
+        (SCRIPT | {"defaults": "ours"}, {}, {"beta": None}),
+        (SCRIPT | {"defaults": "ours"}, {"defaults": "theirs"}, {"beta": 0.0}),
+        ({"train": True, "lora_parameters": {"rank": 4}}, {}, {"rank": 4, "scale": 10.0, "optimizer": "adam"}),
+        ({"train": True, "adapter": "run"}, {"epochs": 2}, {"rank": None, "dropout": 0.0, "iters": None}),
+        ({"num_rollout_samples": 4}, {}, {"group_size": 4, "iters": 500, "train_type": "full", "top_p": 1.0}),
+        ({"model": "a/b", "defaults": "ours"}, {"beta": 0}, {"beta": 0, "epochs": None}),
+        ({"num_generations": 8, "train": True}, {}, {"epochs": None, "optimizer": None}),
+    ],
+)
+def test_a_file_has_the_defaults_of_its_program(
+    raw: dict[str, Any], changes: dict[str, Any], ours: dict[str, Any]
+) -> None:
+    translation = read_file(raw, changes)
+    assert translation.faults == [] and {key: translation.values.get(key) for key in ours} == ours
+    assert read_file(translation.values).values == translation.values, "it is a file of ours now"
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (SCRIPT | {"defaults": "mine"}, "defaults must be ours or theirs, not mine."),
+        ({"model": "a/b", "defaults": "theirs"}, "This is not a file for TRL, mlx-lm-lora or mlx-grpo alone, so there"),
+    ],
+)
+def test_other_defaults_that_do_not_exist_are_refused(raw: dict[str, Any], says: str) -> None:
+    (fault,) = read_file(raw).faults
+    assert fault.setting == "defaults" and fault.sentence.startswith(says)
+
+
 def test_account_names_the_program_and_says_what_became_of_each_word() -> None:
-    lines = account(read_words({"num_generations": 8, "ddp_backend": "nccl", "beta": 0.0}))
-    assert lines[0].startswith("This is a file for TRL.")
+    file = {"num_generations": 8, "ddp_backend": "nccl", "beta": 0.0}
+    lines = account(read_file(file))
+    assert lines[0].startswith("This is a file for TRL. What it leaves out has TRL's defaults; --set defaults=ours")
+    assert lines[-1].startswith("TRL's defaults: learning_rate 1e-06, ") and "group_size" not in lines[-1]
+    whole = "From a.yaml, a file for TRL: 1 setting converted; without effect here: ddp_backend; TRL's defaults for the"
+    assert summary(read_file(file), "a.yaml").startswith(whole)
+    assert summary(read_file({"group_size": 8}), "a.yaml") == ""
+    lines = account(read_file(file, {"defaults": "ours"}))
+    assert lines[0] == "This is a file for TRL. What it leaves out has GRPO Studio's defaults."
+    (told,) = read_file({"train": True, "model": "a/b"}).words[1:]
+    assert told.word == "optimizer" and "Adam corrects its bias" in told.sentence, "a remark on a default"
     assert lines[1:] == [
         "num_generations: read as group_size: 8.",
         f"ddp_backend: without effect here: {BY_HOSTS}.",
