@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject
 from PySide6.QtGui import QAction
-from PySide6.QtWidgets import QApplication, QTextBrowser, QWidget
+from PySide6.QtWidgets import QApplication
 
-from app import theme
 from app.state.guide import CONTENTS, place_of_setting
 from app.state.run_files import log_lines
-from app.widgets.basic.dialogs import Dialog
+from app.widgets.basic.dialogs import TextDialog
 from app.widgets.basic.labels import key_name, place_about
-from app.widgets.basic.layout import column, configure
 from app.widgets.form.field import field_of
 from app.widgets.menu_dialogs import AboutDialog, GlossaryDialog, ProblemDialog
 from backend.runs.archive import raw_settings
@@ -29,18 +27,6 @@ if TYPE_CHECKING:
 
 DOCUMENTS = {"What is stored where": "runs.md"}
 """Heading of a section → file in docs/."""
-
-
-class TextDialog(Dialog):
-    """Shows Markdown, or HTML of our own. Not modal."""
-
-    def __init__(self, title: str, text: str, parent: QWidget | None = None, *, is_html: bool = False) -> None:
-        super().__init__(title, parent, (640, 560))
-        # Links between documents of ours lead nowhere here.
-        self.text = configure(QTextBrowser(openLinks=False), name=title, font=theme.body_font())
-        self.text.document().setDocumentMargin(2 * theme.SPACE)
-        self.text.setHtml(text) if is_html else self.text.setMarkdown(text)
-        column((self.text, 1), self.close_box(), into=self, margins=2 * theme.SPACE)
 
 
 class HelpMenu(QObject):

@@ -18,7 +18,7 @@ import typer
 
 from backend.trainer.machine import fault_of_gpu
 from backend.utils.disk import fault_of
-from backend.utils.errors import UserError
+from backend.utils.errors import UserError, log_traceback
 from backend.utils.files import user_path
 from backend.utils.machine import require_environment
 from backend.utils.text import visible
@@ -93,6 +93,7 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def print_problems(error: UserError) -> None:
+    log_traceback(error.traceback)
     for problem in error.faults:
         tell(problem, file=sys.stderr)
 

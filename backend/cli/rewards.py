@@ -17,10 +17,9 @@ from backend.config.other_programs.translation import read_file
 from backend.rewards.bench import BenchSettings, RewardBench, line_of, merge_consecutive, read_groups, score_lines
 from backend.rewards.cases import cases_file, read_cases, rerun
 from backend.rewards.catalogue import builtin_rewards, locate_reward_file, rewards_in_file
-from backend.rewards.errors import RewardError
 from backend.runs.saved_weights import with_adapter
 from backend.utils.disk import save_as
-from backend.utils.errors import ConfigProblem, UserError
+from backend.utils.errors import ConfigProblem, UserError, log_traceback
 from backend.utils.files import is_folder
 from backend.utils.text import quote
 
@@ -57,7 +56,7 @@ def score_rewards(
         raise UserError(found)
     used = {key: value for key, value in read_file(raw).values.items() if key in keys}
     settings = BenchSettings.of(parse({"model": "-", "data": "-", **used}))
-    _print_scores(score_all(lines, settings, tracebacks=not as_json), as_json)
+    _print_scores(score_all(lines, settings), as_json)
 
 
 @rewards.command("sample")
@@ -86,7 +85,7 @@ def sample_rewards(
     lines = [line_of(group) for group in groups]
     if out is not None:
         save_as(out, "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines))
-    _print_scores(score_all(lines, BenchSettings.of(settings), tracebacks=not as_json), as_json, lines)
+    _print_scores(score_all(lines, BenchSettings.of(settings)), as_json, lines)
 
 
 @rewards.command("cases")
@@ -114,6 +113,7 @@ def rerun_cases(
         ]
         tell_json({"rows": rows})
     failures = [(number, sentence) for number, result in enumerate(results, 1) for sentence in result.failures]
+    log_traceback("\n".join(dict.fromkeys(trace for result in results for trace in result.tracebacks)))
     for number, sentence in failures:
         tell_error(f"case {number}: {sentence}")
     if not as_json:
@@ -122,26 +122,15 @@ def rerun_cases(
         raise typer.Exit(USER_ERROR)
 
 
-def score_all(lines: Sequence[Any], settings: BenchSettings, tracebacks: bool = False) -> dict[str, Any]:
-    """Score groups in the sandbox. Raises UserError if a function fails, since a run would stop there.
-
-    `tracebacks`: print those of user code first.
-    """
+def score_all(lines: Sequence[Any], settings: BenchSettings) -> dict[str, Any]:
+    """Score groups in the sandbox. Raises UserError if a function fails, since a run would stop there."""
     bench = RewardBench()
     try:
         scored = score_lines(bench, lines, settings)
-    except RewardError as error:
-        if tracebacks and error.traceback:
-            tell_error(error.traceback.rstrip())
-        raise
     finally:
         bench.close()
-    errors = [function["error"] for function in scored["functions"] if function["error"]]
-    for error in errors if tracebacks else ():
-        if error["traceback"]:
-            tell_error(error["traceback"].rstrip())
-    if errors:
-        raise UserError([ConfigProblem("reward_functions", error["sentence"]) for error in errors])
+    if errors := [function["error"] for function in scored["functions"] if function["error"]]:
+        raise UserError([ConfigProblem("reward_functions", error["sentence"], error["traceback"]) for error in errors])
     return scored
 
 

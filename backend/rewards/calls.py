@@ -92,13 +92,11 @@ def _score(value: Any, index: int) -> float:
 
 
 class Caller:
-    """Calls user code in the current thread without a limit.
+    """Calls user code in the current thread, without a limit unless it is async.
 
     Calls `mark(index, True)` before a function and `mark(-1, True)` after it. Of functions that are awaited together
     `mark(index, False)` says which one is running, or waits.
     """
-
-    has_limit = False
 
     def __init__(self, mark: Callable[[int, bool], None] = lambda index, begins: None) -> None:
         self.poll: Poll = wait_on
@@ -137,10 +135,10 @@ class Caller:
             pending = {asyncio.ensure_future(run_one(*call)) for call in calls.items()}
             end = loop.time() + seconds
             while pending and not failures:
-                left = end - loop.time() if self.has_limit else None
+                left = end - loop.time()
                 done, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
-                    failures.append(CallError(self._running, None))
+                    failures.append(CallError(self._running, None, _stack_of(calls[self._running])))
             for task in pending:
                 task.cancel()
             if pending:  # those that ignore their cancellation are left behind
@@ -185,8 +183,6 @@ class Caller:
 class ThreadCaller(Caller):
     """Calls user code in threads, interrupted at the limit or when `poll` raises."""
 
-    has_limit = True
-
     def _limited(self, seconds: float, work: Callable[[], Any]) -> Any:
         outcome: dict[str, Any] = {}
 
@@ -225,6 +221,15 @@ class ThreadCaller(Caller):
         if error is not None:
             raise CallError(self._running, error) from error
         return outcome["value"]
+
+
+def _stack_of(awaitable: Any) -> str:
+    """Where a coroutine waits, outermost frame first."""
+    stack = ""
+    while (frame := getattr(awaitable, "cr_frame", None)) is not None:
+        stack += "".join(traceback.format_stack(frame))
+        awaitable = awaitable.cr_await
+    return stack
 
 
 @types.coroutine

@@ -30,11 +30,12 @@ Expected = Mapping[str, float | None]
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """Scores of a case, and a message for each that differs."""
+    """Scores of a case, a message for each that differs, and the tracebacks of functions that failed."""
 
     case: Case
     scores: Mapping[str, float | None]
     failures: tuple[str, ...]
+    tracebacks: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -104,6 +105,7 @@ def rerun(
             if call and (call.file or call.function in known or computes_names(file)):
                 available[entry] = None
     scores: list[dict[str, float | None]] = [{} for _ in cases]
+    errors: dict[str, dict[str, Any]] = {}
     if available:
         settings = BenchSettings(list(available), file=file, timeout_s=timeout_s)
         left_out = ("expected", "calls", "tokens", "completion")
@@ -113,18 +115,23 @@ def rerun(
             for case in cases
         ]
         for result in bench.score(settings, lines, poll):
+            if result.error:
+                errors[result.name] = result.error
             for given, score in zip(scores, result.given, strict=False):
                 given[result.name] = score
-    return [check(case, given) for case, given in zip(cases, scores, strict=True)]
+    return [check(case, given, errors) for case, given in zip(cases, scores, strict=True)]
 
 
-def check(case: Case, scores: Mapping[str, float | None]) -> CaseResult:
-    """Compare with the expected scores; a missing score fails."""
+def check(
+    case: Case, scores: Mapping[str, float | None], errors: Mapping[str, Mapping[str, Any]] | None = None
+) -> CaseResult:
+    """Compare with the expected scores; a missing score fails. `errors`: why functions gave none."""
 
     def text(score: float | None) -> str:
         return "no opinion" if score is None else f"{score:.6g}"
 
     failures: list[str] = []
+    failed = {name: error for name, error in (errors or {}).items() if name in case["expected"]}
     for name, expected in case["expected"].items():
         score = scores.get(name, math.nan)
         is_equal = expected is score
@@ -132,5 +139,6 @@ def check(case: Case, scores: Mapping[str, float | None]) -> CaseResult:
             is_equal = math.isclose(expected, score, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
         if not is_equal:
             given = f"gave {text(score)}" if name in scores else "gave no score"
-            failures.append(f"{name} {given}; {text(expected)} is expected.")
-    return CaseResult(case, scores, tuple(failures))
+            reason = f" {failed[name]['sentence']}" if name in failed else ""
+            failures.append(f"{name} {given}; {text(expected)} is expected.{reason}")
+    return CaseResult(case, scores, tuple(failures), tuple(error["traceback"] for error in failed.values()))

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from backend.rewards.registry import FunctionDescription
 from backend.types import Completion, Problem
 from backend.utils.command import is_bundled
-from backend.utils.errors import ConfigProblem, UserError
+from backend.utils.errors import LONGEST_TRACEBACK, ConfigProblem, UserError, user_traceback
 from backend.utils.text import SENTENCE, cut_in_the_middle, one_line, quote
 
 LONGEST_ERROR = 150
-LONGEST_TRACEBACK = 20_000
 _MOST_FRAMES = 100
 _NAME, _FILE, _TEXT = 40, 24, 40  # characters of a name, a file's name, and a prompt or completion in a message
 _BUNDLED_MODULES = "; not in the app: use grpo-studio from pip"
@@ -60,13 +58,8 @@ class Failure:
                 frames.append(Frame(frame.lineno or 0, frame.name, (frame.line or "").strip()[:500]))
         if isinstance(error, SyntaxError) and file:
             line = error.lineno or line
-        first = error.__traceback__ if error else None
-        while first is not None and file is not None and first.tb_frame.f_code.co_filename != str(file):
-            first = first.tb_next  # the traceback begins in the user's file
         if error:
-            with suppress(Exception):  # an exception's own __str__ may raise anything
-                whole = traceback.format_exception(type(error), error, first or error.__traceback__)
-                fields["traceback"] = printable("".join(whole))
+            fields["traceback"] = user_traceback(error, file)
         line = frames[-1].line if frames else line
         return cls(what, file=str(file or ""), line=line, frames=tuple(frames[-_MOST_FRAMES:]), **fields)
 
@@ -75,8 +68,7 @@ class RewardError(UserError):
     """User code failed while it was loaded or called; `place` is where in its file."""
 
     def __init__(self, problems: Iterable[ConfigProblem], failure: Failure) -> None:
-        super().__init__(problems)
-        self.traceback = failure.traceback
+        super().__init__(replace(problem, traceback=failure.traceback) for problem in problems)
         place = {key: asdict(failure)[key] for key in ("file", "line", "frames", "traceback")}
         self.place: dict[str, Any] = {"sentence": self.faults[0].sentence, **place}
 

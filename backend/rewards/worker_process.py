@@ -27,13 +27,13 @@ from pydantic import TypeAdapter, ValidationError
 from backend.rewards.calls import Poll, timeout_words, wait_on
 from backend.rewards.confinement.confine import confined_environment, make_working_folder, secret_places
 from backend.rewards.confinement.guard import END_SIGNAL
-from backend.rewards.errors import LONGEST_TRACEBACK, Failure, printable
+from backend.rewards.errors import Failure, printable
 from backend.rewards.scoring import Answer, LoadRequest, MapRequest, Request, ScoreRequest
 from backend.rewards.worker import LOST_PIPE, SPOILED
 from backend.types import Completion, Group
 from backend.utils.child_process import module_command
 from backend.utils.command import backend_environment
-from backend.utils.errors import UserError
+from backend.utils.errors import LONGEST_TRACEBACK, UserError
 from backend.utils.files import remove_tree
 
 LONGEST_ANSWER = 64 << 20
@@ -42,7 +42,7 @@ MOST_OUTPUT = 64 << 10  # bytes of printed output to forward per request
 START_S = 60.0  # seconds for the worker to start or read a request
 OWN_S = 10.0  # seconds between functions, and to return an answer
 EXIT_S = 1.0
-_STACK_S = 0.1  # seconds past a limit for the worker to write down where it hangs
+_STACK_S = 0.5  # seconds past a limit for the worker to say where it hangs
 _EXIT_CODE_S = 0.5
 _GUARD_S = 6.0  # seconds for the guard to kill descendants
 _LAST_WORDS_S = 2.0

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from backend.config.config import Config
@@ -69,7 +69,8 @@ def read_rows(config: Config, scorer: Scorer) -> RunInputs:
 
 def stage_error(number: int, error: UserError) -> UserError:
     """The problems of a stage's rows as problems of the setting `stages`."""
-    return UserError([fault_of_stage(number, fault.sentence) for fault in error.faults])
+    stage = (replace(fault_of_stage(number, fault.sentence), traceback=fault.traceback) for fault in error.faults)
+    return UserError(stage)
 
 
 MakePrompts = Callable[[Rows, Any, PromptFormat, str], TokenizedPrompts]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -33,7 +32,7 @@ from backend.trainer.steering import Steering
 from backend.trainer.trackers.follow import RunTrackers
 from backend.trainer.trainer import RESTART, Ending, Trainer
 from backend.utils.disk import DiskError, fault_of
-from backend.utils.errors import UserError
+from backend.utils.errors import UserError, log_traceback
 
 
 def train(
@@ -280,10 +279,7 @@ def ending_of(work: Callable[[], Ending], trainer: Trainer | None = None) -> End
     except DamagedCheckpoint as error:
         return replace(failed(error), damaged=error.damaged)
     except UserError as error:
-        if error.traceback:
-            write = getattr(sys.stderr, "write_to_log", sys.stderr.write)  # a terminal gets the sentence alone
-            write(error.traceback)
-        return failed(f"{error} The traceback is in log.txt." if error.traceback else error)
+        return failed(f"{error}{log_traceback(error.traceback)}")
     except Exception as error:
         if (gpu := gpu_error(error)) is not None:
             # For log.txt. Without a traceback: where in our code mlx noticed the error says nothing.

@@ -1,15 +1,21 @@
 """Errors that the user can fix: the setting (or file, or function) concerned and one message about it.
 
-Every other error is an exception that ends the run as `failed`, with its traceback.
+Of code that the user wrote the traceback belongs to it: in log.txt, or on stderr where there is no run. Every other
+error is an exception that ends the run as `failed`, with its traceback.
 """
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
-from backend.utils.text import one_line, quote, shorten
+from backend.utils.text import cut_in_the_middle, one_line, quote, shorten, visible
 
+LONGEST_TRACEBACK = 20_000
 LONGEST_KEY = 60  # characters of `setting`: a key that a user misspelt may be of any length
 
 
@@ -19,11 +25,12 @@ class ConfigProblem:
 
     `setting` is the key of the form's field (`temperature`, `reward_functions_file`, …), so that the window can show
     the sentence beside it. `sentence` ends in a full stop; values in it go through `backend.utils.text.quote`. Both
-    become one printable line of a limited length.
+    become one printable line of a limited length. `traceback`: that of the user's own code, if it failed.
     """
 
     setting: str
     sentence: str
+    traceback: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "setting", quote(self.setting, LONGEST_KEY))
@@ -34,19 +41,45 @@ class ConfigProblem:
 
     def to_dict(self) -> dict[str, str]:
         """As JSON."""
-        return asdict(self)
+        return {key: value for key, value in asdict(self).items() if value or key != "traceback"}
 
 
 class UserError(Exception):
-    """The user's input cannot be used; carries all problems. The CLI exits with 2 on it.
+    """The user's input cannot be used; carries all problems. The CLI exits with 2 on it."""
 
-    `traceback` is that of the user's own code, for log.txt.
-    """
-
-    traceback: str = ""
-
-    def __init__(self, setting: str | Iterable[ConfigProblem], sentence: str = "") -> None:
+    def __init__(self, setting: str | Iterable[ConfigProblem], sentence: str = "", traceback: str = "") -> None:
         self.faults: list[ConfigProblem] = (
-            [ConfigProblem(setting, sentence)] if isinstance(setting, str) else list(setting)
+            [ConfigProblem(setting, sentence, traceback)] if isinstance(setting, str) else list(setting)
         )
         super().__init__("\n".join(str(fault) for fault in self.faults))
+
+    @property
+    def traceback(self) -> str:
+        """Tracebacks of the user's own code."""
+        return "\n".join(dict.fromkeys(fault.traceback for fault in self.faults if fault.traceback))
+
+
+def user_traceback(error: BaseException, file: Path | None = None) -> str:
+    """The traceback of an exception that the user's code raised, with its causes. Never raises.
+
+    It begins in `file`, where that is known, else in the first module outside of this program.
+    """
+    nodes = []
+    while node := nodes[-1].tb_next if nodes else error.__traceback__:
+        nodes.append(node)
+    in_file = [node for node in nodes if node.tb_frame.f_code.co_filename == str(file)]
+    of_others = [node for node in nodes if not str(node.tb_frame.f_globals.get("__name__")).startswith("backend.")]
+    first = next(iter(in_file or of_others), None) if file else error.__traceback__
+    text = type(error).__name__
+    with suppress(Exception):  # an exception's own __str__ may raise anything
+        text = "".join(traceback.format_exception(type(error), error, first))
+    return visible(cut_in_the_middle(text, LONGEST_TRACEBACK))
+
+
+def log_traceback(text: str) -> str:
+    """Write a traceback of the user's code to log.txt alone, or to stderr without a run. Returns where it is, as a
+    sentence; "" if it is on stderr or there is none."""
+    to_log = getattr(sys.stderr, "write_to_log", None)
+    if text:
+        (to_log or sys.stderr.write)(f"{text.rstrip()}\n")
+    return " The traceback is in log.txt." if text and to_log else ""

@@ -14,7 +14,6 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QTreeWidget, QVBoxLayout, QWidget
 
 from app import theme
-from app.help_menu import TextDialog
 from app.message_boxes import QuestionBox
 from app.pages import PAGES
 from app.pages.help.guide_page import GuideView
@@ -26,6 +25,7 @@ from app.pages.train.picker import Picker
 from app.state.prefs import Prefs
 from app.state.processes import VerbProcess
 from app.state.session import Session
+from app.widgets.basic.dialogs import TextDialog
 from app.widgets.basic.labels import button
 from app.widgets.basic.tables import BaseTable
 from app.widgets.charts.plot import Plot

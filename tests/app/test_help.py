@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from PySide6.QtGui import QGuiApplication
 
-from app.help_menu import TextDialog
+from app.widgets.basic.dialogs import TextDialog
 from app.widgets.menu_dialogs import NO_TEXT, AboutDialog, GlossaryDialog
 from app.window import Window
 from backend import __version__

@@ -19,6 +19,7 @@ from app.state import reward_bench
 from app.state.prefs import Prefs
 from app.state.processes import Service
 from app.state.session import Session
+from app.widgets.basic.dialogs import TextDialog
 from tests.support import small_run
 
 MINE = '''from backend.rewards import register_reward_function
@@ -145,6 +146,10 @@ def test_save_marks_the_error(qtbot, page: RewardsPage, user_file: Path, tmp_pat
     assert "raised ZeroDivisionError: division by zero (mine.py, line 6)" in page.panel.trouble.text()
     assert [mark.cursor.blockNumber() for mark in page.panel.editor.extraSelections()][-1] == 5
     assert "line 6, in long" in page.panel.frames.text()
+    page.panel.details.click()
+    dialog = page.window().findChild(TextDialog)
+    assert "Traceback" in dialog.text.toPlainText() and "ZeroDivisionError" in dialog.text.toPlainText()
+    dialog.close()
     assert "failed on line 6" in page.results.functions.index(0, 1).data()
     assert page.results.verdict.findings[0]["sentence"] == page.panel.trouble.text()
     page.views.choose("completion")

@@ -145,7 +145,7 @@ def test_a_function_that_hangs_costs_its_limit_once_and_is_named(scorer, code: s
     mine.load()
     began = time.monotonic()
     assert "bad of mine.py, line 3, was still running after 0.3 s (reward_timeout)" in failure(mine, timeout_s=0.3)
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 1.5
 
 
 ASYNC = """

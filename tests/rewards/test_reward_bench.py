@@ -259,6 +259,11 @@ def test_a_function_that_fails_is_shown_with_its_traceback(tmp_path: Path) -> No
         last == "reward_functions: The reward function broken of mine.py raised ZeroDivisionError: division by zero "
         "(mine.py, line 8)."
     )
+    mine.write_text(HEAD + "def load():\n    raise ValueError('BEGIN' + 'x' * 10**6 + 'END')\nload()\n")
+    refused = backend("check", config, "--set", changes[0])
+    assert refused.exit_code == 2 and "in load" in refused.stderr and "BEGINx" in refused.stderr, refused.stderr
+    assert refused.stderr.splitlines()[-2].endswith("xEND") and len(refused.stderr) < 30_000
+    mine.write_text(HEAD + BROKEN)
     refused = backend("check", config, "--set", "reward_functions=brokn", *("--set", changes[0]))
     assert refused.exit_code == 2 and "There is no reward function brokn; the nearest is broken" in refused.stderr
 
@@ -271,3 +276,7 @@ def test_rewards_cases_exits_with_2_while_a_case_fails(mine: Path) -> None:
     assert result.stderr == "case 2: length gave 1; 2 is expected.\n"
     write_cases(mine, [new_case(line("bbb"), "bbb", {"length": 3.0})])
     assert backend("rewards", "cases", mine).exit_code == 0
+    mine.write_text(mine.read_text().replace("return ", "return 1 / 0, "))
+    result = backend("rewards", "cases", mine)
+    assert result.exit_code == 2 and "length gave no score; 3 is expected. The reward function length" in result.stderr
+    assert "return 1 / 0" in result.stderr and "ZeroDivisionError: division by zero (mine.py, line" in result.stderr

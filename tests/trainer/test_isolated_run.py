@@ -108,27 +108,43 @@ def strict(prompts, completions, answer, types=None):
 """
 RAISES = 'raise ValueError("no digits in " + text[:3] + chr(27) + "[31m")'
 HANGS = "while True: time.sleep(0.01)"
+WAITS = """
+import asyncio
+import backend.rewards
+
+async def inner():
+    await asyncio.Event().wait()
+
+@backend.rewards.register_reward_function("strict")
+async def strict(prompts, completions, answer, types=None):
+    await inner()
+"""
 
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
 @pytest.mark.parametrize(
-    ("inner", "says", "logged"),
+    ("text", "says", "logged"),
     [
-        (HANGS, "strict of mine.py, line 8, was still running after 1 s (reward_timeout).", "in inner|in strict"),
+        (WAITS, "strict of mine.py, line 8, was still running after 1 s (reward_timeout).", "in strict|in inner"),
         (
-            RAISES,
+            STRICT.format(inner=HANGS),
+            "strict of mine.py, line 8, was still running after 1 s (reward_timeout).",
+            "in inner|in strict",
+        ),
+        (
+            STRICT.format(inner=RAISES),
             "strict of mine.py raised RuntimeError: cannot score (mine.py, line 13).",
             "line 6, in inner|ValueError: no digits in abc|The above exception was the direct cause|line 13, in strict",
         ),
     ],
-    ids=["hangs", "raises"],
+    ids=["waits", "hangs", "raises"],
 )
 def test_log_says_where_a_reward_hangs_or_raises(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], isolation: str, inner: str, says: str, logged: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], isolation: str, text: str, says: str, logged: str
 ) -> None:
     """The user's own frames and the cause; the event log and the terminal have one sentence."""
     file, run = tmp_path / "mine.py", RunFolder(tmp_path / "run")
-    file.write_text(STRICT.format(inner=inner))
+    file.write_text(text)
     run.path.mkdir()
     about = {"reward_functions_file": str(file), "reward_isolation": isolation, "reward_timeout": 1}
     raw = small_run.settings_for(tmp_path, reward_functions=["strict"], reward_weights=[], **about)
@@ -140,4 +156,4 @@ def test_log_says_where_a_reward_hangs_or_raises(
     log = run.log.read_text()
     assert all(line in log for line in logged.split("|"))
     assert chr(27) not in log and "Traceback" not in capsys.readouterr().err
-    assert inner == HANGS or "calls.py" not in log
+    assert "still running" in says or "calls.py" not in log

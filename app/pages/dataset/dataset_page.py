@@ -17,11 +17,13 @@ from app.state.dataset import SPLITS, USES, Dataset
 from app.state.reward_bench import MAX_ROWS
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox
+from app.widgets.basic.dialogs import show_details
 from app.widgets.basic.labels import EmptyState, button, label, plain_tip, show_text, with_key_names
 from app.widgets.basic.layout import NestedStack, card, column, configure, connect, row, set_style_property
 from app.widgets.basic.number_format import file_size
 from app.widgets.form.fields import PathField
 from backend.config.config import SETTINGS
+from backend.utils.errors import UserError
 
 COMPARING = "Comparing the prompts…"
 UNCOUNTED = "Choose the column with the prompts to count their tokens."
@@ -73,10 +75,20 @@ class DatasetPage(QWidget):
         self.model = RowModel(self)
         self.table = RowTable(self.model)
         self.try_button = button("Try rewards", self.try_rewards)
+        self.details = button("Details", self.show_details, tip="The traceback of the map function")
         self.allow_button = button("Allow the map function…", self.allow_map_function, tip=ALLOW)
         parts = self.parts = QSplitter(Qt.Orientation.Horizontal, body, childrenCollapsible=False, handleWidth=12)
         self.detail = RowDetail(parts)
-        head = row(self.shown, self.which, None, self.allow_button, self.try_button, spacing=6, margins=(8, 4, 4, 0))
+        head = row(
+            self.shown,
+            self.which,
+            None,
+            self.details,
+            self.allow_button,
+            self.try_button,
+            spacing=6,
+            margins=(8, 4, 4, 0),
+        )
         parts.insertWidget(0, card(column(head, (self.table, 1), spacing=4, margins=4)))
         for index, share in enumerate(SHARES):
             parts.setStretchFactor(index, share)
@@ -93,7 +105,7 @@ class DatasetPage(QWidget):
         column(top, (self._stack, 1), into=self, spacing=12, margins=theme.GUTTER)
         tab_stops = [
             *(*self.path.tab_stops, *self.mapping.tab_stops, self.counts.other, self.which, self.table),
-            *(self.allow_button, self.try_button, *self.detail.views.buttons.values(), self.detail.pane),
+            *(self.details, self.allow_button, self.try_button, *self.detail.views.buttons.values(), self.detail.pane),
         ]
         for widget, following in pairwise(tab_stops):
             QWidget.setTabOrder(widget, following)
@@ -155,7 +167,11 @@ class DatasetPage(QWidget):
         self.model.set_prompt_limit(dataset.prompt_limit)
         self.detail.set_prompt_limit(dataset.prompt_limit)
 
+    def show_details(self) -> None:
+        show_details(UserError(self.dataset.faults).traceback, self)
+
     def _show_problems(self) -> None:
+        self.details.setVisible(bool(UserError(self.dataset.faults).traceback))
         elsewhere = [problem for problem in self.dataset.faults if problem.setting not in self.mapping.fields]
         # The preview ignores an invalid pattern or template.
         elsewhere += [problem for problem in self.draft.problems() if problem.setting in ROW_STEPS]

@@ -220,7 +220,7 @@ class MonitorPage(QWidget):
                 actions.append(CardAction("Resume here alone", lambda: self.resume("--hosts", "none")))
             actions += [CardAction("Edit settings", self._edit_settings), open_log, *([report] if is_bug else [])]
             show(f"Failed {where}", "bad", run.problem, advice, actions=actions)
-            self.log.unfold(is_bug)
+            self.log.unfold(is_bug or run.problem.endswith(" log.txt."))  # with the traceback of a reward function
         else:
             saved = f"Everything up to step {step:,} is saved." if step is not None else "There is no checkpoint yet."
             show(f"Crashed {where}", "bad", run.problem, saved, actions=[resume, open_log, report])

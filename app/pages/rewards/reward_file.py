@@ -30,7 +30,7 @@ from PySide6.QtWidgets import QFrame, QPlainTextEdit, QTextEdit, QWidget
 from app import theme
 from app.state.session import Session
 from app.widgets.basic.controls import ElidedLabel
-from app.widgets.basic.dialogs import errors_said, open_file, save_file
+from app.widgets.basic.dialogs import errors_said, open_file, save_file, show_details
 from app.widgets.basic.labels import EmptyState, button, label, plain_tip, show_text, with_key_names
 from app.widgets.basic.layout import column, configure, holder, row, stack
 from backend.rewards.allowed_code import Rights, read_code
@@ -295,12 +295,14 @@ class RewardFilePanel(QFrame):
         self.session, self.draft, self.bench = session, session.draft, session.reward_bench
         self.file: Path | None = None
         self._text = ""  # as it was read or written last
+        self._trace = ""
         self._watcher = configure(QFileSystemWatcher(self), fileChanged=self._check_disk)
         self.editor = CodeEditor()
         self.path = ElidedLabel(Qt.TextElideMode.ElideMiddle)
         save = button("Save and score", self.save_file, tip="Write the file and score again (Ctrl+S)")
         self.trouble = label(role="problem", wrap=True, selectable=True)
         self.reload = button("Reload", self._reload)
+        self.details = button("Details", lambda: show_details(self._trace, self), tip="The whole traceback")
         links = Qt.TextInteractionFlag.LinksAccessibleByMouse | Qt.TextInteractionFlag.LinksAccessibleByKeyboard
         self.frames = label(
             font=theme.mono_font(theme.CAPTION),
@@ -317,7 +319,7 @@ class RewardFilePanel(QFrame):
         self.new = button("New file…", self.create, primary=True)
         text = "Write your own functions in Python and see their scores at once. Or drop a file here."
         more = (self.new, button("Open…", self.choose))
-        below = row((self.trouble, 1), (self.reload, 0, Qt.AlignmentFlag.AlignTop))
+        below = row((self.trouble, 1), *((each, 0, Qt.AlignmentFlag.AlignTop) for each in (self.details, self.reload)))
         parts = (row((self.path, 1), save), (self.editor, 1), below, self.frames)
         nothing = EmptyState("No reward file", text, "", theme.heading_font(), *more)
         self._stack = stack(nothing, holder(column(*parts, margins=(12, theme.SPACE, 12, 12))), into=self)
@@ -357,6 +359,8 @@ class RewardFilePanel(QFrame):
             link = f'<a style="color:{colour}" href="{frame["line"]}">{text}</a>'
             frames.append(f"{link}&nbsp;&nbsp;{html.escape(frame['code'])}")
         show_text(self.frames, "<br>".join(frames))
+        self._trace = shown.get("traceback", "")
+        self.details.setVisible(bool(self._trace))
         return is_ours
 
     def _say(self, sentence: str, *, reload: bool = False) -> None:

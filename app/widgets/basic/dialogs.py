@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from html import escape
 from pathlib import Path
 
 from PySide6.QtCore import QStandardPaths, Qt, QUrl
 from PySide6.QtGui import QDesktopServices
-from PySide6.QtWidgets import QDialog, QDialogButtonBox, QFileDialog, QPushButton, QWidget
+from PySide6.QtWidgets import QDialog, QDialogButtonBox, QFileDialog, QPushButton, QTextBrowser, QWidget
 
+from app import theme
 from app.state.prefs import Prefs
-from app.widgets.basic.layout import on_screen
+from app.widgets.basic.layout import column, configure, on_screen
 from backend.utils.errors import UserError
 
 _memory: list[Prefs] = []
@@ -35,6 +37,23 @@ class Dialog(QDialog):
         for other in others:
             box.addButton(other, QDialogButtonBox.ButtonRole.ActionRole)
         return box
+
+
+class TextDialog(Dialog):
+    """Shows Markdown, or HTML of our own. Not modal."""
+
+    def __init__(self, title: str, text: str, parent: QWidget | None = None, *, is_html: bool = False) -> None:
+        super().__init__(title, parent, (640, 560))
+        # Links between documents of ours lead nowhere here.
+        self.text = configure(QTextBrowser(openLinks=False), name=title, font=theme.body_font())
+        self.text.document().setDocumentMargin(2 * theme.SPACE)
+        self.text.setHtml(text) if is_html else self.text.setMarkdown(text)
+        column((self.text, 1), self.close_box(), into=self, margins=2 * theme.SPACE)
+
+
+def show_details(trace: str, parent: QWidget) -> None:
+    """Show the traceback of the user's own code."""
+    TextDialog("Details", f"<pre>{escape(trace)}</pre>", parent.window(), is_html=True).show()
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from backend.rewards.errors import class_name, describe_error
 from backend.trainer.library.own_functions import name_of
 from backend.trainer.run_context import Engine
 from backend.training.optimizers import OwnUpdates, rate_of, restore, state_arrays
-from backend.utils.errors import ConfigProblem, UserError
+from backend.utils.errors import ConfigProblem, UserError, user_traceback
 from backend.utils.text import quote
 
 LONGEST = 200
@@ -62,8 +62,8 @@ class ProgramOptimizer(Optimizer):
         try:
             return call()
         except Exception as error:
-            what = describe_error(error, None, 100)
-            raise UserError("optimizer", f"{where} of {class_name(self.optimizer)} raised {what}.") from error
+            what = f"{where} of {class_name(self.optimizer)} raised {describe_error(error, None, 100)}."
+            raise UserError("optimizer", what, user_traceback(error)) from error
 
 
 def _maker(given: GivenOptimizer) -> Callable[[float], Optimizer]:
@@ -82,8 +82,8 @@ def _maker(given: GivenOptimizer) -> Callable[[float], Optimizer]:
         try:
             made: Any = given(rate)
         except Exception as error:
-            what = describe_error(error, None, 100)
-            raise UserError("optimizer", f"Called with the learning rate {rate:g}, it raised {what}.") from error
+            what = f"Called with the learning rate {rate:g}, it raised {describe_error(error, None, 100)}."
+            raise UserError("optimizer", what, user_traceback(error)) from error
         if not isinstance(made, Optimizer):
             sentence = f"Called with a learning rate, it gave {class_name(made)} and no optimizer of mlx.optimizers."
             raise UserError("optimizer", sentence)
@@ -175,8 +175,8 @@ class GivenUpdates:
         try:
             given: Any = self._schedule(update)
         except Exception as error:
-            what = describe_error(error, None, 90)
-            raise UserError("schedule", f"{name} raised {what} for update {update:,}.") from error
+            what = f"{name} raised {describe_error(error, None, 90)} for update {update:,}."
+            raise UserError("schedule", what, user_traceback(error)) from error
         try:
             rate = float(given)
         except (TypeError, ValueError, OverflowError):

@@ -23,7 +23,7 @@ from backend.trainer.control import Stopped, handlers_restored
 from backend.trainer.library.own_functions import OwnFunctions, begin_own_scorer
 from backend.trainer.machine import relax_gpu_timeout
 from backend.utils.disk import replace_file
-from backend.utils.errors import UserError
+from backend.utils.errors import UserError, user_traceback
 from backend.utils.machine import require_environment
 from backend.utils.text import quote
 
@@ -145,7 +145,7 @@ class CallbackCalls:
                 self._raised = self._raised or Stopped(why)
             except BaseException as error:  # SystemExit too: the run is to be saved first
                 what = f"{method} of {class_name(callback)} raised {describe_error(error, None, 110)}."
-                self._raised = self._raised or UserError("callbacks", what)
+                self._raised = self._raised or UserError("callbacks", what, user_traceback(error))
 
 
 def write_dataset(dataset: Any, folder: Path) -> None:
