@@ -4,6 +4,7 @@ As a library it is `from backend import Config, train` (docs/library.md). Import
 is loaded when it is first used.
 """
 
+import resource
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,13 @@ if TYPE_CHECKING:
     from backend.utils.errors import UserError
 
 __version__ = "0.1.0"
+
+_setrlimit = resource.setrlimit
+if 0 <= (_most := resource.getrlimit(resource.RLIMIT_NOFILE)[1]) < 4096:
+    # mlx-lm's import sets the limit of open files to 4096, which raises where no more than these are allowed.
+    resource.setrlimit = lambda kind, limits: _setrlimit(
+        kind, tuple(min(each, _most) for each in limits) if kind == resource.RLIMIT_NOFILE else limits
+    )
 
 __all__ = ["Callback", "Config", "RunFailed", "StopTraining", "TrainedRun", "UserError", "resume", "train"]
 

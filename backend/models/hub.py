@@ -6,7 +6,6 @@ Requests have a timeout and no retries. `download` fetches bytes itself, because
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
@@ -31,6 +30,7 @@ from backend.models import architectures
 from backend.models.hub_client import SETTING, NotTheHubError, host, hub_errors
 from backend.utils.disk import gigabytes
 from backend.utils.errors import UserError
+from backend.utils.file_lock import take
 from backend.utils.hub_cache import RepoType
 
 TIMEOUT_S = 6.0
@@ -334,15 +334,11 @@ def _locked(path: Path, repo_id: str, repo_type: str) -> Iterator[BinaryIO]:
     # file.
     with path.open("ab") as file:
         until = time.monotonic() + LOCK_TIMEOUT_S
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    busy = f"{repo_id} is being downloaded already, by another process or window."
-                    raise UserError(SETTING[repo_type], busy) from None
-                time.sleep(0.05)
+        while not take(file.fileno()):
+            if time.monotonic() > until:
+                busy = f"{repo_id} is being downloaded already, by another process or window."
+                raise UserError(SETTING[repo_type], busy)
+            time.sleep(0.05)
         file.seek(0, os.SEEK_END)
         yield file
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from backend.cli import runs
 from backend.runs.events import read_events
 from backend.runs.queue_runner import QueueRunner
 from backend.runs.run_folder import RunFolder, all_runs
@@ -69,6 +71,21 @@ def test_change_tells_from_which_step_it_holds(training: tuple[RunFolder, Any]) 
     assert call("clone", "mine", "--set", "rank=4").exit_code == 2
     run_ok("clone", "mine", "--set", f"iters={step + 5}", "--name", "next", "--start")
     assert small_run.steps(RunFolder(run.path.parent / "next")) == list(range(1, step + 6))
+
+
+def test_each_of_several_changes_at_once_gets_its_own_answer(
+    training: tuple[RunFolder, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[tuple[str, str]] = []
+    monkeypatch.setattr(runs, "tell", lambda text: said.append((threading.current_thread().name, text)))
+    rates = [f"{number}e-06" for number in range(1, 7)]
+    threads = [threading.Thread(target=runs.change, args=("mine", [f"learning_rate={x}"]), name=x) for x in rates]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(20)
+    assert len(said) == 6 and all(text.endswith(f" → {rate}.") for rate, text in said)
+    assert len(read_changes(training[0])) == 6
 
 
 def typed(*arguments: object, code: int = 0) -> str:

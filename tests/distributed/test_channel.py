@@ -5,6 +5,8 @@ from __future__ import annotations
 import resource
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -187,15 +189,14 @@ class Listening:
         self.address = self.listeners[0].getsockname()[:2]
         self.connected: list[socket.socket] = []
 
+    def connect(self, secret: bytes = SECRET, within_s: float = 5) -> None:
+        with suppress(OSError):
+            self.connected.append(channel.connect([self.address], secret, 1, time.monotonic() + within_s))
+
     def accept(self, secret: bytes = SECRET, within_s: float = 5) -> dict[int, socket.socket]:
         """While rank 1 connects with this secret."""
 
-        def work() -> None:
-            with suppress(OSError):
-                until = time.monotonic() + within_s
-                self.connected.append(channel.connect([self.address], secret, 1, until))
-
-        thread = threading.Thread(target=work)
+        thread = threading.Thread(target=self.connect, args=(secret, within_s))
         thread.start()
         proven = channel.accept(self.listeners, SECRET, {1}, time.monotonic() + within_s)
         thread.join(6)
@@ -240,6 +241,53 @@ def test_strangers_neither_take_a_place_nor_hold_it_up(monkeypatch: pytest.Monke
     with pytest.raises(OSError):  # nobody is admitted any more
         socket.create_connection(rank0.address, timeout=1)
     for each in (*strangers, *rank0.connected, *proven.values()):
+        each.close()
+
+
+STRANGERS = """
+import select, socket, sys, threading, time
+
+address, kept, ends = ("127.0.0.1", int(sys.argv[1])), [int(x) for x in sys.argv[2:]], time.monotonic() + 4
+
+
+def keep(count, sent=b""):
+    open_ones = []
+    while time.monotonic() < ends:
+        try:
+            while len(open_ones) < count:
+                open_ones.append(socket.create_connection(address, timeout=3))
+            for each in select.select(open_ones, [], [], 0.05)[0]:
+                if not each.recv(99):
+                    open_ones.remove(each)
+            for each in open_ones if sent else ():
+                each.send(sent)
+            if count == 1:
+                open_ones.pop().close()
+        except OSError:
+            open_ones.clear()
+
+
+slow, silent, flooding = kept
+counts = [(slow, b"x"), (silent,), *[(1,)] * flooding]
+[threading.Thread(target=keep, args=each).start() for each in counts if each[0]]
+"""
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("counts", [(40, 0, 0), (0, 200, 0), (40, 200, 0), (0, 0, 40), (40, 200, 40)], ids=str)
+def test_many_strangers_hold_up_nobody(counts: tuple[int, ...]) -> None:
+    """Slow, silent and flooding ones, in a process of their own: each is back as soon as it is hung up on."""
+    rank0 = Listening()
+    command = [sys.executable, "-c", STRANGERS, str(rank0.address[1]), *map(str, counts)]
+    with subprocess.Popen(command) as strangers:
+        early = threading.Timer(2, rank0.connect)
+        early.start()
+        began = time.monotonic()
+        proven = channel.accept(rank0.listeners, SECRET, {1}, began + 20)
+        early.join()
+        assert list(proven) == [1] and time.monotonic() - began < 2 + 2
+        strangers.kill()
+    for each in (*rank0.connected, *proven.values()):
         each.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -93,3 +94,10 @@ def test_lm_studios_models_folder_is_read_from_its_settings(home: Path) -> None:
     for unhelpful in ("{}", '{"downloadsFolder": ""}', '{"downloadsFolder": 3}', "[]", "not json", ""):
         settings.write_text(unhelpful)
         assert places.lm_studio_models() == home / ".lmstudio" / "models"
+
+
+def test_the_program_works_with_few_open_files() -> None:
+    """mlx-lm's import sets a limit of 4096, which is refused where the hard limit is lower."""
+    code = "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (99, 999)); import backend; "
+    code += "r.setrlimit(r.RLIMIT_NOFILE, (2048, 4096)); assert r.getrlimit(r.RLIMIT_NOFILE) == (999, 999)"
+    subprocess.run([sys.executable, "-c", code], check=True)
