@@ -40,8 +40,10 @@ class _Shown:
 
 
 def new_table(*headers: str, right: slice = slice(0), **options: Any) -> Table:
-    """A table without lines; `right` selects the columns of numbers; passes `options` to rich."""
+    """A table without lines that cuts no cell; `right` selects the columns of numbers; passes `options` to rich."""
     table = Table(*headers, box=None, **options)
+    for column in table.columns:
+        column.overflow = "fold"
     for column in table.columns[right]:
         column.justify = "right"
     return table
@@ -139,8 +141,13 @@ def sentence_of(event: Event) -> str:
         case "health":
             return f"{event['sentence']} {event.get('advice', '')}".strip()
         case "eval":
-            reward = format_number(event["metrics"].get("reward"))
-            return f"step {event['step']}  held-out reward {reward} ({event.get('split', 'valid')})"
+            rewards = [f"{format_number(event['metrics'].get('reward'))} ({event.get('split', 'valid')})"]
+            rewards += [
+                f"{format_number(value)} ({name.removesuffix('/reward')})"
+                for name, value in event["metrics"].items()
+                if name.endswith("/reward")
+            ]
+            return f"step {event['step']}  held-out reward {', '.join(rewards)}"
         case "command":
             return f"asked to {event['word']}"
     return ""

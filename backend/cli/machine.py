@@ -37,7 +37,7 @@ def where(
     yes: Annotated[bool, typer.Option("--yes", help="With --remove: delete, and do not only list.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List every folder that GRPO Studio writes to, with sizes; --remove deletes after a confirmation."""
+    """List every folder that GRPO Studio writes to, with sizes; --remove lists what it deletes with --yes."""
     if yes and not remove:
         raise UserError("yes", "--yes goes with --remove settings or --remove kernels.")
     if remove:
@@ -60,7 +60,8 @@ def where(
         tell_json(rows)
         return
     for row in rows:
-        size = f"{row['bytes'] / 1e6:,.1f} MB in {row['files']:,} files" if row["files"] else "nothing yet"
+        files = "1 file" if row["files"] == 1 else f"{row['files']:,} files"
+        size = f"{gigabytes(row['bytes'])} in {files}" if row["files"] else "nothing yet"
         shared = ", shared with other programs" if row["is_shared"] else ""
         tell(f"{row['title']}: {size}{shared}\n    {row['path']}\n    {row['remedy']}")
 

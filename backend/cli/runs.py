@@ -32,11 +32,12 @@ from backend.cli.training import PreparedRun, check_settings, parse_changes, tra
 from backend.config.config import load, read
 from backend.distributed.hosts_file import allow_hosts
 from backend.rewards.allowed_code import allow_named, require_allowed
-from backend.runs.events import Follower
+from backend.runs.events import Follower, has_finished
 from backend.runs.run_folder import all_runs, find_run
 from backend.runs.steering import changed, request_change, run_config
 from backend.utils.disk import disk_fault, fault_of
 from backend.utils.errors import UserError
+from backend.utils.places import path_text
 from backend.utils.text import quote
 
 if TYPE_CHECKING:
@@ -64,13 +65,15 @@ def runs(
     from backend.cli.display import new_console, new_table
 
     table = new_table("run", "state", "step", "reward", "model", "tags")
+    table.columns[0].no_wrap = True
     for record in found:
         run = record.summary
         reward = "–" if run.reward is None else f"{run.reward:.3g}"
         name = quote(f"{run.name} ({record.notes.title})" if record.notes.title else run.name)
         star = "★ " if record.notes.favourite else ""
         steps = f"{run.step or 0}/{run.iterations or '–'}"
-        table.add_row(star + name, run.state, steps, reward, quote(run.model), quote(" ".join(record.notes.tags)))
+        model, tags = quote(path_text(run.model)), quote(" ".join(record.notes.tags))
+        table.add_row(star + name, run.state, steps, reward, model, tags)
     nothing = "No run matches." if records else "There are no runs yet."
     new_console().print(table if found else nothing)
 
@@ -91,7 +94,8 @@ def report(examination: Examination) -> str:
     from backend.trainer.health.rules import RULES
 
     steps = "1 step" if examination.steps == 1 else f"{examination.steps:,} steps"
-    lines = [f"{examination.run}: {examination.state}, {steps}, {examination.evaluations:,} evaluations."]
+    evaluations = "1 evaluation" if examination.evaluations == 1 else f"{examination.evaluations:,} evaluations"
+    lines = [f"{examination.run}: {examination.state}, {steps}, {evaluations}."]
     lines += [examination.sentence] if examination.sentence else []
     if not examination.steps:
         return "\n".join([*lines, "There is no finished step to look at."])
@@ -140,14 +144,14 @@ def compare(
     from backend.cli.display import new_console, new_table
 
     console = new_console()
-    for rows in tables:
-        if len(rows) > 1:
-            table = new_table(*rows[0])
-            for row in rows[1:]:
+    if not settings:
+        console.print("Their settings are the same.\n")
+    for head, *rows in [tables[0], [*zip(*tables[1], strict=True)]]:  # a column for each run in both
+        if rows:
+            table = new_table(*head)
+            for row in rows:
                 table.add_row(*row)
             console.print(table, end="\n\n")
-        else:
-            console.print("Their settings are the same.\n")
 
 
 @verb
@@ -220,7 +224,8 @@ def change(
     """Change settings of a training or paused run from its next step on, and print that step."""
     folder, asked = find_run(run, runs_dir), parse_changes(settings)
     if not folder.is_locked():
-        resumed = f"resume {folder.name} {' '.join(f'--set {text}' for text in settings)}"
+        more = ["iters=N"] if has_finished(folder) and "iters" not in asked else []
+        resumed = f"resume {folder.name} {' '.join(f'--set {text}' for text in [*settings, *more])}"
         raise UserError("run", f"The run {folder.name} is not training; “{resumed}” goes on with other settings.")
     # With every problem at once, and before the trainer is asked, which checks it again.
     changed(run_config(folder), asked)

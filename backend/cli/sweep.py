@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -58,7 +58,7 @@ def sweep(
     if plan.origin:
         tell_error(plan.origin)
     if plan_only:
-        _tell_plan(plan)
+        _tell_plan(plan, as_json)
         return
     inputs = _checked(plan)
     for raw in plan.every_settings():
@@ -75,8 +75,9 @@ def resume_sweep(name: str, runs_dir: Path | None, *, allow_code: bool = False, 
         raise UserError("sweep", f"There is no sweep {name}: neither a sweep's folder nor the name of one.")
     plan, results = load_sweep(folder.plan), read_results(folder)
     if results is not None and results.state == "finished":
-        tell(f"The sweep {folder.name} has finished; there is nothing to resume.")
-        return
+        if as_json:
+            return tell_json(results.to_dict())
+        return tell(f"The sweep {folder.name} has finished; there is nothing to resume.")
     try:
         for raw in settings_of_runs(folder):
             require_allowed(raw, allow=allow_code)
@@ -153,15 +154,21 @@ def _lines(out: TextIO) -> Callable[[SweepResults], None]:
     return echo
 
 
-def _tell_plan(plan: SweepPlan) -> None:
-    configurations, seeds, length = len(plan.configurations), len(plan.seeds), plan.steps
+def _tell_plan(plan: SweepPlan, as_json: bool) -> None:
+    configurations, seeds, length, rungs = len(plan.configurations), len(plan.seeds), plan.steps, plan.rungs()
     runs = configurations * seeds
-    tell(f"{configurations} configurations × {seeds} seeds: {runs} runs of {length or 'as many'} steps.")
-    if length is not None:
-        steps, whole = training_steps(configurations, seeds, length, plan.rungs()), runs * length
-        for rung in plan.rungs():
-            tell(f"After step {rung.step}, {rung.keep} configurations go on.")
-        tell(f"At most {steps:,} steps together, {steps / whole:.0%} of the {whole:,} without halving.")
+    steps = None if length is None else training_steps(configurations, seeds, length, rungs)
+    if as_json:
+        settings = [asdict(each) for each in plan.configurations]
+        about = {"name": plan.name, "seeds": plan.seeds, "runs": runs, "steps": length, "steps_together": steps}
+        return tell_json({**about, "rungs": [asdict(rung) for rung in rungs], "configurations": settings})
+    each = length or "as many as their epochs or stages have"
+    tell(f"Configurations: {configurations}, seeds: {seeds}, runs: {runs}, steps of a run: {each}.")
+    for rung in rungs:
+        tell(f"After step {rung.step}, {rung.keep} of them continue.")
+    if steps is not None and length is not None:
+        saved = f", {steps / (runs * length):.0%} of the {runs * length:,} without halving" if rungs else ""
+        tell(f"At most {steps:,} steps together{saved}.")
     for group in plan.groups():
         if len(group) > 1:
             tell(f"{len(group)} runs share one base model in memory.")

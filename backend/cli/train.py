@@ -96,7 +96,8 @@ def resume(
     check_format(folder)  # before its settings, of which a newer version may have others
     is_over = has_finished(folder) and step is None
     if is_over and not changes:
-        tell(f"The run {folder.name} has finished; there is nothing to resume. More steps: --set iters=N.")
+        more = " More steps: --set iters=N." if folder.checkpoints.is_dir() else ""  # a replay has none
+        tell(f"The run {folder.name} has finished; there is nothing to resume.{more}")
         return
     require_allowed(read(folder.config), allow=allow_code)
     from backend.trainer.library.own_functions import require_no_program

@@ -513,7 +513,7 @@ def check_columns(rows: Rows, config: ColumnSettings, source: str) -> list[Confi
 def _listed(names: Sequence[str]) -> str:
     kept: list[str] = []
     for name in names:
-        kept.append(quote(name, 24))
+        kept.append(quote(name if name == " ".join(name.split()) else repr(name), 24))
         if sum(map(len, kept)) + 2 * len(kept) > 60:
             break
     rest = len(names) - len(kept)

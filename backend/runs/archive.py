@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -151,8 +152,9 @@ def raw_settings(run: RunFolder) -> dict[str, Any]:
     """A run's settings at its end, not validated: config.yaml and later changes. {} for an unreadable config.yaml."""
     try:
         text = read_text(run.config, "config", YAML_LIMIT)
-        # libyaml has no limits: it reads what is plainly flat, as we write it.
-        is_flat = "&" not in text and "!" not in text and sum(map(text.count, ("[", "{", "- -", "? ?"))) < 50
+        # libyaml has no limits: it reads what is plainly flat, as we write it, under headings such as “# Model & Data”.
+        content = re.sub(r"(?m)^#.*", "", text)
+        is_flat = not re.search("[&!]", content) and sum(map(content.count, ("[", "{", "- -", "? ?"))) < 50
         raw = yaml.load(text, Loader=_SafeLoader) if is_flat else parse_yaml(text, run.name, "config")
     except (UserError, ValueError, OverflowError, yaml.YAMLError):
         return {}

@@ -338,9 +338,12 @@ def settings_table(titles: Sequence[str], settings: Mapping[str, Sequence[Any]])
     return [["Setting", *titles], *([SETTINGS[key].label, *map(value_text, row)] for key, row in settings.items())]
 
 
-def results_table(
-    results: Sequence[RunResult], write: Callable[[str, Any], str] = lambda _name, value: value_text(value)
-) -> list[list[str]]:
+def result_text(name: str, value: Any) -> str:
+    """A field of a RunResult in one line."""
+    return f"{value:,.0f} s" if name == "worked_s" and value is not None else value_text(value)
+
+
+def results_table(results: Sequence[RunResult], write: Callable[[str, Any], str] = result_text) -> list[list[str]]:
     rows = ([one["title"], *(write(name, one[name]) for name in RESULTS)] for one in results)
     return [["Run", *RESULTS.values()], *rows]
 

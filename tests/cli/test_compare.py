@@ -43,7 +43,10 @@ def test_runs_are_compared_in_the_terminal(runs: Path) -> None:
     assert [one["name"] for one in compared["results"]] == ["slow", "fast"]
     printed = run_ok("compare", "slow", "fast", "--markdown").stdout
     assert "| Learning Rate | 1e-06 | 0.0001 |" in printed and "| Run | State |" in printed
-    assert "Learning Rate" in run_ok("compare", "slow", "fast").stdout
+    made_up_runs.make_run(runs / (name := "a-name-of-40-characters-that-people-copy"), steps=4, learning_rate=1e-6)
+    printed = run_ok("compare", "slow", "fast", name).stdout
+    assert "Learning Rate" in printed and "…" not in printed and "Held-out, last" in printed
+    assert name in run_ok("runs").stdout
     assert call("compare", "slow").exit_code == 2
 
 

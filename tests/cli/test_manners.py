@@ -157,5 +157,10 @@ def test_a_line_of_progress_has_its_units_after_the_numbers() -> None:
     metrics["rollout_tokens_per_second"] = 1234.0
     for step in (4, 5):
         show_line(console, 5, {"kind": "step", "step": step, "metrics": metrics})
-    line = console.file.getvalue()  # pyright: ignore
-    assert line == "step 5  reward 1.5  ± std 0.2  KL –  clipped –  length –  1,234 tokens/s  0.223 s/step  3 GB\n"
+    held_out = {"reward": 0.5, "rewards/a/mean": 1.0, "mine/reward": 0.25, "mine/rewards/a/mean": 1.0}
+    show_line(console, 5, {"kind": "eval", "step": 5, "split": "valid", "metrics": held_out})
+    lines = console.file.getvalue().splitlines()  # pyright: ignore
+    assert lines == [
+        "step 5  reward 1.5  ± std 0.2  KL –  clipped –  length –  1,234 tokens/s  0.223 s/step  3 GB",
+        "step 5  held-out reward 0.5 (valid), 0.25 (mine)",
+    ]

@@ -63,7 +63,7 @@ def test_change_tells_from_which_step_it_holds(training: tuple[RunFolder, Any]) 
     assert child.wait(20) == 0
     require_finished(step + 3)
     said = refused("change", "mine", "beta=0.1")
-    assert "is not training; “resume mine --set beta=0.1” goes on" in said
+    assert "is not training; “resume mine --set beta=0.1 --set iters=N” goes on" in said
     assert "has finished; give it more steps as well" in refused("resume", "mine", "--set", "beta=0.1")
     run_ok("resume", "mine", "--set", f"iters={step + 4}", "--set", "beta=0.1")
     require_finished(step + 4)

@@ -51,7 +51,9 @@ def test_everything_stored_is_listed_with_its_size(home: Path) -> None:
     assert (rows["settings"]["files"], rows["settings"]["bytes"]) == (7, 35)
     assert (rows["runs"]["files"], rows["runs"]["path"]) == (7, str(home / "runs"))
     assert rows["kernels"]["bytes"] == 100 and rows["kernels"]["is_shared"]
-    assert rows["hub"]["files"] == 0 and "nothing yet" in call().stdout
+    printed = call().stdout
+    assert rows["hub"]["files"] == 0 and "nothing yet" in printed
+    assert "0.035 kB in 7 files" in printed and "0.1 kB in 1 file," in printed
 
 
 def test_nothing_is_deleted_without_yes(home: Path) -> None:

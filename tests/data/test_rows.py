@@ -207,6 +207,8 @@ def test_a_missing_column_is_named_with_the_existing_ones() -> None:
     ]
     mapped = settings(prompt_feature="question", answer_feature="solution")
     assert not check_columns(rows, mapped, "rows.jsonl")
+    spaced, _ = check_columns([{" prompt": "a", "answer\tb": ""}], settings(), "rows.csv")
+    assert spaced.sentence.endswith("has the columns ' prompt', 'answer\\tb'.")
 
 
 def test_an_answer_column_is_required_only_by_functions_that_compare() -> None:

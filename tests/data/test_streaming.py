@@ -39,6 +39,7 @@ TEXTS: dict[str, tuple[bytes, list[Row] | str]] = {
     "separators.jsonl": ('{"prompt": "a\u2028b\x85c"}\n{"prompt": "a"}\n'.encode(), [{"prompt": "a\u2028b\x85c"}, A]),
     "list.jsonl": (b'{"prompt": "a"}\n[1]\n', "The JSON in line 2 of {} must be an object with columns."),
     "broken.jsonl": (b'{"prompt": "a"}\n{"prompt": \n', "The JSON in line 2 of {} is broken: Expecting value."),
+    "cut.jsonl": (b'{"prompt": "a', "The JSON in line 1 of {} is broken: Unterminated string."),
     "latin.jsonl": (b'{"prompt": "\xe9"}\n', "{} is not UTF-8 text."),
     "empty.jsonl": (b"", []),
     "plain.csv": (b"prompt,answer\na,1\nb,2\n", AB),

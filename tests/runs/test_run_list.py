@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from backend.runs import disk_use, run_record
+from backend.config.config import dump, parse
+from backend.runs import archive, disk_use, run_record
 from backend.runs.archive import summary
 from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder, hold_lock
@@ -51,7 +52,9 @@ def test_broken_notes_are_told_and_never_overwritten(run: RunFolder, text: str) 
     assert record.notes == run_record.RunNotes() and "about.json" in record.notes_problem
 
 
-def test_a_record_has_what_the_run_has_and_survives_its_cache(run: RunFolder) -> None:
+def test_a_record_has_what_the_run_has_and_survives_its_cache(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.config.write_text(dump(parse(archive.raw_settings(run))))
+    monkeypatch.setattr(archive, "parse_yaml", pytest.fail)  # as long as it takes for a thousand runs
     run_record.change_notes(run, tags=("math",))
     run_record.write_parent(run, run_record.Parent("base-run", run.path.with_name("base-run"), 4, True, {}))
     record = run_record.read_record(run)

@@ -23,6 +23,7 @@ from backend.runs.sweep_results import (
     write_results,
 )
 from backend.utils.errors import UserError
+from tests.support.verbs import run_ok
 
 BASE = {"model": "m", "data": "d", "iters": 80, "steps_per_eval": 10}
 OVER = {"learning_rate": ["1e-5", 5e-5], "beta": [0, 0.1]}
@@ -90,6 +91,9 @@ def test_the_written_file_is_the_same_sweep(tmp_path: Path) -> None:
     assert plan.name == "mine" and plan.base["data"] == str(tmp_path / "rows.jsonl")
     (tmp_path / "again.yaml").write_text(dump_sweep(plan))
     assert load_sweep(tmp_path / "again.yaml") == plan
+    planned = json.loads(run_ok("sweep", tmp_path / "again.yaml", "--plan", "--json").stdout)
+    assert (planned["runs"], planned["steps"], planned["steps_together"]) == (8, 80, 2 * (4 * 20 + 2 * 20 + 40))
+    assert planned["rungs"][0] == {"step": 20, "keep": 2} and planned["configurations"][0]["settings"]["beta"] == 0
     random_plan = parse_sweep(sweep(search="random", trials=3, over={"beta": {"uniform": [0, 1]}}))
     (tmp_path / "random.yaml").write_text(dump_sweep(random_plan))
     assert load_sweep(tmp_path / "random.yaml") == random_plan

@@ -52,10 +52,10 @@ from backend.runs.run_record import (
     as_markdown,
     differing_settings,
     result_of,
+    result_text,
     results_table,
     settings_in_course,
     settings_table,
-    value_text,
 )
 from backend.utils.disk import save_as
 
@@ -410,9 +410,7 @@ class CompareView(QWidget):
         shown = [trace for trace in traces if trace.has_data]
         return ChartContent(shown, "None of the runs shown has this metric.", marks)
 
-    def tables(
-        self, write: Callable[[str, Any], str] = lambda _name, value: value_text(value)
-    ) -> list[list[list[str]]]:
+    def tables(self, write: Callable[[str, Any], str] = result_text) -> list[list[list[str]]]:
         """The settings that differ and the results, as rows of texts that `write(field, value)` gives."""
         assert self.comparison is not None
         titles = [name.text for name in self.names()]

@@ -16,7 +16,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from backend.config.config import Config
+from backend.config.config import SETTINGS, Config
 from backend.config.model_and_data_names import check_weights, model_source
 from backend.data.problems import PromptFormat
 from backend.data.prompts import TokenizedPrompts
@@ -252,8 +252,8 @@ def _rows(splits: Splits, split: str, config: Config) -> tuple[Rows, str, Config
         instead = f", or evaluate {' or '.join(others)}" if others else ""
         raise UserError(
             f"{split}_split",
-            f"{config.data} has no {split} split: put a {split} file into the dataset's folder, or name a split in "
-            f"{split.capitalize()} split{way}{instead}.",
+            f"{config.data} has no {split} split: name a split in {split.capitalize()} split, or a dataset of its own "
+            f"in {SETTINGS[f'{split}_data'].label}{way}{instead}.",
         )
     if faults := check_columns(rows, config, source):
         raise UserError(faults)

@@ -1,0 +1,490 @@
+"""Configurations and code that users bring, as guides and manuals of other trainers print them: each runs here, with a
+tiny model, rows made on the spot and fewer steps. `trl` is `backend` where docs/library.md says so."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import re
+import runpy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+
+from backend import train
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from tests.models.test_hub import point_at
+from tests.support import public_datasets, small_run
+from tests.support.hub_server import HubStandIn
+from tests.support.public_datasets import DEEPMATH, GSM8K
+from tests.support.verbs import run_ok
+
+pytestmark = pytest.mark.proof
+
+CUT = {"max_completion_length": 6, "max_seq_length": 400, "report_to": "none", "device": "cpu"}
+"""Over every configuration. wandb, which one of them names, is an extra."""
+CHAT = [{"role": "user", "content": "What is the result of (1 + 2) * 4?"}]
+RIGHT = "<think>The sum of 1 and 2 is 3, which we multiply by 4 to get 12.</think><answer>(1 + 2) * 4 = 12</answer>"
+WRONG = "The sum of 3 and 1 is 4, which we multiply by 2 to get 8. So (3 + 1) * 2 = 8."
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("documents")
+    small_run.settings_for(folder)
+    return folder
+
+
+def arguments(block: str) -> dict[str, Any]:
+    """The keyword arguments of the first call in a block, as the lines of a settings file."""
+    call = next(node for node in ast.walk(ast.parse(block.replace("...,", ""))) if isinstance(node, ast.Call))
+    return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> str:
+    Dataset.from_list(list(rows)).to_json(path)
+    return str(path)
+
+
+def metrics_of(run: Path, functions: Sequence[str]) -> list[dict[str, Any]]:
+    """Of every step of a finished run, which has a mean of each function."""
+    events = list(read_events(RunFolder(run).events))
+    steps = [event["metrics"] for event in events if event["kind"] == "step"]
+    assert events[-1]["kind"] == "finished" and steps
+    assert all(f"rewards/{name}/mean" in step for step in steps for name in functions)
+    return steps
+
+
+def trained(
+    folder: Path, tmp_path: Path, settings: dict[str, Any], functions: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Metrics of the steps of `train FILE.yaml`."""
+    settings = {"model": str(folder / "model"), "data": str(folder / "rows.jsonl")} | settings | CUT
+    file = small_run.write_config(tmp_path / "run.yaml", settings)
+    run_ok("check", file)
+    printed = run_ok("train", file, "--runs-dir", tmp_path / "runs", "--allow-code")
+    return metrics_of(Path(printed.stdout.splitlines()[0]), functions)
+
+
+# The deep guide
+
+DEEP = r'''
+from datasets import load_dataset, Dataset
+
+SYSTEM_PROMPT = """
+Respond in the following format:
+[Your step-by-step thinking]
+[Final answer]
+"""
+
+def prepare_dataset(raw_data):
+    """Transform raw data into GRPO-compatible format.
+
+    Returns: Dataset with columns:
+    - 'prompt': List[Dict] with role/content (system + user messages)
+    - 'answer': str (ground truth, optional but recommended)
+    """
+    return raw_data.map(lambda x: {
+        'prompt': [
+            {'role': 'system', 'content': SYSTEM_PROMPT},
+            {'role': 'user', 'content': x['question']}
+        ],
+        'answer': extract_answer(x['raw_answer'])
+    })
+
+def reward_function_name(
+    prompts,  # List[List[Dict]]: Original prompts
+    completions,  # List[List[Dict]]: Model generations
+    answer=None,  # Optional: Ground truth from dataset
+    **kwargs  # Additional dataset columns
+) -> list[float]:
+    """Evaluate completions and return rewards (one per completion)."""
+    responses = [comp[0]['content'] for comp in completions]
+    rewards = []
+    for response in responses:
+        score = compute_score(response)
+        rewards.append(score)
+    return rewards
+
+def correctness_reward(prompts, completions, answer, **kwargs):
+    """Reward correct answers with high score."""
+    responses = [comp[0]['content'] for comp in completions]
+    extracted = [extract_final_answer(r) for r in responses]
+    return [2.0 if ans == gt else 0.0 for ans, gt in zip(extracted, answer)]
+
+import re
+
+def format_reward(completions, **kwargs):
+    """Reward XML-like structured format."""
+    pattern = r'.*?\s*.*?'
+    responses = [comp[0]['content'] for comp in completions]
+    return [1.0 if re.search(pattern, r, re.DOTALL) else 0.0 for r in responses]
+
+def incremental_format_reward(completions, **kwargs):
+    """Award partial credit for format compliance."""
+    responses = [comp[0]['content'] for comp in completions]
+    rewards = []
+    for r in responses:
+        score = 0.0
+        if '' in r: score += 0.25
+        if '' in r: score += 0.25
+        if '' in r: score += 0.25
+        if '' in r: score += 0.25
+        # Penalize extra text after closing tag
+        if r.count('') == 1:
+            extra_text = r.split('')[-1].strip()
+            score -= len(extra_text) * 0.001
+        rewards.append(score)
+    return rewards
+
+class AdaptiveReward:
+    def __init__(self, base_reward_func, initial_weight=1.0):
+        self.func = base_reward_func
+        self.weight = initial_weight
+
+    def __call__(self, *args, **kwargs):
+        rewards = self.func(*args, **kwargs)
+        return [r * self.weight for r in rewards]
+
+    def adjust_weight(self, success_rate):
+        """Increase weight if model struggling, decrease if succeeding."""
+        if success_rate < 0.3:
+            self.weight *= 1.2
+        elif success_rate > 0.8:
+            self.weight *= 0.9
+
+def load_custom_knowledge_base(csv_path):
+    import pandas as pd
+    return Dataset.from_pandas(pd.read_csv(csv_path)).map(lambda x: {
+        'prompt': [
+            {'role': 'system', 'content': CUSTOM_SYSTEM_PROMPT},
+            {'role': 'user', 'content': x['question']}
+        ],
+        'answer': x['expert_answer']
+    })
+
+def debug_reward(completions, **kwargs):
+    responses = [comp[0]['content'] for comp in completions]
+    for i, r in enumerate(responses[:2]):
+        print(f"Response {i}: {r[:200]}...")
+    return [1.0] * len(responses)
+'''
+LEFT_OPEN = """
+CUSTOM_SYSTEM_PROMPT = SYSTEM_PROMPT
+extract_answer = extract_final_answer = str.strip
+compute_score = len
+adaptive = AdaptiveReward(correctness_reward)
+"""
+"""What the guide leaves to its reader."""
+THREE = ["incremental_format_reward", "format_reward", "correctness_reward"]
+SMALL_GPU = """
+training_args = GRPOConfig(
+    output_dir="outputs/grpo-model",
+    # Learning rate
+    learning_rate=5e-6,  # Lower = more stable
+    adam_beta1=0.9,
+    adam_beta2=0.99,
+    weight_decay=0.1,
+    warmup_ratio=0.1,
+    lr_scheduler_type='cosine',
+    # Batch settings
+    per_device_train_batch_size=1,
+    gradient_accumulation_steps=4,  # Effective batch = 4
+    # GRPO-specific
+    num_generations=8,  # Group size: 8–16 recommended
+    max_prompt_length=256,
+    max_completion_length=512,
+    # Training duration
+    num_train_epochs=1,
+    max_steps=None,
+    # Optimization
+    bf16=True,  # Faster on A100/H100
+    optim="adamw_8bit",  # Memory-efficient optimizer
+    max_grad_norm=0.1,
+    # Logging
+    logging_steps=1,
+    save_steps=100,
+    report_to="wandb",
+)
+"""
+LARGE_GPU = """
+training_args = GRPOConfig(
+    output_dir="outputs/grpo-model",
+    learning_rate=1e-5,
+    per_device_train_batch_size=4,
+    gradient_accumulation_steps=2,
+    num_generations=16,  # Larger groups = better signal
+    max_prompt_length=512,
+    max_completion_length=1024,
+    num_train_epochs=1,
+    bf16=True,
+    use_vllm=True,  # Fast generation with vLLM
+    logging_steps=10,
+)
+"""
+PEFT = """
+peft_config = LoraConfig(
+    r=16,
+    lora_alpha=32,
+    target_modules=[
+        "q_proj", "k_proj", "v_proj", "o_proj",
+        "gate_proj", "up_proj", "down_proj",
+    ],
+    task_type="CAUSAL_LM",
+    lora_dropout=0.05,
+)
+"""
+
+
+@pytest.fixture(scope="module")
+def deep(folder: Path) -> Path:
+    """The guide's functions in one file, none of them registered."""
+    file = folder / "deep.py"
+    file.write_text(DEEP + LEFT_OPEN)
+    return file
+
+
+@pytest.fixture(scope="module")
+def flow(folder: Path, deep: Path) -> dict[str, Any]:
+    """Settings of the guide's flow: text questions, a system prompt, and its functions by name."""
+    questions = [{"question": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(3)]
+    data = write_rows(folder / "questions.jsonl", questions)
+    about = {"data": data, "prompt_feature": "question", "system_prompt": "Respond in the following format."}
+    return about | {"reward_functions_file": str(deep), "reward_functions": THREE}
+
+
+@pytest.mark.parametrize("block", [SMALL_GPU, LARGE_GPU], ids=["small", "large"])
+@pytest.mark.parametrize("peft", [{}, {"peft_config": arguments(PEFT)}], ids=["full", "lora"])
+def test_deep_guide_configurations(folder: Path, flow: dict[str, Any], tmp_path: Path, block: str, peft: Any) -> None:
+    steps = trained(folder, tmp_path, arguments(block) | peft | flow, THREE)
+    assert len(steps) == 3, "one epoch of one prompt a step"
+
+
+@pytest.mark.parametrize(
+    "names", [["reward_function_name"], ["debug_reward"], ["deep.py::adaptive"], ["deep.py::adaptive", *THREE[:2]]]
+)
+def test_deep_guide_functions(folder: Path, flow: dict[str, Any], tmp_path: Path, names: list[str]) -> None:
+    entries = [name.replace("deep.py", str(folder / "deep.py")) for name in names]
+    trained(
+        folder, tmp_path, flow | {"iters": 1, "reward_functions": entries}, [name.split("::")[-1] for name in names]
+    )
+
+
+def test_deep_guide_stages_and_debugging(folder: Path, flow: dict[str, Any], tmp_path: Path) -> None:
+    stages = [{"iters": 1, "reward_functions": THREE[:2]}, {"iters": 1, "reward_functions": THREE[1:]}]
+    first, second = trained(folder, tmp_path, flow | {"iters": 2, "stages": stages})
+    assert {f"rewards/{THREE[0]}/mean", f"rewards/{THREE[2]}/mean"} & {*first} == {f"rewards/{THREE[0]}/mean"}
+    assert f"rewards/{THREE[2]}/mean" in second
+    (run,) = (tmp_path / "runs").iterdir()
+    run_ok("export", run, "--to", "folder", "--folder", tmp_path / "merged")
+    asked = ("--prompt", "What is 15 + 27?", "--max-tokens", "4", "--temperature", "0.7", "--top-p", "0.9")
+    assert run_ok("generate", run, *asked).stdout
+    settings = {"model": str(folder / "model"), "group_size": 2} | flow | {"reward_functions": ["debug_reward"]} | CUT
+    run_ok("rewards", "sample", small_run.write_config(tmp_path / "debug.yaml", settings), "-n", "1")
+
+
+def test_deep_guide_datasets(folder: Path, deep: Path, tmp_path: Path) -> None:
+    code = runpy.run_path(str(deep))
+    settings = {"model": str(folder / "model"), "iters": 1, "group_size": 2} | CUT
+    with (tmp_path / "base.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["question", "expert_answer"], ["Why?", "So."], ["Where?", "Here."]])
+    raw = Dataset.from_list([{"question": "What is 2 plus 2?", "raw_answer": " 4 "}] * 3)
+    for rows in (code["prepare_dataset"](raw), code["load_custom_knowledge_base"](str(tmp_path / "base.csv"))):
+        functions = [code[name] for name in THREE] + [code["AdaptiveReward"](code["correctness_reward"])]
+        run = train(settings, reward_functions=functions, dataset=rows, runs_dir=tmp_path / "runs")
+        metrics_of(run.folder, [*THREE, "AdaptiveReward"])
+
+
+# mlx-grpo
+
+MLX_GRPO = r"""
+python mlx_grpo_trainer_aligned.py \
+  --output_dir ./output_model \
+  --model_path ./base_model \
+  --train_dataset_path ./data/train.jsonl \
+  --val_dataset_path ./data/valid.jsonl \
+  --num_training_steps 10000 \
+  --reward_content_type jaccard
+"""
+MLX_GRPO_HUB = r"""
+python mlx_grpo_trainer_aligned.py \
+  --dataset_name "your-hf-dataset" \
+  --dataset_config "main"
+"""
+
+
+@pytest.mark.parametrize("kind", ["jaccard", "math_eval", "choice_correctness"])
+def test_mlx_grpo_command(folder: Path, tmp_path: Path, kind: str) -> None:
+    told = dict(re.findall(r"--(\w+) (\S+)", MLX_GRPO))
+    told |= {"model_path": str(folder / "model"), "num_training_steps": 2, "reward_content_type": kind}
+    told |= {f"{split}_dataset_path": str(folder / "rows.jsonl") for split in ("train", "val")}
+    told |= {"reward_format_weight": 0.5, "reward_content_weight": 0.5}
+    file = small_run.write_config(tmp_path / "run.yaml", told | CUT)
+    printed = run_ok("train", file, "--runs-dir", tmp_path / "runs")
+    assert len(metrics_of(Path(printed.stdout.splitlines()[0]), ["r1_soft_format_reward_func", kind])) == 2
+
+
+def test_datasets_of_the_hub(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mlx-grpo's command with a dataset, and TRL's quick start with DeepMath and its accuracy_reward."""
+    told = dict(re.findall(r'--(\w+) "(\S+)"', MLX_GRPO_HUB)) | {"dataset_name": GSM8K, "num_training_steps": 1}
+    told |= {"dataset_prompt_key": "question", "dataset_answer_key": "answer"}  # your-hf-dataset has prompt, completion
+    quick = {"dataset_name": DEEPMATH, "reward_funcs": "trl.rewards.accuracy_reward", "max_steps": 1}
+    with HubStandIn({}, {GSM8K: public_datasets.gsm8k(), DEEPMATH: public_datasets.deepmath()}) as stand_in:
+        point_at(stand_in.url, tmp_path / "cache", monkeypatch)
+        monkeypatch.setattr("datasets.config.HF_ENDPOINT", stand_in.url)
+        for name, settings in (("theirs", told), ("quick", quick)):
+            file = small_run.write_config(tmp_path / f"{name}.yaml", {"model": str(folder / "model")} | settings | CUT)
+            printed = run_ok("train", file, "--runs-dir", tmp_path / "runs", "--name", name)
+            metrics_of(Path(printed.stdout.splitlines()[0]), ["accuracy_reward"] if name == "quick" else ["jaccard"])
+
+
+# TRL's manual, of 0.16 and of today
+
+TRL = r'''
+def reward_len(completions, **kwargs):
+    return [-abs(20 - len(completion)) for completion in completions]
+
+def unique_letters(completions, **kwargs):
+    # Dummy reward function that rewards completions with more unique letters.
+    return [float(len(set(completion))) for completion in completions]
+
+def longer(completions, **kwargs):
+    """Reward function that gives higher scores to longer completions."""
+    return [float(len(completion)) for completion in completions]
+
+def more_tokens(completions_ids, **kwargs):
+    """Reward function that assigns higher scores to longer completions (in terms of token count)."""
+    return [float(len(ids)) for ids in completions_ids]
+
+import re
+
+def format_reward_func(completions, **kwargs):
+    """Reward function that checks if the completion has a specific format."""
+    pattern = r"^<think>.*?</think><answer>.*?</answer>$"
+    completion_contents = [completion[0]["content"] for completion in completions]
+    matches = [re.match(pattern, content) for content in completion_contents]
+    return [1.0 if match else 0.0 for match in matches]
+
+def boxed(completions, ground_truth, **kwargs):
+    # Regular expression to capture content inside \boxed{}
+    matches = [re.search(r"\\boxed\{(.*?)\}", completion) for completion in completions]
+    contents = [match.group(1) if match else "" for match in matches]
+    # Reward 1 if the content is the same as the ground truth, 0 otherwise
+    return [1.0 if c == gt else 0.0 for c, gt in zip(contents, ground_truth)]
+
+# Math-specific reward function
+def math_reward_func(prompts, completions, task, **kwargs):
+    rewards = []
+    for prompt, completion, t in zip(prompts, completions, task):
+        if t == "math":
+            # Calculate math-specific reward
+            correct = check_math_solution(prompt, completion)
+            reward = 1.0 if correct else -1.0
+            rewards.append(reward)
+        else:
+            # Return None for non-math tasks
+            rewards.append(None)
+    return rewards
+
+# Coding-specific reward function
+def coding_reward_func(prompts, completions, task, **kwargs):
+    rewards = []
+    for prompt, completion, t in zip(prompts, completions, task):
+        if t == "coding":
+            # Calculate coding-specific reward
+            works = test_code_solution(prompt, completion)
+            reward = 1.0 if works else -1.0
+            rewards.append(reward)
+        else:
+            # Return None for non-coding tasks
+            rewards.append(None)
+    return rewards
+
+import asyncio
+
+async def async_reward_func(prompts, completions, **kwargs):
+    # Simulate an I/O-bound call (e.g., HTTP request, database lookup)
+    await asyncio.sleep(0.01)
+    # Simple toy reward: 1.0 if the completion is non-empty, else 0.0
+    return [1.0 if completion else 0.0 for completion in completions]
+'''
+TASKS = """
+check_math_solution = test_code_solution = lambda prompt, completion: "4" in completion
+"""
+"""What the manual leaves to its reader. Four functions are all called reward_func there."""
+ROWS = [
+    {"prompt": "What is 2+2?", "task": "math", "ground_truth": "4"},
+    {"prompt": "Write a function that returns the sum of two numbers.", "task": "code", "ground_truth": "2"},
+    {"prompt": "What is 3*4?", "task": "math", "ground_truth": "12"},
+    {"prompt": "Write a function that returns the product of two numbers.", "task": "code", "ground_truth": "5"},
+]
+BLOCKS = {
+    "GRPOConfig(output_dir='Qwen2-0.5B-GRPO', logging_steps=10)": ["reward_len"],
+    "GRPOConfig(..., use_vllm=True)": ["reward_len", "longer"],
+    "GRPOConfig(..., use_vllm=True, vllm_mode='server')": ["more_tokens", "async_reward_func"],
+    "GRPOConfig(..., use_vllm=True, vllm_mode='colocate')": ["boxed", "unique_letters"],
+    "GRPOConfig(per_device_train_batch_size=4, use_vllm=True, vllm_server_host='10.0.0.1')": ["format_reward_func"],
+    "GRPOConfig(reward_weights=[1.0, 2.0])": ["math_reward_func", "coding_reward_func"],
+    "GRPOConfig(scale_rewards=False, beta=0.04, num_iterations=2, loss_type='dr_grpo')": ["accuracy_reward"],
+    "GRPOConfig(scale_rewards='batch', loss_type='sapo', mask_truncated_completions=True)": ["think_format_reward"],
+    "GRPOConfig(vllm_importance_sampling_correction=False, vllm_enable_sleep_mode=True, loss_type='dapo')": ["longer"],
+    "GRPOConfig(importance_sampling_level='sequence', vllm_importance_sampling_mode='token_mask')": ["boxed"],
+}
+"""Configurations of the manual's blocks and sentences → functions to run them with."""
+
+
+@pytest.fixture(scope="module")
+def manual(folder: Path) -> dict[str, Any]:
+    """What the manual's code defines."""
+    file = folder / "manual.py"
+    file.write_text(TRL + TASKS)
+    return runpy.run_path(str(file))
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("way", ["settings", "library"])
+def test_trl_manual(folder: Path, manual: dict[str, Any], tmp_path: Path, block: str, way: str) -> None:
+    names, settings = BLOCKS[block], arguments(block) | {"max_steps": 2}
+    rows = Dataset.from_list(ROWS)
+    if way == "settings":
+        rows.to_json(tmp_path / "rows.jsonl")
+        where = {"data": str(tmp_path / "rows.jsonl"), "answer_feature": "ground_truth"}
+        where |= {"reward_functions_file": str(folder / "manual.py"), "reward_funcs": names}
+        steps = trained(folder, tmp_path, settings | where, names)
+    else:
+        settings = {"model": str(folder / "model"), "answer_feature": "ground_truth"} | settings | CUT
+        functions: list[str | Callable[..., Any]] = [manual.get(name, name) for name in names]
+        run = train(settings, reward_functions=functions, dataset=rows, runs_dir=tmp_path / "runs")
+        steps = metrics_of(run.folder, names)
+    assert len(steps) == 2 // settings.get("num_iterations", 1), "max_steps counts updates"
+
+
+def test_trl_manual_results(manual: dict[str, Any]) -> None:
+    """Its functions return what it prints, and as lines of `rewards score`."""
+    prompts, completions = ["The sky is", "The sun is"], [" blue.", " in the sky."]
+    ids = [[6303, 13], [304, 279, 12884, 13]]
+    assert manual["longer"](prompts=prompts, completions=completions) == [6.0, 12.0]
+    assert manual["more_tokens"](prompts=prompts, completions=completions, completions_ids=ids) == [2.0, 4.0]
+    chats = [[{"role": "assistant", "content": text}] for text in (RIGHT, WRONG)]
+    assert manual["format_reward_func"](prompts=[CHAT, CHAT], completions=chats) == [1.0, 0.0]
+    solved = [r" The solution is \boxed{2}.", r" The solution is \boxed{6}."]
+    assert manual["boxed"](prompts=["a", "b"], completions=solved, ground_truth=["2", "5"]) == [1.0, 0.0]
+
+
+def test_trl_manual_results_on_the_bench(folder: Path, manual: dict[str, Any], tmp_path: Path) -> None:
+    lines = [
+        {"prompt": CHAT[0]["content"], "completion": RIGHT, "ground_truth": "2"},
+        {"prompt": CHAT[0]["content"], "completion": WRONG, "ground_truth": "5"},
+    ]
+    settings = {
+        "reward_functions_file": str(folder / "manual.py"),
+        "reward_functions": ["format_reward_func", "longer"],
+    }
+    file = small_run.write_config(tmp_path / "bench.yaml", settings)
+    given = write_rows(tmp_path / "given.jsonl", lines)
+    said = run_ok("rewards", "score", file, "--completions", given).stdout
+    assert re.findall(r"format_reward_func (\S+)", said) == ["1", "0"], said
