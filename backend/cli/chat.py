@@ -125,14 +125,16 @@ class TerminalChat:
         self._sides = list(names)
 
     def _ask_row(self, text: str) -> None:
-        _, rows = self._chat.held_out_rows()
+        source, rows = self._chat.held_out_rows()
         number = written_whole(text) if text else random.randint(1, len(rows))
         if number is None or not 1 <= number <= len(rows):
             raise UserError("row", f"Rows are numbered from 1 to {len(rows)}, as in /row 3.")
         self._turns, self._row = {}, number - 1
         question = self._asking.question(self._chat.source.config, "", row=self._row)
         problem = self._chat.problem(question, self._sides[0])
-        tell_error(f"row {number} of {len(rows)}, answer {problem.answer or '–'}: {problem.prompt}")
+        tell_error(
+            f"row {number} of {len(rows)} of {Path(source).name}, answer {problem.answer or '–'}: {problem.prompt}"
+        )
         if problem.prompt:
             self._ask(problem.prompt)
 

@@ -76,6 +76,7 @@ def _checked(raw: Mapping[str, Any], *, with_lengths: bool) -> dict[str, Any]:
     """The report on the training prompts; `with_lengths` adds `tokens` as (name, value, help). Raises UserError."""
     from backend.config.config import parse
     from backend.data.prompt_variety import prompt_variety
+    from backend.data.rows import compares_answers
     from backend.runs.start_progress import progress_listener
     from backend.trainer import preflight
 
@@ -85,6 +86,9 @@ def _checked(raw: Mapping[str, Any], *, with_lengths: bool) -> dict[str, Any]:
         splits, config = inputs.splits, parse(raw)
         rows, source = splits.train, splits.source.get("train", config.data)
         report = prompt_variety(rows, config, source).to_dict()
+        if not report["answers"] and compares_answers(config):
+            empty = f"No row has an answer in the column {quote(config.answer_feature, 24)}"
+            report |= {"level": "poor", "verdict": f"{empty}, with which a reward function compares completions."}
         return report | ({"tokens": _lengths(rows, config, source)} if with_lengths else {})
     finally:  # not before: a map function of streamed rows is called there
         inputs.scorer.close()

@@ -85,6 +85,12 @@ def export(
         return
     from backend.export.export_run import Export, export_run
 
+    hub_only = {"repo": repo, "public": public, "preview": preview} if to != "hub" else {}
+    unused = hub_only | {"folder": to in ("lmstudio", "ollama", "hub") and folder}
+    if given := next((option for option, value in unused.items() if value), ""):
+        raise UserError(given, f"--{given} has no effect with --to {to}; leave it out.")
+    if to == "folder" and name and folder is None:
+        raise UserError("name", f"--name goes with --folder; without it the model is written to {run}'s folder fused.")
     if quantize and format_ and format_ != f"{quantize}bit":
         sentence = f"--quantize {quantize} and --format {format_} contradict each other; give one of them."
         raise UserError("quantize", sentence)

@@ -126,10 +126,10 @@ class PromptVariety:
         return self.rows - self.repeated - self.nearly_repeated
 
     def to_dict(self) -> dict[str, Any]:
-        """{total, rows, repeated, level, verdict, figures [[name, value, help], …]}."""
+        """{total, rows, repeated, answers, level, verdict, figures [[name, value, help], …]}."""
         level, sentence = verdict(self)
-        known = {"total": self.total, "rows": self.rows, "repeated": self.repeated, "level": level, "verdict": sentence}
-        return known | {"figures": figures(self) if self.rows else []}
+        known = {"total": self.total, "rows": self.rows, "repeated": self.repeated, "answers": self.answers}
+        return known | {"level": level, "verdict": sentence, "figures": figures(self) if self.rows else []}
 
 
 def prompt_variety(rows: Rows, config: PromptSettings, source: str) -> PromptVariety:

@@ -486,9 +486,14 @@ def data_seed(config: DatasetSettings) -> int:
     return config.seed if config.data_seed is None else config.data_seed
 
 
+def compares_answers(config: ColumnSettings) -> bool:
+    """True if a built-in reward function compares with the dataset's answers."""
+    return any(metric_name(name) in COMPARING_REWARDS for name in config.reward_functions)
+
+
 def check_columns(rows: Rows, config: ColumnSettings, source: str) -> list[ConfigProblem]:
     """Problems with the columns of `rows` (at least one row)."""
-    compares = any(metric_name(name) in COMPARING_REWARDS for name in config.reward_functions)
+    compares = compares_answers(config)
     wanted = ["prompt_feature", *(["answer_feature"] if compares or config.answer_feature != "answer" else [])]
     optional = {"type_feature": "type", "system_feature": "system"}
     wanted += [key for key, default in optional.items() if getattr(config, key) not in (default, "")]

@@ -159,8 +159,8 @@ def find_checkpoint(run: RunFolder, which: str) -> Checkpoint:
         named["last"] = checkpoints[-1]
     found = named.get(which.strip().lstrip("0") or "0")
     if found is None:
-        there = f"; there are {' and '.join(', '.join(named).rsplit(', ', 1))}" if named else ""
-        raise UserError("checkpoint", f"The run {run.name} has no checkpoint {which}{there}.")
+        there = f" {which}; there are {' and '.join(', '.join(named).rsplit(', ', 1))}" if named else ""
+        raise UserError("checkpoint", f"The run {run.name} has no checkpoint{there}.")
     return found
 
 

@@ -144,6 +144,9 @@ def test_check_says_how_varied_and_how_long_the_prompts_are(inputs: Path, tmp_pa
     assert "Prompts: 8 rows" in said and "5% up to " in said and "There are 8 different prompts" in said
     both = json.loads(run_ok("check", config(inputs, tmp_path), "--prompts", "--json").stdout)
     assert both["faults"] == [] and both["prompts"]["rows"] == 8
+    (tmp_path / "unanswered.jsonl").write_text('{"prompt": "x", "answer": ""}\n{"prompt": "y", "answer": null}\n')
+    unanswered = config(inputs, tmp_path, data=str(tmp_path / "unanswered.jsonl"), **_reward("r1_accuracy"))
+    assert "data: No row has an answer in the column answer, with" in run_ok("check", unanswered).stdout
     broken = call("check", config(inputs, tmp_path, temperature=0), "--prompts", "--json")
     assert json.loads(broken.stdout)["faults"][0]["setting"] == "temperature"
 
@@ -322,6 +325,10 @@ def test_a_run_that_does_not_exist_cannot_be_resumed_or_exported(runs: Path) -> 
     assert refused("resume", "nothing").startswith("run: There is no run nothing")
     assert refused("export", "nothing", "--to", "folder").startswith("run: There is no run nothing")
     assert call("export", "nothing", "--to", "nowhere").exit_code == 2
+    said = refused("export", "nothing", "--to", "folder", "--preview")
+    assert said.startswith("preview: --preview has no effect with --to folder")
+    assert refused("export", "nothing", "--to", "ollama", "--folder", "x").startswith("folder: --folder has no effect")
+    assert refused("export", "nothing", "--to", "folder", "--name", "x").startswith("name: --name goes with --folder")
 
 
 @pytest.mark.parametrize(

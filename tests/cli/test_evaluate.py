@@ -80,7 +80,7 @@ def test_a_model_needs_settings_which_have_two_spellings(run: RunFolder) -> None
     ("arguments", "says"),
     [
         (["nowhere"], "run: There is no run nowhere"),
-        (["RUN", "--split", "valid"], "valid_split: "),
+        (["RUN", "--split", "valid"], "in Valid split, or a dataset of its own in Validation dataset, or hold"),
         (["RUN", "--checkpoint", "9"], "checkpoint: The run run has no checkpoint 9; there are 1"),
         (["RUN", "--n", "2", "--k", "3"], "k: --k 3 does not fit: there are 2 completions"),
         (["RUN", "--greedy", "--k", "2"], "k: --k 2 does not fit: there is one completion"),

@@ -113,6 +113,14 @@ def test_the_sentence_says_how_sure_a_difference_is() -> None:
     assert sentence(-0.9, -0.5, -0.1) == f"{start}: worse by 0.5 (95 % interval 0.1 to 0.9)."
     assert "which may be chance" in sentence(-0.1, 0.5, 0.9) and "−0.1 to 0.9" in sentence(-0.1, 0.5, 0.9)
     assert sentence(None, 0.5, None) == f"{start}."
+    made = evaluation()
+    nothing = {"reward": MeanWithInterval(value=None, low=None, high=None)}
+    unscored = {
+        name: side.model_copy(update={"figures": side.figures.model_copy(update=nothing)})
+        for name, side in made.headline.sides.items()
+    }
+    said = made.sentence(made.headline.model_copy(update={"sides": unscored}))
+    assert said == "No completion of 2 rows of the test split has a reward: every function returned None."
 
 
 def one(values: list[float | None], low: float, high: float) -> MeanWithInterval:

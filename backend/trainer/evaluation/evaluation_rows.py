@@ -209,6 +209,8 @@ class Evaluation(_Part):
             side = next(iter(first.sides.values()))
             return f"The mean reward on {where} is {_number(side.figures.reward)}."
         before, after = (first.sides[name].figures.reward for name in ("base", "tuned"))
+        if before.value is None and after.value is None:
+            return f"No completion of {where} has a reward: every function returned None."
         change = first.difference.reward
         sentence = f"The mean reward on {where} went from {_text(before.value)} to {_text(after.value)}"
         if change.low is None or change.value is None:

@@ -28,7 +28,7 @@ FILE = "own_functions.py"
 _TEXT = '''"""Reward functions of the program that called backend.train. They are in that program."""
 
 {definitions}
-raise RuntimeError("{names}: of the program that called train(); resume with backend.resume")
+raise RuntimeError("only the program that called train() has {names}; there, backend.resume continues the run")
 '''
 _DEFINITION = "def {name}(completions, **columns): ...\n\n"
 
