@@ -34,6 +34,7 @@ from backend.rewards.inputs import ExtraLogs, Sample, TrainerState, inputs_for
 from backend.rewards.registry import FunctionDescription
 from backend.rewards.resolve import RewardFile, RewardFunction, resolve, stand_in_library
 from backend.types import Group
+from backend.utils.documents import DEPTH, levels
 from backend.utils.errors import UserError
 
 LONGEST_PRINTED = 2000  # characters of printed output in the bench, from its end
@@ -264,7 +265,10 @@ def map_each(
         if returned is not None and (not returned or not all(isinstance(name, str) for name in returned)):
             raise RowError(index, "returned a dict whose keys are not all names of columns")
         try:
-            mapped.append(json.loads(json.dumps(returned, allow_nan=False, default=str)))
+            row = json.loads(json.dumps(returned, allow_nan=False, default=str))
         except Exception:  # NaN, a circle, or an object whose text raises
             raise RowError(index, "returned a row with a value that JSON cannot hold") from None
+        if levels(row, DEPTH) > DEPTH:
+            raise RowError(index, f"returned a row that is nested more than {DEPTH} levels deep")
+        mapped.append(row)
     return mapped

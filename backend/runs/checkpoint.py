@@ -41,7 +41,7 @@ from backend.runs.saved_weights import (
     read_checkpoint,
 )
 from backend.trainer.machine import gpu_error
-from backend.utils.disk import clear_drafts, remove_folder, whole_folder, writing
+from backend.utils.disk import clear_drafts, remove_folder, restore_folder, whole_folder, writing
 from backend.utils.errors import UserError
 from backend.utils.files import remove_tree
 from backend.utils.text import quote
@@ -156,6 +156,9 @@ def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[Damaged]]:
     """The newest checkpoint that is as it was written, and the damaged ones that are newer. Raises UserError where
     steps were saved and no checkpoint is whole."""
     damaged: list[Damaged] = []
+    for old in run.checkpoints.glob(".[0-9]*.old"):
+        with writing(old):
+            restore_folder(old.with_name(old.name[1:-4]))
     folders = [path for path in run.checkpoints.glob("[0-9]*") if path.name.isascii() and path.name.isdigit()]
     for folder in sorted(folders, key=lambda path: -int(path.name)):
         why = examine(run, folder)

@@ -89,11 +89,19 @@ def train(
         if ending.kind == RESTART:
             hand_on_lock(os.dup(lock))
         return ending
+    except UserError:
+        raise
+    except Exception as error:  # a bug before the run was open, or after its ending
+        return write_ending(EventLog(run.events), ending_of(partial(_raise, error)))
     finally:
         trackers.let_go()
         if inputs is not None:
             inputs.scorer.close()  # where the run ended before it took them over
         os.close(lock)
+
+
+def _raise(error: Exception) -> Ending:
+    raise error
 
 
 def _run(trainer: Trainer, saved: Checkpoint | None, command: str, inputs: RunInputs | None) -> Ending:

@@ -146,11 +146,12 @@ def whole_folder(final: Path) -> Generator[Path]:
     """An empty folder beside `final` to be filled, which then takes its place. Raises DiskError; an old one stays then.
 
     One process at a time writes a folder. An old one is moved aside between two renames, since rename(2) replaces an
-    empty folder only.
+    empty folder only; of a process that was killed between them it gets its name back first.
     """
     draft, old = final.with_name(f".{final.name}"), final.with_name(f".{final.name}.old")
     with writing(final):
-        for leftover in (draft, old):  # of a killed process
+        restore_folder(final)
+        for leftover in (draft, old, _deleted(final)):  # of a killed process
             remove_tree(leftover)
         draft.mkdir(parents=True)
         try:
@@ -168,13 +169,23 @@ def whole_folder(final: Path) -> Generator[Path]:
     remove_tree(old)
 
 
+def restore_folder(final: Path) -> None:
+    """Give a folder its name back that `whole_folder` had moved aside when its process was killed. Raises OSError."""
+    old = final.with_name(f".{final.name}.old")
+    if old.exists() and not final.exists():
+        old.rename(final)
+
+
 def remove_folder(path: Path) -> None:
     """Delete a folder whose name says that it is whole: it loses that name before its first file. Never raises."""
-    old = path.with_name(f".{path.name}.old")
-    remove_tree(old)
+    remove_tree(_deleted(path))
     with suppress(OSError):
-        path.rename(old)
-        remove_tree(old)
+        path.rename(_deleted(path))
+        remove_tree(_deleted(path))
+
+
+def _deleted(path: Path) -> Path:
+    return path.with_name(f".{path.name}.deleted")
 
 
 def sync(path: Path) -> None:

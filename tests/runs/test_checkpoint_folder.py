@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from backend.runs import checkpoint
-from backend.runs.checkpoint import arrays_of, newest
+from backend.runs.checkpoint import arrays_of, newest, newest_whole
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import TrainingState, all_checkpoints
 from backend.trainer.machine import MEMORY, gpu_error
@@ -73,6 +73,8 @@ def test_leftovers_of_a_killed_process_are_ignored_and_deleted_by_the_next_save(
     assert newest(run) is None
     save(run, 2)
     assert [folder.name for folder in run.checkpoints.iterdir()] == ["000002"]
+    (run.checkpoints / "000002").rename(run.checkpoints / ".000002.old")  # killed while it saved step 2 again
+    assert newest_whole(run)[0] == newest(run) and steps(run) == [2]
 
 
 @pytest.mark.parametrize(

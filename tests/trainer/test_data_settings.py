@@ -29,6 +29,13 @@ def short(row):
 def odd(row):
     return [row] if row["answer"] == "4" else row
 
+@register_map_function
+def deep(row):
+    nested = []
+    for _ in range(400):
+        nested = [nested]
+    return row | {"nested": nested}
+
 @register_reward_function("low_half")
 def low_half(prompts, completions, answer, types=None, completion_ids=None):
     return [sum(token < 160 for token in ids) / len(ids) for ids in completion_ids]
@@ -75,6 +82,8 @@ def test_a_map_function_names_the_row_it_fails_on(tmp_path: Path, mapped: dict[s
     (fault,) = preflight.check(raw | {"map_function": "odd"})
     assert fault.setting == "map_function"
     assert fault.sentence.startswith("The map function odd returned list, not a dict of columns or None on row 3 of ")
+    (fault,) = preflight.check(raw | {"map_function": "deep"})
+    assert fault.sentence.startswith("The map function deep returned a row that is nested more than 50 levels deep on ")
 
 
 def test_evaluation_sets_stand_under_their_names_in_one_event(tmp_path: Path) -> None:

@@ -263,6 +263,9 @@ def test_a_bug_is_logged_with_its_traceback(inputs: Path, run: RunFolder, monkey
     assert "Traceback" in last["traceback"] and "in broken" in last["traceback"]
     saved = checkpoint.newest(run)
     assert saved and saved.state.step == 2 and not run.is_locked()
+    monkeypatch.setattr(checkpoint, "rotate", lambda *_: {}["before the run is open"])
+    assert small_run.train_here(settings(inputs), run).exit_code == 1 and not run.is_locked()
+    assert "before the run is open" in list(read_events(run.events))[-1]["traceback"]
 
 
 def test_the_best_checkpoint_survives_the_rotation(inputs: Path, run: RunFolder) -> None:

@@ -141,6 +141,10 @@ def test_a_folder_is_replaced_whole_or_stays(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(DiskError), whole_folder(final) as draft:
         shutil.rmtree(draft)  # as somebody may who tidies up
     assert os.listdir(tmp_path) == ["model"] and os.listdir(final) == ["a"]
+    final.rename(tmp_path / ".model.old")  # as a process leaves it that is killed between the two renames
+    with pytest.raises(DiskError), whole_folder(final) as draft:
+        full()
+    assert os.listdir(tmp_path) == ["model"] and os.listdir(final) == ["a"]
     remove_folder(final)
     assert os.listdir(tmp_path) == []
 
