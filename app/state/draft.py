@@ -192,10 +192,7 @@ class Draft(QObject):
     def use_reward_file(self, path: str) -> None:
         """Set the user's reward file and tick its functions first."""
         old = {entry.name for entry in self._user_rewards()[0]}
-        try:
-            own = [entry.name for entry in catalogue.rewards_in_file(catalogue.locate_reward_file(path))]
-        except UserError:  # it is set all the same, and becomes a problem with its message
-            own = []
+        own = [entry.name for entry in self._user_rewards(path)[0]]  # a broken one is set too, and becomes a problem
         names, weights = self._values["reward_functions"], self._values["reward_weights"]
         listed = [str(name) for name in names] if isinstance(names, list) else []
         now = own + [name for name in listed if name not in own and name not in old]
@@ -325,14 +322,10 @@ class Draft(QObject):
             self.problems_changed.emit()
 
     def _reward_problems(self) -> list[ConfigProblem]:
-        own, problems = self._user_rewards()
-        if problems:
+        if problems := self._user_rewards()[1]:
             return problems  # the names that a broken file would register are unknown
         path = self._reward_file()
         computes_names = path is not None and catalogue.computes_names(path)
-        if path is not None and not own and not computes_names:
-            sentence = f"{path.name} has no reward function, which is a function that takes completions."
-            return [ConfigProblem("reward_functions_file", sentence)]
         names = self._values["reward_functions"]
         if computes_names or not isinstance(names, list):
             return []
@@ -406,9 +399,9 @@ class Draft(QObject):
         replaced = {entry.name for entry in own}
         return own + [entry for entry in catalogue.builtin_rewards() if entry.name not in replaced]
 
-    def _user_rewards(self) -> tuple[list[RewardEntry], list[ConfigProblem]]:
+    def _user_rewards(self, file: str = "") -> tuple[list[RewardEntry], list[ConfigProblem]]:
         try:
-            path = self._reward_file()
+            path = catalogue.locate_reward_file(file) if file else self._reward_file()
             return (catalogue.rewards_in_file(path) if path is not None else []), []
         except UserError as error:
             return [], error.faults

@@ -72,12 +72,9 @@ def inputs_for(samples: list[Sample], state: TrainerState, dialect: str, as_mess
 def _is_chat(problem: Problem) -> bool:
     if "prompt" in problem.row:
         return isinstance(problem.row["prompt"], list)
-    for column in problem.row.values():
-        if isinstance(column, list) and column and all(isinstance(message, Mapping) for message in column):
-            last = [(message["role"], message["content"]) for message in problem.messages[-len(column) :]]
-            if last == [(message.get("role"), message.get("content")) for message in column]:
-                return True
-    return False
+    ends = [column[-1] for column in problem.row.values() if isinstance(column, list) and column]
+    last = [message["content"] for message in problem.messages[-1:]]
+    return any(isinstance(message, Mapping) and [message.get("content")] == last for message in ends)
 
 
 TRAINER_METRICS = (

@@ -27,10 +27,9 @@ from backend.rewards.catalogue import (
     Parameter,
     RewardCall,
     RewardEntry,
+    find_call,
     metric_name,
-    read_call,
 )
-from backend.utils.errors import UserError
 
 USE, LABEL, FUNCTION, SCORES, SOURCE, MEAN, WEIGHT = range(7)
 ROW = 38
@@ -360,7 +359,7 @@ class RewardArguments(QWidget):
         self.setVisible(entry is not None)
         if entry is None:
             return
-        call = _call(entry)
+        call = find_call(entry.name) or RewardCall(entry.name)
         self.about.setText(f"{entry.label}: {entry.scores.replace('`', '') or 'no docstring'}")
         # Rebuilt only for another function: after a change the next field has the focus already, and must keep it.
         if (signature := (f"{call.file}::{call.function}", entry.parameters)) != self._signature:
@@ -396,7 +395,7 @@ class RewardArguments(QWidget):
     def _emit_changed(self) -> None:
         if self._entry is None:
             return
-        call = _call(self._entry)
+        call = find_call(self._entry.name) or RewardCall(self._entry.name)
         arguments = dict(call.arguments)
         for parameter in self._entry.parameters:
             field = self.fields[parameter.name]
@@ -408,13 +407,6 @@ class RewardArguments(QWidget):
         text = RewardCall(call.function, arguments, call.alias, call.file).text
         if text != call.text:
             self.changed.emit(self._entry.name, text)
-
-
-def _call(entry: RewardEntry) -> RewardCall:
-    try:
-        return read_call(entry.name)
-    except UserError:  # a name that cannot be parsed is shown as one; the form's problems say why
-        return RewardCall(entry.name)
 
 
 def _value(typed: str, kind: str) -> Any:
