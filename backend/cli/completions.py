@@ -54,7 +54,7 @@ def changes(incomplete: str) -> list[Offer]:
             for entry in builtin_rewards()
             if entry.name.startswith(last.strip()) and entry.name not in before.split(",")
         ]
-    offers = [(choice.value, choice.label) for choice in setting.choices if not choice.is_written]
+    offers = [(choice.value, choice.label) for choice in setting.choices if not choice.is_hidden]
     offers = [("true", ""), ("false", "")] if setting.kind == "bool" else offers
     return [(f"{key}={word}", label) for word, label in offers if word.startswith(value)]
 

@@ -268,7 +268,7 @@ def valid_value(key: str, value: Any) -> Any:
     if sentence:
         raise UserError(key, f"{about.label} {sentence}.")
     if about.choices and value not in [choice.value for choice in about.choices]:
-        known = [choice.value for choice in about.choices if not choice.is_written]
+        known = [choice.value for choice in about.choices if not choice.is_hidden]
         near = nearest(str(value), known)
         begin = f"{about.label} cannot be {_quoted(value)}; it is one of "
         end = f". Did you mean {near}?" if near else "."

@@ -52,8 +52,8 @@ class Choice:
     value: str
     label: str
     sentence: str = ""
-    is_written: bool = False
-    """A program writes this value; menus leave it out."""
+    is_hidden: bool = False
+    """A program writes this value, or it is never right: menus leave it out."""
 
 
 @dataclass(frozen=True, slots=True)

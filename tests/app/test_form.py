@@ -211,6 +211,13 @@ def test_changed_setting_is_shown(page: TrainPage):
     assert not field.isVisible()
 
 
+def test_choice_that_is_always_refused_is_listed_where_a_file_has_it(page: TrainPage):
+    menu = page.form.fields["parallelism"].control
+    assert menu.findData("pipeline") < 0 <= menu.findData("tensor")
+    page.draft.set("parallelism", "pipeline")
+    assert menu.currentData() == "pipeline"
+
+
 def test_unusual_value_is_a_warning(page: TrainPage, qtbot):
     fix_problems(page.draft)
     fill(page.form.fields["iters"], 10**7)
@@ -244,6 +251,9 @@ def search(qtbot) -> SettingSearch:
     [
         ("warm-up st", "lr_warmup_init"),
         ("TOP_K", "top_k"),
+        ("mask-prompt", "mask_prompt"),
+        ("--grad-checkpoint", "grad_checkpoint"),
+        ("layers pipeline", None),
         ("num_generations", "group_size"),
         ("load_in_4bits", "quantization"),
         ("GSPO", "importance_sampling_level"),

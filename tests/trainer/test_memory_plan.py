@@ -184,7 +184,7 @@ SMALL = Case("small", {"hidden": 64, "layers": 2, "num_attention_heads": 2, "int
     [
         ("adamw", "lora"),
         ("adamw", "dora"),
-        *((choice.value, "full") for choice in SETTINGS["optimizer"].choices if not choice.is_written),
+        *((choice.value, "full") for choice in SETTINGS["optimizer"].choices if not choice.is_hidden),
     ],
 )
 def test_weights_adapters_and_optimizer_state_are_exact(kind: str, train_type: str, small_model: Path) -> None:

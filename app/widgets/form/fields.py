@@ -81,7 +81,7 @@ class MenuField(Field):
     def build(self) -> QWidget:
         self.control = ComboBox(self)
         for choice in self._entries():
-            if not choice.is_written:
+            if not choice.is_hidden:
                 self._add(choice)
         self.control.activated.connect(self.emit_edited)
         if self.setting.section != "algorithm":
@@ -107,7 +107,7 @@ class MenuField(Field):
 
     def set_control_value(self, raw: Any) -> None:
         for choice in self._entries():
-            if choice.is_written and choice.value == raw and self.control.findData(raw) < 0:
+            if choice.is_hidden and choice.value == raw and self.control.findData(raw) < 0:
                 self._add(choice)
         self.control.choose(str(raw))
 

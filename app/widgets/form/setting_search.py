@@ -61,7 +61,7 @@ class SettingSearch(SearchEdit):
 
 def matching_settings(text: str, settings: Sequence[Setting]) -> list[Setting]:
     """Settings that contain every word of `text`, best match first (see `_rank`)."""
-    words = text.lower().replace("–", " ").split()
+    words = _plain(text).split()
     if not words:
         return []
     ranked = [(rank, setting) for setting in settings if (rank := _rank(words, setting)) is not None]
@@ -70,16 +70,17 @@ def matching_settings(text: str, settings: Sequence[Setting]) -> list[Setting]:
 
 def _rank(words: Sequence[str], setting: Setting) -> int | None:
     """The rank of a match, 0 the best; None if a word occurs nowhere."""
-    phrase, key = " ".join(words), setting.key
-    labels = [name.lower() for name in (setting.label, *setting.known_as)]
-    others = [name.lower() for name in other_names(key)]
+    phrase, key = " ".join(words), _plain(setting.key)
+    labels = [_plain(name) for name in (setting.label, *setting.known_as)]
+    others = [_plain(name) for name in other_names(setting.key)]
     if phrase in (*labels, key, *others):
         return 0
     if any(name.startswith(phrase) for name in (*labels, key)):
         return 1
-    choices = [f"{choice.label} {choice.value} {choice.sentence}" for choice in setting.choices]
+    listed = [choice for choice in setting.choices if not choice.is_hidden]
+    choices = [f"{choice.label} {choice.value} {choice.sentence}" for choice in listed]
     parts = (
-        f"{' '.join(labels)} {key} {key.replace('_', ' ')}",
+        f"{' '.join(labels)} {key}",
         f"{SECTIONS[setting.section]} {setting.group}",
         " ".join(others),
         " ".join((setting.default_entry, *choices)),
@@ -87,7 +88,12 @@ def _rank(words: Sequence[str], setting: Setting) -> int | None:
     )
     text = ""
     for rank, part in enumerate(parts, 2):
-        text = f"{text} {part.lower()}"
+        text = f"{text} {_plain(part)}"
         if all(word in text for word in words):
             return rank
     return None
+
+
+def _plain(text: str) -> str:
+    """Lower case, with blanks for dashes and underscores."""
+    return text.lower().translate(str.maketrans("-_–", "   "))

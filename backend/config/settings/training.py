@@ -258,7 +258,7 @@ class TrainingFields(BaseModel):
                 "Tensors",
                 "Splits every layer, for a model too large for one machine. LoRA only; needs a fast connection.",
             ),
-            ("pipeline", "Layers", "Splits the layers among machines. Cannot be trained with mlx."),
+            ("pipeline", "Layers", "Splits the layers among machines. Cannot be trained with mlx.", True),
         ],
     )
     """What is divided among the machines."""
