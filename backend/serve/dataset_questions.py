@@ -80,7 +80,7 @@ atexit.register(close)
 
 
 CELL = 240  # characters of a cell that are sent for the table
-FULL_CELL, FULL_PROMPT = 20_000, 8_000  # characters of a cell and tokens of a prompt that are sent for the selected row
+FULL_CELL, FULL_PROMPT = 20_000, 8_000  # characters of a text and tokens of a prompt sent for the selected row
 COUNT_CHUNK, REPORT_EVERY_S = 32, 0.25
 """Rows tokenised between two checks for cancellation; interval of progress reports."""
 
@@ -151,7 +151,8 @@ def _with_prompt(
         return answer | {"faults": [*answer["faults"], *(fault.to_dict() for fault in mistake.faults)]}
     if tokenizer is not None:
         problem = cut_problem(problem, tokens, tokenizer, config, source)
-    answer = answer | {"messages": problem.messages, "answer": problem.answer, "type": problem.type}
+    messages = [{**message, "content": cell_text(message["content"], FULL_CELL)} for message in problem.messages]
+    answer = answer | {"messages": messages, "answer": problem.answer[:FULL_CELL], "type": problem.type}
     if tokenizer is not None:
         answer["tokens"] = tokens
         answer["kept"] = len(problem.tokens) if 0 < len(problem.tokens) < tokens else None

@@ -96,6 +96,8 @@ def test_null_and_missing_metrics_are_gaps() -> None:
     assert [str(x) for x in series.get("kl")[1]] == ["0.5", "nan", "nan"]
     assert [str(x) for x in series.get("late")[1]] == ["nan", "1.0", "nan"]
     assert series.latest("kl") == series.first("kl") == 0.5
+    series.append(4, dict.fromkeys("zyxwvut", 0.0))
+    assert series.names() == ["kl", "late", *"zyxwvut"], "the order in which charts are laid out"
 
 
 def test_a_strangers_metrics_are_limited() -> None:

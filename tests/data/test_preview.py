@@ -185,12 +185,16 @@ def test_the_preview_shows_the_tokens_of_training(ask, tmp_path: Path, model: Pa
     ],
 )
 def test_without_the_model_there_are_no_tokens(ask, tmp_path: Path, name: str, sentence: str) -> None:
-    settings = MAPPED | {"data": str(write(tmp_path / "rows.jsonl")), "model": name}
+    rows = [*ROWS, {"question": "word " * 100_000, "solution": "9" * 100_000}]
+    settings = MAPPED | {"data": str(write(tmp_path / "rows.jsonl", rows)), "model": name}
+    long = ask("preview_row", settings, index=3)
+    shown = len(long["messages"][0]["content"]), len(long["answer"])
+    assert shown == (20_000, 20_000), "a text edit lays out a page of a million characters for a second"
     row, counts = ask("preview_row", settings, index=0), ask("preview_counts", settings)
     assert row["tokens"] is None and row["messages"] == [{"role": "user", "content": "What is 1 plus 1?"}]
     (fault,) = row["faults"]
     assert fault["setting"] == "model" and fault["sentence"].startswith(sentence)
-    assert counts["no_tokens"] == fault["sentence"] and counts["seen"] == 3
+    assert counts["no_tokens"] == fault["sentence"] and counts["seen"] == 4
     assert ask("preview_rows", settings, start=0, count=3)["tokens"] == [None] * 3
 
 

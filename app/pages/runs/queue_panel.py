@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QPoint, Qt, Signal
 from PySide6.QtGui import QColor, QKeySequence, QShortcut
-from PySide6.QtWidgets import QAbstractItemView, QFrame, QMenu
+from PySide6.QtWidgets import QAbstractItemView, QFrame, QMenu, QWidget
 
 from app import theme
 from app.state.session import Session
@@ -65,8 +65,8 @@ class QueueModel(DraggedRowsModel):
 class QueuePanel(QFrame):
     """A card with the waiting runs and what can be done with them. Hidden while there is nothing to say."""
 
-    def __init__(self, session: Session) -> None:
-        super().__init__()
+    def __init__(self, session: Session, parent: QWidget) -> None:
+        super().__init__(parent)  # before `refresh` shows it: a widget without a parent opens as a window
         self.setProperty("role", "card")
         self._session, self._queue = session, session.queue
         self.model = QueueModel(self)

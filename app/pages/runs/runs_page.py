@@ -100,7 +100,7 @@ class RunsPage(QWidget):
         self._details_card = wrap_in_card(self.details, shown=session.prefs.run_details_shown)
         self.parts = splitter(self.table.in_card(), self._details_card, stretch=(1, 0))
         content = column(
-            *(head, self.search_line, QueuePanel(session), (self.parts, 1)),
+            *(head, self.search_line, QueuePanel(session, self), (self.parts, 1)),
             *(self.undo_bar, row(*first, self.more_button, None, trash)),
             spacing=12,
             margins=2 * theme.SPACE,
