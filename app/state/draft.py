@@ -359,8 +359,8 @@ class Draft(QObject):
     def summary(self, seconds: float | None = None, memory: str = "") -> str:
         return run_summary.summary(self.sound_config(), seconds, memory)
 
-    def details(self) -> list[str]:
-        return run_summary.details(self.sound_config())
+    def details(self, *, holds_out: bool = True) -> list[str]:
+        return run_summary.details(self.sound_config(), holds_out=holds_out)
 
     def command(self) -> list[str]:
         saved = self.path if self.path is not None and not self.dirty else self.autosave

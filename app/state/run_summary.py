@@ -22,8 +22,8 @@ def summary(config: Config, seconds: float | None = None, memory: str = "") -> s
     return ", ".join([*parts, memory] if memory else parts) + "."
 
 
-def details(config: Config) -> list[str]:
-    """Short phrases without a full stop, the most important first."""
+def details(config: Config, *, holds_out: bool = True) -> list[str]:
+    """Short phrases without a full stop, the most important first. `holds_out`: the dataset has held-out rows."""
     model = name_of_model(config.model)
     layers, batches, passes = config.num_layers, config.steps_per_generation, config.num_iterations
     where = "all layers" if layers < 0 else "the last layer" if layers == 1 else f"the last {layers:,} layers"
@@ -45,7 +45,11 @@ def details(config: Config) -> list[str]:
     saved = f"saved every {count_text(config.save_every, 'step')}" if config.save_every > 1 else "saved every step"
     every = config.steps_per_eval
     evaluated = f"Evaluated every {count_text(every, 'step')}" if every > 1 else "Evaluated every step"
-    phrases.append(f"{evaluated}, {saved}" if every > 0 else f"Never evaluated on the way, {saved}")
+    if not every:
+        evaluated = "Never evaluated on the way"
+    elif not (holds_out or config.eval_data):
+        evaluated = "No held-out rows to evaluate on"
+    phrases.append(f"{evaluated}, {saved}")
     if config.lm_studio_name.strip():
         phrases.append(f"Goes to LM Studio as {config.lm_studio_name.strip()}")
     return phrases

@@ -155,6 +155,8 @@ def test_summary_and_details_of_a_run(draft: Draft):
     draft.update({"num_layers": -1, "beta": "0", "reward_functions": []})
     said = ["LoRA of rank 8 on all layers of model", "Scored by 5 reward functions", "No KL penalty"]
     assert draft.details()[:3] == said
+    assert draft.details()[-1].startswith("Evaluated every ")
+    assert draft.details(holds_out=False)[-1].startswith("No held-out rows to evaluate on, saved every ")
 
 
 def test_the_command_names_the_file_on_disk(draft: Draft, tmp_path: Path):

@@ -170,6 +170,11 @@ def test_problem_below_its_field(page: TrainPage, qtbot):
     assert field._problem.text() == "Temp must be above 0, not 0."
     fill(field, 1)
     qtbot.waitUntil(lambda: not field._problem.isVisible())
+    data = page.form.fields["data"]
+    for name, is_problem in (("/no/such.csv", True), (str(places.demo_config()), False), ("/no/such.csv", True)):
+        page.draft.set("data", name)
+        qtbot.waitUntil(lambda shown=is_problem: bool(data._problem and data._problem.isVisible()) is shown)
+        assert page.dataset_line.isHidden() is is_problem, "the same problem was shown twice"
 
 
 def card_of(page: TrainPage, key: str) -> SettingsCard:

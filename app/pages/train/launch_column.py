@@ -110,7 +110,11 @@ class LaunchColumn(TabArea):
     def show_help(self, setting: Setting) -> None:
         names = other_names(setting.key)
         elsewhere = f"Elsewhere called {', '.join(names)}." if names else ""
-        choices = [f"{choice.label}: {choice.sentence}" for choice in setting.choices if choice.sentence and not choice.is_hidden]
+        choices = [
+            f"{choice.label}: {choice.sentence}"
+            for choice in setting.choices
+            if choice.sentence and not choice.is_hidden
+        ]
         self._help_title.setText(setting.label)
         self._help.setText("\n".join(filter(None, [setting.help, limits_text(setting), elsewhere, *choices])))
         self._help_key.setText(setting.key)

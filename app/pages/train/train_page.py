@@ -121,7 +121,7 @@ class TrainPage(QWidget):
         connect(self._show_rewards, session.reward_bench.changed, theme.signals.changed)
         connect(self._show_run_button, queue.changed, session.run_changed, session.run_state_changed)
         # The longest prompt decides about the memory.
-        connect(self._rest_timer.start, self.dataset.counts_changed, draft.problems_changed)
+        connect(self._rest_timer.start, self.dataset.changed, self.dataset.counts_changed, draft.problems_changed)
         self.picking = Picking(session, form.fields.values(), self)
         self._show_values()
         self._rest_timer.start(0)  # validating all settings can wait until the page is built
@@ -184,7 +184,6 @@ class TrainPage(QWidget):
         self._show_plan()
 
     def _show_applying(self) -> None:
-        set_shown(self.dataset_line, bool(str(self.draft.value("data") or "").strip()))
         valid_values = self.draft.valid_values()
         self.form.show_only({key for key, setting in SETTINGS.items() if setting.applies(valid_values)})
 
@@ -195,7 +194,8 @@ class TrainPage(QWidget):
 
     def _show_plan(self) -> None:
         seconds = self.session.time_forecast.seconds_per_completion(self.draft.valid_values())
-        self.launch.show_plan(self.draft.summary(seconds, self._memory), self.draft.details())
+        holds_out = self.dataset.state != "ready" or "valid" in self.dataset.splits
+        self.launch.show_plan(self.draft.summary(seconds, self._memory), self.draft.details(holds_out=holds_out))
         self.launch.show_command(self.draft.command_text(), self.draft.short_command())
         self._show_run_button()
 
@@ -218,6 +218,7 @@ class TrainPage(QWidget):
         # The reward table shows problems with the names, so the field below it need not.
         self.form.show_problems((each for each in problems if each.setting != "reward_functions"), warnings)
         self.launch.show_problems(problems, warnings)
+        set_shown(self.dataset_line, all(each.setting != "data" for each in problems))
         memory_parts = self.session.starter.memory_parts()
         self._memory = amount(memory_parts.total) if memory_parts is not None else ""
         self.launch.memory.show_memory(memory_parts)
