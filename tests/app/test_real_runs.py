@@ -96,6 +96,8 @@ def test_monitor(qtbot: QtBot, session: Session, runs: Path, name: str) -> None:
         assert {"Reward", "Loss", "Speed", "Memory"} <= titles
         assert ("Held-out reward" in titles) is (name == "lora")
         assert page.tiles["reward"].figure() != DASH
+    session.open_run(runs / "stages")
+    assert not any(plot.traces for plot in page.grid.plots), "a chart not yet drawn again showed the run before"
 
 
 def test_completions(qtbot: QtBot, session: Session, runs: Path) -> None:

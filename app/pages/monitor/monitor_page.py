@@ -313,6 +313,9 @@ class RunCharts:
     def show_run(self, run: Run | None) -> None:
         self._run, self._curves_for = run, ()
         self.grid.forget_span()
+        for plot in self.grid.plots:
+            if plot.traces:  # of the run before, until its turn comes
+                plot.show_traces(())
 
     def refresh(self) -> None:
         if self._run is not None:
