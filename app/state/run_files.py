@@ -26,9 +26,10 @@ _ROUTINE = re.compile(r"step \d+  |BLAS is |.+(…|/s\.)$")
 
 
 def newest_checkpoint(folder: RunFolder) -> int | None:
+    """The step of the newest checkpoint in which something was learned."""
     # A checkpoint is written under a hidden name, which is no number, and renamed when it is complete.
     names = [path.parent.name for path in folder.checkpoints.glob("*/state.json")]
-    return max((int(name) for name in names if name.isdigit()), default=None)
+    return max((int(name) for name in names if name.isdigit()), default=0) or None
 
 
 def problem_of(state: str, ending: Event | None, step: int, folder: RunFolder) -> str:

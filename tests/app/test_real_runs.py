@@ -91,6 +91,7 @@ def test_monitor(qtbot: QtBot, session: Session, runs: Path, name: str) -> None:
     if name == "broken":
         assert page.verdict.title.text() == "Failed before the first step" and not titles
         assert "Out of luck" in page.verdict.sentence.text()
+        assert page.verdict.buttons[0].text() == "Start over", "a checkpoint of step 0 holds nothing learned"
     else:
         assert page.verdict.title.text().startswith("Finished: 3 steps")
         assert {"Reward", "Loss", "Speed", "Memory"} <= titles
