@@ -9,6 +9,7 @@ import pytest
 from PySide6.QtCore import QModelIndex, Qt
 
 from app.pages.runs.queue_panel import QueuePanel
+from app.pages.runs.runs_page import RunsPage
 from app.state.prefs import Prefs
 from app.state.run_list import RunQueue
 from app.state.session import Session
@@ -142,6 +143,14 @@ def panel(tmp_path: Path, qtbot, monkeypatch) -> QueuePanel:
 
 def names(panel: QueuePanel) -> str:
     return "".join(row.run.name for row in panel.model.rows)
+
+
+def test_the_panel_of_a_filled_queue_is_never_a_window(session: Session, qtbot, monkeypatch) -> None:
+    session.queue.add(prepared("a"))
+    windows: list[bool] = []
+    monkeypatch.setattr(QueuePanel, "showEvent", lambda panel, _: windows.append(panel.isWindow()))
+    qtbot.show(RunsPage(session))
+    assert windows and not any(windows)
 
 
 def test_settings_of_a_run_that_has_begun_stand(panel: QueuePanel, qtbot) -> None:

@@ -65,7 +65,7 @@ class QueueModel(DraggedRowsModel):
 class QueuePanel(QFrame):
     """A card with the waiting runs and what can be done with them. Hidden while there is nothing to say."""
 
-    def __init__(self, session: Session, parent: QWidget) -> None:
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)  # before `refresh` shows it: a widget without a parent opens as a window
         self.setProperty("role", "card")
         self._session, self._queue = session, session.queue
