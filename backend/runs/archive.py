@@ -92,7 +92,7 @@ def summary(run: RunFolder) -> Summary:
         sentence=str(ending.get("sentence", "")) if ending else "",
         reward_before=before,
         reward_after=after,
-        began=starts[0].get("t") if starts else modified_at(run.config) or None,
+        began=modified_at(run.parent) or (starts[0].get("t") if starts else modified_at(run.config) or None),
         worked_s=clock.seconds if steps else None,
         metrics=_metrics(newest),
         ranks=started["ranks"] if isinstance(started.get("ranks"), int) else None,

@@ -33,8 +33,8 @@ from tests.support import small_run
 FAILING = """
 from backend.rewards import register_reward_function
 
-@register_reward_function("failing")
-def failing(prompts, completions, answer, types=None):
+@register_reward_function("failing_with_a_name_that_is_far_longer_than_the_details_are_wide")
+def failing_with_a_name_that_is_far_longer_than_the_details_are_wide(prompts, completions, answer, types=None):
     raise ValueError("Out of luck.")
 """
 
@@ -47,7 +47,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     inputs = folder / "inputs"
     evaluated = {"steps_per_eval": 1, "validation_split": 0.25, "val_batches": 1, "record_tokens": True}
     stages = [{"iters": 1, "reward_functions": ["r1_int"]}, {"iters": 2, "reward_functions": ["r1_count_xml"]}]
-    failing = {"reward_functions": ["failing"], "reward_functions_file": str(folder / "failing.py")}
+    name = "failing_with_a_name_that_is_far_longer_than_the_details_are_wide"
+    failing = {"reward_functions": [name], "reward_functions_file": str(folder / "failing.py")}
     kinds: dict[str, dict[str, Any]] = {
         "lora": evaluated | small_run.low_half(folder) | {"beta": 0.1, "save_every": 2},
         "full": {"train_type": "full", "learning_rate": 1e-4, "log_kl": True},
@@ -123,7 +124,7 @@ def test_completions(qtbot: QtBot, session: Session, runs: Path) -> None:
 
 def test_runs(qtbot: QtBot, session: Session, runs: Path) -> None:
     """Every setting and metric as a column, the details of each run, and the dialogs over it."""
-    page = qtbot.show(RunsPage(session), 1100, 760)
+    page = qtbot.show(RunsPage(session), 1240, 760)
     qtbot.waitUntil(lambda: not page.runs.is_reading and len(page.model.rows) == 4)
     page.choose_columns()
     dialog = page.findChild(ColumnDialog)
@@ -135,6 +136,8 @@ def test_runs(qtbot: QtBot, session: Session, runs: Path) -> None:
     for record in page.model.rows:
         page.table.choose(Path(record.summary.path))
         assert page.details.folder.text() == record.summary.name
+        QApplication.processEvents()
+        assert page.details.widget().minimumSizeHint().width() <= page.details.viewport().width(), "edges were cut"
     clone = CloneDialog(RunFolder(runs / "lora"), "lora", VerbProcess)
     export = ExportPanel(RunFolder(runs / "lora"), VerbProcess)
     for each in (clone, export):

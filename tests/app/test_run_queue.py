@@ -205,6 +205,12 @@ def test_the_queue_pauses_and_an_empty_one_hides(panel: QueuePanel) -> None:
     assert queue.now.is_paused and panel.status.text() == "Paused: no other run is started."
     panel.after_failure.click()
     assert queue.now.pauses_after_failure and panel.pause.text() == "Resume" and panel.after_failure.isChecked()
+    panel.pause.click()
+    queue._launched_until = 0.0
+    panel.refresh()
+    assert panel.status.text() == "No process starts them." and panel.pause.text() == "Start"
+    panel.pause.click()
+    assert queue.is_active and panel.pause.text() == "Pause" and panel.status.text().startswith("The first starts as")
     queue.file.path.unlink()
     queue.refresh()
     assert panel.isHidden()

@@ -66,6 +66,7 @@ def test_a_warm_clone_without_changes_continues_as_its_parent_bit_for_bit(parent
     *_, last = read_events(run.events)
     assert (last["kind"], last["step"], last["reason"]) == ("stopped", 3, "cloned")
     assert (summary(run).state, summary(run).step, summary(run).iterations) == ("stopped", 3, 5)
+    assert (summary(run).began or 0) > (summary(parent).began or 0), "the start of its parent was shown"
     assert (run.adapters / "adapters.safetensors").read_bytes() == (
         parent.checkpoints / "000003" / "adapters.safetensors"
     ).read_bytes()

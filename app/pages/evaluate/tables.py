@@ -103,7 +103,7 @@ class FigureModel(RowsModel):
             Column("Base", 64, is_figure=True),
             Column(after, 64, is_figure=True),
             Column("Difference" if self.has_difference else "", tip=plot_tip),
-            Column("Change", 72, is_figure=True, tip="Tuned minus base; of shares, in percentage points."),
+            Column("Change", 84, is_figure=True, tip="Tuned minus base; of shares, in percentage points."),
             Column("95 % interval", 152, is_figure=True, tip="95 % bootstrap interval over prompts."),
         )
         self.set_rows(lines)

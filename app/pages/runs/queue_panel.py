@@ -100,7 +100,7 @@ class QueuePanel(QFrame):
         self.remove_button = button("Remove", self._remove)
         self.after_failure = CheckBox("Pause after a failure")
         self.after_failure.clicked.connect(lambda on: self._queue.change(self._queue.file.set_pauses_after_failure, on))
-        self.pause = button("Pause", lambda: self._queue.set_paused(not self._queue.now.is_paused))
+        self.pause = button("Pause", self._pause)
         self._parts = (self.next_button, self.edit_button, self.remove_button, self.after_failure)
         title = label("Queue", theme.heading_font())
         margins = (2 * theme.SPACE, theme.SPACE, 2 * theme.SPACE, theme.SPACE)
@@ -122,8 +122,10 @@ class QueuePanel(QFrame):
             status = "Paused: no other run is started."
         elif queue.now.starting is not None:
             status = f"After {queue.now.starting.name}, which trains now."
+        elif not queue.is_active:
+            status = "No process starts them."
         else:
-            status = f"The first starts {'when the present run ends' if self._session.is_training else 'now'}."
+            status = "The first starts as soon as nothing else trains."
         if rows != self.model.rows:
             self.model.set_rows(rows)
             runs = [each.run for each in rows]
@@ -132,14 +134,17 @@ class QueuePanel(QFrame):
             self.table.setFixedHeight(min(len(rows), SHOWN_ROWS) * theme.scaled(ROW_HEIGHT) + 2)
         self._show_choice()
         configure(self.status, text=status, toolTip=plain_tip(status))
-        if queue.now.is_paused:
-            configure(self.pause, text="Resume", toolTip="Start waiting runs again")
+        if queue.now.is_paused or (rows and not queue.is_active):
+            configure(self.pause, text="Resume" if queue.now.is_paused else "Start", toolTip="Start the waiting runs")
         else:
             configure(self.pause, text="Pause", toolTip="Start no other run; the present one continues")
         self.after_failure.setChecked(queue.now.pauses_after_failure)
         for part in (self.table, *self._parts):
             part.setVisible(bool(rows))
         self.setVisible(bool(rows) or bool(status))
+
+    def _pause(self) -> None:
+        self._queue.set_paused(self._queue.is_active)
 
     def selected(self) -> QueueRow | None:
         chosen = self.table.selected_rows()

@@ -194,4 +194,6 @@ def _fill(cells: QGridLayout, rows: Sequence[tuple[str, str]]) -> None:
     top = Qt.AlignmentFlag.AlignTop
     for place, (name, value) in enumerate(rows):
         cells.addWidget(label(name, role="muted", wrap=True), place, 0, top)
-        cells.addWidget(label(value, theme.figures_font(), wrap=True, selectable=True), place, 1, top)
+        # The least width of a label is its longest word, which the page must not have.
+        text = label(value, theme.figures_font(), wrap=True, selectable=True, minimumWidth=1, toolTip=plain_tip(value))
+        cells.addWidget(text, place, 1, top)
