@@ -292,13 +292,17 @@ def generate(
     chat = open_chat(name, checkpoint, runs_dir, wanted, asking)
     config, sides = chat.source.config, chat.sides.sides
     chosen = list(sides) if both else ["base"] if base or "tuned" not in sides else ["tuned"]
-    if with_scores and chat.source.run is not None:
+    if with_scores and chat.source.run is None:
+        raise UserError("score", f"{name} is a model and no run, so it has no reward functions for --score.")
+    if with_scores:
         require_allowed(config.model_dump(), allow=allow_code)
     if prompt == "-" and len(prompt := sys.stdin.read(TEXT_LIMIT + 1)) > TEXT_LIMIT:
         raise UserError("prompt", f"The prompt from stdin is longer than {TEXT_LIMIT:,} characters.")
+    if row is None and not (prompt or "").strip():
+        raise UserError("prompt", "The prompt is empty.")
     question = asking.question(config, prompt or "", row=None if row is None else row - 1, answer=expected)
     replies = answer(chat, question, [side for side in sides if side in chosen], None if as_json else {})
-    scored = score(config, replies) if with_scores and chat.source.run is not None else []
+    scored = score(config, replies) if with_scores else []
     if not as_json:
         if scored:
             _tell_scores(replies, scored)

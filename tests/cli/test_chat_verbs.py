@@ -52,7 +52,7 @@ def test_a_prompt_comes_from_stdin_too(run: Path):
     [
         ("", "prompt: Give a prompt with --prompt, or a row of the test split with --row."),
         ("--prompt a --row 1", "prompt: Give a prompt"),
-        ("--prompt=", "may not be empty"),
+        ("--prompt=", "prompt: The prompt is empty."),
         ("--row 9", "rows 1 to 8, and no row 9."),
         ("--prompt a --temperature -1", "temperature: "),
         ("--prompt a --top-p 2", "top_p: "),
@@ -62,6 +62,11 @@ def test_a_prompt_comes_from_stdin_too(run: Path):
 )
 def test_mistakes_are_told_in_a_sentence(run: Path, arguments: str, sentence: str):
     assert sentence in refused("generate", run, *arguments.split())
+
+
+def test_a_model_has_no_rewards_to_score_with(run: Path, models: Path):
+    said = refused("generate", next(models.glob("**/config.json")).parent, "--prompt", "a", "--score")
+    assert "has no reward functions for --score" in said
 
 
 def test_a_conversation_with_every_command(run: Path):
