@@ -37,6 +37,7 @@ from backend.runs.run_folder import all_runs, find_run
 from backend.runs.steering import changed, request_change, run_config
 from backend.utils.disk import disk_fault, fault_of
 from backend.utils.errors import UserError
+from backend.utils.file_lock import held
 from backend.utils.places import path_text
 from backend.utils.text import quote
 
@@ -229,7 +230,7 @@ def change(
         raise UserError("run", f"The run {folder.name} is not training; “{resumed}” goes on with other settings.")
     # With every problem at once, and before the trainer is asked, which checks it again.
     changed(run_config(folder), asked)
-    if True:  # one at a time: an answer does not name its request
+    with held(folder.config):  # one at a time: an answer does not name its request
         follower = Follower(folder.events)
         while follower.read():
             pass  # what was written before
