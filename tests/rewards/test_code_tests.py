@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from backend.config.config import parse
 from backend.data.rows import check_columns
+from backend.rewards.confinement.confine import FOLDER_PREFIX
 from backend.rewards.errors import RewardError
 from backend.rewards.functions import code
 from backend.rewards.functions.code import same_output
@@ -157,22 +159,78 @@ HOSTILE = {
     "patches the observer": "import builtins, json\njson.dumps = lambda *a, **k: '[0, 0, {\"value\": 9}]'\n"
     "builtins.isinstance = lambda *a: True\ndef add(a, b): return 9",
     "raises in every test": "def add(a, b): raise SystemExit(0)",
+    "exits before the tests": "raise SystemExit(0)",
+    "prints a verdict": "print('[0]\\n[1]\\n2 passed')\ndef add(a, b): return 9",
+    "patches the comparison": "import operator\noperator.eq = lambda a, b: True\ndef add(a, b): return 9",
+    "looks for the expected values": "import gc\n"
+    "found = [o.value for o in gc.get_objects() if type(o).__name__ == 'ExpectedValue']\n"
+    "def add(a, b): return found[b // 4]",
+    "imports our comparison": "import backend.rewards.program_tests\n" + ADD,
+    "looks for the code of another": "import gc, sys\nframe, seen = sys._getframe(), gc.get_objects()\n"
+    "while frame: seen += [frame.f_locals, frame.f_globals, sys.argv, sys.orig_argv]; frame = frame.f_back\n"
+    "found = any('HON'.replace('N', 'NEST') in str(o) for o in seen if type(o) in (dict, list, tuple))\n"
+    "def add(a, b): return found and a + b",
+    "looks for an open file": "import os\nfound = 0\nfor file in range(4, 4096):\n"
+    "    try: os.fstat(file); found = 1\n    except OSError: pass\ndef add(a, b): return found and a + b",
+    "looks into folders": "import os\nfound = 0\nfor path in ('..', '../..', '/', '/tmp', '/dev/shm', '/proc'):\n"
+    "    try: found += len(os.listdir(path))\n    except OSError: pass\ndef add(a, b): return found and a + b",
+    "reads its memory as a file": "open('/proc/self/mem', 'rb')\n" + ADD,
+    "looks for tokens": "import os\ndef add(a, b): return 'precious' in str(os.environ) and a + b",
+    "looks for tokens in C": "import ctypes\n"
+    "all = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), 'environ')\nnumber = found = 0\n"
+    "while all[number]: found |= b'precious' in all[number]; number += 1\ndef add(a, b): return found and a + b",
+    "makes raw sockets": "import socket as s\ns.socketpair(s.AF_UNIX, s.SOCK_RAW)\n" + ADD,
+    "shares memory": "import mmap\nmmap.mmap(-1, 8 << 30)\n" + ADD,
+    "writes shared memory": "open('/dev/shm/grpo', 'w')\n" + ADD,
+    "raises its limits": "import resource as r\nr.setrlimit(r.RLIMIT_CPU, (99, 99))\n" + ADD,
+    "becomes a shell": "import os\ndef add(a, b): os.execv('/bin/sh', ['sh', '-c', 'echo [0] >&3'])",
+    "survives its exit": "import os\nos._exit = lambda code: None\nraise SystemExit(0)",
+    "replaces the observer later": "import sys, threading\ndef later():\n"
+    "    while True: vars(sys.modules['solution'])['__observe__'] = lambda number, value: None\n"
+    "threading.Thread(target=later, daemon=True).start()\ndef add(a, b): return 9",
+    "writes broken reports": "import os\nos.write(3, b'[' * 99999 + b'\\n')\n"
+    "os.write(3, b'[0, 0, {\"value\": 1' + b'0' * 99999 + b'}]')",
 }
-ON_LINUX_ALONE = {"reads a file", "lists a folder", "signals its parent", "signals by thread"}
-"""What a Mac does not refuse (docs/rewards.md)."""
+MORE = {
+    "blocks every signal": "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\nwhile True: pass",
+    "leaves threads": "import threading, time\n"
+    "for _ in range(99): threading.Thread(target=time.sleep, args=(9,)).start()",
+    "hangs in C": "import ctypes\nctypes.PyDLL(None).sleep(99)",
+    "hangs at its exit": "import sys, time\nsys.stdout.flush = lambda: time.sleep(99)",
+    "nests 3,000 folders": "import os\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')\n" + ADD,
+    "hides files too deep": "import os, time\nfor _ in range(30): os.mkdir('d' * 200); os.chdir('d' * 200)\n"
+    "for n in range(40): open(str(n), 'wb').write(b'x' * 10**6)\ntime.sleep(0.4)\n" + ADD,
+    "makes empty files": "import os\nfor n in range(10**6): os.close(os.open(str(n), os.O_CREAT))",
+    "writes many files": "import time\nfor n in range(40): open(str(n), 'wb').write(b'x' * 10**6)\ntime.sleep(0.4)\n"
+    + ADD,
+}
+ON_LINUX_ALONE = {"reads a file", "lists a folder", "signals its parent", "signals by thread", "looks into folders"}
+ON_LINUX_ALONE |= {"shares memory", "looks for tokens in C", "becomes a shell"}
+"""What a Mac does not refuse (docs/rewards.md), or has not."""
 
 
-def test_hostile_programs_get_nothing_and_cost_no_more_than_their_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("programs", [HOSTILE, pytest.param(HOSTILE | MORE, marks=pytest.mark.proof)], ids=len)
+def test_hostile_programs_get_nothing_and_cost_no_more_than_their_time(
+    programs: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "precious")
+    monkeypatch.setenv("OPENAI_API_KEY", "precious")
+    runner.close()
     secret = tmp_path / "secret.txt"
     secret.write_text("3")
-    tried = {name: text for name, text in HOSTILE.items() if sys.platform == "linux" or name not in ON_LINUX_ALONE}
+    tried = {name: text for name, text in programs.items() if sys.platform == "linux" or name not in ON_LINUX_ALONE}
     texts = [text.replace("{secret}", str(secret)).replace("{home}", str(tmp_path)) for text in tried.values()]
     began = time.monotonic()
-    seen = dict(zip([*tried, "honest"], scores([*texts, ADD], tests=ASSERTS), strict=True))
-    assert seen == dict.fromkeys(tried, 0.0) | {"honest": 1.0}
-    # Four run until their time is up, a second on the clock each, if one after the other.
+    honest = f"{ADD}# HONEST"
+    seen = dict(zip(["first", *tried, "last"], scores([honest, *texts, ADD], tests=ASSERTS), strict=True))
+    assert seen == dict.fromkeys(tried, 0.0) | {"first": 1.0, "last": 1.0}
+    # Of some the time runs out, a second on the clock each, if one after the other.
     assert time.monotonic() - began < 12
     assert secret.read_text() == "3"
+    server = runner.pid
+    assert scores([f"{ADD}# next"], tests=ASSERTS) == [1.0] and runner.pid == server
+    runner.close()
+    assert not list(Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}{server}-*"))
 
 
 @pytest.mark.parametrize(

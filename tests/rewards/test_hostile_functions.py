@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +15,14 @@ from typing import Any
 
 import pytest
 
+from backend.rewards.confinement.confine import FOLDER_PREFIX
 from backend.rewards.inputs import TrainerState
 from backend.rewards.scorer import begin_scorer
 from backend.rewards.worker_process import RewardWorker
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
+from tests.support import small_run
 from tests.support.scoring import make_group
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for what is left in /proc")
@@ -29,6 +34,7 @@ RUNNING = r"was still running after 0.4 s \(reward_timeout\)"
 PIPE = r"(closed or replaced|wrote something of its own into) the pipe by which scores are returned"
 SPOILED = "left Python in a state in which its process could not go on"
 SCORED = "^$"
+EVERY_FILE = "for fd in range(3, 64):\n    try: {}\n    except OSError: pass\n"
 
 # Body of the function, pattern of the message. RUN is the folder of a run, TRAINER the pid of this process.
 HOSTILE: dict[str, tuple[str, str]] = {
@@ -45,14 +51,8 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "returns a huge number": ("return [10 ** 400 for _ in completions]", "not a finite number"),
     "returns text": ("return ['1' for _ in completions]", r"\(str\) as a score, which is not a number"),
     "closes all descriptors": ("os.closerange(0, 4096)", PIPE),
-    "writes into every descriptor": (
-        "for fd in range(3, 64):\n    try: os.write(fd, b'{\"scores\": [[1, 1]]}')\n    except OSError: pass",
-        PIPE,
-    ),
-    "truncates every descriptor": (
-        "for fd in range(3, 64):\n    try: os.ftruncate(fd, 0)\n    except OSError: pass",
-        SCORED,
-    ),
+    "writes into every descriptor": (EVERY_FILE.format("os.write(fd, b'{\"scores\": [[1, 1]]}')"), PIPE),
+    "truncates every descriptor": (EVERY_FILE.format("os.ftruncate(fd, 0)"), SCORED),
     "prints 100 MB": ("for _ in range(100): os.write(1, b'y' * 1_000_000)", f"^$|{RUNNING}"),
     "reads its input": ("input()", "EOFError"),
     "breaks json": ("json.dumps = json.loads = None; json.JSONEncoder.encode = lambda *a: 'x'", SCORED),
@@ -83,14 +83,117 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "changes permissions": ("os.chmod(RUN, 0)", "PermissionError"),
     "connects": ("socket.create_connection(('127.0.0.1', 9), 1)", r"PermissionError.*\(reward_network is off\)"),
     "makes datagram sockets": ("socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)", "PermissionError"),
+    "makes raw sockets": ("socket.socketpair(socket.AF_UNIX, socket.SOCK_RAW)", "PermissionError"),
+    "locks another run": ("fcntl.flock(os.open(f'{RUN}/run.lock', os.O_RDONLY), fcntl.LOCK_SH)", "OSError"),
+    "leases another run's file": (
+        "fcntl.fcntl(os.open(f'{RUN}/run.lock', os.O_RDONLY), fcntl.F_SETLEASE, fcntl.F_RDLCK)",
+        "PermissionError",
+    ),
+    "makes a session": ("os.setsid()", "PermissionError"),
+    "writes 3 GB": ("open('large', 'wb').truncate(3 << 30)", "OSError.*too large"),
     "looks for tokens": ("assert 'HF_TOKEN' not in os.environ, 'a token'", SCORED),
     "kills the trainer": ("os.kill(TRAINER, signal.SIGKILL)", "PermissionError"),
     "logs a name of two lines": ("log_extra('a\\nb', [1, 2])", "ValueError: .*a name on one line"),
+    "logs 25 MB": ("log_extra('x', ['y' * 12_500_000] * 2)", "ValueError: log_extra takes 4 MB in a step"),
+    "logs 10,000 metrics": ("for n in range(10_000): log_metric(f'm{n}', n)", "ValueError: log_metric takes 200 names"),
+    "logs a number of 5,000 digits": ("log_extra('x', [10 ** 5000, 1])", "ValueError"),
+    "logs a list in itself": ("loop = []; loop.append(loop); log_extra('x', loop)", "RecursionError"),
+    "raises KeyboardInterrupt": ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+    "raises a BaseException": ("raise BaseException('odd')", "BaseException: odd"),
+    "raises what causes itself": (
+        "error = ValueError('loop'); error.__cause__ = error; raise error",
+        "ValueError: loop",
+    ),
+    "raises nested groups": (
+        "error = ValueError()\nfor _ in range(5000): error = ExceptionGroup('g', [error])\nraise error",
+        "ExceptionGroup: g",
+    ),
+    "raises terminal commands": ("raise ValueError('\\x1b[2J\\x07')", r"ValueError: \\x1b"),
+    "returns too few": ("return [1.0]", "1 scores for 2 completions"),
+    "returns nothing": ("return None", "None where a list of 2 scores"),
+    "returns NaN": ("return [float('nan')] * 2", "nan as a score, which is not a finite number"),
+    "returns a mapping": ("return {0: 1.0, 1: 1.0}", "dict where a list of 2 scores"),
+    "returns deep lists": (
+        "deep = []\nfor _ in range(100_000): deep = [deep]\nreturn [deep, deep]",
+        "as a score, which is not a number",
+    ),
+    "returns numbers that exit": (
+        "class Odd:\n    def __float__(self): raise SystemExit\nreturn [Odd(), Odd()]",
+        "SystemExit",
+    ),
+    "stops the event loop": (
+        "async def go():\n    asyncio.get_running_loop().stop()\n    await asyncio.sleep(9)\nreturn go()",
+        "RuntimeError",
+    ),
+    "cancels every task": (
+        "async def go():\n    for task in asyncio.all_tasks(): task.cancel()\n    await asyncio.sleep(9)\nreturn go()",
+        "Error",
+    ),
+}
+SLOW = {
+    "stops itself": ("os.kill(os.getpid(), signal.SIGSTOP)", RUNNING),
+    "blocks every signal": ("signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64)); time.sleep(99)", RUNNING),
+    "hangs in the garbage collector": (
+        "import gc; gc.callbacks.append(lambda *a: time.sleep(99)); gc.set_threshold(1)",
+        RUNNING,
+    ),
+    "hangs in a trace": ("sys.settrace(lambda *a: time.sleep(99)); (lambda: 0)()", RUNNING),
+    "hangs as a number": ("class A:\n    def __float__(self): time.sleep(99)\nreturn [A(), A()]", RUNNING),
+    "returns without end": ("import itertools; return itertools.repeat(1.0)", RUNNING),
+    "hangs after a mark of its own": (
+        EVERY_FILE.format("os.write(fd, b'\\x1e[-1, true]\\n')") + "time.sleep(99)",
+        PIPE,
+    ),
+    "hangs after a mark of ours": (
+        "import gc; [c._mark(-1) for c in gc.get_objects() if type(c).__name__ == 'Caller']; time.sleep(99)",
+        "gave no answer for 10 s and more",
+    ),
+    "forks away from whoever ends it": (
+        "for _ in range(16):\n    if os.fork() == 0:\n        os.setsid()\n        while not os.fork(): pass\n"
+        "        os._exit(0)",
+        SCORED,
+    ),
+    "exits in a fork": ("if os.fork() == 0: sys.exit(3)", SCORED),
+    "kills its group": ("os.killpg(0, 9)", "signal 9, killed"),
+    "makes threads without end": (
+        "import resource; resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30))\n"
+        "while True: threading.Thread(target=time.sleep, args=(99,)).start()",
+        "can't start new thread",
+    ),
+    "gives itself no memory": (
+        "import resource; resource.setrlimit(resource.RLIMIT_DATA, (0, 0)); bytearray(1 << 24)",
+        f"MemoryError|{SPOILED}|ended the process it ran in",
+    ),
+    "gives itself no files": ("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))", SCORED),
+    "fills its folder": ("for n in range(20): open(str(n), 'wb').write(b'x' * 5_000_000)", SCORED),
+    "deletes its folder": ("import shutil; shutil.rmtree(os.getcwd(), ignore_errors=True)", SCORED),
+    "stays in a deleted folder": ("os.mkdir('d'); os.chdir('d'); os.rmdir('../d')", SCORED),
+    "recurses in C": (
+        "sys.setrecursionlimit(1 << 30)\nclass A:\n    def __repr__(self): return repr(self)\nrepr(A())",
+        "signal 11, segmentation fault",
+    ),
+    "raises what lies about its class": (
+        "class Odd(Exception):\n    __class__ = property(lambda self: 1 / 0)\nraise Odd",
+        f"Odd|ZeroDivisionError|{SPOILED}",
+    ),
+    "raises by a timer": (
+        "signal.signal(signal.SIGALRM, lambda *a: 1 / 0); signal.setitimer(signal.ITIMER_REAL, 0.01, 0.001)\n"
+        "time.sleep(1)",
+        f"ZeroDivisionError|{SPOILED}",
+    ),
+    "returns a generator": ("return (1.0 for _ in completions)", SCORED),
+    "changes its inputs": ("completions[:] = ['x'] * 2; prompts.clear(); answer.clear(); rest.clear()", SCORED),
+    "breaks math and os": ("import math; math.isfinite = os.write = os._exit = os.getpid = None", "^$|TypeError"),
+    "forgets its modules": ("sys.modules.clear()", f"^$|{SPOILED}"),
+    "closes its output": ("sys.stdout.close(); sys.stderr.close(); sys.stdout = None", SCORED),
+    "prints terminal commands": ("print('\\x1b[2J\\x1b]0;mine\\x07'); os.write(2, b'\\x1b[8m')", SCORED),
+    "sets seeds": ("import random, numpy; random.seed(0); numpy.random.seed(0)", SCORED),
+    "ends at exit": ("atexit.register(os._exit, 7)", SCORED),
 }
 ENDS_CLEAN = ("Error", "Exit", "score", "Odd")
 """Messages after which the worker is as it was, and is used again."""
 HEAD = """
-import asyncio, atexit, ctypes, json, os, signal, socket, subprocess, sys, threading, time
+import asyncio, atexit, ctypes, fcntl, json, os, signal, socket, subprocess, sys, threading, time
 from backend.rewards import register_reward_function
 RUN, TRAINER = {run!r}, {trainer}
 """
@@ -164,12 +267,22 @@ AT_IMPORT = ("hangs in C with the interpreter's lock", "exits", "ends its proces
 
 
 @pytest.mark.parametrize(
-    ("name", "at_import"), [*((name, False) for name in HOSTILE), *((name, True) for name in AT_IMPORT)]
+    ("name", "at_import"),
+    [
+        *((name, False) for name in HOSTILE),
+        *((name, True) for name in AT_IMPORT),
+        *(pytest.param(name, False, marks=pytest.mark.proof) for name in SLOW),
+    ],
 )
 def test_hostile_function_gets_one_message(
-    name: str, at_import: bool, worker: RewardWorker, victim: Path, tmp_path: Path
+    name: str,
+    at_import: bool,
+    worker: RewardWorker,
+    victim: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    body, pattern = HOSTILE[name]
+    body, pattern = (HOSTILE | SLOW)[name]
     head = HEAD.format(run=str(victim), trainer=os.getpid())
     returns = "return [1.0 for _ in completions]"
     file, sound = tmp_path / "mine.py", tmp_path / "sound.py"
@@ -180,12 +293,41 @@ def test_hostile_function_gets_one_message(
     worker.start()
     begun = time.monotonic()
     message = scored(worker, file, TIMEOUT_S if RUNNING in pattern else AMPLE_S)
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 13
     assert re.search(pattern, message), message
     if message:
         assert message.isprintable() and message.endswith(".") and len(message) <= 200 and "mine.py" in message
-    if not message or not any(word in message for word in ENDS_CLEAN):
+    if name in SLOW or not message or not any(word in message for word in ENDS_CLEAN):
         worker.stop(1.0)
         assert not left_behind()
+        assert not list(Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}{os.getpid()}-*"))
     assert scored(worker, sound, 20.0) == "", "the next scoring"
     assert contents(victim.parent) == before
+    assert "\x1b" not in capsys.readouterr().err
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("name", HOSTILE | SLOW)
+def test_a_run_with_it_is_saved_and_the_next_is_normal(name: str, victim: Path, tmp_path: Path) -> None:
+    body, pattern = (HOSTILE | SLOW)[name]
+    file = tmp_path / "mine.py"
+    head = HEAD.format(run=str(victim), trainer=os.getpid()) + FUNCTION.replace("**rest", "trainer_state=None, **rest")
+    returns = "return [1.0 for _ in completions]"
+    file.write_text(f"{head}    if trainer_state.step < 1: {returns}\n{indent(dedent(body), '    ')}\n    {returns}\n")
+    limit_s = TIMEOUT_S if RUNNING in pattern else AMPLE_S
+    about = {"reward_functions": ["mine"], "reward_weights": [], "reward_functions_file": str(file)}
+    about |= {"reward_isolation": "process", "reward_timeout": limit_s, "save_every": 1, "iters": 2}
+    raw = small_run.settings_for(tmp_path, **about)
+    run = RunFolder(tmp_path / "runs" / "first")
+    ending = small_run.train_here(raw, run)
+    is_finished = ending.kind == "finished"
+    assert (ending.exit_code, bool(re.search(pattern, "" if is_finished else ending.sentence))) == (
+        0 if is_finished else 2,
+        True,
+    ), ending.sentence
+    last = ["finished" if is_finished else "failed"]
+    assert [event["kind"] for event in read_events(run.events)][-1:] == last
+    assert (run.path / "checkpoints" / "000001" / "state.json").is_file()
+    file.write_text(f"{head}    {returns}\n")
+    assert small_run.train_here(raw, RunFolder(tmp_path / "runs" / "next")).kind == "finished"
+    assert not list(Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}{os.getpid()}-*"))

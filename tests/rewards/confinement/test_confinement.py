@@ -88,14 +88,28 @@ def test_tokens_and_keys_cannot_be_read(tmp_path: Path) -> None:
     ):
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text("text")
-    folder = tmp_path / "own"
+    folder, named = tmp_path / "own", tmp_path / "named"
     folder.mkdir()
-    child = ProbedChild(folder, network=False, environment={"HOME": str(home)})
+    (tmp_path / "config").mkdir()
+    places = {"HF_TOKEN_PATH": str(named), "HISTFILE": "~/typed", "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    places |= {"XDG_CACHE_HOME": str(tmp_path / "config")}
+    child = ProbedChild(folder, network=False, environment={"HOME": str(home), **places})
     try:
         child.needs("secrets")
         read = "value = open(path).read()"
-        for secret in (".ssh/id_ed25519", ".cache/huggingface/token"):
-            assert child.run(read, path=home / secret).get("errno") in REFUSED, secret
+        later = [
+            named,
+            tmp_path / "stored_tokens",
+            home / "typed",
+            home / ".psql_history",
+            home / ".kaggle/kaggle.json",
+        ]
+        later += [tmp_path / "config" / name for name in ("gh/hosts.yml", "huggingface/token")]
+        for secret in later:  # tokens made during the run
+            secret.parent.mkdir(parents=True, exist_ok=True)
+            secret.write_text("text")
+        for secret in (home / ".ssh/id_ed25519", home / ".cache/huggingface/token", *later):
+            assert child.run(read, path=secret).get("errno") in REFUSED, secret
         for other in (".cache/huggingface/hub/config.json", ".config/other/settings", "data.json"):
             assert child.run(read, path=home / other) == {"value": "text"}, other
         linked = child.run(

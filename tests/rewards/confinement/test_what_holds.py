@@ -130,7 +130,8 @@ def test_the_filter_decides_as_it_should(machine: str) -> None:
     assert [of(closed, "socket", family) for family in (1, 2, 10, 16, 38)] == [denied] * 5
     assert [of(judge, "socket", family) for family in (1, 2, 10, 16, 38)] == [denied, allow, allow, allow, denied]
     assert (of(closed, "fchmod"), of(judge, "fchmod")) == (refuse, refuse)
-    assert (of(closed, "socketpair", 1, 1), of(closed, "socketpair", 1, 0x80002)) == (allow, denied)
+    assert [of(closed, "socketpair", 1, kind) for kind in (1, 0x80001, 0x80002, 3)] == [allow, allow, denied, denied]
+    assert (of(closed, "flock"), of(closed, "fcntl", 3, 2), of(closed, "fcntl", 3, 1024)) == (missing, allow, refuse)
     assert (of(closed, "ptrace"), of(closed, "io_uring_setup"), of(closed, "clone3")) == (refuse, missing, missing)
     assert (of(closed, "prlimit64", 0), of(closed, "prlimit64", 42)) == (allow, refuse)
     # Process 0 of PRIO_PROCESS is the caller, of PRIO_USER all that the user has.
