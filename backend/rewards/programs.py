@@ -13,28 +13,19 @@ for all; "limit": `deadline_s` are over.
 from __future__ import annotations
 
 import atexit
-import bisect
-import collections
 import fcntl
-import functools
-import heapq
-import itertools
 import json
-import math
 import numbers
 import os
-import random
-import re
 import resource
 import select
 import signal
-import string
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import typing
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -56,8 +47,7 @@ from backend.utils.child_process import module_command
 from backend.utils.command import backend_environment
 from backend.utils.files import reason, remove_tree, walk
 
-PRELOADED = (bisect, collections, functools, heapq, itertools, math, random, re, string, typing)
-"""Modules to preload before forking."""
+PRELOADED = ("bisect", "functools", "heapq", "itertools", "math", "random", "re", "string", "typing")  # before forking
 REPORTS = 3
 MOST_OUTPUT = 256 << 10  # maximum bytes of a task's output or reports
 MOST_FOLDER = 16 << 20  # maximum bytes in a program's folder, of which each file takes at least `_BLOCK`
@@ -99,16 +89,16 @@ class ProgramRunner:
     ) -> list[list[TaskResult]] | None:
         """Results of each program's completed tasks; None if the server was lost.
 
-        Raises PermissionError if programs cannot be confined, RuntimeError if they cannot be run, as on a full disk.
+        Raises RuntimeError if programs cannot be confined, or not be run, as on a full disk.
         """
         deadline = time.monotonic() + deadline_s
         with self._lock:
             try:
                 server = self._socket or self._start()
                 if self._not_confined:
-                    raise PermissionError(self._not_confined)
+                    raise RuntimeError(f"programs cannot be kept from your files here: {self._not_confined}")
                 results: list[list[TaskResult]] = [[] for _ in programs]
-                waiting = collections.deque(number for number, tasks in enumerate(programs) if tasks)
+                waiting = deque(number for number, tasks in enumerate(programs) if tasks)
                 processors = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
                 running = 0
                 while True:
@@ -124,8 +114,6 @@ class ProgramRunner:
                         self.close()
                         raise RuntimeError(f"programs cannot be run: {error}")
                     running -= 1
-            except PermissionError:
-                raise
             except (OSError, EOFError):
                 self.close()
                 return None
@@ -175,8 +163,8 @@ def _receive(socket: Connection[Any, Any], deadline: float) -> Any:
 def main(arguments: Sequence[str] = ()) -> None:
     """The single-threaded server."""
     readable_by_programs()  # before the forks need it, as the module of the confinement
-    if sys.platform == "linux":
-        import_module("backend.rewards.confinement.linux")
+    for name in (*PRELOADED, *(["backend.rewards.confinement.linux"] if sys.platform == "linux" else [])):
+        import_module(name)
     socket = Connection(os.dup(0))
     folder, _ = make_working_folder()
     try:

@@ -97,12 +97,6 @@ class RewardFunction:
         return cls(FunctionDescription(name, file, line, note), call, parameters, user_file, **about)
 
     @property
-    def is_async(self) -> bool:
-        """True if calling it returns a coroutine."""
-        own_call = getattr(self.call, "__call__", None)  # noqa: B004 - an object with `async def __call__`
-        return inspect.iscoroutinefunction(self.call) or inspect.iscoroutinefunction(own_call)
-
-    @property
     def _required(self) -> list[str]:
         required = (each for each in self.parameters.values() if each.kind in _NAMED and each.default is each.empty)
         return [each.name for each in required if each.name not in self.excluded]

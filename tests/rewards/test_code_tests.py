@@ -209,7 +209,7 @@ ON_LINUX_ALONE |= {"shares memory", "looks for tokens in C", "becomes a shell"}
 """What a Mac does not refuse (docs/rewards.md), or has not."""
 
 
-@pytest.mark.parametrize("programs", [HOSTILE, pytest.param(HOSTILE | MORE, marks=pytest.mark.proof)], ids=len)
+@pytest.mark.parametrize("programs", [HOSTILE, pytest.param(MORE, marks=pytest.mark.proof)], ids=len)
 def test_hostile_programs_get_nothing_and_cost_no_more_than_their_time(
     programs: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,10 +129,4 @@ def _wait(worker: int, watched: int, woken: int) -> int | None:
 def _children() -> list[int]:
     with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as children:
         return [int(pid) for pid in children.read().split()]
-    found = []  # a kernel built without the list: from every process's `stat`
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
-            # pid (name) state parent …; the name may hold anything
-            if int(stat.read().rpartition(b")")[2].split()[1]) == os.getpid():
-                found.append(int(name))
-    return found
+    return []
