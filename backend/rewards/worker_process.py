@@ -112,6 +112,8 @@ class RewardWorker:
                 answer = child.receive(request, poll)
                 if not _fits(request, answer):
                     raise _WorkerLostError(_WROTE_INTO_PIPE)
+                if answer.failure and answer.failure.what == timeout_words(request.timeout_s):
+                    self.stop()  # tasks that ignore their cancellation would run on
                 return answer
             except _WorkerLostError as lost:
                 failure = Failure(lost.what, lost.index, traceback=child.stack())
