@@ -1,7 +1,8 @@
 """A random walk over the window and real runs: whatever is visible and enabled is clicked, typed into, chosen,
 scrolled.
 
-An exception that reaches `sys.excepthook` fails the walk. A proof: 2,000 actions take 20 to 40 seconds.
+An exception that reaches `sys.excepthook` fails the walk. The suite walks a little way; the proof goes 2,000 actions
+for each seed, which take 20 to 40 seconds.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from app.state.session import Session
 from app.window import Window
 from tests.support.windows import SilentService
 
-ACTIONS = 2_000
+ACTIONS, FEW_ACTIONS = 2_000, 120
 TEXTS = ["", "0", "-1", "1e999", "abc", "lora", "reward >= 1", "ü🙂\u202e"]
 TEXTS += ["/", "~", "x" * 300, "0.5", "[1, 2]", "*", "("]
 KEYS = [Qt.Key.Key_Return, Qt.Key.Key_Escape, Qt.Key.Key_Tab, Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_Space]
@@ -164,10 +165,14 @@ def tame(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(QDialog, "exec", lambda *_: int(QDialog.DialogCode.Rejected))
 
 
-@pytest.mark.proof
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("seed", "actions"),
+    [(5, FEW_ACTIONS), *(pytest.param(seed, ACTIONS, marks=pytest.mark.proof) for seed in range(5))],
+)
 @pytest.mark.usefixtures("tame")
-def test_a_random_walk(seed: int, qapp: QApplication, real_runs: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_random_walk(
+    seed: int, actions: int, qapp: QApplication, real_runs: Path, tmp_path: Path, monkeypatch
+) -> None:
     shutil.copytree(real_runs, tmp_path / "runs")
     monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path / "runs"))
     dice = random.Random(seed)
@@ -180,7 +185,7 @@ def test_a_random_walk(seed: int, qapp: QApplication, real_runs: Path, tmp_path:
     session.restore()
     window.resize(1280, 800)
     window.show()
-    for _ in range(ACTIONS):
+    for _ in range(actions):
         deeds.append(step(window, dice))
         qapp.processEvents()
         if not window.isVisible():
@@ -193,4 +198,4 @@ def test_a_random_walk(seed: int, qapp: QApplication, real_runs: Path, tmp_path:
     window.close()
     qapp.sendPostedEvents(None, QEvent.Type.DeferredDelete.value)
     assert not problems + errors, "\n".join(problems + errors)
-    assert len(set(deeds)) > 100
+    assert len(set(deeds)) > min(100, actions // 4)
