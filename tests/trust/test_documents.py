@@ -321,7 +321,8 @@ python mlx_grpo_trainer_aligned.py \
 def test_mlx_grpo_command(folder: Path, tmp_path: Path, kind: str) -> None:
     told = dict(re.findall(r"--(\w+) (\S+)", MLX_GRPO))
     told |= {"model_path": str(folder / "model"), "num_training_steps": 2, "reward_content_type": kind}
-    told |= {f"{split}_dataset_path": str(folder / "rows.jsonl") for split in ("train", "val")}
+    rows = write_rows(tmp_path / "train.jsonl", [{"prompt": f"{n} + {n}?", "completion": str(2 * n)} for n in range(4)])
+    told |= {"train_dataset_path": rows, "val_dataset_path": rows}
     told |= {"reward_format_weight": 0.5, "reward_content_weight": 0.5}
     file = small_run.write_config(tmp_path / "run.yaml", told | CUT)
     printed = run_ok("train", file, "--runs-dir", tmp_path / "runs")

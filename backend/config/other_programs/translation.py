@@ -343,5 +343,6 @@ def summary(translation: Translation, file: str) -> str:
     converted = f"{count} {'setting' if count == 1 else 'settings'} converted"
     parts = [f"From {one_line(file, 80)}, a file for {name}: {converted}"]
     parts += [f"without effect here: {quote(', '.join(ignored), 200)}"] if ignored else []
+    parts += [word.sentence.partition("; ")[2] for word in translation.words if "rounded up" in word.sentence]
     whose = f"{name}'s defaults for the rest: {translation.listed_defaults()}"
     return "; ".join([*parts, whose if translation.defaults else "GRPO Studio's defaults for the rest"]) + "."

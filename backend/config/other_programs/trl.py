@@ -307,6 +307,9 @@ def _rewards(to: Translator) -> None:
         to.refuse("reward_funcs", sentence)
     else:
         to.fill("reward_functions", entries, "reward_funcs")
+        if any(entry.startswith("accuracy_reward") for entry in entries) and not to.has("answer_feature"):
+            to.values["answer_feature"] = "solution"
+            to.remarks["reward_funcs"] = "answers are in the column solution, as TRL's accuracy_reward has them"
 
 
 def reward_entries(listed: Any) -> list[str]:

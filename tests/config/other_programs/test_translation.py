@@ -65,8 +65,10 @@ def test_completions_become_prompts(size: int, accumulated: int, group: int, bat
 
 def test_a_batch_of_completions_is_told_in_prompts_and_counted_in_whole_numbers() -> None:
     raw = {BATCH: 4, "gradient_accumulation_steps": 3, "num_generations": 8}
-    told = next(word.sentence for word in read_words(raw).words if word.word == BATCH)
-    assert told.endswith("4 × 3 completions an update are 2 prompts of 8, rounded up to whole groups: 16 completions")
+    told = "4 × 3 completions an update are 2 prompts of 8, rounded up to whole groups: 16 completions"
+    translation = read_words(raw)
+    assert next(word.sentence for word in translation.words if word.word == BATCH).endswith(told)
+    assert f"; {told}; " in summary(translation, "theirs.yaml")
     assert "must be a whole number above 0" in sentence(per_device_train_batch_size=0.5)
     assert "must be a number, not many" in sentence(per_device_train_batch_size="many")
 
@@ -182,6 +184,8 @@ def test_what_has_no_counterpart_is_one_sentence(raw: dict[str, Any], says: str)
         ({"fp16": False, "model_init_kwargs": {"torch_dtype": "bfloat16"}}, {"dtype": "bfloat16"}),
         ({"use_cpu": True, "no_cuda": False}, {"device": "cpu"}),
         ({"reward_funcs": ["my_lib.rewards.custom"]}, {"reward_functions": ["my_lib/rewards.py::custom"]}),
+        ({"reward_funcs": "trl.rewards.accuracy_reward"}, {"answer_feature": "solution"}),
+        ({"reward_funcs": "accuracy_reward", "answer_feature": "gold"}, {"answer_feature": "gold"}),
         *(
             ({"reward_funcs": f"trl.rewards.{path}"}, {"reward_functions": [ours]})
             for path, ours in (
