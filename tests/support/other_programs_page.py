@@ -31,7 +31,8 @@ python -m backend train trl.yaml --set num_generations=16
   that program's units.
 - Missing keys get that program's defaults everywhere: of TRL, for example, full fine-tuning, three epochs, beta 0 and
   groups of 8. `--set defaults=ours`, a line `defaults: ours`, or *Use GRPO Studio's defaults* on the Train page takes
-  GRPO Studio's. A file that mixes words of several programs has GRPO Studio's defaults too.
+  GRPO Studio's. A file that mixes words of several programs, or has our word for one of the program's own
+  (`iters` for `max_steps`), has GRPO Studio's defaults too; `defaults: theirs` takes the program's.
 - The terminal, the run's event log and a banner on the Train page say what was converted, what has no effect and which
   defaults were taken. The run's `config.yaml` has every value in our keys.
 - TRL counts completions and updates, GRPO Studio prompts and steps: 8 completions a batch, 4 batches an update and 8

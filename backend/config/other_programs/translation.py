@@ -42,6 +42,8 @@ DEFAULTS = "defaults"
 _LENGTHS = ("iters", "epochs")
 _OF_ADAPTERS = {"train_type", "num_layers", "rank", "scale", "lora_keys", "modules_to_save", "lora_alpha"}
 """Settings that the adapter decides from which a run starts."""
+_RECIPE = ("iters", "epochs", "batch_size", "group_size", "optimizer", "lr_schedule", "grpo_loss_type")
+"""Ours that every program has, if by another name: with one of them a file is ours, but for some of its words."""
 EMPTY_MEANS_DEFAULT = (
     *("prompt_feature", "answer_feature", "type_feature", "system_feature"),
     *("train_split", "valid_split", "test_split"),
@@ -199,7 +201,7 @@ def read_file(raw: Mapping[str, Any], changes: Mapping[str, Any] | None = None) 
     faults = [*written.faults, *over.faults]
     if whose and whose[0] not in ("ours", "theirs"):
         faults.append(ConfigProblem(DEFAULTS, f"{DEFAULTS} must be ours or theirs, not {quote(whose[0], 40)}."))
-    elif program is not None and whose[:1] != ["ours"]:
+    elif program is not None and (whose[0] == "theirs" if whose else not _own_words(file, program)):
         whole = read_words(file | _left_out(file, program, written.values, over.values))
         faults = list(dict.fromkeys([*whole.faults, *faults]))
         defaults = {key: value for key, value in whole.values.items() if key not in written.values | over.values}
@@ -210,6 +212,10 @@ def read_file(raw: Mapping[str, Any], changes: Mapping[str, Any] | None = None) 
         faults.append(ConfigProblem(DEFAULTS, f"This is not a file for {names} alone, so there are no other defaults."))
     values, words = written.values | over.values, [*written.words, *over.words]
     return replace(written, values=values, faults=faults, words=words, file=file)
+
+
+def _own_words(file: Mapping[str, Any], program: OtherProgram) -> list[str]:
+    return [word for word in _RECIPE if word in file and word not in program.words]
 
 
 def _left_out(
@@ -321,7 +327,13 @@ def account(translation: Translation) -> list[str]:
     if lines and translation.program is not None:
         name = translation.program.name
         if not translation.defaults:
-            return [f"This is a file for {name}. What it leaves out has GRPO Studio's defaults.", *lines]
+            own = _own_words(translation.file, translation.program)
+            why = (
+                f", as it has GRPO Studio's own {' and '.join(own)}; --set defaults=theirs takes {name}'s"
+                if own
+                else ""
+            )
+            return [f"This is a file for {name}. What it leaves out has GRPO Studio's defaults{why}.", *lines]
         return [
             f"This is a file for {name}. What it leaves out has {name}'s defaults; --set defaults=ours takes ours.",
             *lines,

@@ -366,6 +366,8 @@ SCRIPT = {"model_name_or_path": "a/b", "dataset_name": "c/d"}
         ({"train": True, "adapter": "run"}, {"epochs": 2}, {"rank": None, "dropout": 0.0, "iters": None}),
         ({"num_rollout_samples": 4}, {}, {"group_size": 4, "iters": 500, "train_type": "full", "top_p": 1.0}),
         ({"model": "a/b", "defaults": "ours"}, {"beta": 0}, {"beta": 0, "epochs": None}),
+        (SCRIPT | {"iters": 5}, {}, {"beta": None, "iters": 5}),
+        (SCRIPT | {"iters": 5, "defaults": "theirs"}, {}, {"beta": 0.0, "iters": 5}),
         ({"num_generations": 8, "train": True}, {}, {"epochs": None, "optimizer": None}),
     ],
 )
