@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +19,7 @@ from backend.rewards.cases import cases_file, read_cases, rerun
 from backend.rewards.catalogue import builtin_rewards, locate_reward_file, rewards_in_file
 from backend.runs.saved_weights import with_adapter
 from backend.utils.disk import save_as
-from backend.utils.errors import ConfigProblem, UserError, log_traceback
+from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import is_folder
 from backend.utils.text import quote
 
@@ -56,7 +56,7 @@ def score_rewards(
         raise UserError(found)
     used = {key: value for key, value in read_file(raw).values.items() if key in keys}
     settings = BenchSettings.of(parse({"model": "-", "data": "-", **used}))
-    _print_scores(score_all(lines, settings), as_json)
+    _print_scores(score_all(lines, settings, as_json), as_json)
 
 
 @rewards.command("sample")
@@ -85,7 +85,7 @@ def sample_rewards(
     lines = [line_of(group) for group in groups]
     if out is not None:
         save_as(out, "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines))
-    _print_scores(score_all(lines, BenchSettings.of(settings)), as_json, lines)
+    _print_scores(score_all(lines, BenchSettings.of(settings), as_json), as_json, lines)
 
 
 @rewards.command("cases")
@@ -113,7 +113,7 @@ def rerun_cases(
         ]
         tell_json({"rows": rows})
     failures = [(number, sentence) for number, result in enumerate(results, 1) for sentence in result.failures]
-    log_traceback("\n".join(dict.fromkeys(trace for result in results for trace in result.tracebacks)))
+    _print_tracebacks((trace for result in results for trace in result.tracebacks), as_json)
     for number, sentence in failures:
         tell_error(f"case {number}: {sentence}")
     if not as_json:
@@ -122,16 +122,26 @@ def rerun_cases(
         raise typer.Exit(USER_ERROR)
 
 
-def score_all(lines: Sequence[Any], settings: BenchSettings) -> dict[str, Any]:
+def score_all(lines: Sequence[Any], settings: BenchSettings, as_json: bool) -> dict[str, Any]:
     """Score groups in the sandbox. Raises UserError if a function fails, since a run would stop there."""
     bench = RewardBench()
     try:
         scored = score_lines(bench, lines, settings)
+    except UserError as error:
+        _print_tracebacks([error.traceback], as_json)
+        raise
     finally:
         bench.close()
     if errors := [function["error"] for function in scored["functions"] if function["error"]]:
-        raise UserError([ConfigProblem("reward_functions", error["sentence"], error["traceback"]) for error in errors])
+        _print_tracebacks((error["traceback"] for error in errors), as_json)
+        raise UserError([ConfigProblem("reward_functions", error["sentence"]) for error in errors])
     return scored
+
+
+def _print_tracebacks(traces: Iterable[str], as_json: bool) -> None:
+    """Those of the user's functions, on stderr: a bench is where they are looked for."""
+    for trace in dict.fromkeys(filter(None, traces)) if not as_json else ():
+        tell_error(trace.rstrip())
 
 
 def _print_scores(scored: dict[str, Any], as_json: bool, lines: Sequence[Any] = ()) -> None:

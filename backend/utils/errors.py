@@ -1,7 +1,7 @@
 """Errors that the user can fix: the setting (or file, or function) concerned and one message about it.
 
-Of code that the user wrote the traceback belongs to it: in log.txt, or on stderr where there is no run. Every other
-error is an exception that ends the run as `failed`, with its traceback.
+Of code that the user wrote the traceback belongs to it, in log.txt. Every other error is an exception that ends the run
+as `failed`, with its traceback.
 """
 
 from __future__ import annotations
@@ -77,9 +77,10 @@ def user_traceback(error: BaseException, file: Path | None = None) -> str:
 
 
 def log_traceback(text: str) -> str:
-    """Write a traceback of the user's code to log.txt alone, or to stderr without a run. Returns where it is, as a
-    sentence; "" if it is on stderr or there is none."""
+    """Write a traceback of the user's code to log.txt alone, where there is a run. Returns where it is, as a sentence;
+    "" without."""
     to_log = getattr(sys.stderr, "write_to_log", None)
-    if text:
-        (to_log or sys.stderr.write)(f"{text.rstrip()}\n")
-    return " The traceback is in log.txt." if text and to_log else ""
+    if not text or to_log is None:
+        return ""
+    to_log(f"{text.rstrip()}\n")
+    return " The traceback is in log.txt."
