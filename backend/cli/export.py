@@ -194,7 +194,7 @@ def _preview(
             account, problem = asdict(whose(token)), ""
         except UserError as error:
             problem = error.faults[0].sentence
-    prepared = prepare_upload(run, full_repo_id(run, repo, account), export, report)
+    prepared = prepare_upload(run, full_repo_id(run, repo, account or {"name": "your-account"}), export, report)
     if as_json:
         about = prepared.to_dict() | {"private": private, "account": account, "account_problem": problem}
         tell_json({"preview": about})

@@ -97,7 +97,7 @@ def test_without_a_login_a_preview_is_shown_and_an_upload_refused(run: RunFolder
     shown = answer_of(publish(run, "--preview", "--json"))["preview"]
     assert shown["account"] is None and shown["account_problem"] == "You are not logged in to Hugging Face."
     assert "log in with a token with write access" in sentence_of(publish(run))
-    assert "Whose repository?" in sentence_of(call("export", run.path, "--to", "hub", "--preview", "--repo", "x"))
+    assert "your-account/x, private" in call("export", run.path, "--to", "hub", "--preview", "--repo", "x").output
     assert "cannot be the name" in sentence_of(publish(run, "--preview", "--repo", "a/b/c"))
 
 
