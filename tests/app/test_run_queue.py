@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import QModelIndex, Qt
 
+from app.pages.monitor.monitor_page import MonitorPage
 from app.pages.runs.queue_panel import QueuePanel
 from app.pages.runs.runs_page import RunsPage
 from app.state.prefs import Prefs
@@ -151,6 +152,16 @@ def test_the_panel_of_a_filled_queue_is_never_a_window(session: Session, qtbot, 
     monkeypatch.setattr(QueuePanel, "showEvent", lambda panel, _: windows.append(panel.isWindow()))
     qtbot.show(RunsPage(session))
     assert windows and not any(windows)
+
+
+def test_charts_of_a_waiting_run_wait(session: Session, qtbot) -> None:
+    page = qtbot.show(MonitorPage(session), 1100, 760)
+    session.queue.add(prepared("a"))
+    session.open_run(places.runs_folder() / "a")
+    qtbot.waitUntil(lambda: session.run is not None and session.run.state == "queued")
+    page.grid.draw(page.grid.plots[0])
+    assert page.grid.plots[0].waiting.text() == "Waits for the first step."
+    session.close_run()
 
 
 def test_settings_of_a_run_that_has_begun_stand(panel: QueuePanel, qtbot) -> None:

@@ -361,7 +361,8 @@ class RunCharts:
         reason = charts.flat_reason(chart, run.config)
         if reason and not any((trace.y > 0).any() for trace in shown):
             return ChartContent((), reason, marks, TWO_UPDATES)
-        waiting = charts.placeholder(chart, run.config, is_live=run.is_live, steps=run.step)
+        is_live = run.is_live or run.state == "queued"
+        waiting = charts.placeholder(chart, run.config, is_live=is_live, steps=run.step)
         return ChartContent(shown, waiting, marks)
 
 
