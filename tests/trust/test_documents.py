@@ -82,12 +82,6 @@ Respond in the following format:
 """
 
 def prepare_dataset(raw_data):
-    """Transform raw data into GRPO-compatible format.
-
-    Returns: Dataset with columns:
-    - 'prompt': List[Dict] with role/content (system + user messages)
-    - 'answer': str (ground truth, optional but recommended)
-    """
     return raw_data.map(lambda x: {
         'prompt': [
             {'role': 'system', 'content': SYSTEM_PROMPT},
@@ -102,7 +96,6 @@ def reward_function_name(
     answer=None,  # Optional: Ground truth from dataset
     **kwargs  # Additional dataset columns
 ) -> list[float]:
-    """Evaluate completions and return rewards (one per completion)."""
     responses = [comp[0]['content'] for comp in completions]
     rewards = []
     for response in responses:
@@ -111,7 +104,6 @@ def reward_function_name(
     return rewards
 
 def correctness_reward(prompts, completions, answer, **kwargs):
-    """Reward correct answers with high score."""
     responses = [comp[0]['content'] for comp in completions]
     extracted = [extract_final_answer(r) for r in responses]
     return [2.0 if ans == gt else 0.0 for ans, gt in zip(extracted, answer)]
@@ -119,13 +111,11 @@ def correctness_reward(prompts, completions, answer, **kwargs):
 import re
 
 def format_reward(completions, **kwargs):
-    """Reward XML-like structured format."""
     pattern = r'.*?\s*.*?'
     responses = [comp[0]['content'] for comp in completions]
     return [1.0 if re.search(pattern, r, re.DOTALL) else 0.0 for r in responses]
 
 def incremental_format_reward(completions, **kwargs):
-    """Award partial credit for format compliance."""
     responses = [comp[0]['content'] for comp in completions]
     rewards = []
     for r in responses:
@@ -134,7 +124,6 @@ def incremental_format_reward(completions, **kwargs):
         if '' in r: score += 0.25
         if '' in r: score += 0.25
         if '' in r: score += 0.25
-        # Penalize extra text after closing tag
         if r.count('') == 1:
             extra_text = r.split('')[-1].strip()
             score -= len(extra_text) * 0.001
@@ -151,7 +140,6 @@ class AdaptiveReward:
         return [r * self.weight for r in rewards]
 
     def adjust_weight(self, success_rate):
-        """Increase weight if model struggling, decrease if succeeding."""
         if success_rate < 0.3:
             self.weight *= 1.2
         elif success_rate > 0.8:
@@ -184,28 +172,22 @@ THREE = ["incremental_format_reward", "format_reward", "correctness_reward"]
 SMALL_GPU = """
 training_args = GRPOConfig(
     output_dir="outputs/grpo-model",
-    # Learning rate
     learning_rate=5e-6,  # Lower = more stable
     adam_beta1=0.9,
     adam_beta2=0.99,
     weight_decay=0.1,
     warmup_ratio=0.1,
     lr_scheduler_type='cosine',
-    # Batch settings
     per_device_train_batch_size=1,
     gradient_accumulation_steps=4,  # Effective batch = 4
-    # GRPO-specific
     num_generations=8,  # Group size: 8–16 recommended
     max_prompt_length=256,
     max_completion_length=512,
-    # Training duration
     num_train_epochs=1,
     max_steps=None,
-    # Optimization
     bf16=True,  # Faster on A100/H100
     optim="adamw_8bit",  # Memory-efficient optimizer
     max_grad_norm=0.1,
-    # Logging
     logging_steps=1,
     save_steps=100,
     report_to="wandb",
@@ -345,74 +327,60 @@ def test_datasets_of_the_hub(folder: Path, tmp_path: Path, monkeypatch: pytest.M
 
 # TRL's manual, of 0.16 and of today
 
-TRL = r'''
+TRL = r"""
 def reward_len(completions, **kwargs):
     return [-abs(20 - len(completion)) for completion in completions]
 
 def unique_letters(completions, **kwargs):
-    # Dummy reward function that rewards completions with more unique letters.
     return [float(len(set(completion))) for completion in completions]
 
 def longer(completions, **kwargs):
-    """Reward function that gives higher scores to longer completions."""
     return [float(len(completion)) for completion in completions]
 
 def more_tokens(completions_ids, **kwargs):
-    """Reward function that assigns higher scores to longer completions (in terms of token count)."""
     return [float(len(ids)) for ids in completions_ids]
 
 import re
 
 def format_reward_func(completions, **kwargs):
-    """Reward function that checks if the completion has a specific format."""
     pattern = r"^<think>.*?</think><answer>.*?</answer>$"
     completion_contents = [completion[0]["content"] for completion in completions]
     matches = [re.match(pattern, content) for content in completion_contents]
     return [1.0 if match else 0.0 for match in matches]
 
 def boxed(completions, ground_truth, **kwargs):
-    # Regular expression to capture content inside \boxed{}
     matches = [re.search(r"\\boxed\{(.*?)\}", completion) for completion in completions]
     contents = [match.group(1) if match else "" for match in matches]
-    # Reward 1 if the content is the same as the ground truth, 0 otherwise
     return [1.0 if c == gt else 0.0 for c, gt in zip(contents, ground_truth)]
 
-# Math-specific reward function
 def math_reward_func(prompts, completions, task, **kwargs):
     rewards = []
     for prompt, completion, t in zip(prompts, completions, task):
         if t == "math":
-            # Calculate math-specific reward
             correct = check_math_solution(prompt, completion)
             reward = 1.0 if correct else -1.0
             rewards.append(reward)
         else:
-            # Return None for non-math tasks
             rewards.append(None)
     return rewards
 
-# Coding-specific reward function
 def coding_reward_func(prompts, completions, task, **kwargs):
     rewards = []
     for prompt, completion, t in zip(prompts, completions, task):
         if t == "coding":
-            # Calculate coding-specific reward
             works = test_code_solution(prompt, completion)
             reward = 1.0 if works else -1.0
             rewards.append(reward)
         else:
-            # Return None for non-coding tasks
             rewards.append(None)
     return rewards
 
 import asyncio
 
 async def async_reward_func(prompts, completions, **kwargs):
-    # Simulate an I/O-bound call (e.g., HTTP request, database lookup)
     await asyncio.sleep(0.01)
-    # Simple toy reward: 1.0 if the completion is non-empty, else 0.0
     return [1.0 if completion else 0.0 for completion in completions]
-'''
+"""
 TASKS = """
 check_math_solution = test_code_solution = lambda prompt, completion: "4" in completion
 """
@@ -465,7 +433,7 @@ def test_trl_manual(folder: Path, manual: dict[str, Any], tmp_path: Path, block:
 
 
 def test_trl_manual_results(manual: dict[str, Any]) -> None:
-    """Its functions return what it prints, and as lines of `rewards score`."""
+    """Its functions return what it prints."""
     prompts, completions = ["The sky is", "The sun is"], [" blue.", " in the sky."]
     ids = [[6303, 13], [304, 279, 12884, 13]]
     assert manual["longer"](prompts=prompts, completions=completions) == [6.0, 12.0]
@@ -474,18 +442,3 @@ def test_trl_manual_results(manual: dict[str, Any]) -> None:
     assert manual["format_reward_func"](prompts=[CHAT, CHAT], completions=chats) == [1.0, 0.0]
     solved = [r" The solution is \boxed{2}.", r" The solution is \boxed{6}."]
     assert manual["boxed"](prompts=["a", "b"], completions=solved, ground_truth=["2", "5"]) == [1.0, 0.0]
-
-
-def test_trl_manual_results_on_the_bench(folder: Path, manual: dict[str, Any], tmp_path: Path) -> None:
-    lines = [
-        {"prompt": CHAT[0]["content"], "completion": RIGHT, "ground_truth": "2"},
-        {"prompt": CHAT[0]["content"], "completion": WRONG, "ground_truth": "5"},
-    ]
-    settings = {
-        "reward_functions_file": str(folder / "manual.py"),
-        "reward_functions": ["format_reward_func", "longer"],
-    }
-    file = small_run.write_config(tmp_path / "bench.yaml", settings)
-    given = write_rows(tmp_path / "given.jsonl", lines)
-    said = run_ok("rewards", "score", file, "--completions", given).stdout
-    assert re.findall(r"format_reward_func (\S+)", said) == ["1", "0"], said
