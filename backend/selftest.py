@@ -14,6 +14,7 @@ import textwrap
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -92,9 +93,6 @@ class Workbench:
     def __init__(self, folder: Path) -> None:
         self.folder, self.run = folder, RunFolder(folder / "runs" / "selftest")
 
-    def settings(self) -> dict[str, Any]:
-        return read(demo_config()) | ONE_STEP
-
     def batch(self) -> Batch:
         return pack(self.groups, pad_id=self.parts.policy.pad_id, mask_truncated_completions=False)
 
@@ -136,7 +134,7 @@ def check_blas(_: Workbench) -> str:
 
 def load_demo(bench: Workbench) -> str:
     bench.run.path.mkdir(parents=True, exist_ok=True)
-    bench.run.config.write_text(yaml.safe_dump(bench.settings()), encoding="utf-8")
+    bench.run.config.write_text(yaml.safe_dump(read(demo_config()) | ONE_STEP), encoding="utf-8")
     bench.parts = load_context(load(bench.run.config), lambda sentence: None)
     count = sum(array.size for array in bench.parts.policy.trainable().values())
     return f"The bundled model is loaded: {count:,} weights, {len(bench.parts.prompt_stream.take(1))} prompt ready."
@@ -191,14 +189,12 @@ def write_checkpoint(bench: Workbench) -> str:
     """Weights and optimizer, written, read back and compared bit by bit."""
     parts, config = bench.parts, load(bench.run.config)
     taken = snapshot(checkpoint.TrainingState(step=1, updates=1), parts.policy, parts.learner, config)
-    event_log = EventLog(bench.run.events)
-    writer = CheckpointWriter(bench.run, event_log, event_log, config.keep_checkpoints)
-    try:
+    with (
+        closing(EventLog(bench.run.events)) as event_log,
+        closing(CheckpointWriter(bench.run, event_log, event_log, config.keep_checkpoints)) as writer,
+    ):
         writer.begin(lambda: taken)
         writer.wait()
-    finally:
-        writer.close()
-        event_log.close()
     saved = checkpoint.newest(bench.run)
     if saved is None:
         raise CheckFailed("The checkpoint that was written is not found again.")
@@ -240,11 +236,8 @@ def score_in_sandbox(bench: Workbench) -> str:
     file = bench.folder / "selftest_rewards.py"
     file.write_text(REWARD_FILE, encoding="utf-8")
     row = {"prompt": "", "answer": "", "completions": ["", "four"]}
-    rewards = RewardBench()
-    try:
+    with closing(RewardBench()) as rewards:
         (result,) = rewards.score(BenchSettings(["selftest_length"], file=file, timeout_s=PATIENCE_S), [row])
-    finally:
-        rewards.close()
     if result.error is not None:
         raise CheckFailed(result.error["sentence"])
     if result.given != [0.0, 4.0]:

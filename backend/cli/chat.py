@@ -14,7 +14,7 @@ import typer
 
 from backend.cli.common import AllowCode, AsJson, ExistingRunsDir, tell, tell_error, tell_json, verb
 from backend.cli.completions import RunOrModel, checkpoints
-from backend.config.config import SETTINGS, Config, problems
+from backend.config.config import SETTINGS, Config, parse
 from backend.rewards.allowed_code import require_allowed
 from backend.rewards.catalogue import scorable
 from backend.utils.documents import written_whole
@@ -95,12 +95,12 @@ class TerminalChat:
 
     def _obey(self, word: str, text: str) -> None:
         match word:
-            case "/base":
-                self._choose("base")
-            case "/tuned":
-                self._choose("tuned")
-            case "/both":
-                self._choose("base", "tuned")
+            case "/base" | "/tuned" | "/both":
+                sides: dict[str, list[SideName]] = {"/base": ["base"], "/tuned": ["tuned"], "/both": ["base", "tuned"]}
+                names = sides[word]
+                if missing := [name for name in names if name not in self._chat.sides.sides]:
+                    raise UserError("chat", f"{' and '.join(missing).capitalize()} is not loaded here.")
+                self._sides = names
             case "/row":
                 self._ask_row(text)
             case "/reset":
@@ -118,11 +118,6 @@ class TerminalChat:
                     tell_error(f"  {command:<{width}}  {meaning}")
             case _:
                 raise UserError("chat", f"There is no command {quote(word, 40)}; /help lists them.")
-
-    def _choose(self, *names: SideName) -> None:
-        if missing := [name for name in names if name not in self._chat.sides.sides]:
-            raise UserError("chat", f"{' and '.join(missing).capitalize()} is not loaded here.")
-        self._sides = list(names)
 
     def _ask_row(self, text: str) -> None:
         source, rows = self._chat.held_out_rows()
@@ -192,9 +187,7 @@ class Asking:
         most = int(SETTINGS["max_completion_length"].high or 0)
         # Temperature 0, which a run may not have, is greedy here.
         checked = {key: value for key, value in changes.items() if (key, value) != ("temperature", 0)}
-        faults = [fault for fault in problems({"model": "-", "data": "-", **checked}) if fault.setting in checked]
-        if faults:
-            raise UserError(faults)
+        parse({"model": "-", "data": "-", **checked})
         if not 1 <= limit <= most:
             raise UserError("max_tokens", f"Max tokens must be from 1 to {most:,}, not {quote(limit)}.")
         of_run = Sampling.of(config)
@@ -291,7 +284,6 @@ def generate(
     wanted = ("base", "tuned") if both else ("base",) if base else ("tuned",)
     chat = open_chat(name, checkpoint, runs_dir, wanted, asking)
     config, sides = chat.source.config, chat.sides.sides
-    chosen = list(sides) if both else ["base"] if base or "tuned" not in sides else ["tuned"]
     if with_scores and chat.source.run is None:
         raise UserError("score", f"{name} is a model and no run, so it has no reward functions for --score.")
     if with_scores:
@@ -301,7 +293,7 @@ def generate(
     if row is None and not (prompt or "").strip():
         raise UserError("prompt", "The prompt is empty.")
     question = asking.question(config, prompt or "", row=None if row is None else row - 1, answer=expected)
-    replies = answer(chat, question, [side for side in sides if side in chosen], None if as_json else {})
+    replies = answer(chat, question, list(sides), None if as_json else {})
     scored = score(config, replies) if with_scores else []
     if not as_json:
         if scored:

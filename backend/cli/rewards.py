@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -101,11 +102,8 @@ def rerun_cases(
     cases = read_cases(path)
     if not cases:
         raise UserError("cases", f"No cases are kept in {cases_file(path)}.")
-    bench = RewardBench()
-    try:
+    with closing(RewardBench()) as bench:
         results = rerun(bench, path, cases, float(SETTINGS["reward_timeout"].default))
-    finally:
-        bench.close()
     if as_json:
         rows = [
             {"passed": result.passed, "expected": result.case["expected"], "scores": result.scores}
@@ -124,14 +122,12 @@ def rerun_cases(
 
 def score_all(lines: Sequence[Any], settings: BenchSettings, as_json: bool) -> dict[str, Any]:
     """Score groups in the sandbox. Raises UserError if a function fails, since a run would stop there."""
-    bench = RewardBench()
     try:
-        scored = score_lines(bench, lines, settings)
+        with closing(RewardBench()) as bench:
+            scored = score_lines(bench, lines, settings)
     except UserError as error:
         _print_tracebacks([error.traceback], as_json)
         raise
-    finally:
-        bench.close()
     if errors := [function["error"] for function in scored["functions"] if function["error"]]:
         _print_tracebacks((error["traceback"] for error in errors), as_json)
         raise UserError([ConfigProblem("reward_functions", error["sentence"]) for error in errors])

@@ -306,13 +306,8 @@ def _known_metrics(c: _Values) -> tuple[list[str], bool, list[str]]:
     return c.reward_functions, own_code, list(c.eval_data)
 
 
-def _stages(c: _Values) -> Iterator[ConfigProblem]:
-    """Problems of the shape of stages; their settings are checked with the others (`backend.config.stages`)."""
-    for number, stage in enumerate(c.stages, 1):
-        yield from (ConfigProblem("stages", sentence) for sentence in _stage_problems(stage, f"Stage {number}"))
-
-
 def _stage_problems(stage: Mapping[str, Any], name: str) -> Iterator[str]:
+    """Problems of a stage's shape; its settings are checked with the others (`backend.config.stages`)."""
     iters, functions, weights = (stage.get(key) for key in STAGE_OWN)
     names_given = _is_list_of(functions, str) and functions
     if strange := [key for key in stage if key not in STAGE_KEYS]:
@@ -340,7 +335,11 @@ def _is_list_of(value: Any, kind: type | tuple[type, ...]) -> bool:
 
 
 _CHECKS: tuple[Callable[[_Values], Iterable[ConfigProblem | None]], ...] = (
-    _stages,
+    lambda c: [
+        ConfigProblem("stages", sentence)
+        for number, stage in enumerate(c.stages, 1)
+        for sentence in _stage_problems(stage, f"Stage {number}")
+    ],
     lambda c: [report_to_fault(c.report_to)],
     lambda c: [project_fault(c.tracker_project)],
     lambda c: held_output_faults(c.output_regex, c.output_schema, c.ratio_against),

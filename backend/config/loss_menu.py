@@ -22,23 +22,9 @@ class LossEntry:
     paper: str
 
 
-def losses() -> list[LossEntry]:
-    """Values of `grpo_loss_type`."""
-    return _tables()["LOSSES"]
-
-
-def levels() -> list[LossEntry]:
-    """Values of `importance_sampling_level`."""
-    return _tables()["LEVELS"]
-
-
-def kl_estimators() -> list[LossEntry]:
-    """Values of `kl_estimator`."""
-    return _tables()["KL_ESTIMATORS"]
-
-
 @cache
-def _tables() -> dict[str, list[LossEntry]]:
+def loss_menus() -> dict[str, list[LossEntry]]:
+    """Values of `grpo_loss_type` (LOSSES), `importance_sampling_level` (LEVELS) and `kl_estimator` (KL_ESTIMATORS)."""
     tables: dict[str, list[LossEntry]] = {}
     for node in ast.parse(_SOURCE.read_text(encoding="utf-8")).body:
         match node:

@@ -106,20 +106,15 @@ def validated_stages(values: Mapping[str, Any], validate: Validate) -> tuple[lis
         faults += [fault_of_stage(number, fault.sentence) for fault in found]
     if not faults and all(isinstance(stage.get("iters"), int) for stage in stages):
         with suppress(KeyError):  # a setting of the run that is needed is invalid, which is reported by itself
-            faults += _cross_faults(dict(values) | {"stages": stages})
+            whole = dict(values) | {"stages": stages}
+            of_run = cross_setting_faults(whole)
+            of_stages = [whole | stage_settings(whole, index) for index in range(len(stages))]
+            for index, of_stage in enumerate(of_stages):
+                has = of_stage | stage_data(whole, index) | {"stages": []}  # checked with the run already
+                found = [fault for fault in cross_setting_faults(has) if fault not in of_run]
+                found += faults_in_course(of_stages[index - 1], of_stage) if index else ()
+                faults += [fault_of_stage(index + 1, fault.sentence) for fault in found]
     return stages, faults
-
-
-def _cross_faults(values: dict[str, Any]) -> list[ConfigProblem]:
-    of_run, faults = cross_setting_faults(values), list[ConfigProblem]()
-    of_stages = [values | stage_settings(values, index) for index in range(len(values["stages"]))]
-    for index, of_stage in enumerate(of_stages):
-        has = of_stage | stage_data(values, index) | {"stages": []}  # checked with the run already
-        found = [fault for fault in cross_setting_faults(has) if fault not in of_run]
-        if index:
-            found += faults_in_course(of_stages[index - 1], of_stage)
-        faults += [fault_of_stage(index + 1, fault.sentence) for fault in found]
-    return faults
 
 
 def fault_of_stage(number: int, sentence: str) -> ConfigProblem:

@@ -18,7 +18,7 @@ from huggingface_hub.constants import HUGGINGFACE_CO_URL_HOME
 from jinja2 import Environment
 
 from backend.config.config import SETTINGS, Config
-from backend.config.loss_menu import kl_estimators, levels, losses
+from backend.config.loss_menu import loss_menus
 from backend.config.stages import first_step, scoring_of, stage_at
 from backend.config.updates import OWN
 from backend.export.exports import ExportFormat
@@ -354,7 +354,7 @@ def _interval(found: MeanWithInterval | None, *, percent: bool = False) -> str:
 def _method_rows(facts: CardFacts) -> list[tuple[str, str]]:
     config, kl = facts.config, ""
     if config.kl_estimator != "k3" and config.beta:
-        name = next(row.name for row in kl_estimators() if row.key == config.kl_estimator)
+        name = next(row.name for row in loss_menus()["KL_ESTIMATORS"] if row.key == config.kl_estimator)
         kl = f", estimator: {name.lower()}"
     # An optimizer or schedule of the program that trained is named as it is.
     optimizer = f"; {_plain(config.own_optimizer)}" if config.optimizer == OWN else ""
@@ -372,8 +372,8 @@ def _method_rows(facts: CardFacts) -> list[tuple[str, str]]:
 
 
 def _loss_sentence(config: Config) -> str:
-    loss = next(row for row in losses() if row.key == config.grpo_loss_type)
-    level = next((row for row in levels() if row.key == config.importance_sampling_level), None)
+    loss = next(row for row in loss_menus()["LOSSES"] if row.key == config.grpo_loss_type)
+    level = next((row for row in loss_menus()["LEVELS"] if row.key == config.importance_sampling_level), None)
     ratio = f", with importance ratios by {level.name.lower()}" if level and level.key != "token" else ""
     if config.ratio_against == "reference":
         ratio += ", with importance ratios against the reference model"

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from backend.config.config import keys_used_by, parse, problems
+from backend.config.config import keys_used_by, parse
 from backend.rewards.allowed_code import code_files, read_code
 from backend.rewards.bench import (
     BenchSettings,
@@ -47,9 +47,6 @@ def score(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     "file", "line", "frames", "traceback"}}. Problems of settings that scoring does not use are reported elsewhere.
     """
     used = {key: value for key, value in request["settings"].items() if key in _FOR_SCORING}
-    faults = [fault for fault in problems({"model": "-", "data": "-", **used}) if fault.setting in _FOR_SCORING]
-    if faults:
-        raise UserError(faults)
     settings = BenchSettings.of(parse({"model": "-", "data": "-", **used}))
     named = {"reward_functions": list(settings.names), "reward_functions_file": str(settings.file or "")}
     for path in code_files(named):

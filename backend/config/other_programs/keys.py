@@ -183,10 +183,6 @@ class Translator:
             both = f"{quote(ours, 30)} is {quote(written, 40)}, and {quote(word, 30)} makes it {quote(value, 40)}"
             self.refuse(ours, f"{both}; give one of them.")
 
-    def suggest(self, ours: str, value: Any) -> None:
-        """Set one of our settings if the file does not."""
-        self.values.setdefault(ours, value)
-
     def refuse(self, setting: str, sentence: str) -> None:
         self.faults.append(ConfigProblem(setting, sentence))
 

@@ -128,7 +128,7 @@ def _data_and_schedule(to: Translator) -> None:
         to.take("dataset_name")
         to.remarks["dataset_name"] = "train_dataset_path is given, which comes first"
     if to.program == "mlx_grpo" and to.has("max_prompt_len"):
-        to.suggest("long_prompts", "cut_left")
+        to.values.setdefault("long_prompts", "cut_left")
     if isinstance(mapping := to.values.get("lr_schedule_config"), Mapping) and not to.has("lr_schedule"):
         to.values["lr_schedule"] = dict(cast("Mapping[str, Any]", to.take("lr_schedule_config")))
     elif mapping is not None:
@@ -137,7 +137,7 @@ def _data_and_schedule(to: Translator) -> None:
     if as_number(to.values.get("grad_clip_norm"), 1.0) < 0:
         to.values["grad_clip_norm"] = 0
     if to.flag("use_wandb"):
-        to.suggest("report_to", ["wandb"])
+        to.values.setdefault("report_to", ["wandb"])
 
 
 MLX_GRPO = OtherProgram(

@@ -186,16 +186,16 @@ def _optimizer_config(to: Translator) -> None:
             to.refuse("optimizer", f"optimizer_config has {given}, which has no place here; take it out.")
             continue
         for key, part in zip(ours, parts, strict=True):
-            to.suggest(key, part)
+            to.values.setdefault(key, part)
 
 
 def _wandb(to: Translator) -> None:
     """`wandb: project`, or `wand`, as the example files have it."""
     project = to.take("wandb", "wand")
     if project is not None and str(project).strip() not in ("", "False", "None"):
-        to.suggest("report_to", ["wandb"])
+        to.values.setdefault("report_to", ["wandb"])
         if not isinstance(project, bool):
-            to.suggest("tracker_project", str(project))
+            to.values.setdefault("tracker_project", str(project))
 
 
 def _accumulation(to: Translator) -> None:
@@ -261,22 +261,22 @@ def _lr_schedule(to: Translator) -> None:
         if by_factor:
             peak, factor, every = (float(by_name.get(name, 1)) for name in ("peak", "factor", "every"))
             falls = math.ceil(int(iters) / every)
-            to.suggest("lr_final", peak * factor**falls)
-            to.suggest("lr_decay_fraction", falls * every / int(iters))
+            to.values.setdefault("lr_final", peak * factor**falls)
+            to.values.setdefault("lr_decay_fraction", falls * every / int(iters))
             if "every" in by_name:
-                to.suggest("lr_cycles", falls)
+                to.values.setdefault("lr_cycles", falls)
         else:
-            to.suggest("lr_final", by_name.get("end", 0.0))
+            to.values.setdefault("lr_final", by_name.get("end", 0.0))
             if "steps" in by_name:
-                to.suggest("lr_decay_fraction", float(by_name["steps"]) / float(iters))
+                to.values.setdefault("lr_decay_fraction", float(by_name["steps"]) / float(iters))
     except (TypeError, ValueError, ArithmeticError):
         if by_factor:
             numbers = "the rate, the factor, and for steps their length"
             to.refuse("lr_schedule", f"lr_schedule must have its arguments as numbers: {numbers}.")
         else:
-            to.suggest("lr_decay_fraction", by_name["steps"])  # no number: validation reports it
-    to.suggest("lr_warmup_steps", mapping.get("warmup", 0))
-    to.suggest("lr_warmup_init", mapping.get("warmup_init", 0.0))
+            to.values.setdefault("lr_decay_fraction", by_name["steps"])  # no number: validation reports it
+    to.values.setdefault("lr_warmup_steps", mapping.get("warmup", 0))
+    to.values.setdefault("lr_warmup_init", mapping.get("warmup_init", 0.0))
 
 
 MLX_LM_LORA = OtherProgram(

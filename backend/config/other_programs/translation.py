@@ -145,19 +145,18 @@ def read_words(raw: Mapping[str, Any]) -> Translation:
     to = Translator(raw, program.key if program else "")
     fates = {word: fate for word in to.values if (fate := fate_of(word, program))}
     foreign = dict.fromkeys(word for word in fates if not _is_plain(word, program))
-    for word in to.written:
-        fate = fates.get(word)
-        if isinstance(fate, Translated) or word not in foreign:
+    for word in foreign:
+        fate = fates[word]
+        if isinstance(fate, Translated):
             continue
         value = to.take(word)
         if isinstance(fate, Refused) and fate.asks(value):
             rest = f") has no counterpart here. {fate.nearest}"
             to.refuse(word, about_value(f"{quote(word, 40)} (", _as_yaml(value), rest))
-    readers = PROGRAMS if program is None else (program, *(other for other in PROGRAMS if other is not program))
     # mlx-lm's come last: the others leave flags and a schedule mapping in its keys.
-    regroups = [regroup for reader in readers if reader is not MLX_LM_LORA for regroup in reader.regroups]
-    for regroup in (*regroups, *MLX_LM_LORA.regroups):
-        regroup(to)
+    for reader in sorted(PROGRAMS, key=lambda one: (one is MLX_LM_LORA, one is not program)):
+        for regroup in reader.regroups:
+            regroup(to)
     for word in foreign:
         fate = fates[word]
         if isinstance(fate, Translated) and fate.value is not None and to.flag(word):
@@ -325,23 +324,16 @@ def account(translation: Translation) -> list[str]:
     said = {"translated": "read as ", "without effect": "without effect here: ", "as here": ""}
     lines = [f"{word.word}: {said[word.fate]}{word.sentence}." for word in translation.words]
     if lines and translation.program is not None:
-        name = translation.program.name
-        if not translation.defaults:
-            own = _own_words(translation.file, translation.program)
-            why = (
-                f", as it has GRPO Studio's own {' and '.join(own)}; --set defaults=theirs takes {name}'s"
-                if own
-                else ""
-            )
-            return [f"This is a file for {name}. What it leaves out has GRPO Studio's defaults{why}.", *lines]
-        return [
-            f"This is a file for {name}. What it leaves out has {name}'s defaults; --set defaults=ours takes ours.",
-            *lines,
-            f"{name}'s defaults: {translation.listed_defaults()}.",
-        ]
-    if lines and translation.is_mixed:
+        name, rest = translation.program.name, "GRPO Studio's defaults"
+        if translation.defaults:
+            rest = f"{name}'s defaults; --set defaults=ours takes ours"
+            lines.append(f"{name}'s defaults: {translation.listed_defaults()}.")
+        elif own := _own_words(translation.file, translation.program):
+            rest += f", as it has GRPO Studio's own {' and '.join(own)}; --set defaults=theirs takes {name}'s"
+        lines.insert(0, f"This is a file for {name}. What it leaves out has {rest}.")
+    elif lines and translation.is_mixed:
         units = "gradient_accumulation_steps and iters mean what they mean here, and defaults are GRPO Studio's"
-        return [f"Words of several programs stand in this file; {units}.", *lines]
+        lines.insert(0, f"Words of several programs stand in this file; {units}.")
     return lines
 
 

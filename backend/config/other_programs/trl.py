@@ -156,7 +156,7 @@ def _rhythm(to: Translator) -> None:
         to.fill("steps_per_eval", 0, word)
     elif strategy == "steps" or steps is not None:
         to.fill("steps_per_eval", steps or logging or _TRL_LOGGING, word if strategy else "eval_steps")
-        to.suggest("val_batches", -1)
+        to.values.setdefault("val_batches", -1)
     if (prompts := to.number("per_device_eval_batch_size", "per_gpu_eval_batch_size", whole=True)) is not None:
         group = to.peek("num_generations_eval", "num_generations", "group_size", default=_OUR_GROUP)
         to.fill("eval_batch_size", math.ceil(prompts / max(1, group)), "per_device_eval_batch_size")
@@ -194,7 +194,7 @@ def _schedule(to: Translator) -> None:
     elif ratio:
         to.fill("lr_warmup_ratio", ratio, "warmup_ratio")
     elif steps == 0 or ratio == 0:
-        to.suggest("lr_warmup_steps", 0)
+        to.values.setdefault("lr_warmup_steps", 0)
     if named is None:
         if options:
             to.remarks["lr_scheduler_kwargs"] = "it shapes the schedule of lr_scheduler_type, which is not given"
@@ -208,8 +208,8 @@ def _schedule(to: Translator) -> None:
     if ours == "constant":
         return
     if not to.has("lr_warmup_steps", "lr_warmup_ratio"):
-        to.suggest("lr_warmup_steps", 0)
-    to.suggest("lr_warmup_init", 0.0)
+        to.values.setdefault("lr_warmup_steps", 0)
+    to.values.setdefault("lr_warmup_init", 0.0)
     if ours in ("linear", "cosine", "cosine_with_restarts", "polynomial", "warmup_stable_decay"):
         _fall(to, ours, options)
     for name in options:
@@ -228,23 +228,23 @@ def _fall(to: Translator, ours: str, options: dict[str, Any]) -> None:
             needed = "num_decay_steps in lr_scheduler_kwargs, and max_steps"
             to.refuse("lr_scheduler_kwargs", f"warmup_stable_decay needs {needed}; or set lr_decay_fraction.")
             return
-        to.suggest("lr_final", as_number(options.pop("min_lr_ratio", 0.0), 0.0) * (peak or 0.0))
-        to.suggest("lr_decay_fraction", decay / updates)
+        to.values.setdefault("lr_final", as_number(options.pop("min_lr_ratio", 0.0), 0.0) * (peak or 0.0))
+        to.values.setdefault("lr_decay_fraction", decay / updates)
         return
     end: Any = options.pop("lr_end", _POLYNOMIAL_END) if ours == "polynomial" else options.pop("min_lr", None)
     share = as_number(options.pop("min_lr_rate", None))
     if end is None and share is not None and peak is not None:
         end = share * peak
-    to.suggest("lr_final", 0.0 if end is None else end)
+    to.values.setdefault("lr_final", 0.0 if end is None else end)
     ratio = as_number(to.values.get("lr_warmup_ratio"))
     if ratio is None:
         steps = as_number(to.values.get("lr_warmup_steps"))
         ratio = steps / updates if steps and updates else 0.0
-    to.suggest("lr_decay_fraction", 1.0 - ratio if 0 <= ratio < 1 else 1.0)
+    to.values.setdefault("lr_decay_fraction", 1.0 - ratio if 0 <= ratio < 1 else 1.0)
     if ours == "cosine_with_restarts":
-        to.suggest("lr_cycles", options.pop("num_cycles", 1))
+        to.values.setdefault("lr_cycles", options.pop("num_cycles", 1))
     if ours == "polynomial":
-        to.suggest("lr_power", options.pop("power", 1.0))
+        to.values.setdefault("lr_power", options.pop("power", 1.0))
     if ours == "cosine" and as_number(options.get("num_cycles")) == 0.5:
         options.pop("num_cycles")  # half a wave is the plain cosine
 
@@ -267,7 +267,7 @@ def _adapters(to: Translator) -> None:
     if use_peft is not None:
         to.fill("train_type", "full" if not use_peft else "dora" if dora else "lora", "use_peft")
         if use_peft:
-            to.suggest("num_layers", -1)
+            to.values.setdefault("num_layers", -1)
     elif dora:
         to.fill("train_type", "dora", "use_dora")
 
@@ -290,7 +290,7 @@ def _dataset(to: Translator) -> None:
         return
     # TRL limits prompt and completion each by itself, and cuts a prompt that is too long on the left.
     if to.has("max_prompt_length"):
-        to.suggest("long_prompts", "cut_left")
+        to.values.setdefault("long_prompts", "cut_left")
     needed = int(to.peek("max_completion_length", default=0) + to.peek("max_prompt_length", default=_TRL_PROMPT))
     if needed > _OUR_MAX_SEQ and not to.has("max_seq_length"):
         to.values["max_seq_length"] = needed

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from backend.config.loss_menu import kl_estimators, levels, losses
+from backend.config.loss_menu import loss_menus
 from backend.config.setting import MOST_COMPLETIONS, MOST_TOKENS, NEVER, setting
 from backend.rewards.catalogue import DEFAULT_REWARDS
 
@@ -22,6 +22,7 @@ _course = partial(setting, section="generation", group="Rewards over the run", a
 _reward_limits = partial(setting, section="generation", group="Limits of reward functions", advanced=True)
 _sapo = partial(_loss, above=(0, 1_000_000), when=("grpo_loss_type", ("sapo",)))
 _vespo = partial(_loss, above=(0, 1_000_000), when=("grpo_loss_type", ("vespo",)))
+_MENUS = {name: [(entry.key, entry.name, entry.sentence) for entry in menu] for name, menu in loss_menus().items()}
 _CORRECTED = ("sampling_correction", ("auto", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"))
 
 
@@ -45,9 +46,7 @@ class GrpoFields(BaseModel):
     """Updates between two moves of the reference."""
     log_kl: bool = _advanced_preference(False, "Log KL at weight 0", when=("beta", (0, 0.0)))
     """Measures the KL for the charts at KL weight 0. Costs a reference pass."""
-    kl_estimator: str = _advanced_preference(
-        "k3", "KL estimator", choices=[(entry.key, entry.name, entry.sentence) for entry in kl_estimators()]
-    )
+    kl_estimator: str = _advanced_preference("k3", "KL estimator", choices=_MENUS["KL_ESTIMATORS"])
     """Formula of the KL term per token. The default works; the other is the documented formula, to the letter."""
     use_bias_correction_kl: bool = _advanced_preference(True, "Bias-corrected KL", when=("kl_estimator", ("k3",)))
     """Multiplies the KL estimate by the ratio, which corrects its gradient off-policy (TRL's default)."""
@@ -95,15 +94,13 @@ class GrpoFields(BaseModel):
     """Clip range below 1: how far the ratio may fall."""
     epsilon_high: float | None = _generation(None, "Epsilon high", above=(0, 1_000_000))
     """Clip range above 1. Empty: as Epsilon; DAPO sets it higher."""
-    grpo_loss_type: str = _generation(
-        "grpo", "GRPO Loss", choices=[(entry.key, entry.name, entry.sentence) for entry in losses()]
-    )
+    grpo_loss_type: str = _generation("grpo", "GRPO Loss", choices=_MENUS["LOSSES"])
     """How token losses are averaged. GRPO is the mean of the paper and of TRL; the mean over all tokens in MLX LoRA
     Studio's guide is BNPO."""
     importance_sampling_level: str = _generation(
         "token",
         "Importance",
-        choices=[(entry.key, entry.name, entry.sentence) for entry in levels()],
+        choices=_MENUS["LEVELS"],
         default_entry="Default",
     )
     """Whether the ratio is taken for each token or for the whole completion."""
