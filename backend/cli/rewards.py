@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -57,7 +57,7 @@ def score_rewards(
         raise UserError(found)
     used = {key: value for key, value in read_file(raw).values.items() if key in keys}
     settings = BenchSettings.of(parse({"model": "-", "data": "-", **used}))
-    _print_scores(score_all(lines, settings, as_json), as_json)
+    _print_scores(score_all(lines, settings, tracebacks=not as_json), as_json)
 
 
 @rewards.command("sample")
@@ -86,7 +86,7 @@ def sample_rewards(
     lines = [line_of(group) for group in groups]
     if out is not None:
         save_as(out, "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines))
-    _print_scores(score_all(lines, BenchSettings.of(settings), as_json), as_json, lines)
+    _print_scores(score_all(lines, BenchSettings.of(settings), tracebacks=not as_json), as_json, lines)
 
 
 @rewards.command("cases")
@@ -111,7 +111,9 @@ def rerun_cases(
         ]
         tell_json({"rows": rows})
     failures = [(number, sentence) for number, result in enumerate(results, 1) for sentence in result.failures]
-    _print_tracebacks((trace for result in results for trace in result.tracebacks), as_json)
+    traces = dict.fromkeys(filter(None, (trace for result in results for trace in result.tracebacks)))
+    for trace in () if as_json else traces:
+        tell_error(trace.rstrip())
     for number, sentence in failures:
         tell_error(f"case {number}: {sentence}")
     if not as_json:
@@ -120,24 +122,21 @@ def rerun_cases(
         raise typer.Exit(USER_ERROR)
 
 
-def score_all(lines: Sequence[Any], settings: BenchSettings, as_json: bool) -> dict[str, Any]:
-    """Score groups in the sandbox. Raises UserError if a function fails, since a run would stop there."""
+def score_all(lines: Sequence[Any], settings: BenchSettings, *, tracebacks: bool = False) -> dict[str, Any]:
+    """Score groups in the sandbox. Raises UserError if a function fails, since a run would stop there.
+
+    `tracebacks`: print them first, on stderr.
+    """
     try:
         with closing(RewardBench()) as bench:
             scored = score_lines(bench, lines, settings)
+        if failed := [function["error"] for function in scored["functions"] if function["error"]]:
+            raise UserError([ConfigProblem("reward_functions", each["sentence"], each["traceback"]) for each in failed])
     except UserError as error:
-        _print_tracebacks([error.traceback], as_json)
+        if tracebacks and error.traceback:  # a bench is where they are looked for
+            tell_error(error.traceback.rstrip())
         raise
-    if errors := [function["error"] for function in scored["functions"] if function["error"]]:
-        _print_tracebacks((error["traceback"] for error in errors), as_json)
-        raise UserError([ConfigProblem("reward_functions", error["sentence"]) for error in errors])
     return scored
-
-
-def _print_tracebacks(traces: Iterable[str], as_json: bool) -> None:
-    """Those of the user's functions, on stderr: a bench is where they are looked for."""
-    for trace in dict.fromkeys(filter(None, traces)) if not as_json else ():
-        tell_error(trace.rstrip())
 
 
 def _print_scores(scored: dict[str, Any], as_json: bool, lines: Sequence[Any] = ()) -> None:
