@@ -73,9 +73,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--report", type=Path, metavar="FILE", help="with --selftest: write its report, as JSON and text"
     )
-    parser.add_argument(
-        "--draw-pages", type=Path, metavar="JSON", help=argparse.SUPPRESS
-    )  # the self-test's, app/page_drawing.py
+    parser.add_argument("--draw-pages", type=Path, help=argparse.SUPPRESS)  # the self-test's, app/page_drawing.py
     options = parser.parse_args(arguments)
     if options.report and not options.selftest:
         parser.error("--report belongs to --selftest")

@@ -71,7 +71,5 @@ class CrashCatcher(QObject):
     def _on_qt_message(self, kind: QtMsgType, context: QMessageLogContext, message: str) -> None:
         if kind not in (QtMsgType.QtDebugMsg, QtMsgType.QtInfoMsg):
             self.qt_messages.append(message)
-        with contextlib.suppress(
-            OSError, AttributeError, ValueError
-        ):  # a program without a terminal may have no stderr
+        with contextlib.suppress(OSError, AttributeError, ValueError):  # without a terminal there may be no stderr
             sys.stderr.write(f"{message}\n")

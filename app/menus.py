@@ -230,9 +230,8 @@ class Menus(QObject):
             action.triggered.connect(lambda _checked, path=path: self._window.files.open_path(path))
         if existing:
             self.recent.addSeparator()
-        self.recent.addAction("Clear the list", partial(prefs.settings.remove, "recent_files")).setEnabled(
-            bool(existing)
-        )
+        clear = self.recent.addAction("Clear the list", partial(prefs.settings.remove, "recent_files"))
+        clear.setEnabled(bool(existing))
 
     def _action(self, entry: Entry, call: Callable[[], object] | None = None) -> QAction:
         action = QAction(entry.text, self._window)

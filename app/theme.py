@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import partial
 
 from PySide6.QtCore import QLocale, QObject, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QFontDatabase, QGuiApplication, QPalette, QPen
@@ -21,68 +22,49 @@ USUAL_DPI = 72 if sys.platform == "darwin" else 96
 MODES = ("system", "light", "dark")
 
 
+class _Role:
+    def __init__(self, light: str, dark: str) -> None:
+        self._colours = QColor(light), QColor(dark)
+
+    def __get__(self, palette: Palette, owner: type | None = None) -> QColor:
+        return self._colours[palette.is_dark]
+
+
 @dataclass(frozen=True)
 class Palette:
     """A colour for each use. Advantages are blue and orange, which colour-blind users can tell apart."""
 
-    window: QColor
-    sidebar: QColor
-    card: QColor
-    field: QColor
-    text: QColor
-    muted: QColor
-    faint: QColor  # disabled
-    placeholder: QColor  # also line numbers, stars that are not lit
-    hairline: QColor
-    outline: QColor  # of what can be edited or dragged
-    edge: QColor  # of buttons, menus, tips
-    hover: QColor
-    selection: QColor
-    accent: QColor  # the Run button, focus, the reward curve
-    accent_text: QColor
-    accent_hover: QColor
-    good: QColor
-    warning: QColor
-    bad: QColor
-    kl: QColor
-    clip: QColor
-    length: QColor
-    plot_background: QColor
-    grid: QColor
-    advantage_above: QColor
-    advantage_below: QColor
+    is_dark: bool
+
+    window = _Role("#f5f5f7", "#1a1a1e")
+    sidebar = _Role("#ececf0", "#151518")
+    card = _Role("#ffffff", "#232328")
+    field = _Role("#ffffff", "#1b1b1f")
+    text = _Role("#1c1c21", "#ececf1")
+    muted = _Role("#5f5f67", "#a9a9b3")
+    faint = _Role("#a3a3ab", "#686871")  # disabled
+    placeholder = _Role("#707078", "#8a8a94")  # also line numbers, stars that are not lit
+    hairline = _Role("#e1e1e6", "#34343b")
+    outline = _Role("#8a8a93", "#6e6e78")  # of what can be edited or dragged
+    edge = _Role("#cdcdd4", "#4a4a53")  # of buttons, menus, tips
+    hover = _Role("#e4e4ea", "#303037")
+    selection = _Role("#dfe2fb", "#31355e")
+    accent = _Role("#4453d0", "#8f9aff")  # the Run button, focus, the reward curve
+    accent_text = _Role("#ffffff", "#14152b")
+    accent_hover = _Role("#3744b4", "#a9b1ff")
+    good = _Role("#15703f", "#5ac992")
+    warning = _Role("#8f5000", "#e6a94f")
+    bad = _Role("#b32d24", "#ff8378")
+    kl = _Role("#9c3f8f", "#dd8fd2")
+    clip = _Role("#77690a", "#d2c25a")
+    length = _Role("#2b7a8c", "#6fc3d6")
+    plot_background = _Role("#ffffff", "#232328")
+    grid = _Role("#d9d9df", "#3c3c44")
+    advantage_above = _Role("#0065a0", "#5ab2e8")
+    advantage_below = _Role("#a84900", "#f08a3c")
 
 
-COLOURS = {
-    "window": ("#f5f5f7", "#1a1a1e"),
-    "sidebar": ("#ececf0", "#151518"),
-    "card": ("#ffffff", "#232328"),
-    "field": ("#ffffff", "#1b1b1f"),
-    "text": ("#1c1c21", "#ececf1"),
-    "muted": ("#5f5f67", "#a9a9b3"),
-    "faint": ("#a3a3ab", "#686871"),
-    "placeholder": ("#707078", "#8a8a94"),
-    "hairline": ("#e1e1e6", "#34343b"),
-    "outline": ("#8a8a93", "#6e6e78"),
-    "edge": ("#cdcdd4", "#4a4a53"),
-    "hover": ("#e4e4ea", "#303037"),
-    "selection": ("#dfe2fb", "#31355e"),
-    "accent": ("#4453d0", "#8f9aff"),
-    "accent_text": ("#ffffff", "#14152b"),
-    "accent_hover": ("#3744b4", "#a9b1ff"),
-    "good": ("#15703f", "#5ac992"),
-    "warning": ("#8f5000", "#e6a94f"),
-    "bad": ("#b32d24", "#ff8378"),
-    "kl": ("#9c3f8f", "#dd8fd2"),
-    "clip": ("#77690a", "#d2c25a"),
-    "length": ("#2b7a8c", "#6fc3d6"),
-    "plot_background": ("#ffffff", "#232328"),
-    "grid": ("#d9d9df", "#3c3c44"),
-    "advantage_above": ("#0065a0", "#5ab2e8"),
-    "advantage_below": ("#a84900", "#f08a3c"),
-}
-"""Role → its colour in the light and in the dark theme."""
-LIGHT, DARK = (Palette(**{role: QColor(pair[i]) for role, pair in COLOURS.items()}) for i in (0, 1))
+LIGHT, DARK = Palette(is_dark=False), Palette(is_dark=True)
 
 # The hues of Okabe and Ito's eight (https://jfly.uni-koeln.de/color/), ordered so that neighbours differ most. On white
 # all are deepened until a thin line has a contrast of 3, on black blue is lightened; the text colour replaces black.
@@ -118,27 +100,23 @@ def reward_pen(index: int, width: float = 1.0) -> QPen:
     return pen
 
 
-def body_font() -> QFont:
-    return _font(BODY)
+def _font(size: int, weight: QFont.Weight = QFont.Weight.Normal) -> QFont:
+    font = QFontDatabase.systemFont(QFontDatabase.SystemFont.GeneralFont)
+    font.setPixelSize(scaled(size))
+    font.setWeight(weight)
+    return font
 
 
-def title_font() -> QFont:
-    return _font(TITLE, QFont.Weight.DemiBold)
-
-
-def heading_font() -> QFont:
-    return _font(BODY, QFont.Weight.DemiBold)
-
-
-def caption_font() -> QFont:
-    return _font(CAPTION)
+body_font = partial(_font, BODY)
+heading_font = partial(_font, BODY, QFont.Weight.DemiBold)
+title_font = partial(_font, TITLE, QFont.Weight.DemiBold)
+caption_font = partial(_font, CAPTION)
 
 
 def figures_font(size: int = BODY, weight: QFont.Weight = QFont.Weight.Normal) -> QFont:
     """Tabular figures, for numbers in columns or that change in place."""
     font = _font(size, weight)
-    if hasattr(font, "setFeature"):  # Qt 6.7
-        font.setFeature(QFont.Tag("tnum"), 1)
+    font.setFeature(QFont.Tag("tnum"), 1)
     return font
 
 
@@ -165,13 +143,6 @@ def scaled_size(size: QSize) -> QSize:
     return QSize(scaled(size.width()), scaled(size.height()))
 
 
-def _font(size: int, weight: QFont.Weight = QFont.Weight.Normal) -> QFont:
-    font = QFontDatabase.systemFont(QFontDatabase.SystemFont.GeneralFont)
-    font.setPixelSize(scaled(size))
-    font.setWeight(weight)
-    return font
-
-
 def apply(app: QApplication, mode: str = "system") -> None:
     if mode not in MODES:
         raise ValueError(f"mode must be one of {MODES}, not {mode!r}")
@@ -185,9 +156,8 @@ def apply(app: QApplication, mode: str = "system") -> None:
         if sys.platform != "darwin":
             app.setStyle("Fusion")
     app.setStyleSheet("")
-    if hasattr(hints, "setColorScheme"):  # native controls, menus and title bars follow (Qt 6.8)
-        schemes = {"light": Qt.ColorScheme.Light, "dark": Qt.ColorScheme.Dark}
-        hints.setColorScheme(schemes.get(mode, Qt.ColorScheme.Unknown))
+    schemes = {"light": Qt.ColorScheme.Light, "dark": Qt.ColorScheme.Dark}
+    hints.setColorScheme(schemes.get(mode, Qt.ColorScheme.Unknown))  # native controls, menus and title bars follow
     _current["is_applying"] = False
     _apply_palette(app)
 
@@ -239,7 +209,8 @@ def _stylesheet(colours: Palette) -> str:
     names = ("ours",) if sys.platform == "darwin" else ("controls", "ours")
     folder = places.resources() / "style"
     text = "\n".join((folder / f"{name}.qss").read_text(encoding="utf-8") for name in names)
-    for role in sorted((role.name for role in fields(Palette)), key=len, reverse=True):
+    roles = (name for name, role in vars(Palette).items() if isinstance(role, _Role))
+    for role in sorted(roles, key=len, reverse=True):
         text = text.replace(f"@{role}", getattr(colours, role).name())
     text = re.sub(r"@(\d+)px", lambda length: f"{scaled(int(length[1]))}px", text)
     return text.replace("@icons", (places.resources() / "icons").as_posix())

@@ -9,14 +9,7 @@ from typing import Any
 
 from PySide6.QtCore import QSize, Qt, QTimer
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDragLeaveEvent, QDropEvent, QResizeEvent
-from PySide6.QtWidgets import (
-    QApplication,
-    QLabel,
-    QMainWindow,
-    QSizePolicy,
-    QToolBar,
-    QWidget,
-)
+from PySide6.QtWidgets import QApplication, QLabel, QMainWindow, QSizePolicy, QToolBar, QWidget
 
 from app import theme
 from app.config_files import ConfigFiles
@@ -40,13 +33,12 @@ from app.widgets.basic.layout import column, holder, on_screen, row
 from app.widgets.consent_dialog import ConsentDialog, HostsDialog
 from app.widgets.export_panel import ExportPanel
 from app.widgets.form.field import UndoKeys
-from app.widgets.menu_dialogs import PreferencesDialog
+from app.widgets.menu_dialogs import NAME, PreferencesDialog
 from app.widgets.window_frame import DropOverlay, Sidebar, StatusStrip
 from backend.config import config
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
 
-NAME = "GRPO Studio"
 MINIMUM = (880, 600)
 LEAST_PAGE = (816, 480)
 FIRST_SIZE = (1280, 800)
@@ -218,18 +210,8 @@ class Window(QMainWindow):
         theme.apply(app, mode)
 
     def show_preferences(self) -> None:
-        prefs = self.session.prefs
-
-        def show_progress(shows: bool) -> None:
-            prefs.shows_progress = shows
-            self._show_progress()
-
-        dialog = PreferencesDialog(
-            notifies=prefs.notifies, shows_progress=prefs.shows_progress, closing=prefs.when_closing, parent=self
-        )
-        dialog.notifies_changed.connect(lambda on: setattr(prefs, "notifies", on))
-        dialog.shows_progress_changed.connect(show_progress)
-        dialog.closing_changed.connect(lambda answer: setattr(prefs, "when_closing", answer))
+        dialog = PreferencesDialog(self.session.prefs, self)
+        dialog.shows_progress.clicked.connect(self._show_progress)
         dialog.open()
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -45,7 +45,7 @@ class Chart:
     curves: tuple[Curve, ...] = ()
     pattern: str = ""
     held_out: bool = False
-    stacked: tuple[str, ...] = ()
+    stacked: Sequence[str] = ()
 
     def shows(self, metric: str) -> bool:
         return any(metric in curve.metrics for curve in self.curves) or fnmatchcase(metric, self.pattern)
@@ -56,23 +56,16 @@ SPARE_COLOURS = ("accent", "clip", "length", "kl", "good", "bad", "muted")
 PHASE_LABELS = {"rollout": "Sampling", "reward": "Rewards", "train": "Learning", "gradient_sum": "Summing gradients"}
 
 
-def _chart(curves: Iterable[dict[str, str]] = (), stacked: Iterable[str] = (), **about: Any) -> Chart:
-    return Chart(**about, curves=tuple(Curve(**curve) for curve in curves), stacked=tuple(stacked))
-
-
 CHARTS: tuple[Chart, ...] = tuple(
-    _chart(**about)
+    Chart(**about | {"curves": tuple(Curve(**curve) for curve in about.get("curves", ()))})
     for about in tomllib.loads((places.resources() / "charts.toml").read_text(encoding="utf-8"))["chart"]
 )
 """In the order of the page. `Other` is last: it takes what is left."""
 
 
-def curves_of(
-    chart: Chart, names: Iterable[str], rewards: list[str], charts: tuple[Chart, ...] = CHARTS
-) -> list[Curve]:
+def curves_of(chart: Chart, names: Iterable[str], rewards: list[str]) -> list[Curve]:
     """Curves in a run with these metrics and reward functions: those listed, then matches."""
-    at = charts.index(chart) if chart in charts else 0
-    earlier = [other for other in charts[:at] if other.held_out == chart.held_out]
+    earlier = [other for other in CHARTS[: CHARTS.index(chart)] if other.held_out == chart.held_out]
     own = {name for curve in chart.curves for name in curve.metrics}
     matched = [
         name

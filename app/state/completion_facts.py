@@ -274,9 +274,7 @@ def _jsonl(row: Mapping[str, Any], completion: Mapping[str, Any]) -> str:
 
 
 def _markdown(row: Mapping[str, Any], completion: Mapping[str, Any]) -> str:
-    scores = completion.get("rewards")
-    figures = {"reward": completion.get("reward"), "advantage": completion.get("advantage")}
-    figures |= dict(scores) if isinstance(scores, Mapping) else {}
+    figures = {"reward": completion.get("reward"), "advantage": completion.get("advantage"), **scores_of(completion)}
     logged = "".join(f"{name}: {_rounded(value)}\n\n" for name, value in logged_of(completion).items())
     head = ", ".join(f"{name} {_rounded(value)}" for name, value in figures.items() if value is not None)
     answer = row.get("answer")

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
+from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import (
-    QDialogButtonBox,
-    QFormLayout,
-    QListWidget,
-    QPlainTextEdit,
-    QTextBrowser,
-    QWidget,
-)
+from PySide6.QtWidgets import QDialogButtonBox, QFormLayout, QListWidget, QPlainTextEdit, QTextBrowser, QWidget
 
 from app import theme
+from app.state.messages import problems_to
+from app.state.prefs import Prefs
 from app.state.presets import Preset
 from app.widgets.basic.controls import CheckBox, ComboBox, SearchEdit
 from app.widgets.basic.dialogs import Dialog, save_file
@@ -28,7 +24,7 @@ from app.widgets.basic.layout import TabArea, column, configure, grid, holder, r
 from app.widgets.basic.tables import BaseTable, Column, RowsModel
 from app.widgets.form import value_text
 from backend.config.setting import Setting
-from backend.utils.disk import DiskError, save_as
+from backend.utils.disk import save_as
 
 if TYPE_CHECKING:
     from app.state.guide import GlossaryEntry
@@ -125,24 +121,22 @@ def value_label(setting: Setting, value: Any) -> str:
 
 
 class PreferencesDialog(Dialog):
-    notifies_changed = Signal(bool)  # bool
-    shows_progress_changed = Signal(bool)
-    closing_changed = Signal(str)
-
-    def __init__(self, *, notifies: bool, shows_progress: bool, closing: str, parent: QWidget | None = None) -> None:
+    def __init__(self, prefs: Prefs, parent: QWidget | None = None) -> None:
         super().__init__("Preferences", parent)
         self.notifies = CheckBox(
             "Notify me when a run ends or is in trouble",
             tip="Only while the window is not in front",
-            checked=notifies,
-            clicked=self.notifies_changed,
+            checked=prefs.notifies,
+            clicked=lambda on: setattr(prefs, "notifies", on),
         )
         self.shows_progress = CheckBox(
-            "Show the percent of the run on the app's icon", checked=shows_progress, clicked=self.shows_progress_changed
+            "Show the percent of the run on the app's icon",
+            checked=prefs.shows_progress,
+            clicked=lambda on: setattr(prefs, "shows_progress", on),
         )
         self.closing = ComboBox(name="When the window is closed while a run trains", items=CLOSING)
-        self.closing.choose(closing)
-        self.closing.activated.connect(lambda: self.closing_changed.emit(self.closing.currentData()))
+        self.closing.choose(prefs.when_closing)
+        self.closing.activated.connect(lambda: setattr(prefs, "when_closing", self.closing.currentData()))
         choices = QFormLayout(horizontalSpacing=2 * theme.SPACE)
         choices.addRow(label("Closed while a run trains"), self.closing)
         parts = (self.notifies, self.shows_progress, choices, None, self.close_box())
@@ -242,8 +236,6 @@ class ProblemDialog(Dialog):
     def save(self) -> None:
         name = f"grpo-studio-problem-{date.today():%Y-%m-%d}.txt"
         if path := save_file(self, "report", "Save the report", name, "Text (*.txt)"):
-            try:
+            with problems_to(partial(show_text, self.done_label)):
                 save_as(path, self.text.toPlainText())
                 show_text(self.done_label, f"Saved as {path.name}.")
-            except DiskError as error:
-                show_text(self.done_label, error.faults[0].sentence)

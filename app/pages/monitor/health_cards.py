@@ -12,11 +12,11 @@ from PySide6.QtWidgets import QBoxLayout, QFrame, QVBoxLayout, QWidget
 from app import theme
 from app.state.completion_facts import FILTERS
 from app.state.guide import place_of_rule
+from app.state.messages import problems_to
 from app.state.run import Run
 from app.state.run_notices import Findings, take_up
 from app.state.session import Session
 from app.widgets.basic.controls import LinkButton
-from app.widgets.basic.dialogs import errors_said
 from app.widgets.basic.labels import label
 from app.widgets.basic.layout import TabArea, clear_layout, column, configure, holder, row, set_shown
 from app.widgets.basic.number_format import counted
@@ -197,7 +197,7 @@ class HealthCards(QFrame):
         self._session.field_requested.emit(key)
 
     def _take_up(self, settings: dict[str, object]) -> None:
-        with errors_said(self._session.message.emit):
+        with problems_to(self._session.message.emit):
             take_up(self._session, self._run, settings)
 
     def _dismiss(self, episode: Episode) -> None:

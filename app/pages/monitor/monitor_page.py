@@ -18,6 +18,7 @@ from app.pages.monitor.steering import RunSteering
 from app.state import charts
 from app.state.charts import CHARTS, Curve, Naming, column_names
 from app.state.guide import place_of_chart
+from app.state.messages import problems_to
 from app.state.run import Run
 from app.state.run_files import newest_checkpoint, setting_of_problem, silence_advice
 from app.state.run_notices import note_text, reward_before_and_after
@@ -25,7 +26,7 @@ from app.state.run_state import PHASE_WORDS, ranks_of
 from app.state.run_summary import count_text
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, ElidedLabel
-from app.widgets.basic.dialogs import errors_said, open_path
+from app.widgets.basic.dialogs import open_path
 from app.widgets.basic.labels import EmptyState, explain_at, plain_tip
 from app.widgets.basic.layout import column, configure, holder, row, settle_layouts, stack
 from app.widgets.basic.number_format import duration
@@ -237,7 +238,7 @@ class MonitorPage(QWidget):
                 self.session.field_requested.emit(key)
 
     def _send(self, command: str) -> None:
-        with errors_said(self.session.message.emit):
+        with problems_to(self.session.message.emit):
             if self._run is not None:
                 self._run.send(command)
 

@@ -10,11 +10,11 @@ from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QDialog, QGridLayout, QWidget
 
 from app import theme
+from app.state.messages import problems_to
 from app.state.run import Run
 from app.state.run_files import STEERED_STATES
 from app.state.session import Session
 from app.widgets.basic.controls import LinkButton
-from app.widgets.basic.dialogs import errors_said
 from app.widgets.basic.labels import button, label
 from app.widgets.basic.layout import TabArea, clear_layout, column, configure, grid, holder, on_screen, row, set_shown
 from app.widgets.form.field import Field
@@ -183,7 +183,7 @@ class RunSteering(QObject):
 
     def finish_step(self) -> None:
         run, say = self._session.run, self._session.message.emit
-        with errors_said(say):
+        with problems_to(say):
             if run is not None:
                 run.send("finish-step")
                 say("The run stops at the end of this step.")

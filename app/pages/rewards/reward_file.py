@@ -28,9 +28,10 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QFrame, QPlainTextEdit, QTextEdit, QWidget
 
 from app import theme
+from app.state.messages import problems_to
 from app.state.session import Session
 from app.widgets.basic.controls import ElidedLabel
-from app.widgets.basic.dialogs import errors_said, open_file, save_file, show_details
+from app.widgets.basic.dialogs import open_file, save_file, show_details
 from app.widgets.basic.labels import EmptyState, button, label, plain_tip, show_text, with_key_names
 from app.widgets.basic.layout import column, configure, holder, row, stack
 from backend.rewards.allowed_code import Rights, read_code
@@ -338,7 +339,7 @@ class RewardFilePanel(QFrame):
             self._watcher.removePaths(self._watcher.files())
         self.file, self._text = None, ""
         if path is not None:
-            with errors_said(self.session.message.emit):
+            with problems_to(self.session.message.emit):
                 self._text = read_text(path, SETTING)
                 self.file = path
                 self._watcher.addPath(str(path))
@@ -389,7 +390,7 @@ class RewardFilePanel(QFrame):
         except UserError:
             rights = None
         text = self.editor.toPlainText()
-        with errors_said(self._say):
+        with problems_to(self._say):
             save_as(path, text)
             self._text = text
             self._watcher.addPath(str(path))  # saved by rename, it is a new inode
@@ -421,7 +422,7 @@ class RewardFilePanel(QFrame):
     def create(self) -> None:
         path = save_file(self, SETTING, "New reward file", "my_rewards.py", "Python (*.py)")
         if path is not None:
-            with errors_said(self.session.message.emit):
+            with problems_to(self.session.message.emit):
                 save_as(path, TEMPLATE)
                 self.session.consent.allow(read_code(path.resolve()), Rights())
                 self.file = None

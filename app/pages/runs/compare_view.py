@@ -27,13 +27,14 @@ from PySide6.QtWidgets import QAbstractButton, QHeaderView, QMenu, QMessageBox, 
 from app import theme
 from app.state import charts
 from app.state.guide import place_of_chart
+from app.state.messages import problems_to
 from app.state.run import Run
 from app.state.run_comparison import AXES, ComparedMetric, RunComparison, SharedPrompt
 from app.state.run_notices import finite_rewards
 from app.state.run_state import Mark
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, Segments
-from app.widgets.basic.dialogs import errors_said, save_file
+from app.widgets.basic.dialogs import save_file
 from app.widgets.basic.labels import button, explain_at, label, plain_tip
 from app.widgets.basic.layout import FlowLayout, clear_layout, column, configure, holder, row, splitter, stack
 from app.widgets.basic.number_format import duration, figure
@@ -443,7 +444,7 @@ class CompareView(QWidget):
 
     def save_tables(self, name: str, suffix: str, write: Write) -> None:
         path = save_file(self, "tables", "Save the tables", f"comparison{suffix}", f"{name} (*{suffix})")
-        with errors_said(partial(QMessageBox.warning, self, "Not saved")):
+        with problems_to(partial(QMessageBox.warning, self, "Not saved")):
             if path is not None:
                 save_as(path, "\n".join(map(write, self.tables())))
 

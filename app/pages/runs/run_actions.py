@@ -13,9 +13,10 @@ from PySide6.QtGui import QGuiApplication, QKeySequence
 from PySide6.QtWidgets import QInputDialog, QListWidget, QListWidgetItem, QMenu, QWidget
 
 from app import theme
+from app.state.messages import problems_to
 from app.state.run_state import LIVE
 from app.state.session import Session
-from app.widgets.basic.dialogs import Dialog, errors_said, open_path
+from app.widgets.basic.dialogs import Dialog, open_path
 from app.widgets.basic.labels import REMOVE_KEYS, button, key_name, label
 from app.widgets.basic.layout import column, configure, row
 from app.widgets.basic.number_format import counted, file_size
@@ -211,7 +212,7 @@ class RunActions(QObject):
         return QInputDialog.getText(self._window, "Add tags", f"Tags for {of}, separated by commas:")[0]
 
     def note(self, path: Path, changes: dict[str, Any]) -> None:
-        with errors_said(self.refused.emit):
+        with problems_to(self.refused.emit):
             change_notes(RunFolder(path), **changes)
         self.changed.emit([path])
 
@@ -227,7 +228,7 @@ class RunActions(QObject):
         for path in [Path(run.summary.path) for run in self._selected()]:
             if self.session.run is not None and self.session.run.folder.path == path:
                 self.session.close_run()
-            with errors_said(self.refused.emit):
+            with problems_to(self.refused.emit):
                 moved.append(move_to_trash(RunFolder(path)))
         if moved:
             self.trashed = moved
@@ -235,7 +236,7 @@ class RunActions(QObject):
 
     def undo_trash(self) -> None:
         for run in self.trashed:
-            with errors_said(self.refused.emit):
+            with problems_to(self.refused.emit):
                 restore(run)
         self.trashed = []
         self.moved.emit()
@@ -281,7 +282,7 @@ class FreeSpaceDialog(Dialog):
     def delete(self) -> None:
         refused, done, total = list[str](), list[Path](), 0
         for space in self.chosen():
-            with errors_said(refused.append):
+            with problems_to(refused.append):
                 total += self._free(space.run)
                 done.append(space.run.path)
         for i in reversed(range(self.list.count())):

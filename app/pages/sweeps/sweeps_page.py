@@ -12,10 +12,10 @@ from PySide6.QtWidgets import QFrame, QHeaderView, QLineEdit, QWidget
 
 from app import theme
 from app.state.memory import amount
+from app.state.messages import problems_to
 from app.state.session import Session
 from app.state.sweeps import RESUMABLE, SweepForecast, SweepForm, Sweeps, VariedSetting, forecast, offered_settings
 from app.widgets.basic.controls import ComboBox, Segments, Switch
-from app.widgets.basic.dialogs import errors_said
 from app.widgets.basic.labels import button, label, plain_tip, show_text
 from app.widgets.basic.layout import (
     TabArea,
@@ -429,7 +429,7 @@ class SweepsPage(QWidget):
 
     def _resume(self) -> None:
         folder, say = self.sweeps.folder, self.session.message.emit
-        with errors_said(say):
+        with problems_to(say):
             if self.session.is_training:
                 say(ONE_TRAINING)
             elif folder is not None and self.session.consent.obtain(*settings_of_runs(folder), base=folder.path):

@@ -13,9 +13,10 @@ from PySide6.QtWidgets import QAbstractItemView, QWidget
 from app import theme
 from app.pages.train.form import SettingsCard
 from app.state.memory import amount
+from app.state.messages import problems_to
 from app.state.session import Session
 from app.widgets.basic.controls import CopyLink, ElidedLabel
-from app.widgets.basic.dialogs import errors_said, save_file
+from app.widgets.basic.dialogs import save_file
 from app.widgets.basic.labels import button, label, plain_tip, show_text
 from app.widgets.basic.layout import (
     FlowLayout,
@@ -227,7 +228,7 @@ class MachinesPart(QObject):
 
     def _save(self) -> None:
         known = self._machines.path
-        with errors_said(self._session.message.emit):
+        with problems_to(self._session.message.emit):
             path = user_path(known, "hosts") if known else None
             path = path or save_file(self.card, "hosts", "Save hosts file", "hosts.json", "Hosts (*.json)")
             if path is not None:

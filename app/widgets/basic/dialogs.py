@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 
@@ -14,7 +12,6 @@ from PySide6.QtWidgets import QDialog, QDialogButtonBox, QFileDialog, QPushButto
 from app import theme
 from app.state.prefs import Prefs
 from app.widgets.basic.layout import column, configure, on_screen
-from backend.utils.errors import UserError
 
 _memory: list[Prefs] = []
 
@@ -54,15 +51,6 @@ class TextDialog(Dialog):
 def show_details(trace: str, parent: QWidget) -> None:
     """Show the traceback of the user's own code."""
     TextDialog("Details", f"<pre>{escape(trace)}</pre>", parent.window(), is_html=True).show()
-
-
-@contextmanager
-def errors_said(say: Callable[[str], object]) -> Iterator[None]:
-    """Ends the block at a UserError and says its sentence."""
-    try:
-        yield
-    except UserError as error:
-        say(error.faults[0].sentence)
 
 
 def keep_folders_in(prefs: Prefs) -> None:
