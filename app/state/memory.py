@@ -46,7 +46,7 @@ def memory_parts_of_shape(config: Config, shape: ModelShape, prompt: int | None 
     named = [(NAMES.get(name, (name.capitalize(), "")), size) for name, size in result.largest.sizes.items()]
     parts = tuple(MemoryPart(name, size, about) for (name, about), size in named)
     # The estimate has already chosen chunk sizes that fit, if any do, so there is no slack.
-    return MemoryParts(parts, result.limit, result.advice, 0.0, result.row_tip, machines_note(config))
+    return MemoryParts(parts, result.limit, result.advice, 0.0, result.speed_note, machines_note(config))
 
 
 GB = 1e9
@@ -65,7 +65,7 @@ class MemoryPart:
 class MemoryParts:
     """The memory of a run in bytes, against the `limit` of this machine.
 
-    `advice`: what to change if it may not fit; `row_tip`: what would be faster if it fits. `slack`: how far the
+    `advice`: what to change if it may not fit; `speed_note`: on its speed, if it fits. `slack`: how far the
     estimate may be off, as a share of it. `machines_note`: whose memory it is, of a run on several machines.
     """
 
@@ -73,7 +73,7 @@ class MemoryParts:
     limit: float
     advice: str = ""
     slack: float = 0.15
-    row_tip: str = ""
+    speed_note: str = ""
     machines_note: str = ""
 
     @property

@@ -72,7 +72,7 @@ def estimate(
             table.add_row(name, *sizes, MEANINGS.get(name, ""), style="bold" if name == "total" else None)
         console = new_console()
         console.print(table)
-        sentences = [result.sentence, machines_note(settings), result.advice, result.row_tip]
+        sentences = [result.sentence, machines_note(settings), result.advice, result.speed_note]
         console.print(" ".join(filter(None, sentences)), highlight=False)
         if network is not None:
             tell(_network_sentence(network))

@@ -40,11 +40,13 @@ from backend.distributed.tensor_parallel import LeadingEngine, ShardedContext
 from backend.runs.steering import stage_configs
 from backend.trainer.evaluation.evaluate import EVAL_SEED
 from backend.trainer.machine import StepSize
-from backend.trainer.memory.plan import WHOLE_STEP
+from backend.trainer.memory.estimate import GB
+from backend.trainer.memory.plan import WHOLE_STEP, dtype_here
 from backend.trainer.run_context import Note, RunContext, SamplingContext, SharedResources, StepContext, load_context
 from backend.trainer.run_inputs import RunInputs
 from backend.training.not_finite import check_sampled, check_scores
 from backend.types import Group, Problem
+from backend.utils.machine import usable_bytes
 
 LEAST_S = 120.0
 """Seconds that any work may take."""
@@ -175,6 +177,8 @@ class Leader:
         channel's errors."""
         assert shared is None, "runs that share a process have no ranks of their own"
         stages = stages or stage_configs(config)
+        dtype = self._dtype(stages)
+        shared = SharedResources(None, dtype)
         if config.parallelism == "tensor":
             assert isinstance(self.ranks, MlxCollectives)
             engine = LeadingEngine(self.workers, self.ranks, self.backend)
@@ -182,17 +186,26 @@ class Leader:
             def make_sharded(**of_run: Any) -> ShardedContext:
                 return ShardedContext(**of_run, engine=engine, config=config)
 
-            return load_context(config, note, inputs, most, None, stages, engine, make_sharded)
-        self.workers.send_to_all("load", config=config, stages=[*stages], code=reward_code(config))
+            return load_context(config, note, inputs, most, shared, stages, engine, make_sharded)
+        chosen = config.model_copy(update={"dtype": dtype[0]})
+        self.workers.send_to_all("load", config=chosen, stages=[*stages], code=reward_code(config))
 
         def make(**of_run: Any) -> LeaderContext:
             return LeaderContext(**of_run, leader=self, config=config)
 
-        own = load_context(config, note, inputs, most, None, stages, make=make)
+        own = load_context(config, note, inputs, most, shared, stages, make=make)
         own.learner.forward.ranks = self.ranks
         self.workers.send_to_all("build", steps=own.steps, longest_prompts=own.longest_prompts, most=most)
         check_same_base(own, config, self.ranks, self.workers.machines)
         return own
+
+    def _dtype(self, stages: Sequence[Config]) -> tuple[str, str]:
+        """The type that all ranks compute in: one that the smallest machine has memory for, and on Macs as it is."""
+        machines = [machine for machine in self.workers.machines if machine.memory_gb]
+        if any(machine.chip.startswith("Apple") for machine in machines):
+            return stages[0].dtype, ""
+        smallest = min((round(machine.memory_gb * GB) for machine in machines), default=None)
+        return dtype_here(stages, None if smallest is None else usable_bytes(smallest))
 
     def observe(self, work: str, seconds: float) -> None:
         self._longest_s[work] = max(self._longest_s.get(work, 0.0), seconds)

@@ -30,8 +30,7 @@ from backend.utils.text import quote
 def load_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]:
     """(model, tokenizer, config.json) of a folder or Hub id. Raises UserError naming `setting`."""
     model, tokenizer, config = open_model(name, setting)
-    with loading(name, setting):
-        _read_weights(model, name)
+    read_weights(model, name, setting)
     check_runs(model, name, setting)
     return model, tokenizer, config
 
@@ -111,7 +110,8 @@ def _open(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict[s
     return model, tokenizer, config
 
 
-def _read_weights(model: nn.Module, name: str) -> None:
+def read_weights(model: nn.Module, name: str, setting: str) -> None:
+    """Evaluate the arrays one by one, and say how far it is. Raises UserError naming `setting`."""
     arrays: list[Any] = [array for _, array in tree_flatten(model.parameters())]
     ends = list(accumulate((array.nbytes for array in arrays), initial=0))
     read = telling(
@@ -123,8 +123,9 @@ def _read_weights(model: nn.Module, name: str) -> None:
         unit="GB",
         looked=1,
     )
-    for array in read:
-        mx.eval(array)
+    with loading(name, setting):
+        for array in read:
+            mx.eval(array)
 
 
 def _called(name: str) -> str:

@@ -26,7 +26,7 @@ from backend.engine.model_probe import gradient_error, split
 from backend.engine.output_layer import PROBE
 from backend.engine.shared_weights import SharedWeights, copy_sharing_arrays
 from backend.models.adapters import SIXTEEN_BIT_TYPES, attach_adapters, lora_parameters, masters_of, without_adapters
-from backend.models.loading import load_model
+from backend.models.loading import check_runs, load_model, open_model, read_weights
 from backend.models.model_folder import PATH, check_adapter, check_adapter_config, header_of
 from backend.models.tokenizers import reason_of, run_tokenizer, with_end_tokens
 from backend.runs.saved_weights import SETTING, AdapterSource, adapter_settings, find_adapter
@@ -171,7 +171,7 @@ class Base:
 def load_base(config: ModelSettings, note: Callable[[str], None] = lambda sentence: None) -> Base:
     """Load, quantise and cast a run's model. Raises UserError naming the setting."""
     device.use(config.device)
-    model, tokenizer, model_config = load_model(config.model, "model")
+    model, tokenizer, model_config = open_model(config.model, "model")
     tokenizer = run_tokenizer(config.tokenizer, tokenizer, model)
     if config.tokenizer:
         model_config = with_end_tokens(model_config, tokenizer)
@@ -180,7 +180,9 @@ def load_base(config: ModelSettings, note: Callable[[str], None] = lambda senten
     original_dtypes = _prepare_full_training(model, note) if is_full else {}
     # After quantising, so that the codes are those of the model as it came, which an export quantises too.
     masters = cast(model, config.dtype, keep=is_full)
+    read_weights(model, config.model, "model")  # last, so that no array is held in two types
     check_computes(model, config)
+    check_runs(model, config.model, "model")
     return Base(model, tokenizer, model_config, original_dtypes, masters, SharedWeights(model))
 
 
@@ -238,8 +240,9 @@ def load_policy(
 def cast(model: nn.Module, dtype: str, keep: bool = False) -> Any:
     """Cast float arrays, quantised layers' scales and biases included; "auto" does nothing.
 
-    Arrays that need float32 (routers, state-space decays) stay, as in mlx-lm. `keep`: return the arrays before rounding
-    to 16 bits, else None.
+    On a CPU, whose quantised products are slow, float32 expands quantised layers to the same values. Arrays that need
+    float32 (routers, state-space decays) stay, as in mlx-lm. `keep`: return the arrays before rounding to 16 bits, else
+    None.
     """
     if dtype == "auto":
         return None
@@ -251,6 +254,9 @@ def cast(model: nn.Module, dtype: str, keep: bool = False) -> Any:
         return array.astype(DTYPES[dtype]) if is_float and casts(name) else array
 
     model.update(tree_map_with_path(as_type, before))
+    if dtype == "float32" and device.on_cpu():
+        mlx_lm_utils.dequantize_model(model)
+        model.update(tree_map_with_path(as_type, model.parameters()))  # MXFP4 expands to bfloat16
     return before if keep and DTYPES[dtype] in SIXTEEN_BIT_TYPES else None
 
 

@@ -29,6 +29,7 @@ from backend.rewards.worker_process import RewardWorker
 from backend.runs import checkpoint
 from backend.runs.events import last_event
 from backend.runs.run_folder import RunFolder, hand_on_lock, hold_lock, inherited_lock
+from backend.runs.steering import stage_configs
 from backend.runs.sweep import Member, Rung, SweepPlan
 from backend.runs.sweep_results import (
     MemberResult,
@@ -43,6 +44,7 @@ from backend.runs.sweep_results import (
 )
 from backend.trainer import control
 from backend.trainer.control import Stopped, read_word, remove_word
+from backend.trainer.memory.plan import dtype_here
 from backend.trainer.preflight import preflight
 from backend.trainer.run_context import SharedResources, load_context
 from backend.trainer.run_inputs import RunInputs, read_inputs
@@ -222,7 +224,9 @@ class Sweep:
     def _train_group(self, group: list[MemberRun], rung: Rung, *, parks: bool) -> None:
         if not all(run.is_loaded for run in group if run.ending is None):
             first = group[0].config
-            shared = SharedResources(None if first.train_type == "full" else load_base(first))
+            dtype = dtype_here([stage for run in group for stage in stage_configs(run.config)])
+            base = None if first.train_type == "full" else load_base(first.model_copy(update={"dtype": dtype[0]}))
+            shared = SharedResources(base, dtype)
             for run in group:
                 self._turn(run, partial(run.load, shared))
 

@@ -25,6 +25,7 @@ from backend.data.preview import open_dataset
 from backend.data.problems import Messages, PromptFormat, messages_of, problem_of, tokenize
 from backend.data.rows import Rows, row_name
 from backend.engine.cpu import on_one_core
+from backend.engine.device import on_gpu
 from backend.engine.model_probe import split
 from backend.engine.output_layer import SplitModel
 from backend.engine.shared_weights import copy_sharing_arrays
@@ -37,7 +38,7 @@ from backend.sampling.cached_sequence import CachedSequence, SampledToken
 from backend.sampling.grammar import GrammarCache
 from backend.sampling.outputs import OPEN, CompletionBuffer, TextStream
 from backend.sampling.sampler import Sampling, keyed_uniforms
-from backend.trainer.memory.estimate import format_bytes
+from backend.trainer.memory.estimate import choose_dtype, format_bytes
 from backend.types import Completion, Group, Problem
 from backend.utils.errors import UserError
 from backend.utils.files import names_folder
@@ -125,6 +126,8 @@ def load_sides(source: ChatSource, wanted: Sequence[SideName] = SIDES, note: Not
         if "base" not in wanted:
             raise UserError("model", f"{source.name} is a model and no run, so there is nothing tuned beside it.")
         wanted = ("base",)
+    dtype, _ = choose_dtype([source.config], machine_bytes(mx.get_active_memory()), gpu=on_gpu())
+    source = replace(source, config=source.config.model_copy(update={"dtype": dtype}))
     if source.run is None or source.has_two_models:
         loaded = _whole_models(source, wanted, note)
     else:

@@ -25,7 +25,14 @@ from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.trainer.evaluation.evaluate import evaluation_metrics, sample_of, scored_groups
 from backend.trainer.machine import StepSize
-from backend.trainer.memory.plan import WHOLE_STEP, learner_limits, plan_memory, refuse_too_large, rollout_limits
+from backend.trainer.memory.plan import (
+    WHOLE_STEP,
+    dtype_here,
+    learner_limits,
+    plan_memory,
+    refuse_too_large,
+    rollout_limits,
+)
 from backend.trainer.run_inputs import RunInputs, StageRows, check_held_out, prompt_sets, read_inputs
 from backend.trainer.scoring import ScoringStages
 from backend.trainer.telemetry import StepTimer
@@ -344,9 +351,11 @@ def step_parts(
 
 @dataclass(slots=True)
 class SharedResources:
-    """What the runs of a sweep share: the base model, and prompts of the same rows."""
+    """What the runs of a sweep share: the base model, the type that they compute in, and prompts of the same rows."""
 
     base: Base | None
+    dtype: tuple[str, str] | None = None
+    """As `dtype_here`; None where a run may choose."""
     prompts: list[TokenizedPrompts] = field(default_factory=list)
 
     def tokenized(self, rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: str) -> TokenizedPrompts:
@@ -377,7 +386,10 @@ def load_context(
     device.use(config.device)
     stages = stages or stage_configs(config)
     refuse_too_large(config, stages)
-    policy = engine.load(config, note, shared.base if shared else None)
+    dtype, sentence = (shared and shared.dtype) or dtype_here(stages)
+    if sentence:
+        note(sentence)
+    policy = engine.load(config.model_copy(update={"dtype": dtype}), note, shared.base if shared else None)
     if "vision_config" in policy.model_config:
         note(f"{config.model} reads images too. Images are not supported yet: its text model is trained, on text.")
     prompts, of_stages = dict[str, TokenizedPrompts](), list[TokenizedPrompts]()

@@ -18,6 +18,7 @@ from backend.models.policy import Policy, load_policy, load_start
 from backend.runs.saved_weights import find_adapter
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
+from backend.trainer.memory.plan import dtype_here
 from backend.types import Group, Problem
 from backend.utils.errors import UserError
 
@@ -112,7 +113,8 @@ class TrialSampler:
             key = (*key, weights, _last_written(weights), *shape)
         if self._policy is None or self._policy[0] != key:
             self._policy = self._rollout = None  # free the old model's memory first
-            policy = load_policy(config.model_copy(update=WITHOUT_REFERENCE if config.adapter else SMALLEST_MODEL))
+            smallest = WITHOUT_REFERENCE if config.adapter else SMALLEST_MODEL
+            policy = load_policy(config.model_copy(update=smallest | {"dtype": dtype_here([config])[0]}))
             if config.adapter:
                 load_start(policy, config, config.adapter)
             self._policy = (key, policy)

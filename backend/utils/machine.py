@@ -91,8 +91,13 @@ def machine_bytes(held: int = 0, working_set: int | None = None) -> int:
         share = min(USABLE_SHARE * physical, working_set or working_set_of(physical))
     else:
         # MemAvailable leaves out what this process holds already, and may keep.
-        share = USABLE_SHARE * (_available() + held)
+        return usable_bytes(_available() + held)
     return max(0, int(share) - PROCESS_BYTES)
+
+
+def usable_bytes(available: int) -> int:
+    """Bytes for a run of those that are available on Linux."""
+    return max(0, int(USABLE_SHARE * available) - PROCESS_BYTES)
 
 
 def working_set_of(physical: int) -> int:

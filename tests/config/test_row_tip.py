@@ -29,7 +29,7 @@ def estimated(machine: float = 16 * GB, *, gpu: bool = True, **settings: Any) ->
 
 
 def test_fewer_completions_than_a_tile_name_what_a_full_one_gives() -> None:
-    tip = estimated(group_size=8).row_tip
+    tip = estimated(group_size=8).speed_note
     found = re.fullmatch(
         r"A step samples 8 completions\. This GPU decodes 32 in 1\.6 times the time: up to 2\.5 times as many tokens "
         r"per second, for ([\d.]+) (MB|GB) more memory\. Raise Group or Batch\.",
@@ -43,13 +43,35 @@ def test_fewer_completions_than_a_tile_name_what_a_full_one_gives() -> None:
 
 
 def test_no_sentence_where_nothing_is_to_be_gained() -> None:
-    tip = estimated(group_size=8, batch_size=5).row_tip
+    tip = estimated(group_size=8, batch_size=5).speed_note
     assert tip.startswith("A step samples 40 completions. This GPU decodes 64 in 1.2 times the time: up to 1.3 times")
-    assert estimated(group_size=32).row_tip == "", "a tile is full"
-    assert estimated(group_size=16, gradient_accumulation_steps=4).row_tip == "", "two are"
-    assert estimated(group_size=30).row_tip == "", "nearly full"
-    assert estimated(group_size=8, gpu=False).row_tip == "", "a CPU takes four times as long for four times as many"
-    assert estimated(12 * GB, group_size=8, max_completion_length=8192, max_seq_length=8300).row_tip == "", "memory"
+    assert estimated(group_size=32).speed_note == "", "a tile is full"
+    assert estimated(group_size=16, gradient_accumulation_steps=4).speed_note == "", "two are"
+    assert estimated(group_size=30).speed_note == "", "nearly full"
+    on_cpu = estimated(group_size=8, gpu=False, dtype="float32")
+    assert on_cpu.speed_note == "", "a CPU takes four times as long for four times as many"
+    assert estimated(12 * GB, group_size=8, max_completion_length=8192, max_seq_length=8300).speed_note == "", "memory"
+
+
+@pytest.mark.parametrize(
+    ("settings", "dtype", "says"),
+    [
+        ({}, "float32", "16 bits are slow, so the run computes in float32 (Precision"),
+        ({"quantization": "4"}, "float32", "packed weights are slow, so the run computes in float32, to which"),
+        ({"memory_limit": 2.5}, "auto", ", and there are 2.5 GB: sampling takes about 6 times"),
+        ({"memory_limit": 2.5, "quantization": "4"}, "auto", "packed weights are slow, and float32 would need"),
+        ({"dtype": "bfloat16"}, "bfloat16", "16 bits are slow: sampling takes about 6 times"),
+        ({"dtype": "float32"}, "float32", ""),
+        ({"train_type": "full"}, "auto", ""),
+    ],
+    ids=str,
+)
+def test_on_a_cpu_automatic_is_float32_where_memory_allows(settings: dict[str, Any], dtype: str, says: str) -> None:
+    made = {"group_size": 8, "max_seq_length": 512, "quantization": "none"} | settings
+    on_cpu, on_gpu = (estimated(64 * GB, gpu=gpu, **made) for gpu in (False, True))
+    assert (on_cpu.dtype, on_gpu.dtype) == (dtype, settings.get("dtype", "auto"))
+    assert says in on_cpu.speed_note and bool(says) == bool(on_cpu.speed_note)
+    assert "float32" not in on_gpu.speed_note and on_cpu.fits
 
 
 def test_with_short_memory_rows_are_given_up_by_tiles() -> None:

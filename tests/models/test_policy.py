@@ -206,6 +206,24 @@ def test_quantised_bases(models: Path, capsys: pytest.CaptureFixture[str], train
     assert capsys.readouterr().out == "", "stdout may carry the event log"
 
 
+@pytest.mark.usefixtures("as_on_a_cpu")
+@pytest.mark.parametrize("how", [{"bits": 4}, {"bits": 8}, {"arch": "qwen3_moe", "bits": 4}], ids=str)
+def test_on_a_cpu_float32_expands_quantised_weights_exactly(models: Path, how: dict[str, Any]) -> None:
+    folder = folder_of(models, hidden=64, dtype="bfloat16", **how)
+    stored: Any = {
+        name: x if x.dtype == mx.uint32 else x.astype(mx.float32)
+        for name, x in mx.load(str(folder / "model.safetensors")).items()
+    }  # type: ignore[union-attr]
+    policy = load_policy(config_of(folder, dtype="float32", beta=0.1))
+    assert not any("scales" in module for module in policy.model.modules())
+    own = {name.replace(".linear.", "."): x for name, x in tree_flatten(policy.reference_model.parameters())}
+    for name in (name for name in stored if name.endswith(".scales")):
+        weight, scales, biases = (stored[name.replace("scales", part)] for part in ("weight", "scales", "biases"))
+        expected = mx.dequantize(weight, scales, biases, group_size=32, bits=how["bits"])
+        assert mx.array_equal(own[name.replace("scales", "weight")], expected), name
+    assert {x.dtype for x in own.values()} == {mx.float32}
+
+
 def test_quantising_a_model_that_cannot_be_quantised_is_refused(models: Path) -> None:
     quantised = folder_of(models, hidden=64, bits=4)
     assert "quantised already" in refused("quantization", model=quantised, quantization="4")

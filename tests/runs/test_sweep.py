@@ -100,7 +100,7 @@ def test_one_base_is_in_memory_however_many_runs_there_are(changes: dict[str, An
     configs = [parse(plan.raw_settings(member)) for member in plan.members()]
     gc.collect()
     before = mx.get_active_memory()
-    shared = SharedResources(load_base(configs[0]))
+    shared = SharedResources(load_base(configs[0]), (configs[0].dtype, ""))
     parts: list[RunContext] = []
     after: list[int] = []
     for config in configs:

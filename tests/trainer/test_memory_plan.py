@@ -94,7 +94,8 @@ def peaks(case: Case, folder: Path) -> tuple[estimate.Estimate, int, int]:
     elsewhere = mx.get_active_memory()  # models that fixtures of other files hold
     config = case.config(folder)
     policy = load_policy(config)
-    estimated = estimate.estimate_run(config, _shape(folder), PLENTY, case.prompt, gpu=False)
+    shape, dtype = _shape(folder), config.dtype  # as the case says
+    estimated = estimate.estimate_run(config, shape, PLENTY, case.prompt, gpu=False, dtype=dtype)
     plan = plan_memory(config, policy, [case.prompt], lambda sentence: None)
     assert plan == estimated.plan
     trained = grpo_learner(policy, config, 100, **learner_limits(plan))
@@ -130,6 +131,8 @@ def learning_peak(case: Case, trained: Learner) -> int:
 
 EXPERTS = {"arch": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
 EXPERTS |= {"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True}
+QWEN = {"hidden": 1024, "layers": 4, "vocab_size": 151936, "num_attention_heads": 16, "num_key_value_heads": 8}
+QWEN |= {"head_dim": 128, "intermediate_size": 3072}
 FULL, DORA, RECOMPUTED = {"train_type": "full"}, {"train_type": "dora"}, {"grad_checkpoint": True}
 
 CASES = (
@@ -152,6 +155,8 @@ CASES = (
     Case("experts", EXPERTS, completion=64),
     Case("bf16", {"dtype": "bfloat16", "layers": 3}, group=4, completion=64),
     Case("4 bits", {"bits": 4, "layers": 3}, group=4, completion=64),
+    Case("Qwen3-0.6B, 4 layers", QWEN | {"dtype": "bfloat16"}, {"dtype": "float32", "beta": 0.1}, completion=32),
+    Case("4 bits, expanded", {"bits": 4, "layers": 3}, {"dtype": "float32"}, group=4, completion=64),
     Case("4 bits, small", {"bits": 4, "layers": 2}, group=4, prompt=32, completion=48),
     Case("4 bits, bf16, DoRA", {"bits": 4, "dtype": "bfloat16", "layers": 2}, DORA, group=4, completion=48),
     Case(
@@ -200,13 +205,17 @@ def test_weights_adapters_and_optimizer_state_are_exact(kind: str, train_type: s
     assert parts["optimizer"] == pytest.approx(remembered, rel=0.03)
 
 
-@pytest.mark.parametrize("quantization", ["4", "8", "mxfp4"])
-def test_weights_quantised_after_loading_are_within_a_percent(quantization: str, tmp_path: Path) -> None:
-    case = Case("packed", {"hidden": 128, "layers": 2, "vocab_size": 2048}, {"quantization": quantization})
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+@pytest.mark.parametrize("quantization", ["4", "8", "mxfp4", "none"])
+def test_quantised_weights_are_within_a_percent(quantization: str, dtype: str, tmp_path: Path) -> None:
+    """Quantised after loading, or as they come; on a CPU float32 expands them."""
+    model = {"hidden": 128, "layers": 2, "vocab_size": 2048} | ({"bits": 4} if quantization == "none" else {})
+    case = Case("packed", model, {"quantization": quantization, "dtype": dtype})
     config = case.config(case.folder(tmp_path))
     policy = load_policy(config)
     held = sum(array.nbytes for _, array in tree_flatten(policy.model.parameters()))
-    parts = estimate.estimate_run(config, _shape(Path(config.model)), PLENTY, 64).training.to_dict()
+    estimated = estimate.estimate_run(config, _shape(Path(config.model)), PLENTY, 64, gpu=False, dtype=dtype)
+    parts = estimated.training.to_dict()
     assert parts["weights"] + parts["adapters"] == pytest.approx(held, rel=0.01)
 
 

@@ -163,7 +163,7 @@ class MemoryBar(QWidget):
         fits = memory_parts.verdict == "fits"
         self.sentence.setText(memory_parts.sentence)
         set_style_property(self.sentence, "role", "muted" if fits else "problem")
-        show_text(self.advice, memory_parts.row_tip if fits else memory_parts.advice)
+        show_text(self.advice, memory_parts.speed_note if fits else memory_parts.advice)
         self._bar.sizes, self._bar.limit = [size for _, size, _ in parts], memory_parts.limit
         self._bar.update()
         listed = ", ".join(f"{name} {amount(size)}" for name, size, _ in parts)

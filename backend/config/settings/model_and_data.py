@@ -92,7 +92,7 @@ class ModelFields(BaseModel):
         "auto",
         "Precision",
         choices=[
-            ("auto", "Automatic", "As the model comes; 32 bits under full fine-tuning."),
+            ("auto", "Automatic", "As the model comes; 32 bits under full fine-tuning, and on a CPU with the memory."),
             ("float32", "float32", "Sampling and learning agree exactly. Twice the memory of 16 bits."),
             (
                 "bfloat16",
@@ -102,7 +102,8 @@ class ModelFields(BaseModel):
             ("float16", "float16", "Eight times finer than bfloat16, with a smaller range."),
         ],
     )
-    """Floating-point type of the computation. Saved weights keep the model's own precision."""
+    """Floating-point type of the computation. Saved weights keep the model's own precision. On a CPU float32 expands
+    quantised weights to the same values."""
 
 
 class DataFields(BaseModel):

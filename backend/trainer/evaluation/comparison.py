@@ -54,7 +54,7 @@ from backend.trainer.evaluation.evaluation_rows import (
     mean_reward,
     read_pass_rule,
 )
-from backend.trainer.memory.plan import plan_memory, rollout_limits
+from backend.trainer.memory.plan import dtype_here, plan_memory, rollout_limits
 from backend.trainer.run_inputs import read_inputs
 from backend.trainer.scoring import ScoringStages
 from backend.trainer.telemetry import completion_row, versions
@@ -180,7 +180,9 @@ def evaluate_model(
         notes.append(what)
     check()
     report(EvaluationProgress("Loading the model"))
-    policy = load_policy(config, notes.append)
+    dtype, sentence = dtype_here([config])
+    notes += [sentence] if sentence else []
+    policy = load_policy(config.model_copy(update={"dtype": dtype}), notes.append)
     check()
     prompts = TokenizedPrompts(rows, policy.tokenizer, PromptFormat.of(of_rows), source)
     problems = prompts.first(choices.limit)

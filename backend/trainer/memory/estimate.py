@@ -12,9 +12,10 @@ from backend.config.config import Config
 from backend.distributed.hosts_file import read_hosts
 from backend.engine.chunk_sizes import MICRO_BATCH_TOKENS, SMALLEST_CHUNK, head_chunk
 from backend.runs.steering import stage_configs
-from backend.trainer.memory.model_shape import Linear, ModelShape
-from backend.trainer.memory.phases import PREFILL_CHUNK, MemoryModel, MemoryPlan, Phase, row_costs_of
+from backend.trainer.memory.model_shape import Linear, ModelShape, shape_of
+from backend.trainer.memory.phases import DTYPE_BYTES, PREFILL_CHUNK, MemoryModel, MemoryPlan, Phase, row_costs_of
 from backend.utils.errors import ConfigProblem, UserError
+from backend.utils.hub_cache import local_folder
 from backend.utils.machine import has_gpu
 
 GB = 1_000_000_000
@@ -26,6 +27,10 @@ TARGET_SHARE = 0.92
 SMALLEST_MICRO_BATCH = {False: 1, True: 1024}
 """On a CPU and on a GPU: tokens below which gradient checkpointing is tried before still smaller micro-batches.
 Checkpointing costs a third; launching a GPU's kernels that often costs more."""
+
+SLOWER = {False: ("16 bits", "about 6", "about 20"), True: ("packed weights", "at least 12", "at least 20")}
+"""What is not packed and what is → name, and how many times as long as in float32 sampling and learning take on a CPU.
+Measured on x86 with layers of Qwen3-0.6B's size, packed weights with float32 scales; with 16-bit scales it is more."""
 
 LEAST_GAIN = 1.15
 """Gain in tokens per second from which more completions are worth a sentence."""
@@ -40,8 +45,9 @@ class Estimate:
     """The memory of a run's two phases under `plan`, in bytes.
 
     `limit`: the setting Memory limit, or `machine`. `reductions` names where the plan trades time for memory; `advice`
-    says which settings to change where that is not enough. `row_tip`: what more completions a step would gain on a GPU.
-    `rough`: the architecture's activations are guessed.
+    says which settings to change where that is not enough. `dtype`: the setting, with what a CPU computes in for
+    "auto". `speed_note`: what more completions a step would gain on a GPU, what a CPU computes in. `rough`: the
+    architecture's activations are guessed.
     """
 
     rollout: Phase
@@ -54,7 +60,8 @@ class Estimate:
     rough: bool
     reductions: tuple[str, ...] = ()
     advice: str = ""
-    row_tip: str = ""
+    speed_note: str = ""
+    dtype: str = "auto"
 
     @property
     def total(self) -> int:
@@ -93,7 +100,7 @@ class Estimate:
         return ConfigProblem("memory_limit", f"{needs} {self.advice}{anyway}")
 
     def to_dict(self) -> dict[str, Any]:
-        plain = ("total", "machine", "limit", "fits", "sentence", "advice", "row_tip", "prompt", "completion")
+        plain = ("total", "machine", "limit", "fits", "sentence", "advice", "speed_note", "prompt", "completion")
         return {
             "rollout": self.rollout.to_dict(),
             "training": self.training.to_dict(),
@@ -110,26 +117,63 @@ def estimate_run(
     *,
     gpu: bool | None = None,
     stages: Sequence[Config] = (),
+    dtype: str = "",
 ) -> Estimate:
     """The memory of a run with these valid settings, under the quickest plan that fits; else under the smallest. Of a
     run in stages, the one that needs most; `stages`: the settings of each, where they are known already.
 
     `machine`: bytes that it may use. `prompt`: tokens of the longest prompt; None for what `max_seq_length` leaves
-    beside the completion. `gpu` None: as this machine. Of a model that is divided among machines, the memory of each.
+    beside the completion. `gpu` None: as this machine. `dtype`: what the run computes in, where it was chosen already.
+    Of a model that is divided among machines, the memory of each.
     """
     gpu = has_gpu() and config.device != "cpu" if gpu is None else gpu
     if config.parallelism == "tensor" and config.hosts:
         with suppress(UserError):  # whoever starts the run says so
             shape = share_of(shape, max(1, len(read_hosts(config.hosts).hosts)))
     estimates: list[Estimate] = []
-    for settings in stages or stage_configs(config):
-        fitted = _fit(settings, shape, machine, prompt, gpu)
+    configs, speed_note = list(stages or stage_configs(config)), ""
+    if not gpu:
+        dtype, speed_note = _type_on_cpu(configs, shape, machine, dtype)
+    for settings in configs:
+        settings = settings.model_copy(update={"dtype": dtype or config.dtype})
+        fitted = replace(_fit(settings, shape, machine, prompt, gpu), dtype=settings.dtype, speed_note=speed_note)
         if not fitted.fits:
             fitted = replace(fitted, advice=_advice(settings, shape, machine, prompt, gpu))
         elif gpu:
-            fitted = replace(fitted, row_tip=_row_tip(settings, shape, prompt, fitted))
+            fitted = replace(fitted, speed_note=_row_tip(settings, shape, prompt, fitted))
         estimates.append(fitted)
     return max(estimates, key=lambda result: (not result.fits, result.total))
+
+
+def choose_dtype(configs: Sequence[Config], machine: int, *, gpu: bool) -> tuple[str, str]:
+    """(`dtype` that runs with these settings compute in, a sentence on it): on a CPU float32 for "auto" where all of
+    them fit."""
+    folder = local_folder(configs[0].model)
+    shape = shape_of(folder) if folder is not None else None
+    if gpu or shape is None:
+        return configs[0].dtype, ""
+    estimate = estimate_run(configs[0], shape, machine, gpu=False, stages=configs)
+    return estimate.dtype, estimate.speed_note
+
+
+def _type_on_cpu(configs: Sequence[Config], shape: ModelShape, machine: int, chosen: str) -> tuple[str, str]:
+    config = configs[0]
+    is_packed = shape.quantised or config.quantization != "none"
+    is_float32 = shape.width == DTYPE_BYTES["float32"] or config.train_type == "full"
+    if config.dtype == "float32" or (config.dtype == "auto" and is_float32 and not is_packed):
+        return config.dtype, ""
+    what, sampling, learning = SLOWER[is_packed]
+    factors = f"sampling takes {sampling} times and learning {learning} times as long as in float32"
+    if config.dtype != "auto":
+        return config.dtype, f"On a CPU {what} are slow: {factors}."
+    # At the longest prompts, so that the choice holds when they are known.
+    in_float32 = [config.model_copy(update={"dtype": "float32"}) for config in configs]
+    wide = max((_fit(config, shape, machine, None, False) for config in in_float32), key=lambda fitted: fitted.total)
+    if chosen != "auto" and wide.fits:
+        expanded = ", to which the packed weights are expanded" if is_packed else ""
+        return "float32", f"On a CPU {what} are slow, so the run computes in float32{expanded} (Precision: Automatic)."
+    needs = f"float32 would need {format_bytes(wide.total)}, and there are {format_bytes(wide.limit)}"
+    return "auto", f"On a CPU {what} are slow, and {needs}: {factors}."
 
 
 def share_of(shape: ModelShape, machines: int) -> ModelShape:

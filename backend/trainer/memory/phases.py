@@ -89,7 +89,9 @@ class MemoryModel:
     def __init__(self, config: Config, shape: ModelShape, prompt: int, *, gpu: bool) -> None:
         self.config, self.shape, self.prompt, self.gpu = config, shape, prompt, gpu
         self.full = config.train_type == "full"
-        self.quantised = shape.quantised or config.quantization != "none"
+        is_packed = shape.quantised or config.quantization != "none"
+        # On a CPU float32 expands quantised weights (`backend.models.policy.cast`).
+        self.quantised = is_packed and (gpu or config.dtype != "float32")
         chosen = DTYPE_BYTES.get(config.dtype)
         self.weight_width = chosen or shape.width
         # Bytes per activation: full fine-tuning computes in float32 unless the settings say otherwise.
@@ -155,13 +157,17 @@ class MemoryModel:
         """The weights as trained: in the type that the settings give, quantised after loading if they say so. Under
         full fine-tuning float32, and beside it the 16-bit copies that the model computes with."""
         quantization = QUANTIZED.get(self.config.quantization)
+        if self.shape.quantised and not self.quantised:
+            stored = sum(linear.bytes for linear in self.shape.matrices)
+            rest = (self.shape.weights - stored) * FLOAT_BYTES // self.shape.width
+            return FLOAT_BYTES * sum(linear.numbers for linear in self.shape.matrices) + rest
         if self.shape.quantised:
             # Two floats for every 64 numbers, as a rule: scale and bias.
             scales = 2 * sum(linear.numbers for linear in self.shape.matrices) // 64
             return self.shape.weights + scales * (self.weight_width - self.shape.width)
         if self.full:
             return self.trainable() + (0 if self.width == FLOAT_BYTES else self._in_floats(self.width))
-        if quantization is None:
+        if quantization is None or not self.quantised:
             return self._in_floats(self.weight_width)
         bits, group, mode = quantization
         # mlx-lm leaves a matrix in float whose input size is no multiple of the group size.

@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 from backend.config.config import Config
 from backend.engine.device import has_metal, on_gpu
 from backend.trainer.machine import StepSize
-from backend.trainer.memory.estimate import Estimate, MemoryPlan, estimate_run
+from backend.trainer.memory.estimate import Estimate, MemoryPlan, choose_dtype, estimate_run
 from backend.trainer.memory.model_shape import shape_of
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder
@@ -38,6 +38,12 @@ def _limits(plan: MemoryPlan | None, names: Sequence[str], limited: str, most: i
     return limits if most is None else limits | {limited: min(limits.get(limited, most), most)}
 
 
+def dtype_here(configs: Sequence[Config], machine: int | None = None) -> tuple[str, str]:
+    """`choose_dtype` for this process; `machine`: the bytes of the smallest of several machines."""
+    here = machine_bytes(mx.get_active_memory(), _working_set())
+    return choose_dtype(configs, here if machine is None else min(here, machine), gpu=on_gpu())
+
+
 def refuse_too_large(config: Config, stages: Sequence[Config] = ()) -> None:
     """Raises UserError for a model that this machine cannot train even on the shortest prompts. Loads nothing.
     `stages`: the settings of each stage."""
@@ -53,7 +59,11 @@ def plan_memory(
     `stages`: the settings of each, for whose largest the plan is made. `note` takes a sentence where the memory limit
     constrains the run. Raises UserError where even the smallest plan does not fit.
     """
-    needs = _estimate(config, max(prompts, default=0) or None, stages, in_use=mx.get_active_memory())
+    # What the model was loaded in: by now another choice might be made.
+    is_packed = any("scales" in module for module in policy.model.modules())
+    is_wide = policy.split_model.dtype == mx.float32 and not is_packed
+    dtype, prompt = "float32" if is_wide else config.dtype, max(prompts, default=0) or None
+    needs = _estimate(config, prompt, stages, in_use=mx.get_active_memory(), dtype=dtype)
     if needs is None:
         return None
     if needs.reductions or not needs.fits:
@@ -73,14 +83,16 @@ def plan_memory(
     return needs.plan
 
 
-def _estimate(config: Config, prompt: int | None, stages: Sequence[Config], in_use: int = 0) -> Estimate | None:
+def _estimate(
+    config: Config, prompt: int | None, stages: Sequence[Config], in_use: int = 0, dtype: str = ""
+) -> Estimate | None:
     """None where the model's sizes are not known. Raises UserError for a run that does not fit."""
     folder = local_folder(config.model)
     shape = shape_of(Path(folder)) if folder is not None else None
     if shape is None:
         return None
     machine = machine_bytes(in_use, _working_set())
-    needs = estimate_run(config, shape, machine, prompt, gpu=on_gpu(), stages=stages or [config])
+    needs = estimate_run(config, shape, machine, prompt, gpu=on_gpu(), stages=stages or [config], dtype=dtype)
     if needs.fault is not None and not needs.rough:
         raise UserError([needs.fault])
     return needs
