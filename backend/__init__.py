@@ -19,7 +19,7 @@ _setrlimit = resource.setrlimit
 if 0 <= (_most := resource.getrlimit(resource.RLIMIT_NOFILE)[1]) < 4096:
     # mlx-lm's import sets the limit of open files to 4096, which raises where no more than these are allowed.
     resource.setrlimit = lambda kind, limits: _setrlimit(
-        kind, tuple(min(each, _most) for each in limits) if kind == resource.RLIMIT_NOFILE else limits
+        kind, (min(limits[0], _most), min(limits[1], _most)) if kind == resource.RLIMIT_NOFILE else limits
     )
 
 __all__ = ["Callback", "Config", "RunFailed", "StopTraining", "TrainedRun", "UserError", "resume", "train"]

@@ -105,7 +105,7 @@ def rerun(
             if call and (call.file or call.function in known or computes_names(file)):
                 available[entry] = None
     scores: list[dict[str, float | None]] = [{} for _ in cases]
-    errors: dict[str, dict[str, Any]] = {}
+    errors: dict[str, Mapping[str, Any]] = {}
     if available:
         settings = BenchSettings(list(available), file=file, timeout_s=timeout_s)
         left_out = ("expected", "calls", "tokens", "completion")

@@ -221,7 +221,7 @@ def _left_out(
     file: Mapping[str, Any], program: OtherProgram, written: Mapping[str, Any], over: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The program's defaults for keys that the file leaves out, under whatever name; of a mapping, option by option."""
-    left, given = dict[str, Any](), {key for key, value in (written | over).items() if value not in (None, "")}
+    left, given = dict[str, Any](), {key for key, value in {**written, **over}.items() if value not in (None, "")}
     decided = set(written) | (_OF_ADAPTERS if "adapter" in given else set())
     if given & {*_LENGTHS, "stages"}:
         decided |= {*_LENGTHS}
