@@ -15,7 +15,7 @@ import typer
 
 from backend.cli import completions
 from backend.cli.common import USER_ERROR, prepare_streams, print_problems
-from backend.cli.help_page import VERBS, epilog
+from backend.cli.help_page import MODULES, VERBS, epilog
 from backend.engine import cpu_setup
 from backend.utils.child_process import CHILD_VERB
 from backend.utils.command import BUNDLED_PROGRAM
@@ -53,12 +53,11 @@ def app(only: str = "") -> typer.Typer:
         help="GRPO Studio's trainer, without the window.",
         epilog=epilog(),
     )
-    for group, modules in VERBS.items():
-        for name, module in modules.items():
+    for group, names in VERBS.items():
+        for name in names:
             if only in ("", name):
-                found = getattr(
-                    importlib.import_module(f"backend.cli.{module}"), "import_settings" if name == "import" else name
-                )
+                module = importlib.import_module(f"backend.cli.{MODULES.get(name, name)}")
+                found = getattr(module, "import_settings" if name == "import" else name)
                 if isinstance(found, typer.Typer):
                     verbs.add_typer(found, name=name, rich_help_panel=group)
                 else:
@@ -103,7 +102,7 @@ def main() -> int | None:
     # mlx binds to the BLAS that is loaded first, so this comes before anything that may import mlx.
     cpu_setup.load_openblas()
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
-    app(verb if any(verb in modules for modules in VERBS.values()) else "")()
+    app(verb if any(verb in names for names in VERBS.values()) else "")()
 
 
 if __name__ == "__main__":

@@ -75,6 +75,7 @@ PERCENTILES = (5, 50, 95)
 def _checked(raw: Mapping[str, Any], *, with_lengths: bool) -> dict[str, Any]:
     """The report on the training prompts; `with_lengths` adds `tokens` as (name, value, help). Raises UserError."""
     from backend.config.config import parse
+    from backend.data.preview import SAMPLE
     from backend.data.prompt_variety import prompt_variety
     from backend.data.rows import compares_answers
     from backend.runs.start_progress import progress_listener
@@ -89,28 +90,30 @@ def _checked(raw: Mapping[str, Any], *, with_lengths: bool) -> dict[str, Any]:
         if not report["answers"] and compares_answers(config):
             empty = f"No row has an answer in the column {quote(config.answer_feature, 24)}"
             report |= {"level": "poor", "verdict": f"{empty}, with which a reward function compares completions."}
-        return report | ({"tokens": _lengths(rows, config, source)} if with_lengths else {})
+        if with_lengths:
+            meaning = f"Lengths of up to {SAMPLE:,} prompts: percentiles, and the longest."
+            report["tokens"] = ("Tokens", _lengths(rows, config, source), meaning)
+        return report
     finally:  # not before: a map function of streamed rows is called there
         inputs.scorer.close()
 
 
-def _lengths(rows: Rows, config: Config, source: str) -> tuple[str, str, str]:
+def _lengths(rows: Rows, config: Config, source: str) -> str:
     from backend.data.preview import SAMPLE, PromptLengths, preview_order, tokenizer_for
 
-    name, meaning = "Tokens", f"Lengths of up to {SAMPLE:,} prompts: percentiles, and the longest."
     try:
         tokenizer = tokenizer_for(config)
     except UserError as error:
-        return name, error.faults[0].sentence, meaning
+        return error.faults[0].sentence
     lengths = PromptLengths(rows, config, source)
     lengths.measure(list(islice(preview_order(len(rows)), SAMPLE)), tokenizer)
     tokens = sorted(lengths.by_length.elements())
     if not tokens:
-        return name, "–", meaning
+        return "–"
     shares = ", ".join(
         f"{percent}% up to {tokens[max(0, math.ceil(len(tokens) * percent / 100) - 1)]:,}" for percent in PERCENTILES
     )
-    return name, f"{shares}, longest {tokens[-1]:,} (of {lengths.measured:,} rows)", meaning
+    return f"{shares}, longest {tokens[-1]:,} (of {lengths.measured:,} rows)"
 
 
 @verb

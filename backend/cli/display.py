@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, Group, RenderHook
-from rich.live import Live
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.segment import Segment
 from rich.table import Table
@@ -86,51 +85,37 @@ def show_line(console: Console, every: int, event: Event) -> None:
         print_line(console, f"step {event['step']}  {numbers}")
 
 
-class LiveDisplay:
-    """A progress bar over a table of the latest metrics and those of the first step."""
+class LiveDisplay(Progress):
+    """A progress bar under a table of the latest metrics and those of the first step."""
 
     def __init__(self, console: Console) -> None:
-        self.bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-        )
-        self.task = self.bar.add_task("loading", total=None)
         self.first: dict[str, Any] = {}
         self.last: dict[str, Any] = {}
-        self.live = Live(self._rendered(), console=console, refresh_per_second=4)
-
-    def __enter__(self) -> Callable[[Event], None]:
-        self.live.start()
-        return self.show
-
-    def __exit__(self, *_: object) -> None:
-        self.live.update(self._rendered())
-        self.live.stop()
+        columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+        text = TextColumn("{task.description}", markup=False)
+        super().__init__(text, *columns, console=console, refresh_per_second=4)
+        self.task = self.add_task("loading", total=None)
 
     def show(self, event: Event) -> None:
         kind = event["kind"]
         if kind == "started":
             done = event.get("resumed_from") or 0
-            self.bar.update(self.task, total=event["iterations"], completed=done, description="training")
+            self.update(self.task, total=event["iterations"], completed=done, description="training")
         elif kind == "phase":
-            self.bar.update(self.task, description=event["phase"])
+            self.update(self.task, description=event["phase"])
         elif kind == "step":
             self.last = event["metrics"]
             self.first = self.first or self.last
-            self.bar.update(self.task, completed=event["step"])
+            self.update(self.task, completed=event["step"])
         if sentence := sentence_of(event):
-            print_line(self.live.console, sentence)
-        self.live.update(self._rendered())
+            print_line(self.console, sentence)
 
-    def _rendered(self) -> Group:
+    def get_renderables(self) -> Iterator[RenderableType]:
         table = new_table("", "now", "at first", pad_edge=False)
         for key, (label, unit) in METRICS.items():
             table.add_row(label or unit.strip(), *(format_number(of.get(key)) for of in (self.last, self.first)))
-        return Group(table, self.bar)
+        yield table
+        yield from super().get_renderables()
 
 
 def sentence_of(event: Event) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -35,10 +35,8 @@ from backend.utils.errors import UserError
 from backend.utils.text import quote
 
 if TYPE_CHECKING:
-    from backend.trainer.evaluation.comparison import EvaluationProgress
+    from backend.trainer.evaluation.comparison import EvaluationProgress, Report
 
-
-Report = Callable[["EvaluationProgress"], None]
 STREAM_EVERY_S = 0.25  # between two JSON progress lines
 
 

@@ -28,11 +28,12 @@ from backend.cli.common import (
 )
 from backend.cli.completions import checkpoints, run_names
 from backend.cli.display import new_console, new_table
-from backend.config.config import load, read
+from backend.config.config import Config, load, read
 from backend.export.exports import DEFAULT_FORMAT, FORMATS, TARGETS, settings_of
 from backend.rewards.allowed_code import require_allowed
 from backend.runs.run_folder import RunFolder, find_run
 from backend.trainer.control import StopRequested, raising_stop
+from backend.utils.disk import gigabytes
 from backend.utils.errors import UserError
 from backend.utils.files import is_file, user_path
 
@@ -80,9 +81,14 @@ def export(
         if given := next((option for option, value in about_weights.items() if value), ""):
             sentence = f"--{given} is about weights, and --to trl takes the settings of a run; leave it out."
             raise UserError(given, sentence)
+        from backend.export.trl_folder import export_trl
+
         with _stopping():
-            _export_settings(run, runs_dir, name, folder, report, overwrite, allow_code, as_json)
-        return
+            config, own_name = _settings_of(run, runs_dir, allow_code)
+            trl = export_trl(config, name or f"{own_name}-trl", folder, overwrite=overwrite, tell=report)
+        remarks = trl.sentences() or ["Every setting is carried over."]
+        remarks += ["README.md there lists what its files do beside TRL's arguments."] if trl.by_files else []
+        return _tell_export(trl.to_dict(), remarks, trl.path, as_json)
     from backend.export.export_run import Export, export_run
 
     hub_only = {"repo": repo, "public": public, "preview": preview} if to != "hub" else {}
@@ -103,12 +109,15 @@ def export(
         if to == "hub":
             return (_preview if preview else _publish)(run_folder, request, repo, not public, report, as_json)
         exported = export_run(run_folder, request, report)
+    _tell_export(exported.to_dict(), exported.sentences(), exported.place, as_json)
+
+
+def _tell_export(about: dict[str, Any], sentences: list[str], place: object, as_json: bool) -> None:
     if as_json:
-        tell_json(exported.to_dict())
-        return
-    for sentence in exported.sentences():
+        return tell_json(about)
+    for sentence in sentences:
         tell_error(sentence)
-    tell(exported.place)
+    tell(place)
 
 
 @contextmanager
@@ -144,41 +153,20 @@ def _json_reporter() -> Callable[..., None]:
             tell_json({"progress": sentence, "done": None if done is None else round(done, 3)})
         elif time.monotonic() - last > EVERY_S or done == total:
             last = time.monotonic()
-            words = f"{sentence.rstrip('.')}: {_size(done)} of {_size(total)}."
+            words = f"{sentence.rstrip('.')}: {gigabytes(done)} of {gigabytes(total)}."
             tell_json({"progress": words, "done": round(done / total, 4), "bytes": done, "total": total})
 
     return report
 
 
-def _export_settings(
-    run: str,
-    runs_dir: Path | None,
-    name: str | None,
-    folder: Path | None,
-    report: Callable[..., None],
-    overwrite: bool,
-    allow_code: bool,
-    as_json: bool,
-) -> None:
-    """Write the folder for TRL; print ignored settings on stderr and the path on stdout."""
-    from backend.export.trl_folder import export_trl
-
+def _settings_of(run: str, runs_dir: Path | None, allow_code: bool) -> tuple[Config, str]:
+    """(settings, name) of a run or a YAML file. Raises UserError."""
     path = user_path(run, "run")
     if path.suffix.lower() in (".yaml", ".yml", ".json") and is_file(path):
-        config, own_name = load(path), path.stem
-    else:
-        run_folder = find_run(run, runs_dir)
-        require_allowed(read(run_folder.config), allow=allow_code)
-        config, own_name = settings_of(run_folder), run_folder.name
-    exported = export_trl(config, name or f"{own_name}-trl", folder, overwrite=overwrite, tell=report)
-    if as_json:
-        tell_json(exported.to_dict())
-        return
-    for sentence in exported.sentences() or ["Every setting is carried over."]:
-        tell_error(sentence)
-    if exported.by_files:
-        tell_error("README.md there lists what its files do beside TRL's arguments.")
-    tell(exported.path)
+        return load(path), path.stem
+    run_folder = find_run(run, runs_dir)
+    require_allowed(read(run_folder.config), allow=allow_code)
+    return settings_of(run_folder), run_folder.name
 
 
 def _preview(
@@ -204,10 +192,10 @@ def _preview(
     console.print(about, highlight=False, markup=False, style="dim")
     table = new_table("file", "size", right=slice(1, 2), header_style="dim")
     for name, size in prepared.files():
-        table.add_row(name, _size(size))
+        table.add_row(name, gigabytes(size))
     console.print(table)
     target = f"{prepared.repo_id}, {'private' if private else 'public'}"
-    console.print(f"\n{_size(prepared.bytes)} would go to {target}. Nothing has been sent.", highlight=False)
+    console.print(f"\n{gigabytes(prepared.bytes)} would go to {target}. Nothing has been sent.", highlight=False)
     console.print(f"Logged in as {account['name']} ({account['source']})." if account else problem, highlight=False)
     console.print(f"The card can be edited: {prepared.folder / 'README.md'}", highlight=False, soft_wrap=True)
 
@@ -224,12 +212,8 @@ def _publish(
     with nullcontext(report) if as_json else _byte_bar() as progress:
         done = send(prepared, token, progress, private=private, overwrite=export.overwrite)
     sentence = f"{len(prepared.files())} files are there as one commit, {done.commit[:7]}."
-    if as_json:
-        about = {"path": str(run.path), "place": done.url, "bytes": prepared.bytes, "commit": done.commit}
-        tell_json(about | {"sentences": [sentence]})
-    else:
-        tell_error(sentence)
-        tell(done.url)
+    about = {"path": str(run.path), "place": done.url, "bytes": prepared.bytes, "commit": done.commit}
+    _tell_export(about | {"sentences": [sentence]}, [sentence], done.url, as_json)
 
 
 def full_repo_id(run: RunFolder, repo: str, account: dict[str, Any] | None) -> str:
@@ -257,7 +241,3 @@ def _byte_bar() -> Iterator[Callable[..., None]]:
             bar.update(tasks[0], completed=done)
 
         yield show
-
-
-def _size(size: float) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"

@@ -4,39 +4,23 @@ from __future__ import annotations
 
 from backend.cli.common import BUG, FINISHED, STOPPED, USER_ERROR
 
-VERBS: dict[str, dict[str, str]] = {
-    "Train": {
-        "train": "train",
-        "resume": "train",
-        "change": "runs",
-        "clone": "runs",
-        "queue": "queue",
-        "sweep": "sweep",
-        "demo": "train",
-    },
-    "Before training": {"check": "check", "import": "check", "estimate": "estimate", "rewards": "rewards"},
-    "What a run has learned": {
-        "runs": "runs",
-        "doctor": "runs",
-        "compare": "runs",
-        "evaluate": "evaluate",
-        "generate": "chat",
-        "chat": "chat",
-        "export": "export",
-        "validate": "check",
-        "track": "runs",
-    },
-    "This machine and this program": {
-        "where": "machine",
-        "machines": "machine",
-        "hub": "hub",
-        "bench": "machine",
-        "replay": "runs",
-        "rank": "rank",
-        "serve": "machine",
-    },
+VERBS: dict[str, tuple[str, ...]] = {
+    "Train": ("train", "resume", "change", "clone", "queue", "sweep", "demo"),
+    "Before training": ("check", "import", "estimate", "rewards"),
+    "What a run has learned": (
+        *("runs", "doctor", "compare", "evaluate", "generate", "chat", "export", "validate", "track"),
+    ),
+    "This machine and this program": ("where", "machines", "hub", "bench", "replay", "rank", "serve"),
 }
-"""Title of a group → verb → the module of `backend.cli` that has its function, in the order of the help page."""
+"""Title of a group → its verbs, in the order of the help page."""
+MODULES = {
+    **dict.fromkeys(("resume", "demo"), "train"),
+    **dict.fromkeys(("change", "clone", "doctor", "compare", "track", "replay"), "runs"),
+    **dict.fromkeys(("import", "validate"), "check"),
+    **dict.fromkeys(("where", "machines", "bench", "serve"), "machine"),
+    "generate": "chat",
+}
+"""Verb → the module of `backend.cli` that has its function, where the name differs."""
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "": ("demo", "train config.yaml --set iters=200", "runs", "evaluate RUN", "export RUN --to lmstudio"),

@@ -113,12 +113,10 @@ def report(examination: Examination) -> str:
     if not examination.episodes:
         looked_at = [RULES[code].title for code in examination.looked_at]
         lines += ["", f"Nothing found. Looked at: {'; '.join(looked_at)}." if looked_at else "Nothing found."]
-    if examination.too_short:
-        waiting = (f"{RULES[code].title} ({needs} steps)" for code, needs in examination.too_short.items())
-        lines += ["", f"Not looked at, because the run is too short for it: {'; '.join(waiting)}."]
-    if examination.not_measured:
-        missing = (f"{RULES[code].title} ({metric})" for code, metric in examination.not_measured.items())
-        lines += ["", f"Not looked at, because the run did not measure it: {'; '.join(missing)}."]
+    needed = {code: f"{steps} steps" for code, steps in examination.too_short.items()}
+    for why, rules in (("is too short for", needed), ("did not measure", examination.not_measured)):
+        missing = "; ".join(f"{RULES[code].title} ({lacks})" for code, lacks in rules.items())
+        lines += ["", f"Not looked at, because the run {why} it: {missing}."] if missing else []
     return "\n".join(lines)
 
 

@@ -313,7 +313,7 @@ def display(stream: bool, progress: bool | None, quiet: bool, steps_per_line: in
     if stream:
         yield tell_json
     elif console.is_terminal if progress is None else progress:
-        with LiveDisplay(console) as echo:
-            yield echo
+        with LiveDisplay(console) as live:
+            yield live.show
     else:
         yield partial(show_line, console, steps_per_line)

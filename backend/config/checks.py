@@ -17,8 +17,7 @@ from backend.config.updates import DEFAULT_FINAL, OF_THE_RATE, OWN
 from backend.runs.metric_names import EVALUATION, condition_fault, metric_fault
 from backend.sampling.output_grammar import held_output_faults
 from backend.trainer.trackers.targets import project_fault, report_to_fault
-from backend.utils.errors import ConfigProblem, UserError
-from backend.utils.files import user_path
+from backend.utils.errors import ConfigProblem
 from backend.utils.text import quote
 
 RESERVED_TEMPLATE_OPTIONS = (
@@ -27,10 +26,6 @@ RESERVED_TEMPLATE_OPTIONS = (
 )
 """Options of `apply_chat_template` that the trainer sets itself."""
 _ONE_PROCESS = "An object of a program is in one process, and a hosts file trains in several; clear one of the two."
-_PATHS = (
-    *("model", "adapter", "data", "reference_model_path", "reward_functions_file", "train_split", "valid_split"),
-    *("test_split", "valid_data", "test_data", "tokenizer"),
-)
 
 
 def reference_is_needed(settings: Any) -> bool:
@@ -292,11 +287,6 @@ def cross_setting_faults(values: Mapping[str, Any]) -> list[ConfigProblem]:
     for check in _CHECKS:
         with suppress(_InvalidSettingError):
             faults += filter(None, check(settings))
-    for key in _PATHS:
-        try:
-            user_path(values.get(key, ""), key)
-        except UserError as error:
-            faults += error.faults
     return faults
 
 

@@ -89,10 +89,10 @@ NOT_BUILT = {"tools": "Tools", "environments": "Environments", "rollout_func": "
 TEXTS = ("text", "prose", "model", "adapter", "dataset", "file", "hosts", "choice")
 """Kinds of settings whose value is text even where YAML reads a number."""
 
-PATHS = (
-    *(key for key, about in SETTINGS.items() if about.kind in ("model", "adapter", "dataset", "file", "hosts")),
-    "output_schema",
-)
+FILES = ("model", "adapter", "dataset", "file", "hosts")
+"""Kinds of settings whose value may be a file or folder."""
+
+PATHS = (*(key for key, about in SETTINGS.items() if about.kind in FILES), "output_schema")
 """Keys whose value may be a path, relative to its file."""
 
 
@@ -267,6 +267,8 @@ def valid_value(key: str, value: Any) -> Any:
             sentence = _expected(about, error.errors()[0], value)
     if sentence:
         raise UserError(key, f"{about.label} {sentence}.")
+    if about.kind in FILES or (about.kind == "text" and key.endswith("_split")):
+        user_path(value, key)
     if about.choices and value not in [choice.value for choice in about.choices]:
         known = [choice.value for choice in about.choices if not choice.is_hidden]
         near = nearest(str(value), known)

@@ -17,8 +17,6 @@ from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import SENTENCE, quote
 
 Stages = Sequence[Mapping[str, Any]]
-Validate = Callable[[str, Any], Any]
-"""(key, value) → valid value. Raises UserError."""
 
 OF_DATASET = ("data", "dataset_config", "train_split")
 TRAINING_SPLIT_ALONE: dict[str, Any] = {
@@ -89,7 +87,9 @@ def scoring_of(values: Mapping[str, Any], index: int) -> dict[str, Any]:
     return {"reward_functions": functions, "reward_weights": weights}
 
 
-def validated_stages(values: Mapping[str, Any], validate: Validate) -> tuple[list[dict[str, Any]], list[ConfigProblem]]:
+def validated_stages(
+    values: Mapping[str, Any], validate: Callable[[str, Any], Any]
+) -> tuple[list[dict[str, Any]], list[ConfigProblem]]:
     """(the stages in our keys and valid values, their problems). `values` holds the run's valid settings."""
     stages, faults = list[dict[str, Any]](), list[ConfigProblem]()
     for number, stage in enumerate(values["stages"], 1):

@@ -44,9 +44,6 @@ class QuestionCall:
         self._cancelled.set()
 
 
-Handler = Callable[[dict[str, Any], QuestionCall], Any]
-
-
 POOLS = {"quick": 4, "model": 1, "long": 16}
 """Pool → how many threads it has. Most of the quick ones wait for a disk or the network. To the one of `model` belong
 mlx's arrays and random state. What may take minutes is `long`, so that quick questions never wait for it."""
@@ -59,7 +56,7 @@ class Question:
     path: str
     pool: str = "quick"
 
-    def handler(self) -> Handler:
+    def handler(self) -> Callable[[dict[str, Any], QuestionCall], Any]:
         """The function."""
         if self.pool == "model":
             import_mlx_lm()  # a thread of another pool may be loading a tokenizer with it

@@ -10,8 +10,8 @@ from typing import Any, cast
 import yaml
 
 from backend.config.config import SETTINGS, Config, dump, problems, resolve_paths, valid_value
-from backend.config.other_programs.keys import OtherProgram
-from backend.config.other_programs.mlx_lm import QUANTIZATION_FLAGS
+from backend.config.other_programs.keys import OtherProgram, Translated
+from backend.config.other_programs.mlx_lm import MLX_LM_LORA, QUANTIZATION_FLAGS
 from backend.config.other_programs.translation import DEFAULTS, Translation, read_file
 from backend.config.setting import NEVER
 from backend.config.updates import final_rate, warmup_updates
@@ -84,19 +84,18 @@ def _comment(title: str, lines: list[str]) -> str:
     return "\n".join([f"# {title}", *wrapped, ""])
 
 
-_SHARED = (
-    "model data train_type train_mode optimizer num_layers batch_size epochs iters seed gradient_accumulation_steps "
-    "learning_rate max_seq_length val_batches steps_per_report steps_per_eval save_every test test_batches "
-    "grad_checkpoint efficient_long_context seq_step_size mask_prompt fuse lm_studio_name beta reference_model_path "
-    "group_size max_completion_length temperature top_p top_k min_p epsilon epsilon_high grpo_loss_type "
-    "importance_sampling_level prompt_feature answer_feature type_feature system_feature reward_functions_file"
-)
-"""Keys that mean the same in both programs."""
 _REGROUPED = (
     "rank scale lora_alpha use_rslora dropout lora_keys quantization weight_decay adam_beta1 adam_beta2 adam_epsilon "
     "lr_schedule lr_warmup_steps lr_warmup_ratio lr_warmup_init lr_decay_fraction lr_final reward_functions "
     "reward_weights"
 )
+"""Settings that `mlx_lm_lora_yaml` writes in mlx-lm-lora's own way."""
+_SHARED = [
+    key
+    for key, fate in MLX_LM_LORA.words.items()
+    if isinstance(fate, Translated) and fate.settings == (key,) and key not in f"{_REGROUPED} report_to delta".split()
+]
+"""Keys that mean the same in both programs."""
 
 
 def mlx_lm_lora_yaml(config: Config) -> tuple[str, dict[str, Any]]:
@@ -107,10 +106,10 @@ def mlx_lm_lora_yaml(config: Config) -> tuple[str, dict[str, Any]]:
     missing = {
         key
         for key, about in SETTINGS.items()
-        if key not in f"{_SHARED} {_REGROUPED}".split() and getattr(config, key) != about.default
+        if key not in (*_SHARED, *_REGROUPED.split()) and getattr(config, key) != about.default
     }
     values: dict[str, Any] = {
-        key: getattr(config, key) for key in _SHARED.split() if getattr(config, key) not in (None, "")
+        key: getattr(config, key) for key in _SHARED if getattr(config, key) not in (None, "")
     } | {"train": True}
     if config.train_type != "full":
         parameters: dict[str, Any] = {"rank": config.rank, "scale": adapter_scale(config), "dropout": config.dropout}

@@ -25,21 +25,20 @@ _ROWS = (
     "map_function valid_data test_data eval_data validation_split train_split valid_split test_split dataset_config "
     "streaming"
 )
+_STOPPING = ("early_stopping_patience", "early_stopping_min_delta")
 BY_FILES: dict[str, str] = {
     **dict.fromkeys(_ROWS.split(), "dataset.py makes the rows with it"),
     "data_seed": "train.py takes prompts in the order of this seed; trl grpo alone shuffles by seed",
     "reward_functions": "rewards.py has one function for each",
     "reward_functions_file": "a copy lies in user_code/, and rewards.py loads it",
     "max_seq_length": "train.py leaves out prompts with no room for a completion; vLLM gets it as its limit",
-    "max_prompt_length": "train.py applies it",
-    "long_prompts": "train.py applies it",
+    **dict.fromkeys(("max_prompt_length", "long_prompts"), "train.py applies it"),
     "num_layers": "train.py puts adapters on the last layers only; trl grpo alone on all",
     "tokenizer": "train.py loads it",
     "val_batches": "train.py evaluates on so many prompts; trl grpo alone on all",
     "test": "train.py answers the test prompts at the end",
     "test_batches": "train.py takes so many test prompts",
-    "early_stopping_patience": "train.py adds transformers' EarlyStoppingCallback",
-    "early_stopping_min_delta": "train.py adds transformers' EarlyStoppingCallback",
+    **dict.fromkeys(_STOPPING, "train.py adds transformers' EarlyStoppingCallback"),
 }
 """Setting → which file of the folder carries it, where TRL has no argument or `trl grpo` alone would ignore it."""
 AS_TRL_DOES = {"num_layers": -1, "val_batches": -1}
@@ -140,8 +139,7 @@ class TrlSettings:
         self.by_files[setting] = f"train.py follows the curve of GRPO Studio; trl grpo alone: {alone}"
 
     def applies(self, setting: str) -> bool:
-        when = SETTINGS[setting].when
-        return when is None or getattr(self.config, when[0]) in when[1]
+        return SETTINGS[setting].applies(vars(self.config))
 
 
 def trl_yaml(words: Mapping[str, Any], heading: str) -> str:

@@ -74,13 +74,8 @@ LORA_WORDS: Words = {
     **refused("Plain LoRA is nearest, by leaving it out.", "monteclora_config use_bdlora kasa_config"),
 }
 _INTO_TRL = {
-    "r": "lora_r",
-    "lora_dropout": "lora_dropout",
-    "target_modules": "lora_target_modules",
-    "lora_alpha": "lora_alpha",
-    "use_rslora": "use_rslora",
-    "use_dora": "use_dora",
-    "modules_to_save": "lora_modules_to_save",
+    word: word if word.startswith(("lora_", "use_")) else f"lora_{word}"
+    for word in ("r", "lora_dropout", "target_modules", "lora_alpha", "use_rslora", "use_dora", "modules_to_save")
 }
 """Key of LoraConfig → the same in TRL's ModelConfig."""
 DEFAULTS = {"r": 8, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
