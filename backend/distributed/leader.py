@@ -175,9 +175,9 @@ class Leader:
     ) -> RunContext:
         """As `backend.trainer.run_context.load_context`, while the workers load theirs. Raises UserError, and the
         channel's errors."""
-        assert shared is None, "runs that share a process have no ranks of their own"
+        assert shared is None or shared.base is None, "runs that share a process have no ranks of their own"
         stages = stages or stage_configs(config)
-        dtype = self._dtype(stages)
+        dtype = (shared and shared.dtype) or self._dtype(stages)
         shared = SharedResources(None, dtype)
         if config.parallelism == "tensor":
             assert isinstance(self.ranks, MlxCollectives)

@@ -51,10 +51,11 @@ class TrainingState:
     gpu_errors_told: int = 0  # lines of gpu_errors.jsonl with a note in the event log up to `events_bytes`
     events_bytes: int = 0
     completions_bytes: int = 0
+    dtype: str = ""  # what `dtype: auto` became for the memory that there was, so that a resumed run computes alike
 
 
 _STATE = TypeAdapter(TrainingState)
-NEUTRAL = ("began", "score_metric", "best_is_lowest", "score_series", "stream_first")
+NEUTRAL = ("began", "score_metric", "best_is_lowest", "score_series", "stream_first", "dtype")
 """Fields that earlier versions lack, where the default is their value."""
 
 

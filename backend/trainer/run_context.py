@@ -139,7 +139,7 @@ class StagePrompts:
 class RunContext(StepContext):
     """Everything that one run computes with. `evaluation_sets`: the prompts of the valid split under "", and those of
     `eval_data` by name. `longest_prompts`: tokens of the longest prompt of each set. `slow_paths`: a sentence for each
-    part that does not take its fastest path, with the reason."""
+    part that does not take its fastest path, with the reason. `dtype`: what `dtype: auto` became, as a setting."""
 
     prompt_stream: PromptStream
     background_tokenizer: BackgroundTokenizer
@@ -148,6 +148,7 @@ class RunContext(StepContext):
     stage_prompts: StagePrompts | None
     longest_prompts: list[int]
     slow_paths: list[str]
+    dtype: str
 
     def begin(self) -> None:
         """Called before the first step, once the initial state is in place."""
@@ -429,6 +430,7 @@ def load_context(
         stage_prompts=StagePrompts(config.stages, inputs.stages, of_stages) if config.stages else None,
         longest_prompts=longest,
         slow_paths=list(dict.fromkeys(slow_paths)),
+        dtype=dtype,
     )
 
 

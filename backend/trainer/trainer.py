@@ -140,8 +140,11 @@ class Trainer:
         self.keep_awake.start()
         maybe_set_recommended_wired_limit()  # on a Mac, keeps memory in use from being paged out
         stages = self.steering.stage_configs()
+        shared = self.shared
+        if shared is None and saved is not None and saved.state.dtype and self.config.dtype == "auto":
+            shared = SharedResources(None, (saved.state.dtype, ""))
         with with_stop_check(self.control.look_for_stop):
-            parts = self.load_parts(self.config, self.note, inputs, self.gpu_errors.step_size, self.shared, stages)
+            parts = self.load_parts(self.config, self.note, inputs, self.gpu_errors.step_size, shared, stages)
         if saved is not None:
             parts.restore(saved, self.note)
             refresh_adapters(self.folder, saved, parts.policy, self.config)
@@ -151,6 +154,7 @@ class Trainer:
             self.note(load_start(parts.policy, self.config, self.config.adapter, self.folder.path.parent))
         # Set only once restored: from here on a failure saves the run first, and half-restored parts must not be saved.
         self.take_parts(parts)
+        self.state.dtype = parts.dtype
         parts.begin()
         files = fingerprints(self.config)
         # Of the settings of the next step: a resume may have lengthened the run.

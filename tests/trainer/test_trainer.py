@@ -23,11 +23,12 @@ from mlx_lm import load
 from backend.runs import checkpoint
 from backend.runs.events import METRICS, PHASES, read_events
 from backend.runs.run_folder import RunFolder
-from backend.trainer import telemetry
+from backend.trainer import run_context, telemetry
 from backend.trainer.control import handlers_restored
 from backend.training.learner import Learner
 from backend.utils.command import backend_command, backend_environment
 from tests.support import small_run
+from tests.support.random_models import tiny_model
 from tests.support.small_run import assert_same_run, events, train_with_stops
 
 REWARDS = '''
@@ -305,4 +306,19 @@ def test_bfloat16_resumes_to_the_last_bit(inputs: Path, run: RunFolder, tmp_path
     assert small_run.train_here(raw, whole).kind == "finished"
     assert any("bfloat16, where sampler and learner" in event["sentence"] for event in events(whole, "note"))
     train_with_stops(raw, run, 2)
+    assert_same_run(run, whole)
+
+
+def test_a_resumed_run_computes_in_the_type_that_it_began_with(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU `dtype: auto` depends on the memory that is free."""
+    tiny_model(tmp_path / "model", layers=1, dtype="bfloat16")
+    small_run.write_rows(tmp_path / "rows.jsonl")
+    raw = small_run.settings_for(tmp_path, iters=2) | small_run.low_half(tmp_path)
+    whole = RunFolder(tmp_path / "whole")
+    assert small_run.train_here(raw, whole).kind == "finished"
+    assert small_run.train_here(raw, run, small_run.stop_after(run, 1)).kind == "stopped"
+    monkeypatch.setattr(run_context, "dtype_here", lambda stages: ("auto", ""))
+    assert small_run.train_here(raw, run).kind == "finished"
     assert_same_run(run, whole)
