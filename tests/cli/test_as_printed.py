@@ -158,7 +158,7 @@ def as_run(command: str, home: Home) -> list[str]:
     verb = command.split()[0]
     folder = {"import": str(home.work / "peft"), "validate": str(home.work / "whole" / "model")}.get(verb, "")
     words = WORDS | {"MODEL": str(home.model), "M": str(home.model), "RUN": "live" if verb == "change" else "first"}
-    words |= {"FOLDER/output": folder, "FOLDER": folder}
+    words |= {"FOLDER/output": str(home.work / "output"), "FOLDER": folder}
     for word, real in words.items():
         command = re.sub(rf"(?<![\w/.]){re.escape(word)}(?![\w/.])", real, command)
     return shlex.split(command)
@@ -186,7 +186,9 @@ def test_every_command_runs_as_printed(home: Home) -> None:
     home.ok([*("train", "CONFIG.yaml", "--name", "second", "--set=seed=1")])
     home.ok([*("export", "first", "--to", "folder", "--folder", "whole", "--name", "model")])
     home.ok([*("export", "first", "--to", "folder", "--folder", ".", "--name", "peft", "--format", "peft")])
-    (home.work / "checkpoint-200").symlink_to("peft")
+    for name in ("checkpoint-200", "output"):
+        (home.work / name).symlink_to("peft")
+    home.ok([*("train", "config.yaml", f"--set=model={MODELS[0]}")])  # downloads what is imported for
     for command in printed_commands():
         arguments = as_run(command, home)
         typed = next((keys for words, keys in KEYS.items() if command.startswith(words)), "")
