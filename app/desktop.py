@@ -13,6 +13,7 @@ from PySide6.QtCore import QEvent, QMimeData, QObject, QSocketNotifier, Qt, QTim
 from PySide6.QtGui import QFileOpenEvent
 from PySide6.QtWidgets import QApplication, QSystemTrayIcon
 
+from app import theme
 from backend.config.model_and_data_names import DATA_SUFFIXES
 from backend.runs.run_folder import RunFolder
 
@@ -97,9 +98,7 @@ class LauncherIcon:
             return
         self._shown = percent
         if sys.platform == "darwin":
-            app = QApplication.instance()
-            assert isinstance(app, QApplication)
-            app.setBadgeNumber(percent or 0)  # 0 takes the badge away
+            theme.application().setBadgeNumber(percent or 0)  # 0 takes the badge away
         elif self._bus is not None:
             from jeepney import DBusAddress, new_signal
 
@@ -174,9 +173,7 @@ class Notifier(QObject):
             self._tray = QSystemTrayIcon(QApplication.windowIcon(), self)
             self._tray.messageClicked.connect(self.clicked)
             self._tray.messageClicked.connect(self._tray.hide)
-            app = QApplication.instance()
-            assert isinstance(app, QApplication)
-            app.applicationStateChanged.connect(self._on_application_state)
+            theme.application().applicationStateChanged.connect(self._on_application_state)
         self._tray.show()
         self._tray.showMessage(title, sentence, QSystemTrayIcon.MessageIcon.NoIcon)
         return True

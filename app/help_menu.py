@@ -10,15 +10,15 @@ from PySide6.QtCore import QObject
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QApplication
 
-from app.state.guide import CONTENTS, place_of_setting
+from app.state.guide import CONTENTS, found_terms, glossary, place_of_setting
 from app.state.run_files import log_lines
 from app.widgets.basic.dialogs import TextDialog
 from app.widgets.basic.labels import key_name, place_about
 from app.widgets.form.field import field_of
 from app.widgets.menu_dialogs import AboutDialog, GlossaryDialog, ProblemDialog
 from backend.runs.archive import raw_settings
-from backend.utils import machine
-from backend.utils.about import EMPTY, LOG_LINES, ProblemFacts, report
+from backend.utils import about, machine
+from backend.utils.about import EMPTY, LOG_LINES, NO_FEED, ProblemFacts, feed, report
 from backend.utils.places import project_root
 
 if TYPE_CHECKING:
@@ -51,8 +51,6 @@ class HelpMenu(QObject):
         self.show_guide(place_of_setting(field.setting.key) if field is not None else place_about(focused) or CONTENTS)
 
     def show_glossary(self) -> None:
-        from app.state.guide import found_terms, glossary
-
         dialog = self._window.findChild(GlossaryDialog)
         if dialog is None:
             entries = glossary()
@@ -80,8 +78,6 @@ class HelpMenu(QObject):
         TextDialog("Keyboard shortcuts", "".join(parts), self._window, is_html=True).show()
 
     def set_update_checks(self) -> None:
-        from backend.utils.about import NO_FEED, feed
-
         prefs = self.session.prefs
         prefs.check_updates = not prefs.check_updates
         will = "No newer version is asked for."
@@ -91,10 +87,10 @@ class HelpMenu(QObject):
         self.session.messages.note(will)
 
     def show_about(self) -> None:
-        # Reads the metadata of every package, which the first paint does not wait for.
-        from backend.utils import about
-
-        AboutDialog(facts(), about.components(), self._window).open()
+        computes = machine.chip() if machine.has_gpu() else ""
+        device = f"GPU of {computes}" if computes else "GPU" if machine.has_gpu() else "CPU"
+        facts = about.versions() | {"Computes on": device}
+        AboutDialog(facts, about.components(), self._window).open()
 
     def report_problem(self, problem: ProblemFacts | None = None) -> None:
         """Show the report of this problem, or of the helper process's last failure, or an empty one."""
@@ -111,14 +107,6 @@ class HelpMenu(QObject):
         trace = str((run.data.ending or {}).get("traceback") or "")
         log = log_lines(run.folder.log, LOG_LINES)
         self.report_problem(ProblemFacts(run.problem, trace, log, raw_settings(run.folder)))
-
-
-def facts() -> dict[str, str]:
-    from backend.utils import about
-
-    computes = machine.chip() if machine.has_gpu() else ""
-    device = f"GPU of {computes}" if computes else "GPU" if machine.has_gpu() else "CPU"
-    return about.versions() | {"Computes on": device}
 
 
 def _leaves(action: QAction) -> Iterator[QAction]:

@@ -22,9 +22,7 @@ class PageStack(QStackedWidget):
         self._entries = {entry.key: entry for entry in PAGES}
         self.pages: dict[str, QWidget] = {}
         self._focused: QWidget | None = None
-        app = QApplication.instance()
-        assert isinstance(app, QApplication)
-        app.focusChanged.connect(self._keep_focus_here)
+        theme.application().focusChanged.connect(self._keep_focus_here)
 
     def show_page(self, key: str) -> QWidget:
         """Build it the first time. Raises KeyError."""

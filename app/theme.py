@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 from PySide6.QtCore import QLocale, QObject, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QFontDatabase, QGuiApplication, QPalette, QPen
@@ -19,7 +19,6 @@ BODY, CAPTION, TITLE = 13, 11, 20
 """Type sizes in pixels, before the desktop's text scaling."""
 LARGEST_SCALE = 2.0
 USUAL_DPI = 72 if sys.platform == "darwin" else 96
-MODES = ("system", "light", "dark")
 
 
 class _Role:
@@ -80,7 +79,6 @@ class _Signals(QObject):
 
 
 signals = _Signals()
-_scale: list[float] = []
 _current = {"dark": False, "mode": "system", "is_connected": False, "is_applying": False}
 
 
@@ -126,12 +124,11 @@ def mono_font(size: int = 12) -> QFont:
     return font
 
 
+@cache
 def text_scale() -> float:
-    if not _scale:
-        screen = QGuiApplication.primaryScreen()
-        desktop_scale = screen.logicalDotsPerInch() / USUAL_DPI if screen is not None else 1.0
-        _scale.append(min(LARGEST_SCALE, max(1.0, desktop_scale)))
-    return _scale[0]
+    screen = QGuiApplication.primaryScreen()
+    desktop_scale = screen.logicalDotsPerInch() / USUAL_DPI if screen is not None else 1.0
+    return min(LARGEST_SCALE, max(1.0, desktop_scale))
 
 
 def scaled(size: int) -> int:
@@ -143,9 +140,13 @@ def scaled_size(size: QSize) -> QSize:
     return QSize(scaled(size.width()), scaled(size.height()))
 
 
+def application() -> QApplication:
+    app = QApplication.instance()
+    assert isinstance(app, QApplication)
+    return app
+
+
 def apply(app: QApplication, mode: str = "system") -> None:
-    if mode not in MODES:
-        raise ValueError(f"mode must be one of {MODES}, not {mode!r}")
     numbers = QLocale.c()  # typed as in a config, also on a German desktop: 1200, 0.5
     numbers.setNumberOptions(QLocale.NumberOption.RejectGroupSeparator | QLocale.NumberOption.OmitGroupSeparator)
     QLocale.setDefault(numbers)

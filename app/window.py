@@ -71,7 +71,12 @@ class Window(QMainWindow):
         self.menus = Menus(self)
         self.sidebar, self.page_stack, self.strip = Sidebar(PAGES), PageStack(session), StatusStrip()
         self.pages: dict[str, Any] = self.page_stack.pages  # those built so far
-        self._build()
+        self._build_toolbar()
+        area = PageArea(self.page_stack, theme.scaled_size(QSize(*LEAST_PAGE)))
+        content = row(self.sidebar, (area, 1), spacing=0)
+        central = holder(column((content, 1), self.strip, spacing=0))
+        self.setCentralWidget(central)
+        self.drop_overlay = DropOverlay(central)
         self.history = History(session.draft, self)
         self.menus.follow_history(self.history)
         self._undo_keys = UndoKeys(self)
@@ -81,14 +86,6 @@ class Window(QMainWindow):
         self._show_queue()
         if not self.restoreGeometry(session.prefs.geometry):  # False also for the empty bytes of a first launch
             self.resize(on_screen(self, *FIRST_SIZE))
-
-    def _build(self) -> None:
-        self._build_toolbar()
-        area = PageArea(self.page_stack, theme.scaled_size(QSize(*LEAST_PAGE)))
-        content = row(self.sidebar, (area, 1), spacing=0)
-        central = holder(column((content, 1), self.strip, spacing=0))
-        self.setCentralWidget(central)
-        self.drop_overlay = DropOverlay(central)
 
     def _build_toolbar(self) -> None:
         self.toolbar = QToolBar(
@@ -205,9 +202,7 @@ class Window(QMainWindow):
 
     def set_theme(self, mode: str) -> None:
         self.session.prefs.theme = mode
-        app = QApplication.instance()
-        assert isinstance(app, QApplication)
-        theme.apply(app, mode)
+        theme.apply(theme.application(), mode)
 
     def show_preferences(self) -> None:
         dialog = PreferencesDialog(self.session.prefs, self)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -78,11 +78,9 @@ class ChatWithModel(QObject):
     row_changed = Signal()
     message = Signal(str)
 
-    def __init__(
-        self, consent: Consent, parent: QObject | None = None, make_service: Callable[[QObject], Service] = Service
-    ) -> None:
+    def __init__(self, consent: Consent, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self.consent, self._make_service = consent, make_service
+        self.consent, self._make_service = consent, Service
         self._service: Service | None = None
         self.state: State = "empty"
         self.choice: ChatChoice | None = None

@@ -35,9 +35,6 @@ class CompletionFacts:
     """
 
     def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
         self.rows = 0
         self.largest: dict[str, float] = {}
         self.logged: dict[str, bool] = {}

@@ -49,10 +49,6 @@ class Counts:
     done: bool = False
 
     @property
-    def has_tokens(self) -> bool:
-        return bool(self.lengths) and not self.no_tokens
-
-    @property
     def longest(self) -> int:
         return self.lengths[-1][0] if self.lengths else 0
 
@@ -165,7 +161,7 @@ class Dataset(QObject):
         others = "".join(f" + {about['rows']:,} {name}" for name, about in self.splits.items() if name != "train")
         columns = {values[key]: use for key, use in USES.items() if values[key] in self.columns}
         parts = [f"{train['rows']:,} rows{others}", ", ".join(f"{column} → {use}" for column, use in columns.items())]
-        if self.split == "train" and self.counts is not None and self.counts.has_tokens:
+        if self.split == "train" and self.counts is not None and self.counts.lengths:
             rows, is_exact = self.counts.too_long(self.prompt_limit)
             parts.append(f"{'' if is_exact else 'about '}{rows:,} too long" if rows else "")
         if train["unanswered"]:

@@ -42,7 +42,7 @@ class Pref(Generic[T]):
 class Prefs(QObject):
     """Typed access to QSettings. `folder` holds everything; `slot` is the number of this window's form, from 1."""
 
-    theme = Pref[str]("system")
+    theme = Pref[str]("system", ("system", "light", "dark"))
     sidebar_collapsed = Pref[bool](False)
     run_details_shown = Pref[bool](True)
     chart_marks = Pref[bool](True)

@@ -233,22 +233,9 @@ class RunCompletions(QObject):
         return self._all.facts
 
     @property
-    def _shown(self) -> FactsReader:
+    def shown(self) -> FactsReader:
+        """The reader of what is asked for; `select` numbers refer to its facts."""
         return self.search if self.search is not None else self._all
-
-    @property
-    def found(self) -> CompletionFacts:
-        """The facts that `select` numbers refer to."""
-        return self._shown.facts
-
-    @property
-    def share(self) -> float:
-        """Share of what is asked for that was read, 0 to 1."""
-        return self._shown.share
-
-    @property
-    def is_complete(self) -> bool:
-        return self._shown.is_done
 
     def find(self, text: str) -> None:
         """Search for a text; "" ends the search."""
@@ -259,13 +246,13 @@ class RunCompletions(QObject):
 
     def advance(self) -> None:
         """Read for about SLICE_S, a search first."""
-        every_s = GROWN_EVERY_S * (1 + len(self.found) / 100_000)  # a page needs longer for more
+        every_s = GROWN_EVERY_S * (1 + len(self.shown.facts) / 100_000)  # a page needs longer for more
         if self._has_news and time.monotonic() - self._last_grew > every_s:
             self._emit_grew()
             self._timer.setInterval(PAINT_MS)
             return
-        was_complete, is_behind = self.is_complete, False
-        for reader in dict.fromkeys((self._shown, self._all)):
+        was_complete, is_behind = self.shown.is_done, False
+        for reader in dict.fromkeys((self.shown, self._all)):
             before = len(reader.facts), reader.is_done
             is_behind = reader.advance(SLICE_S)
             if reader.is_void:
@@ -274,7 +261,7 @@ class RunCompletions(QObject):
             self._has_news = self._has_news or (len(reader.facts), reader.is_done) != before
             if is_behind:
                 break
-        if self._has_news and (not is_behind or self.is_complete != was_complete):
+        if self._has_news and (not is_behind or self.shown.is_done != was_complete):
             self._emit_grew()
         self._timer.setInterval(BEHIND_MS if is_behind else CAUGHT_UP_MS)
 
@@ -291,7 +278,7 @@ class RunCompletions(QObject):
 
     def select(self, query: Query) -> np.ndarray:
         """Numbers in `found` of what the query and the search leave."""
-        chosen = select(self.found, query, self.facts.largest or None)
+        chosen = select(self.shown.facts, query, self.facts.largest or None)
         if self.search is None:
             return chosen
         return np.intersect1d(chosen, np.array(self.search.matches, np.int64), assume_unique=True)

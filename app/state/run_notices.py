@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,23 +92,19 @@ def _result(run: Run) -> str:
     return f"{steps} Reward {before:.3g} → {after:.3g}." if before is not None and after is not None else steps
 
 
-class Findings:
-    def __init__(self) -> None:
-        self.dismissed: set[tuple[str, int | None]] = set()  # code and first step
+def findings_of(run: Run, dismissed: Container[tuple[str, int | None]]) -> list[Episode]:
+    """The findings that hold, the worst first, then past ones."""
+    episodes = [*reported(run.data.health)]
+    for note in run.data.notes:
+        if note.get("level") == "warning" and "answers" not in note:
+            episodes.append(Episode(note_text(note), "Warning", "warning", note_text(note), "", None))
+    episodes = [episode for episode in episodes if (episode.code, episode.since) not in dismissed]
 
-    def of(self, run: Run) -> list[Episode]:
-        """Those that hold, the worst first, then past ones."""
-        episodes = [*reported(run.data.health)]
-        for note in run.data.notes:
-            if note.get("level") == "warning" and "answers" not in note:
-                episodes.append(Episode(note_text(note), "Warning", "warning", note_text(note), "", None))
-        episodes = [episode for episode in episodes if (episode.code, episode.since) not in self.dismissed]
+    def rank(episode: Episode) -> tuple[int, int]:
+        return LEVELS.index(episode.level) if episode.level in LEVELS else 1, -(episode.since or 0)
 
-        def rank(episode: Episode) -> tuple[int, int]:
-            return LEVELS.index(episode.level) if episode.level in LEVELS else 1, -(episode.since or 0)
-
-        current = sorted((episode for episode in episodes if episode.until is None), key=rank)
-        return [*current, *(episode for episode in reversed(episodes) if episode.until is not None)]
+    current = sorted((episode for episode in episodes if episode.until is None), key=rank)
+    return [*current, *(episode for episode in reversed(episodes) if episode.until is not None)]
 
 
 def note_text(note: Mapping[str, Any]) -> str:

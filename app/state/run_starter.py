@@ -94,7 +94,7 @@ class RunStarter:
 
     def _estimate_memory(self, settings: config.Config) -> MemoryParts | None:
         counts = self._session.dataset.counts
-        return memory_parts_of(settings, counts.longest if counts is not None and counts.has_tokens else None)
+        return memory_parts_of(settings, counts.longest if counts is not None and counts.lengths else None)
 
     def _new_folder(self) -> RunFolder:
         settings = self._session.draft.config()

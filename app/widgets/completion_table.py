@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from PySide6.QtCore import QModelIndex, QObject, QRect, Qt, Signal
-from PySide6.QtGui import QFont, QKeyEvent, QMouseEvent, QPainter, QPixmap, QResizeEvent
-from PySide6.QtWidgets import QHeaderView, QStyledItemDelegate, QStyleOptionViewItem
+from PySide6.QtGui import QColor, QFont, QKeyEvent, QMouseEvent, QPainter, QPixmap, QResizeEvent
+from PySide6.QtWidgets import QHeaderView
 
 from app import theme
 from app.state.completion_facts import listed_completions, logged_of, scores_of
@@ -16,7 +16,7 @@ from app.theme import CELL_PADDING
 from app.widgets.basic import icons
 from app.widgets.basic.labels import plain_tip
 from app.widgets.basic.number_format import DASH, figure, finite, signed
-from app.widgets.basic.tables import BaseTable, Index, RowsModel
+from app.widgets.basic.tables import BaseTable, CellDelegate, Index, RowsModel
 from backend.runs.completion_rows import token_count
 from backend.utils.text import visible
 
@@ -239,17 +239,11 @@ class CompletionModel(RowsModel):
         return None
 
 
-class ScoreBarDelegate(QStyledItemDelegate):
-    """Paints a bar below each score, in its function's colour and as long as BAR_ROLE says."""
-
-    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
-        super().paint(painter, option, index)  # first: a selection painted later would cover the bar
-        bar = index.data(BAR_ROLE)
-        if bar is not None:
-            rect: QRect = option.rect  # pyright: ignore[reportAttributeAccessIssue]
-            width = max(2, round((rect.width() - 2 * CELL_PADDING) * abs(bar[0])))
-            # Aligned with the right-aligned score. QRect.right() is the last pixel inside the cell, hence the + 1.
-            painter.fillRect(QRect(rect.right() - CELL_PADDING - width + 1, rect.bottom() - 4, width, 2), bar[1])
+def draw_bar(painter: QPainter, rect: QRect, bar: tuple[float, QColor]) -> None:
+    """Draw a bar below a score."""
+    width = max(2, round((rect.width() - 2 * CELL_PADDING) * abs(bar[0])))
+    # Aligned with the right-aligned score. QRect.right() is the last pixel inside the cell, hence the + 1.
+    painter.fillRect(QRect(rect.right() - CELL_PADDING - width + 1, rect.bottom() - 4, width, 2), bar[1])
 
 
 class CompletionTable(BaseTable):
@@ -269,7 +263,7 @@ class CompletionTable(BaseTable):
         self._max_score_width, self._min_text_width = theme.scaled(max_score_width), theme.scaled(min_text_width)
         self._sorted = ("", True)
         self.setModel(model)
-        self.setItemDelegate(ScoreBarDelegate(self))
+        self.setItemDelegate(CellDelegate(BAR_ROLE, draw_bar, self))
         header = self.horizontalHeader()
         header.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
         header.setMinimumSectionSize(48)

@@ -19,9 +19,9 @@ from app.state.presets import Preset
 from app.widgets.basic.controls import CheckBox, ComboBox, SearchEdit
 from app.widgets.basic.dialogs import Dialog, save_file
 from app.widgets.basic.icons import app_icon
-from app.widgets.basic.labels import button, label, plain_tip, show_text
+from app.widgets.basic.labels import button, label, show_text
 from app.widgets.basic.layout import TabArea, column, configure, grid, holder, row, wrap_in_card
-from app.widgets.basic.tables import BaseTable, Column, RowsModel
+from app.widgets.basic.tables import BaseTable, Column, TextsModel
 from app.widgets.form import value_text
 from backend.config.setting import Setting
 from backend.utils.disk import save_as
@@ -41,16 +41,6 @@ EXPLANATION = (
 )
 
 
-class ChangeModel(RowsModel):
-    columns = (Column("Setting"), Column("Now"), Column("Then"))
-
-    def text(self, row: tuple[str, str, str], column: int) -> str:
-        return row[column]
-
-    def tip(self, row: tuple[str, str, str], column: int) -> str:
-        return plain_tip(row[column])  # the view elides wide texts
-
-
 class PresetPanel(Dialog):
     """The dialog over `presets`, with a preview of the changes to the form's `values`."""
 
@@ -64,7 +54,8 @@ class PresetPanel(Dialog):
         self.list.addItems([preset.title for preset in presets])
         self.title, self.sentence = label(font=theme.title_font()), label(wrap=True, role="muted")
         self.keeps = label(wrap=True, role="muted")
-        self.model = ChangeModel(self)
+        self.model = TextsModel(self)
+        self.model.columns = (Column("Setting"), Column("Now"), Column("Then"))
         self.table = BaseTable(model=self.model, name="Changes of the preset")
         self.table.setSelectionMode(BaseTable.SelectionMode.NoSelection)
         self.table.setFocusPolicy(Qt.FocusPolicy.TabFocus)  # to scroll it with the arrows

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from PySide6.QtCore import QRectF, QSize, Qt
-from PySide6.QtGui import QFont, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtGui import QFont, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QFrame, QPushButton, QSizePolicy, QWidget
 
 from app import theme
 from app.widgets.basic.controls import Dot, ElidedLabel
 from app.widgets.basic.labels import PlainLabel, button, label, plain_tip, progress_bar, show_text
-from app.widgets.basic.layout import clear_layout, column, holder, row
+from app.widgets.basic.layout import clear_layout, column, holder, paint_edge, row
 from app.widgets.basic.number_format import duration, figure
 
 STATES = {
@@ -195,8 +195,4 @@ class ResultCard(QFrame):
 
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)
-        painter = QPainter(self)
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(getattr(theme.palette(), self._role))
-        painter.drawRoundedRect(QRectF(6, 10, 3, self.height() - 20), 1.5, 1.5)
+        paint_edge(self, getattr(theme.palette(), self._role), 10)

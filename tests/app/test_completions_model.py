@@ -176,7 +176,7 @@ def test_facts_of_a_file_cut_back_start_over(qtbot, tmp_path: Path) -> None:
     voided = []
     completions.voided.connect(lambda: voided.append(len(completions.facts)))
     completions.follow(True)
-    qtbot.waitUntil(lambda: len(completions.facts) == 8 and completions.is_complete)
+    qtbot.waitUntil(lambda: len(completions.facts) == 8 and completions.shown.is_done)
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
     qtbot.waitUntil(lambda: voided == [0] and len(completions.facts) == 4)
     completions.follow(False)

@@ -267,7 +267,7 @@ class CompletionsPage(QWidget):
         self.bar.report(found if shown else why_empty(self.bar.query, names) or found)
 
     def _show_run(self, run: Run, completions: RunCompletions) -> None:
-        names, labels, logged = run.reward_names, labels_of(run), completions.found.logged
+        names, labels, logged = run.reward_names, labels_of(run), completions.shown.facts.logged
         lines = self._run_lines(completions)
         self.model.set_columns(names, labels, (), logged, has_steps=True)
         self.bar.set_measures(names, labels, logged)
@@ -281,10 +281,10 @@ class CompletionsPage(QWidget):
             return
         # A list that is full stays. Sorting a million takes a tenth of a second: once, at the end.
         is_full = not self.order[0] and model.is_flat and model.rowCount() == MOST_LINES
-        if (not self.order[0] or completions.is_complete) and not is_full:
+        if (not self.order[0] or completions.shown.is_done) and not is_full:
             lines = self._run_lines(completions)
             continues = model.is_flat and model.rowCount() and lines.begins_with(model.rows)
-            if not continues or model.logged != completions.found.logged:
+            if not continues or model.logged != completions.shown.facts.logged:
                 self._show_run(run, completions)
                 return
             model.extend(lines)
@@ -293,8 +293,8 @@ class CompletionsPage(QWidget):
     def _run_lines(self, completions: RunCompletions) -> RunLines:
         numbers = completions.select(self.bar.query)
         if self.order[0]:
-            numbers = sort(completions.found, numbers, self.order[0], descending=self.order[1])
-        return RunLines(completions.found, numbers[:MOST_LINES], completions.row_at)
+            numbers = sort(completions.shown.facts, numbers, self.order[0], descending=self.order[1])
+        return RunLines(completions.shown.facts, numbers[:MOST_LINES], completions.row_at)
 
     def _reset_view(self) -> None:
         self.table.reset_view()
@@ -304,10 +304,10 @@ class CompletionsPage(QWidget):
         count = self.model.rowCount()
         is_cut = count == MOST_LINES or (completions.search is not None and completions.search.is_cut_short)
         parts = [f"The first {count:,} completions" if is_cut else counted(count, "completion")]
-        if not completions.is_complete:
-            parts.append(f"{completions.share:.0%} of the file read")
+        if not completions.shown.is_done:
+            parts.append(f"{completions.shown.share:.0%} of the file read")
         self.head.about.setText("Whole run")
-        is_empty = not count and completions.is_complete
+        is_empty = not count and completions.shown.is_done
         self.bar.report((is_empty and why_empty(self.bar.query, run.reward_names)) or ", ".join(parts))
 
     def find(self, text: str) -> None:
@@ -472,7 +472,7 @@ class CompletionsPage(QWidget):
             self._go_to(*(int(numbers[chosen[at]]) for numbers in values))
             return
         where, what = "later" if by > 0 else "earlier", FILTERS[self.bar.query.filter].label.lower()
-        so_far = "" if completions.is_complete else f" in the {completions.share:.0%} of the file read so far"
+        so_far = "" if completions.shown.is_done else f" in the {completions.shown.share:.0%} of the file read so far"
         self.session.message.emit(f"There is no {where} completion of “{what}”{so_far}.")
 
 

@@ -184,7 +184,7 @@ class DatasetPage(QWidget):
         shown.show_figure("unanswered", about.get("unanswered"))
         shown.show_figure("repeated", about.get("repeated"))
         shown.show_figure("refused", counts.refused if counts else None, sample=counts is not None and not counts.done)
-        has_tokens = counts is not None and counts.has_tokens
+        has_tokens = counts is not None and bool(counts.lengths)
         too_long, is_exact = counts.too_long(dataset.prompt_limit) if counts and has_tokens else (None, True)
         shown.show_figure("too_long", too_long, sample=not is_exact)
         instead = counts.no_tokens if counts else UNCOUNTED if dataset.splits and not dataset.can_count else ""
@@ -308,7 +308,7 @@ def caption(dataset: Dataset, *, of_variety: bool) -> str:
         parts = [f"of {rows:,} rows" if rows == total else f"of {rows:,} rows, drawn from {total:,}"]
     elif counts is None:
         parts = ["Counting tokens…"] if dataset.can_count else []
-    elif counts.has_tokens:
+    elif counts.lengths:
         parts = [
             f"median {counts.percentile(50):,}",
             f"95% up to {counts.percentile(95):,}",

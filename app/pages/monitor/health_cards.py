@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from PySide6.QtCore import QRectF, Qt
-from PySide6.QtGui import QFont, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QFont, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QFrame, QVBoxLayout, QWidget
 
 from app import theme
@@ -14,11 +14,11 @@ from app.state.completion_facts import FILTERS
 from app.state.guide import place_of_rule
 from app.state.messages import problems_to
 from app.state.run import Run
-from app.state.run_notices import Findings, take_up
+from app.state.run_notices import findings_of, take_up
 from app.state.session import Session
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import label
-from app.widgets.basic.layout import TabArea, clear_layout, column, configure, holder, row, set_shown
+from app.widgets.basic.layout import TabArea, clear_layout, column, configure, holder, paint_edge, row, set_shown
 from app.widgets.basic.number_format import counted
 from backend.config.config import SETTINGS
 from backend.trainer.health.rules import RULES
@@ -64,12 +64,8 @@ class HealthRow(QFrame):
 
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)
-        painter = QPainter(self)
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        painter.setPen(Qt.PenStyle.NoPen)
         role = ROLES.get(self.episode.level, "warning") if self._is_current else "outline"
-        painter.setBrush(getattr(theme.palette(), role))
-        painter.drawRoundedRect(QRectF(6, 6, 3, self.height() - 12), 1.5, 1.5)
+        paint_edge(self, getattr(theme.palette(), role), 6)
 
 
 class HealthCards(QFrame):
@@ -79,7 +75,7 @@ class HealthCards(QFrame):
         super().__init__()
         self._session, self._page = session, page
         self._run: Run | None = None
-        self._findings = Findings()
+        self._dismissed: set[tuple[str, int | None]] = set()  # code and first step
         self._episodes: list[Episode] = []
         self._rows: list[HealthRow] = []
         self._is_open = False
@@ -176,7 +172,7 @@ class HealthCards(QFrame):
     def show_run(self, run: Run | None, beside: Sequence[QWidget] = ()) -> None:
         """Show the findings of this run. `beside`: the page's other widgets above and below the charts."""
         if run is not self._run:
-            self._run, self._findings = run, Findings()
+            self._run, self._dismissed = run, set()
             self.unfold(False)
         if beside:
             width = self._page.width() - 2 * theme.GUTTER
@@ -190,7 +186,7 @@ class HealthCards(QFrame):
             room = self._page.height() - taken
             second_row = charts + theme.SPACE if self._page.height() >= TALL_PAGE else 0
             self.set_room(room - second_row, max(room, charts // 2))
-        self.show_episodes(self._findings.of(run) if run is not None else [])
+        self.show_episodes(findings_of(run, self._dismissed) if run is not None else [])
 
     def _go_to_setting(self, key: str) -> None:
         self._session.page_requested.emit("train")
@@ -201,7 +197,7 @@ class HealthCards(QFrame):
             take_up(self._session, self._run, settings)
 
     def _dismiss(self, episode: Episode) -> None:
-        self._findings.dismissed.add((episode.code, episode.since))
+        self._dismissed.add((episode.code, episode.since))
         self.show_run(self._run)
 
 

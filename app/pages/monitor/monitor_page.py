@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
-from PySide6.QtCore import Qt, QTimer
+from PySide6.QtCore import QCoreApplication, QEvent, Qt, QTimer
 from PySide6.QtGui import QKeyEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QWidget
 
@@ -28,7 +28,7 @@ from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, ElidedLabel
 from app.widgets.basic.dialogs import open_path
 from app.widgets.basic.labels import EmptyState, explain_at, plain_tip
-from app.widgets.basic.layout import column, configure, holder, row, settle_layouts, stack
+from app.widgets.basic.layout import column, configure, holder, row, stack
 from app.widgets.basic.number_format import duration
 from app.widgets.charts.chart_grid import ChartContent, ChartExport, ChartGrid, ChartsMenu, ZoomButton
 from app.widgets.charts.curves import Trace
@@ -137,7 +137,7 @@ class MonitorPage(QWidget):
             self._show_verdict()
         self.findings.show_run(run, self._beside_charts)
         self.charts.refresh()
-        settle_layouts()
+        QCoreApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest)
 
     def _show_progress(self, run: Run) -> None:
         step, total = run.step, run.iterations

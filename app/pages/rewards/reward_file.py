@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QEvent, QFileSystemWatcher, QRect, QSize, Qt, Signal
+from PySide6.QtCore import QEvent, QFileSystemWatcher, QRect, Qt, Signal
 from PySide6.QtGui import (
     QColor,
     QFont,
@@ -124,9 +124,6 @@ class LineNumbers(QWidget):
     def __init__(self, editor: CodeEditor) -> None:
         super().__init__(editor)
         self._editor = editor
-
-    def sizeHint(self) -> QSize:
-        return QSize(self._editor.gutter(), 0)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         self._editor.paint_numbers(event)

@@ -38,7 +38,7 @@ from app.widgets.basic.dialogs import save_file
 from app.widgets.basic.labels import button, explain_at, label, plain_tip
 from app.widgets.basic.layout import FlowLayout, clear_layout, column, configure, holder, row, splitter, stack
 from app.widgets.basic.number_format import duration, figure
-from app.widgets.basic.tables import BaseTable, Column, RowsModel
+from app.widgets.basic.tables import BaseTable, Column, TextsModel
 from app.widgets.charts.chart_grid import ChartContent, ChartExport, ChartGrid
 from app.widgets.charts.curves import Trace
 from app.widgets.charts.plot import Plot
@@ -158,20 +158,6 @@ class RunLegend(QWidget):
         return [chip.run for chip in self.chips if chip.isChecked()]
 
 
-class TextsModel(RowsModel):
-    """Rows of texts under a header of texts."""
-
-    def show_table(self, table: Sequence[Sequence[str]]) -> None:
-        self.columns = [Column(title) for title in table[0]]
-        self.set_rows(table[1:])
-
-    def text(self, row: Sequence[str], column: int) -> str:
-        return row[column]
-
-    def tip(self, row: Sequence[str], column: int) -> str:
-        return plain_tip(row[column])
-
-
 class ComparisonTable(BaseTable):
     """A read-only table of texts: its first row is the header, its first column names the rows."""
 
@@ -187,7 +173,8 @@ class ComparisonTable(BaseTable):
         if rows == self.table:
             return
         chosen, self.table = self.selected_rows(), rows
-        self._texts.show_table(rows)
+        self._texts.columns = [Column(title) for title in rows[0]]
+        self._texts.set_rows(rows[1:])
         self.resizeColumnsToContents()
         for place in range(len(rows[0])):
             self.setColumnWidth(place, min(self.columnWidth(place) + theme.SPACE, theme.scaled(WIDEST_COLUMN)))

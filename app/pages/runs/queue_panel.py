@@ -100,7 +100,7 @@ class QueuePanel(QFrame):
         self.remove_button = button("Remove", self._remove)
         self.after_failure = CheckBox("Pause after a failure")
         self.after_failure.clicked.connect(lambda on: self._queue.change(self._queue.file.set_pauses_after_failure, on))
-        self.pause = button("Pause", self._pause)
+        self.pause = button("Pause", lambda: self._queue.set_paused(self._queue.is_active))
         self._parts = (self.next_button, self.edit_button, self.remove_button, self.after_failure)
         title = label("Queue", theme.heading_font())
         margins = (2 * theme.SPACE, theme.SPACE, 2 * theme.SPACE, theme.SPACE)
@@ -142,9 +142,6 @@ class QueuePanel(QFrame):
         for part in (self.table, *self._parts):
             part.setVisible(bool(rows))
         self.setVisible(bool(rows) or bool(status))
-
-    def _pause(self) -> None:
-        self._queue.set_paused(self._queue.is_active)
 
     def selected(self) -> QueueRow | None:
         chosen = self.table.selected_rows()

@@ -39,20 +39,14 @@ class TrashedRun:
 
 def move_to_trash(run: RunFolder) -> TrashedRun:
     """Raises UserError for a run that is being trained, or without a trash."""
-    handle = hold_lock(run)
+    handle, file = hold_lock(run), QFile(str(run.path))
     try:
-        place = move_by_desktop(run.path)
+        if not file.moveToTrash():
+            raise UserError("run", f"{run.path} could not be moved to the trash: {file.errorString()}.")
     finally:
         os.close(handle)
+    place = Path(file.fileName())
     return TrashedRun(run.path, place if place != run.path and place.exists() else None)
-
-
-def move_by_desktop(path: Path) -> Path:
-    """Returns the place in the trash, as far as known. Raises UserError."""
-    file = QFile(str(path))
-    if not file.moveToTrash():
-        raise UserError("run", f"{path} could not be moved to the trash: {file.errorString()}.")
-    return Path(file.fileName())
 
 
 def restore(run: TrashedRun) -> None:
@@ -247,11 +241,8 @@ class FreeSpaceDialog(Dialog):
 
     freed = Signal(list)
 
-    def __init__(
-        self, spaces: Sequence[FreeableSpace], free: Callable[[Any], int] = free_space, parent: QWidget | None = None
-    ) -> None:
+    def __init__(self, spaces: Sequence[FreeableSpace], parent: QWidget | None = None) -> None:
         super().__init__("Free space", parent, (560, 420))
-        self._free = free
         self.list = configure(QListWidget(), accessibleName="Runs with checkpoints to spare")
         for space in spaces:
             steps = [f"{saved.step:,}" for saved in space.checkpoints]
@@ -283,7 +274,7 @@ class FreeSpaceDialog(Dialog):
         refused, done, total = list[str](), list[Path](), 0
         for space in self.chosen():
             with problems_to(refused.append):
-                total += self._free(space.run)
+                total += free_space(space.run)
                 done.append(space.run.path)
         for i in reversed(range(self.list.count())):
             if self.list.item(i).data(Qt.ItemDataRole.UserRole).run.path in done:

@@ -308,7 +308,7 @@ class RunsPage(QWidget):
         chosen = self.table.selected_runs()
         records = chosen if len(chosen) > 1 else self.model.rows
         folders = [RunFolder(Path(record.summary.path)) for record in records if record.disk.get("checkpoints")]
-        dialog = FreeSpaceDialog(freeable_space(folders), parent=self)
+        dialog = FreeSpaceDialog(freeable_space(folders), self)
         dialog.freed.connect(self._reread)
         dialog.show()
 

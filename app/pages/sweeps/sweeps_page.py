@@ -40,15 +40,6 @@ from backend.utils.errors import UserError
 
 DRAWS = {"list": "any of", "log_uniform": "log-uniform between", "uniform": "uniform between"}
 HINTS = {"list": "1e-5, 3e-5, 1e-4", "uniform": "0.5, 1.5", "log_uniform": "1e-6, 1e-3"}
-STATES = {
-    "starting": "Starting",
-    "running": "Running",
-    "finished": "Finished",
-    "stopped": "Stopped",
-    "failed": "Failed",
-    "interrupted": "Interrupted",
-    "waiting": "Waiting",
-}
 STATE_ROLES = {"finished": "good", "training": "accent", "failed": "bad", "stopped": "warning"}
 MEMBER_STATES = {"given up": "Stopped early"}
 FIGURES = (
@@ -389,7 +380,7 @@ class SweepsPage(QWidget):
         set_shown(self.chosen, bool(names))
         set_shown(self.nothing, results is None)
         set_shown(self.card, results is not None)
-        self.state.setText(STATES.get(self.sweeps.state, ""))
+        self.state.setText(self.sweeps.state.capitalize())
         sentence = ""
         if results is not None and results.sentence and not self.sweeps.is_live:
             sentence = results.sentence

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from PySide6.QtCore import QCoreApplication, QEvent, QObject, QPoint, QRect, QRectF, QSize, Qt, SignalInstance
-from PySide6.QtGui import QPainter, QPen
+from PySide6.QtCore import QObject, QPoint, QRect, QRectF, QSize, Qt, SignalInstance
+from PySide6.QtGui import QColor, QPainter, QPen
 from PySide6.QtWidgets import (
     QAbstractScrollArea,
     QApplication,
@@ -204,9 +204,7 @@ class TabArea(QScrollArea):
             content.setObjectName("page")
             self.setWidget(content)
         configure(self, **settings)
-        app = QApplication.instance()
-        assert isinstance(app, QApplication)
-        app.focusChanged.connect(self.follow_focus)
+        theme.application().focusChanged.connect(self.follow_focus)
 
     def follow_focus(self) -> None:
         # The slot ignores the signal's arguments: PySide must not wrap a widget that is half destroyed.
@@ -305,16 +303,20 @@ def clear_layout(layout: QLayout) -> None:
             widget.deleteLater()
 
 
-def settle_layouts() -> None:
-    """Lay out now."""
-    QCoreApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest)
-
-
 def reserve_gutter(area: QAbstractScrollArea, content: QLayout) -> None:
     """End `content` one gutter before the right edge of its scroll area, with or without a vertical scroll bar."""
     scroll_bar = area.width() - area.viewport().width()
     margins = content.contentsMargins()
     content.setContentsMargins(margins.left(), margins.top(), max(0, theme.GUTTER - scroll_bar), margins.bottom())
+
+
+def paint_edge(widget: QWidget, colour: QColor, margin: int) -> None:
+    """Paint a coloured bar along the left edge of a card, in its `paintEvent`."""
+    painter = QPainter(widget)
+    painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+    painter.setPen(Qt.PenStyle.NoPen)
+    painter.setBrush(colour)
+    painter.drawRoundedRect(QRectF(6, margin, 3, widget.height() - 2 * margin), 1.5, 1.5)
 
 
 def paint_ring(widget: QWidget, radius: float) -> None:

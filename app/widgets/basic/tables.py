@@ -124,6 +124,16 @@ class RowsModel(QAbstractTableModel):
         return self.extra(row, index, role)
 
 
+class TextsModel(RowsModel):
+    """Rows of texts, each whole in its tool tip: the view elides wide ones."""
+
+    def text(self, row: Sequence[str], column: int) -> str:
+        return row[column]
+
+    def tip(self, row: Sequence[str], column: int) -> str:
+        return plain_tip(row[column])
+
+
 class DraggedRowsModel(RowsModel):
     """Rows can be dragged within the table; `DRAG_TYPE` is the MIME type of a dragged row's number."""
 

@@ -147,9 +147,7 @@ class UndoKeys(QObject):
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        app = QApplication.instance()
-        assert isinstance(app, QApplication)
-        app.focusChanged.connect(self._follow)
+        theme.application().focusChanged.connect(self._follow)
 
     def _follow(self) -> None:
         # The slot ignores the signal's arguments: PySide must not wrap a widget that is half destroyed.
