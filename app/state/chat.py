@@ -331,10 +331,6 @@ class ChatChoice:
         return bool(self.settings)
 
     @property
-    def is_full(self) -> bool:
-        return self.settings.get("train_type") == "full"
-
-    @property
     def config(self) -> Config:
         """The settings of a run; the defaults for a model. Raises UserError."""
         return config.parse(self.settings or {"model": self.name, "data": "-", "system_prompt": ""})
@@ -367,7 +363,8 @@ def memory_sentence(choice: ChatChoice, checkpoint: str) -> str:
         return ""
     weights = next((weights for weights in choice.checkpoints if weights.key == checkpoint), None)
     size = chat_bytes(settings, shape, weights)
-    limit, both = machine_bytes(), ", two models after full fine-tuning" if choice.is_full else ""
+    is_full = choice.settings.get("train_type") == "full"
+    limit, both = machine_bytes(), ", two models after full fine-tuning" if is_full else ""
     if size <= limit:
         return f"Needs about {amount(size)} of {amount(limit)}{both}."
     return f"Needs about {amount(size)}{both}, and this machine has only {amount(limit)} to give."

@@ -14,7 +14,7 @@ from app.state import charts
 from app.state.chat import ChatAnswer
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import label
-from app.widgets.basic.layout import card, clear_layout, column, configure, holder, page, row, set_shown
+from app.widgets.basic.layout import card, clear_layout, column, configure, holder, row, set_shown
 from app.widgets.basic.number_format import figure, short_duration
 from app.widgets.completion_detail import TagHighlighter, scores_html
 from app.widgets.completion_table import STOP_LABELS
@@ -170,7 +170,8 @@ class Transcript(QScrollArea):
         configure(self, accessibleName="Conversation", widgetResizable=True, frameShape=QFrame.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self._turns = column(spacing=2 * theme.SPACE)
-        self.setWidget(page(column(self._turns, None, margins=(0, 0, theme.SPACE, 0))))
+        turns = column(self._turns, None, margins=(0, 0, theme.SPACE, 0))
+        self.setWidget(holder(turns, objectName="page"))
         self._follows = True
         self.verticalScrollBar().rangeChanged.connect(self._follow)
         self.verticalScrollBar().actionTriggered.connect(self._note_place)

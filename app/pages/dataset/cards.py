@@ -15,7 +15,7 @@ from app import theme
 from app.state.dataset import Dataset
 from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton
 from app.widgets.basic.labels import button, label, plain_tip, progress_bar, show_text
-from app.widgets.basic.layout import NestedStack, card, column, configure, grid, holder, row, set_style_property
+from app.widgets.basic.layout import card, column, configure, grid, holder, row, set_style_property, stack
 from app.widgets.basic.number_format import DASH, counted, ticks
 from app.widgets.basic.tables import LEFT, RIGHT
 from app.widgets.form.field import Field
@@ -160,7 +160,7 @@ class DatasetFigures(QFrame):
         tip = "Repetitions, wording and balance of the answers; or the lengths of the prompts."
         self.other = LinkButton(VARIETY, on_click=lambda: self.show_variety(not self.shows_variety), tip=tip)
         self.histogram, self.variety = Histogram(), VarietyFigures()
-        self._shown = NestedStack(self, self.histogram, self.variety)
+        self._shown = stack(self.histogram, self.variety, into=self, nested=True)
         self.about = ElidedLabel(font=theme.figures_font(theme.CAPTION))
         self.progress = progress_bar("Prompts counted", fixedWidth=64)
         self._numbers = {key: label(DASH, theme.figures_font(15)) for key in FIGURES}

@@ -19,7 +19,7 @@ from app.state.session import Session
 from app.widgets.basic.controls import ComboBox
 from app.widgets.basic.dialogs import show_details
 from app.widgets.basic.labels import EmptyState, button, label, plain_tip, show_text, with_key_names
-from app.widgets.basic.layout import NestedStack, card, column, configure, connect, row, set_style_property
+from app.widgets.basic.layout import card, column, configure, connect, row, set_style_property, stack
 from app.widgets.basic.number_format import file_size
 from app.widgets.form.fields import PathField
 from backend.config.config import SETTINGS
@@ -99,7 +99,7 @@ class DatasetPage(QWidget):
         self.nothing = EmptyState(*EMPTY, button_clicked=lambda: self.path.choose_file())
         self.absent = EmptyState(*ABSENT, button_clicked=dataset.download)
         self.failed = EmptyState(*FAILED, button_clicked=dataset.try_again)
-        self._stack = NestedStack(self, self.nothing, self.absent, self.failed, body)
+        self._stack = stack(self.nothing, self.absent, self.failed, body, into=self, nested=True)
         title = (label("Dataset", theme.title_font()), 0, Qt.AlignmentFlag.AlignTop)
         top = row(title, (self.path, 1), spacing=3 * theme.SPACE)
         column(top, (self._stack, 1), into=self, spacing=12, margins=theme.GUTTER)

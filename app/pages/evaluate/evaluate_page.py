@@ -15,18 +15,7 @@ from app.state.evaluations import Listed, checkpoint_steps
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, ElidedLabel, NumberEdit, Segments
 from app.widgets.basic.labels import EmptyState, button, label, plain_tip, progress_bar, show_text
-from app.widgets.basic.layout import (
-    NestedStack,
-    Placed,
-    TabArea,
-    column,
-    configure,
-    connect,
-    holder,
-    row,
-    splitter,
-    stack,
-)
+from app.widgets.basic.layout import Placed, TabArea, column, configure, connect, holder, row, splitter, stack
 from app.widgets.basic.number_format import duration, moment
 from app.widgets.run_header import BeforeAfter, ResultCard
 from app.widgets.side_by_side import TITLES, SideBySide
@@ -114,7 +103,8 @@ class EvaluatePage(QWidget):
         self.parts.setMinimumHeight(theme.scaled(LEAST_TABLES + LEAST_DETAIL) + theme.SPACE)
         content = QWidget()
         self.not_yet = EmptyState("Not evaluated yet", NOT_YET)
-        self._result = NestedStack(content, self.not_yet, holder(column(self.card, (self.parts, 1), spacing=12)))
+        result = holder(column(self.card, (self.parts, 1), spacing=12))
+        self._result = stack(self.not_yet, result, into=content, nested=True)
         head = row(label("Evaluate", theme.title_font()), (self.about, 1), self.picker)
         column(head, self.form, (self._result, 1), into=content, spacing=12, margins=theme.GUTTER)
         scrolled = TabArea()

@@ -24,17 +24,7 @@ from app.theme import CELL_PADDING
 from app.widgets.basic.controls import ComboBox, Dot, ElidedLabel, NumberEdit, Segments
 from app.widgets.basic.dialogs import open_file
 from app.widgets.basic.labels import EmptyState, button, label, progress_bar
-from app.widgets.basic.layout import (
-    NestedStack,
-    clear_layout,
-    column,
-    configure,
-    connect,
-    holder,
-    row,
-    stack,
-    wrap_in_card,
-)
+from app.widgets.basic.layout import clear_layout, column, configure, connect, holder, row, stack, wrap_in_card
 from app.widgets.basic.number_format import DASH, figure, short_duration
 from app.widgets.basic.tables import LEFT, BaseTable, CellDelegate, Column, Index, RowsModel
 from app.widgets.completion_table import CompletionModel, CompletionTable, reward_dot
@@ -266,7 +256,7 @@ class CompletionSource(QFrame):
 
         self._choosing = QWidget(self)
         self.sources = Segments(SOURCES, "Completions from", self._choosing)
-        pages = NestedStack(self._choosing, *map(holder, (of_model, of_run, of_file)))
+        pages = stack(*map(holder, (of_model, of_run, of_file)), into=self._choosing, nested=True)
         self.sources.chosen.connect(lambda key: pages.setCurrentIndex(list(SOURCES).index(key)))
         row(self.sources, (pages, 1), into=self._choosing, spacing=2 * theme.SPACE)
 
@@ -274,7 +264,7 @@ class CompletionSource(QFrame):
         self.bar = progress_bar("Progress", maximumWidth=theme.scaled(220))
         self.cancel = button("Cancel", bench.cancel)
         self._working = holder(row((self.doing, 1), (self.bar, 1), self.cancel, spacing=12, margins=(4, 0, 0, 0)))
-        self._stack = NestedStack(self, self._choosing, self._working)
+        self._stack = stack(self._choosing, self._working, into=self, nested=True)
         column(self._stack, into=self, margins=(6, 6, theme.SPACE, 6))
         bench.busy_changed.connect(self.show_busy)
         bench.progress.connect(lambda done, of: configure(self.bar, range=(0, of), value=done))

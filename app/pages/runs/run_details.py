@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QFrame, QGridLayout, QLineEdit, QTreeWidget, QTree
 from app import theme
 from app.widgets.basic.controls import ElidedLabel, LinkButton, ProseEdit
 from app.widgets.basic.labels import label, plain_tip, show_text
-from app.widgets.basic.layout import TabArea, clear_layout, column, configure, grid, page, row, set_shown
+from app.widgets.basic.layout import TabArea, clear_layout, column, configure, grid, holder, row, set_shown
 from app.widgets.basic.number_format import file_size, moment
 from app.widgets.run_header import StateChip
 from backend.config.config import SETTINGS
@@ -110,7 +110,7 @@ class RunDetails(TabArea):
             into=self._one,
             spacing=6,
         )
-        self.setWidget(page(column(self.several, self._one, None, margins=12)))
+        self.setWidget(holder(column(self.several, self._one, None, margins=12), objectName="page"))
         self.show_runs([], {}, {})
 
     def show_runs(

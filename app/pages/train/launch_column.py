@@ -22,7 +22,6 @@ from app.widgets.basic.layout import (
     configure,
     grid,
     holder,
-    page,
     row,
     set_style_property,
 )
@@ -82,7 +81,7 @@ class LaunchColumn(TabArea):
             spacing=2 * theme.SPACE,
             margins=(0, 0, 0, 2 * theme.SPACE),
         )
-        self.setWidget(page(parts))
+        self.setWidget(holder(parts, objectName="page"))
 
     def show_plan(self, summary: str, details: Sequence[str]) -> None:
         """Show the run in one sentence and, below it, a paragraph for each of `details`."""

@@ -23,7 +23,7 @@ from app.state.session import Session
 from app.widgets.basic.controls import SearchEdit
 from app.widgets.basic.icons import IconButton, star_cell
 from app.widgets.basic.labels import button, from_home, label, plain_tip, progress_bar, show_text
-from app.widgets.basic.layout import NestedStack, column, configure, connect, holder, on_screen, row, set_style_property
+from app.widgets.basic.layout import column, configure, connect, holder, on_screen, row, set_style_property, stack
 from app.widgets.basic.number_format import DASH, duration, figure, file_size, moment
 from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel
 from app.widgets.form.field import Field
@@ -250,7 +250,7 @@ class Picker(QDialog):
         close = button("Close", self.reject, autoDefault=False)
         self.take = button("Use", self._take, primary=True, default=True)
         hint = holder(column(self.message, margins=theme.SPACE))
-        self._stack = NestedStack(self, self.table.in_card(), hint)
+        self._stack = stack(self.table.in_card(), hint, into=self, nested=True)
         self._download_rows = column(spacing=12)
         buttons = row(self.folder, self.file, self.star, None, close, self.take)
         parts = (self.search, (self._stack, 1), self.detail, self._download_rows, buttons)

@@ -151,11 +151,6 @@ def holder(layout: QLayout, **settings: Any) -> QWidget:
     return configure(widget, **settings)
 
 
-def page(layout: QLayout) -> QWidget:
-    """The content of a scroll area, in the window's colour."""
-    return holder(layout, objectName="page")
-
-
 def card(layout: QLayout | None = None, role: str = "card", **settings: Any) -> QFrame:
     """A framed card (or banner) with this layout."""
     frame = QFrame()
@@ -169,25 +164,12 @@ def wrap_in_card(view: QWidget, **settings: Any) -> QFrame:
     return card(column(view, margins=4), **settings)
 
 
-class NestedStack(QStackedLayout):
-    """A stacked layout inside another layout of `owner`."""
-
-    def __init__(self, owner: QWidget, *widgets: QWidget) -> None:
-        super().__init__()
-        self._owner = owner
-        for widget in widgets:
-            self.addWidget(widget)
-
-    def addWidget(self, w: QWidget) -> int:
-        if w.parentWidget() is None:
-            w.setParent(self._owner)
-        return super().addWidget(w)
-
-
-def stack(*widgets: QWidget, into: QWidget) -> QStackedLayout:
-    """One of the widgets at a time, filling `into`."""
-    layout = QStackedLayout(into)
+def stack(*widgets: QWidget, into: QWidget, nested: bool = False) -> QStackedLayout:
+    """One of the widgets at a time, filling `into`, or `nested` in another of its layouts."""
+    layout = QStackedLayout() if nested else QStackedLayout(into)
     for widget in widgets:
+        if widget.parentWidget() is None:  # the stack shows the first, which would be a window
+            widget.setParent(into)
         layout.addWidget(widget)
     return layout
 

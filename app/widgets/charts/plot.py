@@ -24,7 +24,7 @@ from app import theme
 from app.state.run_state import Mark
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import button, label, place_about, plain_tip, show_text
-from app.widgets.basic.layout import BY_KEYBOARD, NestedStack, column, configure, holder, paint_ring, row
+from app.widgets.basic.layout import BY_KEYBOARD, column, configure, holder, paint_ring, row, stack
 from app.widgets.basic.number_format import figure
 from app.widgets.charts.chart_files import FORMATS, table_text
 from app.widgets.charts.curves import Trace, has_spike, nearest_index, pile, steps_of
@@ -146,8 +146,7 @@ class Plot(QFrame):
         self.offer = LinkButton("", on_click=self.offer_taken.emit, shown=False)
         centred = (self.offer, 0, Qt.AlignmentFlag.AlignHCenter)
         self._placeholder = holder(column(None, self.waiting, centred, None))
-        self._body = NestedStack(self)
-        self._body.addWidget(self._placeholder)
+        self._body = stack(self._placeholder, into=self, nested=True)
         head = row((title, 1), self.step_label, self.log_button)
         column(head, self.legend, (self._body, 1), into=self, spacing=4, margins=(12, 10, 10, 6))
         self.setTabOrder(self, self.offer)  # made later than the rest of the page, at whose end Qt has put it
