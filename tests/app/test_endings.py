@@ -18,6 +18,7 @@ from app.message_boxes import QuestionBox
 from app.state.prefs import Prefs
 from app.state.run import Run, RunControl
 from app.state.run_files import crash_offer, last_run
+from app.state.run_notices import findings_of
 from app.state.session import Session
 from app.window import Window
 from backend.runs.run_folder import RunFolder
@@ -163,7 +164,7 @@ def test_hostile_sentences(window: Window, qtbot) -> None:
         write_event(folder, "note", level=level, sentence=hostile * 100)
     shown(window, folder, qtbot, "crashed")
     page = window.pages["monitor"]
-    findings = [episode.sentence for episode in page.findings._findings.of(page._run)]
+    findings = [episode.sentence for episode in findings_of(page._run, ())]
     for text in (page.note.text(), page._run.problem, *findings):
         assert "<b>x</b>" in text and text.isprintable() and len(text) <= 600
 
