@@ -40,9 +40,7 @@ os.environ["GRPO_STUDIO_PREFS"] = str(_TEST_HOME / "prefs")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--play-seconds", type=float, default=60, help="how long the window follows a fast run, in its proof"
-    )
+    parser.addoption("--play-seconds", type=float, default=60, help="how long the window follows a fast run")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -128,9 +126,7 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give each test its own runs folder and preferences; returns the folder that holds both."""
     monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("GRPO_STUDIO_PREFS", str(tmp_path / "prefs"))
-    monkeypatch.delenv(
-        LOCK_VARIABLE, raising=False
-    )  # a test of a restart leaves its lock to a program that never begins
+    monkeypatch.delenv(LOCK_VARIABLE, raising=False)  # a test of a restart leaves its lock to no program
     _bury_closed_windows()
     return tmp_path
 

@@ -12,7 +12,6 @@ from app import theme
 from app.state.prefs import Prefs
 from app.state.session import Session
 from app.window import Window
-from tests.support.real_runs import make_runs
 from tests.support.windows import PatientQtBot
 
 
@@ -32,9 +31,3 @@ def window(tmp_path: Path, qtbot) -> Iterator[Window]:
     yield window
     if "service" in vars(window.session):
         window.session.service.close()
-
-
-@pytest.fixture(scope="session")
-def real_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A runs folder with runs of every kind, made by the real trainer. Tests that change it copy it first."""
-    return make_runs(tmp_path_factory.mktemp("real"))

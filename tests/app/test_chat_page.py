@@ -144,10 +144,8 @@ def test_rows_of_the_dataset(page: ChatPage):
     send(page, "Before").answer({})
     page.rows.next.click()
     assert service.last("chat_row").arguments == {"row": 0}
-    service.last("chat_row").answer(
-        {"row": 0, "of": 8, "source": "rows.jsonl", "prompt": "What is 0 plus 0?", "answer": "0"}
-    )
-    assert page.prompt.toPlainText() == "What is 0 plus 0?" and page.rows.about.text() == "Row 1 of 8"
+    service.last("chat_row").answer({"row": 0, "of": 8, "source": "rows.jsonl", "prompt": "0 plus 0?", "answer": "0"})
+    assert page.prompt.toPlainText() == "0 plus 0?" and page.rows.about.text() == "Row 1 of 8"
     page.send()
     asked = service.last("chat_reply").arguments
     assert (asked["row"], asked["answer"], asked["turns"]) == (0, "0", {"base": [], "tuned": []})

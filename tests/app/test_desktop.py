@@ -112,9 +112,7 @@ class Heard:
     def __init__(self, monkeypatch) -> None:
         self.notices: list[tuple[str, str]] = []
         self.percents: list[int | None] = []
-        monkeypatch.setattr(
-            Notifier, "show", lambda _self, title, sentence: bool(self.notices.append((title, sentence)))
-        )
+        monkeypatch.setattr(Notifier, "show", lambda _, title, sentence: bool(self.notices.append((title, sentence))))
         monkeypatch.setattr(LauncherIcon, "show_percent", lambda _self, percent: self.percents.append(percent))
 
 

@@ -132,9 +132,7 @@ def test_stopped(window: Window, qtbot) -> None:
         run = shown(window, folder, qtbot, "running")
         window.stop()
         assert run.state == "stopping" and folder.control.read_text() == "stop"
-        write_event(
-            folder, "stopped", step=30, sentence="Stopped at step 30 because it was asked to stop; everything is saved."
-        )
+        write_event(folder, "stopped", step=30, sentence="Stopped as it was asked to; everything is saved.")
     qtbot.waitUntil(lambda: run.state == "stopped")
     title, text, buttons = card(window)
     assert title.startswith("Stopped: 30 of 60 steps") and "everything is saved" in text
@@ -144,9 +142,7 @@ def test_stopped(window: Window, qtbot) -> None:
 def test_settings_of_a_failed_run(window: Window, qtbot) -> None:
     folder, asked = running(), list[str]()
     window.session.field_requested.connect(asked.append)
-    write_event(
-        folder, "failed", step=30, sentence="learning_rate: Step 31 was not applied, for its loss is not finite (nan)."
-    )
+    write_event(folder, "failed", step=30, sentence="learning_rate: Step 31 was not applied: its loss is nan.")
     shown(window, folder, qtbot, "failed")
     edit = next(button for button in window.pages["monitor"].verdict.buttons if button.text() == "Edit settings")
     edit.click()
@@ -247,9 +243,7 @@ def test_silence_of_a_resumed_run(window: Window, qtbot, monkeypatch) -> None:
 def test_machine_asleep(window: Window, qtbot, monkeypatch, jump_s: float) -> None:
     """Unix time jumps, monotonic time does not: elapsed, time left and silence stay what they are."""
     folder = running()
-    write_event(
-        folder, "phase", phase="sampling"
-    )  # the first event of the event log with its process's monotonic clock
+    write_event(folder, "phase", phase="sampling")  # the log's first event with a monotonic clock
     with locked(folder):
         run = shown(window, folder, qtbot, "running")
         elapsed, left = run.elapsed_s, run.eta_s

@@ -112,10 +112,8 @@ def test_stop_and_failure(qtbot, page: EvaluatePage) -> None:
     qtbot.mouseClick(page.form.button, Qt.MouseButton.LeftButton)
     assert ProcessByHand.made[0].is_cancelled and page.evaluations.running is None and not page.form.problem.isVisible()
     page.start()
-    ProcessByHand.made[1].done.emit(
-        ProcessOutcome(False, 2, "test_split: demo/data has no test split: put one there.", "")
-    )
-    assert page.form.problem.isVisible() and page.form.problem.text() == "demo/data has no test split: put one there."
+    ProcessByHand.made[1].done.emit(ProcessOutcome(False, 2, "test_split: demo/data has no test split: add one.", ""))
+    assert page.form.problem.isVisible() and page.form.problem.text() == "demo/data has no test split: add one."
     page.start()
     assert not page.form.problem.isVisible() and len(ProcessByHand.made) == 3
 

@@ -1,19 +1,48 @@
-"""The pages over runs that the real trainer made, light and dark.
+"""Runs that the real trainer made, on the pages that show them, light and dark; and a random walk over the window with
+them: whatever is visible and enabled is clicked, typed into, chosen, scrolled.
 
-Made-up runs lack what a newer trainer records, so a page may fail on every real run while their tests are green.
+Made-up runs lack what a newer trainer records, so a page may fail on every real run while their tests are green. An
+exception that reaches `sys.excepthook` fails the walk. The suite walks a little way; the proof goes 2,000 actions for
+each seed, which take 20 to 40 seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+import shutil
+import sys
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PySide6.QtWidgets import QApplication
+from PySide6.QtCore import QEvent, QFile, QPoint, QProcess, Qt
+from PySide6.QtGui import QAction, QDesktopServices
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import (
+    QAbstractButton,
+    QAbstractItemView,
+    QAbstractSlider,
+    QAbstractSpinBox,
+    QApplication,
+    QComboBox,
+    QDialog,
+    QFileDialog,
+    QInputDialog,
+    QLineEdit,
+    QListView,
+    QMenu,
+    QMessageBox,
+    QPlainTextEdit,
+    QTabBar,
+    QTextEdit,
+    QWidget,
+)
 from pytestqt.qtbot import QtBot
 
 from app import theme
+from app.pages import PAGES
 from app.pages.completions.completions_page import CompletionsPage
 from app.pages.completions.reading_pane import MEASURES
 from app.pages.monitor.monitor_page import MonitorPage
@@ -22,49 +51,28 @@ from app.pages.runs.compare_view import CompareView
 from app.pages.runs.run_table import ColumnDialog
 from app.pages.runs.runs_page import RunsPage
 from app.state.completion_facts import FILTERS
+from app.state.prefs import Prefs
 from app.state.processes import VerbProcess
 from app.state.session import Session
 from app.widgets.basic.number_format import DASH
 from app.widgets.export_panel import ExportPanel
+from app.window import Window
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import read_record
-from tests.support import small_run
-
-FAILING = """
-from backend.rewards import register_reward_function
-
-@register_reward_function("failing_with_a_name_that_is_far_longer_than_the_details_are_wide")
-def failing_with_a_name_that_is_far_longer_than_the_details_are_wide(prompts, completions, answer, types=None):
-    raise ValueError("Out of luck.")
-"""
+from tests.support.real_runs import make_runs
+from tests.support.windows import SilentService
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """LoRA with evaluations and recorded tokens, full fine-tuning, stages, and one that failed."""
-    folder = tmp_path_factory.mktemp("real")
-    (folder / "failing.py").write_text(FAILING)
-    inputs = folder / "inputs"
-    evaluated = {"steps_per_eval": 1, "validation_split": 0.25, "val_batches": 1, "record_tokens": True}
-    stages = [{"iters": 1, "reward_functions": ["r1_int"]}, {"iters": 2, "reward_functions": ["r1_count_xml"]}]
-    name = "failing_with_a_name_that_is_far_longer_than_the_details_are_wide"
-    failing = {"reward_functions": [name], "reward_functions_file": str(folder / "failing.py")}
-    kinds: dict[str, dict[str, Any]] = {
-        "lora": evaluated | small_run.low_half(folder) | {"beta": 0.1, "save_every": 2},
-        "full": {"train_type": "full", "learning_rate": 1e-4, "log_kl": True},
-        "stages": {"stages": stages, "reward_functions": ["r1_int"], "reward_weights": []},
-        "broken": failing | {"reward_weights": []},
-    }
-    for name, changes in kinds.items():
-        ending = small_run.train_here(small_run.settings_for(inputs, **changes), RunFolder(folder / "runs" / name))
-        assert ending.kind == ("failed" if name == "broken" else "finished")
-    return folder / "runs"
+def real_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A runs folder with runs of every kind, made by the real trainer. Tests that change it copy it first."""
+    return make_runs(tmp_path_factory.mktemp("real"))
 
 
 @pytest.fixture(params=["light", "dark"])
-def session(qapp: QApplication, runs: Path, monkeypatch, request: pytest.FixtureRequest) -> Iterator[Session]:
+def session(qapp: QApplication, real_runs: Path, monkeypatch, request: pytest.FixtureRequest) -> Iterator[Session]:
     theme.apply(qapp, request.param)
-    monkeypatch.setenv("GRPO_STUDIO_RUNS", str(runs))
+    monkeypatch.setenv("GRPO_STUDIO_RUNS", str(real_runs))
     opened = Session()
     yield opened
     opened.close_run()
@@ -78,18 +86,18 @@ def show_run(qtbot: QtBot, session: Session, folder: Path) -> None:
     session.run.changed.emit()
 
 
-@pytest.mark.parametrize("name", ["lora", "full", "stages", "broken"])
-def test_monitor(qtbot: QtBot, session: Session, runs: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["lora", "full", "stages", "failed"])
+def test_monitor(qtbot: QtBot, session: Session, real_runs: Path, name: str) -> None:
     """Every included chart is drawn, with its marks and with smoothing; the card has the result."""
     page = qtbot.show(MonitorPage(session), 1100, 760)
-    show_run(qtbot, session, runs / name)
+    show_run(qtbot, session, real_runs / name)
     page.grid.set_smoothing(0.6)
     for plot in page.grid.included_plots():
         page.grid.draw(plot)
         plot.set_log(True)
         assert plot.traces or plot.waiting.text(), plot.title
     titles = {plot.title for plot in page.grid.included_plots() if plot.traces}
-    if name == "broken":
+    if name == "failed":
         assert page.verdict.title.text() == "Failed before the first step" and not titles
         assert "Out of luck" in page.verdict.sentence.text()
         assert page.verdict.buttons[0].text() == "Start over", "a checkpoint of step 0 holds nothing learned"
@@ -98,14 +106,14 @@ def test_monitor(qtbot: QtBot, session: Session, runs: Path, name: str) -> None:
         assert {"Reward", "Loss", "Speed", "Memory"} <= titles
         assert ("Held-out reward" in titles) is (name == "lora")
         assert page.tiles["reward"].figure() != DASH
-    session.open_run(runs / "stages")
+    session.open_run(real_runs / "stages")
     assert not any(plot.traces for plot in page.grid.plots), "a chart not yet drawn again showed the run before"
 
 
-def test_completions(qtbot: QtBot, session: Session, runs: Path) -> None:
+def test_completions(qtbot: QtBot, session: Session, real_runs: Path) -> None:
     """Every filter and every colouring of tokens, over a step and over the whole run."""
     page = qtbot.show(CompletionsPage(session), 1100, 760)
-    show_run(qtbot, session, runs / "lora")
+    show_run(qtbot, session, real_runs / "lora")
     page.pick(1)
     for index, measure in enumerate(MEASURES, 1):
         page.pane.measure.setCurrentIndex(index)
@@ -122,24 +130,24 @@ def test_completions(qtbot: QtBot, session: Session, runs: Path) -> None:
     assert page.table.as_text(page.table.selected_rows()).count("\n") == len(rows)
 
 
-def test_runs(qtbot: QtBot, session: Session, runs: Path) -> None:
+def test_runs(qtbot: QtBot, session: Session, real_runs: Path) -> None:
     """Every setting and metric as a column, the details of each run, and the dialogs over it."""
     page = qtbot.show(RunsPage(session), 1240, 760)
-    qtbot.waitUntil(lambda: not page.runs.is_reading and len(page.model.rows) == 4)
+    qtbot.waitUntil(lambda: not page.runs.is_reading and len(page.model.rows) > 8)
     page.choose_columns()
     dialog = page.findChild(ColumnDialog)
     assert dialog is not None
     everything = [dialog.list.item(i).data(256) for i in range(dialog.list.count())]
     page.table.show_columns([(key, 0) for key in everything])
-    texts = page.table.as_text(list(range(4)))
+    texts = page.table.as_text(list(range(len(page.model.rows))))
     assert len(everything) > 150 and "nan" not in texts.lower() and texts.count("Failed") == 1
     for record in page.model.rows:
         page.table.choose(Path(record.summary.path))
         assert page.details.folder.text() == record.summary.name
         QApplication.processEvents()
         assert page.details.widget().minimumSizeHint().width() <= page.details.viewport().width(), "edges were cut"
-    clone = CloneDialog(RunFolder(runs / "lora"), "lora", VerbProcess)
-    export = ExportPanel(RunFolder(runs / "lora"), VerbProcess)
+    clone = CloneDialog(RunFolder(real_runs / "lora"), "lora", VerbProcess)
+    export = ExportPanel(RunFolder(real_runs / "lora"), VerbProcess)
     for each in (clone, export):
         qtbot.show(each)
     assert clone.step.count() == 2 and export.choices.weights.count() > 1
@@ -148,10 +156,10 @@ def test_runs(qtbot: QtBot, session: Session, runs: Path) -> None:
         assert export.command()[-1] == "--json"
 
 
-def test_comparison(qtbot: QtBot, session: Session, runs: Path) -> None:
+def test_comparison(qtbot: QtBot, session: Session, real_runs: Path) -> None:
     """Every metric gets a chart, those of the chart Other too, on every axis."""
     view = qtbot.show(CompareView(session), 1100, 760)
-    view.compare([read_record(RunFolder(path)) for path in sorted(runs.iterdir()) if path.is_dir()])
+    view.compare([read_record(RunFolder(real_runs / name)) for name in ("failed", "full", "lora", "stages")])
     qtbot.waitUntil(lambda: view.comparison is not None and not view.comparison.is_reading, timeout=60_000)
     view.refresh()
     assert view.grid is not None
@@ -165,3 +173,156 @@ def test_comparison(qtbot: QtBot, session: Session, runs: Path) -> None:
         view.part.choose(part)
     assert [row[1] for row in view.results.table[1:]] == ["Failed", "Finished", "Finished", "Finished"]
     view.close_runs()
+
+
+ACTIONS, FEW_ACTIONS = 2_000, 120
+TEXTS = ["", "0", "-1", "1e999", "abc", "lora", "reward >= 1", "ü🙂\u202e"]
+TEXTS += ["/", "~", "x" * 300, "0.5", "[1, 2]", "*", "("]
+KEYS = [Qt.Key.Key_Return, Qt.Key.Key_Escape, Qt.Key.Key_Tab, Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_Space]
+ENABLED = Qt.ItemFlag.ItemIsEnabled
+NEVER = ("quit", "close window", "&quit")
+
+
+def type_into(widget: Any, dice: random.Random) -> None:
+    widget.selectAll()
+    text = dice.choice(TEXTS)
+    if text.isascii():  # QTest types no other keys
+        QTest.keyClicks(widget, text)
+    else:
+        (widget.insert if isinstance(widget, QLineEdit) else widget.insertPlainText)(text)
+    if dice.random() < 0.5:
+        QTest.keyClick(widget, dice.choice(KEYS))
+
+
+def choose_row(view: QAbstractItemView, dice: random.Random) -> None:
+    model = view.model()
+    if model is None or (rows := model.rowCount(view.rootIndex())) < 1:
+        return
+    columns = 1 if isinstance(view, QListView) else model.columnCount(view.rootIndex())
+    index = model.index(dice.randrange(rows), dice.randrange(max(1, columns)))
+    view.scrollTo(index, QAbstractItemView.ScrollHint.EnsureVisible)
+    button = Qt.MouseButton.RightButton if dice.random() < 0.15 else Qt.MouseButton.LeftButton
+    click = QTest.mouseDClick if dice.random() < 0.2 else QTest.mouseClick
+    click(view.viewport(), button, pos=view.visualRect(index).center())
+
+
+def choose_item(box: QComboBox, dice: random.Random) -> None:
+    model, column, root = box.model(), box.modelColumn(), box.rootModelIndex()
+    if rows := [row for row in range(box.count()) if model.flags(model.index(row, column, root)) & ENABLED]:
+        box.setCurrentIndex(dice.choice(rows))
+        box.activated.emit(box.currentIndex())
+
+
+def press_tab(bar: QTabBar, dice: random.Random) -> None:
+    if bar.count():
+        QTest.mouseClick(bar, Qt.MouseButton.LeftButton, pos=bar.tabRect(dice.randrange(bar.count())).center())
+
+
+def click_somewhere(widget: QWidget, dice: random.Random) -> None:
+    place = QPoint(dice.randrange(max(1, widget.width())), dice.randrange(max(1, widget.height())))
+    QTest.mouseMove(widget, place)
+    QTest.mouseClick(widget, dice.choice([Qt.MouseButton.LeftButton, Qt.MouseButton.RightButton]), pos=place)
+
+
+DEEDS: list[tuple[type[QWidget], Callable[[Any, random.Random], None]]] = [
+    (QAbstractButton, lambda button, dice: QTest.mouseClick(button, Qt.MouseButton.LeftButton)),
+    (QComboBox, choose_item),
+    (QTabBar, press_tab),
+    (QAbstractItemView, choose_row),
+    (QLineEdit, type_into),
+    (QPlainTextEdit, type_into),
+    (QTextEdit, type_into),
+    (QAbstractSpinBox, lambda box, dice: box.stepBy(dice.choice([-100, -1, 1, 100]))),
+    (QAbstractSlider, lambda slider, dice: slider.setValue(dice.randint(slider.minimum(), slider.maximum()))),
+]
+
+
+def step(window: Window, dice: random.Random) -> str:
+    """One action on whatever is in front; returns what it was."""
+    popup = QApplication.activePopupWidget()
+    if isinstance(popup, QMenu):
+        actions = [action for action in popup.actions() if is_harmless(action)]
+        if actions and dice.random() < 0.6:
+            action = dice.choice(actions)
+            popup.close()
+            action.trigger()
+            return f"menu {action.text()}"
+        popup.close()
+        return "menu closed"
+    front = popup or QApplication.activeModalWidget() or window
+    if isinstance(front, QDialog) and dice.random() < 0.1:
+        front.reject()
+        return f"dialog {front.windowTitle()} closed"
+    if front is window and dice.random() < 0.1:
+        key = dice.choice(PAGES).key
+        window.show_page(key)
+        return f"page {key}"
+    if front is window and dice.random() < 0.05:
+        menus = window.menuBar().findChildren(QMenu)
+        actions = [action for menu in menus for action in menu.actions() if action.text() and is_harmless(action)]
+        action = dice.choice(actions)
+        action.trigger()
+        return f"action {action.text()}"
+    kind, deed = dice.choice(DEEDS) if dice.random() < 0.9 else (QWidget, click_somewhere)
+    widgets = [widget for widget in front.findChildren(kind) if widget.isVisible() and widget.isEnabled()]
+    if not widgets:
+        return "nothing"
+    widget = dice.choice(widgets)
+    described = f"{type(widget).__name__} {widget.accessibleName() or widget.objectName()}"[:80]
+    deed(widget, dice)
+    return described
+
+
+def is_harmless(action: QAction) -> bool:
+    return action.isEnabled() and action.isVisible() and action.text().replace("&", "").strip().lower() not in NEVER
+
+
+@pytest.fixture
+def tame(monkeypatch, tmp_path: Path) -> None:
+    """No process is started, no native dialog blocks, and nothing outside the runs folder is touched."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(QProcess, "setProgram", lambda *_: None)  # Qt calls its own startDetached all the same
+    monkeypatch.setattr(QProcess, "start", lambda *_: None)
+    monkeypatch.setattr(QFile, "moveToTrash", lambda *_: False)
+    monkeypatch.setattr(QDesktopServices, "openUrl", lambda *_: True)
+    for name in ("getOpenFileName", "getSaveFileName"):
+        monkeypatch.setattr(QFileDialog, name, lambda *_: ("", ""))
+    monkeypatch.setattr(QFileDialog, "getExistingDirectory", lambda *_: "")
+    monkeypatch.setattr(QInputDialog, "getText", lambda *_: ("", False))
+    monkeypatch.setattr(QMessageBox, "exec", lambda *_: int(QMessageBox.StandardButton.Cancel))
+    monkeypatch.setattr(QMessageBox, "warning", lambda *_: QMessageBox.StandardButton.Ok)
+    monkeypatch.setattr(QDialog, "exec", lambda *_: int(QDialog.DialogCode.Rejected))
+
+
+@pytest.mark.parametrize(
+    ("seed", "actions"),
+    [(5, FEW_ACTIONS), *(pytest.param(seed, ACTIONS, marks=pytest.mark.proof) for seed in range(5))],
+)
+@pytest.mark.usefixtures("tame")
+def test_a_random_walk(seed: int, actions: int, qapp: QApplication, real_runs: Path, tmp_path: Path, monkeypatch):
+    shutil.copytree(real_runs, tmp_path / "runs")
+    monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path / "runs"))
+    dice = random.Random(seed)
+    deeds, errors, problems = list[str](), list[str](), list[str]()
+    monkeypatch.setattr(sys, "excepthook", lambda *error: errors.append("".join(traceback.format_exception(*error))))
+    theme.apply(qapp, "light" if seed % 2 else "dark")
+    session = Session(Prefs(tmp_path / "prefs"))
+    window = Window(session)
+    session.service = SilentService(session)
+    session.restore()
+    window.resize(1280, 800)
+    window.show()
+    for _ in range(actions):
+        deeds.append(step(window, dice))
+        qapp.processEvents()
+        if not window.isVisible():
+            window.show()
+        if errors:
+            problems += [*deeds[-5:], *errors]
+            errors.clear()
+    for dialog in window.findChildren(QDialog):
+        dialog.reject()
+    window.close()
+    qapp.sendPostedEvents(None, QEvent.Type.DeferredDelete.value)
+    assert not problems + errors, "\n".join(problems + errors)
+    assert len(set(deeds)) > min(100, actions // 4)

@@ -106,9 +106,7 @@ def test_a_strangers_metrics_are_limited() -> None:
     for step in (1, 2):
         run_state.apply({"kind": "step", "step": step, "metrics": {f"m{i}": 0.5 for i in range(2 * MOST_METRICS)}})
     assert run_state.steps.names() == [f"m{i}" for i in range(MOST_METRICS)]
-    assert [note["sentence"] for note in run_state.notes] == [
-        "Step 1 has 1,000 metrics; the first 500 of the run are shown."
-    ]
+    assert [x["sentence"] for x in run_state.notes] == ["Step 1 has 1,000 metrics; the first 500 of the run are shown."]
 
 
 def test_a_repeated_step_replaces_itself_and_all_later_steps() -> None:

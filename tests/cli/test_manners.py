@@ -125,9 +125,7 @@ def test_tables_and_lines_of_rich_take_no_markup_and_no_commands() -> None:
     assert not {"\x07", "\x9b", "\u202e", "\x7f"} & set(written)
 
 
-def test_a_file_is_escaped_in_a_terminal_alone(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_escaped_in_a_terminal_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     tell_file(HOSTILE)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     tell_file(HOSTILE)

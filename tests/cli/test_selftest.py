@@ -64,9 +64,7 @@ def _rounded(*about: Any) -> dict[str, mx.array]:
         ("checkpoint", "differ"),
     ],
 )
-def test_a_broken_part_is_found(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bench: Workbench, name: str, words: str
-) -> None:
+def test_a_broken_part_is_found(monkeypatch, tmp_path: Path, bench: Workbench, name: str, words: str) -> None:
     if name == "demo model":
         bench = Workbench(tmp_path)  # the others go on with the model that was loaded
         raw = _cut_short(bench)

@@ -73,9 +73,7 @@ def test_change_tells_from_which_step_it_holds(training: tuple[RunFolder, Any]) 
     assert small_run.steps(RunFolder(run.path.parent / "next")) == list(range(1, step + 6))
 
 
-def test_each_of_several_changes_at_once_gets_its_own_answer(
-    training: tuple[RunFolder, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_of_several_changes_at_once_gets_its_own_answer(training: tuple[RunFolder, Any], monkeypatch) -> None:
     said: list[tuple[str, str]] = []
     monkeypatch.setattr(runs, "tell", lambda text: said.append((threading.current_thread().name, text)))
     rates = [f"{number}e-06" for number in range(1, 7)]

@@ -93,8 +93,7 @@ def test_prompts_that_leave_no_room_are_left_out_and_counted_never_truncated(tok
 
 
 @pytest.mark.parametrize(
-    "prompt",
-    ["", "  ", None, 3, [], ["hi"], [{"role": "user"}], [{"role": "user", "content": {}}], {}],
+    "prompt", ["", "  ", None, 3, [], ["hi"], [{"role": "user"}], [{"role": "user", "content": {}}], {}]
 )
 def test_a_cell_that_is_neither_text_nor_messages_names_its_row(tokenizer: Any, prompt: Any) -> None:
     rows = [ROWS[0], {"prompt": prompt, "answer": "x"}]
@@ -135,9 +134,7 @@ def test_other_parts_are_refused_by_their_place(tokenizer: Any, part: Any, says:
 def test_rows_with_images_are_refused(tokenizer: Any, column: str, cell: Any) -> None:
     without = ROWS[0] | {column: None}
     assert problems(tokenizer, [without, without | {column: []}])
-    with pytest.raises(
-        UserError, match=rf"^data: Row 2 of rows\.jsonl has an image in the column {column}; images are"
-    ):
+    with pytest.raises(UserError, match=rf"^data: Row 2 of rows\.jsonl has an image in the column {column}; images"):
         problems(tokenizer, [without, ROWS[0] | {column: cell}])
 
 

@@ -50,9 +50,7 @@ def until(done: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize(
-    "raw", [{}, {"system_prompt": "be brief"}, {"chat_template_kwargs": {"enable_thinking": True}}]
-)
+@pytest.mark.parametrize("raw", [{}, {"system_prompt": "brief"}, {"chat_template_kwargs": {"enable_thinking": True}}])
 def test_lazily_tokenised_problems_equal_eager_ones(tokenizer: Any, raw: dict[str, Any]) -> None:
     made = PromptFormat.of(settings(**raw))
     plain = [p for i, row in enumerate(ROWS) if (p := fitting_problem(i, row, tokenizer, made, "rows.jsonl"))]
@@ -100,9 +98,7 @@ def test_the_order_does_not_depend_on_which_rows_are_tokenised_already(tokenizer
     fresh = tokenized(tokenizer, ROWS)
     assert indices(PromptStream(fresh, 0, cursor).take(80)) == uninterrupted
     background_tokenizer = BackgroundTokenizer({"train": fresh})
-    assert indices(PromptStream(fresh, 0, cursor).take(80)) == uninterrupted, (
-        "and while rows are tokenised in the background"
-    )
+    assert indices(PromptStream(fresh, 0, cursor).take(80)) == uninterrupted, "and while rows are tokenised"
     until(lambda: not fresh.unmeasured())
     background_tokenizer.close()
     assert indices(PromptStream(fresh, 0, cursor).take(80)) == uninterrupted

@@ -24,12 +24,10 @@ def gsm8k(tmp_path: Path) -> Path:
 
 
 def test_a_pattern_and_a_template_make_the_columns_of_gsm8k(gsm8k: Path) -> None:
-    config = settings(
-        gsm8k, answer_pattern="#### (.*)", prompt_template="{question}\n\nThink, then answer {{like this}}."
-    )
+    config = settings(gsm8k, answer_pattern="#### (.*)", prompt_template="{question}\n\nAnswer {{like this}}.")
     (first, *_) = rows = read_splits(config).train
     assert [row["answer"] for row in rows] == ["0", "2", "4", "6"], "what the group matches, without the space after it"
-    assert first["prompt"] == "What is 0 plus 0?\n\nThink, then answer {like this}."
+    assert first["prompt"] == "What is 0 plus 0?\n\nAnswer {like this}."
     assert first["question"] == GSM8K[0]["question"]
 
 

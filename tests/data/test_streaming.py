@@ -22,11 +22,7 @@ from tests.data.test_rows import ROWS, mistake, settings, write
 from tests.support.random_models import tiny_tokenizer
 
 A, B, AB = {"prompt": "a"}, {"prompt": "b"}, [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": "2"}]
-QUOTED = [
-    {"prompt": "a\nb, c", "answer": "1"},
-    {"prompt": 'say "hi"', "answer": "2"},
-    {"prompt": "last", "answer": "3"},
-]
+QUOTED = [{"prompt": "a\nb, c", "answer": "1"}, {"prompt": 'say "hi"', "answer": "2"}, {"prompt": "end", "answer": "3"}]
 MORE_FIELDS = "The CSV in line 2 of {} is broken: it has more fields than the header has columns."
 TEXTS: dict[str, tuple[bytes, list[Row] | str]] = {
     "lines.jsonl": (b'{"prompt": "a"}\n{"prompt": "b"}\n', [A, B]),
@@ -43,7 +39,7 @@ TEXTS: dict[str, tuple[bytes, list[Row] | str]] = {
     "latin.jsonl": (b'{"prompt": "\xe9"}\n', "{} is not UTF-8 text."),
     "empty.jsonl": (b"", []),
     "plain.csv": (b"prompt,answer\na,1\nb,2\n", AB),
-    "quoted.csv": (b'prompt,answer\n"a\nb, c",1\r\n"say ""hi""",2\n\n\nlast,3', QUOTED),
+    "quoted.csv": (b'prompt,answer\n"a\nb, c",1\r\n"say ""hi""",2\n\n\nend,3', QUOTED),
     "short.csv": (b"prompt,answer\na\nb,2\n", [{"prompt": "a", "answer": None}, AB[1]]),
     "ragged.csv": (b"prompt,answer\na,1,2\n", MORE_FIELDS),
     "twice.csv": (b"prompt,prompt\na,1\n", "{} has two columns called prompt; rename one of them."),
@@ -113,9 +109,7 @@ def test_what_cannot_be_streamed_is_refused_by_name(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.json", ROWS)
     setting, sentence = mistake(read_splits, settings(path, streaming=True))
     assert setting == "streaming"
-    assert sentence.endswith(
-        "rows.json cannot be streamed: only .jsonl, .csv, .parquet files can; make it one of them."
-    )
+    assert sentence.endswith("json cannot be streamed: only .jsonl, .csv, .parquet files can; make it one of them.")
 
 
 def test_a_file_that_changes_under_a_run_is_noticed(tmp_path: Path) -> None:

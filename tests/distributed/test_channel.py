@@ -313,9 +313,7 @@ def test_a_proof_must_come_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
         assert hung_up[0] < ends - 0.5
 
 
-def frame(
-    header: bytes, arrays: bytes = b"", magic: bytes = messages.MAGIC, lengths: tuple[int, int] | None = None
-) -> bytes:
+def frame(header: bytes, arrays: bytes = b"", magic: bytes = messages.MAGIC, lengths: Any = None) -> bytes:
     return messages.PREFIX.pack(magic, *(lengths or (len(header), len(arrays)))) + header + arrays
 
 

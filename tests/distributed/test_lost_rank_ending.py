@@ -100,9 +100,7 @@ def test_the_last_finished_step_is_saved(raw: dict[str, Any], tmp_path: Path, af
     assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [2]
     assert trained(raw, run).kind == "finished"
     mine, theirs = weights(run), weights(whole)
-    assert all(mx.array_equal(mine[name], x) for name, x in theirs.items()), (
-        "as if nothing had happened, to the last bit"
-    )
+    assert all(mx.array_equal(mine[name], x) for name, x in theirs.items()), "as if nothing had happened, to the bit"
 
 
 def test_a_run_that_goes_on_without_a_machine_has_no_ending_and_is_saved(raw: dict[str, Any], tmp_path: Path) -> None:

@@ -161,11 +161,7 @@ def report_of(*others: MachineFacts, **about: Any) -> MachineReport:
         ({"memory": 128 << 30}, "info", "so this machine sets the limit"),
         ({"model": ""}, "warn", "will download it (1 GB) when the run starts. It can be copied from here (1 GB)."),
         ({"model": "d2"}, "refuse", "has other files of owner/name than this machine"),
-        (
-            {"model": "", "disk_free": 10**9},
-            "refuse",
-            "lacks the model and the room for it: 1 GB are free, 3 GB needed",
-        ),
+        ({"model": "", "disk_free": 10**9}, "refuse", "lacks the model and the room for it: 1 GB are free, 3 GB"),
         ({"has_reward_file": False}, "info", "has no reward file: its text is sent"),
     ],
 )

@@ -56,9 +56,7 @@ def test_a_core_that_another_process_uses_is_not_taken_again(monkeypatch: pytest
 
     def core_taken(cpu_seconds: Callable[[float], float]) -> int:
         began, before = time.perf_counter(), iter([0.0])
-        monkeypatch.setattr(
-            cpu, "_cpu_seconds", lambda _: next(before, None) or cpu_seconds(time.perf_counter() - began)
-        )
+        monkeypatch.setattr(cpu, "_cpu_seconds", lambda _: next(before, 0) or cpu_seconds(time.perf_counter() - began))
         with on_one_core():
             (core,) = os.sched_getaffinity(0)
             time.sleep(0.05)

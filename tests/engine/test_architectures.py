@@ -44,9 +44,7 @@ def test_a_type_does_what_the_record_says(arch: str, tmp_path: Path) -> None:
 
 def test_the_record_has_every_type_of_the_installed_mlx_lm() -> None:
     new, gone = set(model_types()) - set(RECORD), set(RECORD) - set(model_types())
-    assert not new | gone, (
-        f"mlx-lm {version('mlx-lm')} has {sorted(new)} and no {sorted(gone)}: run `make architectures`"
-    )
+    assert not new | gone, f"mlx-lm {version('mlx-lm')} has {sorted(new)}, no {sorted(gone)}: run `make architectures`"
 
 
 def test_every_type_works_or_is_refused() -> None:

@@ -66,9 +66,7 @@ def results(rule: Rule, arrays: list[mx.array], of_state: float = 1.0) -> dict[s
         mx.array(by * rng.normal(size=x.shape), mx.float32).astype(x.dtype) for x, by in ((out, 1), (state, of_state))
     ]
     (out, state), grads = mx.vjp(rule, arrays, weights)
-    named = {"out": out, "last state": state} | {
-        f"gradient of {n}": x for n, x in zip(NAMES[: len(grads)], grads, strict=True)
-    }
+    named = {"out": out, "last state": state} | {f"gradient of {n}": x for n, x in zip(NAMES, grads, strict=False)}
     return {name: np.array(x.astype(mx.float32), np.float64) for name, x in named.items()}
 
 

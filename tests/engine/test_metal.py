@@ -15,9 +15,7 @@ from backend.engine.device import has_metal
 from backend.engine.metal import HeadNorms, Heads, MetalKernel
 from tests.support import metal_shim
 
-needs_a_compiler = pytest.mark.skipif(
-    metal_shim.COMPILER is None, reason="there is no g++ to compile the kernels' bodies"
-)
+needs_a_compiler = pytest.mark.skipif(metal_shim.COMPILER is None, reason="no g++ compiles the kernels' bodies")
 needs_metal = pytest.mark.skipif(not has_metal(), reason="there is no Metal")
 
 DTYPES = [mx.float32, mx.bfloat16, mx.float16]

@@ -88,9 +88,7 @@ def everything_of_mlx_lm() -> dict[tuple[str, str], Any]:
     return attributes
 
 
-@pytest.mark.usefixtures(
-    "as_on_a_cpu"
-)  # nn.Embedding, which a GPU's gathers replace too, is mlx's: see test_gathers.py
+@pytest.mark.usefixtures("as_on_a_cpu")  # a GPU's gathers replace nn.Embedding, which is mlx's: see test_gathers.py
 def test_after_uninstall_mlx_lm_is_untouched(models: Path) -> None:
     """Models of several families are patched, some of them twice, and one during gradient checkpointing."""
     patches.uninstall()
@@ -124,9 +122,7 @@ def test_what_training_calls(models: Path, calls: Counter[str], arch: str) -> No
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-def test_patches_change_no_number(
-    models: Path, calls: Counter[str], arch: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_patches_change_no_number(models: Path, calls: Counter[str], arch: str, monkeypatch: pytest.MonkeyPatch):
     logps, grads = logps_and_gradients(model_of(models, arch))
     assert calls["blocked_attention"] and (calls["swiglu"] or arch == "gemma3_text")
     without_patches(monkeypatch)

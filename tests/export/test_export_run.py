@@ -127,9 +127,7 @@ def test_fused_models_have_trained_logits(trained_run: TrainedRun, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("train_type", "bits"), [("lora", 4), ("dora", 8)])
-def test_full_precision_of_a_quantised_base(
-    trained_run: TrainedRun, tmp_path: Path, train_type: str, bits: int
-) -> None:
+def test_full_precision_of_a_quantised_base(trained_run: TrainedRun, tmp_path: Path, train_type: str, bits: int):
     run, trained = trained_run(train_type=train_type, bits=bits)
     written = fuse_run(run)
     assert furthest(logits_of(written), trained) < 1e-4
@@ -151,9 +149,7 @@ def test_a_quantised_base_keeps_its_bits_and_untouched_codes(trained_run: Traine
     same = {name for name in before if name.endswith("weight") and mx.array_equal(before[name], after[name])}
     assert "model.embed_tokens.weight" in same and "model.layers.0.mlp.up_proj.weight" not in same
     assert report.verification.lost is not None and report.verification.lost > 0.01
-    assert any("of what training did" in sentence for sentence in report.sentences()) == (
-        report.verification.lost > 0.1
-    )
+    assert any("of what training did" in each for each in report.sentences()) == (report.verification.lost > 0.1)
 
 
 @pytest.mark.parametrize(
@@ -393,9 +389,7 @@ def test_a_crash_leaves_everything_as_it_was(
     assert listing(tmp_path) == before
 
 
-def test_a_folder_on_another_disk(
-    quick_run: RunFolder, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_on_another_disk(quick_run: RunFolder, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch):
     run = quick_run
     models = home / ".lmstudio" / "models"
     rename = Path.rename

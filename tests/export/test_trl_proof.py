@@ -62,9 +62,7 @@ def base(torch: Torch, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("rows") / "train.jsonl"
-    file.write_text(
-        "".join(json.dumps({"prompt": f"What is {n} + {n}?", "answer": str(2 * n)}) + "\n" for n in range(7))
-    )
+    file.write_text("".join(json.dumps({"prompt": f"{n} + {n} = ?", "answer": str(2 * n)}) + "\n" for n in range(7)))
     return file
 
 

@@ -337,9 +337,7 @@ HOSTILE_FILES = {
 
 
 @pytest.mark.parametrize("case", HOSTILE_FILES)
-def test_a_hostile_file_stays_out_of_the_cache(
-    hub: HubStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
-):
+def test_a_hostile_file_stays_out_of_the_cache(hub: HubStandIn, tmp_path: Path, monkeypatch, case: str):
     monkeypatch.setattr(hub_client, "MOST_BYTES", 2 << 20)
     monkeypatch.setattr(HubHandler, "_file", answering(**HOSTILE_FILES[case]))
     for ask in (

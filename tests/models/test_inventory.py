@@ -106,9 +106,7 @@ def test_models_are_listed_from_the_cache_lm_studio_folders_and_runs(home: Path,
         "run": (str(run / "fused"), "first"),
     }
     assert not any(entry.refusal or entry.remarks for entry in by_place.values())
-    assert (
-        by_place["folder"].precision == "fp32" and by_place["folder"].kind == "llama" and by_place["folder"].size > 20
-    )
+    assert (folder := by_place["folder"]).precision == "fp32" and folder.kind == "llama" and folder.size > 20
 
 
 def test_missing_parts_of_a_cached_model_are_noticed(home: Path):
@@ -143,9 +141,7 @@ def test_datasets_are_recognised_by_their_row_files(home: Path):
     (repo / "snapshots" / COMMIT / "data" / "train.parquet").write_bytes(b"x" * 50)
     (home / "rows.csv").write_text("a,b\n")
     (home / "empty").mkdir()
-    by_name = {
-        dataset.name: dataset for dataset in inventory.datasets([str(home / "rows.csv"), str(home / "empty"), "/gone"])
-    }
+    by_name = {each.name: each for each in inventory.datasets([str(home / "rows.csv"), str(home / "empty"), "/gone"])}
     assert {
         name: (dataset.id, dataset.kind, dataset.size) for name, dataset in by_name.items() if not dataset.refusal
     } == {"a/sums": ("a/sums", "parquet", 50), "rows.csv": (str(home / "rows.csv"), "csv", 4)}

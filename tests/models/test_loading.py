@@ -47,14 +47,17 @@ def refused(folder: Path) -> str:
     [
         ("config.json", {"model_file": "evil.py"}),
         ("config.json", {"auto_map": {"AutoConfig": "evil.Evil"}}),
-        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["evil.Evil", None]}, "tokenizer_class": "Evil"}),
-        ("tokenizer_config.json", {"auto_map": ["evil.Evil", None]}),
-        ("tokenizer_config.json", {"tool_parser_type": "..evil"}),
+        *(
+            ("tokenizer_config.json", values)
+            for values in (
+                {"auto_map": {"AutoTokenizer": ["evil.Evil", None]}, "tokenizer_class": "Evil"},
+                {"auto_map": ["evil.Evil", None]},
+                {"tool_parser_type": "..evil"},
+            )
+        ),
     ],
 )
-def test_foreign_code_never_runs(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, file: str, values: dict[str, Any]
-) -> None:
+def test_foreign_code_never_runs(folder: Path, monkeypatch: pytest.MonkeyPatch, file: str, values: dict[str, Any]):
     mark = folder.parent / "was-run"
     (folder / "evil.py").write_text(f"open({str(mark)!r}, 'w')\nclass Evil: pass\nModel = ModelArgs = Evil\n")
     change(folder / file, **values)

@@ -64,9 +64,7 @@ def test_only_adapters_train(models: Path, arch: str) -> None:
     assert names and all(name.endswith((".lora_a", ".lora_b")) for name in names)
     before = {name: np.array(x) for name, x in tree_flatten(policy.model.parameters())}
     update(policy)
-    moved = {
-        name for name, x in tree_flatten(policy.model.parameters()) if not np.array_equal(np.array(x), before[name])
-    }
+    moved = {key for key, x in tree_flatten(policy.model.parameters()) if not np.array_equal(np.array(x), before[key])}
     assert moved and moved <= set(names)
 
 

@@ -149,9 +149,7 @@ def test_heads_that_do_not_divide_are_refused_before_anything_is_read(tmp_path: 
     assert refusal(folder, 4).endswith("among 4 machines: its n_kv_heads of 2 does not divide by 4.")
 
 
-@pytest.mark.parametrize(
-    ("arch", "reason"), [("qwen3", ""), ("gpt2", "has no code that divides"), ("minimax", "norms across")]
-)
+@pytest.mark.parametrize(("arch", "reason"), [("qwen3", ""), ("gpt2", "has no code that"), ("minimax", "norms across")])
 def test_an_architecture_divides_or_is_refused(arch: str, reason: str) -> None:
     sentence = sharding_refusal({"model_type": arch})
     assert reason in sentence and bool(reason) == bool(sentence)

@@ -54,9 +54,7 @@ def test_only_the_named_layers_train(models: Path, tmp_path: Path, train_type: s
     learner = grpo_learner(policy, config, 2)
     for seed in (0, 1):
         learner.learn(pack(sampled_groups(policy.model, seed=seed), pad_id=0))
-    moved = {
-        name for name, x in tree_flatten(policy.model.parameters()) if not np.array_equal(np.array(x), before[name])
-    }
+    moved = {key for key, x in tree_flatten(policy.model.parameters()) if not np.array_equal(np.array(x), before[key])}
     assert moved == set(policy.trainable())
     save_adapters(policy, config, tmp_path)
     policy.model.eval()
@@ -177,10 +175,7 @@ def test_whole_modules_are_saved_fused_and_exported(folder: Path, tmp_path: Path
     trained = write_run(tmp_path / "run", folder, modules_to_save=["lm_head", "norm"], dropout=0.0)
     run = RunFolder(tmp_path / "run")
     about = json.loads((run.adapters / "adapter_config.json").read_text())
-    assert about["modules_to_save"] == ["model.norm", "lm_head"] or set(about["modules_to_save"]) == {
-        "model.norm",
-        "lm_head",
-    }
+    assert set(about["modules_to_save"]) == {"model.norm", "lm_head"}
     for format_ in ("full", "original", "peft", "adapter"):
         path = export_run(run, Export("folder", format_, tmp_path, format_)).path
         if format_ in ("full", "original"):

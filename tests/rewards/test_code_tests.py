@@ -128,63 +128,36 @@ def test_a_dataset_without_a_known_column_is_refused_before_the_run() -> None:
 
     assert not faults("code_tests", test_list=[]) and not faults("code_tests(column=mine)", mine="")
     (sentence,) = faults("code_tests", solution="")
-    assert sentence.startswith(
-        "reward_functions: code_tests finds no column tests with tests; rows.jsonl has the columns"
-    )
+    assert sentence.startswith("reward_functions: code_tests finds no column tests with tests; rows.jsonl has the c")
     assert faults("code_tests(column=mine)", tests="") and len(sentence) <= 220
 
 
 FORGED = b'[0]\\n[1]\\n[0, 0, {"value": true}]\\n[1, 1, {"value": true}]\\n[0, 0, {"truth": true}]\\n'
 HOSTILE = {
     "loops": "while True: pass",
-    "sleeps": "import time\ntime.sleep(99)",
     "hogs memory": "x = []\nwhile True: x.append(b'x' * 10**7)",
     "prints without end": "while True: print('x' * 10**4)",
     "forks": "import os\nos.fork()\n" + ADD,
     "starts programs": "import subprocess\nsubprocess.run(['true'])\n" + ADD,
     "exits as if all were well": "import os\nprint('3')\nos._exit(0)",
-    "exits in a test": "import os\ndef add(a, b): os._exit(0)",
     "reads a file": "def add(a, b): return len(open('{secret}').read()) and a + b",
     "writes a file": "def add(a, b):\n    open('{secret}', 'w')\n    return a + b",
     "lists a folder": "import os\ndef add(a, b): return bool(os.listdir('{home}')) and a + b",
     "reaches a network": "import socket as s\ns.socket(s.AF_INET, s.SOCK_DGRAM).sendto(b'', ('127.0.0.1', 9))\n" + ADD,
     "signals its parent": "import os\nos.kill(os.getppid(), 9)\n" + ADD,
-    "signals by thread": "import os, ctypes\np = os.getppid()\n"
-    "if ctypes.CDLL(None).syscall(234, p, p, 9): raise OSError\n" + ADD,
     "forges a report": f"import os\nfor file in range(64):\n    try: os.write(file, b'{FORGED.decode()}')\n"
     "    except OSError: pass\nos._exit(0)",
     "equals everything": "class A:\n    __eq__ = lambda a, b: True\ndef add(a, b): return A()",
-    "is an int that equals everything": "class A(int):\n    __eq__ = lambda a, b: True\n    __hash__ = None\n"
-    "def add(a, b): return A(9)",
     "patches the observer": "import builtins, json\njson.dumps = lambda *a, **k: '[0, 0, {\"value\": 9}]'\n"
     "builtins.isinstance = lambda *a: True\ndef add(a, b): return 9",
-    "raises in every test": "def add(a, b): raise SystemExit(0)",
     "exits before the tests": "raise SystemExit(0)",
-    "prints a verdict": "print('[0]\\n[1]\\n2 passed')\ndef add(a, b): return 9",
-    "patches the comparison": "import operator\noperator.eq = lambda a, b: True\ndef add(a, b): return 9",
     "looks for the expected values": "import gc\n"
     "found = [o.value for o in gc.get_objects() if type(o).__name__ == 'ExpectedValue']\n"
     "def add(a, b): return found[b // 4]",
-    "imports our comparison": "import backend.rewards.program_tests\n" + ADD,
-    "looks for the code of another": "import gc, sys\nframe, seen = sys._getframe(), gc.get_objects()\n"
-    "while frame: seen += [frame.f_locals, frame.f_globals, sys.argv, sys.orig_argv]; frame = frame.f_back\n"
-    "found = any('HON'.replace('N', 'NEST') in str(o) for o in seen if type(o) in (dict, list, tuple))\n"
-    "def add(a, b): return found and a + b",
     "looks for an open file": "import os\nfound = 0\nfor file in range(4, 4096):\n"
     "    try: os.fstat(file); found = 1\n    except OSError: pass\ndef add(a, b): return found and a + b",
-    "looks into folders": "import os\nfound = 0\nfor path in ('..', '../..', '/', '/tmp', '/dev/shm', '/proc'):\n"
-    "    try: found += len(os.listdir(path))\n    except OSError: pass\ndef add(a, b): return found and a + b",
-    "reads its memory as a file": "open('/proc/self/mem', 'rb')\n" + ADD,
     "looks for tokens": "import os\ndef add(a, b): return 'precious' in str(os.environ) and a + b",
-    "looks for tokens in C": "import ctypes\n"
-    "all = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), 'environ')\nnumber = found = 0\n"
-    "while all[number]: found |= b'precious' in all[number]; number += 1\ndef add(a, b): return found and a + b",
-    "makes raw sockets": "import socket as s\ns.socketpair(s.AF_UNIX, s.SOCK_RAW)\n" + ADD,
-    "shares memory": "import mmap\nmmap.mmap(-1, 8 << 30)\n" + ADD,
-    "writes shared memory": "open('/dev/shm/grpo', 'w')\n" + ADD,
-    "raises its limits": "import resource as r\nr.setrlimit(r.RLIMIT_CPU, (99, 99))\n" + ADD,
     "becomes a shell": "import os\ndef add(a, b): os.execv('/bin/sh', ['sh', '-c', 'echo [0] >&3'])",
-    "survives its exit": "import os\nos._exit = lambda code: None\nraise SystemExit(0)",
     "replaces the observer later": "import sys, threading\ndef later():\n"
     "    while True: vars(sys.modules['solution'])['__observe__'] = lambda number, value: None\n"
     "threading.Thread(target=later, daemon=True).start()\ndef add(a, b): return 9",
@@ -192,6 +165,31 @@ HOSTILE = {
     "os.write(3, b'[0, 0, {\"value\": 1' + b'0' * 99999 + b'}]')",
 }
 MORE = {
+    "sleeps": "import time\ntime.sleep(99)",
+    "exits in a test": "import os\ndef add(a, b): os._exit(0)",
+    "signals by thread": "import os, ctypes\np = os.getppid()\n"
+    "if ctypes.CDLL(None).syscall(234, p, p, 9): raise OSError\n" + ADD,
+    "is an int that equals everything": "class A(int):\n    __eq__ = lambda a, b: True\n    __hash__ = None\n"
+    "def add(a, b): return A(9)",
+    "raises in every test": "def add(a, b): raise SystemExit(0)",
+    "prints a verdict": "print('[0]\\n[1]\\n2 passed')\ndef add(a, b): return 9",
+    "patches the comparison": "import operator\noperator.eq = lambda a, b: True\ndef add(a, b): return 9",
+    "imports our comparison": "import backend.rewards.program_tests\n" + ADD,
+    "looks for the code of another": "import gc, sys\nframe, seen = sys._getframe(), gc.get_objects()\n"
+    "while frame: seen += [frame.f_locals, frame.f_globals, sys.argv, sys.orig_argv]; frame = frame.f_back\n"
+    "found = any('HON'.replace('N', 'NEST') in str(o) for o in seen if type(o) in (dict, list, tuple))\n"
+    "def add(a, b): return found and a + b",
+    "looks into folders": "import os\nfound = 0\nfor path in ('..', '../..', '/', '/tmp', '/dev/shm', '/proc'):\n"
+    "    try: found += len(os.listdir(path))\n    except OSError: pass\ndef add(a, b): return found and a + b",
+    "reads its memory as a file": "open('/proc/self/mem', 'rb')\n" + ADD,
+    "looks for tokens in C": "import ctypes\n"
+    "all = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), 'environ')\nnumber = found = 0\n"
+    "while all[number]: found |= b'precious' in all[number]; number += 1\ndef add(a, b): return found and a + b",
+    "makes raw sockets": "import socket as s\ns.socketpair(s.AF_UNIX, s.SOCK_RAW)\n" + ADD,
+    "shares memory": "import mmap\nmmap.mmap(-1, 8 << 30)\n" + ADD,
+    "writes shared memory": "open('/dev/shm/grpo', 'w')\n" + ADD,
+    "raises its limits": "import resource as r\nr.setrlimit(r.RLIMIT_CPU, (99, 99))\n" + ADD,
+    "survives its exit": "import os\nos._exit = lambda code: None\nraise SystemExit(0)",
     "blocks every signal": "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\nwhile True: pass",
     "leaves threads": "import threading, time\n"
     "for _ in range(99): threading.Thread(target=time.sleep, args=(9,)).start()",

@@ -39,100 +39,86 @@ EVERY_FILE = "for fd in range(3, 64):\n    try: {}\n    except OSError: pass\n"
 # Body of the function, pattern of the message. RUN is the folder of a run, TRAINER the pid of this process.
 HOSTILE: dict[str, tuple[str, str]] = {
     "hangs in C with the interpreter's lock": ("ctypes.PyDLL(None).sleep(99)", RUNNING),
-    "hangs in a regular expression": ("import re; re.fullmatch('(a+)+b', 'a' * 64)", RUNNING),
     "exits": ("sys.exit(0)", "SystemExit"),
     "ends its process": ("os._exit(0)", r"ended the process it ran in \(exit code 0\)"),
     "crashes": ("ctypes.string_at(0)", r"signal 11, segmentation fault"),
-    "kills itself": ("os.kill(os.getpid(), 9)", "signal 9, killed"),
     "recurses": ("def again(): again()\nagain()", "RecursionError"),
     "takes all of memory": ("bytearray(1 << 50)", "MemoryError"),
     "raises what has no text": ("class Odd(Exception):\n    def __str__(self): raise ValueError\nraise Odd", "Odd"),
-    "raises 10 MB": ("raise ValueError('long\\n' * 2_000_000)", "ValueError: long"),
-    "returns a huge number": ("return [10 ** 400 for _ in completions]", "not a finite number"),
-    "returns text": ("return ['1' for _ in completions]", r"\(str\) as a score, which is not a number"),
     "closes all descriptors": ("os.closerange(0, 4096)", PIPE),
     "writes into every descriptor": (EVERY_FILE.format("os.write(fd, b'{\"scores\": [[1, 1]]}')"), PIPE),
-    "truncates every descriptor": (EVERY_FILE.format("os.ftruncate(fd, 0)"), SCORED),
-    "prints 100 MB": ("for _ in range(100): os.write(1, b'y' * 1_000_000)", f"^$|{RUNNING}"),
     "reads its input": ("input()", "EOFError"),
-    "breaks json": ("json.dumps = json.loads = None; json.JSONEncoder.encode = lambda *a: 'x'", SCORED),
     "breaks builtins": (
         "import builtins\nfor name in ('len', 'isinstance', 'zip', 'list', 'type', 'str'): setattr(builtins, name, "
         "None)",
         SPOILED,
     ),
     "sleeps at exit": ("atexit.register(time.sleep, 99)", SCORED),
+    "leaves a daemon": (
+        "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        os.closerange(0, 99); time.sleep(99)\n"
+        "    os._exit(0)\nos.wait()",
+        SCORED,
+    ),
+    "deletes the event log": ("os.remove(f'{RUN}/events.jsonl')", "PermissionError"),
+    "connects": ("socket.create_connection(('127.0.0.1', 9), 1)", r"PermissionError.*\(reward_network is off\)"),
+    "locks another run": ("fcntl.flock(os.open(f'{RUN}/run.lock', os.O_RDONLY), fcntl.LOCK_SH)", "OSError"),
+    "writes 3 GB": ("open('large', 'wb').truncate(3 << 30)", "OSError.*too large"),
+    "looks for tokens": ("assert 'HF_TOKEN' not in os.environ, 'a token'", SCORED),
+    "logs 25 MB": ("log_extra('x', ['y' * 12_500_000] * 2)", "ValueError: log_extra takes 4 MB in a step"),
+    "raises what causes itself": ("error = ValueError('loop'); error.__cause__ = error; raise error", "Error: loop"),
+    "raises terminal commands": ("raise ValueError('\\x1b[2J\\x07')", r"ValueError: \\x1b"),
+    "returns deep lists": (
+        "deep = []\nfor _ in range(100_000): deep = [deep]\nreturn [deep, deep]",
+        "as a score, which is not a number",
+    ),
+    "stops the event loop": (
+        "async def go():\n    asyncio.get_running_loop().stop()\n    await asyncio.sleep(9)\nreturn go()",
+        "RuntimeError",
+    ),
+}
+MORE = {
+    "kills itself": ("os.kill(os.getpid(), 9)", "signal 9, killed"),
+    "raises 10 MB": ("raise ValueError('long\\n' * 2_000_000)", "ValueError: long"),
+    "returns a huge number": ("return [10 ** 400 for _ in completions]", "not a finite number"),
+    "returns text": ("return ['1' for _ in completions]", r"\(str\) as a score, which is not a number"),
+    "truncates every descriptor": (EVERY_FILE.format("os.ftruncate(fd, 0)"), SCORED),
+    "prints 100 MB": ("for _ in range(100): os.write(1, b'y' * 1_000_000)", f"^$|{RUNNING}"),
+    "breaks json": ("json.dumps = json.loads = None; json.JSONEncoder.encode = lambda *a: 'x'", SCORED),
     "leaves threads": ("for _ in range(8): threading.Thread(target=time.sleep, args=(99,)).start()", SCORED),
     "forks": ("os.fork()", SCORED),
     "leaves a pool": (
         "import multiprocessing as m; m.get_context('fork').Pool(2).apply_async(time.sleep, (99,))",
         SCORED,
     ),
-    "leaves a daemon": (
-        "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        os.closerange(0, 99); time.sleep(99)\n"
-        "    os._exit(0)\nos.wait()",
-        SCORED,
-    ),
-    "leaves a daemon and dies": (
-        "subprocess.Popen(['sleep', '99'], start_new_session=True); os._exit(0)",
-        "exit code 0",
-    ),
+    "leaves a daemon and dies": ("subprocess.Popen(['sleep', '99'], start_new_session=True); os._exit(0)", "code 0"),
     "nests 2,000 folders": ("for _ in range(2000): os.mkdir('d'); os.chdir('d')", SCORED),
-    "deletes the event log": ("os.remove(f'{RUN}/events.jsonl')", "PermissionError"),
-    "deletes a checkpoint": ("import shutil; shutil.rmtree(f'{RUN}/checkpoints')", "PermissionError"),
-    "changes permissions": ("os.chmod(RUN, 0)", "PermissionError"),
-    "connects": ("socket.create_connection(('127.0.0.1', 9), 1)", r"PermissionError.*\(reward_network is off\)"),
     "makes datagram sockets": ("socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)", "PermissionError"),
     "makes raw sockets": ("socket.socketpair(socket.AF_UNIX, socket.SOCK_RAW)", "PermissionError"),
-    "locks another run": ("fcntl.flock(os.open(f'{RUN}/run.lock', os.O_RDONLY), fcntl.LOCK_SH)", "OSError"),
     "leases another run's file": (
         "fcntl.fcntl(os.open(f'{RUN}/run.lock', os.O_RDONLY), fcntl.F_SETLEASE, fcntl.F_RDLCK)",
         "PermissionError",
     ),
     "makes a session": ("os.setsid()", "PermissionError"),
-    "writes 3 GB": ("open('large', 'wb').truncate(3 << 30)", "OSError.*too large"),
-    "looks for tokens": ("assert 'HF_TOKEN' not in os.environ, 'a token'", SCORED),
-    "kills the trainer": ("os.kill(TRAINER, signal.SIGKILL)", "PermissionError"),
     "logs a name of two lines": ("log_extra('a\\nb', [1, 2])", "ValueError: .*a name on one line"),
-    "logs 25 MB": ("log_extra('x', ['y' * 12_500_000] * 2)", "ValueError: log_extra takes 4 MB in a step"),
     "logs 10,000 metrics": ("for n in range(10_000): log_metric(f'm{n}', n)", "ValueError: log_metric takes 200 names"),
     "logs a number of 5,000 digits": ("log_extra('x', [10 ** 5000, 1])", "ValueError"),
     "logs a list in itself": ("loop = []; loop.append(loop); log_extra('x', loop)", "RecursionError"),
     "raises KeyboardInterrupt": ("raise KeyboardInterrupt", "KeyboardInterrupt"),
     "raises a BaseException": ("raise BaseException('odd')", "BaseException: odd"),
-    "raises what causes itself": (
-        "error = ValueError('loop'); error.__cause__ = error; raise error",
-        "ValueError: loop",
-    ),
     "raises nested groups": (
         "error = ValueError()\nfor _ in range(5000): error = ExceptionGroup('g', [error])\nraise error",
         "ExceptionGroup: g",
     ),
-    "raises terminal commands": ("raise ValueError('\\x1b[2J\\x07')", r"ValueError: \\x1b"),
-    "returns too few": ("return [1.0]", "1 scores for 2 completions"),
-    "returns nothing": ("return None", "None where a list of 2 scores"),
     "returns NaN": ("return [float('nan')] * 2", "nan as a score, which is not a finite number"),
-    "returns a mapping": ("return {0: 1.0, 1: 1.0}", "dict where a list of 2 scores"),
-    "returns deep lists": (
-        "deep = []\nfor _ in range(100_000): deep = [deep]\nreturn [deep, deep]",
-        "as a score, which is not a number",
-    ),
     "returns numbers that exit": (
         "class Odd:\n    def __float__(self): raise SystemExit\nreturn [Odd(), Odd()]",
         "SystemExit",
-    ),
-    "stops the event loop": (
-        "async def go():\n    asyncio.get_running_loop().stop()\n    await asyncio.sleep(9)\nreturn go()",
-        "RuntimeError",
     ),
     "cancels every task": (
         "async def go():\n    for task in asyncio.all_tasks(): task.cancel()\n    await asyncio.sleep(9)\nreturn go()",
         "Error",
     ),
-}
-SLOW = {
     "stops itself": ("os.kill(os.getpid(), signal.SIGSTOP)", RUNNING),
-    "blocks every signal": ("signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64)); time.sleep(99)", RUNNING),
     "hangs in the garbage collector": (
         "import gc; gc.callbacks.append(lambda *a: time.sleep(99)); gc.set_threshold(1)",
         RUNNING,
@@ -140,10 +126,7 @@ SLOW = {
     "hangs in a trace": ("sys.settrace(lambda *a: time.sleep(99)); (lambda: 0)()", RUNNING),
     "hangs as a number": ("class A:\n    def __float__(self): time.sleep(99)\nreturn [A(), A()]", RUNNING),
     "returns without end": ("import itertools; return itertools.repeat(1.0)", RUNNING),
-    "hangs after a mark of its own": (
-        EVERY_FILE.format("os.write(fd, b'\\x1e[-1, true]\\n')") + "time.sleep(99)",
-        PIPE,
-    ),
+    "hangs after its own mark": (EVERY_FILE.format("os.write(fd, b'\\x1e[-1, true]\\n')") + "time.sleep(99)", PIPE),
     "hangs after a mark of ours": (
         "import gc; [c._mark(-1) for c in gc.get_objects() if type(c).__name__ == 'Caller']; time.sleep(99)",
         "gave no answer for 10 s and more",
@@ -263,26 +246,18 @@ def left_behind() -> list[str]:
     return found
 
 
-AT_IMPORT = ("hangs in C with the interpreter's lock", "exits", "ends its process")
-
-
 @pytest.mark.parametrize(
     ("name", "at_import"),
     [
         *((name, False) for name in HOSTILE),
-        *((name, True) for name in AT_IMPORT),
-        *(pytest.param(name, False, marks=pytest.mark.proof) for name in SLOW),
+        *((name, True) for name in ("exits", "ends its process")),
+        *(pytest.param(name, False, marks=pytest.mark.proof) for name in MORE),
     ],
 )
 def test_hostile_function_gets_one_message(
-    name: str,
-    at_import: bool,
-    worker: RewardWorker,
-    victim: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    name: str, at_import: bool, worker: RewardWorker, victim: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    body, pattern = (HOSTILE | SLOW)[name]
+    body, pattern = (HOSTILE | MORE)[name]
     head = HEAD.format(run=str(victim), trainer=os.getpid())
     returns = "return [1.0 for _ in completions]"
     file, sound = tmp_path / "mine.py", tmp_path / "sound.py"
@@ -297,7 +272,7 @@ def test_hostile_function_gets_one_message(
     assert re.search(pattern, message), message
     if message:
         assert message.isprintable() and message.endswith(".") and len(message) <= 200 and "mine.py" in message
-    if name in SLOW or not message or not any(word in message for word in ENDS_CLEAN):
+    if name in MORE or not message or not any(word in message for word in ENDS_CLEAN):
         worker.stop(1.0)
         assert not left_behind()
         assert not list(Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}{os.getpid()}-*"))
@@ -307,9 +282,9 @@ def test_hostile_function_gets_one_message(
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("name", HOSTILE | SLOW)
+@pytest.mark.parametrize("name", HOSTILE | MORE)
 def test_a_run_with_it_is_saved_and_the_next_is_normal(name: str, victim: Path, tmp_path: Path) -> None:
-    body, pattern = (HOSTILE | SLOW)[name]
+    body, pattern = (HOSTILE | MORE)[name]
     file = tmp_path / "mine.py"
     head = HEAD.format(run=str(victim), trainer=os.getpid()) + FUNCTION.replace("**rest", "trainer_state=None, **rest")
     returns = "return [1.0 for _ in completions]"
@@ -320,13 +295,9 @@ def test_a_run_with_it_is_saved_and_the_next_is_normal(name: str, victim: Path, 
     raw = small_run.settings_for(tmp_path, **about)
     run = RunFolder(tmp_path / "runs" / "first")
     ending = small_run.train_here(raw, run)
-    is_finished = ending.kind == "finished"
-    assert (ending.exit_code, bool(re.search(pattern, "" if is_finished else ending.sentence))) == (
-        0 if is_finished else 2,
-        True,
-    ), ending.sentence
-    last = ["finished" if is_finished else "failed"]
-    assert [event["kind"] for event in read_events(run.events)][-1:] == last
+    code, message = (0, "") if ending.kind == "finished" else (2, ending.sentence)
+    assert ending.exit_code == code and re.search(pattern, message), ending.sentence
+    assert [*read_events(run.events)][-1]["kind"] == ("failed" if code else "finished")
     assert (run.path / "checkpoints" / "000001" / "state.json").is_file()
     file.write_text(f"{head}    {returns}\n")
     assert small_run.train_here(raw, RunFolder(tmp_path / "runs" / "next")).kind == "finished"

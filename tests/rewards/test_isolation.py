@@ -101,9 +101,7 @@ def test_scores_logs_and_rewards_are_those_of_the_trainers_own_process(scorer, t
         20.0,
         STATE,
     )
-    assert there == [
-        completion.scores | {"reward": completion.reward} for group in groups for completion in group.completions
-    ]
+    assert there == [each.scores | {"reward": each.reward} for group in groups for each in group.completions]
     assert reports[1].columns == here.columns == {"length": [1, 3, 2]} and reports[1].metrics == here.metrics == {
         "steps": 3.0
     }
@@ -187,9 +185,7 @@ async def served(completions):
 """
 
 
-def test_a_task_kept_for_the_next_step_ends_quietly(
-    scorer, process: RewardWorker, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_task_kept_for_the_next_step_ends_quietly(scorer, process: RewardWorker, capsys: pytest.CaptureFixture[str]):
     """Python said of its task that it was destroyed, with a traceback, at the end of every run."""
     mine = scorer(SERVED, "served")
     for _ in range(2):
@@ -238,9 +234,7 @@ def test_abandoned_working_folders_are_deleted(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     gone = subprocess.Popen(["true"])
     gone.wait()
-    abandoned, held, other = (
-        tmp_path / f"{FOLDER_PREFIX}{end}" for end in (f"{gone.pid}-a", f"{gone.pid}-b", "my-own")
-    )
+    abandoned, held, other = (tmp_path / f"{FOLDER_PREFIX}{end}" for end in (f"{gone.pid}-a", f"{gone.pid}-b", "own"))
     for folder in (abandoned, held, other):
         (folder / "home").mkdir(parents=True)
     (tmp_path / f"{FOLDER_PREFIX}{gone.pid}-link").symlink_to(other)

@@ -160,10 +160,7 @@ ARGUMENT_MISTAKES = [
     ("keyword(word=so, case=1)", ["case of keyword must be true or false, not 1."]),
     ("length_target(target=true)", ["target of length_target must be a whole number, not True."]),
     ("length_target(target=2.5)", ["target of length_target must be a whole number, not 2.5."]),
-    (
-        "soft_overlong_punishment(cache=x)",
-        ["cache of soft_overlong_punishment_reward must be a whole number or none, "],
-    ),
+    ("soft_overlong_punishment(cache=x)", ["cache of soft_overlong_punishment_reward must be a whole number or none"]),
     ("keyword(word=a), keyword(word=b)", ["keyword is listed 2 times; give each a name of its own, as in keyword("]),
     ("keyword(word=a), keyword(word=b, name=r1_int), mine(x=1)", ["There is no reward function mine; the known ones"]),
     ("keyword(", ["The reward function keyword( cannot be read: what stands in its brackets"]),

@@ -70,9 +70,7 @@ def sentence_of(path: Path) -> str:
 
 
 def run(path: Path, *names: str, kind: str | None = None) -> list[dict[str, float | None]]:
-    group = Group(
-        Problem(0, "p", [], [], "4", kind), [Completion([1], [0.0], text, "eos") for text in ("4", '{"a": 1}')]
-    )
+    group = Group(Problem(0, "p", [], [], "4", kind), [Completion([1], [0.0], each, "eos") for each in ("4", "{}")])
     score([group], resolve(list(names), path), [1.0] * len(names), 5.0)
     return [completion.scores for completion in group.completions]
 

@@ -64,9 +64,7 @@ def test_adaptive_weights_stay_within_bounds_and_keep_their_sign() -> None:
 
 def test_success_is_a_score_above_the_middle_of_the_range_so_far() -> None:
     schedule = adaptive([1, 1, 1, 1], ["hit", "penalty", "mixed", "mute"], every=1)
-    step = graded(
-        hit=[2.0, 0.0, 1.0, None], penalty=[0.0, -0.1, -0.6, -1.0], mixed=[-1.0, 1.0, 0.0, 0.5], mute=[None] * 4
-    )
+    step = graded(hit=[2.0, 0.0, 1.0, None], penalty=[0, -0.1, -0.6, -1], mixed=[-1.0, 1.0, 0.0, 0.5], mute=[None] * 4)
     assert schedule.observe_scores(1, step) == {"hit": pytest.approx(1 / 3), "penalty": 0.5, "mixed": 0.5}
     # the range is that of the whole run: a step of equal scores is compared with earlier ones
     again = graded(hit=[0.0, 0.0], penalty=[0.0, 0.0], mixed=[1.0, 1.0], mute=[0.0, 0.0])

@@ -53,12 +53,9 @@ def test_final_answer_finds_tag_box_mark_or_last_text(text: str, part: str, fina
 @pytest.mark.parametrize(
     ("answer", "text", "right"),
     [
-        ("72", "I count. The answer is 72.", True),
-        ("72", "\\boxed{72}", True),
-        ("72", "<think>71</think><answer>72</answer>", True),
+        *(("72", text, True) for text in ("So it is 72.", "\\boxed{72}", "<think>71</think><answer>72</answer>")),
         ("Two times 36.\n#### 72", "so\n#### 72\n", True),
-        ("72", "#### 71", False),
-        ("72", "", False),
+        *(("72", text, False) for text in ("#### 71", "")),
         ("1,234", "1234", True),
         ("1234", "#### 1,234.00", True),
         ("-3", "−3", True),
@@ -165,19 +162,8 @@ def test_a_child_that_died_is_replaced_and_the_comparison_repeated(tmp_path: Pat
         ("1,234 + 1", 1235),
         ("007 + 1.007", Fraction(8007, 1000)),
         ("$5.", 5),
-        ("", None),
-        ("4**0.5", None),
-        ("1/0", None),
-        ("3(4)", None),
-        ("x", None),
-        ("1j", None),
-        ("1e999", None),
-        ("1,23", None),
-        ("__import__('os').getpid()", None),
-        ("9**9**9", None),
-        ("(1/3)**5000", None),
-        ("9" * 5000, None),
-        ("(" * 240 + "1" + ")" * 240, None),
+        *((text, None) for text in ("", "4**0.5", "1/0", "3(4)", "x", "1j", "1e999", "1,23", "9**9**9", "(1/3)**5000")),
+        *((text, None) for text in ("__import__('os').getpid()", "9" * 5000, "(" * 240 + "1" + ")" * 240)),
         ("10**300*10**300*10**300*10**300*10**300", None),
     ],
 )
@@ -195,13 +181,8 @@ def test_arithmetic_never_fails_and_never_hangs(text: str) -> None:
 
 
 def test_math_eval_scores_the_value_of_the_expression() -> None:
-    assert scores_of("math_eval", ["<think>?</think><answer>(1+3)*6</answer>", "24", "25", "", "many"], "24") == [
-        1,
-        1,
-        0,
-        0,
-        0,
-    ]
+    texts = ["<think>?</think><answer>(1+3)*6</answer>", "24", "25", "", "many"]
+    assert scores_of("math_eval", texts, "24") == [1, 1, 0, 0, 0]
     assert scores_of("math_eval", ["0.333", "0.3333333"], "1/3") == [0, 1]
     assert scores_of("math_eval(tolerance=0.01)", ["0.333", "0.3", "1/3"], "1/3") == [1, 0, 1]
     assert scores_of("math_eval(tolerance=0)", ["0.3333333", "2/6"], "1/3") == [0, 1]
@@ -215,25 +196,20 @@ def test_math_eval_scores_the_value_of_the_expression() -> None:
     [
         ("B", "B", True),
         ("b", "(B)", True),
-        ("C", "B", False),
+        *((text, "B", False) for text in ("C", "BC", "<answer>Paris (B)</answer>", "")),
         ("<answer>(B)</answer>", "B) Paris", True),
-        ("<answer>B: A city</answer>", "B", True),
-        ("\\boxed{\\text{B}}", "B", True),
-        ("**B**", "B", True),
+        *((text, "B", True) for text in ("<answer>B: A city</answer>", "\\boxed{\\text{B}}", "**B**")),
         ("A is wrong, and C too. The answer is B because C is not.", "B", True),
         ("Answer: A? No. Answer: **B**", "B", True),
         ("It is Paris.\nB", "B", True),
         ("<answer>A city</answer>", "A", False),  # an article
         ("A city", "A", False),
-        ("BC", "B", False),
-        ("<answer>Paris (B)</answer>", "B", False),
         ("A and C", "C, A", True),
         ("A, B, and D", "A, B, D", True),
         ("A and C", "A", False),
         ("A and C are wrong", "A, C", False),
         ("answer: B\n" + "." * 490, "B", True),
         ("answer: B\n" + "." * 491, "B", False),  # of a huge text the last 500 characters are read
-        ("", "B", False),
     ],
 )
 def test_multiple_choice_compares_sets_of_options(text: str, answer: str, right: bool) -> None:
@@ -242,13 +218,8 @@ def test_multiple_choice_compares_sets_of_options(text: str, answer: str, right:
 
 def test_partial_multiple_choice_scores_the_overlap() -> None:
     assert scores_of("multiple_choice", ["A", "A, C", "A, B"], "A, C") == [0, 1, 0]
-    assert scores_of("multiple_choice(partial=true)", ["A", "A, C", "A, B", "", "D"], "A, C") == [
-        0.5,
-        1,
-        pytest.approx(1 / 3),
-        0,
-        0,
-    ]
+    scores = scores_of("multiple_choice(partial=true)", ["A", "A, C", "A, B", "", "D"], "A, C")
+    assert scores == pytest.approx([0.5, 1, 1 / 3, 0, 0])
     assert score_of("multiple_choice(partial=true)", "A", "Paris") is None
     assert score_of("multiple_choice", "", "") is None
 
@@ -297,20 +268,14 @@ def test_a_pattern_that_backtracks_for_years_matches_nothing_and_ends() -> None:
 @pytest.mark.parametrize(
     ("text", "score"),
     [
-        ('{"a": 1}', 1.0),
-        (' {"a": [1, {"b": null}]}\n', 1.0),
-        ("[1, 2]", 0.5),
-        ("3", 0.5),
-        ("<think>{</think>{}", 1.0),
-        ('{\n"a": 1\n}', 1.0),
+        *((text, 1.0) for text in ('{"a": 1}', ' {"a": [1, {"b": null}]}\n', "<think>{</think>{}", '{\n"a": 1\n}')),
         ('```json\n{"a": 1}\n```', 1.0),
-        ("```json\n{\n", 0.0),
         ('{"a": ' + "9" * 10_000 + "}", 1.0),  # Python's own limit is 4300 digits
-        ('{"a": NaN}', 0.0),
-        ("{'a': 1}", 0.0),
-        ('{"a": 1} so', 0.0),
-        ("", 0.0),
-        ("[" * 100_000 + "]" * 100_000, 0.0),
+        *((text, 0.5) for text in ("[1, 2]", "3")),
+        *(
+            (text, 0.0)
+            for text in ("```json\n{\n", '{"a": NaN}', "{'a': 1}", '{"a": 1} so', "", "[" * 100_000 + "]" * 100_000)
+        ),
     ],
     ids=lambda value: str(value)[:20],
 )
@@ -479,7 +444,5 @@ def test_any_text_gets_a_finite_score_or_none_from_each(texts: list[str], answer
 def test_only_the_comparing_rewards_depend_on_the_answer(entry: str) -> None:
     state = TrainerState(max_completion_length=512)
     texts = ["<think>a</think><answer>A</answer>", "<answer>4</answer>", "", '{"so": 1}', "A"]
-    seen = {
-        tuple(scores_of(entry, texts, answer, [[1]] * len(texts), trainer_state=state)) for answer in ("A", "4", "")
-    }
+    seen = {tuple(scores_of(entry, texts, right, [[1]] * len(texts), trainer_state=state)) for right in ("A", "4", "")}
     assert (len(seen) > 1) == (entry in COMPARING_REWARDS)

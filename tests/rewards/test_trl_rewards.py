@@ -22,9 +22,7 @@ CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
 
 def chat(*texts: str, column: str = "prompt", **row: object) -> Group:
     row = {column: CHAT[1:], **row}
-    return Group(
-        Problem(0, "What is 2 + 2?", CHAT, [], "4", None, row), [Completion([1], [0.0], t, "eos") for t in texts]
-    )
+    return Group(Problem(0, "2 + 2?", CHAT, [], "4", None, row), [Completion([1], [0.0], t, "eos") for t in texts])
 
 
 def scored(calls, *groups: Group, timeout_s: float = 5.0, **about) -> Answer:
@@ -154,17 +152,11 @@ def test_a_function_that_indexes_messages_gets_messages_of_text_rows_too(write, 
     [
         ("return [1.0]", "f of trl_file.py, line 3, returned 1 scores for 2 completions."),
         ("return [1.0, 'x']", "f of trl_file.py, line 3, returned 'x' (str) as a score, which is not a number, on"),
-        (
-            "return [x.y for x in completions]",
-            "raised AttributeError: 'str' object has no attribute 'y' (trl_file.py, l",
-        ),
+        ("return [x.y for x in completions]", "raised AttributeError: 'str' object has no attribute 'y' (trl_file.py"),
         ("log_extra('c', [1]); return [0, 0]", "line 3, logged 1 values in the column c for 2 completions."),
         ("log_extra('c', 'ab'); return [0, 0]", "raised TypeError: log_extra takes a list of values, one a completion"),
         ("log_extra('', [1, 2]); return [0, 0]", "raised ValueError: log_extra takes a name on one line first, not ''"),
-        (
-            "log_metric('m', float('nan')); return [0, 0]",
-            "log_metric takes a finite number, and m is nan (trl_file.py, l",
-        ),
+        ("log_metric('m', float('nan')); return [0, 0]", "log_metric takes a finite number, and m is nan (trl_file"),
         ("log_metric('reward', 1); return [0, 0]", "reward is a metric of the trainer; log yours under another name"),
         ("log_metric('rewards/x/mean', 1); return [0, 0]", "rewards/x/mean is a metric of the trainer"),
         ("while True: pass", "f of trl_file.py, line 3, was still running after 0.3 s (reward_timeout)."),
@@ -197,7 +189,7 @@ def seen_by(group: Group, style: str) -> tuple:
 
 
 def test_a_prompt_of_messages_gives_messages_to_trl_functions_and_text_to_ours() -> None:
-    assert seen_by(chat("a", "b"), "ours") == (["What is 2 + 2?"] * 2, ["a", "b"])
+    assert seen_by(chat("a", "b"), "ours") == (["2 + 2?"] * 2, ["a", "b"])
     chats = [[{"role": "assistant", "content": text}] for text in ("a", "b")]
     assert seen_by(chat("a", "b"), "trl") == ([CHAT, CHAT], chats)
     assert seen_by(chat("a", "b", column="question"), "trl") == ([CHAT, CHAT], chats)
@@ -229,12 +221,7 @@ def test_trl_functions_get_columns_as_they_are() -> None:
     }
     state = TrainerState(step=3)
     score([group], [replace(reward_function("mine", takes_columns), dialect="trl")], [1.0], 5.0, state)
-    assert (columns["answer"], columns["types"], columns["ids"], columns["extra"]) == (
-        [4],
-        ["sum"],
-        [[0, 1]],
-        [{"a": 1}],
-    )
+    assert [columns[name] for name in ("answer", "types", "ids", "extra")] == [[4], ["sum"], [[0, 1]], [{"a": 1}]]
     assert columns["trainer_state"] == replace(state, reward_timeout=5.0) and "prompt" not in columns
     columns.clear()
     score([group], [reward_function("mine", takes_columns)], [1.0], 5.0, state)
@@ -295,10 +282,5 @@ def test_async_functions_run_concurrently() -> None:
 
     group = make_group("a", "bcd")
     report = scored({"first": slow, "plain": lambda completions: [0, 0], "second": slow, "third": Slow()}, group)
-    assert list(group.completions[1].scores.items()) == [
-        ("first", 3.0),
-        ("plain", 0.0),
-        ("second", 3.0),
-        ("third", 3.0),
-    ]
+    assert [*group.completions[1].scores.items()] == [("first", 3.0), ("plain", 0.0), ("second", 3.0), ("third", 3.0)]
     assert all(report.seconds[index] >= 0.04 for index in (0, 2, 3))

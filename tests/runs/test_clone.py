@@ -186,9 +186,7 @@ def test_a_clone_that_cannot_be_is_refused_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("writes", ["backend.runs.clone._copy_head", "shutil.copyfile"])
-def test_a_full_disk_leaves_no_clone(
-    parent: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: str
-) -> None:
+def test_a_full_disk_leaves_no_clone(parent: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: str):
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 

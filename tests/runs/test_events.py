@@ -176,9 +176,7 @@ def test_the_summary_of_a_long_event_log_reads_its_ends(run: RunFolder, monkeypa
     assert sum(read) < 3 * event_log_ends.TAIL_BYTES < run.events.stat().st_size
 
 
-def test_the_summary_finds_the_last_step_before_thousands_of_phases(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_summary_finds_the_last_step_before_thousands_of_phases(run: RunFolder, monkeypatch: pytest.MonkeyPatch):
     """A long rollout or evaluation writes two phases a second: after six minutes the last step was farther from the end
     than the summary reads. A log of 300,000 notes took 25 s and half a gigabyte."""
     read = []

@@ -60,9 +60,7 @@ def test_two_processes_cannot_lock_one_run_and_a_killed_one_releases_it(run: Run
     assert not run.is_locked()
     with another_process(run) as holder:
         assert run.is_locked()
-        with pytest.raises(
-            UserError, match="run: The run mine is being trained by another process; stop that one first"
-        ):
+        with pytest.raises(UserError, match="run: The run mine is being trained by another process; stop that one"):
             hold_lock(run)
         assert run.is_locked(), "asking takes nothing away"
         holder.send_signal(signal.SIGKILL)

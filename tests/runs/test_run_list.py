@@ -34,9 +34,7 @@ def test_notes_are_kept_field_by_field_and_unknown_fields_with_them(run: RunFold
     assert run_record.read_notes(run) == run_record.RunNotes()
     run_record.change_notes(run, title="Sums", tags=("math", "first"))
     run.about.write_text(json.dumps({**json.loads(run.about.read_text()), "mood": "good"}))
-    assert run_record.change_notes(run, favourite=True) == run_record.RunNotes(
-        "Sums", "", ("math", "first"), favourite=True
-    )
+    assert run_record.change_notes(run, favourite=True) == run_record.RunNotes("Sums", "", ("math", "first"), True)
     assert json.loads(run.about.read_text())["mood"] == "good", "a later version's field survives"
     assert list(run.path.glob(".about*")) == []
 

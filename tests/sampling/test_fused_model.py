@@ -179,9 +179,7 @@ def assert_same_completions(policy: Policy, fused: Sampler, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("arch", "bits"), [("qwen3", 4), ("qwen3", None), ("llama", 4), ("qwen2", None)])
-def test_same_completions(
-    arch: str, bits: int | None, models: Path, gpu: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_same_completions(arch: str, bits: int | None, models: Path, gpu: None, monkeypatch: pytest.MonkeyPatch):
     """With and without norms of heads, biases, and merged weights; rows of unequal length, refilled and compacted."""
     policy = policy_of(models, arch, **({"bits": bits} if bits else {}))
     fused = Sampler(policy, 12, rows=4)

@@ -50,9 +50,7 @@ def exact(values: np.ndarray, sampling: Sampling) -> np.ndarray:
     return np.where(kept, mass, 0) / mass[kept].sum()
 
 
-def sampled(
-    values: np.ndarray, sampling: Sampling, count: int = 20_000, seed: int = 1
-) -> tuple[np.ndarray, np.ndarray]:
+def sampled(values: np.ndarray, sampling: Sampling, count: int = 20_000, seed=1) -> tuple[np.ndarray, np.ndarray]:
     """Tokens and log-probabilities of `count` independent samples."""
     uniform_B = mx.array(np.random.default_rng(seed).random(count, np.float32))
     token_B, logp_B, _ = sample_tokens(
@@ -126,12 +124,10 @@ def test_log_kept_is_the_share_that_was_kept(sampling: Sampling, choices: str, m
         values = logits(seed=seed)
         policy = np.exp(values / sampling.temperature) / np.exp(values / sampling.temperature).sum()
         sampled_from = exact(values, sampling)
-        token, logp, log_kept = (
-            x.item() for x in sample_tokens(mx.array([values.tolist()]), mx.array([0.4]), sampling)
-        )
-        assert log_kept == pytest.approx(np.log(policy[sampled_from > 0].sum()), abs=1e-6)
-        assert logp - log_kept == pytest.approx(np.log(sampled_from[token]), abs=1e-5)
-        assert sampling.has_filters or log_kept == 0
+        token, logp, kept = (x.item() for x in sample_tokens(mx.array([values.tolist()]), mx.array([0.4]), sampling))
+        assert kept == pytest.approx(np.log(policy[sampled_from > 0].sum()), abs=1e-6)
+        assert logp - kept == pytest.approx(np.log(sampled_from[token]), abs=1e-5)
+        assert sampling.has_filters or kept == 0
 
 
 def test_huge_and_infinite_logits_do_not_overflow() -> None:

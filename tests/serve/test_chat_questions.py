@@ -71,9 +71,7 @@ def test_a_row_is_answered_with_its_answer_and_columns(loaded: dict[str, Any]):
     assert set(scored["scored"][0][0]["rewards"]) == {"r1_int_reward_func", "r1_count_xml"}
 
 
-def test_answers_are_held_as_the_run_s_unless_they_are_to_be_free(
-    loaded: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-):
+def test_answers_are_held_as_the_run_s_unless_they_are_to_be_free(loaded: dict[str, Any], monkeypatch):
     chat = chat_questions._chat()
     config = chat.source.config.model_copy(update={"output_regex": "ab[0-9]{2}", "presence_penalty": 0.5})
     monkeypatch.setattr(chat, "source", replace(chat.source, config=config))

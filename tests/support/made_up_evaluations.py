@@ -34,9 +34,7 @@ def completion(reward: float | None, text: str = "") -> CompletionRow:
 def evaluated_row(index: int, before: float | None, after: float | None) -> EvaluatedRow:
     """A row with one greedy completion of each side."""
     sides = RowSides(base=[completion(before, f"base {index}")], tuned=[completion(after, f"tuned {index}")])
-    return EvaluatedRow(
-        index=index, prompt=f"What is {index}?", answer=str(index), type=None, greedy=sides, sampled=None
-    )
+    return EvaluatedRow(index=index, prompt=f"Is it {index}?", answer=str(index), type=None, greedy=sides, sampled=None)
 
 
 def sampled(row: EvaluatedRow, count: int, dice: random.Random) -> EvaluatedRow:

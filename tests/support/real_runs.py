@@ -17,12 +17,13 @@ OLD_RUN = Path(__file__).parents[1] / "golden" / "run_of_2026_11" / "run"
 FAILING = """
 from backend.rewards import register_reward_function
 
-@register_reward_function("fails")
-def fails(prompts, completions, answer, types=None):
-    return [1 / 0 for _ in completions]
+@register_reward_function()
+def failing_with_a_name_that_is_far_longer_than_the_details_are_wide(completions):
+    raise ValueError("Out of luck.")
 """
 KINDS: dict[str, dict[str, Any]] = {
-    "lora": {"steps_per_eval": 1, "validation_split": 0.25, "val_batches": 1, "beta": 0.1, "save_every": 2},
+    "lora": {"steps_per_eval": 1, "validation_split": 0.25, "val_batches": 1, "beta": 0.1, "save_every": 2}
+    | {"record_tokens": True},
     "full": {"train_type": "full", "learning_rate": 1e-4, "log_kl": True},
     "stages": {
         "stages": [{"iters": 1, "reward_functions": ["r1_int"]}, {"iters": 2, "reward_functions": ["r1_count_xml"]}],
@@ -35,8 +36,8 @@ KINDS: dict[str, dict[str, Any]] = {
 def make_runs(folder: Path) -> Path:
     """A runs folder with LoRA, full, staged, stopped, failed, cloned, swept and old runs, and an evaluation."""
     runs, inputs = folder / "runs", folder / "inputs"
-    raw = small_run.settings_for(inputs)
-    for name, changes in KINDS.items():
+    raw, low_half = small_run.settings_for(inputs), small_run.low_half(inputs)
+    for name, changes in (KINDS | {"lora": KINDS["lora"] | low_half}).items():
         assert small_run.train_here(raw | changes, RunFolder(runs / name)).kind == "finished"
     for name in ("stopped", "resumed"):
         run = RunFolder(runs / name)
@@ -45,9 +46,10 @@ def make_runs(folder: Path) -> Path:
             if event["kind"] == "step" and event["step"] == 1:
                 run.control.write_text("stop")
 
-        assert small_run.train_here(raw | small_run.low_half(inputs), run, stop_after_one_step).kind == "stopped"
+        assert small_run.train_here(raw | low_half, run, stop_after_one_step).kind == "stopped"
     (inputs / "fails.py").write_text(FAILING)
-    failing = {"reward_functions": ["fails"], "reward_weights": [], "reward_functions_file": str(inputs / "fails.py")}
+    name = "failing_with_a_name_that_is_far_longer_than_the_details_are_wide"
+    failing = {"reward_functions": [name], "reward_weights": [], "reward_functions_file": str(inputs / "fails.py")}
     assert small_run.train_here(raw | failing, RunFolder(runs / "failed")).kind == "failed"
     sweep = {"name": "rates", "base": raw, "over": {"learning_rate": [1e-5, 1e-4]}}
     (inputs / "sweep.yaml").write_text(yaml.safe_dump(sweep))

@@ -120,9 +120,7 @@ def unnamed(stops: Sequence[QWidget]) -> list[str]:
     labels = stops[0].window().findChildren(QLabel) if stops else []
     named = {label.buddy() for label in labels if label.text().strip()}
     texts = {stop: stop.text() if isinstance(stop, QAbstractButton) else "" for stop in stops}
-    return [
-        described(stop) for stop in stops if not (stop.accessibleName() or texts[stop]).strip() and stop not in named
-    ]
+    return [described(x) for x in stops if not (x.accessibleName() or texts[x]).strip() and x not in named]
 
 
 def described(widget: QWidget) -> str:

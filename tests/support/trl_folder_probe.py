@@ -18,10 +18,6 @@ given = {name: [problem[column]] * len(texts) for name, column in columns.items(
 given |= {"completions": [[{"role": "assistant", "content": text}] for text in texts]}
 given |= dict.fromkeys(("log_extra", "log_metric"), lambda *_: None)
 scores = {function.__name__: function(**given) for function in rewards.FUNCTIONS}
-ours = {
-    name: getattr(module, "__file__", "") or ""
-    for name, module in sys.modules.items()
-    if name.split(".")[0] == "backend"
-}
+ours = {name: getattr(x, "__file__", "") or "" for name, x in sys.modules.items() if name.split(".")[0] == "backend"}
 names = [name for name in vars(rewards) if name in scores]
 print(json.dumps({"rows": rows, "scores": scores, "names": names, "ours": ours}))

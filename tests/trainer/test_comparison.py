@@ -41,9 +41,7 @@ def raw_settings(folder: Path, **changes: Any) -> dict[str, Any]:
 def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder = tmp_path_factory.mktemp(request.param)
     run = RunFolder(folder / "run")
-    raw = raw_settings(
-        folder, train_type=request.param, beta=0.1
-    )  # with a reference, which an evaluation does not load
+    raw = raw_settings(folder, train_type=request.param, beta=0.1)  # a reference, which no evaluation loads
     assert small_run.train_here(raw, run).kind == "finished"
     return run
 

@@ -87,9 +87,7 @@ def test_a_resume_needs_no_adapter(raw: dict[str, Any], first: RunFolder, run: R
 def test_an_adapter_that_does_not_fit_is_refused(
     raw: dict[str, Any], first: RunFolder, changes: dict[str, Any], setting: str, says: str
 ) -> None:
-    changes = {
-        key: str(value).format(first=first.path) if key == "adapter" else value for key, value in changes.items()
-    }
+    changes = {key: str(x).format(first=first.path) if key == "adapter" else x for key, x in changes.items()}
     faults = check(raw | {"adapter": str(first.path)} | changes)
     assert [fault.setting for fault in faults] == [setting]
     assert says in faults[0].sentence and len(faults[0].sentence) <= 200

@@ -148,9 +148,7 @@ def test_a_damaged_request_is_refused_and_the_run_goes_on(raw: dict[str, Any], r
     assert not run.change_request.exists() and small_run.steps(run) == [1, 2]
 
 
-def test_finish_step(
-    raw: dict[str, Any], unchanged: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finish_step(raw: dict[str, Any], unchanged: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(telemetry, "PHASE_EVERY_S", 0)
 
     def echo(event: dict[str, Any]) -> None:

@@ -409,9 +409,7 @@ HARM: dict[str, str] = {
 
 
 @pytest.mark.parametrize("harm", [*HARM, "works", "cannot be started"])
-def test_a_tracker_changes_nothing_of_a_run(
-    plain: tuple[Path, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
-) -> None:
+def test_a_tracker_changes_nothing_of_a_run(plain: tuple[Path, RunFolder], tmp_path: Path, monkeypatch, harm: str):
     """EventLog, completions and weights are the same, and the run waits for none of them."""
     place, alone = plain
     started: list[subprocess.Popen[bytes]] = []

@@ -299,9 +299,7 @@ def test_the_trained_model_opens_in_mlx_lm(inputs: Path, run: RunFolder, train_t
 def test_bfloat16_resumes_to_the_last_bit(inputs: Path, run: RunFolder, tmp_path: Path, train_type: str) -> None:
     """Its importance correction is taken from the first of the two updates of a rollout, and full fine-tuning has
     float32 masters."""
-    raw = settings(
-        inputs, train_type=train_type, dtype="bfloat16", iters=3, num_iterations=2, save_every=9, dropout=0.0
-    )
+    raw = settings(inputs, train_type=train_type, dtype="bfloat16", iters=3, num_iterations=2, save_every=9, dropout=0)
     whole = RunFolder(tmp_path / "whole")
     assert small_run.train_here(raw, whole).kind == "finished"
     assert any("bfloat16, where sampler and learner" in event["sentence"] for event in events(whole, "note"))

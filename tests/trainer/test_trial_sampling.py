@@ -20,9 +20,7 @@ from tests.support import small_run
 def test_a_trial_loads_the_model_alone_and_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A ratio against the reference once made a trial load a reference that sampling never reads."""
     loaded: list[Config] = []
-    monkeypatch.setattr(
-        trial_sampling, "load_policy", lambda config: loaded.append(config) or policy_module.load_policy(config)
-    )
+    monkeypatch.setattr(trial_sampling, "load_policy", lambda raw: loaded.append(raw) or policy_module.load_policy(raw))
     config = parse(small_run.settings_for(tmp_path, ratio_against="reference", beta=0.1))
     sampler = TrialSampler()
     first, again = (sampler.sample(config, Pick("first", 2), 2, 0) for _ in range(2))

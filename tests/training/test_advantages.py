@@ -99,9 +99,7 @@ batches = st.integers(1, 3).flatmap(
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(rewards=batches, data=st.data(), scale=st.sampled_from(["group", "batch", "none"]))
-def test_order_shift_and_centring_for_any_rewards(
-    rewards: list[list[float | None]], data: st.DataObject, scale: str
-) -> None:
+def test_order_shift_and_centring_for_any_rewards(rewards: list[list[float | None]], data: st.DataObject, scale: str):
     actual = np.array(advantages(rewards, 4, scale_rewards=scale)[0])
     assert np.isfinite(actual).all()
     # Relative to the group: they sum to 0 over what was scored. (n − 1 and 1e-4 only scale them.)

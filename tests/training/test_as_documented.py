@@ -87,9 +87,7 @@ def test_one_token_worked_by_hand() -> None:
     assert gradient[0, 0] == pytest.approx(-0.75 + 0.1, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"importance_sampling_level": "sequence"}, {"epsilon": 0.2, "beta": 0.7}], ids=str
-)
+@pytest.mark.parametrize("settings", [{}, {"importance_sampling_level": "sequence"}, {"epsilon": 0.2, "beta": 0.7}])
 def test_value_and_gradient_are_those_of_the_formulas(settings: dict[str, Any]) -> None:
     config, rng = documented(**settings), np.random.default_rng(3)
     ref = -rng.uniform(0.2, 3.0, (B, T))

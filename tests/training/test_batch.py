@@ -41,12 +41,7 @@ TWO_GROUPS = [
 
 def test_pack_pads_on_the_right() -> None:
     batch = pack(TWO_GROUPS, pad_id=PAD)
-    assert batch.tokens_BL.tolist() == [
-        [1, 2, 3, 4, 5],
-        [1, 2, 3, 6, PAD],
-        [7, 8, 9, 10, 11],
-        [7, PAD, PAD, PAD, PAD],
-    ]
+    assert batch.tokens_BL.tolist() == [[1, 2, 3, 4, 5], [1, 2, 3, 6, PAD], [7, 8, 9, 10, 11], [7, PAD, PAD, PAD, PAD]]
     assert batch.completion_BT.tolist() == [[4, 5, PAD, PAD], [6, PAD, PAD, PAD], [8, 9, 10, 11], [PAD] * 4]
     assert batch.mask_BT.tolist() == [[1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]]
     np.testing.assert_allclose(np.array(batch.sampling_logp_BT)[0], [-0.4, -0.5, 0, 0])

@@ -10,17 +10,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from backend.config.settings.training import EIGHT_BIT
-from backend.training.optimizers import (
-    BLOCK,
-    SIGNED,
-    UNSIGNED,
-    Code,
-    optimizer,
-    pack,
-    restore,
-    state_arrays,
-    unpack,
-)
+from backend.training.optimizers import BLOCK, SIGNED, UNSIGNED, Code, optimizer, pack, restore, state_arrays, unpack
 
 every_optimizer = pytest.mark.parametrize("name", EIGHT_BIT)
 

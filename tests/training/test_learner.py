@@ -105,9 +105,7 @@ def test_a_gradient_that_is_not_finite_raises_before_anything_changes(model: Pat
     assert all(np.array_equal(np.array(x), memory[name]) for name, x in learner.state_arrays().items())
 
 
-def test_weights_and_moments_are_whole_but_while_an_update_is_made(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_and_moments_are_whole_but_while_an_update_is_made(model: Path, monkeypatch: pytest.MonkeyPatch):
     """A number that is not finite is found before anything is touched; what fails half-way leaves nothing that may be
     saved."""
     config = config_of(model, **SGD)
@@ -185,9 +183,7 @@ def test_old_log_probabilities_are_computed_without_dropout(model: Path) -> None
     mode."""
     config = config_of(model, beta=0, dropout=0.5, sampling_correction="token_truncate")
     policy = load_policy(config)
-    policy.assign(
-        {name: x + 0.1 for name, x in policy.trainable().items()}
-    )  # B = 0 would hide what is dropped before it
+    policy.assign({name: x + 0.1 for name, x in policy.trainable().items()})  # B = 0 would hide what is dropped before
     policy.model.train()
     learner = grpo_learner(policy, config, 1)
     (micro_batch,) = learner.algorithm.optimizer_batch(

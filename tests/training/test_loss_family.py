@@ -150,9 +150,7 @@ class Plain:
         ratio = np.exp(gap if kind == "token" else gap.sum(axis=1, keepdims=True))
         low, high = self.config.sampling_correction_min or 0.0, self.config.sampling_correction_max or np.inf
         inside = (ratio >= low) & (ratio <= high)
-        assert inside.any() and not inside[mask[:, :1] > 0 if kind == "sequence" else mask > 0].all(), (
-            "no limit matters"
-        )
+        assert inside.any() and not inside[mask[:, :1] > 0 if kind == "sequence" else mask > 0].all(), "no limit"
         return mx.array(np.clip(ratio, low, high) if way == "truncate" else ratio * inside, mx.float32)
 
 
@@ -165,9 +163,7 @@ def assert_same_changes(
     assert largest > 1e-6, "nothing has changed, so this shows nothing"
     for name in start:
         difference = np.abs(actual[name] - expected[name]).max()
-        assert difference < 1e-4 * largest + 1e-7, (
-            f"{name}: {difference:.1e} apart, where weights changed by {largest:.1e}"
-        )
+        assert difference < 1e-4 * largest + 1e-7, f"{name}: {difference:.1e} apart, weights changed by {largest:.1e}"
 
 
 def away_from_ties(config: Config, batches: int, has_tool_results: bool = False) -> tuple[Plain, list[Group]]:
@@ -255,9 +251,7 @@ def cases() -> list[Any]:
 
 
 @pytest.mark.parametrize(("loss", "name"), cases())
-def test_an_update_is_the_gradient_of_the_loss_over_the_whole_batch(
-    model: Path, monkeypatch: pytest.MonkeyPatch, loss: str, name: str
-) -> None:
+def test_an_update_is_the_gradient_of_the_loss_over_the_whole_batch(model: Path, monkeypatch, loss: str, name: str):
     own = {"epsilon_high": 1.001} if loss == "cispo" else {}
     config = config_of(model, grpo_loss_type=loss, **SETTINGS_OF[name] | own)
     plain, _ = assert_equal_updates(monkeypatch, config)

@@ -106,9 +106,7 @@ def assert_ranks_equal_one(config: Config, size: int, speeds: list[float] | None
         for name, x in rank[0].items():  # in lockstep: no rank is off by as much as a bit
             assert (x == ranks[0][0][name]).all(), name
     start = {name: np.array(x) for name, x in load_policy(config).trainable().items()}
-    assert max(np.abs(x - start[name]).max() for name, x in one[0].items() if name in start) > 2e-5, (
-        "nothing was learned"
-    )
+    assert max(np.abs(x - start[name]).max() for name, x in one[0].items() if name in start) > 2e-5, "nothing learned"
 
 
 EVERYTHING = (
@@ -166,9 +164,7 @@ EVERYTHING = (
     ],
     ids=str,
 )
-def test_ranks_make_the_update_of_one(
-    model: Path, size: int, speeds: list[float] | None, settings: dict[str, Any]
-) -> None:
+def test_ranks_make_the_update_of_one(model: Path, size: int, speeds: list[float] | None, settings: dict[str, Any]):
     assert_ranks_equal_one(config_of(model, **settings), size, speeds)
 
 

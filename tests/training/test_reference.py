@@ -62,9 +62,7 @@ def perturb(policy: Policy, amount: float = 0.1) -> None:
 
 
 @pytest.mark.parametrize("train_type", TRAIN_TYPES)
-def test_the_reference_starts_as_the_policy_and_moves_by_the_formula_at_its_interval(
-    models: Path, train_type: str
-) -> None:
+def test_the_reference_starts_as_the_policy_and_moves_by_the_formula_at_its_interval(models: Path, train_type: str):
     """reference ← (1 − α)·reference + α·policy, after every second update; unchanged in between."""
     config = config_of(models, train_type=train_type, **FOLLOWING)
     policy = load_policy(config)

@@ -136,9 +136,7 @@ def _unpatched() -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_no_scatter_add_of_a_learning_step_repeats_an_index(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_scatter_add_of_a_learning_step_repeats_an_index(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(TREAT_CPU_AS, "gpu")
     case: dict[str, Any] = {"arch": "qwen3", "prompts": (34, 39), "budget": 4096} | CASES[name]
     assert offences_of_a_step(tmp_path / "model", monkeypatch, **case) == set()

@@ -129,9 +129,7 @@ def filtered(folder: Path) -> Iterator[Filtered]:
 
 @pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize("mode", ["token_truncate", "sequence_truncate"])
-def test_the_first_pass_corrects_as_a_pass_of_its_own(
-    filtered: Filtered, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
+def test_the_first_pass_corrects_as_a_pass_of_its_own(filtered: Filtered, monkeypatch: pytest.MonkeyPatch, mode: str):
     """Two updates of a rollout with top-p: the same weights and metrics, and one pass of the policy less."""
     raw = {"beta": 0, "batch_size": 3, "sampling_correction": mode, "num_iterations": 2}
     raw |= {"learning_rate": 1e-3, "optimizer": "sgd", "weight_decay": 0.0}

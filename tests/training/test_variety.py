@@ -28,9 +28,7 @@ def test_distinct_n_counts_the_different_ngrams_of_a_group_over_its_tokens() -> 
     metrics = variety_metrics([group([1, 2, 3], [1, 2, 4])])
     assert metrics["completions/distinct_1"] == pytest.approx(4 / 6)
     assert metrics["completions/distinct_2"] == pytest.approx(3 / 6)
-    assert (
-        distinct_ngrams([[1], [2]], 2) == distinct_ngrams([[], []], 1) == 0.0
-    )  # no bigram reaches into the next completion
+    assert distinct_ngrams([[1], [2]], 2) == distinct_ngrams([[], []], 1) == 0  # no bigram reaches into the next one
 
 
 def test_repetition_is_the_share_of_ngrams_that_stood_before() -> None:

@@ -62,9 +62,9 @@ def metrics_of(run: Path, functions: Sequence[str]) -> list[dict[str, Any]]:
 def trained(
     folder: Path, tmp_path: Path, settings: dict[str, Any], functions: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """Metrics of the steps of `train FILE.yaml`."""
-    settings = {"model": str(folder / "model"), "data": str(folder / "rows.jsonl")} | settings | CUT
-    file = small_run.write_config(tmp_path / "run.yaml", settings)
+    """Metrics of the steps of `check FILE.yaml` and `train FILE.yaml`."""
+    model = {"model": str(folder / "model")} if "model_path" not in settings else {}
+    file = small_run.write_config(tmp_path / "run.yaml", model | settings | CUT)
     run_ok("check", file)
     printed = run_ok("train", file, "--runs-dir", tmp_path / "runs", "--allow-code")
     return metrics_of(Path(printed.stdout.splitlines()[0]), functions)
@@ -97,32 +97,18 @@ def reward_function_name(
     **kwargs  # Additional dataset columns
 ) -> list[float]:
     responses = [comp[0]['content'] for comp in completions]
-    rewards = []
-    for response in responses:
-        score = compute_score(response)
-        rewards.append(score)
-    return rewards
+    return [compute_score(response) for response in responses]
 
 def correctness_reward(prompts, completions, answer, **kwargs):
     responses = [comp[0]['content'] for comp in completions]
     extracted = [extract_final_answer(r) for r in responses]
     return [2.0 if ans == gt else 0.0 for ans, gt in zip(extracted, answer)]
 
-import re
-
-def format_reward(completions, **kwargs):
-    pattern = r'.*?\s*.*?'
-    responses = [comp[0]['content'] for comp in completions]
-    return [1.0 if re.search(pattern, r, re.DOTALL) else 0.0 for r in responses]
-
 def incremental_format_reward(completions, **kwargs):
     responses = [comp[0]['content'] for comp in completions]
     rewards = []
     for r in responses:
         score = 0.0
-        if '' in r: score += 0.25
-        if '' in r: score += 0.25
-        if '' in r: score += 0.25
         if '' in r: score += 0.25
         if r.count('') == 1:
             extra_text = r.split('')[-1].strip()
@@ -138,12 +124,6 @@ class AdaptiveReward:
     def __call__(self, *args, **kwargs):
         rewards = self.func(*args, **kwargs)
         return [r * self.weight for r in rewards]
-
-    def adjust_weight(self, success_rate):
-        if success_rate < 0.3:
-            self.weight *= 1.2
-        elif success_rate > 0.8:
-            self.weight *= 0.9
 
 def load_custom_knowledge_base(csv_path):
     import pandas as pd
@@ -168,56 +148,26 @@ compute_score = len
 adaptive = AdaptiveReward(correctness_reward)
 """
 """What the guide leaves to its reader."""
-THREE = ["incremental_format_reward", "format_reward", "correctness_reward"]
+BOTH = ["incremental_format_reward", "correctness_reward"]
 SMALL_GPU = """
 training_args = GRPOConfig(
-    output_dir="outputs/grpo-model",
-    learning_rate=5e-6,  # Lower = more stable
-    adam_beta1=0.9,
-    adam_beta2=0.99,
-    weight_decay=0.1,
-    warmup_ratio=0.1,
-    lr_scheduler_type='cosine',
-    per_device_train_batch_size=1,
-    gradient_accumulation_steps=4,  # Effective batch = 4
-    num_generations=8,  # Group size: 8–16 recommended
-    max_prompt_length=256,
-    max_completion_length=512,
-    num_train_epochs=1,
-    max_steps=None,
-    bf16=True,  # Faster on A100/H100
-    optim="adamw_8bit",  # Memory-efficient optimizer
-    max_grad_norm=0.1,
-    logging_steps=1,
-    save_steps=100,
-    report_to="wandb",
+    output_dir="outputs/grpo-model", learning_rate=5e-6, adam_beta1=0.9, adam_beta2=0.99, weight_decay=0.1,
+    warmup_ratio=0.1, lr_scheduler_type='cosine', per_device_train_batch_size=1, gradient_accumulation_steps=4,
+    num_generations=8, max_prompt_length=256, max_completion_length=512, num_train_epochs=1, max_steps=None, bf16=True,
+    optim="adamw_8bit", max_grad_norm=0.1, logging_steps=1, save_steps=100, report_to="wandb",
 )
 """
 LARGE_GPU = """
 training_args = GRPOConfig(
-    output_dir="outputs/grpo-model",
-    learning_rate=1e-5,
-    per_device_train_batch_size=4,
-    gradient_accumulation_steps=2,
-    num_generations=16,  # Larger groups = better signal
-    max_prompt_length=512,
-    max_completion_length=1024,
-    num_train_epochs=1,
-    bf16=True,
-    use_vllm=True,  # Fast generation with vLLM
+    output_dir="outputs/grpo-model", learning_rate=1e-5, per_device_train_batch_size=4, gradient_accumulation_steps=2,
+    num_generations=16, max_prompt_length=512, max_completion_length=1024, num_train_epochs=1, bf16=True, use_vllm=True,
     logging_steps=10,
 )
 """
 PEFT = """
 peft_config = LoraConfig(
-    r=16,
-    lora_alpha=32,
-    target_modules=[
-        "q_proj", "k_proj", "v_proj", "o_proj",
-        "gate_proj", "up_proj", "down_proj",
-    ],
-    task_type="CAUSAL_LM",
-    lora_dropout=0.05,
+    r=16, lora_alpha=32, task_type="CAUSAL_LM", lora_dropout=0.05,
+    target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
 )
 """
 
@@ -236,18 +186,18 @@ def flow(folder: Path, deep: Path) -> dict[str, Any]:
     questions = [{"question": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(3)]
     data = write_rows(folder / "questions.jsonl", questions)
     about = {"data": data, "prompt_feature": "question", "system_prompt": "Respond in the following format."}
-    return about | {"reward_functions_file": str(deep), "reward_functions": THREE}
+    return about | {"reward_functions_file": str(deep), "reward_functions": BOTH}
 
 
 @pytest.mark.parametrize("block", [SMALL_GPU, LARGE_GPU], ids=["small", "large"])
 @pytest.mark.parametrize("peft", [{}, {"peft_config": arguments(PEFT)}], ids=["full", "lora"])
 def test_deep_guide_configurations(folder: Path, flow: dict[str, Any], tmp_path: Path, block: str, peft: Any) -> None:
-    steps = trained(folder, tmp_path, arguments(block) | peft | flow, THREE)
+    steps = trained(folder, tmp_path, arguments(block) | peft | flow, BOTH)
     assert len(steps) == 3, "one epoch of one prompt a step"
 
 
 @pytest.mark.parametrize(
-    "names", [["reward_function_name"], ["debug_reward"], ["deep.py::adaptive"], ["deep.py::adaptive", *THREE[:2]]]
+    "names", [["reward_function_name"], ["debug_reward"], ["deep.py::adaptive"], ["deep.py::adaptive", *BOTH[:1]]]
 )
 def test_deep_guide_functions(folder: Path, flow: dict[str, Any], tmp_path: Path, names: list[str]) -> None:
     entries = [name.replace("deep.py", str(folder / "deep.py")) for name in names]
@@ -257,10 +207,10 @@ def test_deep_guide_functions(folder: Path, flow: dict[str, Any], tmp_path: Path
 
 
 def test_deep_guide_stages_and_debugging(folder: Path, flow: dict[str, Any], tmp_path: Path) -> None:
-    stages = [{"iters": 1, "reward_functions": THREE[:2]}, {"iters": 1, "reward_functions": THREE[1:]}]
+    stages = [{"iters": 1, "reward_functions": BOTH[:1]}, {"iters": 1, "reward_functions": BOTH}]
     first, second = trained(folder, tmp_path, flow | {"iters": 2, "stages": stages})
-    assert {f"rewards/{THREE[0]}/mean", f"rewards/{THREE[2]}/mean"} & {*first} == {f"rewards/{THREE[0]}/mean"}
-    assert f"rewards/{THREE[2]}/mean" in second
+    assert f"rewards/{BOTH[0]}/mean" in first and f"rewards/{BOTH[1]}/mean" not in first
+    assert f"rewards/{BOTH[1]}/mean" in second
     (run,) = (tmp_path / "runs").iterdir()
     run_ok("export", run, "--to", "folder", "--folder", tmp_path / "merged")
     asked = ("--prompt", "What is 15 + 27?", "--max-tokens", "4", "--temperature", "0.7", "--top-p", "0.9")
@@ -276,27 +226,17 @@ def test_deep_guide_datasets(folder: Path, deep: Path, tmp_path: Path) -> None:
         csv.writer(file).writerows([["question", "expert_answer"], ["Why?", "So."], ["Where?", "Here."]])
     raw = Dataset.from_list([{"question": "What is 2 plus 2?", "raw_answer": " 4 "}] * 3)
     for rows in (code["prepare_dataset"](raw), code["load_custom_knowledge_base"](str(tmp_path / "base.csv"))):
-        functions = [code[name] for name in THREE] + [code["AdaptiveReward"](code["correctness_reward"])]
+        functions = [code[name] for name in BOTH] + [code["AdaptiveReward"](code["correctness_reward"])]
         run = train(settings, reward_functions=functions, dataset=rows, runs_dir=tmp_path / "runs")
-        metrics_of(run.folder, [*THREE, "AdaptiveReward"])
+        metrics_of(run.folder, [*BOTH, "AdaptiveReward"])
 
 
 # mlx-grpo
 
-MLX_GRPO = r"""
-python mlx_grpo_trainer_aligned.py \
-  --output_dir ./output_model \
-  --model_path ./base_model \
-  --train_dataset_path ./data/train.jsonl \
-  --val_dataset_path ./data/valid.jsonl \
-  --num_training_steps 10000 \
-  --reward_content_type jaccard
-"""
-MLX_GRPO_HUB = r"""
-python mlx_grpo_trainer_aligned.py \
-  --dataset_name "your-hf-dataset" \
-  --dataset_config "main"
-"""
+MLX_GRPO = """python mlx_grpo_trainer_aligned.py --output_dir ./output_model --model_path ./base_model
+--train_dataset_path ./data/train.jsonl --val_dataset_path ./data/valid.jsonl --num_training_steps 10000
+--reward_content_type jaccard"""
+MLX_GRPO_HUB = 'python mlx_grpo_trainer_aligned.py --dataset_name "your-hf-dataset" --dataset_config "main"'
 
 
 @pytest.mark.parametrize("kind", ["jaccard", "math_eval", "choice_correctness"])
@@ -306,9 +246,7 @@ def test_mlx_grpo_command(folder: Path, tmp_path: Path, kind: str) -> None:
     rows = write_rows(tmp_path / "train.jsonl", [{"prompt": f"{n} + {n}?", "completion": str(2 * n)} for n in range(4)])
     told |= {"train_dataset_path": rows, "val_dataset_path": rows}
     told |= {"reward_format_weight": 0.5, "reward_content_weight": 0.5}
-    file = small_run.write_config(tmp_path / "run.yaml", told | CUT)
-    printed = run_ok("train", file, "--runs-dir", tmp_path / "runs")
-    assert len(metrics_of(Path(printed.stdout.splitlines()[0]), ["r1_soft_format_reward_func", kind])) == 2
+    assert len(trained(folder, tmp_path, told, ["r1_soft_format_reward_func", kind])) == 2
 
 
 def test_datasets_of_the_hub(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,10 +257,8 @@ def test_datasets_of_the_hub(folder: Path, tmp_path: Path, monkeypatch: pytest.M
     with HubStandIn({}, {GSM8K: public_datasets.gsm8k(), DEEPMATH: public_datasets.deepmath()}) as stand_in:
         point_at(stand_in.url, tmp_path / "cache", monkeypatch)
         monkeypatch.setattr("datasets.config.HF_ENDPOINT", stand_in.url)
-        for name, settings in (("theirs", told), ("quick", quick)):
-            file = small_run.write_config(tmp_path / f"{name}.yaml", {"model": str(folder / "model")} | settings | CUT)
-            printed = run_ok("train", file, "--runs-dir", tmp_path / "runs", "--name", name)
-            metrics_of(Path(printed.stdout.splitlines()[0]), ["accuracy_reward"] if name == "quick" else ["jaccard"])
+        trained(folder, tmp_path, told, ["jaccard"])
+        trained(folder, tmp_path, quick, ["accuracy_reward"])
 
 
 # TRL's manual, of 0.16 and of today
@@ -330,9 +266,6 @@ def test_datasets_of_the_hub(folder: Path, tmp_path: Path, monkeypatch: pytest.M
 TRL = r"""
 def reward_len(completions, **kwargs):
     return [-abs(20 - len(completion)) for completion in completions]
-
-def unique_letters(completions, **kwargs):
-    return [float(len(set(completion))) for completion in completions]
 
 def longer(completions, **kwargs):
     return [float(len(completion)) for completion in completions]
@@ -354,26 +287,10 @@ def boxed(completions, ground_truth, **kwargs):
     return [1.0 if c == gt else 0.0 for c, gt in zip(contents, ground_truth)]
 
 def math_reward_func(prompts, completions, task, **kwargs):
-    rewards = []
-    for prompt, completion, t in zip(prompts, completions, task):
-        if t == "math":
-            correct = check_math_solution(prompt, completion)
-            reward = 1.0 if correct else -1.0
-            rewards.append(reward)
-        else:
-            rewards.append(None)
-    return rewards
+    return [(1.0 if "4" in c else -1.0) if t == "math" else None for c, t in zip(completions, task)]
 
 def coding_reward_func(prompts, completions, task, **kwargs):
-    rewards = []
-    for prompt, completion, t in zip(prompts, completions, task):
-        if t == "coding":
-            works = test_code_solution(prompt, completion)
-            reward = 1.0 if works else -1.0
-            rewards.append(reward)
-        else:
-            rewards.append(None)
-    return rewards
+    return [(1.0 if "4" in c else -1.0) if t == "coding" else None for c, t in zip(completions, task)]
 
 import asyncio
 
@@ -381,10 +298,7 @@ async def async_reward_func(prompts, completions, **kwargs):
     await asyncio.sleep(0.01)
     return [1.0 if completion else 0.0 for completion in completions]
 """
-TASKS = """
-check_math_solution = test_code_solution = lambda prompt, completion: "4" in completion
-"""
-"""What the manual leaves to its reader. Four functions are all called reward_func there."""
+"""Four functions are all called reward_func there."""
 ROWS = [
     {"prompt": "What is 2+2?", "task": "math", "ground_truth": "4"},
     {"prompt": "Write a function that returns the sum of two numbers.", "task": "code", "ground_truth": "2"},
@@ -395,7 +309,7 @@ BLOCKS = {
     "GRPOConfig(output_dir='Qwen2-0.5B-GRPO', logging_steps=10)": ["reward_len"],
     "GRPOConfig(..., use_vllm=True)": ["reward_len", "longer"],
     "GRPOConfig(..., use_vllm=True, vllm_mode='server')": ["more_tokens", "async_reward_func"],
-    "GRPOConfig(..., use_vllm=True, vllm_mode='colocate')": ["boxed", "unique_letters"],
+    "GRPOConfig(..., use_vllm=True, vllm_mode='colocate')": ["boxed", "reward_len"],
     "GRPOConfig(per_device_train_batch_size=4, use_vllm=True, vllm_server_host='10.0.0.1')": ["format_reward_func"],
     "GRPOConfig(reward_weights=[1.0, 2.0])": ["math_reward_func", "coding_reward_func"],
     "GRPOConfig(scale_rewards=False, beta=0.04, num_iterations=2, loss_type='dr_grpo')": ["accuracy_reward"],
@@ -410,7 +324,7 @@ BLOCKS = {
 def manual(folder: Path) -> dict[str, Any]:
     """What the manual's code defines."""
     file = folder / "manual.py"
-    file.write_text(TRL + TASKS)
+    file.write_text(TRL)
     return runpy.run_path(str(file))
 
 

@@ -178,9 +178,7 @@ def write_run(run: RunFolder, models: Path, *, in_changes: bool = False, begun: 
 
 
 @pytest.mark.parametrize("verb", ["resume", "resume, by its changes", "train --run", "queue add"])
-def test_no_verb_contacts_the_machines_of_a_foreign_run(
-    verb: str, models: Path, tmp_path: Path, contacted: Path
-) -> None:
+def test_no_verb_contacts_the_machines_of_a_foreign_run(verb: str, models: Path, tmp_path: Path, contacted: Path):
     run = RunFolder(tmp_path / "theirs")
     write_run(run, models, in_changes="changes" in verb, begun=verb != "train --run")
     result = call(*verb.partition(",")[0].split(), run.path)

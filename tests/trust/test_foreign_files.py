@@ -74,9 +74,7 @@ def linked_model(models: Path, tmp_path: Path, secret: Path) -> Path:
     return folder
 
 
-def test_no_link_of_a_model_is_followed_into_an_export(
-    linked_model: Path, models: Path, exported: Callable[..., Path]
-) -> None:
+def test_no_link_of_a_model_is_followed_into_an_export(linked_model: Path, models: Path, exported: Callable[..., Path]):
     with pytest.raises(UserError, match=r"vocab\.txt is a link that leads out of its folder"):
         kept_files(linked_model)
     with pytest.raises(UserError, match=r"vocab\.txt is a link"):

@@ -41,12 +41,7 @@ def test_a_line_is_written_whole_or_not_at_all(tmp_path: Path, size_limit: None)
 
 @pytest.mark.parametrize(
     ("whole", "half"),
-    [
-        (b'{"n": 1}\n', b'{"n'),
-        (b"", b'{"n"'),
-        (b"", b"a" * 200_000),
-        (b'{"n": 1}\n', b"x" * (TAIL_BYTES - 1)),
-    ],
+    [(b'{"n": 1}\n', b'{"n'), (b"", b'{"n"'), (b"", b"a" * 200_000), (b'{"n": 1}\n', b"x" * (TAIL_BYTES - 1))],
     ids=range(4),
 )
 def test_half_a_line_is_cut_off(whole: bytes, half: bytes, tmp_path: Path) -> None:
@@ -155,9 +150,14 @@ def test_a_folder_is_replaced_whole_or_stays(tmp_path: Path, monkeypatch: pytest
         (OSError(errno.ENOSPC, "x", "/a/b.json"), "/a/b.json cannot be used: the disk is full."),
         (OSError(errno.EDQUOT, "x"), "A file cannot be written: the disk quota is used up."),
         (RuntimeError("[write] Unable to write 8 bytes."), "A file cannot be written: mlx reports [write] Unable"),
-        (OSError(errno.ENOENT, "x"), None),
-        (RuntimeError("[METAL] Command buffer execution failed"), None),
-        (ValueError("x"), None),
+        *(
+            (error, None)
+            for error in (
+                OSError(errno.ENOENT, "x"),
+                RuntimeError("[METAL] Command buffer execution failed"),
+                ValueError("x"),
+            )
+        ),
     ],
 )
 def test_the_last_net_takes_what_disks_do_and_no_bug(error: Exception, says: str | None) -> None:

@@ -91,10 +91,7 @@ def test_paths_are_found_beside_the_file(tmp_path: Path) -> None:
         ("group_size: 4\n", "has no word of TRL, mlx-lm-lora or mlx-grpo alone"),
         ("- a\n", "must hold settings as “key: value” lines."),
         (TRL_FILE + "eval_strategy: epoch\n", "eval_strategy: eval_strategy cannot be epoch"),
-        (
-            TRL_FILE + "num_generation: 4\n",
-            "num_generation: There is no setting num_generation. Did you mean num_generations?",
-        ),
+        (TRL_FILE + "num_generation: 4\n", "There is no setting num_generation. Did you mean num_generations?"),
         (TRL_FILE + "temperature: 0\n", "temperature: Temp must be above 0, not 0."),
     ],
 )

@@ -371,9 +371,7 @@ SCRIPT = {"model_name_or_path": "a/b", "dataset_name": "c/d"}
         ({"num_generations": 8, "train": True}, {}, {"epochs": None, "optimizer": None}),
     ],
 )
-def test_a_file_has_the_defaults_of_its_program(
-    raw: dict[str, Any], changes: dict[str, Any], ours: dict[str, Any]
-) -> None:
+def test_a_file_has_the_defaults_of_its_program(raw: dict[str, Any], changes: dict[str, Any], ours: dict[str, Any]):
     translation = read_file(raw, changes)
     assert translation.faults == [] and {key: translation.values.get(key) for key in ours} == ours
     assert read_file(translation.values).values == translation.values, "it is a file of ours now"
@@ -403,10 +401,7 @@ def test_account_names_the_program_and_says_what_became_of_each_word() -> None:
     assert lines[0] == "This is a file for TRL. What it leaves out has GRPO Studio's defaults."
     (told,) = read_file({"train": True, "model": "a/b"}).words[1:]
     assert told.word == "optimizer" and "Adam corrects its bias" in told.sentence, "a remark on a default"
-    assert lines[1:] == [
-        "num_generations: read as group_size: 8.",
-        f"ddp_backend: without effect here: {BY_HOSTS}.",
-    ]
+    assert lines[1:] == ["num_generations: read as group_size: 8.", f"ddp_backend: without effect here: {BY_HOSTS}."]
     assert account(read_words({"group_size": 8})) == []
     assert "Words of several programs" in account(read_words({"num_generations": 8, "train": True}))[0]
 

@@ -76,9 +76,7 @@ def test_a_base_on_the_hub_is_named_with_its_relation_and_licence(run: RunFolder
         ("peft", "peft", "from peft import AutoPeftModelForCausalLM"),
     ],
 )
-def test_how_to_load_the_weights(
-    run: RunFolder, format_: str, library: str, line: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_how_to_load_the_weights(run: RunFolder, format_: str, library: str, line: str, monkeypatch):
     monkeypatch.setattr(card_facts, "base_licence", lambda model, id_: {})
     card = model_card(read_facts(run, "someone/sums", FORMATS[format_], "", original="Qwen/Qwen-tiny"))
     about = settings_of(card)
@@ -106,9 +104,7 @@ def test_settings_are_those_of_the_weights_and_changes_are_told(run: RunFolder, 
     assert "- From step 40 on: Temp 0.8 → 0.7." in model_card(at_end)
 
 
-def test_each_stage_that_trained_the_weights_has_its_own_reward_weights(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch
-):
+def test_each_stage_that_trained_the_weights_has_its_own_reward_weights(run: RunFolder, monkeypatch):
     monkeypatch.setattr(card_facts, "base_licence", lambda model, id_: {})
     stages = [
         {"iters": 20, "reward_functions": ["r1_count_xml"], "reward_weights": [0.25]},
@@ -138,7 +134,7 @@ def test_an_evaluation_of_these_weights_is_shown_and_one_of_others_is_not(run: R
     write_evaluation(run.evaluations, step_60, rows)
     card = model_card(facts(run))
     assert "went from 0 to 0.75" in card and "| **Reward** | 0" in card and "95 % intervals" in card
-    assert "```text\nWhat is 0?\n```" in card and "Before training, reward 0:\n\n```text\nbase 0\n```" in card
+    assert "```text\nIs it 0?\n```" in card and "Before training, reward 0:\n\n```text\nbase 0\n```" in card
 
 
 def test_text_of_others_stays_text_in_the_card(run: RunFolder):

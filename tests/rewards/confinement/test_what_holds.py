@@ -58,9 +58,7 @@ def held(tmp_path: Path, before: str, network: bool = False) -> dict[str, str | 
         (NO_FILTER, {"files", "network", "processes"}),
         (f"{NO_LANDLOCK}; {NO_FILTER}", {"files", "secrets", "network", "processes"}),
         (older(1), {"files", "processes"}),
-        (older(3), {"processes"}),
-        (older(5), {"processes"}),
-        (RED_HAT, {"processes"}),
+        *((before, {"processes"}) for before in (older(3), older(5), RED_HAT)),
         ("", set()),
     ],
 )

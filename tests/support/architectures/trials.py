@@ -116,9 +116,7 @@ def learn(folder: Path, train_type: str) -> None:
     assert math.isfinite(metrics["loss"]) and metrics["grad_norm"] > 0, f"no finite gradient: {metrics}"
     arrays = dict(tree_flatten(policy.model.parameters()))
     moved = {name for name, x in arrays.items() if name in before and not np.array_equal(np.array(x), before[name])}
-    assert moved and moved <= set(policy.trainable()), (
-        f"frozen arrays changed: {sorted(moved - set(policy.trainable()))}"
-    )
+    assert moved and moved <= set(policy.trainable()), f"frozen: {sorted(moved - set(policy.trainable()))}"
     policy.model.train()
     learning = policy.model(TOKENS)
     policy.model.eval()
