@@ -83,7 +83,7 @@ def test_rows_side_by_side(qtbot, page: EvaluatePage, run: RunFolder) -> None:
     assert worst.change == -1.0
     left, right = (pane.text.toPlainText() for pane in page.detail.panes)
     assert (left, right) == (f"base {worst.number - 1}", f"tuned {worst.number - 1}")
-    assert f"What is {worst.number - 1}?" in page.detail.prompt.text()
+    assert f"Is it {worst.number - 1}?" in page.detail.prompt.text()
     page.rows.copy()
     assert "Change" in QGuiApplication.clipboard().text().splitlines()[0]
 

@@ -17,28 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PySide6 import QtWidgets
 from PySide6.QtCore import QEvent, QFile, QPoint, QProcess, Qt
 from PySide6.QtGui import QAction, QDesktopServices
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import (
-    QAbstractButton,
-    QAbstractItemView,
-    QAbstractSlider,
-    QAbstractSpinBox,
-    QApplication,
-    QComboBox,
-    QDialog,
-    QFileDialog,
-    QInputDialog,
-    QLineEdit,
-    QListView,
-    QMenu,
-    QMessageBox,
-    QPlainTextEdit,
-    QTabBar,
-    QTextEdit,
-    QWidget,
-)
+from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
 from app import theme
@@ -189,31 +172,31 @@ def type_into(widget: Any, dice: random.Random) -> None:
     if text.isascii():  # QTest types no other keys
         QTest.keyClicks(widget, text)
     else:
-        (widget.insert if isinstance(widget, QLineEdit) else widget.insertPlainText)(text)
+        (widget.insert if isinstance(widget, QtWidgets.QLineEdit) else widget.insertPlainText)(text)
     if dice.random() < 0.5:
         QTest.keyClick(widget, dice.choice(KEYS))
 
 
-def choose_row(view: QAbstractItemView, dice: random.Random) -> None:
+def choose_row(view: QtWidgets.QAbstractItemView, dice: random.Random) -> None:
     model = view.model()
     if model is None or (rows := model.rowCount(view.rootIndex())) < 1:
         return
-    columns = 1 if isinstance(view, QListView) else model.columnCount(view.rootIndex())
+    columns = 1 if isinstance(view, QtWidgets.QListView) else model.columnCount(view.rootIndex())
     index = model.index(dice.randrange(rows), dice.randrange(max(1, columns)))
-    view.scrollTo(index, QAbstractItemView.ScrollHint.EnsureVisible)
+    view.scrollTo(index, QtWidgets.QAbstractItemView.ScrollHint.EnsureVisible)
     button = Qt.MouseButton.RightButton if dice.random() < 0.15 else Qt.MouseButton.LeftButton
     click = QTest.mouseDClick if dice.random() < 0.2 else QTest.mouseClick
     click(view.viewport(), button, pos=view.visualRect(index).center())
 
 
-def choose_item(box: QComboBox, dice: random.Random) -> None:
+def choose_item(box: QtWidgets.QComboBox, dice: random.Random) -> None:
     model, column, root = box.model(), box.modelColumn(), box.rootModelIndex()
     if rows := [row for row in range(box.count()) if model.flags(model.index(row, column, root)) & ENABLED]:
         box.setCurrentIndex(dice.choice(rows))
         box.activated.emit(box.currentIndex())
 
 
-def press_tab(bar: QTabBar, dice: random.Random) -> None:
+def press_tab(bar: QtWidgets.QTabBar, dice: random.Random) -> None:
     if bar.count():
         QTest.mouseClick(bar, Qt.MouseButton.LeftButton, pos=bar.tabRect(dice.randrange(bar.count())).center())
 
@@ -225,22 +208,22 @@ def click_somewhere(widget: QWidget, dice: random.Random) -> None:
 
 
 DEEDS: list[tuple[type[QWidget], Callable[[Any, random.Random], None]]] = [
-    (QAbstractButton, lambda button, dice: QTest.mouseClick(button, Qt.MouseButton.LeftButton)),
-    (QComboBox, choose_item),
-    (QTabBar, press_tab),
-    (QAbstractItemView, choose_row),
-    (QLineEdit, type_into),
-    (QPlainTextEdit, type_into),
-    (QTextEdit, type_into),
-    (QAbstractSpinBox, lambda box, dice: box.stepBy(dice.choice([-100, -1, 1, 100]))),
-    (QAbstractSlider, lambda slider, dice: slider.setValue(dice.randint(slider.minimum(), slider.maximum()))),
+    (QtWidgets.QAbstractButton, lambda button, dice: QTest.mouseClick(button, Qt.MouseButton.LeftButton)),
+    (QtWidgets.QComboBox, choose_item),
+    (QtWidgets.QTabBar, press_tab),
+    (QtWidgets.QAbstractItemView, choose_row),
+    (QtWidgets.QLineEdit, type_into),
+    (QtWidgets.QPlainTextEdit, type_into),
+    (QtWidgets.QTextEdit, type_into),
+    (QtWidgets.QAbstractSpinBox, lambda box, dice: box.stepBy(dice.choice([-100, -1, 1, 100]))),
+    (QtWidgets.QAbstractSlider, lambda slider, dice: slider.setValue(dice.randint(slider.minimum(), slider.maximum()))),
 ]
 
 
 def step(window: Window, dice: random.Random) -> str:
     """One action on whatever is in front; returns what it was."""
     popup = QApplication.activePopupWidget()
-    if isinstance(popup, QMenu):
+    if isinstance(popup, QtWidgets.QMenu):
         actions = [action for action in popup.actions() if is_harmless(action)]
         if actions and dice.random() < 0.6:
             action = dice.choice(actions)
@@ -250,7 +233,7 @@ def step(window: Window, dice: random.Random) -> str:
         popup.close()
         return "menu closed"
     front = popup or QApplication.activeModalWidget() or window
-    if isinstance(front, QDialog) and dice.random() < 0.1:
+    if isinstance(front, QtWidgets.QDialog) and dice.random() < 0.1:
         front.reject()
         return f"dialog {front.windowTitle()} closed"
     if front is window and dice.random() < 0.1:
@@ -258,7 +241,7 @@ def step(window: Window, dice: random.Random) -> str:
         window.show_page(key)
         return f"page {key}"
     if front is window and dice.random() < 0.05:
-        menus = window.menuBar().findChildren(QMenu)
+        menus = window.menuBar().findChildren(QtWidgets.QMenu)
         actions = [action for menu in menus for action in menu.actions() if action.text() and is_harmless(action)]
         action = dice.choice(actions)
         action.trigger()
@@ -286,12 +269,12 @@ def tame(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(QFile, "moveToTrash", lambda *_: False)
     monkeypatch.setattr(QDesktopServices, "openUrl", lambda *_: True)
     for name in ("getOpenFileName", "getSaveFileName"):
-        monkeypatch.setattr(QFileDialog, name, lambda *_: ("", ""))
-    monkeypatch.setattr(QFileDialog, "getExistingDirectory", lambda *_: "")
-    monkeypatch.setattr(QInputDialog, "getText", lambda *_: ("", False))
-    monkeypatch.setattr(QMessageBox, "exec", lambda *_: int(QMessageBox.StandardButton.Cancel))
-    monkeypatch.setattr(QMessageBox, "warning", lambda *_: QMessageBox.StandardButton.Ok)
-    monkeypatch.setattr(QDialog, "exec", lambda *_: int(QDialog.DialogCode.Rejected))
+        monkeypatch.setattr(QtWidgets.QFileDialog, name, lambda *_: ("", ""))
+    monkeypatch.setattr(QtWidgets.QFileDialog, "getExistingDirectory", lambda *_: "")
+    monkeypatch.setattr(QtWidgets.QInputDialog, "getText", lambda *_: ("", False))
+    monkeypatch.setattr(QtWidgets.QMessageBox, "exec", lambda *_: int(QtWidgets.QMessageBox.StandardButton.Cancel))
+    monkeypatch.setattr(QtWidgets.QMessageBox, "warning", lambda *_: QtWidgets.QMessageBox.StandardButton.Ok)
+    monkeypatch.setattr(QtWidgets.QDialog, "exec", lambda *_: int(QtWidgets.QDialog.DialogCode.Rejected))
 
 
 @pytest.mark.parametrize(
@@ -320,7 +303,7 @@ def test_a_random_walk(seed: int, actions: int, qapp: QApplication, real_runs: P
         if errors:
             problems += [*deeds[-5:], *errors]
             errors.clear()
-    for dialog in window.findChildren(QDialog):
+    for dialog in window.findChildren(QtWidgets.QDialog):
         dialog.reject()
     window.close()
     qapp.sendPostedEvents(None, QEvent.Type.DeferredDelete.value)
