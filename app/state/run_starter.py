@@ -116,7 +116,7 @@ class RunStarter:
             return True
         if (sweep := live_sweep()) is not None:
             text = f"The sweep {sweep.name} is training: stop it on Sweeps first, or let it finish."
-            session.messages.say(text, START, sweep.process.is_locked)
+            session.messages.say(text, START, sweep.is_locked)
         return sweep is not None
 
     def _is_ready(self) -> bool:

@@ -94,7 +94,7 @@ class Sweeps(QObject):
                 self._launch(self.folder)
 
     def _launch(self, folder: SweepFolder) -> bool:
-        start_detached(backend_command("sweep", str(folder.path), "--resume"), folder.process)
+        start_detached(backend_command("sweep", str(folder.path), "--resume"), folder)
         self.show(folder.name)
         self._starting, self.state = STARTING_CHECKS, "starting"
         self.changed.emit()
@@ -103,7 +103,7 @@ class Sweeps(QObject):
     def stop(self) -> None:
         if self.folder is not None and self.is_live:
             with problems_to(self.told.emit):
-                self.folder.process.say("stop")
+                self.folder.say("stop")
                 self.told.emit(f"{self.folder.name} saves its runs and stops.")
 
     def clone_winner(self) -> None:
@@ -115,7 +115,7 @@ class Sweeps(QObject):
             "clone", str(self.folder.run(best.run).path), "--warm", "--set", f"iters={2 * best.step}", "--start"
         )
         with problems_to(self.told.emit):
-            start_detached(command, self.folder.process)
+            start_detached(command, self.folder)
             self.told.emit(f"{best.run} goes on in a new run, up to step {2 * best.step}. It is on Runs in a moment.")
 
 

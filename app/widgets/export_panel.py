@@ -23,6 +23,7 @@ from backend.export import exports
 from backend.export.exports import FORMATS, TARGETS
 from backend.runs.run_folder import RunFolder
 from backend.utils.command import backend_command
+from backend.utils.disk import room_on
 from backend.utils.errors import UserError
 from backend.utils.files import exists
 from backend.utils.places import lm_studio_models
@@ -222,9 +223,9 @@ class ExportChoices(QWidget):
             return f"Give the {what} a name."
         if is_taken and not self.overwrite.isChecked():
             return f"A {what} of that name exists."
-        free = exports.free_bytes(self._folder)
-        if weights and size is not None and free is not None and size > free:
-            return f"The disk has only {figure(free / 1e9, 'GB')} free."
+        room = room_on(self._folder)
+        if weights and size is not None and room is not None and size > room.bytes:
+            return f"The disk has only {figure(room.bytes / 1e9, 'GB')} free."
         return ""
 
 

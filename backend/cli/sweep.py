@@ -110,7 +110,7 @@ def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: b
     from backend.trainer.trainer import RESTART
 
     with handlers_restored() as afterwards:
-        with logging_to(folder.process) as log:
+        with logging_to(folder) as log:
             out = sys.stderr if as_json else sys.stdout
             tell(folder.path, file=out, flush=True)
             tell(cpu_setup.load_openblas(), file=sys.stderr, flush=True)

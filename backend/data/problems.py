@@ -50,17 +50,11 @@ def apply_chat_template(messages: Messages, tokenizer: Any, variables: Mapping[s
     return list(tokenizer.encode("\n\n".join(message["content"] for message in messages)))
 
 
-def tokenize(messages: Messages, tokenizer: Any, variables: Mapping[str, Any], where: str) -> list[int]:
-    """`apply_chat_template` that raises UserError naming the row `where`."""
-    tokens = tokenize_if_fits(messages, tokenizer, variables, where, None)
-    assert not isinstance(tokens, TooLong)
-    return tokens
-
-
 def tokenize_if_fits(
     messages: Messages, tokenizer: Any, variables: Mapping[str, Any], where: str, most: int | None
 ) -> list[int] | TooLong:
-    """`tokenize`, except for chats certainly longer than `most` tokens."""
+    """`apply_chat_template` that raises UserError naming the row `where`; not for chats certainly longer than `most`
+    tokens."""
     check_unicode(messages, where)
     size = _characters(messages)
     if most is not None and size > ALWAYS_EXACT and size > most * LONGEST_TOKEN:

@@ -188,39 +188,23 @@ def verdict(of: PromptVariety) -> tuple[str, str]:
         return "good", ""
     repeats = 1 - of.different / of.rows
     there = "There is one prompt" if of.different == 1 else f"There are {of.different} different prompts"
-    verdicts = [
-        (
-            repeats >= MANY_REPEATS,
-            "poor",
-            f"{repeats:.0%} of the prompts repeat another, exactly or nearly, so a run sees some questions more often "
-            "than others. Leave them out, or put others in their place.",
-        ),
-        (
-            of.different < FEW,
-            "poor",
-            f"{there}: a model learns so few by heart. Add more, some hundreds at least.",
-        ),
-        (
-            of.answers and of.answer_share >= ONE_ANSWER,
-            "poor",
-            f"{of.answer_share:.0%} of the answers are {quote(of.answer, 24)}: a model that always says so is right "
-            "that often. Add rows with other answers.",
-        ),
-        (
-            of.pattern_share >= ONE_PATTERN,
-            "note",
-            f"{of.pattern_share:.0%} of the prompts have one wording with other numbers: the model learns this task. "
-            "Mix in others if it should learn more.",
-        ),
-        (
-            of.distinct_2 < FEW_PHRASES,
-            "note",
-            f"The prompts say the same things again: of their word pairs {of.distinct_2:.0%} are different. Add "
-            "prompts on other subjects.",
-        ),
-    ]
-    varied = f"The prompts are varied: {of.different:,} different ones, and neither a wording nor an answer prevails."
-    return next(((level, sentence) for holds, level, sentence in verdicts if holds), ("good", varied))
+    if repeats >= MANY_REPEATS:
+        sees = "exactly or nearly, so a run sees some questions more often than others"
+        advice = "Leave them out, or put others in their place."
+        return "poor", f"{repeats:.0%} of the prompts repeat another, {sees}. {advice}"
+    if of.different < FEW:
+        return "poor", f"{there}: a model learns so few by heart. Add more, some hundreds at least."
+    if of.answers and of.answer_share >= ONE_ANSWER:
+        right = "a model that always says so is right that often. Add rows with other answers."
+        return "poor", f"{of.answer_share:.0%} of the answers are {quote(of.answer, 24)}: {right}"
+    if of.pattern_share >= ONE_PATTERN:
+        task = "the model learns this task. Mix in others if it should learn more."
+        return "note", f"{of.pattern_share:.0%} of the prompts have one wording with other numbers: {task}"
+    if of.distinct_2 < FEW_PHRASES:
+        pairs = f"of their word pairs {of.distinct_2:.0%} are different. Add prompts on other subjects."
+        return "note", f"The prompts say the same things again: {pairs}"
+    varied = f"{of.different:,} different ones, and neither a wording nor an answer prevails."
+    return "good", f"The prompts are varied: {varied}"
 
 
 def figures(of: PromptVariety) -> list[tuple[str, str, str]]:

@@ -447,8 +447,7 @@ def stepped(found: Found, steps: RowSteps, split: str, notes: list[str]) -> Rows
         setting = "answer_pattern" if steps.config.answer_pattern else "map_function"
         raise UserError(setting, f"No row of {shown_source(found.source)} is left: {steps.left_out_words()}.")
     if left_out := len(found.rows) - len(rows):
-        counts = f"{left_out:,} of {len(found.rows):,} rows of {split}"
-        notes.append(f"{counts} are left out: {steps.left_out_words()}.")
+        notes.append(f"{left_out:,} of {len(found.rows):,} rows of {split} are left out: {steps.left_out_words()}.")
     return rows
 
 

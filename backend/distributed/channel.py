@@ -58,10 +58,6 @@ ENDED = "hung up: its process has ended"
 Frame = list[bytes | memoryview]
 
 
-class HandshakeError(Exception):
-    """The other end does not know the secret, or hung up."""
-
-
 class SilenceError(Exception):
     """The other end closed the connection, or is silent."""
 
@@ -110,14 +106,14 @@ def accept(
         piece = connection.recv(ANSWER.size - len(answer))
         answer += piece
         if not piece:
-            raise HandshakeError
+            raise ConnectionError
         if len(answer) == ANSWER.size:
             own_rank, theirs, proof = ANSWER.unpack(answer)
             rank = int.from_bytes(own_rank, "little")
             if not hmac.compare_digest(proof, _proof(secret, b"worker", challenge, theirs, own_rank)):
-                raise HandshakeError
+                raise ConnectionError
             if rank not in ranks or rank in proven:
-                raise HandshakeError
+                raise ConnectionError
             connection.send(_proof(secret, b"leader", theirs, challenge, own_rank))
             proven[rank] = part_from(connection)
 
@@ -129,7 +125,7 @@ def accept(
             connection: Any = key.fileobj
             try:
                 (key.data or hear)(connection)
-            except (OSError, HandshakeError):
+            except OSError:
                 if connection in strangers:
                     part_from(connection).close()
         while strangers and (len(strangers) > MOST_STRANGERS or time.monotonic() > next(iter(strangers.values()))[2]):
@@ -157,7 +153,7 @@ def connect(addresses: Sequence[tuple[str, int]], secret: bytes, rank: int, dead
             try:
                 _introduce(connection, secret, rank)
                 return connection
-            except (OSError, HandshakeError) as error:  # another program's port
+            except OSError as error:  # another program's port
                 connection.close()
                 why = error
         if time.monotonic() > deadline:
@@ -175,7 +171,7 @@ def _introduce(connection: socket.socket, secret: bytes, rank: int) -> None:
             connection.settimeout(max(ends - time.monotonic(), 0.001))
             piece = connection.recv(CHALLENGE - len(data))
             if not piece:
-                raise HandshakeError
+                raise ConnectionError
             data += piece
         return bytes(data)
 
@@ -183,7 +179,7 @@ def _introduce(connection: socket.socket, secret: bytes, rank: int) -> None:
     theirs = read()
     connection.sendall(ANSWER.pack(own_rank, mine, _proof(secret, b"worker", theirs, mine, own_rank)))
     if not hmac.compare_digest(read(), _proof(secret, b"leader", mine, theirs, own_rank)):
-        raise HandshakeError
+        raise ConnectionError
 
 
 @dataclass(frozen=True, slots=True)

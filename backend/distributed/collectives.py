@@ -267,11 +267,8 @@ def check_same_base(parts: Trained, config: Config, ranks: Collectives, machines
             for a, b in zip(own["sizes"], other["sizes"], strict=True)
         )
         if not is_same:
-            raise UserError(
-                "model",
-                f"The model {quote(config.model, 60)} on {machines[rank]} has other weights than here; "
-                "copy it there, or name a revision.",
-            )
+            weights = f"The model {quote(config.model, 60)} on {machines[rank]} has other weights than here"
+            raise UserError("model", f"{weights}; copy it there, or name a revision.")
 
 
 def _bit_sum(arrays: dict[str, mx.array]) -> int:

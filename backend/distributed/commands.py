@@ -68,13 +68,12 @@ def launch_command(hosts: HostsFile, file: Path, backend: str, run: Path) -> lis
     option that Open MPI 4 refuses. `program` and `folder` of a host have no effect."""
     alike = Host("")
     variables, program = program_environment(alike), rank_program(alike, "rank", "--run", str(run))
+    ours = [f"{name}={value}" for name, value in variables.items()]
     if backend == "mpi":
-        return mpi_command(
-            "mpirun", hosts, [*(f"{name}={value}" for name, value in variables.items()), *hosts.envs], program
-        )
+        return mpi_command("mpirun", hosts, [*ours, *hosts.envs], program)
     script = Path(sys.executable).with_name("mlx.launch")
     launch = str(script) if script.exists() else script.name
-    exported = [part for name, value in variables.items() for part in ("--env", f"{name}={value}")]
+    exported = [part for variable in ours for part in ("--env", variable)]
     return [launch, "--hostfile", str(file), "--backend", backend, *exported, "--", *program]
 
 

@@ -263,9 +263,8 @@ def choose_backend(hosts: HostsFile, wanted: str = AUTO, *, has_mpi: bool, has_c
         elif backend in ("jaccl", "jaccl-ring", "nccl") and 0 in without_address:
             lack = f"{backend} needs an address of the first host, at which the others reach it; it has no ips."
         elif backend.startswith("jaccl") and (pair := _missing_device(hosts, ring=backend == "jaccl-ring")):
-            lack = (
-                f"{backend} needs RDMA devices; the hosts file has none from host {pair[0] + 1} to host {pair[1] + 1}."
-            )
+            between = f"from host {pair[0] + 1} to host {pair[1] + 1}"
+            lack = f"{backend} needs RDMA devices; the hosts file has none {between}."
         elif backend == "mpi" and not has_mpi:
             lack = f"{count} ranks need MPI here, and mpirun is not installed. Install Open MPI, or choose ring."
         elif backend == "nccl" and not has_cuda:
@@ -343,8 +342,5 @@ def require_hosts(name: str) -> None:
     """Raise UserError for the hosts file of a run folder that was never allowed here; an edited one passes."""
     asked = AllowedHosts().missing(name)
     if asked is not None and not asked.changed:
-        raise UserError(
-            "hosts",
-            f"The hosts file {quote(asked.path, 66)} was never allowed on this machine. Read it; the verb machines "
-            "checks and allows it, and --hosts none trains here alone.",
-        )
+        advice = "Read it; the verb machines checks and allows it, and --hosts none trains here alone."
+        raise UserError("hosts", f"The hosts file {quote(asked.path, 66)} was never allowed on this machine. {advice}")

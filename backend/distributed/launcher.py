@@ -202,10 +202,8 @@ class _Start:
         if self._by_mpi:
             exported = [f"{name}={value}" for name, value in (away | mpi_variables()).items()]
             shell = ["/bin/sh", "-c", _UNDER_MPI, "rank", str(self._logs), launch.run.name, *command]
-            command, environment = (
-                mpi_command(mpirun() or "mpirun", self._hosts, exported, shell),
-                backend_environment(),
-            )
+            command = mpi_command(mpirun() or "mpirun", self._hosts, exported, shell)
+            environment = backend_environment()
         elif not self._hosts.is_here(rank):
             command = ssh_command(host, command, away | {MACHINE_VARIABLE: host.ssh})
             environment = dict(os.environ)
@@ -213,11 +211,8 @@ class _Start:
         with contextlib.ExitStack() as logs:
             stdin, stdout, stderr = subprocess.DEVNULL, None, None
             if rank:
-                stdin, stdout, stderr = (
-                    subprocess.PIPE,
-                    logs.enter_context(self._log(rank).open("wb")),
-                    subprocess.STDOUT,
-                )
+                log = logs.enter_context(self._log(rank).open("wb"))
+                stdin, stdout, stderr = subprocess.PIPE, log, subprocess.STDOUT
             elif self._by_mpi:
                 stderr = logs.enter_context((self._logs / "mpirun.log").open("wb"))
             self._processes[rank] = subprocess.Popen(

@@ -356,9 +356,8 @@ def copy_model(model: str, hosts: HostsFile, rank: int, progress: CheckProgress 
         process.wait()
     if process.returncode:
         last = process.stderr.read().decode(errors="replace").strip().splitlines()[-1:]
-        raise UserError(
-            "model", f"{label} could not take the model: {quote(last[0] if last else 'ssh has ended', 110)}"
-        )
+        why = quote(last[0] if last else "ssh has ended", 110)
+        raise UserError("model", f"{label} could not take the model: {why}")
 
 
 def main(_arguments: Sequence[str] = ()) -> int:
@@ -390,6 +389,7 @@ def main(_arguments: Sequence[str] = ()) -> int:
 def facts(model: str = "", reward_file: str = "") -> MachineFacts:
     """About this machine. Loads no mlx, and takes a fraction of a second."""
     memory, room, macos = psutil.virtual_memory(), room_on(hub_cache()), platform.mac_ver()[0]
+    folder = local_folder(model) if model else None
     files = model_files(model) if model else {}
     package, code = project_root() / "backend", sha256()
     if not is_bundled():
@@ -414,7 +414,7 @@ def facts(model: str = "", reward_file: str = "") -> MachineFacts:
         mlx_lm=_version("mlx-lm"),
         has_mpi=mpirun() is not None,
         rdma_devices=tuple(word for word in devices.split() if word.startswith("rdma_")),
-        model=digest_of(model) if files else "",
+        model=digest_of(folder, files) if folder and files else "",
         model_bytes=sum(files.values()),
         has_reward_file=is_file(user_path(reward_file, "reward_functions_file")) if reward_file else None,
     )
@@ -474,16 +474,10 @@ def model_files(model: str) -> dict[str, int]:
     return found if is_model else {}
 
 
-def digest_of(model: str) -> str:
-    """Digest of names, sizes and config.json, to compare machines without reading weights; "" without the model."""
-    files, folder = model_files(model), local_folder(model)
-    if not files or folder is None:
-        return ""
-    compared = [
-        (name, size)
-        for name, size in files.items()
-        if name.endswith(".safetensors") or name in ("config.json", "tokenizer.json")
-    ]
+def digest_of(folder: Path, files: dict[str, int]) -> str:
+    """Digest of names, sizes and config.json, to compare machines without reading weights."""
+    others = ("config.json", "tokenizer.json")
+    compared = [pair for pair in files.items() if pair[0].endswith(".safetensors") or pair[0] in others]
     return sha256(repr(compared).encode() + (folder / "config.json").read_bytes()).hexdigest()[:16]
 
 

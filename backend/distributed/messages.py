@@ -209,9 +209,8 @@ def check_sendable(values: Mapping[str, Any]) -> None:
         try:
             encode("", {"value": value})
         except (TypeError, ValueError) as error:
-            raise UserError(
-                "data", f"The column {quote(column, 40)} holds {error}, which cannot be sent to other machines."
-            ) from None
+            holds = f"The column {quote(column, 40)} holds {error}"
+            raise UserError("data", f"{holds}, which cannot be sent to other machines.") from None
 
 
 def reward_code(config: Config) -> dict[str, tuple[str, str]]:

@@ -110,9 +110,8 @@ class WorkerError(UserError):
         self, info: RankInfo, sentence: str, *, exit_code: int = 2, traceback: str = "", gpu_text: str = ""
     ) -> None:
         self.rank, self.machine, self.exit_code = info.rank, info.machine, exit_code
-        self.traceback, self.gpu_text = traceback, gpu_text
-        self.place = f"On {info}"
-        super().__init__("hosts", f"{self.place}: {sentence}")
+        self.gpu_text, self.place = gpu_text, f"On {info}"
+        super().__init__("hosts", f"{self.place}: {sentence}", traceback)
 
 
 @dataclass(frozen=True, slots=True)

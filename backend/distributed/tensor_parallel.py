@@ -142,13 +142,11 @@ class LeadingEngine(Engine):
             rollout = LeadingSampler(self, config, policy, config.max_completion_length, **of_rollout, costs=costs)
             self.parts = ModelParts(policy, learner, rollout)
             own = self.parts.decisions()
-            for machine, other in zip(self.workers.machines, self.ranks.gather(own), strict=True):
-                if different := [name for name in own if other.get(name) != own[name]]:
-                    raise UserError(
-                        "hosts",
-                        f"{machine} computes this model in another way than here ({', '.join(different)}): a sharded "
-                        "model needs the same mlx and the same files on all machines.",
-                    )
+            for machine, theirs in zip(self.workers.machines, self.ranks.gather(own), strict=True):
+                if different := [name for name in own if theirs.get(name) != own[name]]:
+                    other = f"{machine} computes this model in another way than here ({', '.join(different)})"
+                    needs = "a sharded model needs the same mlx and the same files on all machines"
+                    raise UserError("hosts", f"{other}: {needs}.")
             mx.eval(learner.optimizer.state)  # in this thread, whose graph it is: checkpoints are another's
             return learner, rollout
 

@@ -210,11 +210,9 @@ def _build(
     if format_.names == "original":
         trained, original = trained_on_original(trained, fetch)
         if (trained.base, trained.quantization) != (requested.base, requested.quantization):
-            merged = (
-                f"The adapters were trained on quantised weights and are now on the original ones of {trained.name}"
-            )
+            now = f"The adapters were trained on quantised weights and are now on the original ones of {trained.name}"
             differs = "in use, its answers differ from the run's by what quantisation had changed"
-            notes = (f"{merged}, with which these logits were compared: {differs}.",)
+            notes = (f"{now}, with which these logits were compared: {differs}.",)
         if format_.kind == "gguf":
             gguf_file.check(original, trained.tokenizer)
     check_free_space(destination.workshop, _needed_bytes(trained, format_))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -274,8 +273,3 @@ def settings_of(run: RunFolder) -> Config:
 
 def target_folder(target: str, name: str, folder: Path) -> Path:
     return lm_studio_models() / PUBLISHER / name if target == "lmstudio" else folder / name
-
-
-def free_bytes(folder: Path) -> int | None:
-    existing = next((path for path in (folder, *folder.parents) if path.exists()), None)
-    return shutil.disk_usage(existing).free if existing else None

@@ -29,7 +29,7 @@ from backend.runs.archive import WorkClock, first_and_last_means
 from backend.runs.completion_rows import CompletionRow, GroupRow, parse_group_row
 from backend.runs.events import Event, read_events, step_of_end
 from backend.runs.run_folder import RunFolder
-from backend.runs.run_record import read_parent
+from backend.runs.run_record import as_markdown, read_parent
 from backend.runs.saved_weights import find_checkpoint
 from backend.runs.steering import Change, run_config
 from backend.trainer.evaluation.evaluation_rows import (
@@ -159,33 +159,19 @@ def _rewards(config: Config, steps: list[Event], step: int | None) -> Iterator[t
     """Each stage up to `step`, and its reward functions over its steps."""
     last_step = step or 0
     for index in range(stage_at(config.stages, last_step) + 1) if config.stages else (0,):
-        title, of_stage, scoring = (
-            "",
-            steps,
-            {"reward_functions": config.reward_functions, "reward_weights": config.weights},
-        )
+        title, of_stage, entries, weights = "", steps, config.reward_functions, config.weights
         if config.stages:
             first, after = (first_step(config.stages, number) for number in (index, index + 1))
             title = f"Stage {index + 1}, steps {first} to {min(after - 1, last_step)}"
             of_stage = [event for event in steps if first <= event["step"] < after]
             scoring = scoring_of(config.model_dump(), index)
-        names = [metric_name(canonical_entry(entry)) for entry in scoring["reward_functions"]]
-        weights = scoring["reward_weights"] or [1.0] * len(names)
-        functions = [
-            *zip(names, weights, (f"rewards/{name}/mean" for name in names), strict=False),
-            ("", 1.0, "reward"),
-        ]
-        yield (
-            title,
-            [
-                (
-                    public_text(name),
-                    float(weight),
-                    *first_and_last_means(value for _, value in _curve(of_stage, metric)),
-                )
-                for name, weight, metric in functions
-            ],
-        )
+            entries, weights = scoring["reward_functions"], scoring["reward_weights"]
+        names = [metric_name(canonical_entry(entry)) for entry in entries]
+        ends: list[RewardEnds] = []
+        for name, weight in [*zip(names, weights or [1.0] * len(names), strict=False), ("", 1.0)]:
+            curve = _curve(of_stage, f"rewards/{name}/mean" if name else "reward")
+            ends.append((public_text(name), float(weight), *first_and_last_means(value for _, value in curve)))
+        yield title, ends
 
 
 def _curve(steps: Iterable[Event], name: str) -> Curve:
@@ -401,9 +387,7 @@ def _plain(text: str) -> str:
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], rest: str = "---:") -> str:
-    lines = [f"| {' | '.join(head)} |", f"|{'|'.join(['---', *[rest] * (len(head) - 1)])}|"]
-    lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
-    return "\n".join(lines)
+    return as_markdown([head, *rows], rest).removesuffix("\n")
 
 
 def _number(value: float | None) -> str:

@@ -25,7 +25,7 @@ from backend.export.hub_upload import ByteProgress, HubToken, Upload, Uploaded, 
 from backend.export.model_card import CURVES, CURVES_FILE, SETTINGS_FILE, Curve, model_card, read_facts
 from backend.export.original_files import find_original
 from backend.export.privacy import clean_json_files, refuse_leaks
-from backend.models.hub_client import NOT_A_NAME
+from backend.models.hub_client import hub_errors
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import END, find_choice
 from backend.runs.steering import run_config
@@ -76,13 +76,10 @@ def prepare_upload(run: RunFolder, repo_id: str, export: Export, progress: Progr
 
     Contacts the Hub only for the base model's licence. Raises as `export_run`, and UserError for a bad name or a leak.
     """
-    try:
+    with hub_errors(repo_id or "Nothing", setting="repo"):
         validate_repo_id(repo_id)
-        is_valid = repo_id.count("/") == 1
-    except HFValidationError:
-        is_valid = False
-    if not is_valid:
-        raise UserError("repo", f"{repo_id or 'Nothing'} {NOT_A_NAME}.")
+        if repo_id.count("/") != 1:
+            raise HFValidationError
     weights, newest = find_choice(run, export.checkpoint or END).path, evaluation_rows.evaluations_of(run)[:1]
     made_from = {"format": export.format, "weights": _stamp(weights), "evaluation": [_stamp(path) for path in newest]}
     prepared = PreparedUpload(repo_id, run.uploads / repo_id.replace("/", "--"))

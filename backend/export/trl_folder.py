@@ -128,8 +128,7 @@ def export_trl(
 
 def _check_replaceable(target: Path, overwrite: bool) -> None:
     if not overwrite:
-        there = f"{quote(target, 120)} is there already"
-        raise UserError("overwrite", f"{there}; choose another name, or overwrite it.")
+        raise UserError("overwrite", f"{quote(target, 120)} is there already; choose another name, or overwrite it.")
     if not (target / MARK).is_file() or not (target / "settings.json").is_file():
         other = f"{quote(target, 110)} is there and no folder for TRL, so it is not replaced"
         raise UserError("overwrite", f"{other}; choose another name.")

@@ -84,7 +84,7 @@ def _search_result(repo: Mapping[str, Any], repo_type: RepoType) -> dict[str, An
         "size": None,
         "kind": "",
         "precision": "",
-        "changed": datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp() if moment else None,
+        "changed": datetime.fromisoformat(moment).timestamp() if moment else None,
         "downloads": repo.get("downloads") and int(repo["downloads"]),
         "gated": bool(repo.get("gated")),
         "refusal": "",

@@ -114,9 +114,8 @@ def hub_errors(repo_id: str, repo_type: str = "model", setting: str = "", token:
         while isinstance(cause, (RuntimeError, LocalEntryNotFoundError)) and cause.__cause__ is not None:
             cause = cause.__cause__  # the library wraps errors of one file
         sentence = explain(cause, repo_id, repo_type, is_upload=bool(token and repo_id))
-        raise UserError(setting or SETTING[repo_type], sentence.replace(token or "\0", "…")) from (
-            None if token else error
-        )
+        shown = UserError(setting or SETTING[repo_type], sentence.replace(token or "\0", "…"))
+        raise shown from (None if token else error)
 
 
 def host() -> str:

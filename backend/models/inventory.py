@@ -91,7 +91,9 @@ def model_at(folder: Path, name: str = "", where: Where = "folder", id_: str = "
     item.refusal = architectures.refusal(config, files) or _missing_shards(folder, files)
     if config is not None:
         item.kind, item.precision = model_type(config), architectures.precision_of(config)
-    if not item.refusal and not _has_chat_template(folder, files):
+    has_template = "chat_template.jinja" in files or "chat_template.json" in files
+    has_template = has_template or object_or_empty(folder / "tokenizer_config.json").get("chat_template")
+    if not item.refusal and not has_template:
         item.remarks.append("It has no chat template: prompts go in as plain text, as to a base model.")
     return item
 
@@ -131,12 +133,6 @@ def _missing_shards(folder: Path, files: FileStats) -> str:
     named = {str(name) for name in weight_map.values()} if isinstance(weight_map, dict) else set[str]()
     missing = named - set(files)
     return f"{len(missing)} of its {len(named)} weight files are missing." if missing else ""
-
-
-def _has_chat_template(folder: Path, files: FileStats) -> bool:
-    if "chat_template.jinja" in files or "chat_template.json" in files:
-        return True
-    return bool(object_or_empty(folder / "tokenizer_config.json").get("chat_template"))
 
 
 def dataset_at(path: Path, name: str = "", where: Where = "folder", id_: str = "") -> InventoryItem | None:

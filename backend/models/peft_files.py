@@ -147,8 +147,7 @@ def read_settings(file: Path) -> PeftSettings:
     start = raw.get("init_lora_weights", True)
     if start not in STARTS_FROM_LORA:
         began = f"The adapter began with {quote(start, 30)}, which changed the base's weights too"
-        convert = "convert it to LoRA with peft (path_initial_model_for_weight_conversion)"
-        raise UserError(SETTING, f"{began}; {convert}.")
+        raise UserError(SETTING, f"{began}; convert it to LoRA with peft (path_initial_model_for_weight_conversion).")
 
     try:
         return PeftSettings.model_validate(raw)

@@ -225,16 +225,8 @@ def load_policy(
             reference = frozen(copy_sharing_arrays(model))
     check_can_learn(model, config.model)
     mx.eval(model.parameters(), masters)
-    return Policy(
-        model,
-        tokenizer,
-        base.model_config,
-        reference,
-        base.original_dtypes,
-        masters,
-        adapted_keys,
-        base.weights if shared else None,
-    )
+    weights = base.weights if shared else None
+    return Policy(model, tokenizer, base.model_config, reference, base.original_dtypes, masters, adapted_keys, weights)
 
 
 def cast(model: nn.Module, dtype: str, keep: bool = False) -> Any:
@@ -292,10 +284,8 @@ def quantized_as(
     except Exception as error:  # a model's code may ask for a group size of its own that its widths do not allow
         raise UserError("quantization", f"This model cannot be quantised: {reason_of(error)}; choose None.") from error
     if not is_quantised(model):
-        raise UserError(
-            "quantization",
-            f"No weight of this model can be quantised: none is a multiple of {how['group_size']} wide; choose None.",
-        )
+        too_narrow = f"none is a multiple of {how['group_size']} wide"
+        raise UserError("quantization", f"No weight of this model can be quantised: {too_narrow}; choose None.")
     return model, model_config
 
 
@@ -318,19 +308,15 @@ def _prepare_full_training(model: nn.Module, note: Callable[[str], None]) -> dic
     Returns the original types by name. Raises UserError for a quantised model.
     """
     if is_quantised(model):
-        raise UserError(
-            "train_type",
-            "Full fine-tuning has no gradient for quantised weights, and this model is quantised; choose LoRA.",
-        )
+        packed = "Full fine-tuning has no gradient for quantised weights, and this model is quantised"
+        raise UserError("train_type", f"{packed}; choose LoRA.")
     original_dtypes = {
         name: array.dtype for name, array in tree_flatten(model.parameters()) if array.dtype in SIXTEEN_BIT_TYPES
     }
     if original_dtypes:
         model.set_dtype(mx.float32)
-        note(
-            "Full fine-tuning keeps its weights in 32 bits while it learns; "
-            "the saved model has the precision it came with."
-        )
+        saved = "the saved model has the precision it came with"
+        note(f"Full fine-tuning keeps its weights in 32 bits while it learns; {saved}.")
     return original_dtypes
 
 
@@ -404,9 +390,8 @@ def load_start(policy: Policy, config: ModelSettings, adapter: str, runs_dir: Pa
         policy.assign({name: arrays[name].astype(own[name].dtype) for name in own})
         mx.eval(policy.arrays())
     except (RuntimeError, KeyError) as error:  # changed since its header was read
-        raise UserError(
-            SETTING, f"The adapter {quote(source.weights, PATH)} cannot be read: {quote(error, 60)}."
-        ) from error
+        why = f"cannot be read: {quote(error, 60)}"
+        raise UserError(SETTING, f"The adapter {quote(source.weights, PATH)} {why}.") from error
     base = adapter_settings(source).get("model", config.model)
     other = "" if base == config.model else f" They were trained on {quote(base, 60)}."
     return f"The adapters start from {source.text}.{other}"

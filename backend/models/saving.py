@@ -77,10 +77,8 @@ def model_bytes(policy: Policy) -> int:
 
 
 def _in_original_precision(policy: Policy) -> nn.Module:
-    def in_original_dtype(name: str, array: mx.array) -> mx.array:
-        return array.astype(policy.original_dtypes.get(name, array.dtype))
-
+    dtypes = policy.original_dtypes
     model = copy_sharing_arrays(policy.model)
     model.update(policy.parameters())  # the masters, where the model computes with copies
-    model.update(tree_map_with_path(in_original_dtype, model.parameters()))
+    model.update(tree_map_with_path(lambda name, x: x.astype(dtypes.get(name, x.dtype)), model.parameters()))
     return model

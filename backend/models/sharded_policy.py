@@ -158,9 +158,8 @@ def sharding_refusal(config: Mapping[str, Any]) -> str:
     """Reason why this model cannot be trained sharded, or ""."""
     kind, module = quote(model_type(config), 40), module_of(config)
     if not divides(module):
-        return (
-            f"mlx-lm has no code that divides a model of the kind {kind}; each machine needs all of it: choose Prompts."
-        )
+        advice = "each machine needs all of it: choose Prompts"
+        return f"mlx-lm has no code that divides a model of the kind {kind}; {advice}."
     if reason := WITHOUT_GRADIENT.get(module):
         return f"A model of the kind {kind} cannot be trained divided by mlx-lm's code: {reason}."
     return ""

@@ -63,7 +63,9 @@ def summary(run: RunFolder) -> Summary:
     starts = [event for event in events if event["kind"] == "started"]
     settings, newest = raw_settings(run), steps[-1] if steps else {}
     ending = last[-1] if last and last[-1]["kind"] in ENDINGS else None
-    before, after = first_and_last_means((_metrics(step).get("reward") for step in steps), newest.get("step"))
+    metrics = newest.get("metrics") or {}
+    rewards = ((step.get("metrics") or {}).get("reward") for step in steps)
+    before, after = first_and_last_means(rewards, newest.get("step"))
     clock = WorkClock()
     for event in events:
         clock.take(event)
@@ -88,13 +90,13 @@ def summary(run: RunFolder) -> Summary:
         model=str(settings.get("model", "")),
         step=newest.get("step"),
         iterations=iterations if isinstance(iterations, int) and not isinstance(iterations, bool) else None,
-        reward=_metrics(newest).get("reward"),
+        reward=metrics.get("reward"),
         sentence=str(ending.get("sentence", "")) if ending else "",
         reward_before=before,
         reward_after=after,
         began=modified_at(run.parent) or (starts[0].get("t") if starts else modified_at(run.config) or None),
         worked_s=clock.seconds if steps else None,
-        metrics=_metrics(newest),
+        metrics=metrics,
         ranks=started["ranks"] if isinstance(started.get("ranks"), int) else None,
         machines=[quote(name, 40) for name in names if name],
     )
@@ -143,11 +145,6 @@ def training_run(folder: Path | None = None) -> RunFolder | None:
     return None
 
 
-def _metrics(step: Event) -> dict[str, Any]:
-    metrics = step.get("metrics")
-    return metrics if isinstance(metrics, dict) else {}
-
-
 def raw_settings(run: RunFolder) -> dict[str, Any]:
     """A run's settings at its end, not validated: config.yaml and later changes. {} for an unreadable config.yaml."""
     try:
@@ -183,10 +180,8 @@ class WorkClock:
         if is_number(t):
             # The time before some events may belong to no process: a process begins with `started` and loading, and a
             # clone's own lines may be days younger than the line of its parent that they follow.
-            is_late = (
-                kind in ("started", "change") or event.get("phase") == "loading" or event.get("reason") == "cloned"
-            )
-            if not is_late:
+            begins = kind in ("started", "change") or event.get("phase") == "loading"
+            if not begins and event.get("reason") != "cloned":
                 # Unix time jumps when the machine has slept or its clock is set; the monotonic clock does not.
                 is_steady = is_number(mono) and self._last_mono is not None and mono >= self._last_mono
                 is_timed = self._ticking and is_steady
@@ -227,10 +222,8 @@ def seconds_per_completion(values: Mapping[str, Any], known: Iterable[Completion
 
     def shared(time: CompletionTime) -> int:
         # A run of an older version that lacks a setting had what is its default now.
-        pairs = (
-            (time.settings.get(key, d), values.get(key, d)) for key in COST_SETTINGS for d in [SETTINGS[key].default]
-        )
-        return sum(one == other for one, other in pairs)
+        defaults = {key: SETTINGS[key].default for key in COST_SETTINGS}
+        return sum(time.settings.get(key, d) == values.get(key, d) for key, d in defaults.items())
 
     most = max(map(shared, same), default=0)
     return median(time.seconds for time in same if shared(time) == most) if same else None
@@ -240,7 +233,7 @@ def completion_time_of(run: RunFolder) -> CompletionTime | None:
     """The median over a run's first and last steps; None for fewer than LEAST_STEPS."""
     first, last = first_and_last_events(run.events)
     by_step = {event.get("step"): event for event in [*first, *last] if event.get("kind") == "step"}
-    times = [_metrics(event).get("time/step") for event in by_step.values()]
+    times = [(event.get("metrics") or {}).get("time/step") for event in by_step.values()]
     seconds = [float(value) for value in times if is_number(value) and value > 0]
     settings = raw_settings(run)
     if len(seconds) < LEAST_STEPS or not settings:

@@ -74,11 +74,7 @@ def save(
 
 def arrays_of(saved: Checkpoint, part: Literal["weights", "optimizer", "reference"]) -> Arrays:
     """The arrays of a checkpoint. Raises DamagedCheckpoint."""
-    file = {
-        "weights": saved.weights_file,
-        "optimizer": saved.path / OPTIMIZER_FILE,
-        "reference": saved.path / REFERENCE_FILE,
-    }[part]
+    file = saved.weights_file if part == "weights" else saved.path / f"{part}.safetensors"
     try:
         arrays = mx.load(str(file))
     except RuntimeError as error:
@@ -127,11 +123,7 @@ def rotate(run: RunFolder, keep: int) -> None:
     for saved in checkpoints[:-keep]:
         if saved != best:
             remove_folder(saved.path)
-    clear_leftovers(run)
-
-
-def clear_leftovers(run: RunFolder) -> None:
-    """Delete what a process left that was killed while it saved or deleted a checkpoint."""
+    # What a process left that was killed while it saved or deleted a checkpoint
     for folder in (run.path, run.adapters):
         with contextlib.suppress(OSError):
             clear_drafts(folder)

@@ -124,15 +124,8 @@ class CheckpointWriter:
         # cut, bytes that were never synced could be missing below them.
         self._event_log.sync()
         self._completions.sync()
-        path = checkpoint.save(
-            self.run,
-            taken.state,
-            taken.weights,
-            taken.optimizer,
-            taken.reference,
-            is_full_model=taken.adapter_config is None,
-            keep=self._keep,
-        )
+        arrays, is_full_model = (taken.weights, taken.optimizer, taken.reference), taken.adapter_config is None
+        path = checkpoint.save(self.run, taken.state, *arrays, is_full_model=is_full_model, keep=self._keep)
         if taken.adapter_config is not None:
             publish_adapters(self.run, path / "adapters.safetensors", taken.adapter_config)
         return taken.state.step, path

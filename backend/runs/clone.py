@@ -65,19 +65,12 @@ def clone_settings(parent: RunFolder, which: str, changes: Mapping[str, Any], *,
     after = parse(before.model_dump() | OF_THE_PARENT | emptied | values)
     staged = {key for stage in before.stages for key in stage if key not in STAGE_OWN} if "stages" not in values else {}
     changed = _changed(before, after)
-    sentences = {
-        **{key: "{} of this run is set by its stages; change the stages instead." for key in values if key in staged},
-        **{
-            key: "{} belongs to the weights that a clone starts from, and stays as it is."
-            for key in OF_THE_WEIGHTS
-            if key in changed
-        },
-        **{
-            key: "{} cannot change where a clone goes on (warm); a cold clone starts with another."
-            for key in OF_THE_STATE
-            if warm and key in changed
-        },
-    }
+    of_stages = "{} of this run is set by its stages; change the stages instead."
+    of_weights = "{} belongs to the weights that a clone starts from, and stays as it is."
+    of_state = "{} cannot change where a clone goes on (warm); a cold clone starts with another."
+    sentences = {key: of_stages for key in values if key in staged}
+    sentences |= {key: of_weights for key in OF_THE_WEIGHTS if key in changed}
+    sentences |= {key: of_state for key in OF_THE_STATE if warm and key in changed}
     problems = [ConfigProblem(key, text.format(SETTINGS[key].label)) for key, text in sentences.items()]
     if warm and not (after.epochs or after.stages or after.iters > step):
         sentence = f"A clone that goes on after step {step} needs more than {after.iters} Iterations."

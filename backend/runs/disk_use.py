@@ -82,16 +82,14 @@ def free_space(run: RunFolder) -> int:
     """Delete a run's checkpoints but the best and the newest; returns the bytes freed. A checkpoint is renamed before
     its files are deleted, so none is ever half there. Raises UserError."""
     handle = hold_lock(run)
-    freed = 0
+    before = _folder_size(run.checkpoints)
     try:
-        doomed = list(run.checkpoints.glob(f"{_DELETED}*"))  # of a deletion that was killed
         for saved in spare_checkpoints(run):
-            doomed.append(saved.path.rename(saved.path.with_name(f"{_DELETED}{saved.path.name}")))
-        for folder in doomed:
-            freed += _folder_size(folder)
+            saved.path.rename(saved.path.with_name(f"{_DELETED}{saved.path.name}"))
+        for folder in run.checkpoints.glob(f"{_DELETED}*"):  # also of a deletion that was killed
             remove_tree(folder)
     except OSError as error:
         raise UserError("run", f"A checkpoint of {run.name} cannot be deleted: {error.strerror}.") from None
     finally:
         os.close(handle)
-    return freed
+    return before - _folder_size(run.checkpoints)

@@ -281,7 +281,6 @@ def parse_line(line: bytes) -> Event | None:
         return None
     if not isinstance(value, dict):
         return None
-    value = value
     return well_formed(value) if "kind" in value and "completions" not in value else value
 
 

@@ -33,7 +33,7 @@ LOCK_PATIENCE_S = 0.5  # a window that tests whether a run is alive holds its lo
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
-class _Entry:
+class Entry:
     def __init__(self, name: str) -> None:
         self.name = name
 
@@ -47,29 +47,29 @@ class RunFolder:
 
     path: Path
 
-    config = _Entry("config.yaml")
-    events = _Entry("events.jsonl")
-    completions = _Entry("completions.jsonl")
-    log = _Entry("log.txt")
-    control = _Entry("control")
-    control_taken = _Entry("control.taken")
-    change_request = _Entry("change.json")  # transient, as `control` is
-    changes = _Entry("changes.json")  # with config.yaml it determines the run
-    parent = _Entry("parent.json")  # of a clone
-    about = _Entry("about.json")  # the user's title, note and tags
-    lock = _Entry("run.lock")
-    launch_lock = _Entry("launch.lock")  # of the process that starts the ranks of a run on several machines
-    window_lock = _Entry("window.lock")  # of the window that controls the run
-    window_request = _Entry("window.request")  # asks that window to release it; transient
-    gpu_errors = _Entry("gpu_errors.jsonl")
-    checkpoints = _Entry("checkpoints")
-    adapters = _Entry("adapters")
-    model = _Entry("model")
-    fused = _Entry("fused")
-    evaluations = _Entry("evaluations")
-    inspection = _Entry("inspection")  # batches of steps with a number that was not finite
-    trackers = _Entry("trackers")
-    uploads = _Entry("uploads")
+    config = Entry("config.yaml")
+    events = Entry("events.jsonl")
+    completions = Entry("completions.jsonl")
+    log = Entry("log.txt")
+    control = Entry("control")
+    control_taken = Entry("control.taken")
+    change_request = Entry("change.json")  # transient, as `control` is
+    changes = Entry("changes.json")  # with config.yaml it determines the run
+    parent = Entry("parent.json")  # of a clone
+    about = Entry("about.json")  # the user's title, note and tags
+    lock = Entry("run.lock")
+    launch_lock = Entry("launch.lock")  # of the process that starts the ranks of a run on several machines
+    window_lock = Entry("window.lock")  # of the window that controls the run
+    window_request = Entry("window.request")  # asks that window to release it; transient
+    gpu_errors = Entry("gpu_errors.jsonl")
+    checkpoints = Entry("checkpoints")
+    adapters = Entry("adapters")
+    model = Entry("model")
+    fused = Entry("fused")
+    evaluations = Entry("evaluations")
+    inspection = Entry("inspection")  # batches of steps with a number that was not finite
+    trackers = Entry("trackers")
+    uploads = Entry("uploads")
 
     @property
     def name(self) -> str:

@@ -367,7 +367,7 @@ def as_csv(table: Iterable[Sequence[str]]) -> str:
     return text.getvalue()
 
 
-def as_markdown(table: Sequence[Sequence[str]]) -> str:
-    """A GitHub table; a bar inside a cell is escaped."""
+def as_markdown(table: Sequence[Sequence[str]], rest: str = "---") -> str:
+    """A GitHub table; a bar inside a cell is escaped. `rest`: the alignment of all columns but the first."""
     lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in table]
-    return "\n".join([lines[0], f"|{'---|' * len(table[0])}", *lines[1:]]) + "\n"
+    return "\n".join([lines[0], f"|---|{f'{rest}|' * (len(table[0]) - 1)}", *lines[1:]]) + "\n"

@@ -128,9 +128,8 @@ def run_sweep(
     Errors of single runs end those runs; errors of the sweep are returned in the Ending. With `may_restart` that may be
     a RESTART. Raises UserError when another process trains the sweep.
     """
-    process = folder.process
-    inherited = inherited_lock(process)
-    lock = hold_lock(process) if inherited is None else inherited
+    inherited = inherited_lock(folder)
+    lock = hold_lock(folder) if inherited is None else inherited
     try:
         sweep = Sweep(plan, folder, inputs, command, echo, may_restart)
         ending = sweep.run()
@@ -158,7 +157,7 @@ class Sweep:
         self.plan, self.folder, self._echo = plan, folder, echo
         self.results = read_results(folder) or fresh_results(plan)
         self.results.began = self.results.began or time.time()
-        self.commands = SweepCommands(folder.process)
+        self.commands = SweepCommands(folder)
         self.members: dict[str, MemberRun] = {}
         for member in plan.members():
             run = folder.run(member.run)
@@ -177,9 +176,8 @@ class Sweep:
         self.commands.listen()
         self.results.state, self.results.sentence = "running", ""
         groups = self.plan.groups()
-        self.results.notes = [
-            f"{len(group)} runs share one base model in memory." for group in groups if len(group) > 1
-        ]
+        counts = [len(group) for group in groups if len(group) > 1]
+        self.results.notes = [f"{count} runs share one base model in memory." for count in counts]
         alone = sum(self.members[group[0].run].config.train_type == "full" for group in groups)
         if alone > 1:
             full = f"{alone} runs fine-tune every weight, so they share no base and are loaded one after the other."
@@ -398,14 +396,8 @@ class MemberRun:
 
         def load() -> None:
             # Its notes are in the event log since the first time.
-            parts = load_context(
-                trainer.config,
-                lambda sentence: None,
-                self._read_inputs(),
-                trainer.gpu_errors.step_size,
-                shared,
-                trainer.steering.stage_configs(),
-            )
+            size, stages = trainer.gpu_errors.step_size, trainer.steering.stage_configs()
+            parts = load_context(trainer.config, lambda sentence: None, self._read_inputs(), size, shared, stages)
             saved = checkpoint.newest(self.folder)
             if saved is None:
                 raise UserError("run", f"The checkpoints of {self.folder.name} were deleted while it waited.")

@@ -4,9 +4,9 @@ files, no arrays."""
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from backend.config.other_programs.translation import translate
 from backend.runs.events import step_of_end
-from backend.runs.run_folder import RunFolder, find_run
+from backend.runs.run_folder import RunFolder, all_runs, find_run
 from backend.utils.documents import parse_loose_json, read_json
 from backend.utils.errors import UserError
-from backend.utils.files import is_file, is_folder, read_text, resolved, user_path
+from backend.utils.files import is_file, is_folder, possible_path, read_text, resolved, user_path
 from backend.utils.hub_cache import hub_cache
 from backend.utils.places import runs_folder
 from backend.utils.text import quote, shown_path
@@ -122,19 +122,14 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
     has_optimizer = not isinstance(files, dict) or OPTIMIZER_FILE in files
     if has_optimizer and not (folder / OPTIMIZER_FILE).exists():
         return None
-    state, filled_in = state_of(saved)
-    return None if state is None else Checkpoint(folder, state, filled_in, files)
-
-
-def state_of(saved: dict[str, Any]) -> tuple[TrainingState | None, tuple[str, ...]]:
-    """(the state in a state.json, the fields that an earlier version did not record); None for an invalid one."""
     names = [field.name for field in fields(TrainingState)]
     missing = tuple(name for name in names if name not in saved and name not in NEUTRAL)
+    known = {name: saved[name] for name in names if name in saved}
     try:
-        known = {name: saved[name] for name in names if name in saved}
-        return (None if "step" in missing else _STATE.validate_json(json.dumps(known), strict=True)), missing
+        state = _STATE.validate_json(json.dumps(known), strict=True)
     except ValidationError:
-        return None, missing
+        return None
+    return None if "step" in missing else Checkpoint(folder, state, missing, files)
 
 
 def best_of(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
@@ -272,9 +267,7 @@ def find_adapter(text: str, runs_dir: Path | None = None) -> AdapterSource:
 
 def peft_folder(text: str) -> Path | None:
     """The folder of a PEFT adapter, named by itself or by its file of arrays; None for anything else."""
-    try:
-        path = user_path(text, SETTING)
-    except UserError:
+    if (path := possible_path(text)) is None:
         return None
     folder = path.parent if path.name == PEFT else path
     return folder if is_file(folder / PEFT) and not is_file(folder / ARRAYS) else None
@@ -331,9 +324,5 @@ def with_adapter(raw: Mapping[str, Any], runs_dir: Path | None = None) -> dict[s
 
 def runs_with_adapters(runs_dir: Path | None = None) -> list[str]:
     """Names of the newest runs that have adapters, the newest first."""
-    try:
-        folders = [entry for entry in os.scandir(runs_dir or runs_folder()) if entry.is_dir()]
-    except OSError:
-        return []
-    having = [entry for entry in folders if is_file(Path(entry.path) / "adapters" / ARRAYS)]
-    return [entry.name for entry in sorted(having, key=lambda entry: -entry.stat().st_mtime)[:RUNS_LISTED]]
+    having = (run.name for run in all_runs(runs_dir) if is_file(run.adapters / ARRAYS))
+    return list(islice(having, RUNS_LISTED))

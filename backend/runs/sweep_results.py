@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from backend.config.config import dump, parse, read
 from backend.runs.events import read_events
-from backend.runs.run_folder import RunFolder, make_run_folder, modified_at
+from backend.runs.run_folder import Entry, RunFolder, make_run_folder, modified_at
 from backend.runs.sweep import SweepPlan, dump_sweep, load_sweep
 from backend.utils.disk import replace_file, writing
 from backend.utils.documents import read_json
@@ -33,25 +33,11 @@ _ADVICE = "fix or delete it, and resume the sweep"
 
 
 @dataclass(frozen=True, slots=True)
-class SweepFolder:
-    path: Path
+class SweepFolder(RunFolder):
+    """The process that trains has the lock, control word and log of a run."""
 
-    @property
-    def name(self) -> str:
-        return self.path.name
-
-    @property
-    def plan(self) -> Path:
-        return self.path / "sweep.yaml"
-
-    @property
-    def results(self) -> Path:
-        return self.path / "results.json"
-
-    @property
-    def process(self) -> RunFolder:
-        """The lock, control word and log of the process that trains, which are those of a run."""
-        return RunFolder(self.path)
+    plan = Entry("sweep.yaml")
+    results = Entry("results.json")
 
     def run(self, name: str) -> RunFolder:
         return RunFolder(self.path.parent.parent / name)
@@ -104,7 +90,7 @@ def settings_of_runs(folder: SweepFolder) -> list[dict[str, Any]]:
 
 
 def live_sweep() -> SweepFolder | None:
-    return next((folder for folder in all_sweeps() if folder.process.is_locked()), None)
+    return next((folder for folder in all_sweeps() if folder.is_locked()), None)
 
 
 @dataclass(slots=True)
@@ -251,7 +237,7 @@ _RESULTS = TypeAdapter(SweepResults)
 def shown_state(folder: SweepFolder, results: SweepResults) -> str:
     """The sweep's state; INTERRUPTED where it should be running and no process holds its lock."""
     is_live = results.state in ("waiting", "running")
-    return INTERRUPTED if is_live and not folder.process.is_locked() else results.state
+    return INTERRUPTED if is_live and not folder.is_locked() else results.state
 
 
 def held_out_values(run: RunFolder, metric: str) -> dict[int, float]:

@@ -22,7 +22,7 @@ from backend.config.config import Config, parse
 from backend.config.model_and_data_names import check_weights, model_source
 from backend.data.files import Row
 from backend.data.preview import open_dataset
-from backend.data.problems import Messages, PromptFormat, messages_of, problem_of, tokenize
+from backend.data.problems import Messages, PromptFormat, messages_of, problem_of, tokenize_if_fits
 from backend.data.rows import Rows, row_name
 from backend.engine.cpu import on_one_core
 from backend.engine.device import on_gpu
@@ -295,7 +295,8 @@ class Chat:
         for i, turn in enumerate(turns):
             following = turns[i + 1].prompt if i + 1 < len(turns) else question.prompt
             messages += [{"role": "assistant", "content": turn.answer}, {"role": "user", "content": following}]
-        tokens = tokenize(messages, self.sides.tokenizer, prompt_format.template_variables, where)
+        tokens = tokenize_if_fits(messages, self.sides.tokenizer, prompt_format.template_variables, where, None)
+        assert isinstance(tokens, list)
         return problem_of(index, row, messages, tokens, prompt_format)
 
     @on_one_core()

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-from backend.runs.events import json_safe
+from backend.runs.events import json_safe, write_all
 from backend.utils.command import backend_command, backend_environment, is_bundled
 
 POLL_S = 0.05
@@ -121,12 +121,11 @@ class ChildProcess:
         raises; the child is gone then, for the answer to this request would be taken for the answer to the next.
         """
         self.start()
-        assert self._process is not None and self._process.stdin is not None
-        rest = memoryview(json_line(message, default=str).encode(errors="replace"))
+        assert self._process is not None
+        stdin: Any = self._process.stdin
         try:
             with suppress(BrokenPipeError):  # reading the answer finds that the child has ended, and how
-                while rest:  # an unbuffered write may take a part only
-                    rest = rest[self._process.stdin.write(rest) :]
+                write_all(stdin, json_line(message, default=str).encode(errors="replace"))
         except BaseException:
             self.stop()
             raise

@@ -162,8 +162,7 @@ def whole_folder(final: Path) -> Generator[Path]:
             draft.rename(final)
         except BaseException:
             remove_tree(draft)
-            if old.exists() and not final.exists():
-                old.rename(final)
+            restore_folder(final)
             raise
         sync(final.parent)
     remove_tree(old)

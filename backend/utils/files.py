@@ -127,19 +127,8 @@ def read_text(path: Path, setting: str, limit: int = TEXT_LIMIT) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def exists(path: Path) -> bool:
-    """`path.exists()`; False also for a path that no file system could have."""
-    return os.path.exists(path)
-
-
-def is_file(path: Path) -> bool:
-    """`path.is_file()`; False also for a path that no file system could have."""
-    return os.path.isfile(path)
-
-
-def is_folder(path: Path) -> bool:
-    """`path.is_dir()`; False also for a path that no file system could have."""
-    return os.path.isdir(path)
+exists, is_file, is_folder = os.path.exists, os.path.isfile, os.path.isdir
+"""As the methods of Path, but False also for a path that no file system could have."""
 
 
 def names_folder(text: str) -> bool:

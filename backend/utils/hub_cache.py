@@ -12,7 +12,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from backend.utils.errors import UserError
-from backend.utils.files import is_folder, resolved, user_path
+from backend.utils.files import is_folder, possible_path, resolved
 from backend.utils.text import quote
 
 RepoType = Literal["model", "dataset"]
@@ -48,9 +48,7 @@ def repo_cache(repo_id: str, repo_type: RepoType = "model") -> Path:
 
 def local_folder(name: str, repo_type: RepoType = "model") -> Path | None:
     """Files of a model or dataset: the folder `name` itself, or the cached snapshot of an id; None if not here."""
-    try:
-        path = user_path(name, "model")
-    except UserError:  # neither a folder nor an id
+    if (path := possible_path(name)) is None:  # neither a folder nor an id
         return None
     return path if is_folder(path) else snapshot_of(repo_cache(name, repo_type))
 

@@ -111,7 +111,7 @@ def test_a_live_sweep_is_followed_and_stopped(page: SweepsPage) -> None:
     write_results(folder, results)
     page.show()
     assert page.state.text() == "Interrupted" and page.resume_button.isEnabled()
-    with locked(folder.process):
+    with locked(folder):
         page.sweeps.refresh()
         assert page.state.text() == "Running" and not page.resume_button.isEnabled()
         assert "3 of 3 configurations, step 10," in page.sentence.text()
@@ -124,7 +124,7 @@ def test_a_live_sweep_is_followed_and_stopped(page: SweepsPage) -> None:
         chosen = page.table.selected_configuration()
         assert chosen is not None and chosen.number == 2, "the row moved, the choice did not"
         page.stop_button.click()
-        assert folder.process.control.read_text() == "stop"
+        assert folder.control.read_text() == "stop"
 
 
 def test_the_result_is_a_table_with_the_best_first(page: SweepsPage) -> None:

@@ -240,9 +240,9 @@ def _stop_after(folder: SweepFolder, reports: int) -> Callable[[SweepResults], N
     def echo(results: SweepResults) -> None:
         seen.append(1)
         if len(seen) == reports:
-            folder.process.say("stop")
+            folder.say("stop")
             until = time.monotonic() + 5
-            while folder.process.control.exists() and time.monotonic() < until:
+            while folder.control.exists() and time.monotonic() < until:
                 time.sleep(0.01)
             time.sleep(0.05)  # from taking the word to acting on it
 
@@ -261,7 +261,7 @@ def test_a_killed_sweep_goes_on_with_the_verb(tmp_path: Path) -> None:
     _wait_for(lambda: len(small_run.steps(folder.run("kill-2-seed0"))) > 12)
     process.kill()
     process.wait()
-    assert not folder.process.is_locked() and read_results(folder) is not None
+    assert not folder.is_locked() and read_results(folder) is not None
     resume, environment = backend_command("resume", "kill", *runs), backend_environment()
     going_on = subprocess.Popen(resume, env=environment, stdout=subprocess.PIPE, text=True)
     _wait_for(lambda: len(small_run.steps(folder.run("kill-2-seed0"))) > 24)
@@ -284,7 +284,7 @@ def test_a_gpu_error_of_one_run_restarts_the_sweep(tmp_path: Path) -> None:
             failing_gpu.install(monkeypatch, [["sampling", 3, failing_gpu.OUT_OF_MEMORY]])
             ending, results = train(plan, folder, may_restart=True)
         assert ending.kind == RESTART and results.state == "running"
-        assert folder.process.is_locked() and "stopped" not in small_run.kinds(folder.run("s-2-seed0"))
+        assert folder.is_locked() and "stopped" not in small_run.kinds(folder.run("s-2-seed0"))
         ending, results = train(plan, folder, may_restart=True)  # as the next program
         assert ending.kind == "finished", ending.sentence
     finally:
