@@ -30,8 +30,6 @@ _lock = threading.RLock()
 
 
 class _RefusedPlace(fsspec.AbstractFileSystem):
-    cachable = False
-
     def __init__(self, *_: Any, **__: Any) -> NoReturn:
         raise PermissionError(REFUSED)
 

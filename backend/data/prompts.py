@@ -258,7 +258,6 @@ class BackgroundTokenizer:
         return [sentence for sentence in notes if sentence]
 
     def close(self) -> None:
-        """Stop the thread."""
         self._closed.set()
         self._thread.join()
 

@@ -175,7 +175,6 @@ class PickedRows(LazyRows):
 
     @property
     def columns(self) -> list[str]:
-        """Columns of the underlying rows."""
         return column_names(self._rows)
 
     def without(self, names: Iterable[str]) -> list[str]:

@@ -110,9 +110,8 @@ def accept(
         if len(answer) == ANSWER.size:
             own_rank, theirs, proof = ANSWER.unpack(answer)
             rank = int.from_bytes(own_rank, "little")
-            if not hmac.compare_digest(proof, _proof(secret, b"worker", challenge, theirs, own_rank)):
-                raise ConnectionError
-            if rank not in ranks or rank in proven:
+            knows_secret = hmac.compare_digest(proof, _proof(secret, b"worker", challenge, theirs, own_rank))
+            if not knows_secret or rank not in ranks or rank in proven:
                 raise ConnectionError
             connection.send(_proof(secret, b"leader", theirs, challenge, own_rank))
             proven[rank] = part_from(connection)

@@ -113,8 +113,6 @@ class NotReachedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The subject of a check."""
-
     backend: str = AUTO
     """The setting `distributed_backend`."""
     model: str = ""

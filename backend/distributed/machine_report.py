@@ -96,8 +96,6 @@ class CheckedMachine:
 
 @dataclass(slots=True)
 class MachineReport:
-    """The whole check."""
-
     backend: str = ""
     machines: list[CheckedMachine] = field(default_factory=list[CheckedMachine])
     link: LinkSpeed | None = None

@@ -127,7 +127,6 @@ class ExportedModel:
     notes: tuple[str, ...] = ()
 
     def sentences(self) -> list[str]:
-        """Messages about the comparison."""
         checked, sentences = self.verification, list[str]()
         if not checked.max_error:
             sentences.append("Loaded back, it gives exactly the logits of the trained model.")

@@ -130,8 +130,6 @@ DEFAULT_FORMAT = next(iter(FORMATS))
 
 @dataclass(frozen=True, slots=True)
 class ExportTarget:
-    """One place to export to."""
-
     key: str
     label: str
     asks_for_folder: bool = False

@@ -53,8 +53,6 @@ class HubToken:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The account of a token."""
-
     name: str
     organisations: tuple[str, ...]
     can_write: bool

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import re
 import shlex
 import statistics
@@ -176,11 +175,7 @@ def _rewards(config: Config, steps: list[Event], step: int | None) -> Iterator[t
 
 def _curve(steps: Iterable[Event], name: str) -> Curve:
     pairs = ((event.get("step"), (event.get("metrics") or {}).get(name)) for event in steps)
-    return [
-        (step, float(value))
-        for step, value in pairs
-        if isinstance(step, int) and isinstance(value, int | float) and math.isfinite(value)
-    ]
+    return [(step, float(value)) for step, value in pairs if step is not None and value is not None]
 
 
 def _changes(events: Iterable[Event], step: int | None) -> Iterator[Change]:

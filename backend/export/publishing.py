@@ -31,7 +31,6 @@ from backend.runs.saved_weights import END, find_choice
 from backend.runs.steering import run_config
 from backend.trainer.evaluation import evaluation_rows
 from backend.utils.disk import replace_file
-from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder
 
 CARD = "README.md"
@@ -66,7 +65,6 @@ class PreparedUpload:
         return self.folder.with_name(f"{self.folder.name}.json")
 
     def discard(self) -> None:
-        """Delete the folder."""
         self.record.unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 

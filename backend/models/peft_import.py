@@ -56,7 +56,6 @@ class ImportedAdapter:
     notes: tuple[str, ...]
 
     def sentences(self) -> tuple[str, ...]:
-        """Messages about the result."""
         compared = ""
         if self.verification is not None:
             differ = "the model's logits differ from those of what peft merges by"

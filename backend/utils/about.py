@@ -133,7 +133,6 @@ def release_in(content: Any) -> dict[str, str]:
 
 
 def our_version() -> str:
-    """The version of this program."""
     return metadata.version(OURS)
 
 

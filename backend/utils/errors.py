@@ -40,7 +40,6 @@ class ConfigProblem:
         return f"{self.setting}: {self.sentence}"
 
     def to_dict(self) -> dict[str, str]:
-        """As JSON."""
         return {key: value for key, value in asdict(self).items() if value or key != "traceback"}
 
 

@@ -38,7 +38,6 @@ def require_environment() -> None:
 
 
 def treats_cpu_as_gpu() -> bool:
-    """True if the environment says so."""
     return os.environ.get(TREAT_CPU_AS) == "gpu"
 
 

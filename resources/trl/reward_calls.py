@@ -41,7 +41,8 @@ def _as_trl_calls_it(function: RewardFunction) -> TrlReward:
         returned = function.call(**_arguments(function, prompts, completions, given))
         return read_scores(await returned if inspect.isawaitable(returned) else returned, len(completions))
 
-    chosen = score_concurrently if function.is_async else score
+    calls = (function.call, getattr(function.call, "__call__", None))  # noqa: B004 - an object with async __call__
+    chosen = score_concurrently if any(map(inspect.iscoroutinefunction, calls)) else score
     chosen.__name__ = chosen.__qualname__ = function.about.name
     chosen.__doc__ = inspect.getdoc(function.call)
     return chosen
