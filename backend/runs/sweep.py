@@ -169,10 +169,10 @@ def load_sweep(path: str | Path) -> SweepPlan:
         raw["base"] = read(path.parent / base)
     elif isinstance(base, dict):
         raw["base"] = resolve_paths(path.parent, base)
-    over = raw.get("over")
-    for key, values in over.items() if isinstance(over, dict) else ():
-        if isinstance(values, list):
-            over[key] = [resolve_paths(path.parent, {key: value})[key] for value in values]
+    if isinstance(over := raw.get("over"), dict):
+        for key, values in over.items():
+            if isinstance(values, list):
+                over[key] = [resolve_paths(path.parent, {key: value})[key] for value in values]
     return parse_sweep({"name": path.stem} | raw)
 
 
