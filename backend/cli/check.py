@@ -69,9 +69,6 @@ def check(
         tell(f"data: {report['verdict']}")
 
 
-PERCENTILES = (5, 50, 95)
-
-
 def _checked(raw: Mapping[str, Any], *, with_lengths: bool) -> dict[str, Any]:
     """The report on the training prompts; `with_lengths` adds `tokens` as (name, value, help). Raises UserError."""
     from backend.config.config import parse
@@ -111,7 +108,7 @@ def _lengths(rows: Rows, config: Config, source: str) -> str:
     if not tokens:
         return "–"
     shares = ", ".join(
-        f"{percent}% up to {tokens[max(0, math.ceil(len(tokens) * percent / 100) - 1)]:,}" for percent in PERCENTILES
+        f"{percent}% up to {tokens[max(0, math.ceil(len(tokens) * percent / 100) - 1)]:,}" for percent in (5, 50, 95)
     )
     return f"{shares}, longest {tokens[-1]:,} (of {lengths.measured:,} rows)"
 

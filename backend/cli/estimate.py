@@ -128,18 +128,13 @@ def network_cost(config: Config, shape: ModelShape, link: LinkSpeed) -> dict[str
     # Bytes of a token: its id and log-probability, two more numbers where sampling is filtered, and 5 of its text.
     token_bytes = 16 if config.top_k > 0 or config.top_p < 1 or config.min_p > 0 else 8
     groups_in, groups_out = round(tokens * (token_bytes + 5) * (ranks - 1) / ranks), tokens * token_bytes
+    traffic = {"ranks": ranks, "updates": updates, "gradient": gradient}
+    traffic |= {"groups_in": groups_in, "groups_out": groups_out}
     cost = {
         "sums_s": updates * messages * (latency_s + gradient / ranks / bytes_per_second),
         # Barriers around a sum; checksum, old log-probabilities, metrics and the end of the step.
         "gathers_s": (updates * 2 + 4) * (ranks - 1) * latency_s,
         "groups_s": (groups_in + (ranks - 1) * groups_out) / bytes_per_second + 2 * latency_s,
-    }
-    traffic = {
-        "ranks": ranks,
-        "updates": updates,
-        "gradient": gradient,
-        "groups_in": groups_in,
-        "groups_out": groups_out,
     }
     return {"traffic": traffic, **cost, "total_s": sum(cost.values())}
 

@@ -41,7 +41,13 @@ def where(
     if yes and not remove:
         raise UserError("yes", "--yes goes with --remove settings or --remove kernels.")
     if remove:
-        files = _removable_files(remove)
+        if remove not in ("settings", "kernels"):
+            sentence = f"{quote(remove, 40)} cannot be removed by a command; settings and kernels can."
+            raise UserError("remove", sentence)
+        files = _preference_files() if remove == "settings" else list(filter(Path.is_dir, [_kernel_cache()]))
+        if any(is_held(file) for file in files if file.suffix == ".lock"):
+            sentence = "A window of GRPO Studio is open, and would write its preferences again; close it first."
+            raise UserError("remove", sentence)
         for path in files if yes else ():
             try:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -64,19 +70,6 @@ def where(
         size = f"{gigabytes(row['bytes'])} in {files}" if row["files"] else "nothing yet"
         shared = ", shared with other programs" if row["is_shared"] else ""
         tell(f"{row['title']}: {size}{shared}\n    {row['path']}\n    {row['remedy']}")
-
-
-def _removable_files(key: str) -> list[Path]:
-    """What `--remove` deletes. Raises UserError for another key, and while a window uses the preferences."""
-    if key == "kernels":
-        return [_kernel_cache()] if _kernel_cache().is_dir() else []
-    if key != "settings":
-        raise UserError("remove", f"{quote(key, 40)} cannot be removed by a command; settings and kernels can.")
-    files = _preference_files()
-    if any(is_held(file) for file in files if file.suffix == ".lock"):
-        sentence = "A window of GRPO Studio is open, and would write its preferences again; close it first."
-        raise UserError("remove", sentence)
-    return files
 
 
 def _preference_files() -> list[Path]:

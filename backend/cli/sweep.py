@@ -132,24 +132,18 @@ def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: b
 def _lines(out: TextIO) -> Callable[[SweepResults], None]:
     told: set[str] = set()
 
-    def once(line: str) -> None:
-        if line not in told:
-            told.add(line)
-            tell(line, file=out, flush=True)
-
     def echo(results: SweepResults) -> None:
-        for note in results.notes:
-            once(note)
-        for each in results.configurations:
-            for run in each.runs:
-                if run.state not in ("waiting", "training"):
-                    value = "–" if run.value is None else f"{run.value:.4g}"
-                    once(f"{run.run}  {run.state} at step {run.step}  held-out {results.metric} {value}")
+        lines = list(results.notes)
+        for run in (run for each in results.configurations for run in each.runs):
+            if run.state not in ("waiting", "training"):
+                value = "–" if run.value is None else f"{run.value:.4g}"
+                lines.append(f"{run.run}  {run.state} at step {run.step}  held-out {results.metric} {value}")
         for rung in results.rungs:
-            once(
-                f"step {rung.step}  {len(rung.kept)} of {len(results.configurations)} "
-                f"configurations continue: {', '.join(map(str, rung.kept))}"
-            )
+            kept = f"{len(rung.kept)} of {len(results.configurations)} configurations continue"
+            lines.append(f"step {rung.step}  {kept}: {', '.join(map(str, rung.kept))}")
+        for line in dict.fromkeys(line for line in lines if line not in told):
+            tell(line, file=out, flush=True)
+        told.update(lines)
 
     return echo
 

@@ -207,12 +207,10 @@ def dump(config: Config | Mapping[str, Any], origin: str = "") -> str:
 class _Dumper(yaml.SafeDumper):
     """Quotes text with a "next line" character, which PyYAML would read back as a newline."""
 
-    def represent_text(self, text: str) -> yaml.Node:
-        style: Any = '"' if "\x85" in text else None
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
-
-_Dumper.add_representer(str, _Dumper.represent_text)
+_Dumper.add_representer(
+    str, lambda to, text: to.represent_scalar("tag:yaml.org,2002:str", text, style='"' if "\x85" in text else None)
+)
 
 
 def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigProblem]]:

@@ -9,8 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import cast
 
-_SOURCE = Path(__file__).parents[1] / "training" / "losses.py"
-
 
 @dataclass(frozen=True, slots=True)
 class LossEntry:
@@ -26,7 +24,7 @@ class LossEntry:
 def loss_menus() -> dict[str, list[LossEntry]]:
     """Values of `grpo_loss_type` (LOSSES), `importance_sampling_level` (LEVELS) and `kl_estimator` (KL_ESTIMATORS)."""
     tables: dict[str, list[LossEntry]] = {}
-    for node in ast.parse(_SOURCE.read_text(encoding="utf-8")).body:
+    for node in ast.parse((Path(__file__).parents[1] / "training" / "losses.py").read_text(encoding="utf-8")).body:
         match node:
             case ast.AnnAssign(
                 target=ast.Name(id="LOSSES" | "LEVELS" | "KL_ESTIMATORS" as name),
@@ -39,6 +37,4 @@ def loss_menus() -> dict[str, list[LossEntry]]:
                     ]
                     texts = {str(each.arg): ast.literal_eval(each.value) for each in words}
                     tables[name].append(LossEntry(ast.literal_eval(cast("ast.expr", key)), **texts))
-            case _:
-                pass
     return tables

@@ -125,8 +125,6 @@ def _helps() -> dict[str, str]:
                 match field, text:
                     case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(help))):
                         helps[key] = " ".join(help.split())
-                    case _:
-                        pass
     return helps
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from backend.config.changeable import STAGE_DATA, STAGE_OWN, STAGE_SETTINGS
 from backend.config.checks import cross_setting_faults, reference_is_needed
 from backend.config.other_programs.translation import translate
+from backend.config.settings.model_and_data import DataFields
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import SENTENCE, quote
 
@@ -20,12 +21,8 @@ Stages = Sequence[Mapping[str, Any]]
 
 OF_DATASET = ("data", "dataset_config", "train_split")
 TRAINING_SPLIT_ALONE: dict[str, Any] = {
-    "valid_split": "valid",
-    "test_split": "test",
-    "validation_split": 0.0,
-    "valid_data": "",
-    "test_data": "",
-    "eval_data": {},
+    key: DataFields.model_fields[key].get_default(call_default_factory=True)
+    for key in ("valid_split", "test_split", "validation_split", "valid_data", "test_data", "eval_data")
 }
 """Defaults of the splits that no stage reads."""
 

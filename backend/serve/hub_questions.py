@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.distributed.hosts_file import parse_hosts
+from backend.export.destinations import nearest_existing
 from backend.models import inventory
 from backend.models.peft_import import import_adapter as carry
 from backend.runs.saved_weights import imported_folder
@@ -32,9 +33,7 @@ def hub_files(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     from backend.models.hub import plan
 
     download_plan = plan(request["id"], request.get("repo_type", "model"))
-    # The cache may not exist yet; the nearest folder above it is on the same disk.
-    existing = next(folder for folder in (hub_cache(), *hub_cache().parents) if folder.exists())
-    free = shutil.disk_usage(existing).free
+    free = shutil.disk_usage(nearest_existing(hub_cache())).free
     return {"commit": download_plan.commit, "files": download_plan.files, "total": download_plan.total, "free": free}
 
 

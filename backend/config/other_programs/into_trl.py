@@ -19,6 +19,7 @@ from backend.config.setting import NEVER
 from backend.config.updates import OWN, final_rate, warmup_updates
 from backend.models.adapter_types import adapter_scale
 from backend.runs.metric_names import EVALUATION, transformers_name
+from backend.utils.text import quote
 
 _ROWS = (
     "prompt_feature answer_feature type_feature system_feature system_prompt prompt_template answer_pattern "
@@ -102,8 +103,7 @@ class LeftOut:
             return str(self.value).lower()
         if self.value is None:
             return "empty"
-        text = f"{self.value:g}" if isinstance(self.value, float) else " ".join(str(self.value).split())
-        return text if len(text) <= 60 else f"{text[:59]}…"
+        return f"{self.value:g}" if isinstance(self.value, float) else quote(self.value, 60)
 
 
 @dataclass(slots=True)
