@@ -171,7 +171,7 @@ def test_problem_below_its_field(page: TrainPage, qtbot):
     fill(field, 1)
     qtbot.waitUntil(lambda: not field._problem.isVisible())
     data = page.form.fields["data"]
-    for name, is_problem in (("/no/such.csv", True), (str(places.demo_config()), False), ("/no/such.csv", True)):
+    for name, is_problem in (("/no/such.csv", True), (str(places.demo_folder("data")), False), ("/no/such.csv", True)):
         page.draft.set("data", name)
         qtbot.waitUntil(lambda shown=is_problem: bool(data._problem and data._problem.isVisible()) is shown)
         assert page.dataset_line.isHidden() is is_problem, "the same problem was shown twice"
