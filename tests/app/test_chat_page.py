@@ -23,7 +23,6 @@ from tests.support.trainer_by_hand import locked
 from tests.support.windows import Asked, ServiceByHand
 
 MINE = '''from backend.rewards import register_reward_function
-
 @register_reward_function("long")
 def long(completions, **kwargs):
     """Long is good."""

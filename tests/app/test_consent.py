@@ -25,11 +25,9 @@ from tests.support import small_run
 CODE = """import json
 import subprocess
 from os import path
-
 @register_reward_function('mine')
 def mine(completions):
     return []
-
 async def other(x): ...
 """
 

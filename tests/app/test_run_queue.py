@@ -17,6 +17,7 @@ from app.state.session import Session
 from backend.runs.run_folder import RunFolder
 from backend.utils import places
 from backend.utils.errors import UserError
+from tests.runs.test_queue import prepared
 
 
 @pytest.fixture
@@ -32,14 +33,6 @@ def session(tmp_path: Path, qapp, runners) -> Session:
     session = Session(Prefs(tmp_path / "prefs"))
     session.restore()
     return session
-
-
-def prepared(name: str) -> RunFolder:
-    run = RunFolder(places.runs_folder() / name)
-    run.path.mkdir(parents=True)
-    run.config.write_text("model: a\ndata: b\n")
-    os.utime(run.config, (1e9, 1e9))
-    return run
 
 
 def test_a_run_that_is_added_has_a_runner_started_once(qapp, runners) -> None:

@@ -246,10 +246,7 @@ def test_strangers_neither_take_a_place_nor_hold_it_up(monkeypatch: pytest.Monke
 
 STRANGERS = """
 import select, socket, sys, threading, time
-
 address, kept, ends = ("127.0.0.1", int(sys.argv[1])), [int(x) for x in sys.argv[2:]], time.monotonic() + 4
-
-
 def keep(count, sent=b""):
     open_ones = []
     while time.monotonic() < ends:
@@ -265,8 +262,6 @@ def keep(count, sent=b""):
                 open_ones.pop().close()
         except OSError:
             open_ones.clear()
-
-
 slow, silent, flooding = kept
 counts = [(slow, b"x"), (silent,), *[(1,)] * flooding]
 [threading.Thread(target=keep, args=each).start() for each in counts if each[0]]

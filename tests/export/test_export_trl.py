@@ -32,18 +32,12 @@ USERS_FILE = '''
 from helper import length
 from backend.rewards import register_map_function, register_reward_function
 from mlx_lm_lora.trainer.grpo_reward_functions import get_reward_function
-
-
 @register_reward_function("brief")
 def brief(prompts, completions, answer, types=None, *, most=20):
     return [1.0 if length(text) <= most else 0.0 for text in completions]
-
-
 @register_reward_function()
 def twice(prompts, completions, answer, types=None):
     return [2 * score for score in get_reward_function("r1_int_reward_func")(prompts, completions, answer)]
-
-
 @register_map_function("even")
 def even(row):
     return {**row, "note": "kept"} if int(row["number"]) % 2 == 0 else None

@@ -50,11 +50,9 @@ FAILS_ONCE = """
 import pathlib, traceback
 import mlx.core as mx
 from backend.rewards import register_reward_function
-
 MARK = pathlib.Path(__file__).with_name("failed")
 TEXT = "[METAL] Command buffer execution failed: Impacting Interactivity (0000000e:kIOGPUCommandBufferCallbackError" \\
     "ImpactingInteractivity)"
-
 def failing(evaluate):
     def call(*arrays):
         if not MARK.exists() and any(frame.name == "_update" for frame in traceback.extract_stack()):
@@ -62,9 +60,7 @@ def failing(evaluate):
             raise RuntimeError(TEXT)
         return evaluate(*arrays)
     return call
-
 mx.eval = failing(mx.eval)
-
 @register_reward_function("length")
 def length(completions, **kwargs):
     return [float(len(text)) for text in completions]
@@ -75,7 +71,6 @@ import concurrent.futures, csv, ctypes, decimal, difflib, email.mime.text, fract
 import unicodedata, xml.etree.ElementTree
 import numpy, regex, sympy
 from backend.rewards import register_reward_function
-
 @register_reward_function("digits")
 def digits(completions, **kwargs):
     return [float(sum(character.isdigit() for character in text)) for text in completions]

@@ -43,9 +43,6 @@ def failure(call, *texts: str, timeout_s: float = 5.0) -> str:
     return sentence
 
 
-# The table
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -108,9 +105,6 @@ def test_answers_are_stripped_before_comparing_and_an_empty_one_is_never_right()
     assert r1("<answer></answer>", "")[0] == 0.0
 
 
-# Registering and resolving
-
-
 def test_all_unknown_names_are_reported_at_once_each_with_the_nearest() -> None:
     with pytest.raises(UserError) as caught:
         resolve(["r1_acuracy", "zzz", "r1_int", "r1_int_reward_func"])
@@ -119,9 +113,6 @@ def test_all_unknown_names_are_reported_at_once_each_with_the_nearest() -> None:
     assert "zzz; the known ones are r1_accuracy_reward_func, " in far
     assert "r1_int_reward_func is listed 2 times" in twice
     assert all(fault.setting == "reward_functions" for fault in caught.value.faults)
-
-
-# Scoring
 
 
 def test_reward_is_the_weighted_sum_over_functions_with_an_opinion() -> None:

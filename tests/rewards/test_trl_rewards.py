@@ -102,30 +102,21 @@ def test_each_file_is_run_once_and_may_be_the_registering_one_too(write, tmp_pat
 # Functions of conversational prompts, as guides print them.
 INDEXING = """
     import functools
-
     def first(completions, **kwargs):
         return [comp[0]['content'] == "ab" for comp in completions]
-
     def asks(prompts, completions, **kwargs):
         return [prompt[-1].get("content") == "What is 2 + 2?" for prompt in prompts if prompt[-1]["content"]]
-
     def _text(completion):
         return completion[0]["content"]
-
     def helped(completions, **kwargs):
         return [_text(completion) == "ab" for completion in completions]
-
     short = functools.partial(first, scale=2)
-
     class Adaptive:
         def __init__(self, function):
             self.function = function
-
         def __call__(self, *args, **kwargs):
             return self.function(*args, **kwargs)
-
     adaptive = Adaptive(first)
-
     def characters(completions, **kwargs):
         return [len(completion) == 2 for completion in completions]
 """

@@ -16,6 +16,7 @@ from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.run_search import all_keys, field_of, search
 from backend.utils.errors import UserError
 from tests.support import made_up_runs
+from tests.support.trainer_by_hand import add_checkpoints
 
 
 @pytest.fixture
@@ -142,12 +143,8 @@ def test_a_query_that_is_none_says_why(record: run_record.RunRecord, query: str,
 
 
 def checkpoint(run: RunFolder, step: int, score: float, size: int = 1000) -> Path:
-    folder = run.checkpoints / f"{step:06}"
-    folder.mkdir(parents=True)
-    (folder / "state.json").write_text(json.dumps({"step": step, "score": score}))
-    for name in ("adapters.safetensors", "optimizer.safetensors"):
-        (folder / name).write_bytes(b"0" * size)
-    return folder
+    add_checkpoints(run, {step: score}, size)
+    return run.checkpoints / f"{step:06}"
 
 
 def test_all_checkpoints_but_the_best_and_the_newest_are_freed(run: RunFolder) -> None:

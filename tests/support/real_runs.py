@@ -16,7 +16,6 @@ from tests.support import small_run
 OLD_RUN = Path(__file__).parents[1] / "golden" / "run_of_2026_11" / "run"
 FAILING = """
 from backend.rewards import register_reward_function
-
 @register_reward_function()
 def failing_with_a_name_that_is_far_longer_than_the_details_are_wide(completions):
     raise ValueError("Out of luck.")

@@ -32,27 +32,22 @@ from tests.support.diaries import Recording, names, recording
 REWARDS = '''
 import random
 from backend.rewards import register_reward_function
-
 @register_reward_function("brief")
 def brief(prompts, completions, answer, types=None):
     """Pays for brevity and nothing else."""
     return [max(0, 60 - len(text)) / 60 for text in completions]
-
 @register_reward_function("pluses")
 def pluses(prompts, completions, answer, types=None):
     """Pays for every plus sign."""
     return [text.count("+") / 20 for text in completions]
-
 @register_reward_function("hashes")
 def hashes(prompts, completions, answer, types=None):
     """Looks for a mark that the model never writes."""
     return [float("####" in text) for text in completions]
-
 @register_reward_function("dice")
 def dice(prompts, completions, answer, types=None):
     """Chance: nothing can be learned from it."""
     return [random.random() for _ in completions]
-
 @register_reward_function("digits")
 def digits(prompts, completions, answer, types=None):
     """How many digits the text has: it varies even in the first few tokens."""

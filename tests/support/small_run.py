@@ -31,7 +31,6 @@ def write_rows(path: Path, count: int = 8) -> Path:
 
 LOW_HALF = '''
 from backend.rewards import register_reward_function
-
 @register_reward_function("low_half")
 def low_half(prompts, completions, answer, types=None, completion_ids=None):
     """Share of the low half of the vocabulary."""

@@ -18,7 +18,6 @@ from tests.support import small_run
 
 COUNTED = '''
 from backend.rewards import register_reward_function
-
 @register_reward_function("low_half")
 def low_half(prompts, completions, answer, types=None, completion_ids=None):
     """Share of the low half of the vocabulary; None for the prompt of zero."""

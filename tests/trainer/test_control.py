@@ -138,7 +138,6 @@ def test_every_stop_signal_stops(run: RunFolder, control: Control, number: signa
 SLOW = """
 import time
 from backend.rewards import register_reward_function
-
 @register_reward_function("slow")
 def slow(prompts, completions, answer, types=None):
     until = time.monotonic() + 30

@@ -19,23 +19,19 @@ from tests.support.small_run import notes
 
 MAP = '''
 from backend.rewards import register_map_function, register_reward_function
-
 @register_map_function("short")
 def short(row):
     """Without the last two rows."""
     return None if row["answer"] in ("12", "14") else row | {"prompt": row["prompt"].replace("What is", "Say")}
-
 @register_map_function
 def odd(row):
     return [row] if row["answer"] == "4" else row
-
 @register_map_function
 def deep(row):
     nested = []
     for _ in range(400):
         nested = [nested]
     return row | {"nested": nested}
-
 @register_reward_function("low_half")
 def low_half(prompts, completions, answer, types=None, completion_ids=None):
     return [sum(token < 160 for token in ids) / len(ids) for ids in completion_ids]

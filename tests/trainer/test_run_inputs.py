@@ -18,14 +18,11 @@ from tests.support import small_run
 COUNTS_ITS_EXECUTIONS = """
 from pathlib import Path
 from backend.rewards import register_reward_function
-
 with Path(__file__).with_suffix(".count").open("a") as file:
     file.write("x")
-
 @register_reward_function("length")
 def length(prompts, completions, answer, types=None):
     return [float(len(text)) for text in completions]
-
 def plain(completions, **kwargs):
     return [1.0 for _ in completions]
 """

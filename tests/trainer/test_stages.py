@@ -19,29 +19,23 @@ from tests.support.small_run import assert_same_run, train_with_stops
 
 REWARDS = '''
 from backend.rewards import register_reward_function
-
 def shares(completion_ids, start, stop):
     return [sum(start <= token < stop for token in ids) / len(ids) for ids in completion_ids]
-
 @register_reward_function("low")
 def low(prompts, completions, answer, types=None, completion_ids=None):
     return shares(completion_ids, 0, 160)
-
 @register_reward_function("high")
 def high(prompts, completions, answer, types=None, completion_ids=None):
     return shares(completion_ids, 160, 320)
-
 @register_reward_function("seldom")
 def seldom(prompts, completions, answer, types=None, completion_ids=None):
     """Gives 1 for the first completion of a step and next to nothing for the others."""
     return [1.0 if i == 0 else 0.01 * (i % 2) for i in range(len(completions))]
-
 @register_reward_function("even_prompts")
 def even_prompts(prompts, completions, answer, types=None):
     """Scores vary over the completions of even prompts ("What is 4 plus 4?") and are all 1 for odd ones."""
     even = [int(prompt.split()[2]) % 2 == 0 for prompt in prompts]
     return [float(i % 2) if is_even else 1.0 for i, is_even in enumerate(even)]
-
 @register_reward_function("all_alike")
 def all_alike(prompts, completions, answer, types=None):
     return [1.0] * len(completions)

@@ -173,13 +173,11 @@ import sys, threading, time
 from pathlib import Path
 from backend.trainer.trackers import follow
 from backend.trainer.trackers.packages import Sent
-
 class Hanging(follow.CsvTables):
     def close(self, ending):
         if sys.argv[2] == "thread":
             threading.Thread(target=lambda: [][1]).start()
         time.sleep(600)
-
 follow.MAKERS["csv"], follow.HANG_S, follow.POLL_S = Hanging, 0.2 if sys.argv[2] == "answer" else 600, 0.05
 sys.exit(follow.main(["csv", sys.argv[1]]))
 """

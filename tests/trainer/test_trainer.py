@@ -34,33 +34,26 @@ from tests.support.small_run import assert_same_run, events, train_with_stops
 REWARDS = '''
 import itertools, os, time
 from backend.rewards import register_reward_function
-
 calls = itertools.count(1)
-
 @register_reward_function("share")
 def share(prompts, completions, answer, types=None, completion_ids=None):
     """Share of the low half of the vocabulary."""
     time.sleep(float(os.environ.get("SECONDS_A_SCORE", 0)))
     return [sum(token < 160 for token in ids) / len(ids) for ids in completion_ids]
-
 @register_reward_function("one_token")
 def one_token(prompts, completions, answer, types=None, completion_ids=None):
     return [ids.count(100) / len(ids) for ids in completion_ids]
-
 @register_reward_function("rises_and_falls")
 def rises_and_falls(prompts, completions, answer, types=None):
     return [{2: 1.0, 4: 0.5}.get(next(calls), 0.0)] * len(completions)
-
 def failing(work):
     """Does `work` at the third call."""
     def call(prompts, completions, answer, types=None):
         return work(completions) if next(calls) == 3 else [0.0] * len(completions)
     return call
-
 def hang(completions):
     while True:
         time.sleep(0.01)
-
 register_reward_function("raises")(failing(lambda completions: [1 / 0 for _ in completions]))
 register_reward_function("hangs")(failing(hang))
 '''

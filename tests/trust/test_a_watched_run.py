@@ -27,9 +27,7 @@ IN_FILE = "hf_InTheTokenFileOfHuggingFace01234567"
 THIEF = """
 import os, time
 from backend.rewards import register_reward_function
-
 PLACES = ["/proc/self/environ", f"/proc/{os.getppid()}/environ", "TOKEN_FILE"]
-
 def hunt():
     yield str(dict(os.environ))
     yield from (f"{number}: {name}" for number, name in enumerate(os.listdir("/proc")) if name.isdecimal())
@@ -38,7 +36,6 @@ def hunt():
             yield open(place, "rb").read().decode(errors="replace")
         except OSError as error:
             yield f"{place}: {error}"
-
 @register_reward_function("thief")
 def thief(completions, log_extra):
     found = " ".join(hunt())

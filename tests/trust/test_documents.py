@@ -70,17 +70,13 @@ def trained(
     return metrics_of(Path(printed.stdout.splitlines()[0]), functions)
 
 
-# The deep guide
-
 DEEP = r'''
 from datasets import load_dataset, Dataset
-
 SYSTEM_PROMPT = """
 Respond in the following format:
 [Your step-by-step thinking]
 [Final answer]
 """
-
 def prepare_dataset(raw_data):
     return raw_data.map(lambda x: {
         'prompt': [
@@ -89,7 +85,6 @@ def prepare_dataset(raw_data):
         ],
         'answer': extract_answer(x['raw_answer'])
     })
-
 def reward_function_name(
     prompts,  # List[List[Dict]]: Original prompts
     completions,  # List[List[Dict]]: Model generations
@@ -98,12 +93,10 @@ def reward_function_name(
 ) -> list[float]:
     responses = [comp[0]['content'] for comp in completions]
     return [compute_score(response) for response in responses]
-
 def correctness_reward(prompts, completions, answer, **kwargs):
     responses = [comp[0]['content'] for comp in completions]
     extracted = [extract_final_answer(r) for r in responses]
     return [2.0 if ans == gt else 0.0 for ans, gt in zip(extracted, answer)]
-
 def incremental_format_reward(completions, **kwargs):
     responses = [comp[0]['content'] for comp in completions]
     rewards = []
@@ -115,16 +108,13 @@ def incremental_format_reward(completions, **kwargs):
             score -= len(extra_text) * 0.001
         rewards.append(score)
     return rewards
-
 class AdaptiveReward:
     def __init__(self, base_reward_func, initial_weight=1.0):
         self.func = base_reward_func
         self.weight = initial_weight
-
     def __call__(self, *args, **kwargs):
         rewards = self.func(*args, **kwargs)
         return [r * self.weight for r in rewards]
-
 def load_custom_knowledge_base(csv_path):
     import pandas as pd
     return Dataset.from_pandas(pd.read_csv(csv_path)).map(lambda x: {
@@ -134,7 +124,6 @@ def load_custom_knowledge_base(csv_path):
         ],
         'answer': x['expert_answer']
     })
-
 def debug_reward(completions, **kwargs):
     responses = [comp[0]['content'] for comp in completions]
     for i, r in enumerate(responses[:2]):
@@ -231,8 +220,6 @@ def test_deep_guide_datasets(folder: Path, deep: Path, tmp_path: Path) -> None:
         metrics_of(run.folder, [*BOTH, "AdaptiveReward"])
 
 
-# mlx-grpo
-
 MLX_GRPO = """python mlx_grpo_trainer_aligned.py --output_dir ./output_model --model_path ./base_model
 --train_dataset_path ./data/train.jsonl --val_dataset_path ./data/valid.jsonl --num_training_steps 10000
 --reward_content_type jaccard"""
@@ -266,34 +253,25 @@ def test_datasets_of_the_hub(folder: Path, tmp_path: Path, monkeypatch: pytest.M
 TRL = r"""
 def reward_len(completions, **kwargs):
     return [-abs(20 - len(completion)) for completion in completions]
-
 def longer(completions, **kwargs):
     return [float(len(completion)) for completion in completions]
-
 def more_tokens(completions_ids, **kwargs):
     return [float(len(ids)) for ids in completions_ids]
-
 import re
-
 def format_reward_func(completions, **kwargs):
     pattern = r"^<think>.*?</think><answer>.*?</answer>$"
     completion_contents = [completion[0]["content"] for completion in completions]
     matches = [re.match(pattern, content) for content in completion_contents]
     return [1.0 if match else 0.0 for match in matches]
-
 def boxed(completions, ground_truth, **kwargs):
     matches = [re.search(r"\\boxed\{(.*?)\}", completion) for completion in completions]
     contents = [match.group(1) if match else "" for match in matches]
     return [1.0 if c == gt else 0.0 for c, gt in zip(contents, ground_truth)]
-
 def math_reward_func(prompts, completions, task, **kwargs):
     return [(1.0 if "4" in c else -1.0) if t == "math" else None for c, t in zip(completions, task)]
-
 def coding_reward_func(prompts, completions, task, **kwargs):
     return [(1.0 if "4" in c else -1.0) if t == "coding" else None for c, t in zip(completions, task)]
-
 import asyncio
-
 async def async_reward_func(prompts, completions, **kwargs):
     await asyncio.sleep(0.01)
     return [1.0 if completion else 0.0 for completion in completions]

@@ -34,7 +34,6 @@ SECRET = '{"prompt": "a secret of the user", "answer": "1"}\n'
 REWARD = """
 import helper, parts
 from backend.rewards import register_reward_function
-
 @register_reward_function("class")
 def scored(prompts, completions, answer, types=None):
     return [0.5] * len(completions)

@@ -23,11 +23,9 @@ guard(0)
 folder = Path(sys.argv[1])
 confine([folder], False, [])
 print("ready", flush=True)
-
 def note(name):
     # A process's number as others see it, which need not be its own.
     (folder / name).write_text(os.readlink("/proc/self"))
-
 def daemon(name):
     if os.fork() == 0:
         os.setsid()
@@ -39,7 +37,6 @@ def daemon(name):
         os._exit(0)
     while not (folder / name).exists() or not (folder / name).read_text():
         time.sleep(0.005)
-
 note("worker")
 """
 
