@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+import datasets
 import fsspec
 from fsspec.registry import known_implementations, register_implementation
 
@@ -57,8 +58,6 @@ def load(repo_id: str, config_name: str | None, setting: str) -> Any:
 
     Raises UserError if it is unavailable or refers to foreign files, and any error of `datasets`.
     """
-    import datasets
-
     if not sys.stderr.isatty():  # a log would hold every state of a bar
         datasets.disable_progress_bars()
     with own_addresses_only():
@@ -69,8 +68,6 @@ def load(repo_id: str, config_name: str | None, setting: str) -> Any:
 
 
 def _loaded(repo_id: str, config_name: str | None, setting: str) -> Any:
-    import datasets
-
     try:
         check_reachable(repo_id, "dataset")
     except UserError:
@@ -85,8 +82,6 @@ def _loaded(repo_id: str, config_name: str | None, setting: str) -> Any:
 
 
 def _of_snapshot(folder: Path, config_name: str | None, repo_id: str, setting: str) -> Any:
-    import datasets
-
     builder = datasets.load_dataset_builder(str(folder), config_name)
     by_split: Mapping[str, list[str]] = builder.config.data_files or {}
     for name in (name for names in by_split.values() for name in names):

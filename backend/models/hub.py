@@ -121,10 +121,6 @@ class DownloadPlan:
     files: dict[str, int]
     hashes: dict[str, str]
 
-    @property
-    def total(self) -> int:
-        return sum(self.files.values())
-
 
 def plan(repo_id: str, repo_type: RepoType) -> DownloadPlan:
     """Plan the download of the newest revision. Raises UserError."""

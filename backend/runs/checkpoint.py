@@ -112,8 +112,7 @@ def first_start(run: RunFolder) -> float | None:
 
 
 def newest(run: RunFolder) -> Checkpoint | None:
-    checkpoints = all_checkpoints(run)
-    return checkpoints[-1] if checkpoints else None
+    return next(reversed(all_checkpoints(run)), None)
 
 
 def rotate(run: RunFolder, keep: int) -> None:

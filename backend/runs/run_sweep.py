@@ -162,15 +162,9 @@ class Sweep:
         for member in plan.members():
             run = folder.run(member.run)
             config = load(run.config)
-            self.members[member.run] = MemberRun(
-                config,
-                run,
-                self.results.run(member.run),
-                partial(inputs.of, member, config),
-                command=command,
-                gpu_retries=config.retry_on_gpu_error if may_restart else 0,
-                stop_reason=lambda: self.commands.stop_reason,
-            )
+            result, read_inputs = self.results.run(member.run), partial(inputs.of, member, config)
+            retries = config.retry_on_gpu_error if may_restart else 0
+            self.members[member.run] = MemberRun(config, run, result, read_inputs, command, retries, self.commands)
 
     def run(self) -> Ending:
         self.commands.listen()
@@ -318,8 +312,7 @@ TURN_OVER = "turn over"  # the kind of an ending after which the run continues a
 
 class MemberRun:
     """One run of a sweep. `result` is its line of the sweep's results, `ending` its end in this process. `gpu_retries`:
-    how often a GPU error may be answered by a RESTART. `stop_reason`: why the sweep is to stop, "" while it
-    continues."""
+    how often a GPU error may be answered by a RESTART."""
 
     def __init__(
         self,
@@ -327,15 +320,14 @@ class MemberRun:
         folder: RunFolder,
         result: MemberResult,
         read_inputs: Callable[[], RunInputs],
-        *,
         command: str,
-        gpu_retries: int = 0,
-        stop_reason: Callable[[], str] = str,
+        gpu_retries: int,
+        commands: SweepCommands,
     ) -> None:
         self.config, self.folder, self.result = config, folder, result
         self.ending: Ending | None = None
         self._read_inputs, self._command, self._gpu_retries = read_inputs, command, gpu_retries
-        self._stop_reason = stop_reason
+        self._commands = commands
         self.trainer: Trainer | None = None
         self._lock: int | None = None
         self._completions_before = result.completions
@@ -412,7 +404,7 @@ class MemberRun:
         assert trainer is not None
 
         def obey_signal() -> None:  # the sweep has the signals of its process
-            if reason := self._stop_reason():
+            if reason := self._commands.stop_reason:
                 raise Stopped(reason)
 
         def part() -> Ending:

@@ -34,7 +34,8 @@ def hub_files(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
 
     download_plan = plan(request["id"], request.get("repo_type", "model"))
     free = shutil.disk_usage(nearest_existing(hub_cache())).free
-    return {"commit": download_plan.commit, "files": download_plan.files, "total": download_plan.total, "free": free}
+    files = download_plan.files
+    return {"commit": download_plan.commit, "files": files, "total": sum(files.values()), "free": free}
 
 
 def download(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
