@@ -228,7 +228,7 @@ def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigProble
     translated = translation.values
     faults += translation.faults
     untranslated = {fault.setting for fault in faults}
-    faults += [ConfigProblem(key, _unknown(key)) for key in translated if key not in SETTINGS]
+    faults += [ConfigProblem(key.strip() or "config", _unknown(key)) for key in translated if key not in SETTINGS]
     values: dict[str, Any] = {}
     for key, about in SETTINGS.items():
         if key not in untranslated:
@@ -266,7 +266,7 @@ def valid_value(key: str, value: Any) -> Any:
     if sentence:
         raise UserError(key, f"{about.label} {sentence}.")
     if about.kind in FILES or (about.kind == "text" and key.endswith("_split")):
-        user_path(value, key)
+        user_path(str(value), key)
     if about.choices and value not in [choice.value for choice in about.choices]:
         known = [choice.value for choice in about.choices if not choice.is_hidden]
         near = nearest(str(value), known)
@@ -317,5 +317,7 @@ def _quoted(value: Any) -> str:
 def _unknown(key: str) -> str:
     if key in NOT_BUILT:
         return f"{NOT_BUILT[key]} ({key}) is not built yet; take the key out to run without it."
+    if not key.strip():
+        return "A setting has no name."
     near = nearest(key, [*SETTINGS, *FOREIGN_WORDS])
     return f"There is no setting {quote(key, 40)}." + (f" Did you mean {near}?" if near else "")

@@ -275,6 +275,7 @@ def test_an_unknown_key_is_a_fault_that_names_the_nearest() -> None:
     for key, nearest in near.items():
         assert one_sentence({key: 1}, key) == f"There is no setting {key}. Did you mean {nearest}?"
     assert one_sentence({"qqqq": 1}, "qqqq") == "There is no setting qqqq."
+    assert one_sentence({"lora_parameters": {" ": 1}}, "config") == "A setting has no name."
     assert one_sentence({3: 1}, "3") == "There is no setting 3."  # pyright: ignore
 
 
