@@ -58,10 +58,7 @@ LORA_B_STD = 1e-3
 """With rank 8 and scale 20, adapters then add about 3 % to a layer's output."""
 FIRST_WORD = 2
 """Token ids below are padding and the end."""
-SIZES = (
-    *("name", "hidden_size", "num_hidden_layers", "intermediate_size"),
-    *("num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
-)
+SIZES = ("name", "hidden", "layers", "intermediate", "heads", "kv_heads", "head_dim", "vocab")
 QWEN3: list[dict[str, Any]] = [
     dict(zip(SIZES, sizes, strict=True))
     for sizes in (
@@ -230,7 +227,13 @@ class ModelBench:
         """The task's numbers. Raises UserError if it does not fit this machine's memory."""
         about = {
             "model_type": "qwen3",
-            **{key: size for key, size in task.shape.items() if key != "name"},
+            "hidden_size": task.shape["hidden"],
+            "num_hidden_layers": task.shape["layers"],
+            "intermediate_size": task.shape["intermediate"],
+            "num_attention_heads": task.shape["heads"],
+            "num_key_value_heads": task.shape["kv_heads"],
+            "head_dim": task.shape["head_dim"],
+            "vocab_size": task.shape["vocab"],
             "rms_norm_eps": 1e-6,
             "rope_theta": 1e6,
             "max_position_embeddings": 40960,
@@ -306,7 +309,7 @@ class ModelBench:
 
     def _problems(self, task: Task) -> list[Problem]:
         shape = (task.prompts, task.prompt)
-        ids_PK = np.random.default_rng(7).integers(FIRST_WORD, task.shape["vocab_size"], shape)
+        ids_PK = np.random.default_rng(7).integers(FIRST_WORD, task.shape["vocab"], shape)
         return [Problem(i, "", [], ids, "") for i, ids in enumerate(ids_PK.tolist())]
 
     def _sample(
@@ -316,7 +319,7 @@ class ModelBench:
         self.number += 1
         # An id beyond the vocabulary, so that no completion ends early. Not in the tokenizer: the sampler's trial pass
         # feeds the end token to the model.
-        ends, self.policy.eos_ids = self.policy.eos_ids, [task.shape["vocab_size"]]
+        ends, self.policy.eos_ids = self.policy.eos_ids, [task.shape["vocab"]]
         try:
             first = self.number * task.prompts
             return sampler.sample(self._problems(task), task.group_size, Sampling.of(config), 0, first, poll)
@@ -334,9 +337,9 @@ class ModelBench:
     def _random_batch(self, task: Task) -> Batch:
         assert self.policy is not None
         draw, groups = np.random.default_rng(7), list[Group]()
-        logps = [-math.log(task.shape["vocab_size"])] * task.completion
+        logps = [-math.log(task.shape["vocab"])] * task.completion
         for problem in self._problems(task):
-            ids_GT = draw.integers(FIRST_WORD, task.shape["vocab_size"], (task.group_size, task.completion)).tolist()
+            ids_GT = draw.integers(FIRST_WORD, task.shape["vocab"], (task.group_size, task.completion)).tolist()
             completions = [Completion(ids, list(logps), "", "length") for ids in ids_GT]
             for completion, advantage in zip(completions, draw.standard_normal(task.group_size), strict=True):
                 completion.advantage = float(advantage)
