@@ -356,3 +356,12 @@ def test_a_hostile_file_name_is_one_message(hub: HubStandIn, tmp_path: Path, nam
     with pytest.raises(UserError):
         our_hub.download("someone/names", "model", QuestionCall())
     assert not list(tmp_path.rglob("*evil*"))
+
+
+def test_a_small_file_behind_the_hub_s_own_redirect_is_no_answer_of_the_api() -> None:
+    """Whoever asks for README.md at /resolve/ is sent to /api/resolve-cache/, where files have keys of their own."""
+    for body in (b"# A model", b'{"sha": "a/b"}'):
+        url = f"https://hub.example/api/resolve-cache/models/owner/name/{'0' * 40}/README.md"
+        response = _http.httpx2.Response(200, content=body, request=_http.httpx2.Request("GET", url))
+        hub_client._check_response(response)
+        assert b"".join(response.iter_bytes()) == body
