@@ -273,12 +273,23 @@ def test_setting_search(search: SettingSearch, words: str, key: str | None):
     assert search.matching_keys()[:1] == ([key] if key else [])
 
 
-def test_return_chooses_the_first_match(search: SettingSearch, qtbot):
-    QTest.keyClicks(search, "group_size")
+@pytest.mark.parametrize("way", ["return", "arrows", "click"])
+def test_a_match_is_chosen(search: SettingSearch, qtbot, way: str):
+    QTest.keyClicks(search, "batch")
+    popup = search.completer().popup()
+    keys = search.matching_keys()
+    assert popup.isVisible() and len(keys) > 2
+    chosen = keys[0] if way == "return" else keys[2]
     with qtbot.waitSignal(search.chosen) as signal:
-        QTest.keyClick(search, Qt.Key.Key_Return)
-    assert signal.args == ["group_size"]
-    qtbot.waitUntil(lambda: search.text() == "")
+        if way == "click":
+            row = popup.visualRect(popup.model().index(2, 0))
+            QTest.mouseClick(popup.viewport(), Qt.MouseButton.LeftButton, pos=row.center())
+        else:
+            for key in [Qt.Key.Key_Down] * (3 if way == "arrows" else 0) + [Qt.Key.Key_Return]:
+                QTest.keyClick(popup, key)
+                assert way == "return" or key != Qt.Key.Key_Down or search.text() == "batch"
+    assert signal.args == [chosen]
+    qtbot.waitUntil(lambda: search.text() == "" and popup.isHidden())
 
 
 def test_no_ticks_mean_the_defaults(page: TrainPage):

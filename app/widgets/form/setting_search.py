@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QModelIndex, Qt, QTimer, Signal
+from PySide6.QtCore import QModelIndex, QPersistentModelIndex, Qt, QTimer, Signal
 from PySide6.QtGui import QStandardItem, QStandardItemModel
-from PySide6.QtWidgets import QCompleter, QWidget
+from PySide6.QtWidgets import QCompleter, QLineEdit, QWidget
 
 from app import theme
 from app.widgets.basic.controls import SearchEdit
@@ -31,13 +31,13 @@ class SettingSearch(SearchEdit):
         self.textChanged.connect(self._update_matches)
         # The model holds the matches already; a filtering QCompleter would compare one role with the whole text.
         unfiltered = QCompleter.CompletionMode.UnfilteredPopupCompletion
-        completer = QCompleter(self._model, self, completionMode=unfiltered, maxVisibleItems=12)
+        completer = Completer(self._model, self, completionMode=unfiltered, maxVisibleItems=12)
         popup = completer.popup()
         assert popup is not None
         configure(popup, role="matches", minimumWidth=theme.scaled(420))
         self.setCompleter(completer)
         completer.activated[QModelIndex].connect(lambda index: self._choose(index.data(KEY)))  # pyright: ignore
-        self.returnPressed.connect(lambda: [self._choose(key) for key in self.matching_keys()[:1]])
+        self.returnPressed.connect(self._choose_first)
 
     def take_focus(self) -> None:
         self.setFocus(Qt.FocusReason.ShortcutFocusReason)
@@ -54,9 +54,24 @@ class SettingSearch(SearchEdit):
             item.setToolTip(f"<p>{setting.help}</p>")
             self._model.appendRow(item)
 
+    def _choose_first(self) -> None:
+        popup = self.completer().popup()
+        # Of a row that the arrows have reached, the completer itself says that it is chosen.
+        if popup is None or popup.isHidden() or not popup.currentIndex().isValid():
+            for key in self.matching_keys()[:1]:
+                self._choose(key)
+
     def _choose(self, key: str) -> None:
         QTimer.singleShot(0, self, self.clear)  # the completer writes its text into the line after this signal
         self.chosen.emit(key)
+
+
+class Completer(QCompleter):
+    """Leaves the text of the line as it was typed: another text would replace the matches that are on show."""
+
+    def pathFromIndex(self, index: QModelIndex | QPersistentModelIndex) -> str:
+        line = self.widget()
+        return line.text() if isinstance(line, QLineEdit) else super().pathFromIndex(index)
 
 
 def matching_settings(text: str, settings: Sequence[Setting]) -> list[Setting]:
