@@ -33,12 +33,14 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A plot. `axis`: label of the y axis; `pattern` (as in file names) adds a curve for every metric it fits.
+    """A plot. `section`: the heading that it stands under on Monitor and Compare; `axis`: label of the y axis.
 
-    `held_out`: it shows evaluations; `stacked`: metrics drawn as areas on top of each other.
+    `pattern` (as in file names) adds a curve for every metric it fits. `held_out`: it shows evaluations; `stacked`:
+    metrics drawn as areas on top of each other.
     """
 
     title: str
+    section: str
     axis: str
     help: str
     unit: str = ""

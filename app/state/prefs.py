@@ -54,6 +54,7 @@ class Prefs(QObject):
     when_closing = Pref[str]("ask", CLOSING)
     offered_crash = Pref[str]("")
     geometry = Pref(QByteArray())
+    folded_charts = Pref[str]("Other")  # sections, one a line
 
     def __init__(self, folder: Path | None = None, parent: QObject | None = None) -> None:
         super().__init__(parent)

@@ -93,6 +93,19 @@ def test_monitor(qtbot: QtBot, session: Session, real_runs: Path, name: str) -> 
     assert not any(plot.traces for plot in page.grid.plots), "a chart not yet drawn again showed the run before"
 
 
+def test_sections_of_charts_stay_folded(qtbot: QtBot, session: Session, real_runs: Path) -> None:
+    page = qtbot.show(MonitorPage(session), 1100, 760)
+    show_run(qtbot, session, real_runs / "lora")
+    shown = {plot.section for plot in page.grid.plots if not plot.isHidden()}
+    assert shown == {"Learning", "Completions", "Held-out", "Speed"}, "raw names are folded at first"
+    assert not page.grid.sections["Other"].isHidden() and page.grid.sections["Other"].text().startswith("Other, ")
+    for name in ("Other", "Learning"):
+        QTest.mouseClick(page.grid.sections[name], Qt.MouseButton.LeftButton)
+    again = qtbot.show(MonitorPage(session), 1100, 760)
+    again.grid.refresh()
+    assert {plot.section for plot in again.grid.plots if not plot.isHidden()} == {*shown, "Other"} - {"Learning"}
+
+
 def test_completions(qtbot: QtBot, session: Session, real_runs: Path) -> None:
     """Every filter and every colouring of tokens, over a step and over the whole run."""
     page = qtbot.show(CompletionsPage(session), 1100, 760)

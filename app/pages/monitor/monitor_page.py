@@ -283,10 +283,12 @@ class RunCharts:
         self._curves_for: tuple[object, ...] = ()
         prefs = session.prefs
         self.grid = ChartGrid(
-            [Plot(chart.title, chart.axis, chart.unit, chart.help) for chart in CHARTS],
+            [Plot(chart.title, chart.axis, chart.unit, chart.help, chart.section) for chart in CHARTS],
             self._content_of,
             lambda index: bool(self._curves[index]),
+            prefs.folded_charts,
         )
+        self.grid.folded_changed.connect(partial(setattr, prefs, "folded_charts"))
         for plot in self.grid.plots:
             place = place_of_chart(plot.title)
             explain_at(plot, place)

@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby, pairwise
 
-from PySide6.QtCore import QEvent, QObject, QTimer, Signal
+from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal
 from PySide6.QtGui import QAction, QActionGroup, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QApplication, QMenu, QPushButton, QWidget
 
@@ -16,7 +17,9 @@ from app.state.charts import NAMINGS, Naming
 from app.state.messages import problems_to
 from app.state.run_state import Mark
 from app.widgets.basic.dialogs import open_folder, save_file
-from app.widgets.basic.layout import TabArea, grid, reserve_gutter
+from app.widgets.basic.icons import IconButton
+from app.widgets.basic.layout import TabArea, configure, grid, reserve_gutter
+from app.widgets.basic.number_format import counted
 from app.widgets.charts.chart_files import FORMATS, Format, write_chart
 from app.widgets.charts.curves import Trace
 from app.widgets.charts.plot import Plot
@@ -38,16 +41,22 @@ class ChartContent:
 
 
 class ChartGrid(TabArea):
-    """Plots in rows of one to four.
+    """Plots in rows of one to four, those of a section under its heading, which folds them away.
 
-    `content_of(i)` returns what plot `i` shows now, `is_included(i)` if it is in the grid at all.
+    `content_of(i)` returns what plot `i` shows now, `is_included(i)` if it is in the grid at all. `folded`: names of
+    the folded sections, one a line.
     """
 
     zoomed = Signal(object)  # range of steps (first, last) that all plots show, or None
     step_chosen = Signal(int)
+    folded_changed = Signal(str)
 
     def __init__(
-        self, plots: Sequence[Plot], content_of: Callable[[int], ChartContent], is_included: Callable[[int], bool]
+        self,
+        plots: Sequence[Plot],
+        content_of: Callable[[int], ChartContent],
+        is_included: Callable[[int], bool],
+        folded: str = "",
     ) -> None:
         page = QWidget()
         super().__init__(content=page, name="Charts")
@@ -56,7 +65,7 @@ class ChartGrid(TabArea):
         self.stale: set[int] = set()
         self._content_of, self._is_included = content_of, is_included
         self._all_steps: tuple[float, float] | None = None
-        self._arrangement: tuple[int, tuple[int, ...]] = (0, ())
+        self._arrangement: tuple[object, ...] = ()
         # One plot per timeout: all visible ones in a single handler would hold up input.
         self.turns = QTimer(self, interval=TURN_MS)
         self.turns.timeout.connect(self._draw_next)
@@ -73,6 +82,17 @@ class ChartGrid(TabArea):
             plot.zoomed.connect(self.zoom)
             plot.step_chosen.connect(self._choose)
             plot.installEventFilter(self)
+        self.sections: dict[str, IconButton] = {}
+        for section, members in groupby(self.plots, lambda plot: plot.section):
+            if section:
+                heading = IconButton(
+                    "chevron-down", section, parent=page, checkable=True, role="disclosure", shown=False
+                )
+                configure(heading, font=theme.heading_font(), checked=section not in folded.split("\n"))
+                heading.toggled.connect(self._fold)
+                self.sections[section] = heading
+                for first, second in pairwise([heading, *members]):
+                    QWidget.setTabOrder(first, second)
 
     def refresh(self, all_steps: tuple[float, float] | None = None) -> None:
         """Redraw the visible plots now, the others when they scroll into view. `all_steps`: the first and last."""
@@ -150,24 +170,43 @@ class ChartGrid(TabArea):
         fitting = width // (theme.scaled(MIN_WIDTH) + theme.SPACE)
         comfortable = width // (theme.scaled(COMFORTABLE_WIDTH) + theme.SPACE)
         columns = max(1, min(MAX_COLUMNS, max(comfortable, min(fitting, MAX_COLUMNS - 1))))
-        included = tuple(i for i in range(len(self.plots)) if self._is_included(i))
-        if (columns, included) == self._arrangement:
+        included = self.included_plots()
+        unfolded = [plot for plot in included if plot.section not in self.folded]
+        if (columns, included, unfolded) == self._arrangement:
             return
-        self._arrangement = (columns, included)
+        self._arrangement = (columns, included, unfolded)
+        for widget in (*self.plots, *self.sections.values()):
+            self._grid.removeWidget(widget)
+        rows = 0
+        for section, grouped in groupby(included, lambda plot: plot.section):
+            members, is_open = [*grouped], section not in self.folded
+            if heading := self.sections.get(section):
+                heading.set_icon("chevron-down" if is_open else "chevron-right")
+                heading.setText(section if is_open else f"{section}, {counted(len(members), 'chart')}")
+                self._grid.addWidget(heading, rows, 0, 1, columns, Qt.AlignmentFlag.AlignLeft)
+                rows += 1
+            for cell, plot in enumerate(members if is_open else ()):
+                self._grid.addWidget(plot, rows + cell // columns, cell % columns)
+            rows += -(-len(members) // columns) if is_open else 0
         for plot in self.plots:
-            self._grid.removeWidget(plot)
-        for cell, i in enumerate(included):
-            self._grid.addWidget(self.plots[i], cell // columns, cell % columns)
-        for i, plot in enumerate(self.plots):
-            plot.setVisible(i in included)
+            plot.setVisible(plot in unfolded)
+        for section, heading in self.sections.items():
+            heading.setVisible(any(plot.section == section for plot in included))
         # A QGridLayout never shrinks: columns and rows of an earlier arrangement stay, and must not stretch any more.
         for column in range(MAX_COLUMNS):
             self._grid.setColumnStretch(column, 1 if column < columns else 0)
-        rows = -(-len(included) // columns)
         for row in range(self._grid.rowCount() + 1):
             self._grid.setRowStretch(row, 1 if row == rows else 0)  # the row below the last takes the spare height
-        self.stale |= set(included)
+        self.stale |= {i for i, plot in enumerate(self.plots) if plot in unfolded}
         self.turns.start()
+
+    @property
+    def folded(self) -> set[str]:
+        return {section for section, heading in self.sections.items() if not heading.isChecked()}
+
+    def _fold(self) -> None:
+        self._arrange()
+        self.folded_changed.emit("\n".join(self.folded))
 
     def _mark_step(self, step: int | None) -> None:
         for plot in self.plots:
@@ -227,6 +266,8 @@ class ChartExport(QObject):
         with problems_to(self._report):
             for plot in self._grid.included_plots():
                 self._grid.draw(plot)
+                if plot.isHidden():  # in a folded section, where it has no size yet
+                    plot.resize(max(self._grid.plots, key=QWidget.isVisible).size())
                 if any(trace.has_data for trace in plot.traces):
                     write_chart(plot, plot.title, plot.traces, folder / self._file_name(plot, format), format)
                     written += 1

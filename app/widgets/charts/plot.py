@@ -100,9 +100,9 @@ class Plot(QFrame):
     offer_taken = Signal()  # click on the link in place of the curves
     explanation_requested = Signal()
 
-    def __init__(self, title: str, axis: str = "", unit: str = "", help: str = "") -> None:
+    def __init__(self, title: str, axis: str = "", unit: str = "", help: str = "", section: str = "") -> None:
         super().__init__()
-        self.title, self.axis, self.unit, self.help = title, axis, unit, help
+        self.title, self.axis, self.unit, self.help, self.section = title, axis, unit, help, section
         self.is_built = False
         self.traces: Sequence[Trace] = ()
         self.marks: Sequence[Mark] = ()
