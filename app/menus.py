@@ -75,6 +75,7 @@ MENUS: dict[str, tuple[Entry | None, ...]] = {
         Entry("finish_step", "Stop after this step", "Ctrl+Alt+Shift+.", "steering.finish_step", page="monitor"),
         Entry("stop_when", "Stop when…", "Ctrl+Alt+J", "steering.stop_when", page="monitor"),
         None,
+        Entry("switch_run", "Show another run…", "Ctrl+J", "switch_run"),
         Entry("take_over", "Take over from another window", "Ctrl+Alt+T", "take_over"),
         Entry("resume", "Resume from the checkpoint", "Ctrl+Shift+R", "resume"),
         Entry("export", "Export…", "Ctrl+E", "export"),

@@ -34,6 +34,7 @@ from app.widgets.consent_dialog import ConsentDialog, HostsDialog
 from app.widgets.export_panel import ExportPanel
 from app.widgets.form.field import UndoKeys
 from app.widgets.menu_dialogs import NAME, PreferencesDialog
+from app.widgets.run_switcher import Switcher
 from app.widgets.window_frame import DropOverlay, Sidebar, StatusStrip
 from backend.config import config
 from backend.runs.run_folder import RunFolder
@@ -186,6 +187,16 @@ class Window(QMainWindow):
     def _show_form(self) -> None:
         if self.current_page not in FORM_PAGES:
             self.show_page("train")
+
+    def switch_run(self) -> None:
+        """Open the menu of runs on this page, else on Monitor."""
+        if not self._shown_switchers():
+            self.show_page("monitor")
+        for switcher in self._shown_switchers():
+            switcher.open()
+
+    def _shown_switchers(self) -> list[Switcher]:
+        return [each for each in self.page_stack.currentWidget().findChildren(Switcher) if each.isVisible()][:1]
 
     def toggle_sidebar(self) -> None:
         self.session.prefs.sidebar_collapsed = not self.session.prefs.sidebar_collapsed

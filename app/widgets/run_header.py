@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
-from PySide6.QtCore import QSize, Qt
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QFont, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QBoxLayout, QFrame, QPushButton, QSizePolicy, QWidget
+from PySide6.QtWidgets import QBoxLayout, QFrame, QPushButton, QWidget
 
 from app import theme
 from app.widgets.basic.controls import Dot, ElidedLabel
-from app.widgets.basic.labels import PlainLabel, button, label, plain_tip, progress_bar, show_text
+from app.widgets.basic.labels import PlainLabel, button, label, progress_bar, show_text
 from app.widgets.basic.layout import clear_layout, column, holder, paint_edge, row
 from app.widgets.basic.number_format import duration, figure
+from app.widgets.run_switcher import RunSwitcher, split_name
+from backend.runs.run_folder import RunFolder
 
 STATES = {
     "": ("No run", "placeholder"),
@@ -33,8 +33,6 @@ STATES = {
 STATE_LABELS = {state: text for state, (text, _) in STATES.items()}
 STATE_ROLES = {state: role for state, (_, role) in STATES.items()}
 
-_DEFAULT_NAME = re.compile(r"(.+)-(\d{4}-\d\d-\d\d-\d{6})((?:-\d+)?)")
-"""A run's default name: model and kind of training, timestamp, and a number if that name existed already."""
 NARROW = 860
 
 
@@ -50,40 +48,23 @@ class StateChip(QWidget):
         self._dot.show_colour(role)
 
 
-class ElidedTitle(ElidedLabel):
-    """A page title that is elided in the middle, where run names differ least."""
-
-    def __init__(self) -> None:
-        policies = QSizePolicy.Policy
-        policy = QSizePolicy(policies.Preferred, policies.Fixed)
-        super().__init__(Qt.TextElideMode.ElideMiddle, font=theme.title_font(), colour="text", sizePolicy=policy)
-
-    def sizeHint(self) -> QSize:
-        return QSize(self.fontMetrics().horizontalAdvance(self.text()) + 4, self.fontMetrics().height())
-
-    def minimumSizeHint(self) -> QSize:
-        return QSize(120, self.fontMetrics().height())
-
-
 class RunHeader(QWidget):
-    def __init__(self) -> None:
+    def __init__(self, open_run: Callable[[str], object]) -> None:
         super().__init__()
-        self._name, self._when, self._chip = ElidedTitle(), label(role="muted"), StateChip()
+        self.switcher = RunSwitcher(open_run, theme.title_font())
+        self._when, self._chip = label(role="muted"), StateChip()
         self.tools = row()
         self._bar = progress_bar("Progress of the run")
         self.doing = ElidedLabel(font=theme.figures_font(theme.BODY))
         self._time = label(font=theme.figures_font(), role="muted")
-        baseline = Qt.AlignmentFlag.AlignBaseline
-        top = row((self._name, 0, baseline), (self._when, 0, baseline), None, self._chip, self.tools, spacing=12)
+        top = row(self.switcher, self._when, None, self._chip, self.tools, spacing=12)
         self._live = holder(column(self._bar, row((self.doing, 1), self._time), spacing=6))
         column(top, self._live, into=self, spacing=6)
 
-    def show_run(self, name: str, state: str, *, live: bool) -> None:
+    def show_run(self, run: RunFolder, state: str, *, live: bool) -> None:
         """Show name and state; the timestamp of a default name is shown apart, as a date. `live` shows the progress."""
-        title, when = split_name(name)
-        self._name.setText(title)
-        self._name.setToolTip(plain_tip(name))
-        self._when.setText(when)
+        self.switcher.show_run(run)
+        self._when.setText(split_name(run.name)[1])
         self._chip.show_state(state)
         self._live.setVisible(live)
 
@@ -103,18 +84,6 @@ class RunHeader(QWidget):
         left = f"about {duration(eta_s)} left" if eta_s is not None else ""
         spent = f"{duration(elapsed_s)} elapsed" if elapsed_s else ""
         self._time.setText(" · ".join(part for part in (spent, left) if part))
-
-
-def split_name(name: str) -> tuple[str, str]:
-    """A run's name as (title, creation time): “qwen-lora-grpo”, “3 Nov 2025, 14:05”."""
-    match = _DEFAULT_NAME.fullmatch(name)
-    if match is None:
-        return name, ""
-    try:
-        then = datetime.strptime(match[2], "%Y-%m-%d-%H%M%S")
-    except ValueError:  # digits that are not a date
-        return name, ""
-    return f"{match[1]}{match[3]}", f"{then.day} {then:%b %Y, %H:%M}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from app.state.processes import VerbProcess
 from app.state.session import Session
 from app.widgets.basic.number_format import DASH
 from app.widgets.export_panel import ExportPanel
+from app.widgets.run_switcher import Switcher, SwitcherMenu
 from app.window import Window
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import read_record
@@ -124,6 +125,22 @@ def test_completions(qtbot: QtBot, session: Session, real_runs: Path) -> None:
     assert all(page.model.index(row, column).data() for row in rows for column in (0, 1))
     page.table.selectAll()
     assert page.table.as_text(page.table.selected_rows()).count("\n") == len(rows)
+
+
+@pytest.mark.parametrize("key", ["monitor", "completions", "evaluate"])
+def test_another_run_is_shown_by_typing_its_name(qtbot: QtBot, session: Session, real_runs: Path, key: str) -> None:
+    window = qtbot.show(Window(session), 1280, 800)
+    show_run(qtbot, session, real_runs / "lora")
+    window.show_page(key)
+    window.menus["switch_run"].trigger()
+    menu = window.findChild(SwitcherMenu)
+    assert menu is not None and menu.model.rows[menu.table.currentIndex().row()].text == "lora"
+    assert len(menu.model.rows) > 8 and menu.search.hasFocus()
+    QTest.keyClicks(menu.search, "stage")
+    QTest.keyClick(menu.search, Qt.Key.Key_Down)
+    QTest.keyClick(menu.search, Qt.Key.Key_Return)
+    assert session.run is not None and session.run.folder.name == "stages"
+    assert [each.text() for each in window.pages[key].findChildren(Switcher)] == ["stages"]
 
 
 def test_runs(qtbot: QtBot, session: Session, real_runs: Path) -> None:

@@ -170,7 +170,7 @@ class CompletionsPage(QWidget):
         self._save_menu.addAction("Selected completions…", lambda: self._ask_where(self.table.selected_rows()))
         self._save_menu.addAction("Everything shown…", lambda: self._ask_where(range(self.model.rowCount())))
         self._show_saving()
-        self.head, self.bar = StepHead(self.save), FilterBar()
+        self.head, self.bar = StepHead(session.open_run, self.save), FilterBar()
         sizes = (1000, theme.scaled(DETAIL))
         self.parts = splitter(self.table.in_card(), self.detail, stretch=(3, 1), upright=True, sizes=sizes)
         content = holder(column(self.head, self.bar, (self.parts, 1), margins=2 * theme.SPACE))
@@ -201,6 +201,7 @@ class CompletionsPage(QWidget):
         self.head.follow(True)
         self.bar.reset()
         if self._run is not None:
+            self.head.switcher.show_run(self._run.folder)
             configure(self._run, changed=self._refresh, restarted=self._forget)
             completions = RunCompletions(self._run.folder.completions, self._run)
             self.completions = configure(completions, grew=self._grow, voided=self._show_again)

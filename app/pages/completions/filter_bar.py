@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from PySide6.QtCore import QSignalBlocker, Qt, QTimer, Signal
 from PySide6.QtGui import QDoubleValidator
@@ -13,6 +13,7 @@ from app.state.completion_facts import ALL, FILTERS, SCORE, Query
 from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel, LinkButton, NumberEdit, SearchEdit, Segments
 from app.widgets.basic.labels import button, label
 from app.widgets.basic.layout import column, configure, connect, holder, row, set_shown
+from app.widgets.run_switcher import RunSwitcher
 
 STEP, RUN = "step", "run"
 TYPING_MS = 300
@@ -22,15 +23,16 @@ class StepHead(QWidget):
     moved = Signal(int)
     typed = Signal(int)
 
-    def __init__(self, save: QPushButton) -> None:
+    def __init__(self, open_run: Callable[[str], object], save: QPushButton) -> None:
         super().__init__()
+        self.switcher = RunSwitcher(open_run)
         self.earlier = button("Earlier", lambda: self.moved.emit(-1), tip="The step before (Ctrl+[)")
         self.later = button("Later", lambda: self.moved.emit(1), tip="The step after (Ctrl+])")
         self.step = NumberEdit(name="Step", width=72, integers=(0, 2**31 - 1), editingFinished=self._type)
         self.newest = CheckBox("Follow newest", checked=True)
         self.about = ElidedLabel(font=theme.figures_font())
         title, steps = label("Completions", theme.title_font()), (label("Step"), self.step, self.earlier, self.later)
-        row(title, 2 * theme.SPACE, (self.about, 1), self.newest, theme.SPACE, *steps, save, into=self)
+        row(title, self.switcher, (self.about, 1), self.newest, theme.SPACE, *steps, save, into=self)
 
     def show_step(self, step: int, first: int, last: int) -> None:
         if not self.step.hasFocus() or not self.step.isModified():  # the user may be typing a number there

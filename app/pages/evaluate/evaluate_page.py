@@ -18,6 +18,7 @@ from app.widgets.basic.labels import EmptyState, button, label, plain_tip, progr
 from app.widgets.basic.layout import Placed, TabArea, column, configure, connect, holder, row, splitter, stack
 from app.widgets.basic.number_format import duration, moment
 from app.widgets.run_header import BeforeAfter, ResultCard
+from app.widgets.run_switcher import RunSwitcher
 from app.widgets.side_by_side import TITLES, SideBySide
 from backend.trainer.evaluation.evaluation_rows import Decoding, DecodingName
 
@@ -85,7 +86,7 @@ class EvaluatePage(QWidget):
         sentence = "Once a run has trained, its model answers prompts that it has never seen."
         go = partial(session.page_requested.emit, "train")
         nothing = EmptyState("No run to evaluate", sentence, "Go to Train", button_clicked=go)
-        self.about = ElidedLabel(Qt.TextElideMode.ElideMiddle)
+        self.switcher = RunSwitcher(session.open_run)
         self.picker = ComboBox(name="Evaluation", length=34)
         self.form, self.card, self.detail = EvaluationForm(), ResultCard(), SideBySide()
         self.decoding = Segments({"greedy": "Greedy", "sampled": "Sampled"}, "Decoding")
@@ -105,7 +106,7 @@ class EvaluatePage(QWidget):
         self.not_yet = EmptyState("Not evaluated yet", NOT_YET)
         result = holder(column(self.card, (self.parts, 1), spacing=12))
         self._result = stack(self.not_yet, result, into=content, nested=True)
-        head = row(label("Evaluate", theme.title_font()), (self.about, 1), self.picker)
+        head = row(label("Evaluate", theme.title_font()), self.switcher, None, self.picker)
         column(head, self.form, (self._result, 1), into=content, spacing=12, margins=theme.GUTTER)
         scrolled = TabArea()
         scrolled.setWidget(content)
@@ -138,7 +139,7 @@ class EvaluatePage(QWidget):
             return
         self.evaluations.set_run(run.folder if run is not None else None)
         if run is not None:
-            self.about.setText(run.folder.name)
+            self.switcher.show_run(run.folder)
             steps = {str(step): f"Step {step:,}" for step in checkpoint_steps(run.folder)}
             chosen = self.form.checkpoint.currentData()
             self.form.checkpoint.fill({"end": "End", "best": "Best", **steps}, chosen)

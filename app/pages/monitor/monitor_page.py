@@ -63,7 +63,7 @@ class MonitorPage(QWidget):
         self.steering = RunSteering(session, self)
         hint, go = "Start one on Train, or open an earlier one on Runs.", partial(session.page_requested.emit, "train")
         self.nothing = EmptyState("No run yet", hint, "Go to Train", button_clicked=go)
-        self.header = RunHeader()
+        self.header = RunHeader(session.open_run)
         self.note = ElidedLabel()
         self.findings = HealthCards(session, self)
         self.verdict = ResultCard()
@@ -118,7 +118,7 @@ class MonitorPage(QWidget):
         if run is None or not self.isVisible():
             self._clock.stop()
             return
-        self.header.show_run(run.folder.name, run.state, live=run.is_live)
+        self.header.show_run(run.folder, run.state, live=run.is_live)
         self._show_progress(run)
         self._show_time()
         (self._clock.start if run.is_live else self._clock.stop)()
