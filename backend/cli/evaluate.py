@@ -46,7 +46,10 @@ def evaluate(
     model: RunOrModel,
     config: Annotated[Path | None, typer.Argument(help="Settings for a model; a run has its own.")] = None,
     config_option: Annotated[Path | None, typer.Option("--config", help="The same, as an option.")] = None,
-    split: Annotated[str, typer.Option(help="test, valid, train, or the name of a set of eval_data.")] = "test",
+    split: Annotated[
+        str, typer.Option(help="test, valid, train, or a set of eval_data (default: the first of these with rows).")
+    ] = "",
+    data: Annotated[str, typer.Option(help="A file, folder or dataset of prompts, in place of a split.")] = "",
     is_greedy: Annotated[bool | None, typer.Option("--greedy/--sampled", help="Only one of the two.")] = None,
     completions: Annotated[int | None, typer.Option("--n", min=1, help="Sampled completions of each prompt.")] = None,
     ks: Annotated[str, typer.Option("--k", help="The k of pass@k, as 1,4,8 (default: 1, 2, 4 … up to --n).")] = "",
@@ -78,11 +81,14 @@ def evaluate(
     evaluated = find_evaluated(model, settings, runs_dir, checkpoint)
     if settings is None:
         require_allowed(evaluated.config.model_dump(), allow=allow_code)
+    if data and split:
+        raise UserError("data", "Give --split or --data, not both.")
     if evaluated.run is None and is_base_only:
         raise UserError("base-only", f"{model} is a model and no run, so there is no base to evaluate alone.")
     usual = evaluated.config.num_generations_eval or evaluated.config.group_size
     choices = EvaluationChoices(
         split=split,
+        data=data,
         decodings=("greedy", "sampled") if is_greedy is None else ("greedy",) if is_greedy else ("sampled",),
         completions=completions or usual,
         ks=_ks(ks, 1 if is_greedy else completions or usual),
@@ -92,8 +98,7 @@ def evaluate(
         passing=passing,
     )
     folder = out or (evaluated.run.evaluations if evaluated.run is not None else None)
-    of_step = f"-step-{evaluated.checkpoint.state.step}" if evaluated.checkpoint is not None else ""
-    chosen_name = name or f"{split}{'-base' if is_base_only else of_step}"
+    at = "-base" if is_base_only else f"-step-{saved.state.step}" if (saved := evaluated.checkpoint) is not None else ""
     received: list[int] = []
 
     def check() -> None:
@@ -103,13 +108,13 @@ def evaluate(
     with handlers_restored(), _progress(is_stream) as report:
         on_stop_signals(lambda number, _: received.append(number))
         try:
-            evaluation, rows = evaluate_model(evaluated, choices, chosen_name, report, check)
+            evaluation, rows = evaluate_model(evaluated, choices, name, report, check)
         except StopRequested:
             tell_error("Stopped; nothing was written.")
             raise typer.Exit(STOPPED) from None
-    path = None
+    path, name = None, name or f"{Path(evaluation.data.split).stem}{at}"
+    evaluation = evaluation.model_copy(update={"name": free_name(folder, name) if folder is not None else name})
     if folder is not None:
-        evaluation = evaluation.model_copy(update={"name": free_name(folder, chosen_name)})
         path = write_evaluation(folder, evaluation, rows)
     if as_json or is_stream:
         last = list(evaluation.headline.sides.values())[-1].figures

@@ -20,7 +20,7 @@ from app.widgets.basic.controls import NumberEdit
 from backend.runs.run_folder import RunFolder
 from tests.support import made_up_evaluations, made_up_runs
 from tests.support.trainer_by_hand import add_checkpoints, locked
-from tests.support.windows import ProcessByHand, table_texts
+from tests.support.windows import ProcessByHand, SilentService, table_texts
 
 
 @pytest.fixture
@@ -34,6 +34,7 @@ def run(tmp_path: Path) -> RunFolder:
 def page(qtbot, qapp, run: RunFolder):
     ProcessByHand.made.clear()
     session = Session()
+    session.service = SilentService()
     session.evaluations = Evaluations(session.consent, session, ProcessByHand)
     session.open_run(run.path)
     shown = qtbot.show(EvaluatePage(session), 1060, 700)
@@ -94,8 +95,8 @@ def test_start_and_show(qtbot, page: EvaluatePage, run: RunFolder) -> None:
     page.form.limit.setText("64")
     qtbot.mouseClick(page.form.button, Qt.MouseButton.LeftButton)
     (process,) = ProcessByHand.made
-    words = f"{run.path} --stream --split test --checkpoint 2 --limit 64"
-    assert process.is_started and " ".join(process.command[-8:]) == words
+    words = [str(run.path), "--stream", "--split", "", "--checkpoint", "2", "--limit", "64"]
+    assert process.is_started and process.command[-8:] == words
     assert page.form.button.text() == "Stop" and not page.form.split.isEnabled()
     assert page.not_yet.title.text() == "Evaluating"
     process.line.emit('{"phase": "Sampling the base model, greedy", "done": 0.25, "left_s": 65.0}')

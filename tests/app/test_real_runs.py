@@ -28,6 +28,7 @@ from app import theme
 from app.pages import PAGES
 from app.pages.completions.completions_page import CompletionsPage
 from app.pages.completions.reading_pane import MEASURES
+from app.pages.evaluate.evaluate_page import EvaluatePage
 from app.pages.monitor.monitor_page import MonitorPage
 from app.pages.runs.clone_dialog import CloneDialog
 from app.pages.runs.compare_view import CompareView
@@ -125,6 +126,27 @@ def test_completions(qtbot: QtBot, session: Session, real_runs: Path) -> None:
     assert all(page.model.index(row, column).data() for row in rows for column in (0, 1))
     page.table.selectAll()
     assert page.table.as_text(page.table.selected_rows()).count("\n") == len(rows)
+
+
+@pytest.mark.parametrize("session", ["light"], indirect=True)
+def test_own_csv_is_evaluated_after_two_clicks(qtbot: QtBot, session: Session, real_runs: Path, monkeypatch) -> None:
+    """Of a run whose dataset is one file; the file dialog's double click is the second."""
+    own = real_runs.parent / "own.csv"
+    own.write_text("prompt,answer\nWhat is 0 plus 0?,0\nWhat is 40 plus 2?,42\n")
+    page = qtbot.show(EvaluatePage(session), 1100, 760)
+    show_run(qtbot, session, real_runs / "full")
+    qtbot.waitUntil(page.form.hold_out.isVisible)
+    assert page.form.split.currentText() == "Training, 8" and "has trained on" in page.form.hint.text()
+    page.form.hold_out.click()
+    assert session.draft.value("validation_split") == 0.1
+    monkeypatch.setattr(QtWidgets.QFileDialog, "getOpenFileName", lambda *_: (str(own), ""))
+    page.form.limit.setText("2")
+    qtbot.mouseClick(page.form.own, Qt.MouseButton.LeftButton)
+    qtbot.waitUntil(lambda: page.evaluations.running is None)
+    assert page.card.isVisible() and page.evaluations.problem == ""
+    assert "own.csv" in page.card.title.text() + page.card.sentence.text()
+    assert "1 of these 2 prompts" in page.card.advice.text() and page.picker.currentText().startswith("own.csv, step 3")
+    session.service.close()
 
 
 @pytest.mark.parametrize("key", ["monitor", "completions", "evaluate"])

@@ -76,11 +76,28 @@ def test_a_model_needs_settings_which_have_two_spellings(run: RunFolder) -> None
     assert base["reward"] == one["reward"] and list(base["decodings"][0]["sides"]) == ["base"]
 
 
+def test_prompts_of_training_and_of_another_file_are_told_apart(run: RunFolder, tmp_path: Path) -> None:
+    small_run.write_rows(tmp_path / "rows.jsonl", 6)
+    config = small_run.write_config(
+        tmp_path / "single.yaml", small_run.settings_for(run.path.parent, data=str(tmp_path / "rows.jsonl"))
+    )
+    line = printed(run.path, config, "--greedy")
+    assert line["data"]["split"] == "train" and line["data"]["trained_on"] == 6
+    assert any("has trained on these prompts" in note for note in line["notes"])
+    own = tmp_path / "own.csv"
+    own.write_text("prompt,answer\nWhat is 0 plus 0?,0\nWhat is 40 plus 2?,42\nWhat is 50 plus 5?,55\n")
+    line = printed(run.path, "--data", own, "--greedy")
+    assert (line["data"]["split"], line["data"]["rows"], line["data"]["trained_on"]) == ("own.csv", 3, 1)
+    assert line["path"].endswith("own-step-1.json") and "1 of these 3 prompts" in " ".join(line["notes"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["nowhere"], "run: There is no run nowhere"),
         (["RUN", "--split", "valid"], "in Valid split, or a dataset of its own in Validation dataset, or hold"),
+        (["RUN", "--split", "test", "--data", "x.csv"], "data: Give --split or --data"),
+        (["RUN", "--data", "x.csv"], "x.csv"),
         (["RUN", "--checkpoint", "9"], "checkpoint: The run run has no checkpoint 9; there are 1"),
         (["RUN", "--n", "2", "--k", "3"], "k: --k 3 does not fit: there are 2 completions"),
         (["RUN", "--greedy", "--k", "2"], "k: --k 2 does not fit: there is one completion"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent, QShowEvent
@@ -11,26 +14,49 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 from app import theme
 from app.pages.evaluate.tables import FigureModel, FiguresTable, PromptRowModel, PromptRowTable, RowLine, figure_lines
 from app.state import charts
+from app.state.dataset import ANSWER_SETTINGS, LIMIT_SETTINGS
 from app.state.evaluations import Listed, checkpoint_steps
 from app.state.session import Session
-from app.widgets.basic.controls import ComboBox, ElidedLabel, NumberEdit, Segments
+from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton, NumberEdit, Segments
+from app.widgets.basic.dialogs import open_file
 from app.widgets.basic.labels import EmptyState, button, label, plain_tip, progress_bar, show_text
-from app.widgets.basic.layout import Placed, TabArea, column, configure, connect, holder, row, splitter, stack
+from app.widgets.basic.layout import (
+    Placed,
+    TabArea,
+    column,
+    configure,
+    connect,
+    holder,
+    row,
+    set_shown,
+    splitter,
+    stack,
+)
 from app.widgets.basic.number_format import duration, moment
 from app.widgets.run_header import BeforeAfter, ResultCard
 from app.widgets.run_switcher import RunSwitcher
 from app.widgets.side_by_side import TITLES, SideBySide
-from backend.trainer.evaluation.evaluation_rows import Decoding, DecodingName
+from backend.runs.run_folder import RunFolder
+from backend.runs.steering import run_config
+from backend.trainer.evaluation.evaluation_rows import Data, Decoding, DecodingName
+from backend.utils.errors import UserError
 
-SPLITS = {"test": "Test", "valid": "Validation", "train": "Training"}
+SPLITS = {"": "Held out", "test": "Test", "valid": "Validation", "train": "Training"}
 KINDS = {"all": "All", "better": "Better", "worse": "Worse", "unchanged": "Same"}
 LEAST_TABLES, LEAST_DETAIL, DETAIL = 236, 150, 180
 """Heights in pixels: least of the tables and the completions, and of the completions at first."""
 FIGURES_SHARE = 0.55
 NOT_YET = (
-    "The model as it was before training and as it is now answer the same prompts.\n"
+    "The model before and after training answers the same prompts.\n"
     "The result says how far apart the two are, and how sure that is."
 )
+
+
+NOTHING_HELD_OUT = "No rows of this run's dataset are held out, so it answers the prompts that it has trained on."
+HELD_OUT_SHARE = 0.1
+HELD_OUT_NEXT = "The next run holds a tenth of its rows out, and evaluates on them."
+DATA_FILES = "Data (*.csv *.json *.jsonl *.parquet)"
+PREVIEW_SETTINGS = (*ANSWER_SETTINGS, *LIMIT_SETTINGS)
 
 
 class EvaluationForm(QWidget):
@@ -39,6 +65,11 @@ class EvaluationForm(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self.button = button("Evaluate", self.pressed.emit, primary=True)
+        self.own = button(
+            "Evaluate a file…", tip="Prompts of your own, in columns named as the run's: CSV, JSON lines, …"
+        )
+        self.hint = label(NOTHING_HELD_OUT, role="muted", wrap=True)
+        self.hold_out = LinkButton("Hold 10 % out next time")
         right, start = Qt.AlignmentFlag.AlignRight, self.button.click
         whole = {"integers": (1, 1_000_000), "alignment": right, "returnPressed": start}
         tip = "Sampled completions of each prompt, in addition to the greedy one."
@@ -50,16 +81,26 @@ class EvaluationForm(QWidget):
         self.problem = label(role="problem", wrap=True, selectable=True)
         fields: list[Placed] = []
         for name, field, width in (
-            ("Split", self.split, 110),
+            ("Split", self.split, 150),
             ("Checkpoint", self.checkpoint, 130),
             ("Completions", self.completions, 104),
             ("Prompts", self.limit, 64),
         ):
             configure(field, name=name, minimumWidth=theme.scaled(64), maximumWidth=theme.scaled(width))
             fields += [label(name, role="muted", buddy=field), (field, 1), theme.SPACE]
-        head, progress = row(*fields, None, self.button), row((self.bar, 1), (self.status, 1), spacing=2 * theme.SPACE)
-        column(head, progress, self.problem, into=self)
+        self._nothing_held_out = holder(row((self.hint, 1), self.hold_out), visible=False)
+        head, progress = (
+            row(*fields, None, self.own, self.button),
+            row((self.bar, 1), (self.status, 1), spacing=2 * theme.SPACE),
+        )
+        column(head, self._nothing_held_out, progress, self.problem, into=self)
         self.show_state("")
+
+    def show_splits(self, rows: Mapping[str, int] | None) -> None:
+        """Offer the splits, with their `rows` where these are known."""
+        items = SPLITS if rows is None else {split: f"{SPLITS.get(split, split)}, {rows[split]:,}" for split in rows}
+        self.split.fill(items, self.split.currentData())
+        set_shown(self._nothing_held_out, list(items) == ["train"])
 
     def show_state(self, phase: str, done: float | None = None, left_s: float | None = None, problem: str = "") -> None:
         """Show a running evaluation or, without `phase`, that none is."""
@@ -68,11 +109,13 @@ class EvaluationForm(QWidget):
         configure(self.bar, visible=bool(phase), value=round(self.bar.maximum() * (done or 0.0)))
         configure(self.status, visible=bool(phase), text=status)
         show_text(self.problem, problem)
-        for field in (self.split, self.checkpoint, self.completions, self.limit):
+        for field in (self.split, self.checkpoint, self.completions, self.limit, self.own):
             field.setEnabled(not phase)
 
-    def options(self) -> list[str]:
-        options = ["--split", self.split.currentData(), "--checkpoint", str(self.checkpoint.currentData() or "end")]
+    def options(self, data: str = "") -> list[str]:
+        """`data`: a file in place of the split."""
+        options = ["--data", data] if data else ["--split", self.split.currentData()]
+        options += ["--checkpoint", str(self.checkpoint.currentData() or "end")]
         for flag, line in (("--n", self.completions), ("--limit", self.limit)):
             options += [flag, str(int(line.text()))] if line.hasAcceptableInput() else []
         return options
@@ -82,6 +125,7 @@ class EvaluatePage(QWidget):
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session = session
+        self._splits_of: RunFolder | None = None
         evaluations = self.evaluations = session.evaluations
         sentence = "Once a run has trained, its model answers prompts that it has never seen."
         go = partial(session.page_requested.emit, "train")
@@ -112,6 +156,8 @@ class EvaluatePage(QWidget):
         scrolled.setWidget(content)
         self._stack = stack(nothing, scrolled, into=self)
 
+        self.form.own.clicked.connect(self.evaluate_file)
+        self.form.hold_out.clicked.connect(self._hold_out_next)
         self.form.pressed.connect(lambda: self.start() if evaluations.running is None else evaluations.stop())
         self.picker.activated.connect(lambda: evaluations.refresh(self.picker.currentData()))
         self.decoding.chosen.connect(self._show_decoding)
@@ -140,14 +186,43 @@ class EvaluatePage(QWidget):
         self.evaluations.set_run(run.folder if run is not None else None)
         if run is not None:
             self.switcher.show_run(run.folder)
+            self._ask_for_splits(run.folder)
             steps = {str(step): f"Step {step:,}" for step in checkpoint_steps(run.folder)}
             chosen = self.form.checkpoint.currentData()
             self.form.checkpoint.fill({"end": "End", "best": "Best", **steps}, chosen)
         self._show_running()
 
-    def start(self) -> None:
+    def _ask_for_splits(self, run: RunFolder) -> None:
+        if run == self._splits_of:
+            return
+        self._splits_of = run
+        self.form.show_splits(None)
+
+        def on_answer(answer: Mapping[str, Any]) -> None:
+            found = answer.get("splits") or {}
+            if run == self._splits_of and found:
+                rows = {split: found[split]["rows"] for split in SPLITS if split in found}
+                self.form.show_splits(rows)
+
+        with suppress(UserError):  # broken settings, which evaluating reports
+            values = run_config(run).model_dump()
+            settings = {key: values[key] for key in PREVIEW_SETTINGS}
+            ignored = {"on_refused": lambda _faults: None, "owner": self}
+            self.session.service.ask("preview", on_answer, settings=settings, fetch=False, **ignored)
+
+    def _hold_out_next(self) -> None:
+        self.session.draft.set("validation_split", HELD_OUT_SHARE)
+        self.session.message.emit(HELD_OUT_NEXT)
+
+    def start(self, data: str = "") -> None:
         if self.session.run is not None and not self._obstacle():
-            self.evaluations.start(self.form.options())
+            self.evaluations.start(self.form.options(data))
+
+    def evaluate_file(self) -> None:
+        """Ask for a file and evaluate the run on its prompts."""
+        chosen = open_file(self, "data", "Evaluate on the prompts of a file", DATA_FILES)
+        if chosen is not None:
+            self.start(str(chosen))
 
     def _obstacle(self) -> str:
         if self.session.is_training:
@@ -164,6 +239,7 @@ class EvaluatePage(QWidget):
         self.form.button.setEnabled(running is not None or not obstacle)
         if running is None:
             self.form.show_state("", problem=obstacle or self.evaluations.problem)
+            self.form.own.setEnabled(not obstacle)
             return
         is_this = run is not None and run.folder == running.run
         phase = running.phase if is_this else f"{running.run.name}: {running.phase}"
@@ -174,7 +250,8 @@ class EvaluatePage(QWidget):
         titles = {}
         for entry in listed:
             made, step = entry.evaluation, entry.evaluation.subject.step
-            where = f"{made.data.split}, step {step:,}" if step is not None else made.data.split
+            split = SPLITS.get(made.data.split, made.data.split)
+            where = f"{split}, step {step:,}" if step is not None else split
             titles[entry.path] = f"{where}, {made.data.rows:,} prompts, {moment(made.created)}"
         self.picker.fill(titles, shown.path if shown is not None else None)
         self.picker.setVisible(bool(listed))
@@ -223,7 +300,7 @@ class EvaluatePage(QWidget):
             before = first.pass_at[k].value if first else None
             changes.append(BeforeAfter(f"Pass@{k}", before, last.pass_at[k].value, "share"))
         changes.append(BeforeAfter("Tokens", first.tokens.value if first else None, last.tokens.value))
-        prompts = "the prompts of training" if evaluation.data.split == "train" else "prompts not seen in training"
+        prompts = prompts_of(evaluation.data)
         if decoding.difference is None:
             title, role = "Evaluated", "accent"
         elif not decoding.difference.reward.excludes_zero:
@@ -252,3 +329,12 @@ class EvaluatePage(QWidget):
         shown = self.evaluations.row(rows[place]) if 0 <= place < len(rows) else None
         sides = (shown[self._decoding_name] or {}) if shown is not None else {}
         self.detail.show_row(shown, dict(sides))  # pyright: ignore[reportArgumentType]
+
+
+def prompts_of(data: Data) -> str:
+    """Whose prompts they are, for the result's title."""
+    if data.split == "train" or data.trained_on == data.rows:
+        return "the prompts of training"
+    if data.split not in SPLITS:
+        return data.split
+    return "held-out prompts" if data.trained_on else "prompts not seen in training"

@@ -100,8 +100,8 @@ class FigureModel(RowsModel):
         plot_tip = "Change of the mean with its 95 % interval. The line is zero."
         self.columns = (
             Column(""),
-            Column("Base", 64, is_figure=True),
-            Column(after, 64, is_figure=True),
+            Column("Base", 72, is_figure=True),
+            Column(after, 72, is_figure=True),
             Column("Difference" if self.has_difference else "", tip=plot_tip),
             Column("Change", 84, is_figure=True, tip="Tuned minus base; of shares, in percentage points."),
             Column("95 % interval", 152, is_figure=True, tip="95 % bootstrap interval over prompts."),

@@ -84,9 +84,11 @@ MODEL_KEYS = (
 @dataclass(frozen=True, slots=True)
 class EvaluationChoices:
     """The user's choices for an evaluation. `ks`: the k of pass@k; () for 1, 2, 4 … up to `completions`. `limit`:
-    prompts; −1 for all. `passing`: as `read_pass_rule` reads it; "" for the default."""
+    prompts; −1 for all. `split`: "" for test, else valid, else train. `data`: a file or dataset whose prompts are
+    asked in place of a split's. `passing`: as `read_pass_rule` reads it; "" for the default."""
 
-    split: str = "test"
+    split: str = ""
+    data: str = ""
     decodings: tuple[DecodingName, ...] = ("greedy", "sampled")
     completions: int = 4
     ks: tuple[int, ...] = ()
@@ -164,9 +166,14 @@ def evaluate_model(
     began, created, notes = time.perf_counter(), time.time(), list[str]()
     config, run, saved = evaluated.config, evaluated.run, evaluated.checkpoint
     report(EvaluationProgress("Reading the dataset"))
+    if choices.data:
+        config = config.model_copy(update={"eval_data": {Path(choices.data).name: {"data": choices.data}}})
     inputs = read_inputs(config)
-    notes += inputs.splits.notes
-    rows, source, of_rows = _rows(inputs.splits, choices.split, config)
+    splits = inputs.splits
+    notes += splits.notes
+    held_out = [name for name in ("test", "valid") if splits.rows(name)]
+    split = Path(choices.data).name if choices.data else choices.split or [*held_out, "train"][0]
+    rows, source, of_rows = _rows(splits, split, config)
     scoring = ScoringStages(config, inputs.scorer, evaluated.steps)
     weights_then = saved.state.reward_weights if saved is not None else []
     if len(weights_then) == len(scoring.stages):  # another config may have other stages than the run
@@ -188,6 +195,12 @@ def evaluate_model(
     problems = prompts.first(choices.limit)
     if not problems:
         raise UserError("max_seq_length", f"Every prompt of {source} leaves no room for a completion within Max Seq.")
+    trained = {str(row.get(config.prompt_feature)) for row in splits.train} if run is not None else set[str]()
+    trained_on = sum(str(problem.row.get(of_rows.prompt_feature)) in trained for problem in problems)
+    if trained_on == len(problems):
+        notes.append("The run has trained on these prompts: they show what it learned, not what it does on new ones.")
+    elif trained_on:
+        notes.append(f"{trained_on:,} of these {len(problems):,} prompts are among those that the run has trained on.")
     # A sampler within the memory estimate of a step of this evaluation's size.
     most = max(map(choices.count, choices.decodings))
     step = {"batch_size": min(PROMPTS_AT_ONCE, len(problems)), "gradient_accumulation_steps": 1}
@@ -218,15 +231,16 @@ def evaluate_model(
             run=run.name if run is not None else None,
             step=saved.state.step if saved is not None else None,
             train_type=config.train_type if run is not None else None,
-            config_sha256=config_digest(config),
+            config_sha256=config_digest(evaluated.config),
         ),
         data=Data(
             dataset=of_rows.data,
-            split=choices.split,
+            split=split,
             source=source,
             rows=len(problems),
             rows_in_split=len(rows),
             too_long=prompts.too_long,
+            trained_on=trained_on,
         ),
         functions=[RewardFunctionUsed(name=name, weight=weight) for name, weight in weights],
         pass_rule=rule,

@@ -71,7 +71,7 @@ class Subject(_Part):
 
 
 class Data(_Part):
-    """The prompts. `rows` of `rows_in_split` were answered."""
+    """The prompts. `rows` of `rows_in_split` were answered; `trained_on` of them are among the training rows too."""
 
     dataset: str
     split: str
@@ -79,6 +79,7 @@ class Data(_Part):
     rows: int
     rows_in_split: int
     too_long: int = 0
+    trained_on: int = 0
 
 
 class RewardFunctionUsed(_Part):
@@ -204,7 +205,9 @@ class Evaluation(_Part):
     def sentence(self, decoding: Decoding | None = None) -> str:
         """The result under a decoding, by default the headline's, in one sentence."""
         first = decoding or self.headline
-        where = f"{self.data.rows} {'row' if self.data.rows == 1 else 'rows'} of the {self.data.split} split"
+        is_split = self.data.split in ("train", "valid", "test")
+        split = f"the {self.data.split} split" if is_split else self.data.split
+        where = f"{self.data.rows} {'row' if self.data.rows == 1 else 'rows'} of {split}"
         if first.difference is None:
             side = next(iter(first.sides.values()))
             return f"The mean reward on {where} is {_number(side.figures.reward)}."
