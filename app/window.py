@@ -24,6 +24,7 @@ from app.state.memory import MemoryParts
 from app.state.messages import NOTICE, Offer, problems_to
 from app.state.processes import VerbProcess
 from app.state.run_files import CrashOffer, newest_checkpoint, silence_advice
+from app.state.run_names import name_of
 from app.state.session import RUN, Session
 from app.widgets.basic import icons
 from app.widgets.basic.dialogs import keep_folders_in, open_path
@@ -376,7 +377,7 @@ class Window(QMainWindow):
         if percent is None or self.session.run is None:
             self.setWindowTitle(f"{name}[*] – {NAME}")  # Qt shows [*] as the desktop's mark of an unsaved document
         else:
-            self.setWindowTitle(f"{percent} % – {self.session.run.folder.name} – {NAME}[*]")
+            self.setWindowTitle(f"{percent} % – {name_of(self.session.run.folder)} – {NAME}[*]")
         self.setWindowModified(draft.dirty and percent is None)
 
     def _show_queue(self) -> None:

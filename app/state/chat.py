@@ -13,6 +13,7 @@ from app.state.consent import Consent
 from app.state.memory import amount
 from app.state.processes import Service
 from app.state.reward_bench import case_of
+from app.state.run_names import name_of
 from backend.config import config
 from backend.config.config import Config, keys_used_by
 from backend.rewards import catalogue
@@ -340,10 +341,10 @@ def run_choice(run: RunFolder) -> ChatChoice:
     try:
         settings = run_config(run).model_dump()
     except UserError as mistake:
-        return ChatChoice(str(run.path), run.name, {"model": ""}, problem=mistake.faults[0].sentence)
+        return ChatChoice(str(run.path), name_of(run), {"model": ""}, problem=mistake.faults[0].sentence)
     saved = tuple(choices(run))
     problem = "" if saved else "It has no trained weights yet: they are there after its first checkpoint."
-    return ChatChoice(str(run.path), run.name, settings, saved, problem)
+    return ChatChoice(str(run.path), name_of(run), settings, saved, problem)
 
 
 def model_choice(name: str) -> ChatChoice:

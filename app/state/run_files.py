@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.state.run_names import name_of
 from backend.config.config import SETTINGS
 from backend.runs.archive import summary
 from backend.runs.events import Event
@@ -120,7 +121,7 @@ def crash_offer(run: RunFolder, offered: str) -> CrashOffer | None:
     if about.state != "crashed" or key == offered:
         return None
     step, checkpoint = about.step or 0, newest_checkpoint(run)
-    question = f"{run.name} ended unexpectedly {f'after step {step:,}' if step else 'before its first step'}."
+    question = f"{name_of(run)} ended unexpectedly {f'after step {step:,}' if step else 'before its first step'}."
     if checkpoint is None:
         return CrashOffer(run, key, question, "There is no checkpoint yet, so it would start over.", "Start over")
     lost = step - checkpoint

@@ -7,7 +7,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from PySide6.QtCore import QFile, QObject, QTimer, Signal
 
 from app.state.messages import problems_to
 from app.state.processes import start_detached
+from app.state.run_names import name_of, new_label
 from backend.runs.archive import Summary
 from backend.runs.queue import Queue, QueueFile, is_fresh
 from backend.runs.run_folder import RunFolder, all_runs
-from backend.runs.run_record import RunNotes, RunRecord, read_record, record_of, stamp
+from backend.runs.run_record import RunNotes, RunRecord, change_notes, read_record, record_of, stamp
 from backend.utils.command import backend_command
 from backend.utils.disk import DiskError, replace_file
 from backend.utils.errors import UserError
@@ -33,6 +35,10 @@ LAUNCH_S = 15.0
 """Grace of a queue runner from its start to its lock: it imports first."""
 
 
+def read_named(run: RunFolder) -> RunRecord:
+    return replace(read_record(run), name=name_of(run))
+
+
 class RunList(QObject):
     """Records of all runs, read on the event loop and only if a file has changed since."""
 
@@ -43,7 +49,7 @@ class RunList(QObject):
     def __init__(
         self,
         cache_folder: Path,
-        reader: Callable[[RunFolder], RunRecord] = read_record,
+        reader: Callable[[RunFolder], RunRecord] = read_named,
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
@@ -232,6 +238,8 @@ class RunQueue(QObject):
         """Write the form's settings to the edited run."""
         run = self.edited
         kept = run is not None and self.change(self.file.rewrite_settings, run, text)
+        if kept and run is not None and run.name != name_of(run):
+            self.change(partial(change_notes, run, label=new_label(run)))
         self.stop_editing()
         return kept
 

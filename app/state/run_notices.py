@@ -9,6 +9,7 @@ import numpy as np
 from PySide6.QtCore import QObject, Signal
 
 from app.state.run import Run
+from app.state.run_names import name_of
 from app.state.run_summary import count_text
 from backend.config.config import SETTINGS
 from backend.runs.archive import first_and_last_means
@@ -65,7 +66,7 @@ class RunNotices(QObject):
             self._was_live = True
         elif self._was_live and state in ENDINGS:
             self._was_live = False
-            self.raised.emit(f"{run.folder.name} {state}", run.problem or _result(run))
+            self.raised.emit(f"{name_of(run.folder)} {state}", run.problem or _result(run))
 
     def _on_changed(self) -> None:
         run = self._run
@@ -78,9 +79,9 @@ class RunNotices(QObject):
             if code not in self._known and finding.get("level") in TROUBLE:
                 self._known.add(code)
                 if is_news:
-                    self.raised.emit(run.folder.name, str(finding.get("sentence") or code))
+                    self.raised.emit(name_of(run.folder), str(finding.get("sentence") or code))
         if run.silence and not self._was_silent:
-            self.raised.emit(run.folder.name, run.silence)
+            self.raised.emit(name_of(run.folder), run.silence)
         self._was_silent = bool(run.silence)
 
 

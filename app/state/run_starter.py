@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from app.state.memory import GB, MemoryEstimator, MemoryParts, memory_parts_of
 from app.state.messages import problems_to
 from app.state.processes import start_detached
+from app.state.run_names import name_of, new_label
 from app.state.run_summary import count_text
 from backend.config import config
 from backend.runs.events import check_format
 from backend.runs.run_folder import RunFolder, default_run_name, make_run_folder
+from backend.runs.run_record import change_notes
 from backend.runs.steering import run_config
 from backend.utils.command import backend_command
 from backend.utils.disk import replace_file
@@ -52,9 +54,9 @@ class RunStarter:
         if not self._is_ready():
             return
         if session.queue.edited is not None:
-            name = session.queue.edited.name
+            edited = session.queue.edited
             if session.queue.keep_settings(session.draft.as_yaml()):
-                session.message.emit(f"{name} waits with these settings.")
+                session.message.emit(f"{name_of(edited)} waits with these settings.")
             return
         with problems_to(self._say):
             self._add_to_queue(self._new_folder())
@@ -83,7 +85,7 @@ class RunStarter:
 
     def _add_to_queue(self, folder: RunFolder) -> None:
         if self._session.queue.add(folder):
-            self._session.message.emit(f"{folder.name} waits in the queue.")
+            self._session.message.emit(f"{name_of(folder)} waits in the queue.")
 
     def memory_parts(self) -> MemoryParts | None:
         """The memory that a run of the form needs; None if unknown."""
@@ -101,6 +103,8 @@ class RunStarter:
         name = settings.run_name or default_run_name(settings.model, settings.train_type, settings.train_mode)
         folder = make_run_folder(name)
         replace_file(folder.config, self._session.draft.as_yaml())
+        if not settings.run_name:
+            change_notes(folder, label=new_label(folder))
         return folder
 
     def _say(self, text: str) -> None:

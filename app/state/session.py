@@ -16,6 +16,7 @@ from app.state.messages import Messages, Offer, problems_to
 from app.state.prefs import Prefs
 from app.state.presets import Preset
 from app.state.run_files import last_run
+from app.state.run_names import name_of
 from app.state.run_starter import RunStarter
 from backend.runs.archive import MOST_RUNS, CompletionTime, completion_time_of, seconds_per_completion
 from backend.runs.events import check_format
@@ -206,7 +207,8 @@ class Session(QObject):
             over = changed_values(read_changes(folder))
             self.draft.load(folder.config, as_preset=True, over=over)
             self.page_requested.emit("train")
-            self._say_undoable(f"These are the settings of {folder.name}{', as they were at its end' if over else ''}.")
+            at_end = ", as they were at its end" if over else ""
+            self._say_undoable(f"These are the settings of {name_of(folder)}{at_end}.")
             return True
         return False
 
@@ -284,7 +286,7 @@ class Session(QObject):
             return False
         self.launched = live
         self.open_run(live.path)
-        self.messages.say(f"{live.name} is still training.", RUN, live.is_locked)
+        self.messages.say(f"{name_of(live)} is still training.", RUN, live.is_locked)
         return True
 
     def show_last_run(self) -> None:
@@ -334,7 +336,7 @@ class Session(QObject):
         self.launched = run
         if watches and (shown is None or shown.folder != run):
             self.open_run(run.path)
-        self.message.emit(f"{run.name} has left the queue and begins.")
+        self.message.emit(f"{name_of(run)} has left the queue and begins.")
 
 
 REST_MS = 15

@@ -10,11 +10,12 @@ from PySide6.QtGui import QFont, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QFrame, QPushButton, QWidget
 
 from app import theme
+from app.state.run_names import split_name
 from app.widgets.basic.controls import Dot, ElidedLabel
 from app.widgets.basic.labels import PlainLabel, button, label, progress_bar, show_text
 from app.widgets.basic.layout import clear_layout, column, holder, paint_edge, row
 from app.widgets.basic.number_format import duration, figure
-from app.widgets.run_switcher import RunSwitcher, split_name
+from app.widgets.run_switcher import RunSwitcher
 from backend.runs.run_folder import RunFolder
 
 STATES = {

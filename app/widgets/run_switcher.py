@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QRect, QSize, Qt, Signal
@@ -13,6 +11,7 @@ from PySide6.QtGui import QFont, QKeyEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QFrame, QPushButton, QSizePolicy, QWidget
 
 from app import theme
+from app.state.run_names import name_of
 from app.widgets.basic import icons
 from app.widgets.basic.controls import SearchEdit
 from app.widgets.basic.labels import plain_tip
@@ -20,13 +19,9 @@ from app.widgets.basic.layout import column, configure, paint_ring
 from app.widgets.basic.number_format import moment
 from app.widgets.basic.tables import BaseTable, Column, RowsModel
 from backend.runs.run_folder import RunFolder, all_runs, modified_at
-from backend.runs.run_record import read_notes
-from backend.utils.errors import UserError
 
 MENU_SIZE = QSize(460, 360)
 CHEVRON, PADDING = 12, 8
-_DEFAULT_NAME = re.compile(r"(.+)-(\d{4}-\d\d-\d\d-\d{6})((?:-\d+)?)")
-"""A run's default name: model and kind of training, timestamp, and a number if that name existed already."""
 _MOVES = {Qt.Key.Key_Down: 1, Qt.Key.Key_Up: -1, Qt.Key.Key_PageDown: 10, Qt.Key.Key_PageUp: -10}
 
 
@@ -39,29 +34,9 @@ class Choice:
     about: str = ""
 
 
-def shown_name(run: RunFolder) -> str:
-    """A run's title, else the name of its folder."""
-    try:
-        return read_notes(run).title or run.name
-    except UserError:  # broken notes, which Runs reports
-        return run.name
-
-
-def split_name(name: str) -> tuple[str, str]:
-    """A run's name as (title, creation time): “qwen-lora-grpo”, “3 Nov 2025, 14:05”."""
-    match = _DEFAULT_NAME.fullmatch(name)
-    if match is None:
-        return name, ""
-    try:
-        then = datetime.strptime(match[2], "%Y-%m-%d-%H%M%S")
-    except ValueError:  # digits that are not a date
-        return name, ""
-    return f"{match[1]}{match[3]}", f"{then.day} {then:%b %Y, %H:%M}"
-
-
 def run_choices() -> list[Choice]:
     """Every run, the newest first."""
-    return [Choice(str(run.path), shown_name(run), moment(modified_at(run.config))) for run in all_runs()]
+    return [Choice(str(run.path), name_of(run), moment(modified_at(run.config))) for run in all_runs()]
 
 
 class Switcher(QPushButton):
@@ -135,7 +110,7 @@ class RunSwitcher(Switcher):
         self.chosen.connect(open_run)
 
     def show_run(self, run: RunFolder) -> None:
-        self.show_choice(str(run.path), split_name(shown_name(run))[0])
+        self.show_choice(str(run.path), name_of(run))
 
 
 class ChoiceModel(RowsModel):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -16,8 +17,9 @@ from backend.cli.display import new_console, new_table
 from backend.cli.run_log import logging_to
 from backend.cli.training import restart
 from backend.config.config import parse
+from backend.data.rows import Splits, read_splits
 from backend.rewards.allowed_code import allow_named, require_allowed
-from backend.runs.sweep import SweepPlan, load_sweep, text_of, training_steps
+from backend.runs.sweep import RANKS, SweepPlan, load_sweep, text_of, training_steps
 from backend.runs.sweep_results import (
     SweepFolder,
     SweepResults,
@@ -35,6 +37,11 @@ from backend.utils.errors import UserError
 
 if TYPE_CHECKING:
     from backend.runs.run_sweep import SweepInputs
+
+NOT_HELD_OUT = (
+    "The data has no held-out rows, or Eval is 0: configurations are ranked by {}. "
+    "To rank by held-out reward, set validation_split: 0.1 and Eval in the base."
+)
 
 
 @verb
@@ -58,9 +65,11 @@ def sweep(
     if plan.origin:
         tell_error(plan.origin)
     if plan_only:
+        with suppress(UserError):  # what is wrong with the data is said when the sweep starts
+            plan = _ranked(plan, [read_splits(parse(plan.base), head=True)])
         _tell_plan(plan, as_json)
         return
-    inputs = _checked(plan)
+    plan, inputs = _checked(plan)
     for raw in plan.every_settings():
         allow_named(raw)
     folder = make_sweep(plan, runs_dir)
@@ -81,7 +90,7 @@ def resume_sweep(name: str, runs_dir: Path | None, *, allow_code: bool = False, 
     try:
         for raw in settings_of_runs(folder):
             require_allowed(raw, allow=allow_code)
-        inputs = _checked(plan)
+        plan, inputs = _checked(plan)
         make_runs(plan, folder)
     except UserError as error:
         results = results or fresh_results(plan)
@@ -91,7 +100,8 @@ def resume_sweep(name: str, runs_dir: Path | None, *, allow_code: bool = False, 
     _train(plan, folder, inputs, as_json)
 
 
-def _checked(plan: SweepPlan) -> SweepInputs:
+def _checked(plan: SweepPlan) -> tuple[SweepPlan, SweepInputs]:
+    """The plan, and the inputs of its runs. Without held-out rows, a plan that ranks by training reward."""
     base = parse(plan.base)
     relax_gpu_timeout(base)  # before the imports below, which import mlx
     from backend.distributed.machine_check import require_one_machine
@@ -100,8 +110,15 @@ def _checked(plan: SweepPlan) -> SweepInputs:
     from backend.runs.run_sweep import SweepInputs
 
     inputs = SweepInputs()
-    inputs.check(plan)
-    return inputs
+    return _ranked(plan, inputs.check(plan)), inputs
+
+
+def _ranked(plan: SweepPlan, data: Sequence[Splits]) -> SweepPlan:
+    evaluates = all(parse(raw).steps_per_eval for raw in plan.every_settings())
+    if plan.rank_by == "training" or (evaluates and all(splits.valid for splits in data)):
+        return plan
+    tell_error(NOT_HELD_OUT.format(RANKS["training"].format(plan.metric)))
+    return replace(plan, rank_by="training")
 
 
 def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: bool) -> None:
@@ -137,7 +154,7 @@ def _lines(out: TextIO) -> Callable[[SweepResults], None]:
         for run in (run for each in results.configurations for run in each.runs):
             if run.state not in ("waiting", "training"):
                 value = "–" if run.value is None else f"{run.value:.4g}"
-                lines.append(f"{run.run}  {run.state} at step {run.step}  held-out {results.metric} {value}")
+                lines.append(f"{run.run}  {run.state} at step {run.step}  {results.measure} {value}")
         for rung in results.rungs:
             kept = f"{len(rung.kept)} of {len(results.configurations)} configurations continue"
             lines.append(f"step {rung.step}  {kept}: {', '.join(map(str, rung.kept))}")
@@ -155,9 +172,11 @@ def _tell_plan(plan: SweepPlan, as_json: bool) -> None:
     if as_json:
         settings = [asdict(each) for each in plan.configurations]
         about = {"name": plan.name, "seeds": plan.seeds, "runs": runs, "steps": length, "steps_together": steps}
-        return tell_json({**about, "rungs": [asdict(rung) for rung in rungs], "configurations": settings})
+        about |= {"rank_by": plan.rank_by, "rungs": [asdict(rung) for rung in rungs], "configurations": settings}
+        return tell_json(about)
     each = length or "as many as their epochs or stages have"
     tell(f"Configurations: {configurations}, seeds: {seeds}, runs: {runs}, steps of a run: {each}.")
+    tell(f"Ranked by {RANKS[plan.rank_by].format(plan.metric)}.")
     for rung in rungs:
         tell(f"After step {rung.step}, {rung.keep} of them continue.")
     if steps is not None and length is not None:
@@ -172,7 +191,7 @@ def _tell_plan(plan: SweepPlan, as_json: bool) -> None:
 
 def _print_results(results: SweepResults) -> None:
     varied = list(results.configurations[0].settings)
-    headers = [f"held-out {results.metric}", "± sd", "seeds", "step", "completions", "state"]
+    headers = [results.measure.partition(" over ")[0], "± sd", "seeds", "step", "completions", "state"]
     table = new_table("", *varied, *headers, right=slice(1 + len(varied), -1))
     for each in results.ranked:
         value = "–" if each.value is None else f"{each.value:.4g}"

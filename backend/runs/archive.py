@@ -66,8 +66,11 @@ def summary(run: RunFolder) -> Summary:
     metrics = newest.get("metrics") or {}
     rewards = ((step.get("metrics") or {}).get("reward") for step in steps)
     before, after = first_and_last_means(rewards, newest.get("step"))
-    clock = WorkClock()
-    for event in events:
+    clock, born = WorkClock(), modified_at(run.parent)
+    own = [event for event in events if not born or event["t"] >= born]  # a clone's log begins with its parent's
+    if own and born and own[0]["kind"] == "step":  # its start is in the middle of a long log, which is not read
+        clock.take({"kind": "step", "t": born})
+    for event in own:
         clock.take(event)
     started = starts[-1] if starts else {}
     iterations = settings.get("iters")
@@ -94,8 +97,8 @@ def summary(run: RunFolder) -> Summary:
         sentence=str(ending.get("sentence", "")) if ending else "",
         reward_before=before,
         reward_after=after,
-        began=modified_at(run.parent) or (starts[0].get("t") if starts else modified_at(run.config) or None),
-        worked_s=clock.seconds if steps else None,
+        began=born or (starts[0].get("t") if starts else modified_at(run.config) or None),
+        worked_s=(clock.seconds or None) if steps else None,
         metrics=metrics,
         ranks=started["ranks"] if isinstance(started.get("ranks"), int) else None,
         machines=[quote(name, 40) for name in names if name],

@@ -35,13 +35,15 @@ from backend.utils.text import about_path, quote, visible
 
 @dataclass(frozen=True, slots=True)
 class RunNotes:
-    """The user's notes on a run, in its about.json. `archived` hides a run from the list."""
+    """The user's notes on a run, in its about.json. `archived` hides a run from the list. `label`: the name that the
+    window gave it, shown where there is no title."""
 
     title: str = ""
     note: str = ""
     tags: tuple[str, ...] = ()
     favourite: bool = False
     archived: bool = False
+    label: str = ""
 
 
 _NOTES = TypeAdapter(RunNotes)
@@ -82,7 +84,7 @@ def _notes(content: dict[str, Any], run: RunFolder) -> RunNotes:
         raise UserError("about", about_path(run.about, f" has a wrong value for {name}; fix or delete it.")) from None
     # Escape what cannot be seen: a title must not turn the letters of the row that it stands in.
     tags = tuple(map(visible, notes.tags))
-    return replace(notes, title=visible(notes.title), note=visible(notes.note), tags=tags)
+    return replace(notes, title=visible(notes.title), label=visible(notes.label), note=visible(notes.note), tags=tags)
 
 
 POINTS = 40  # of a reward curve
@@ -167,7 +169,8 @@ def write_parent(run: RunFolder, parent: Parent) -> None:
 @dataclass(frozen=True, slots=True)
 class RunRecord:
     """Everything that a list of runs shows of one. `settings`: those that differ from the defaults. `held_out`: metrics
-    of the newest evaluation. `notes_problem`: why about.json cannot be read. `disk`: part of the folder → bytes."""
+    of the newest evaluation. `notes_problem`: why about.json cannot be read. `disk`: part of the folder → bytes.
+    `name`: what the window calls a run without a title."""
 
     summary: Summary
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -177,10 +180,11 @@ class RunRecord:
     parent: str = ""
     disk: Mapping[str, int] = field(default_factory=dict[str, int])
     curve: tuple[float, ...] = ()
+    name: str = ""
 
     @property
     def title(self) -> str:
-        return self.notes.title or self.summary.name
+        return self.notes.title or self.name or self.summary.name
 
     @property
     def bytes(self) -> int:
@@ -192,7 +196,7 @@ class RunRecord:
 
     def to_dict(self) -> dict[str, Any]:
         values = asdict(self)
-        return {**values.pop("summary"), **values.pop("notes"), **values, "bytes": self.bytes}
+        return {**values, **values.pop("summary"), **values.pop("notes"), "bytes": self.bytes}
 
 
 def read_record(run: RunFolder) -> RunRecord:

@@ -120,7 +120,7 @@ FLAGS: dict[str, Test] = {
     "cloned": lambda record: bool(record.parent),
 }
 _SEARCHED: dict[str, Callable[[RunRecord], Any]] = {
-    "name": lambda record: [record.notes.title, record.summary.name],
+    "name": lambda record: [record.title, record.summary.name],
     "model": lambda record: record.summary.model,
     "tags": lambda record: list(record.notes.tags),
     "note": lambda record: record.notes.note,
@@ -152,9 +152,9 @@ def asks_for_archived(query: str) -> bool:
 
 
 def _has_word(word: str, record: RunRecord) -> bool:
-    about, notes = record.summary, record.notes
-    data = str(record.settings.get("data", ""))
-    return word in "\n".join((notes.title, about.name, about.model, data, about.state, *notes.tags, notes.note)).lower()
+    about, notes, data = record.summary, record.notes, str(record.settings.get("data", ""))
+    texts = record.title, about.name, about.model, data, about.state, *notes.tags, notes.note
+    return word in "\n".join(texts).lower()
 
 
 def _condition(name: str, sign: str, value: str, metrics: Collection[str]) -> Test:

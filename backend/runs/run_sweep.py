@@ -21,7 +21,7 @@ from typing import Any
 import mlx.core as mx
 
 from backend.config.config import Config, load
-from backend.data.rows import SPLITS, LazyRows, Rows
+from backend.data.rows import SPLITS, LazyRows, Rows, Splits
 from backend.engine.cpu import left_nothing
 from backend.models.policy import load_base
 from backend.rewards.scorer import SharedProcesses
@@ -37,8 +37,8 @@ from backend.runs.sweep_results import (
     SweepFolder,
     SweepResults,
     fresh_results,
-    held_out_values,
     keep_best,
+    measured,
     read_results,
     write_results,
 )
@@ -156,7 +156,7 @@ class Sweep:
     ) -> None:
         self.plan, self.folder, self._echo = plan, folder, echo
         self.results = read_results(folder) or fresh_results(plan)
-        self.results.began = self.results.began or time.time()
+        self.results.began, self.results.rank_by = self.results.began or time.time(), plan.rank_by
         self.commands = SweepCommands(folder)
         self.members: dict[str, MemberRun] = {}
         for member in plan.members():
@@ -206,11 +206,11 @@ class Sweep:
             if left_nothing(error) and self.commands.stop_reason:  # as in `MemberRun`, while the base was loaded
                 return self._after_stop()
             raise
-        best, metric = self.results.ranked[0], self.plan.metric
-        sentence = f"No configuration has a held-out {metric} for every seed."
+        best, measure = self.results.ranked[0], self.results.measure
+        sentence = f"No configuration has a {measure} for every seed."
         if best.value is not None:
             label = self.plan.configurations[best.number - 1].label
-            sentence = f"The best configuration is {best.number} ({label}): held-out {metric} {best.value:.3g}."
+            sentence = f"The best configuration is {best.number} ({label}): {measure} {best.value:.3g}."
         return Ending("finished", 0, sentence, 0)
 
     def _train_group(self, group: list[MemberRun], rung: Rung, *, parks: bool) -> None:
@@ -265,11 +265,15 @@ class Sweep:
     def _judge(self, rung: Rung) -> None:
         alive = self.results.alive
         kept = keep_best(alive, rung.keep)
+        if all(each.value is None for each in alive):
+            kept = [each.number for each in alive]
+            note = f"No run was stopped at step {rung.step}: no configuration has a {self.results.measure}."
+            self.results.notes.append(note)
         for each in alive:
             if each.number not in kept:
                 reached = "it has none" if each.value is None else f"its mean is {each.value:.4g}"
                 sentence = (
-                    f"Stopped at step {rung.step}: by held-out {self.plan.metric} its configuration is not among the "
+                    f"Stopped at step {rung.step}: by {self.results.measure} its configuration is not among the "
                     f"best {rung.keep} of {len(alive)} in the sweep {self.plan.name} ({reached}); everything is saved."
                 )
                 for result in each.runs:
@@ -279,10 +283,8 @@ class Sweep:
         self.report()
 
     def _read_value(self, run: MemberRun) -> None:
-        values = held_out_values(run.folder, self.plan.metric)
-        if values:
-            run.result.evaluated = max(values)
-            run.result.value = values[run.result.evaluated]
+        if (found := measured(run.folder, self.plan.metric, self.plan.rank_by)) is not None:
+            run.result.evaluated, run.result.value = found
 
     def _after_stop(self) -> Ending:
         failed = [run.ending for run in self.members.values() if run.ending is not None and run.ending.gpu_error]
@@ -468,7 +470,7 @@ class SweepInputs:
         # One process for all reward functions that may use the network, one for the others.
         self._processes: SharedProcesses = {network: RewardWorker(network) for network in (False, True)}
 
-    def check(self, plan: SweepPlan) -> None:
+    def check(self, plan: SweepPlan) -> list[Splits]:
         """Check the inputs of every configuration, once for all seeds. Raises UserError with all problems."""
         found: dict[ConfigProblem, None] = {}
         for member in plan.members():
@@ -479,6 +481,7 @@ class SweepInputs:
                     found |= dict.fromkeys(error.faults)
         if found:
             raise UserError(list(found))
+        return [inputs.splits for inputs in self._read.values()]
 
     def of(self, member: Member, config: Config) -> RunInputs:
         """The inputs of one run, read now if `check` has not read them. Raises UserError."""

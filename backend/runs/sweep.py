@@ -26,7 +26,10 @@ from backend.utils.files import user_path
 from backend.utils.text import SENTENCE, cut_in_the_middle, quote
 
 ROUND_STEPS = 10  # of a run before the next one has its turn
-KEYS = ("name", "base", "search", "over", "trials", "search_seed", "seeds", "halving", "metric", "round_steps")
+KEYS = (
+    *("name", "base", "search", "over", "trials", "search_seed", "seeds", "halving", "metric", "rank_by"),
+    "round_steps",
+)
 DISTRIBUTIONS = ("uniform", "log_uniform")
 FIXED = {
     "seed": "seeds go under seeds",
@@ -36,6 +39,9 @@ FIXED = {
     "lm_studio_name": "one model can have the name",
 }
 """Settings that cannot vary, and why."""
+RankBy = Literal["held_out", "training"]
+RANKS: dict[str, str] = {"held_out": "held-out {}", "training": "training {} over the last quarter of steps"}
+"""Name of the metric that configurations are compared by."""
 MOST_RUNS = 500
 DRAWS_PER_TRIAL = 200  # random search draws again where it meets a configuration that it has
 
@@ -91,6 +97,7 @@ class SweepPlan:
     configurations: tuple[Configuration, ...]
     halving: Halving | None
     metric: str
+    rank_by: RankBy = "held_out"
     trials: int | None = None
     search_seed: int = 0
     round_steps: int = ROUND_STEPS
@@ -124,7 +131,8 @@ class SweepPlan:
         return list(groups.values())
 
     def rungs(self) -> list[Rung]:
-        return rungs(self.halving, len(self.configurations), self.steps or 0, parse(self.base).steps_per_eval)
+        every = 1 if self.rank_by == "training" else parse(self.base).steps_per_eval
+        return rungs(self.halving, len(self.configurations), self.steps or 0, every)
 
     @property
     def steps(self) -> int | None:
@@ -187,6 +195,7 @@ def dump_sweep(plan: SweepPlan) -> str:
         "seeds": list(plan.seeds),
         "halving": asdict(plan.halving) if plan.halving else "off",
         "metric": plan.metric,
+        "rank_by": plan.rank_by,
         "round_steps": plan.round_steps,
     }
     base = "\n".join(f"  {line}" if line else "" for line in dump(plan.base).splitlines())
@@ -226,6 +235,8 @@ def parse_sweep(raw: Mapping[str, Any]) -> SweepPlan:
     metric = our_name(metric).removeprefix(EVALUATION) if isinstance(metric, str) else ""
     if not metric:
         found.append(ConfigProblem("metric", "The metric must be the name of a held-out metric, such as reward."))
+    if (rank_by := raw.get("rank_by", "held_out")) not in RANKS:
+        found.append(ConfigProblem("rank_by", f"rank_by cannot be {quote(rank_by)}; it is held_out or training."))
     name = raw.get("name", "sweep")
     if not isinstance(name, str) or not name or set(name) & set('/\\:\n\t"') or name.startswith("."):
         found.append(ConfigProblem("name", f"The name {quote(name)} cannot be a folder's name."))
@@ -241,6 +252,7 @@ def parse_sweep(raw: Mapping[str, Any]) -> SweepPlan:
         configurations=_configurations(over, search, numbers["trials"], numbers["search_seed"]),
         halving=Halving(halving["first_rung"], float(halving.get("keep", 0.5))) if has_halving else None,
         metric=metric,
+        rank_by=rank_by,
         trials=numbers["trials"],
         search_seed=numbers["search_seed"],
         round_steps=numbers["round_steps"],
@@ -388,15 +400,16 @@ def _check_plan(plan: SweepPlan) -> None:
 
 def _halving_problem(plan: SweepPlan, halving: Halving) -> ConfigProblem | None:
     every, steps, first = parse(plan.base).steps_per_eval, plan.steps, halving.first_rung
-    if "steps_per_eval" in plan.over:
+    is_held_out = plan.rank_by == "held_out"
+    if is_held_out and "steps_per_eval" in plan.over:
         sentence = "Eval cannot vary with halving: all configurations are compared at the same steps."
         return ConfigProblem("steps_per_eval", sentence)
     sentence = ""
     if steps is None:
         sentence = "Halving needs runs of a given length; set Iterations, and neither Epochs nor stages."
-    elif not every:
+    elif is_held_out and not every:
         sentence = "Halving compares held-out rewards, and Eval is 0; set Eval to the first rung or less."
-    elif first % every:
+    elif is_held_out and first % every:
         sentence = f"The first rung, {quote(first)}, is no multiple of Eval, {every}: it has no held-out reward."
     elif first >= steps:
         sentence = f"The first rung, {quote(first)}, is not below the length of a run, {steps} steps."

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from backend.config.config import dump, parse, read
 from backend.runs.events import read_events
 from backend.runs.run_folder import Entry, RunFolder, make_run_folder, modified_at
-from backend.runs.sweep import SweepPlan, dump_sweep, load_sweep
+from backend.runs.sweep import RANKS, RankBy, SweepPlan, dump_sweep, load_sweep
 from backend.utils.disk import replace_file, writing
 from backend.utils.documents import read_json
 from backend.utils.errors import UserError
@@ -95,7 +95,7 @@ def live_sweep() -> SweepFolder | None:
 
 @dataclass(slots=True)
 class MemberResult:
-    """One run. `value` is the metric at its last held-out evaluation, at step `evaluated`. `completions` includes those
+    """One run. `value` is the metric that the sweep ranks by, as of step `evaluated`. `completions` includes those
     of evaluations."""
 
     run: str
@@ -162,6 +162,12 @@ class SweepResults:
     began: float = 0.0
     updated: float = 0.0
     notes: list[str] = field(default_factory=list[str])
+    rank_by: RankBy = "held_out"
+
+    @property
+    def measure(self) -> str:
+        """“held-out reward”: what configurations are compared by."""
+        return RANKS[self.rank_by].format(self.metric)
 
     @property
     def alive(self) -> list[ConfigurationResult]:
@@ -208,7 +214,7 @@ def fresh_results(plan: SweepPlan) -> SweepResults:
     rows = {each.number: ConfigurationResult(each.number, each.settings, []) for each in plan.configurations}
     for member in plan.members():
         rows[member.configuration.number].runs.append(MemberResult(member.run, member.seed))
-    return SweepResults(plan.name, plan.metric, list(rows.values()))
+    return SweepResults(plan.name, plan.metric, list(rows.values()), rank_by=plan.rank_by)
 
 
 def write_results(folder: SweepFolder, results: SweepResults) -> None:
@@ -240,18 +246,24 @@ def shown_state(folder: SweepFolder, results: SweepResults) -> str:
     return INTERRUPTED if is_live and not folder.is_locked() else results.state
 
 
-def held_out_values(run: RunFolder, metric: str) -> dict[int, float]:
-    """Step → the metric of each held-out evaluation of a run. Raises UserError for evaluations without the metric."""
-    found: dict[int, float] = {}
+def measured(run: RunFolder, metric: str, rank_by: RankBy) -> tuple[int, float] | None:
+    """(step, value) of the metric that a sweep ranks by: of the last held-out evaluation, or the mean over the last
+    quarter of the steps so far. Raises UserError for events without the metric."""
+    found: list[tuple[int, float]] = []
     for event in read_events(run.events):
-        if event.get("kind") == "eval" and event.get("split") == "valid":
+        if event.get("kind") == "step" if rank_by == "training" else event.get("split") == "valid":
             metrics = event.get("metrics") or {}
-            if metric not in metrics:
+            name = f"rewards/{metric}/mean" if rank_by == "training" and metric not in metrics else metric
+            if name not in metrics:
                 known = ", ".join(sorted(metrics))
-                raise UserError("metric", f"A held-out evaluation has no metric {metric}; there are {known}.")
-            if isinstance(value := metrics[metric], int | float):
-                found[event["step"]] = float(value)
-    return found
+                where = "A step" if rank_by == "training" else "A held-out evaluation"
+                raise UserError("metric", f"{where} has no metric {metric}; there are {known}.")
+            if isinstance(value := metrics[name], int | float):
+                found.append((event["step"], float(value)))
+    if not found or rank_by == "held_out":
+        return found[-1] if found else None
+    last = found[-1][0]
+    return last, statistics.fmean(value for step, value in found if step > last * 3 / 4)
 
 
 def keep_best(alive: Sequence[ConfigurationResult], keep: int) -> list[int]:

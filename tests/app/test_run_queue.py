@@ -13,6 +13,7 @@ from app.pages.runs.queue_panel import QueuePanel
 from app.pages.runs.runs_page import RunsPage
 from app.state.prefs import Prefs
 from app.state.run_list import RunQueue
+from app.state.run_names import name_of, rename
 from app.state.session import Session
 from backend.runs.run_folder import RunFolder
 from backend.utils import places
@@ -221,3 +222,31 @@ def test_the_queue_pauses_and_an_empty_one_hides(panel: QueuePanel) -> None:
     queue.file.path.write_text("{")
     queue.refresh()
     assert "queue.json" in panel.status.text() and not panel.isHidden() and panel.table.isHidden()
+
+
+def test_runs_are_named_by_what_differs(session: Session) -> None:
+    """From the run before over the same data; a name of the user wins, on every page."""
+    session.queue.set_paused(True)
+    session.starter.queue()
+    for key, value in (("learning_rate", 3e-4), ("beta", 0.0), ("beta", 0.0), ("run_name", "mine")):
+        session.draft.set(key, value)
+        session.starter.queue()
+    panel = QueuePanel(session)
+    shown = [panel.model.index(row, 1).data() for row in range(5)]
+    assert shown[1:] == ["demo · lr 3e-4", "demo · KL 0", "demo · KL 0 (2)", "mine"]
+    assert shown[0] == "demo · lr 1e-4 · KL 0.02", "of the first one, what differs from the defaults"
+    first = session.queue.waiting[0]
+    assert first.name.startswith("demo-full-grpo-20") and first.path.is_dir(), "its folder keeps its name"
+    session.queue.edit(first)
+    session.draft.update({"run_name": "", "group_size": 16})
+    session.starter.queue()
+    assert name_of(first) == "demo · group 16"
+    rename(first, "Baseline")
+    session.open_run(first.path)
+    page = MonitorPage(session)
+    page.show()
+    page._refresh()
+    assert page.header.switcher.text() == "Baseline"
+    rename(first, "")
+    assert name_of(first) == "demo · group 16"
+    session.close_run()

@@ -14,6 +14,7 @@ from app.pages.chat.answer_view import PromptBox, Transcript
 from app.pages.chat.chat_controls import BROWSE, ModelBar, RowStrip, SamplingPanel
 from app.state import chat as chat_state
 from app.state.chat import ChatChoice, ChatWithModel, memory_sentence, model_choice, run_choice, sampling_of
+from app.state.run_names import name_of
 from app.state.session import Session
 from app.widgets.basic.controls import ElidedLabel, Segments
 from app.widgets.basic.dialogs import open_folder
@@ -107,7 +108,7 @@ class ChatPage(QWidget):
 
     def _list_models(self) -> None:
         runs = {
-            str(run.path): run.name
+            str(run.path): name_of(run)
             for run in all_runs()
             if any(folder.is_dir() for folder in (run.checkpoints, run.adapters, run.model))
         }

@@ -16,6 +16,7 @@ from app.pages.evaluate.tables import FigureModel, FiguresTable, PromptRowModel,
 from app.state import charts
 from app.state.dataset import ANSWER_SETTINGS, LIMIT_SETTINGS
 from app.state.evaluations import Listed, checkpoint_steps
+from app.state.run_names import name_of
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton, NumberEdit, Segments
 from app.widgets.basic.dialogs import open_file
@@ -242,7 +243,7 @@ class EvaluatePage(QWidget):
             self.form.own.setEnabled(not obstacle)
             return
         is_this = run is not None and run.folder == running.run
-        phase = running.phase if is_this else f"{running.run.name}: {running.phase}"
+        phase = running.phase if is_this else f"{name_of(running.run)}: {running.phase}"
         self.form.show_state(phase, running.done, running.left_s)
 
     def _show_listed(self) -> None:

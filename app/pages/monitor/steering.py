@@ -13,6 +13,7 @@ from app import theme
 from app.state.messages import problems_to
 from app.state.run import Run
 from app.state.run_files import STEERED_STATES
+from app.state.run_names import name_of
 from app.state.session import Session
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import button, label
@@ -206,7 +207,7 @@ class RunSteering(QObject):
             panel.hide()
             return
         try:
-            panel.show_settings(run.folder.name, *run.settings_now(), run.step)
+            panel.show_settings(name_of(run.folder), *run.settings_now(), run.step)
         except UserError as error:
             panel.show_answer(_message(error), is_refusal=True)
             return

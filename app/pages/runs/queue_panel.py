@@ -10,6 +10,7 @@ from PySide6.QtGui import QColor, QKeySequence, QShortcut
 from PySide6.QtWidgets import QAbstractItemView, QFrame, QMenu, QWidget
 
 from app import theme
+from app.state.run_names import name_of
 from app.state.session import Session
 from app.widgets.basic.controls import CheckBox, ElidedLabel
 from app.widgets.basic.labels import REMOVE_KEYS, button, label, plain_tip
@@ -45,7 +46,7 @@ class QueueModel(DraggedRowsModel):
     def text(self, row: QueueRow, column: int) -> str:
         steps = DASH if row.steps is None else f"to step {row.steps:,}" if row.has_begun else f"{row.steps:,} steps"
         model = "/".join(Path(row.model).parts[-2:]) or DASH
-        return (str(self.rows.index(row) + 1), row.run.name, model, steps)[column]
+        return (str(self.rows.index(row) + 1), name_of(row.run), model, steps)[column]
 
     def colour(self, row: QueueRow, column: int) -> QColor:
         return theme.palette().text if column == 1 else theme.palette().muted
@@ -121,7 +122,7 @@ class QueuePanel(QFrame):
         elif queue.now.is_paused:
             status = "Paused: no other run is started."
         elif queue.now.starting is not None:
-            status = f"After {queue.now.starting.name}, which trains now."
+            status = f"After {name_of(queue.now.starting)}, which trains now."
         elif not queue.is_active:
             status = "No process starts them."
         else:

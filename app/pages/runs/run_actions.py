@@ -14,6 +14,7 @@ from PySide6.QtWidgets import QInputDialog, QListWidget, QListWidgetItem, QMenu,
 
 from app import theme
 from app.state.messages import problems_to
+from app.state.run_names import name_of
 from app.state.run_state import LIVE
 from app.state.session import Session
 from app.widgets.basic.dialogs import Dialog, open_path
@@ -248,7 +249,7 @@ class FreeSpaceDialog(Dialog):
             steps = [f"{saved.step:,}" for saved in space.checkpoints]
             listed = ", ".join(steps) if len(steps) <= 4 else f"{steps[0]} … {steps[-1]}"
             count = f"{counted(len(steps), 'checkpoint')} (step {listed})"
-            item = QListWidgetItem(f"{space.run.name}  –  {count}, {file_size(space.bytes)}")
+            item = QListWidgetItem(f"{name_of(space.run)}  –  {count}, {file_size(space.bytes)}")
             item.setData(Qt.ItemDataRole.UserRole, space)
             item.setCheckState(Qt.CheckState.Checked)
             self.list.addItem(item)

@@ -161,7 +161,7 @@ class SweepModel(RowsModel):
         self.varied = list(ranked[0].settings) if ranked else []
         if results is not None and ranked:
             head = [Column("No.", 44), *(Column(SETTINGS[key].label) for key in self.varied)]
-            self.columns = [*head, Column(f"Held-out {results.metric}", 120), *FIGURES]
+            self.columns = [*head, Column(results.measure.partition(" over ")[0].capitalize(), 120), *FIGURES]
         else:
             self.columns = ()
         self.endResetModel()

@@ -1,0 +1,155 @@
+"""The names of runs that the window shows: from the data and the settings that tell a run from others.
+
+A name that the user gave wins: a title, or a folder's name that is not the default one. A run that the window makes
+keeps its name as `label` in about.json. For any other run it follows from its sweep, from its parent, or from the
+settings that differ from the defaults.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime
+from functools import lru_cache
+from itertools import chain, count, islice
+from pathlib import Path
+from typing import Any
+
+from backend.config.config import SETTINGS
+from backend.runs.archive import MOST_RUNS, raw_settings
+from backend.runs.run_folder import RunFolder, all_runs, modified_at
+from backend.runs.run_record import RunNotes, change_notes, changed_settings, read_notes, read_parent, value_text
+from backend.runs.sweep_results import SweepFolder, read_results
+from backend.utils.errors import UserError
+
+MOST_SETTINGS = 2
+LONGEST_VALUE = 24
+AGAINST_DEFAULTS = ("learning_rate", "grpo_loss_type", "beta", "group_size", "temperature", "train_type", "iters")
+"""Settings that name a run without one to compare it with."""
+FIRST = (*AGAINST_DEFAULTS[:5], "reward_functions", "model", "train_type", "rank")
+"""Settings that come first in a name."""
+SHORT = {"learning_rate": "lr", "group_size": "group", "batch_size": "batch", "temperature": "temp", "beta": "KL"}
+SHORT |= {"grpo_loss_type": "", "train_type": "", "model": "", "reward_functions": "", "iters": "steps"}
+"""Short names of settings; a setting with an empty one is told by its value alone."""
+UNTOLD = {"data", "run_name", "lm_studio_name", "report_to", "steps_per_report", "save_every", "val_batches"}
+_DEFAULT_NAME = re.compile(r"(.+)-(\d{4}-\d\d-\d\d-\d{6})((?:-\d+)?)")
+"""A folder's default name: model and kind of training, timestamp, and a number if that name existed already."""
+_CLONE = re.compile(r".+-from-\d+(-\d+)?")
+_MEMBER = re.compile(r"(.+)-\d+-seed(\d+)")
+_SPLIT_NAMES = ("data", "dataset", "train")
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """A folder's name as (title, creation time): “qwen-lora-grpo”, “3 Nov 2025, 14:05”."""
+    match = _DEFAULT_NAME.fullmatch(name)
+    with suppress(ValueError):  # digits that are not a date
+        if match is not None:
+            then = datetime.strptime(match[2], "%Y-%m-%d-%H%M%S")
+            return f"{match[1]}{match[3]}", f"{then.day} {then:%b %Y, %H:%M}"
+    return name, ""
+
+
+def name_of(run: RunFolder) -> str:
+    """The name of a run, as every page shows it."""
+    return _name(run.path, *(modified_at(file) for file in (run.about, run.config, run.parent)))
+
+
+@lru_cache(maxsize=1024)
+def _name(path: Path, *_written: float) -> str:
+    run, notes = RunFolder(path), RunNotes()
+    with suppress(UserError):
+        notes = read_notes(run)
+    return notes.title or notes.label or label_of(run, changed_settings(raw_settings(run))) or run.name
+
+
+def rename(run: RunFolder, title: str) -> None:
+    """Give a run a title; an empty one returns to its own name. Raises UserError."""
+    title = title.strip()
+    if title != name_of(run):
+        change_notes(run, title=title)
+
+
+def label_of(run: RunFolder, settings: Mapping[str, Any]) -> str:
+    """The name that follows from a run's `settings`, those that differ from the defaults; "" for a run whose folder
+    the user has named."""
+    data = short_data(settings.get("data"))
+    if (match := _MEMBER.fullmatch(run.name)) and (varied := sweep_settings(run)) is not None:
+        return _joined(data, varied, f"seed {match[2]}")
+    if _CLONE.fullmatch(run.name):
+        with suppress(UserError):
+            if (parent := read_parent(run)) is not None:
+                given = "" if _is_default(parent.run) else parent.run
+                changed = {key: new for key, (_, new) in parent.changed.items() if key in SETTINGS}
+                return _joined(given or data, changed, f"from step {parent.step:,}")
+    return _joined(data, _of_defaults(settings)) if _DEFAULT_NAME.fullmatch(run.name) else ""
+
+
+def new_label(run: RunFolder) -> str:
+    """The name of a new run: what differs from the newest other run over the same data, else from the defaults. A
+    number tells it from a run of the same name."""
+    own, before, taken = changed_settings(raw_settings(run)), None, set[str]()
+    for other in islice((each for each in all_runs(run.path.parent) if each != run), MOST_RUNS):
+        theirs = changed_settings(raw_settings(other))
+        taken.add(name_of(other))
+        if before is None and theirs != own and theirs.get("data") == own.get("data"):
+            before = theirs
+    if before is None:
+        label = _joined(short_data(own.get("data")), _of_defaults(own))
+    else:
+        keys = [key for key in own.keys() | before if own.get(key) != before.get(key)]
+        label = _joined(short_data(own.get("data")), {key: own.get(key, SETTINGS[key].default) for key in keys})
+    return next(name for name in chain([label], (f"{label} ({n})" for n in count(2))) if name not in taken)
+
+
+def short_data(data: Any) -> str:
+    """“sums” for a file sums.csv, for a folder of that name, and for somebody/sums of the Hub."""
+    path = Path(str(data or ""))
+    stem = path.stem if path.suffix else path.name
+    return (path.parent.name if stem.lower() in _SPLIT_NAMES else stem) or "run"
+
+
+def setting_text(key: str, value: Any) -> str:
+    """A setting in a name: “lr 3e-4”."""
+    name = SHORT.get(key, SETTINGS[key].label.lower())
+    text = _number(value) if isinstance(value, float) else value_text(value)
+    text = Path(text).name if key == "model" else text
+    text = text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
+    return f"{text} {name}" if key == "iters" else f"{name} {text}".strip()
+
+
+def sweep_settings(run: RunFolder) -> dict[str, Any] | None:
+    """The settings that a sweep varies, as a run of it has them; None for any other run."""
+    match = _MEMBER.fullmatch(run.name)
+    folder = SweepFolder(run.path.parent / "sweeps" / match[1]) if match else None
+    return None if folder is None else _members(folder, modified_at(folder.plan)).get(run.name)
+
+
+@lru_cache(maxsize=256)
+def _members(folder: SweepFolder, _written: float) -> dict[str, dict[str, Any]]:
+    with suppress(UserError):
+        results = read_results(folder)
+        return {run.run: each.settings for each in results.configurations for run in each.runs} if results else {}
+    return {}
+
+
+def _is_default(name: str) -> bool:
+    return any(pattern.fullmatch(name) for pattern in (_DEFAULT_NAME, _CLONE, _MEMBER))
+
+
+def _of_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: settings[key] for key in AGAINST_DEFAULTS if key in settings}
+
+
+def _joined(data: str, settings: Mapping[str, Any], end: str = "") -> str:
+    order = {key: place for place, key in enumerate((*SETTINGS, "iters"))}
+    order |= {key: place - len(FIRST) for place, key in enumerate(FIRST)}
+    keys = sorted(settings.keys() - UNTOLD, key=order.__getitem__)
+    most = MOST_SETTINGS - bool(end)
+    return " · ".join(filter(None, (data, *(setting_text(key, settings[key]) for key in keys[:most]), end)))
+
+
+def _number(value: float) -> str:
+    """“3e-4”, “0.05”."""
+    mantissa, _, power = f"{value:.3e}".partition("e")
+    return f"{float(mantissa):g}e{int(power)}" if value and abs(value) < 1e-2 else f"{value:g}"
