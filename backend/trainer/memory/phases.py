@@ -403,10 +403,11 @@ class MemoryModel:
 
     def _logits(self, tokens: int, plan: MemoryPlan) -> int:
         """The output layer on `chunk` tokens: five arrays [chunk, V] (logits, logits minus their maximum, exponentials,
-        the gradient before and after the target's entry) and one of the next chunk. The hidden states [N, H] of all
-        chunks and their gradients stay. A trainable output layer holds its weight gradient three times."""
+        the gradient before and after the target's entry), on a CPU four more inside the exponential, and half of the
+        next chunk's logits. The hidden states [N, H] of all chunks and their gradients stay. A trainable output layer
+        holds its weight gradient three times."""
         is_cut, vocabulary, hidden = plan.chunk < tokens, self.shape.vocabulary, self.shape.hidden
-        arrays = 5.5 if is_cut else 5
+        arrays = 5.5 if self.gpu else 9.5
         arrays += 2 if self.config.penalises else 0  # the tokens' counts, and the penalised logits
         logits = round(arrays * min(plan.chunk, tokens) * vocabulary * FLOAT_BYTES)
         head_gradients = 3 * vocabulary * hidden * FLOAT_BYTES if self.trains_head and is_cut else 0
