@@ -103,8 +103,10 @@ def label_of(reward: str) -> str:
     return next((entry.label for entry in builtin_rewards() if entry.name == reward), reward)
 
 
-def has_place(chart: Chart, curves: Iterable[Curve], metrics: Iterable[str], *, has_steps: bool) -> bool:
+def has_place(chart: Chart, curves: Iterable[Curve], metrics: Iterable[str], *, has_steps: bool, is_live: bool) -> bool:
     """The run has numbers for this chart, or should say why not."""
+    if not has_steps and not is_live:  # the page says why the run ended, and empty charts add nothing
+        return False
     recorded = set(metrics)
     explains = any(curve.metric == ("reward" if chart.held_out else "kl") for curve in chart.curves)
     is_expected = not has_steps and not chart.held_out

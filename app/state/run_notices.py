@@ -12,7 +12,7 @@ from app.state.run import Run
 from app.state.run_names import name_of
 from app.state.run_summary import count_text
 from backend.config.config import SETTINGS
-from backend.runs.archive import first_and_last_means
+from backend.runs.archive import averaging_window, first_and_last_means
 from backend.runs.steering import STEERABLE
 from backend.trainer.health.watch import Episode, reported
 from backend.utils.text import quote
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 ENDINGS = ("finished", "stopped", "failed", "crashed")
 TROUBLE = ("warning", "bad")
 LONGEST_NOTE = 600
+WINDOW = averaging_window(1_000_000)
 LEVELS = ("error", "warning", "info")
 
 
@@ -32,8 +33,16 @@ def finite_rewards(run: Run) -> list[float]:
 
 
 def reward_before_and_after(run: Run) -> tuple[float | None, float | None]:
-    """Mean reward over the first and over the last few steps; (None, the only one) below two."""
-    return first_and_last_means(finite_rewards(run))
+    return before_and_after(run, "reward")
+
+
+def before_and_after(run: Run, metric: str) -> tuple[float | None, float | None]:
+    """Means of a metric over the first and over the last few steps; (None, the only one) below two."""
+    values = run.series(metric)[1]
+    known = values[np.isfinite(values)]
+    if (size := len(known)) > 4 * WINDOW:  # only the ends are averaged, and a tile asks twice a second
+        known = np.concatenate([known[:WINDOW], known[-WINDOW:]])
+    return first_and_last_means(known.tolist(), size)
 
 
 class RunNotices(QObject):

@@ -96,12 +96,13 @@ class CardAction:
 
 @dataclass(frozen=True, slots=True)
 class BeforeAfter:
-    """A metric before and after the run; `before` None shows the second figure alone."""
+    """A metric before and after the run; `before` None shows the second figure alone. `most`: the largest possible."""
 
     label: str
     before: float | None
     after: float | None
     unit: str = ""
+    most: float | None = None
 
 
 class ResultCard(QFrame):
@@ -113,7 +114,7 @@ class ResultCard(QFrame):
         self.title = label(font=theme.heading_font())
         self.sentence = label(wrap=True, selectable=True)
         self.advice = label(role="muted", wrap=True, selectable=True)
-        self._changes, self._button_row = row(spacing=4 * theme.SPACE), row(None)
+        self._changes, self._button_row = row(spacing=3 * theme.SPACE), row(None)
         self.buttons: list[QPushButton] = []
         self._box = QBoxLayout(QBoxLayout.Direction.LeftToRight, self)
         self._box.setContentsMargins(theme.GUTTER, 12, 12, 12)
@@ -145,7 +146,11 @@ class ResultCard(QFrame):
             if change.before is not None:
                 before = f"{figure(change.before, change.unit)} →"
                 figures.addWidget(label(before, theme.figures_font(theme.TITLE), "muted"))
-            figures.addWidget(label(figure(change.after, change.unit), font), 1)
+            figures.addWidget(label(figure(change.after, change.unit), font))
+            if change.most:
+                most = label(f"of {figure(change.most)}", theme.figures_font(), "muted")
+                figures.addWidget(most, 0, Qt.AlignmentFlag.AlignBottom)
+            figures.addStretch(1)
             caption = label(change.label, theme.caption_font(), "caption")
             self._changes.addWidget(holder(column(figures, caption, spacing=0)))
         if changes:

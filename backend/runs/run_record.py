@@ -36,7 +36,7 @@ from backend.utils.text import about_path, quote, visible
 @dataclass(frozen=True, slots=True)
 class RunNotes:
     """The user's notes on a run, in its about.json. `archived` hides a run from the list. `label`: the name that the
-    window gave it, shown where there is no title."""
+    window gave it, shown where there is no title. `correctness`: the scores that say if a completion is right."""
 
     title: str = ""
     note: str = ""
@@ -44,6 +44,7 @@ class RunNotes:
     favourite: bool = False
     archived: bool = False
     label: str = ""
+    correctness: str = ""
 
 
 _NOTES = TypeAdapter(RunNotes)

@@ -21,7 +21,7 @@ from app.state.charts import CHARTS, curves_of
 from app.state.guide import place_of_rule
 from app.state.run_notices import take_up
 from app.state.session import Session
-from app.widgets.basic.number_format import figure, signed
+from app.widgets.basic.number_format import figure
 from backend.runs.events import METRICS, EventLog
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.trainer.health.rules import RULES
@@ -101,9 +101,10 @@ def test_a_finished_run_shows_its_result_first(page: MonitorPage, show_run, tmp_
     before, after = changes(session.run)[0].before, changes(session.run)[0].after
     assert (before, after) == (pytest.approx(rewards[:10].mean()), pytest.approx(rewards[-10:].mean()))
     assert page.verdict.isVisible() and page.verdict.title.text().startswith("Finished: 60 steps in 1")
-    assert button_texts(page) == ["Export to LM Studio…", "Chat", "Open folder", "Evaluate", "Completions"]
-    assert page.tiles["reward"].figure() == figure(rewards[-1])
-    assert page.tiles["reward"].caption() == f"{signed(rewards[-1] - rewards[0])} since start"
+    assert button_texts(page) == ["Export to LM Studio…", "Chat", "Evaluate", "Open folder"]
+    assert page.tiles["reward"].figure() == figure(after), "tiles compare the same steps as the card"
+    assert page.tiles["reward"].caption() == f"+{after - before:.2f} since start"
+    assert page.tiles["peak_memory_gb"].caption() == "" and page.tiles["correct"].isHidden()
     assert page.tiles["clip_ratio_total"].figure().endswith("%")
 
 

@@ -29,7 +29,7 @@ from app.pages import PAGES
 from app.pages.completions.completions_page import CompletionsPage
 from app.pages.completions.reading_pane import MEASURES
 from app.pages.evaluate.evaluate_page import EvaluatePage
-from app.pages.monitor.monitor_page import MonitorPage
+from app.pages.monitor.monitor_page import MonitorPage, changes
 from app.pages.runs.clone_dialog import CloneDialog
 from app.pages.runs.compare_view import CompareView
 from app.pages.runs.run_table import ColumnDialog
@@ -38,12 +38,12 @@ from app.state.completion_facts import FILTERS
 from app.state.prefs import Prefs
 from app.state.processes import VerbProcess
 from app.state.session import Session
-from app.widgets.basic.number_format import DASH
+from app.widgets.basic.number_format import DASH, figure
 from app.widgets.export_panel import ExportPanel
 from app.widgets.run_switcher import Switcher, SwitcherMenu
 from app.window import Window
 from backend.runs.run_folder import RunFolder
-from backend.runs.run_record import read_record
+from backend.runs.run_record import change_notes, read_record
 from tests.support.real_runs import make_runs
 from tests.support.windows import SilentService
 
@@ -93,6 +93,30 @@ def test_monitor(qtbot: QtBot, session: Session, real_runs: Path, name: str) -> 
         assert page.tiles["reward"].figure() != DASH
     session.open_run(real_runs / "stages")
     assert not any(plot.traces for plot in page.grid.plots), "a chart not yet drawn again showed the run before"
+
+
+def test_what_came_of_a_run(qtbot: QtBot, session: Session, real_runs: Path, tmp_path: Path) -> None:
+    """The share that is right by the reward that the user has marked, else the reward; and the newest evaluation."""
+    page = qtbot.show(MonitorPage(session), 1100, 760)
+    show_run(qtbot, session, shutil.copytree(real_runs / "full", tmp_path / "full"))
+    run = session.run
+    assert run is not None
+    assert [(each.label, each.most) for each in changes(run)] == [("Reward in training", 0.75)]
+    change_notes(run.folder, correctness="r1_int_reward_func")
+    run.changed.emit()
+    shares = run.series("rewards/r1_int_reward_func/mean")[1] / 0.5
+    (change,) = changes(run)
+    assert (change.label, change.unit, change.after) == ("Correct in training", "share", shares[-1])
+    assert page.tiles["correct"].figure() == figure(shares[-1], "share")
+    page.grid.mark_step(2)
+    show_run(qtbot, session, shutil.copytree(real_runs / "lora", tmp_path / "lora"))
+    assert {plot.step for plot in page.grid.plots} == {None}, "the step of the run before was marked in this one"
+    change_notes(RunFolder(tmp_path / "lora"), correctness="low_half")
+    labels = [each.label.partition(":")[0] for each in changes(session.run)]
+    graded = "a graded score is no share"
+    assert labels == ["Reward in training", "Reward on held-out prompts", "Evaluated on valid"], graded
+    show_run(qtbot, session, real_runs / "failed")
+    assert not page.grid.included_plots(), "empty charts of a run that failed at once"
 
 
 def test_sections_of_charts_stay_folded(qtbot: QtBot, session: Session, real_runs: Path) -> None:

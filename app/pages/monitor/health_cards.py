@@ -26,8 +26,8 @@ from backend.trainer.health.watch import Episode
 
 FOLDED = 2
 NARROW = 860
-ROW_OF_CHARTS, TALL_PAGE = 176, 680
-"""Least height of a row of charts; height of a page from which on two rows of them stay in view."""
+ROWS_OF_CHARTS = 344
+"""Height of the heading and two rows of charts, which stay in view."""
 ROLES = {"error": "bad", "warning": "warning", "info": "accent"}
 
 
@@ -140,6 +140,9 @@ class HealthCards(QFrame):
         if episode.rule in RULES:  # an old event log may name a rule that was removed
             place, tip = place_of_rule(episode.rule), "What it means and what to do, step by step"
             actions.append(("Guide", tip, lambda: session.guide_requested.emit(place)))
+        run = self._run
+        if episode.rule == "solved" and is_current and run is not None and run.is_live:
+            actions.append(("Stop the run", "Stops after this step and saves", self._stop))
         actions.append(("Dismiss", "Hide this finding", lambda: self._dismiss(episode)))
         return actions
 
@@ -181,16 +184,20 @@ class HealthCards(QFrame):
                 for part in beside
                 if not part.isHidden()
             ]
-            charts = theme.scaled(ROW_OF_CHARTS)
-            taken = sum(heights) + theme.SPACE * (len(heights) + 1) + charts + 2 * theme.GUTTER
+            charts = theme.scaled(ROWS_OF_CHARTS)
+            taken = sum(heights) + theme.SPACE * (len(heights) + 1) + charts // 2 + 2 * theme.GUTTER
             room = self._page.height() - taken
-            second_row = charts + theme.SPACE if self._page.height() >= TALL_PAGE else 0
-            self.set_room(room - second_row, max(room, charts // 2))
+            self.set_room(room - charts // 2, max(room, charts // 4))
         self.show_episodes(findings_of(run, self._dismissed) if run is not None else [])
 
     def _go_to_setting(self, key: str) -> None:
         self._session.page_requested.emit("train")
         self._session.field_requested.emit(key)
+
+    def _stop(self) -> None:
+        with problems_to(self._session.message.emit):
+            if self._run is not None:
+                self._run.send("stop")
 
     def _take_up(self, settings: dict[str, object]) -> None:
         with problems_to(self._session.message.emit):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -17,34 +18,44 @@ from app.pages.monitor.panels import LogView, MetricTile, RankTable
 from app.pages.monitor.steering import RunSteering
 from app.state import charts
 from app.state.charts import CHARTS, Curve, Naming, column_names
+from app.state.correctness import Correctness, correctness_of, largest_reward
 from app.state.guide import place_of_chart
 from app.state.messages import problems_to
 from app.state.run import Run
-from app.state.run_files import newest_checkpoint, setting_of_problem, silence_advice
-from app.state.run_notices import note_text, reward_before_and_after
+from app.state.run_files import STEERED_STATES, newest_checkpoint, setting_of_problem, silence_advice
+from app.state.run_notices import before_and_after, note_text
 from app.state.run_state import PHASE_WORDS, ranks_of
 from app.state.run_summary import count_text
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, ElidedLabel
 from app.widgets.basic.dialogs import open_path
-from app.widgets.basic.labels import EmptyState, explain_at, plain_tip
-from app.widgets.basic.layout import column, configure, holder, row, stack
-from app.widgets.basic.number_format import duration
+from app.widgets.basic.labels import EmptyState, button, explain_at, plain_tip
+from app.widgets.basic.layout import column, configure, holder, row, set_shown, stack
+from app.widgets.basic.number_format import MINUS, duration, signed
 from app.widgets.charts.chart_grid import ChartContent, ChartExport, ChartGrid, ChartsMenu, ZoomButton
 from app.widgets.charts.curves import Trace
 from app.widgets.charts.plot import Plot
 from app.widgets.run_header import BeforeAfter, CardAction, ResultCard, RunHeader
 from backend.runs.archive import averaging_window
+from backend.trainer.evaluation.evaluation_rows import evaluations_of, read_evaluation
+from backend.utils.errors import UserError
 
+CORRECT = "correct"
+AVERAGED = "Mean of the newest steps, and its change since the first ones: ten each, or a quarter of a short run."
 TILES = (
-    ("Reward", "reward", "accent", "", "The newest step's mean reward."),
-    ("KL", "kl", "kl", "nats", "Distance of the policy from the reference model, per token."),
-    ("Clipped", "clip_ratio_total", "clip", "share", "Share of tokens whose ratio was clipped."),
-    ("Length", "completions/mean_length", "length", "tokens", "Mean length of the newest step's completions."),
-    ("Sampling", "rollout_tokens_per_second", "text", "tokens/s", "Tokens sampled per second."),
+    ("Correct", CORRECT, "good", "share", f"Share of completions with the full score for correctness. {AVERAGED}"),
+    ("Reward", "reward", "accent", "", f"Mean reward of a step. {AVERAGED}"),
+    ("KL", "kl", "kl", "nats", f"Distance of the policy from the reference model, per token. {AVERAGED}"),
+    ("Clipped", "clip_ratio_total", "clip", "share", f"Share of tokens whose ratio was clipped. {AVERAGED}"),
+    ("Length", "completions/mean_length", "length", "tokens", f"Mean length of a completion. {AVERAGED}"),
+    ("Sampling", "rollout_tokens_per_second", "text", "tokens/s", "Tokens sampled per second in the newest step."),
     ("Peak memory", "peak_memory_gb", "text", "GB", "The most memory that was in use at once."),
 )
 """Label, metric, colour, unit, help."""
+AT_ONCE = ("rollout_tokens_per_second", "peak_memory_gb")
+"""Metrics of which the newest value alone says something."""
+LOW_PAGE = 660
+"""Height of the page below which it leaves out what the charts say too."""
 TWO_UPDATES = "Set Updates per rollout to 2 in the form"
 SMOOTHING = (("No smoothing", 0.0), ("Light smoothing", 0.6), ("Strong smoothing", 0.9))
 ROOM_FOR_RANKS = 620
@@ -72,10 +83,12 @@ class MonitorPage(QWidget):
         self.charts = RunCharts(session)
         self.grid = self.charts.grid
         self.log = LogView()
-        for tool in self.charts.tools:
+        tip = "Change settings of this run from its next step on"
+        self.change = button("Change settings…", self.steering.open, tip=tip, shown=False)
+        for tool in (self.change, *self.charts.tools):
             self.header.tools.addWidget(tool)
 
-        tile_row = holder(row(*((tile, 1) for tile in self.tiles.values())))
+        tile_row = self._tile_row = holder(row(*((tile, 1) for tile in self.tiles.values())))
         self._beside_charts = (self.header, self.note, self.verdict, tile_row, self.ranks.card, self.log)
         right = (0, 0, theme.GUTTER, 0)  # the grid has none: its scroll bar is in the gutter
         above = column(self.header, self.note, self.findings, self.verdict, tile_row, self.ranks.card, margins=right)
@@ -101,6 +114,7 @@ class MonitorPage(QWidget):
         super().resizeEvent(event)
         if self._run is not None:
             self._show_ranks(self._run)
+            self._fit_height(self._run)
         self.findings.show_run(self._run, self._beside_charts)
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -122,9 +136,19 @@ class MonitorPage(QWidget):
         self._show_progress(run)
         self._show_time()
         (self._clock.start if run.is_live else self._clock.stop)()
-        steps, config = run.data.steps, run.config
+        set_shown(self.change, run.state in STEERED_STATES)
+        steps, config, right = run.data.steps, run.config, correctness_of(run)
         for metric, tile in self.tiles.items():
-            tile.show_value(steps.latest(metric), steps.first(metric))
+            if metric in AT_ONCE:
+                tile.show_value(steps.latest(metric))
+            elif metric != CORRECT:
+                before, after = before_and_after(run, metric)
+                tile.show_value(after, before)
+            elif right is not None:
+                before, after = share_right(run, right)
+                tile.show_value(after, before)
+        set_shown(self.tiles[CORRECT], right is not None)
+        self._fit_height(run)
         if steps.latest("kl") is None and charts.kl_is_off(config):
             self.tiles["kl"].show_value(None, instead="off: Beta 0")
         if not steps.latest("clip_ratio_total") and charts.ratio_is_always_1(config):
@@ -162,6 +186,12 @@ class MonitorPage(QWidget):
         has_room = self.height() >= theme.scaled(ROOM_FOR_RANKS)
         self.ranks.show_ranks(ranks_of(run.data.started, run.data.ending, run.data.steps.latest) if has_room else [])
 
+    def _fit_height(self, run: Run) -> None:
+        is_low = self.height() < theme.scaled(LOW_PAGE)
+        set_shown(self._tile_row, run.is_live or not is_low)
+        for tile in self.tiles.values():
+            tile.show_caption(not is_low)
+
     def _show_verdict(self) -> None:
         run = self._run
         if run is None or (run.state in ("starting", "running", "stopping") and not run.silence):
@@ -180,6 +210,7 @@ class MonitorPage(QWidget):
         export = CardAction("Export to LM Studio…", lambda: session.export_requested.emit(run.folder))
         chat = CardAction("Chat", lambda: session.chat_with(run.folder))
         open_folder = CardAction("Open folder", lambda: open_path(run.folder.path))
+        evaluate = CardAction("Evaluate", lambda: session.page_requested.emit("evaluate"))
         open_log = CardAction("Open log", self.log.open_file)
         report = CardAction("Report a problem…", lambda: session.problem_found.emit(run))
         resume_text = f"Resume from step {step:,}" if step is not None else "Start over"
@@ -196,22 +227,20 @@ class MonitorPage(QWidget):
         elif run.state == "paused":
             waits = "Nothing is lost."
             advice = f"{waits} It resumes by itself; Resume does so now." if run.data.pause_reason else ""
-            actions = [
-                CardAction("Resume", lambda: self._send("resume"), primary=True),
-                CardAction("Change settings…", self.steering.open),
-            ]
+            actions = [CardAction("Resume", lambda: self._send("resume"), primary=True)]
             show("Paused", "warning", run.data.pause_reason or waits, advice, actions=actions)
         elif run.state == "finished":
             is_early = ending.get("reason") in ("stop_when", "early_stopping")
             sentence = str(ending.get("sentence") or "") if is_early else ""
-            evaluate = CardAction("Evaluate", lambda: session.page_requested.emit("evaluate"))
-            completions = CardAction("Completions", lambda: session.page_requested.emit("completions"))
             export = CardAction(export.text, export.callback, primary=True)
-            actions = [export, chat, open_folder, evaluate, completions]
-            show(f"Finished: {effort(run)}", "good", sentence, averaged(run), changes(run), actions)
+            actions = [export, chat, evaluate, open_folder]
+            is_low = self.height() < theme.scaled(LOW_PAGE)
+            self.verdict.setToolTip(averaged(run))
+            advice = "" if is_low else averaged(run)
+            show(f"Finished: {effort(run)}", "good", sentence, advice, changes(run), actions)
         elif run.state == "stopped":
             sentence = str(ending.get("sentence") or "Stopped; everything is saved.")
-            actions = [resume, export, chat, open_folder]
+            actions = [resume, export, chat, evaluate, open_folder]
             show(f"Stopped: {effort(run)}", "muted", advice=sentence, changes=changes(run), actions=actions)
         elif run.state == "failed":
             is_bug = bool(ending.get("traceback"))
@@ -244,15 +273,48 @@ class MonitorPage(QWidget):
 
 
 def changes(run: Run) -> list[BeforeAfter]:
-    """Reward before → after: in training, on held-out prompts, on the test split."""
-    found = [BeforeAfter("Reward in training", *reward_before_and_after(run))]
-    held_out = run.series("reward", held_out=True)[1]
+    """What came of the run: in training, on held-out prompts, on the test split, in its newest evaluation.
+
+    The share of right completions where a reward tells it, else the reward.
+    """
+    right = correctness_of(run)
+    metric, full, unit = (right.metric, right.full, "share") if right else ("reward", 1.0, "")
+    what, most = ("Correct", None) if right else ("Reward", largest_reward(run))
+    before, after = share_right(run, right) if right else before_and_after(run, "reward")
+    found = [BeforeAfter(f"{what} in training", before, after, unit, most)]
+    held_out = run.series(metric, held_out=True)[1] / full
     if len(held_out) > 1:
-        found.append(BeforeAfter("Held-out reward", float(held_out[0]), float(held_out[-1])))
-    test_reward = run.data.test_metrics.get("reward")
-    if isinstance(test_reward, int | float):
-        found.append(BeforeAfter("Test reward", None, float(test_reward)))
-    return [change for change in found if change.after is not None]
+        found.append(BeforeAfter(f"{what} on held-out prompts", float(held_out[0]), float(held_out[-1]), unit))
+    tested = run.data.test_metrics.get(metric)
+    if isinstance(tested, int | float):
+        found.append(BeforeAfter(f"{what} on test prompts", None, tested / full, unit))
+    return [change for change in (*found, *evaluated(run)) if change.after is not None]
+
+
+def evaluated(run: Run) -> list[BeforeAfter]:
+    """The newest evaluation: the share that passes, else the reward, and the interval of the difference."""
+    for path in evaluations_of(run.folder):
+        with suppress(UserError):  # no evaluation
+            made = read_evaluation(path)
+            decoding, sides = made.headline, made.headline.sides
+            figures = [side.figures for side in sides.values()]
+            passes = made.pass_rule is not None
+            values = [(min(each.pass_at.items())[1] if passes else each.reward).value for each in figures]
+            text = f"Evaluated on {made.data.split}"
+            if decoding.difference is not None:
+                change = decoding.difference
+                interval = min(change.pass_at.items())[1] if passes else change.reward
+                if interval.low is not None and interval.high is not None:
+                    low, high = (f"{x * 100:+.0f}" if passes else signed(x) for x in (interval.low, interval.high))
+                    text += f": {low} to {high}".replace("-", MINUS)
+            before = values[0] if len(values) > 1 else None
+            return [BeforeAfter(text, before, values[-1], "share" if passes else "")]
+    return []
+
+
+def share_right(run: Run, right: Correctness) -> tuple[float | None, float | None]:
+    before, after = before_and_after(run, right.metric)
+    return None if before is None else before / right.full, None if after is None else after / right.full
 
 
 def effort(run: Run) -> str:
@@ -316,6 +378,7 @@ class RunCharts:
     def show_run(self, run: Run | None) -> None:
         self._run, self._curves_for = run, ()
         self.grid.forget_span()
+        self.grid.mark_step(None)
         for plot in self.grid.plots:
             if plot.traces:  # of the run before, until its turn comes
                 plot.show_traces(())
@@ -334,7 +397,14 @@ class RunCharts:
         self.refresh()
 
     def _find_curves(self, run: Run) -> None:
-        key = (len(run.data.steps.names()), len(run.data.evals.names()), tuple(run.reward_names), bool(run.step))
+        is_live = run.is_live or run.state == "queued"
+        key = (
+            len(run.data.steps.names()),
+            len(run.data.evals.names()),
+            tuple(run.reward_names),
+            is_live,
+            bool(run.step),
+        )
         if key == self._curves_for:
             return
         self._curves_for = key
@@ -344,7 +414,8 @@ class RunCharts:
         for index, chart in enumerate(CHARTS):
             names = evals if chart.held_out else steps
             curves = charts.curves_of(chart, names, run.reward_names)
-            self._curves[index] = curves if charts.has_place(chart, curves, names, has_steps=bool(run.step)) else []
+            has_place = charts.has_place(chart, curves, names, has_steps=bool(run.step), is_live=is_live)
+            self._curves[index] = curves if has_place else []
 
     def _content_of(self, index: int) -> ChartContent:
         run, chart = self._run, CHARTS[index]

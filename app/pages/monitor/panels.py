@@ -53,6 +53,9 @@ class MetricTile(QFrame):
         self._recolour()
         self._fit()
 
+    def show_caption(self, shown: bool) -> None:
+        set_shown(self._caption, shown)
+
     def figure(self) -> str:
         return f"{self._number.text()}{THIN}{self._unit_label.text()}".removesuffix(THIN)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, pairwise
+from pathlib import Path
 
 from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal
 from PySide6.QtGui import QAction, QActionGroup, QResizeEvent, QShowEvent
@@ -24,7 +25,7 @@ from app.widgets.charts.chart_files import FORMATS, Format, write_chart
 from app.widgets.charts.curves import Trace
 from app.widgets.charts.plot import Plot
 
-PLOT_HEIGHT, LEAST_HEIGHT = 214, 176
+PLOT_HEIGHT, LEAST_HEIGHT = 214, 152
 MIN_WIDTH, COMFORTABLE_WIDTH = 300, 440
 MAX_COLUMNS = 4
 TURN_MS = 12
@@ -78,7 +79,7 @@ class ChartGrid(TabArea):
             plot.setParent(page)
             plot.setFixedHeight(theme.scaled(PLOT_HEIGHT))
             plot.hide()
-            plot.hovered.connect(self._mark_step)
+            plot.hovered.connect(self.mark_step)
             plot.zoomed.connect(self.zoom)
             plot.step_chosen.connect(self._choose)
             plot.installEventFilter(self)
@@ -135,7 +136,8 @@ class ChartGrid(TabArea):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         reserve_gutter(self, self._grid)
-        usual, height = theme.scaled(PLOT_HEIGHT), self.viewport().height()
+        heading = max((heading.sizeHint().height() + theme.SPACE for heading in self.sections.values()), default=0)
+        usual, height = theme.scaled(PLOT_HEIGHT), self.viewport().height() - heading
         rows = max(2, round(height / (usual + theme.SPACE)))
         fitting = (height - (rows - 1) * theme.SPACE) // rows
         for plot in self.plots:
@@ -208,9 +210,9 @@ class ChartGrid(TabArea):
         self._arrange()
         self.folded_changed.emit("\n".join(self.folded))
 
-    def _mark_step(self, step: int | None) -> None:
+    def mark_step(self, step: int | None) -> None:
         for plot in self.plots:
-            if plot.isVisible():
+            if plot.isVisible() or step is None:
                 plot.set_step(step)
 
     def _choose(self, step: int) -> None:
@@ -256,7 +258,7 @@ class ChartExport(QObject):
         if path is not None:
             target = path if path.suffix else path.with_suffix(f".{format}")
             with problems_to(self._report):
-                write_chart(plot, plot.title, plot.traces, target, format)
+                self._write(plot, target, format)
                 self._report(f"Saved {plot.title} as {target.name}.")
 
     def save_all(self, format: Format) -> None:
@@ -266,12 +268,18 @@ class ChartExport(QObject):
         with problems_to(self._report):
             for plot in self._grid.included_plots():
                 self._grid.draw(plot)
-                if plot.isHidden():  # in a folded section, where it has no size yet
-                    plot.resize(max(self._grid.plots, key=QWidget.isVisible).size())
                 if any(trace.has_data for trace in plot.traces):
-                    write_chart(plot, plot.title, plot.traces, folder / self._file_name(plot, format), format)
+                    self._write(plot, folder / self._file_name(plot, format), format)
                     written += 1
             self._report(f"Saved {written} charts in {folder.name}.")
+
+    def _write(self, plot: Plot, path: Path, format: Format) -> None:
+        shown, height = max(self._grid.plots, key=QWidget.isVisible), plot.minimumHeight()
+        plot.setFixedHeight(max(height, theme.scaled(PLOT_HEIGHT)))  # a low window leaves out titles of axes
+        if plot.isHidden():  # in a folded section, where it has no width yet
+            plot.resize(shown.width(), plot.minimumHeight())
+        write_chart(plot, plot.title, plot.traces, path, format)
+        plot.setFixedHeight(height)
 
     def _file_name(self, plot: Plot, format: Format) -> str:
         chart = re.sub(r"\W+", "-", plot.title.lower()).strip("-")

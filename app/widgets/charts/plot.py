@@ -31,8 +31,11 @@ from app.widgets.charts.curves import Trace, has_spike, nearest_index, pile, ste
 from app.widgets.charts.plot_view import PlotView
 
 CORNER = 8
-LEGEND_LINES = 4
-"""Entries beyond these lines are only in the tool tip: the curves need the space."""
+LEGEND_LINES, LOW_PLOT = 4, 190
+"""Entries beyond these lines, or half of them in a plot that is lower, are only in the tool tip."""
+
+
+MORE = "{} more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +62,28 @@ class Legend(QLabel):
             textInteractionFlags=Qt.TextInteractionFlag.LinksAccessibleByMouse,
         )
         self.entries: Sequence[LegendEntry] = ()
-        self.setMaximumHeight(LEGEND_LINES * self.fontMetrics().lineSpacing() + 2)
+        self.lines = LEGEND_LINES
         self.linkActivated.connect(lambda link: self.clicked.emit(self.entries[int(link)].label))
 
     def show_entries(self, entries: Sequence[LegendEntry]) -> None:
         self.entries = entries
-        colours, parts = theme.palette(), []
-        for i, entry in enumerate(entries):
+        self._show()
+
+    def _fitting(self) -> int:
+        """How many entries have space in the lines; the last of these also says how many are left out."""
+        advance, width, line, x = self.fontMetrics().horizontalAdvance, self.width(), 1, 0
+        for i, entry in enumerate(self.entries):
+            size = advance(f"━━ {entry.label} {entry.value}   ")
+            line, x = (line + 1, size) if x and x + size > width else (line, x + size)
+            is_last = i == len(self.entries) - 1
+            if line > self.lines or (line == self.lines and not is_last and x + advance(MORE.format(99)) > width):
+                return i
+        return len(self.entries)
+
+    def _show(self) -> None:
+        self.setMaximumHeight(self.lines * self.fontMetrics().lineSpacing() + 2)
+        colours, parts, fitting = theme.palette(), [], max(1, self._fitting())
+        for i, entry in enumerate(self.entries[:fitting]):
             swatch = "━━" if entry.pen.style() == Qt.PenStyle.SolidLine else "╍╍"
             name, text = escape(entry.label), colours.text.name()
             if entry.hidden:
@@ -76,17 +94,16 @@ class Legend(QLabel):
                 f'<span style="color:{colour}">{swatch}</span>&nbsp;{name}&nbsp;'
                 f'<span style="color:{text}">{escape(entry.value)}</span></a>'
             )
+        if hidden := len(self.entries) - fitting:
+            parts.append(f'<span style="color:{colours.muted.name()}">{MORE.format(hidden)}</span>')
         self.setText(" &nbsp; ".join(parts))
-        self._show_tip()
+        everything = "\n".join(f"{entry.label}  {entry.value}" for entry in self.entries)
+        self.setToolTip(plain_tip(everything) if hidden else "")
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self._show_tip()
-
-    def _show_tip(self) -> None:
-        fits = self.heightForWidth(self.width()) <= self.maximumHeight()
-        everything = "\n".join(f"{entry.label}  {entry.value}" for entry in self.entries)
-        self.setToolTip("" if fits else plain_tip(everything))
+        if event.size().width() != event.oldSize().width():
+            self._show()
 
 
 class Plot(QFrame):
@@ -112,7 +129,7 @@ class Plot(QFrame):
         self._smoothing = 0.0
         self._span: tuple[float, float] | None = None
         self._all_steps: tuple[float, float] | None = None
-        self._step: int | None = None
+        self.step: int | None = None
         self._step_title, self._is_time = "step", False
         self._step_text: Callable[[int], str] = lambda step: f"step {step:,}"
         self._needs_restyle = self._has_ring = False
@@ -142,6 +159,7 @@ class Plot(QFrame):
         self.log_button.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # the menu has it for the keyboard
         self.legend = Legend()
         self.legend.clicked.connect(self.toggle_curve)
+        self.legend.lines = LEGEND_LINES // 2 if self.height() < theme.scaled(LOW_PLOT) else LEGEND_LINES
         self.waiting = label(role="muted", wrap=True, align=Qt.AlignmentFlag.AlignCenter)
         self.offer = LinkButton("", on_click=self.offer_taken.emit, shown=False)
         centred = (self.offer, 0, Qt.AlignmentFlag.AlignHCenter)
@@ -177,8 +195,15 @@ class Plot(QFrame):
         self.log_button.setVisible(self.is_log or has_spike(*(trace.y for trace in shown)))
         drawn = shown if self.is_log else pile(shown)  # on a logarithmic axis heights do not add up
         self.view.draw(drawn, marks, self._span or self._all_steps, self._smoothing, log=self.is_log)
-        self.view.set_step(self._step)
+        self.view.set_step(self.step)
         self._show_values()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        lines = LEGEND_LINES // 2 if self.height() < theme.scaled(LOW_PLOT) else LEGEND_LINES
+        if self.is_built and lines != self.legend.lines:
+            self.legend.lines = lines
+            self.legend.show_entries(self.legend.entries)
 
     def _show_again(self) -> None:
         if self.is_built:
@@ -225,15 +250,15 @@ class Plot(QFrame):
 
     def set_step(self, step: int | None) -> None:
         """Mark a step and show the values there in the legend; None goes back to the newest values."""
-        if step != self._step:  # the grid passes every move of the pointer on to every plot
-            self._step = step
+        if step != self.step:  # the grid passes every move of the pointer on to every plot
+            self.step = step
             if self.view is not None and self._body.currentWidget() is self.view:
                 self.view.set_step(step)
                 self._show_values()
 
     def _show_values(self) -> None:
-        if self._step is not None:
-            where = self._step_text(self._step)
+        if self.step is not None:
+            where = self._step_text(self.step)
         elif self._span is None:
             where = ""
         else:
@@ -241,9 +266,9 @@ class Plot(QFrame):
             is_step = self._step_title == "step"
             where = f"steps {first:,} – {last:,}" if is_step else f"{self._step_text(first)} – {self._step_text(last)}"
         self.step_label.setText(where)
-        here = " ".join(mark.sentence for mark in self.marks if mark.step == self._step)
+        here = " ".join(mark.sentence for mark in self.marks if mark.step == self.step)
         entries = [
-            LegendEntry(trace.pen, trace.label, figure(trace.at(self._step), self.unit), trace.label in self.hidden)
+            LegendEntry(trace.pen, trace.label, figure(trace.at(self.step), self.unit), trace.label in self.hidden)
             for trace in self.traces
         ]
         self.legend.show_entries(entries)
@@ -292,13 +317,13 @@ class Plot(QFrame):
                 steps = steps[(steps >= self._span[0]) & (steps <= self._span[1])]
             if len(steps):
                 last = len(steps) - 1
-                here = last + 1 if self._step is None else nearest_index(steps, self._step) or 0
+                here = last + 1 if self.step is None else nearest_index(steps, self.step) or 0
                 moves = {Qt.Key.Key_Left: here - 1, Qt.Key.Key_Right: here + 1, Qt.Key.Key_Home: 0}
                 self.hovered.emit(int(steps[min(max(0, moves.get(key, last)), last)]))
-        elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self._step is not None:
-            self.step_chosen.emit(self._step)
-        elif key == Qt.Key.Key_Escape and (self._step is not None or self._span is not None):
-            (self.zoomed if self._step is None else self.hovered).emit(None)
+        elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.step is not None:
+            self.step_chosen.emit(self.step)
+        elif key == Qt.Key.Key_Escape and (self.step is not None or self._span is not None):
+            (self.zoomed if self.step is None else self.hovered).emit(None)
         else:
             super().keyPressEvent(event)
 
@@ -323,8 +348,8 @@ class Plot(QFrame):
         for action in menu.actions():
             action.setEnabled(has_data)
         menu.addSeparator()
-        has_step, is_log = self._step is not None, self.is_log
-        add("Completions of this step", lambda: self.step_chosen.emit(self._step), enabled=has_step)
+        has_step, is_log = self.step is not None, self.is_log
+        add("Completions of this step", lambda: self.step_chosen.emit(self.step), enabled=has_step)
         toggle_log = partial(self.set_log, not self._log_wanted)
         add("Logarithmic axis", toggle_log, enabled=has_data and self.can_be_log, ticked=is_log)
         add("Show all steps", lambda: self.zoomed.emit(None), enabled=self._span is not None)

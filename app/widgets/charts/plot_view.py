@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyqtgraph as pg
-from PySide6.QtCore import QPointF, QRectF, Qt, Signal
+from PySide6.QtCore import QEvent, QPointF, QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QMouseEvent, QPen, QResizeEvent, QWheelEvent
 from PySide6.QtWidgets import QGraphicsGridLayout, QToolTip
 
@@ -30,6 +30,8 @@ from app.widgets.charts.curves import (
 OVERHANG = 10
 LEFT_AXIS, BOTTOM_AXIS = 64, 34
 """Sizes of the axes: the same in every plot, so that the plots of a column line up."""
+LOW_VIEW, LOW_AXIS = 140, 20
+"""Height below which the horizontal axis has no title, and its size then: the curves need the space."""
 SHORT_CURVES = 600
 NEAR_CURVE, NEAR_MARK = 24, 6
 WHEEL_ZOOM = 0.85
@@ -292,7 +294,15 @@ class PlotView(pg.GraphicsView):
 
     def resizeEvent(self, event: QResizeEvent | None) -> None:
         super().resizeEvent(event)
+        if event is not None:  # pyqtgraph's constructor calls it too
+            is_low = self.height() < theme.scaled(LOW_VIEW)
+            self.step_axis.showLabel(not is_low)
+            self.step_axis.setHeight(theme.scaled(LOW_AXIS if is_low else BOTTOM_AXIS))
         self._place_items()
+
+    def viewportEvent(self, event: QEvent | None) -> bool:
+        # The scene's answer to it has no text, and hides the marks' sentences that the mouse has brought up.
+        return (event is not None and event.type() == QEvent.Type.ToolTip) or super().viewportEvent(event)
 
     def set_step(self, step: int | None) -> None:
         self._step_line.setVisible(step is not None)

@@ -1,0 +1,95 @@
+"""The share of a run's completions that are right, by one of its reward functions; and the largest reward possible."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from app.state.completion_facts import listed_completions, scores_of
+from app.state.run import Run
+from backend.rewards.catalogue import DEFAULT_REWARDS, RewardCall, find_call, split_names
+from backend.runs.run_record import read_notes
+from backend.trainer.evaluation.evaluation_rows import FULL_SCORES, default_pass_rule
+from backend.utils.errors import UserError
+
+FORM_SCORES = dict.fromkeys(
+    ("r1_int_reward_func", "r1_strict_format_reward_func", "r1_soft_format_reward_func", "r1_count_xml"), 0.5
+) | dict.fromkeys(("think_format_reward", "valid_json", "regex_match", "keyword", "length_target"), 1.0)
+"""Other shipped functions → their largest score."""
+ROUNDING = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Correctness:
+    """`reward`: name of the scores; `full`: the score of a right completion, where a wrong one has 0."""
+
+    reward: str
+    full: float
+
+    @property
+    def metric(self) -> str:
+        return f"rewards/{self.reward}/mean"
+
+
+def correctness_of(run: Run) -> Correctness | None:
+    """The rule of evaluations, or the reward that the user has marked, if it gives a full score or nothing."""
+    entries = entries_of(run)
+    rule = default_pass_rule(entries)
+    name = marked_reward(run) or (rule.reward if rule else "")
+    if not name:
+        return None
+    full = next((score for call, score in _full_scores(entries) if call.name == name), None)
+    full = full or _largest_score(run, name) or 1.0  # as long as all are 0 it does not matter
+    means, stds = (run.series(f"rewards/{name}/{kind}")[1] for kind in ("mean", "std"))
+    if len(means) == 0 or len(stds) != len(means):
+        return None
+    # Of all scores from 0 to `full` with one mean, those of two values scatter most.
+    least = means * (full - means) * (1 - ROUNDING) - ROUNDING
+    is_graded = np.isfinite(means) & np.isfinite(stds) & (stds**2 < least)
+    return None if is_graded.any() or np.nanmin(means, initial=0.0) < 0 else Correctness(name, full)
+
+
+def marked_reward(run: Run) -> str:
+    """The reward function that the user has marked as the one for correctness, or ""."""
+    try:
+        return read_notes(run.folder).correctness
+    except UserError:  # Runs shows what is wrong with the notes
+        return ""
+
+
+def entries_of(run: Run) -> list[str]:
+    names = run.config.get("reward_functions") or list(DEFAULT_REWARDS)
+    return [entry for entry in split_names(names) if find_call(entry)] if isinstance(names, str | list) else []
+
+
+def _largest_score(run: Run, name: str) -> float:
+    """The largest score in the step with the highest mean, as far as its completions are on disk."""
+    steps, means = run.series(f"rewards/{name}/mean")
+    logged = np.isin(steps, run.index.steps()) & np.isfinite(means)
+    if not logged.any():
+        return 0.0
+    best = int(steps[logged][np.argmax(means[logged])])
+    rows = run.index.rows(best)
+    scores = (scores_of(each).get(name) for row in rows for each in listed_completions(row))
+    return max((float(score) for score in scores if isinstance(score, int | float)), default=0.0)
+
+
+def largest_reward(run: Run) -> float | None:
+    """The weighted sum of all functions' full scores; None where one is unknown or weights vary."""
+    entries = entries_of(run)
+    weights = run.config.get("reward_weights") or [1.0] * len(entries)
+    if not isinstance(weights, list) or len(weights) != len(entries) or run.config.get("stages"):
+        return None
+    if any("reward_weights" in mark.sentence for mark in run.data.marks if mark.kind == "change"):
+        return None
+    scores = [score for _, score in _full_scores(entries)]
+    known = [weight * score for weight, score in zip(weights, scores, strict=True) if score and weight >= 0]
+    return sum(known) if len(known) == len(scores) else None
+
+
+def _full_scores(entries: Sequence[str]) -> list[tuple[RewardCall, float | None]]:
+    """Each entry, and its largest score where that is known."""
+    calls = [call for entry in entries if (call := find_call(entry))]
+    return [(call, None if call.file else (FULL_SCORES | FORM_SCORES).get(call.function)) for call in calls]
