@@ -117,6 +117,7 @@ class Window(QMainWindow):
         session.page_requested.connect(self.show_page)
         session.guide_requested.connect(self.help.show_guide)
         session.completions_requested.connect(self.show_completions)
+        session.comparison_requested.connect(self.show_comparison)
         session.undo_requested.connect(self.undo)
         session.presets_requested.connect(self.files.show_presets)
         session.settings_requested.connect(self.files.open_settings)
@@ -149,6 +150,10 @@ class Window(QMainWindow):
     def show_completions(self, step: int, filter_name: str | None) -> None:
         self.show_page("completions")
         self.pages["completions"].show_requested(step, filter_name)
+
+    def show_comparison(self, runs: list[Path]) -> None:
+        self.show_page("runs")
+        self.pages["runs"].compare_folders(runs)
 
     def find_text(self) -> None:
         """Find something on the page that is shown, if it can, else a setting."""

@@ -58,6 +58,7 @@ class Session(QObject):
         export_requested, chat_requested, settings_requested, waiting_settings_requested(RunFolder) – export this run,
             chat with it, load its settings into the form, edit the settings of this waiting run in the form.
         completions_requested(int, str or None) – show this step's completions under a filter; None: all.
+        comparison_requested(list[Path]) – compare these runs.
         reward_rows_requested(list[int]) – sample on these rows of the training split, counted from 1.
         problem_found(Run) – report the bug that ended this run.
     """
@@ -76,6 +77,7 @@ class Session(QObject):
     waiting_settings_requested = Signal(object)
     completions_requested = Signal(int, object)
     reward_rows_requested = Signal(list)
+    comparison_requested = Signal(list)
     problem_found = Signal(object)
 
     def __init__(self, prefs: Prefs | None = None, parent: QObject | None = None) -> None:

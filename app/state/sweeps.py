@@ -23,6 +23,7 @@ from backend.runs.sweep_results import (
     make_sweep,
     read_results,
     shown_state,
+    sweep_folder,
 )
 from backend.utils.command import backend_command
 
@@ -30,6 +31,13 @@ EVERY_MS = 1000
 STARTING_CHECKS = 30
 """Times in a row that a new sweep may be without its process: it imports first."""
 RESUMABLE = ("stopped", "failed", INTERRUPTED)
+
+
+def free_name(name: str) -> str:
+    """`name`, with a number where there is a sweep of that name."""
+    stem = name.rstrip("0123456789").rstrip("-")
+    names = (name, *(f"{stem}-{number}" for number in range(2, 1000)))
+    return next((each for each in names if not sweep_folder(each).path.exists()), name)
 
 
 class Sweeps(QObject):
@@ -147,6 +155,12 @@ class SweepForm:
     halves: bool = True
     first_rung: str = ""
     keep: str = "0.5"
+    rank_by: str = "held_out"
+
+    def first_step(self, base: Mapping[str, Any]) -> str:
+        """The first rung where none is given: the first evaluation, or a quarter of the run."""
+        quarter = int(base.get("iters") or 4) // 4 if self.rank_by == "training" else 0
+        return str(base.get("steps_per_eval") or quarter or "")
 
     def plan(self, base: Mapping[str, Any]) -> SweepPlan:
         """The sweep over a base's settings. Raises UserError with every problem."""
@@ -158,11 +172,12 @@ class SweepForm:
             "over": {row.key: row.values() for row in varied},
             "seeds": [_value(word, int) for word in self.seeds.split(",") if word.strip()],
             "base": {key: value for key, value in base.items() if key not in OWN},
+            "rank_by": self.rank_by,
         }
         if is_random:
             raw["trials"] = _value(self.trials, int)
         if self.halves:
-            first = self.first_rung.strip() or str(base.get("steps_per_eval") or "")
+            first = self.first_rung.strip() or self.first_step(base)
             raw["halving"] = {"first_rung": _value(first, int), "keep": _value(self.keep, float)}
         return parse_sweep(raw)
 

@@ -223,7 +223,9 @@ def is_fresh(run: RunFolder) -> bool:
 
 
 def is_waiting(run: RunFolder) -> bool:
-    return QueueFile(run.path.parent).holds(run)
+    """True for a run that waits in the queue, or has never begun and waits for its sweep."""
+    sweep = run.path.parent / "sweeps" / run.name.rpartition("-seed")[0].rpartition("-")[0] / "sweep.yaml"
+    return QueueFile(run.path.parent).holds(run) or (is_fresh(run) and sweep.is_file())
 
 
 def _event_log_written(run: RunFolder) -> int | None:

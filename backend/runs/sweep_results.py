@@ -61,17 +61,22 @@ def find_sweep(name: str | Path, runs: Path | None = None) -> SweepFolder | None
 def make_sweep(plan: SweepPlan, runs: Path | None = None) -> SweepFolder:
     """A folder for a new sweep, with sweep.yaml inside. Raises UserError where the name is taken."""
     folder = sweep_folder(plan.name, runs)
+    require_free_name(plan, folder)
+    with writing(folder.path):
+        make_private_folder(folder.path)
+    replace_file(folder.plan, dump_sweep(plan))
+    write_results(folder, fresh_results(plan))
+    return folder
+
+
+def require_free_name(plan: SweepPlan, folder: SweepFolder) -> None:
+    """Raises UserError where the sweep or one of its runs exists."""
     taken = next((member.run for member in plan.members() if folder.run(member.run).path.exists()), None)
     # Without a visible entry it is what a process left that was killed before it had written the plan.
     is_there = folder.path.exists() and any(folder.path.glob("[!.]*"))
     if is_there or taken:
         what = f"sweep {plan.name}" if is_there else f"run {taken}"
         raise UserError("name", f"The {what} exists already; resume the sweep, or choose another name.")
-    with writing(folder.path):
-        make_private_folder(folder.path)
-    replace_file(folder.plan, dump_sweep(plan))
-    write_results(folder, fresh_results(plan))
-    return folder
 
 
 def make_runs(plan: SweepPlan, folder: SweepFolder) -> None:

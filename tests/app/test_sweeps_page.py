@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PySide6.QtCore import Qt
 
 from app.pages.sweeps.sweeps_page import SweepsPage, forecast_words
 from app.state import sweeps as sweeps_module
@@ -23,7 +24,7 @@ from backend.runs.sweep_results import (
 )
 from backend.utils.places import demo_config, runs_folder
 from tests.support.trainer_by_hand import locked
-from tests.support.windows import table_texts
+from tests.support.windows import SilentService, table_texts
 
 BASE: dict[str, Any] = {"model": "m", "data": "d", "iters": 80, "steps_per_eval": 10, "group_size": 4, "batch_size": 2}
 
@@ -46,6 +47,7 @@ def finished(name: str = "earlier") -> SweepFolder:
 @pytest.fixture
 def page(qtbot: Any, qapp: Any) -> Any:
     session = Session()
+    session.service = SilentService(session)
     session.draft.load(demo_config())
     shown = SweepsPage(session)
     qtbot.addWidget(shown)
@@ -67,6 +69,35 @@ def test_the_fields_are_a_sweep_over_the_form(page: SweepsPage) -> None:
     assert "6 configurations × 2 seeds: 12 runs" in page.what.text()
     page.halves.setChecked(False)
     assert page.plan.halving is None and page.first_rung.isHidden()
+
+
+def test_without_held_out_rows_the_page_says_what_ranks(page: SweepsPage) -> None:
+    page.show()
+    dataset, splits = page.session.dataset, {"train": {"rows": 90}, "valid": {"rows": 10}}
+    dataset._set_state("ready", {"splits": splits})
+    assert page.plan.rank_by == "held_out" and page.hold_out.isHidden()
+    dataset._set_state("ready", {"splits": {"train": {"rows": 100}}})
+    assert page.plan.rank_by == "training" and not page.rank.buttons["held_out"].isEnabled()
+    assert page.rank_note.text().startswith("The data has no held-out rows, so runs are ranked")
+    page.hold_out.click()
+    assert page.session.draft.value("validation_split") == 0.1
+    assert page.plan.rank_by == "held_out" and page.rank_note.isHidden()
+    page.session.draft.set("steps_per_eval", 0)
+    assert page.plan.rank_by == "training" and page.plan.halving.first_rung == 8, "a quarter of the run"
+    page.hold_out.click()
+    assert page.plan.rank_by == "held_out" and page.session.draft.value("steps_per_eval")
+
+
+def test_a_taken_name_is_refused_at_its_field(page: SweepsPage) -> None:
+    finished("sweep")
+    again = SweepsPage(page.session)
+    assert again.name.text() == "sweep-2", "a free name after a restart"
+    page.show()
+    page.name.setText("sweep")
+    assert page.name_problem.isVisible() and "sweep exists already" in page.name_problem.text()
+    assert page.name.property("problem") and not page.start_button.isEnabled() and page.problem.isHidden()
+    page.name.setText("other")
+    assert page.name_problem.isHidden() and page.start_button.isEnabled()
 
 
 def test_the_forecast_counts_what_is_given_up_and_one_base() -> None:
@@ -94,6 +125,7 @@ def test_starting_makes_the_folder_and_a_detached_process(page: SweepsPage, monk
     (command, path) = started[0]
     assert command[-3:] == ["sweep", str(folder.path), "--resume"] and path == folder.path
     assert load_sweep(folder.plan) == plan
+    assert page.start_button.property("role") == "", "not the main button while one runs"
     assert page.state.text() == "Starting" and page.stop_button.isEnabled() and page.name.text() == "sweep-2"
     assert [row[-1] for row in table_texts(page.table.model())] == ["Waiting"] * 3
     page.start_button.click()
@@ -148,6 +180,20 @@ def test_the_winner_can_be_opened_used_and_trained_on(qtbot: Any, page: SweepsPa
     with qtbot.waitSignal(page.session.page_requested) as opened:
         page.table.activated.emit(page.table.model().index(0, 0))
     assert opened.args == ["monitor"] and page.session.run.folder.path == runs_folder() / "earlier-2-seed0"
+    with qtbot.waitSignal(page.session.comparison_requested) as compared:
+        page.compare_button.click()
+    assert [path.name for path in compared.args[0]][:2] == ["earlier-2-seed0", "earlier-2-seed1"]
+    page.view.choose("parallel")
+    plot = page.plot
+    page.grab()
+    start, end = plot.polygon(plot._lines[-1]).toList()
+    qtbot.mouseMove(plot, ((start + end) / 2).toPoint())
+    assert plot.current is not None and plot.current.key == "earlier-3-seed1"
+    assert plot.accessibleName().endswith("run · lr 1e-4 · seed 1: Learning Rate 0.0001, Held-out reward 4")
+    qtbot.keyClick(plot, Qt.Key.Key_Down)
+    with qtbot.waitSignal(page.session.page_requested):
+        qtbot.keyClick(plot, Qt.Key.Key_Return)
+    assert page.session.run.folder.name == "earlier-3-seed0"
     page.clone_button.click()
     words = ["clone", str(runs_folder() / "earlier-2-seed0"), "--warm", "--set", "iters=160", "--start"]
     assert commands[0][-6:] == words

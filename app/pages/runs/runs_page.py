@@ -18,7 +18,7 @@ from app.pages.runs.run_actions import ACTIONS, FreeSpaceDialog, RunActions
 from app.pages.runs.run_details import RunDetails
 from app.pages.runs.run_table import ColumnDialog, RunModel, RunTable
 from app.state.processes import VerbProcess
-from app.state.run_list import RunList
+from app.state.run_list import RunList, read_named
 from app.state.session import Session
 from app.widgets.basic.controls import CheckBox
 from app.widgets.basic.labels import EmptyState, button, label, show_text
@@ -264,6 +264,10 @@ class RunsPage(QWidget):
         self.compare_view.compare(self.table.selected_runs())
         self._stack.setCurrentWidget(self.compare_view)
         self.compare_view.back.setFocus()
+
+    def compare_folders(self, paths: list[Path]) -> None:
+        self.compare_view.compare([self.runs.records.get(path) or read_named(RunFolder(path)) for path in paths])
+        self._stack.setCurrentWidget(self.compare_view)
 
     def _close_comparison(self) -> None:
         self.compare_view.close_runs()

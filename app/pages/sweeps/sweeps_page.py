@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QRect, QRectF, Qt, Signal
+from PySide6.QtCore import QRect, QRectF, QSignalBlocker, Qt, Signal
 from PySide6.QtGui import QColor, QHideEvent, QPainter, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QFrame, QHeaderView, QLineEdit, QWidget
 
 from app import theme
 from app.state.memory import amount
 from app.state.messages import problems_to
+from app.state.run_names import name_of
 from app.state.session import Session
-from app.state.sweeps import RESUMABLE, SweepForecast, SweepForm, Sweeps, VariedSetting, forecast, offered_settings
+from app.state.sweeps import (
+    RESUMABLE,
+    SweepForecast,
+    SweepForm,
+    Sweeps,
+    VariedSetting,
+    forecast,
+    free_name,
+    offered_settings,
+)
 from app.widgets.basic.controls import ComboBox, Segments, Switch
 from app.widgets.basic.labels import button, label, plain_tip, show_text
 from app.widgets.basic.layout import (
@@ -28,14 +39,23 @@ from app.widgets.basic.layout import (
     row,
     set_shown,
     set_style_property,
+    stack,
     wrap_in_card,
 )
 from app.widgets.basic.number_format import DASH, counted, duration, figure
 from app.widgets.basic.tables import BaseTable, CellDelegate, Column, Index, RowsModel
+from app.widgets.charts.parallel import ParallelLine, ParallelPlot
 from backend.config.config import SETTINGS
 from backend.config.setting import Setting
 from backend.runs.sweep import SweepPlan, text_of
-from backend.runs.sweep_results import ConfigurationResult, MemberResult, SweepResults, settings_of_runs
+from backend.runs.sweep_results import (
+    ConfigurationResult,
+    MemberResult,
+    SweepResults,
+    require_free_name,
+    settings_of_runs,
+    sweep_folder,
+)
 from backend.utils.errors import UserError
 
 DRAWS = {"list": "any of", "log_uniform": "log-uniform between", "uniform": "uniform between"}
@@ -47,13 +67,18 @@ FIGURES = (
     Column("Seeds", 62, True),
     Column("Step", 72, True),
     Column("Completions", 104, True),
-    Column("State", 96),
+    Column("State", 116),
 )
 """Columns after that of the value."""
 SETTING_WIDTH = 88
 SHARE = Qt.ItemDataRole.UserRole
 """Item role of a cell with a bar: its length, 0 … 1."""
 DECLINED = "The reward file was not allowed to run, so nothing was started."
+BY_TRAINING = "so runs are ranked and stopped by training reward: its mean over the last quarter of their steps."
+NO_ROWS, NO_EVALUATION = f"The data has no held-out rows, {BY_TRAINING}", f"Eval is 0, {BY_TRAINING}"
+HELD_OUT_SHARE = 0.1
+VIEWS = {"table": "Table", "parallel": "Parallel coordinates"}
+RANKS = {"held_out": "Held-out reward", "training": "Training reward"}
 ONE_TRAINING = "One training at a time: stop the present one first, or let it finish."
 NOTHING = (
     "No sweep yet. A sweep trains the present form with several values of a few settings, and shows which are best on "
@@ -246,17 +271,29 @@ class SweepsPage(QWidget):
         self.table = SweepTable()
         self.table.activated.connect(lambda _: self.open_run())
         self.table.selectionModel().selectionChanged.connect(lambda *_: self._enable())
-        self.card = wrap_in_card(self.table, minimumHeight=theme.scaled(200))
+        self.plot = configure(ParallelPlot("Parallel coordinates of the runs"), chosen=self._open)
+        results = QWidget()
+        self._views = stack(self.table, self.plot, into=results)
+        self.view = Segments(
+            VIEWS, "Results as", chosen=lambda key: self._views.setCurrentIndex(list(VIEWS).index(key))
+        )
+        self.card = wrap_in_card(results, minimumHeight=theme.scaled(220))
         self.open_button = button("Open its run", self.open_run, tip="On Monitor: the seed with the highest value")
+        self.compare_button = button("Compare the runs", self.compare, tip="Their curves on the same charts")
         self.use_button = button("Use its settings", self.use_settings, tip="In the form")
         tip = "A new run that continues from its last step, to twice the length"
         self.clone_button = button("Continue training the winner", self.sweeps.clone_winner, tip=tip)
         self.resume_button = button("Resume", self._resume)
         self.stop_button = button("Stop", self.sweeps.stop, tip="Save every run and end; it can be resumed")
 
-        first, last = (self.open_button, self.use_button, self.clone_button), (self.resume_button, self.stop_button)
+        first = (self.compare_button, self.open_button, self.use_button, self.clone_button)
+        last = (self.resume_button, self.stop_button)
         content = column(
-            *(label("Sweeps", theme.title_font()), form_card, row(self.chosen, self.state, (self.sentence, 1))),
+            *(
+                label("Sweeps", theme.title_font()),
+                form_card,
+                row(self.chosen, self.state, (self.sentence, 1), self.view),
+            ),
             *((self.nothing, 1), (self.card, 1), row(*first, None, *last)),
             spacing=12,
             margins=2 * theme.SPACE,
@@ -269,7 +306,13 @@ class SweepsPage(QWidget):
 
     def _build_form(self) -> QFrame:
         begin, muted = SweepForm(), partial(label, role="muted")
-        self.name = _field(begin.name, "Name")
+        self.name = _field(free_name(begin.name), "Name")
+        self.name_problem = label(role="problem")
+        tip = "Held-out rows show what was learned, not what was memorised."
+        self.rank = Segments(RANKS, "Rank by", tip=tip)
+        self.rank_note = label(role="muted", wrap=True)
+        tip = "Sets Validation share to 0.1 in the form, and Eval where it is 0"
+        self.hold_out = button("Hold out 10 %", self._hold_out, tip=tip)
         tip = "Grid: every combination. Random: as many draws as you say."
         self.search = Segments({"grid": "Grid", "random": "Random"}, "Search", tip=tip)
         self.trials = _field(begin.trials, "Configurations", width=64)
@@ -286,6 +329,7 @@ class SweepsPage(QWidget):
         self.start_button = button("Start the sweep", self.start, primary=True)
         lines = (self.name, self.trials, self.seeds, self.first_rung, self.keep)
         edits = (*(line.textChanged for line in lines), self.search.chosen, self.halves.toggled, self.varied.edited)
+        edits = (*edits, self.rank.chosen)
         connect(lambda *_: self._show_plan(), *edits)
 
         self._trials_words = muted("configurations")
@@ -293,15 +337,16 @@ class SweepsPage(QWidget):
         search = holder(row(self.search, self.trials, self._trials_words, None))
         halving = holder(row(self.halves, after, self.first_rung, keep, self.keep, rest, None))
         rows = (
-            *(("Name", self.name), ("Search", search), ("Over", self.varied)),
-            *(("Seeds", self.seeds), ("Stop weak runs early", halving)),
+            *(("Name", column(self.name, self.name_problem, spacing=2)), ("Search", search), ("Over", self.varied)),
+            *(("Seeds", self.seeds), ("Rank by", row(self.rank, (self.rank_note, 1), self.hold_out))),
+            ("Stop weak runs early", halving),
         )
         fields = grid((), stretch=1, spacing=(12, theme.SPACE), margins=(16, 12, 16, 12))
         for place, (words, widget) in enumerate(rows):
             # Beside the first line of its field.
             title = muted(words, minimumHeight=self.name.sizeHint().height())
             fields.addWidget(title, place, 0, Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft)
-            fields.addWidget(widget, place, 1)
+            fields.addWidget(widget if isinstance(widget, QWidget) else holder(widget), place, 1)
         texts = column(self.what, self.problem)
         end = row((texts, 1), (self.start_button, 0, Qt.AlignmentFlag.AlignBottom), spacing=2 * theme.SPACE)
         fields.addLayout(end, len(rows), 0, 1, 2)
@@ -310,6 +355,8 @@ class SweepsPage(QWidget):
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         self.session.time_forecast.refresh()
+        self.session.dataset.changed.connect(self._show_plan)
+        self.session.dataset.watch(self, count_all=False)
         self._show_plan()
         if self.sweeps.folder is None and (names := self.sweeps.names()):
             self.sweeps.show(names[0])
@@ -318,6 +365,8 @@ class SweepsPage(QWidget):
 
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
+        self.session.dataset.changed.disconnect(self._show_plan)
+        self.session.dataset.unwatch(self)
         self.sweeps.watch(False)
 
     def form(self) -> SweepForm:
@@ -330,7 +379,21 @@ class SweepsPage(QWidget):
             self.halves.isChecked(),
             self.first_rung.text(),
             self.keep.text(),
+            self.rank.key if self.can_rank_held_out() else "training",
         )
+
+    def can_rank_held_out(self) -> bool:
+        """False once it is known that no row will be held out, or none be evaluated."""
+        draft, dataset = self.session.draft, self.session.dataset
+        if not draft.value("steps_per_eval"):
+            return False
+        return bool(draft.value("validation_split")) or dataset.state != "ready" or "valid" in dataset.splits
+
+    def _hold_out(self) -> None:
+        draft = self.session.draft
+        every = draft.value("steps_per_eval") or max(1, int(draft.value("iters") or 4) // 4)
+        draft.update({"validation_split": HELD_OUT_SHARE, "steps_per_eval": every})
+        self.rank.choose("held_out")
 
     def _show_plan(self) -> None:
         is_random, draft = self.search.key == "random", self.session.draft
@@ -339,16 +402,26 @@ class SweepsPage(QWidget):
         for widget in (self.first_rung, self.keep, *self._rung_words):
             set_shown(widget, self.halves.isChecked())
         self.varied.show_draws(is_random)
-        self.first_rung.setPlaceholderText(str(draft.value("steps_per_eval") or ""))
-        self.plan, problem, keys = None, "", set[str]()
+        can_rank, is_training = self.can_rank_held_out(), self.rank.key == "training"
+        self.rank.buttons["held_out"].setEnabled(can_rank)
+        with QSignalBlocker(self.rank):
+            self.rank.choose("training" if is_training or not can_rank else "held_out")
+        show_text(self.rank_note, "" if can_rank else NO_ROWS if draft.value("steps_per_eval") else NO_EVALUATION)
+        set_shown(self.hold_out, not can_rank)
+        form = self.form()
+        self.first_rung.setPlaceholderText(form.first_step(draft.values()))
+        self.plan, problem, faults = None, "", dict[str, str]()
         try:
-            self.plan = self.form().plan(draft.values())
+            self.plan = form.plan(draft.values())
+            require_free_name(self.plan, sweep_folder(self.plan.name))
         except UserError as error:
-            problem = error.faults[0].sentence
-            keys = {each.setting for each in error.faults}
-        self.varied.show_problems(keys)
+            faults = {each.setting: each.sentence for each in error.faults}
+            problem = next((sentence for key, sentence in faults.items() if key != "name"), "")
+        self.varied.show_problems(set(faults))
+        set_style_property(self.name, "problem", "name" in faults)
+        show_text(self.name_problem, faults.get("name", ""))
         show_text(self.problem, problem)
-        set_shown(self.what, not problem)
+        set_shown(self.what, not faults)
         if self.plan is not None:
             seconds = self.session.time_forecast.seconds_per_completion(draft.valid_values())
             memory = self.session.starter.memory_parts()
@@ -356,23 +429,19 @@ class SweepsPage(QWidget):
             adapters = own.get("Adapters", 0.0) + own.get("Optimizer", 0.0)
             total = memory.total if memory is not None else None
             self.what.setText(forecast_words(forecast(self.plan, seconds, total, adapters)))
-        self.start_button.setEnabled(self.plan is not None)
+        self.start_button.setEnabled(not faults)
 
     def start(self) -> None:
         """Start the sweep in its own process, if the user's reward code may run and no other training is alive."""
         self._show_plan()
-        if self.plan is None:
+        if self.plan is None or not self.start_button.isEnabled():
             return
         if self.session.is_training or self.sweeps.is_live:
             self.session.message.emit(ONE_TRAINING)
         elif not self.session.consent.obtain(*self.plan.every_settings()):
             self.session.message.emit(DECLINED)
         elif self.sweeps.start(self.plan):
-            name, taken, number = self.plan.name, set(self.sweeps.names()), 2
-            while name in taken:
-                name = f"{name.rstrip('0123456789').rstrip('-')}-{number}"
-                number += 1
-            self.name.setText(name)
+            self.name.setText(free_name(self.plan.name))
 
     def _show_results(self) -> None:
         names, folder, results = self.sweeps.names(), self.sweeps.folder, self.sweeps.results
@@ -380,6 +449,7 @@ class SweepsPage(QWidget):
         set_shown(self.chosen, bool(names))
         set_shown(self.nothing, results is None)
         set_shown(self.card, results is not None)
+        set_shown(self.view, results is not None)
         self.state.setText(self.sweeps.state.capitalize())
         sentence = ""
         if results is not None and results.sentence and not self.sweeps.is_live:
@@ -391,15 +461,30 @@ class SweepsPage(QWidget):
             sentence = f"{going}, {results.completions:,} completions. {' '.join(results.notes)}"
         self.sentence.setText(sentence)
         self.table.show_results(results)
+        if results is not None:
+            varied = list(results.configurations[0].settings)
+            titles = [*(SETTINGS[key].label for key in varied), results.measure.partition(" over ")[0].capitalize()]
+            runs = [(run, each.settings) for each in results.configurations for run in each.runs]
+            lines = [
+                ParallelLine(run.run, self._name_of(run), (*(settings[key] for key in varied), run.value))
+                for run, settings in runs
+            ]
+            self.plot.show_lines(titles, lines)
         self._enable()
+
+    def _name_of(self, run: MemberResult) -> str:
+        assert self.sweeps.folder is not None
+        return name_of(self.sweeps.folder.run(run.run))
 
     def _enable(self) -> None:
         results, run = self.sweeps.results, self._run()
         self.open_button.setEnabled(run is not None and run.state != "waiting")
+        self.compare_button.setEnabled(bool(self._begun()))
         self.use_button.setEnabled(run is not None)
         self.clone_button.setEnabled(results is not None and results.winner is not None)
         self.resume_button.setEnabled(self.sweeps.state in RESUMABLE)
         self.stop_button.setEnabled(self.sweeps.is_live)
+        set_style_property(self.start_button, "role", "" if self.sweeps.is_live else "primary")
 
     def _run(self) -> MemberResult | None:
         chosen = self.table.selected_configuration()
@@ -408,10 +493,23 @@ class SweepsPage(QWidget):
         return max(chosen.runs, key=lambda run: (run.value is not None, run.value or 0.0))
 
     def open_run(self) -> None:
-        run, folder = self._run(), self.sweeps.folder
-        if run is not None and folder is not None and run.state != "waiting":
-            self.session.open_run(folder.run(run.run).path)
-            self.session.page_requested.emit("monitor")
+        run = self._run()
+        if run is not None and run.state != "waiting":
+            self._open(run.run)
+
+    def _open(self, name: str) -> None:
+        assert self.sweeps.folder is not None
+        self.session.open_run(self.sweeps.folder.run(name).path)
+        self.session.page_requested.emit("monitor")
+
+    def _begun(self) -> list[Path]:
+        """Folders of the runs that have begun, best first."""
+        folder, results = self.sweeps.folder, self.sweeps.results
+        ranked = results.ranked if results is not None and folder is not None else ()
+        return [folder.run(run.run).path for each in ranked for run in each.runs if run.step]
+
+    def compare(self) -> None:
+        self.session.comparison_requested.emit(self._begun())
 
     def use_settings(self) -> None:
         run, folder = self._run(), self.sweeps.folder
