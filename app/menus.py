@@ -177,7 +177,7 @@ class Menus(QObject):
     def update_icons(self) -> None:
         """Redraw the icons in the theme's colours."""
         for entry in (entry for entries in MENUS.values() for entry in entries if entry and entry.icon):
-            self[entry.name].setIcon(icon(entry.icon))
+            self[entry.name].setIcon(icon(entry.icon, theme.palette().accent_text if entry.name == "run" else None))
         self["pause"].setText("Resume" if self._is_paused else "Pause")
         self["pause"].setIcon(icon("play" if self._is_paused else "pause"))
 

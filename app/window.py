@@ -30,7 +30,7 @@ from app.widgets.basic import icons
 from app.widgets.basic.dialogs import keep_folders_in, open_path
 from app.widgets.basic.icons import IconButton
 from app.widgets.basic.labels import label
-from app.widgets.basic.layout import column, holder, on_screen, row
+from app.widgets.basic.layout import column, holder, on_screen, row, set_style_property
 from app.widgets.consent_dialog import ConsentDialog, HostsDialog
 from app.widgets.export_panel import ExportPanel
 from app.widgets.form.field import UndoKeys
@@ -108,6 +108,7 @@ class Window(QMainWindow):
             self.toolbar.addWidget(part)
         for name in RUN_ACTIONS:
             self.toolbar.addAction(self.menus[name])
+            self.toolbar.widgetForAction(self.menus[name]).setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.addToolBar(self.toolbar)
 
     def _connect(self) -> None:
@@ -398,6 +399,7 @@ class Window(QMainWindow):
         if wanted not in self.toolbar.actions():
             self.toolbar.insertAction(other, wanted)
             self.toolbar.removeAction(other)
+        set_style_property(self.toolbar.widgetForAction(wanted), "role", "" if is_queued else "primary")
 
     def ask_about_training(self) -> str:
         count = len(self.session.queue.waiting)

@@ -73,15 +73,14 @@ def page_scenes(window: Any, wait: Wait, sick: Path, tokens: Path, runs: list[Pa
 
 
 def settings_scenes(window: Any) -> Iterator[str]:
-    """The settings of training, all of them; the card is closed again afterwards."""
+    """The settings of training, all of them; the essentials are back afterwards."""
     window.show_page("train")
     page = window.pages["train"]
-    page.form.open_cards(["training"])
-    QApplication.processEvents()  # the card has its height only once it is laid out
+    page.show_density("all")
+    QApplication.processEvents()  # the block has its height only once it is laid out
     page.form.scroll_to(page.form.fields["mask_prompt"])
     yield "train-settings"
-    page.form.open_cards([])
-    page.form.verticalScrollBar().setValue(0)
+    page.show_density("essentials")
 
 
 def machine_scenes(window: Any) -> Iterator[str]:
@@ -92,10 +91,12 @@ def machine_scenes(window: Any) -> Iterator[str]:
     session.draft.set("hosts", samples.hosts_file())
     session.machines.report = samples.machine_report()
     session.machines.changed.emit()
+    page.show_density("all")
+    QApplication.processEvents()
     page.form.verticalScrollBar().setValue(page.machines.card.y())
     yield "train-machines"
     session.draft.restore_state(form, with_file=True)
-    page.form.verticalScrollBar().setValue(0)
+    page.show_density("essentials")
 
 
 def _monitor_scenes(window: Any, wait: Wait, sick: Path, tokens: Path) -> Iterator[str]:

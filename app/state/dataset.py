@@ -168,6 +168,12 @@ class Dataset(QObject):
             parts.append(f"{train['unanswered']:,} without an answer")
         return " · ".join(part for part in parts if part), False
 
+    def problems(self) -> list[ConfigProblem]:
+        """The faults that a run of the form would end with; none while the form's dataset is still being read."""
+        is_known = self._requested_for in (None, self.settings()) and self.state in ("ready", "failed")
+        is_waiting = self._rest_timer.isActive() or "preview" in self._pending or self._fetch_failed
+        return self.faults if is_known and not is_waiting else []
+
     def set_split(self, split: str) -> None:
         if split != self.split and split in self.splits:
             self.split = split

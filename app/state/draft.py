@@ -15,6 +15,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from PySide6.QtGui import QUndoCommand, QUndoStack
 
 from app.state import run_summary
+from app.state.file_problems import FileProblems, UnreadKey, file_problems, key_lines
 from backend.config import config
 from backend.config.config import SETTINGS, Config
 from backend.config.model_and_data_names import source_faults
@@ -99,6 +100,7 @@ class FormState:
     on_disk: Mapping[str, Any]
     path: Path | None
     translation: Translation | None
+    file_problems: FileProblems | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ class FormStep:
     def replaces_file(self) -> bool:
         before, after = self.before, self.after
         is_same = before.path == after.path and before.translation is after.translation
-        return not is_same or before.on_disk is not after.on_disk
+        return not is_same or (before.on_disk, before.file_problems) != (after.on_disk, after.file_problems)
 
 
 class Draft(QObject):
@@ -123,6 +125,7 @@ class Draft(QObject):
     Attributes:
         path – the YAML file it was opened from or saved to, or None.
         translation – how that file was converted, if it has settings of another program.
+        file_problems – what of the file opened last could not be read, or None.
         autosave – where the form is kept between launches, or None.
 
     Signals:
@@ -144,6 +147,7 @@ class Draft(QObject):
         super().__init__(parent)
         self.path: Path | None = None
         self.translation: Translation | None = None
+        self.file_problems: FileProblems | None = None
         self.autosave = autosave
         self._refused = ("", "")
         self._values = defaults()
@@ -214,22 +218,31 @@ class Draft(QObject):
             belonging = {"lora_keys": [], "modules_to_save": []} | belonging
         self.update({"adapter": text, **belonging}, f"Adapter {Path(text).name}")
 
-    def _replace(self, values: Values, path: Path | None, what: str, translation: Translation | None = None) -> None:
+    def _replace(
+        self,
+        values: Values,
+        path: Path | None,
+        what: str,
+        translation: Translation | None = None,
+        file_problems: FileProblems | None = None,
+    ) -> None:
         before = self.state
         self._values, self._on_disk, self.path = values, copy.deepcopy(values), path
         self.translation = translation if translation is not None and translation.words else None
+        self.file_problems = file_problems
         self.edited.emit(FormStep(what, before, self.state))
         self._emit_changed([""])
 
     @property
     def state(self) -> FormState:
-        return FormState(dict(self._values), self._on_disk, self.path, self.translation)
+        return FormState(dict(self._values), self._on_disk, self.path, self.translation, self.file_problems)
 
     def restore_state(self, state: FormState, *, with_file: bool = False) -> None:
         keys = [key for key in SETTINGS if not is_identical(self._values[key], state.values[key])]
         self._values = dict(state.values)
         if with_file:
             self._on_disk, self.path, self.translation = state.on_disk, state.path, state.translation
+            self.file_problems = state.file_problems
         self._emit_changed([""] if with_file else keys)
 
     @property
@@ -238,16 +251,39 @@ class Draft(QObject):
         return not all(is_equivalent(self._values[key], self._on_disk[key]) for key in SETTINGS)
 
     def load(self, path: Path, *, as_preset: bool = False, over: Mapping[str, Any] | None = None) -> None:
-        """Load a YAML file, with the values `over` its own.
+        """Load a YAML file, with the values `over` its own. What cannot be read goes to `file_problems`.
 
-        `as_preset`: Save does not write over this file. Raises UserError, and changes nothing, for unknown keys.
+        `as_preset`: Save does not write over this file. Raises UserError, and changes nothing, if it holds no settings.
         """
+        path = Path(path)
         raw = config.read(path)
         values, faults = values_from(raw)
-        if faults:
-            raise UserError(faults)
-        file = None if as_preset else Path(path)
-        self._replace(values | dict(over or {}), file, f"Open {Path(path).name}", read_file(raw))
+        found = faults or config.problems(raw)
+        problems = file_problems(path, raw, faults, key_lines(path, raw)) if found else None
+        file = None if as_preset else path
+        self._replace(values | dict(over or {}), file, f"Open {path.name}", read_file(raw), problems)
+
+    def correct_key(self, unread: UnreadKey) -> None:
+        """Read a misspelt key of the file as the one that was meant."""
+        found = self.file_problems
+        assert found is not None
+        before, old = self.state, values_from(found.raw)[0]
+        raw = {unread.meant if key == unread.key else key: value for key, value in found.raw.items()}
+        new, faults = values_from(raw)
+        lines = {**found.lines, unread.meant: found.lines.get(unread.key, 0)}
+        self.file_problems = file_problems(found.path, raw, faults, lines)
+        self._values = self._values | {key: value for key, value in new.items() if not is_identical(old[key], value)}
+        self.edited.emit(FormStep(unread.meant, before, self.state))
+        self._emit_changed([""])
+
+    def show_refusal(self, path: Path, sentence: str) -> None:
+        """Say why a file was not opened. The form stays."""
+        self.file_problems = FileProblems(path, refusal=sentence)
+        self.problems_changed.emit()
+
+    def close_file_problems(self) -> None:
+        self.file_problems = None
+        self.problems_changed.emit()
 
     def use_defaults(self, whose: Literal["ours", "theirs"]) -> None:
         """Give the settings that another program's file leaves out the defaults of GRPO Studio or of that program,

@@ -17,6 +17,7 @@ from backend.utils.files import make_private_folder, restrict_to_user
 RECENT = 10
 MAX_WINDOWS = 100
 CLOSING = ("ask", "keep", "stop")
+DENSITIES = ("essentials", "all")
 
 T = TypeVar("T")
 
@@ -44,6 +45,7 @@ class Prefs(QObject):
 
     theme = Pref[str]("system", ("system", "light", "dark"))
     sidebar_collapsed = Pref[bool](False)
+    train_density = Pref[str]("essentials", DENSITIES)
     run_details_shown = Pref[bool](True)
     chart_marks = Pref[bool](True)
     chart_columns = Pref[Naming]("labels", NAMINGS)
@@ -122,14 +124,6 @@ class Prefs(QObject):
 
     def set_favourite(self, kind: str, name: str, starred: bool) -> None:
         self._set_member(f"favourite_{kind}", name, starred)
-
-    @property
-    def open_cards(self) -> set[str]:
-        return set(self._text("open_cards").split())
-
-    def set_card_open(self, key: str, opened: bool) -> None:
-        cards = self.open_cards | {key} if opened else self.open_cards - {key}
-        self.settings.setValue("open_cards", " ".join(sorted(cards)))
 
     @property
     def log_charts(self) -> set[str]:

@@ -20,7 +20,7 @@ from backend.runs.run_record import change_notes
 from backend.runs.steering import run_config
 from backend.utils.command import backend_command
 from backend.utils.disk import replace_file
-from backend.utils.errors import UserError
+from backend.utils.errors import ConfigProblem, UserError
 
 if TYPE_CHECKING:
     from app.state.session import Session
@@ -125,19 +125,22 @@ class RunStarter:
 
     def _is_ready(self) -> bool:
         session, draft = self._session, self._session.draft
-        if problems := draft.problems():
+        if problems := self._problems():
             more = len(problems) - 1
             rest = f" There {'is' if more == 1 else 'are'} {count_text(more, 'more problem')}." if more else ""
             session.page_requested.emit("train")
             session.field_requested.emit(problems[0].setting)
             text = problems[0].sentence + rest
-            session.messages.say(text, START, lambda: draft.problems() == problems)
+            session.messages.say(text, START, lambda: self._problems() == problems)
             return False
         return (
             self._fits_memory()
             and self._may_run_code(draft.values())
             and self._may_use_hosts(str(draft.value("hosts") or ""))
         )
+
+    def _problems(self) -> list[ConfigProblem]:
+        return [*self._session.draft.problems(), *self._session.dataset.problems()]
 
     def _fits_memory(self) -> bool:
         parts = self.memory_parts()

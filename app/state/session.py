@@ -190,9 +190,9 @@ class Session(QObject):
     def load_config(self, path: Path) -> None:
         """Open a YAML file in the form."""
         path = resolved(Path(path))
-        with problems_to(self._say_of_form):
+        self.page_requested.emit("train")
+        with problems_to(lambda sentence: self.draft.show_refusal(path, sentence)):
             self.draft.load(path)
-            self.page_requested.emit("train")
             self.prefs.remember(path)
             text = f"Opened {path.name}"
             if (translation := self.draft.translation) is not None:

@@ -22,8 +22,7 @@ from app.widgets.basic.icons import app_icon
 from app.widgets.basic.labels import button, label, show_text
 from app.widgets.basic.layout import TabArea, column, configure, grid, holder, row, wrap_in_card
 from app.widgets.basic.tables import BaseTable, Column, TextsModel
-from app.widgets.form import value_text
-from backend.config.setting import Setting
+from app.widgets.form.value_text import value_label
 from backend.utils.disk import save_as
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ NAME = "GRPO Studio"
 NO_TEXT = "This package names its licence and ships no text of it."
 CLOSING = {"ask": "Ask", "keep": "Keep training", "stop": "Stop and save"}
 """Preference for closing the window while a run trains → its words."""
-MAX_CHARS = 60
 EXPLANATION = (
     "Nothing is sent. Read the report, remove what you want to keep private, and paste it into a message or an issue. "
     "Your home folder, user name, access tokens, and the paths and prompts of your settings are left out already."
@@ -93,22 +91,6 @@ class PresetPanel(Dialog):
         if self.apply.isEnabled():  # Return or a double click in the list does not go through the button
             self.taken.emit(self.chosen)
             self.accept()
-
-
-def value_label(setting: Setting, value: Any) -> str:
-    """A value as the form shows it, on one line of at most MAX_CHARS characters."""
-    if setting.kind == "choice":
-        text = next((choice.label for choice in setting.choices if choice.value == value), str(value))
-    elif setting.kind == "bool":
-        text = "On" if value is True else "Off"
-    elif isinstance(value, list):
-        text = value_text.list_text([str(item) for item in value])
-    elif setting.kind in ("int", "float"):
-        text = value_text.number_text(value)
-    else:
-        text = value_text.path_text(value) if value is not None else ""
-    line = " ".join(text.split())
-    return (line if len(line) <= MAX_CHARS else f"{line[: MAX_CHARS - 1]}…") or "empty"
 
 
 class PreferencesDialog(Dialog):

@@ -63,9 +63,9 @@ def only_page(qapp: QApplication, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture
 def page(only_page: TrainPage) -> TrainPage:
-    """The page with every setting at its default, and all cards open."""
+    """The page with every setting at its default, and all of them on show."""
     only_page.draft.reset()
-    only_page.form.open_cards(SECTIONS)
+    only_page.density.choose("all")
     QApplication.processEvents()
     return only_page
 
@@ -156,12 +156,10 @@ def test_idle_field_is_disabled(page: TrainPage, key: str, decides: str) -> None
 
 
 def test_groups_by_keyboard(page: TrainPage) -> None:
-    page.form.open_cards(["training"])
-    QApplication.processEvents()
     page.form.fields["batch_size"].control.setFocus()
     on, back = page.show_next_group, page.show_previous_group
     moves = [(on, "learning_rate"), (on, "steps_per_report"), (back, "learning_rate"), (back, "iters")]
-    for move, key in (*moves, (back, "train_type")):  # a closed card counts as one group
+    for move, key in (*moves, (back, "quantization")):
         move()
         assert QApplication.focusWidget() is page.form.fields[key].control
 

@@ -115,9 +115,9 @@ def test_from_a_csv_to_a_running_job_in_six_clicks(window: Window, questions: Pa
     assert draft.value("model") == cached_model, "the model that is here already is offered"
     assert (draft.value("prompt_feature"), draft.value("answer_feature")) == ("Question", "Answer")
     draft.update(ONE_SHORT_STEP)  # the way to a running job is the same, and waiting for it is not the test
-    page = window.pages["train"]
-    qtbot.waitUntil(lambda: page.launch.run.isEnabled() and page.launch.run.property("role") == "primary")
-    hand.click(page.launch.run)
+    run_button = window.toolbar.widgetForAction(window.menus["run"])
+    qtbot.waitUntil(lambda: run_button.isEnabled() and run_button.property("role") == "primary")
+    hand.click(run_button)
     run = window.session.run
     assert run is not None, window.strip.sentence.text()
     qtbot.waitUntil(lambda: "step" in kinds(run) or "failed" in kinds(run), timeout=120_000)

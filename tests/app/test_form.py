@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import yaml
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 
 from app.pages.train import train_page
-from app.pages.train.form import SettingsCard
+from app.pages.train.form import ESSENTIAL
 from app.pages.train.reward_panel import LABEL, USE, WEIGHT
-from app.pages.train.train_page import BASIC_FIELDS, REWARD_FIELDS, TrainPage
+from app.pages.train.train_page import TrainPage
 from app.state.draft import Draft
 from app.state.memory import NAMES, MemoryPart, MemoryParts
 from app.state.prefs import Prefs
@@ -143,10 +143,10 @@ def test_mlx_lm_lora_config_opens(page: TrainPage, tmp_path: Path, monkeypatch):
     assert not banner.isVisible(), "it stays closed"
 
 
-def test_tab_order_is_reading_order(page: TrainPage):
-    for key in SETTINGS:
-        page.reveal(key)  # opens every Advanced
-    QApplication.processEvents()  # lays the opened cards out
+@pytest.mark.parametrize(("density", "least"), [("all", 130), ("essentials", 18)])
+def test_tab_order_is_reading_order(page: TrainPage, density: str, least: int):
+    page.density.choose(density)
+    QApplication.processEvents()  # lays the fields out
     sheet = page.form.widget()
     seen, widget = [], page.search
     while (widget := widget.nextInFocusChain()) is not page.search:
@@ -158,7 +158,7 @@ def test_tab_order_is_reading_order(page: TrainPage):
         ):
             seen.append(widget)
     middles = [widget.mapTo(sheet, widget.rect().center()).y() for widget in seen]
-    assert len(seen) > 70
+    assert len(seen) > least
     assert all(below - above > -16 for above, below in pairwise(middles)), "Tab never goes up the page"
 
 
@@ -177,43 +177,84 @@ def test_problem_below_its_field(page: TrainPage, qtbot):
         assert page.dataset_line.isHidden() is is_problem, "the same problem was shown twice"
 
 
-def card_of(page: TrainPage, key: str) -> SettingsCard:
-    return next(card for card in page.form._cards if key in card.fields)
-
-
 def test_lora_settings_hidden_under_full(page: TrainPage):
-    page.all_settings.click()
+    page.density.choose("all")
     rank = page.form.fields["rank"]
     assert not rank.isHidden()
     fill(page.form.fields["train_type"], "full")
     assert rank.isHidden()
+    page.density.choose("essentials")
+    assert rank.isVisible() and not rank.control.isEnabled(), "the essentials keep their places"
     fill(page.form.fields["train_type"], "lora")
-    assert not rank.isHidden()
+    assert rank.control.isEnabled()
 
 
-def test_defaults_show_basic_fields_only(page: TrainPage):
-    page.draft.reset()
-    shown = {key for key, field in page.form.fields.items() if field.isVisible()}
-    assert shown == {*BASIC_FIELDS, *REWARD_FIELDS}
-    card = card_of(page, "seed")
-    folded = [field.setting for key, field in card.fields.items() if key not in BASIC_FIELDS]
-    folded = [about for about in folded if about.applies(page.draft.valid_values()) or about.stays_visible]
-    assert card.more.text() == f"Show {len(folded)} more settings"
-    page.all_settings.click()
-    assert page.form.fields["seed"].isVisible() and page.form.fields["adam_beta1"].isVisible()
-    page.all_settings.click()
-    assert not page.form.fields["seed"].isVisible()
+FIVE = {
+    "lora": {"model": "a/b", "data": "c/d"},
+    "full": {"model": "a/b", "data": "c/d", "train_type": "full", "lr_schedule": "cosine"},
+    "dapo": {"model": "a/b", "data": "c/d", "grpo_loss_type": "dapo", "epsilon_high": 0.28, "dynamic_sampling": True},
+    "many": FILLED,
+}
 
 
-def test_changed_setting_is_shown(page: TrainPage):
-    page.draft.reset()
-    page.draft.set("temperature", 1.2)
-    field = page.form.fields["temperature"]
-    assert field.isVisible()
-    fill(field, 0.8)  # the default: the field must not vanish while it is typed into
-    assert field.isVisible()
-    page.draft.reset()
-    assert not field.isVisible()
+def test_essentials_keep_their_places(qtbot, tmp_path: Path):
+    """Twelve fields and the rewards, on one screen without scrolling, in the same places for every config."""
+    window = Window(session := Session(Prefs(tmp_path / "prefs")))
+    session.service = SilentService()
+    session.restore()
+    window.show_page("train")
+    qtbot.show(window, 1440, 900)
+    page, draft = window.pages["train"], session.draft
+    trl = tmp_path / "trl.yaml"
+    trl.write_text("model_name_or_path: a/b\ndataset_name: c/d\nnum_generations: 8\nuse_peft: true\nlora_r: 64\n")
+
+    def places() -> dict[str, tuple[int, int]]:
+        QTest.qWait(20)
+        assert page.form.verticalScrollBar().maximum() == 0, "all is visible without scrolling"
+        shown = {key: field for key, field in page.form.fields.items() if field.isVisible()}
+        assert shown.keys() == ESSENTIAL and len(shown) == 12 and page.rewards.table.isVisible()
+        parts = shown | {"rewards": page.rewards, "run": window.toolbar.widgetForAction(window.menus["run"])}
+        return {
+            key: (part.mapTo(window, QPoint()).x(), part.mapTo(window, QPoint()).y()) for key, part in parts.items()
+        }
+
+    assert draft.is_demo and page.banner.isVisible()
+    expected = places()
+    for name, values in FIVE.items():
+        draft.start_from({key: value for key, value in values.items() if not key.startswith("reward")}, name)
+        assert places() == expected, name
+    session.load_config(trl)
+    assert page.translated_file.isVisible() and places() == expected
+
+
+def test_changed_settings_are_chips(page: TrainPage):
+    draft, chips = page.draft, page.chips
+    draft.reset()
+    assert chips.count.text() == "Everything else is at its default." and not chips.chips
+    draft.update({"epsilon_high": 0.28, "weight_decay": 0.1, "iters": 5, "lora_keys": ["q", "v"]})
+    assert chips.count.text() == "3 changed" and list(chips.chips) == ["lora_keys", "weight_decay", "epsilon_high"]
+    chips.chips["weight_decay"].text.setFocus()
+    QTest.keyClick(chips.chips["weight_decay"].text, Qt.Key.Key_Delete)
+    assert draft.value("weight_decay") == SETTINGS["weight_decay"].default and "weight_decay" not in chips.chips
+    assert QApplication.focusWidget() is chips.chips["epsilon_high"].text, "the focus goes to the next"
+    QTest.mouseClick(chips.chips["lora_keys"].remove, Qt.MouseButton.LeftButton)
+    assert list(chips.chips) == ["epsilon_high"]
+    QTest.mouseClick(chips.chips["epsilon_high"].text, Qt.MouseButton.LeftButton)
+    field = page.form.fields["epsilon_high"]
+    assert page.density.key == "all" and field.isVisible() and QApplication.focusWidget() is field.control
+    assert page.session.prefs.train_density == "essentials", "a jump is no choice"
+    page.density.choose("all")
+    assert page.session.prefs.train_density == "all"
+
+
+def test_search_jumps_in_both_densities(page: TrainPage):
+    for density, key in (("essentials", "iters"), ("all", "iters"), ("essentials", "adam_beta1"), ("all", "stop")):
+        page.density.choose(density)
+        QTest.keyClicks(page.search, key)
+        QTest.keyClick(page.search, Qt.Key.Key_Return)
+        assert QApplication.focusWidget() is page.form.fields[key].control
+        assert page.density.key == (density if key in ESSENTIAL else "all")
+        QTest.qWait(1)  # the search is emptied after the jump
 
 
 def test_choice_that_is_always_refused_is_listed_where_a_file_has_it(page: TrainPage):
@@ -231,7 +272,7 @@ def test_unusual_value_is_a_warning(page: TrainPage, qtbot):
     qtbot.waitUntil(lambda: field._problem is not None and field._problem.isVisible())
     assert field._problem.text() == "This is unusually large: 1e-6 to 1e-4 is usual."
     assert field._problem.property("role") == "muted" and not field.control.property("problem")
-    assert page.launch._warnings.isVisible() and page.launch._warning_rows.count() == 2 and page.launch.run.isEnabled()
+    assert page.launch._warnings.isVisible() and page.launch._warning_rows.count() == 2
     fill(page.form.fields["iters"], 100)
     fill(field, 1e-5)
     qtbot.waitUntil(lambda: not page.launch._warnings.isVisible())
@@ -415,7 +456,7 @@ def test_run_with_problems_shows_the_first_problem(page: TrainPage):
     messages, requested = [], []
     page.session.messages.said.connect(messages.append)
     page.session.field_requested.connect(requested.append)
-    page.launch.run.click()
+    page.session.starter.start()
     assert requested == ["model"]
     assert messages == ["Choose a base model: a folder, or an id on Hugging Face. There is 1 more problem."]
     assert page.session.run is None

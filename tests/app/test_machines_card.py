@@ -145,10 +145,10 @@ def test_card(qtbot: QtBot, file: Path, service: ServiceByHand, monkeypatch):
     texts = [model.index(1, column).data() for column in range(len(COLUMNS))]
     assert texts[3:] == ["Answered", "Apple M4 Max", "40.0 of 64.0\u00a0GB", "1000\u00a0GB", "No"]
     assert free_memory(replace(FACTS, memory_free=640 * 10**6)) == "640\u00a0MB of 64.0\u00a0GB"
-    shown = [child.text() for child in panel.panel.findChildren(type(panel.summary))]
+    shown = [child.text() for child in panel.card.findChildren(type(panel.summary))]
     assert "Warning: mac-b has no copy of the model." in shown and any("A sum of one number" in text for text in shown)
     assert panel.copy_model.isVisible() and not panel.copy_command.isVisible()
     panel.save.click()
     panel.copy_command.click()
     assert QGuiApplication.clipboard().text() == session.machines.command() != ""
-    assert set(FIELDS) == set(part.card.fields)
+    assert set(FIELDS) == {field.setting.key for field in part.grid.fields}

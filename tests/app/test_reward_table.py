@@ -10,8 +10,11 @@ from PySide6.QtCore import QModelIndex, Qt
 from PySide6.QtTest import QTest
 
 from app.pages.train.reward_panel import LABEL, SCORES, SOURCE, USE, RewardPanel
+from app.state.consent import Consent
 from app.state.draft import Draft
+from app.state.reward_bench import RewardBench
 from backend.rewards.catalogue import DEFAULT_REWARDS
+from tests.support.windows import SilentService
 
 A, B, C, D, E = DEFAULT_REWARDS
 
@@ -22,9 +25,10 @@ def draft(qapp) -> Draft:
 
 
 @pytest.fixture
-def panel(qtbot, draft: Draft) -> RewardPanel:
+def panel(qtbot, draft: Draft, tmp_path: Path) -> RewardPanel:
     """The panel with the draft behind it, as the Train page joins them."""
-    panel = RewardPanel()
+    bench = RewardBench(draft, SilentService(), Consent(tmp_path / "trusted.json"))  # pyright: ignore
+    panel = RewardPanel(bench)
     qtbot.addWidget(panel)
 
     def show(_key: str = "") -> None:

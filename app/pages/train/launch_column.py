@@ -1,4 +1,4 @@
-"""The column beside the form: summary of the run, Run, problems, memory, help on the focused field, and the command."""
+"""The column beside the form: notices, summary of the run, problems, memory, help on a setting, and the command."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from PySide6.QtCore import QRectF, Qt, Signal
-from PySide6.QtGui import QColor, QPainter, QPaintEvent
+from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QWidget
 
 from app import theme
 from app.state.memory import MemoryParts, amount
 from app.widgets.basic.controls import CopyLink, Dot, ElidedLabel, LinkButton
-from app.widgets.basic.labels import button, label, show_text
+from app.widgets.basic.labels import label, show_text
 from app.widgets.basic.layout import (
     TabArea,
     card,
@@ -22,6 +22,7 @@ from app.widgets.basic.layout import (
     configure,
     grid,
     holder,
+    reserve_gutter,
     row,
     set_style_property,
 )
@@ -32,10 +33,12 @@ from backend.config.other_programs.translation import other_names
 from backend.config.setting import Setting
 from backend.utils.errors import ConfigProblem
 
-WIDTH, NARROW_WIDTH = 296, 256
+WIDTH, NARROW_WIDTH = 312, 272
 """Width of the column in pixels before scaling: usual, and in a narrow page."""
 SHOWN_PROBLEMS = 6
 LISTED_MIN_SHARE = 0.01
+SMALL_SHARE = 0.1
+"""Of the machine's memory: a run that needs less has its parts folded."""
 ROW_MIN_BYTES = 0.5e6
 """A smaller part gets no row: it would say 0 MB."""
 
@@ -55,7 +58,6 @@ class LaunchColumn(TabArea):
         self.summary = label(font=heading, wrap=True)
         # Paragraphs; show_plan escapes their text.
         self.details = label(role="muted", wrap=True, textFormat=Qt.TextFormat.RichText)
-        self.run = button("Run", tip="Trains in its own process; closing the window does not stop it.")
         self._problem_title = label(font=heading)
         self._problem_rows, self._warning_rows = column(), column()
         self._problems = holder(column(self._problem_title, self._problem_rows, margins=indent), visible=False)
@@ -70,18 +72,24 @@ class LaunchColumn(TabArea):
         self.copy = CopyLink("Copy the command", "Copy the whole command")
         self.command = ElidedLabel(Qt.TextElideMode.ElideMiddle, font=small)
 
-        margins = (2 * theme.SPACE, 12, 2 * theme.SPACE, 2 * theme.SPACE)
+        self.notices = column()  # the page adds what it has to say about the form
+        margins = (2 * theme.SPACE, 12, 2 * theme.SPACE, 12)
         about = (self._help_title, self._help, self._help_key, (self.more, 0, left))
         terminal = row((label("From a terminal", role="muted"), 1), self.copy)
-        parts = column(
-            card(column(self.edited, self.summary, self.details, self.run, spacing=12, margins=margins)),
+        self._parts = column(
+            self.notices,
+            card(column(self.edited, self.summary, self.details, spacing=12, margins=margins)),
             *(self._problems, self._warnings, self.memory),
             *(holder(column(*about, spacing=4, margins=indent)), None),
             column(terminal, self.command, spacing=4, margins=indent),
             spacing=2 * theme.SPACE,
             margins=(0, 0, 0, 2 * theme.SPACE),
         )
-        self.setWidget(holder(parts, objectName="page"))
+        self.setWidget(holder(self._parts, objectName="page"))
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        reserve_gutter(self, self._parts)
 
     def show_plan(self, summary: str, details: Sequence[str]) -> None:
         """Show the run in one sentence and, below it, a paragraph for each of `details`."""
@@ -134,8 +142,11 @@ class MemoryBar(QWidget):
         self._bar = StackedBar()
         self.sentence, self.advice = label(wrap=True), label(wrap=True, role="muted")
         self._rows = grid((), stretch=1, spacing=(theme.SPACE, 2))
-        title, margins = label("Memory", theme.heading_font()), (theme.SPACE, 0, 0, 0)
-        column(title, self._bar, self._rows, self.sentence, self.advice, into=self, spacing=6, margins=margins)
+        self.legend = holder(self._rows)
+        self.more = LinkButton("", on_click=lambda: self._unfold(self.legend.isHidden()))
+        head = row((label("Memory", theme.heading_font()), 1), self.more)
+        parts = (head, self._bar, self.sentence, self.advice, self.legend)
+        column(*parts, into=self, spacing=6, margins=(theme.SPACE, 0, 0, 0))
         configure(self, accessibleName="Memory", visible=False)
         theme.signals.changed.connect(self.update)
 
@@ -143,7 +154,10 @@ class MemoryBar(QWidget):
         """Show the estimate; None hides the bar."""
         if memory_parts == self.memory_parts:
             return
+        was_small = self._is_small
         self.memory_parts = memory_parts
+        if self._is_small != was_small:  # what the user folds stays so until the need is another matter
+            self._unfold(not self._is_small)
         self.setVisible(memory_parts is not None)
         clear_layout(self._rows)
         if memory_parts is None:
@@ -167,6 +181,16 @@ class MemoryBar(QWidget):
         self._bar.update()
         listed = ", ".join(f"{name} {amount(size)}" for name, size, _ in parts)
         self.setAccessibleDescription(f"{memory_parts.sentence} {listed}.")
+
+    @property
+    def _is_small(self) -> bool | None:
+        parts = self.memory_parts
+        return None if parts is None else parts.total < SMALL_SHARE * parts.limit
+
+    def _unfold(self, is_open: bool) -> None:
+        self.legend.setVisible(is_open)
+        self.more.setText("Hide parts" if is_open else "Show parts")
+        self.more.setAccessibleName(f"{self.more.text()} of the memory")
 
 
 class StackedBar(QWidget):

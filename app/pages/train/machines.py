@@ -11,7 +11,7 @@ from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QAbstractItemView, QWidget
 
 from app import theme
-from app.pages.train.form import SettingsCard
+from app.pages.train.form import FieldGrid, SettingsCard
 from app.state.memory import amount
 from app.state.messages import problems_to
 from app.state.session import Session
@@ -36,7 +36,6 @@ from backend.distributed.hosts_file import HERE, Host
 from backend.distributed.machine_report import CheckedMachine, Level, MachineFacts
 from backend.utils.files import user_path
 
-KEY = "machines"
 FIELDS = tuple(key for key, setting in SETTINGS.items() if setting.group == MACHINES)
 NAME, ADDRESS, STATE = 1, 2, 3
 MOST_ROWS = 8
@@ -145,7 +144,8 @@ class MachinesPart(QObject):
         self._session = session
         # The card's title is the heading of their group.
         settings = [replace(SETTINGS[key], group="") for key in FIELDS]
-        self.card = SettingsCard(KEY, "Machines", settings, (), (), parent)
+        self.card = SettingsCard("Machines", parent)
+        self.grid = FieldGrid(settings, self.card)
         self.summary = label(wrap=True, role="muted")
         self.model = MachineModel(self)
         triggers = QAbstractItemView.EditTrigger
@@ -171,20 +171,17 @@ class MachinesPart(QObject):
         self._command_row = holder(row(label("By hand", role="muted"), (self._command_line, 1), self.copy_command))
         self._details = holder(column(self.table, holder(flow), self._link, self._findings, self._command_row))
         self.tab_stops: list[QWidget] = [self.table, *buttons, self.copy_command]
-        self.panel = QWidget(self.card)
-        column(self.summary, self._details, into=self.panel)
-        self.card.middle.addWidget(self.panel)
+        for part in (self.grid, self.summary, self._details):
+            self.card.parts.addWidget(part)
         self.model.edited.connect(
             lambda rank, column, text: (machines.rename if column == NAME else machines.move_to)(rank, text)
         )
-        self.card.more.toggled.connect(self._show)
         machines.changed.connect(self._show)
         self._show()
 
     def _show(self) -> None:
         machines, report = self._machines, self._machines.report
         hosts, is_checking, command = machines.hosts, machines.is_checking, machines.command()
-        set_shown(self._details, self.card.is_open or bool(hosts))
         self.summary.setText(machines.problem or machines.summary())
         set_style_property(self.summary, "role", "problem" if machines.problem else "muted")
         self.model.show_rows(

@@ -10,13 +10,14 @@ from typing import Any
 
 from PySide6.QtCore import QModelIndex, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QKeyEvent, QResizeEvent
-from PySide6.QtWidgets import QAbstractItemView, QApplication, QLineEdit, QWidget
+from PySide6.QtWidgets import QAbstractItemView, QApplication, QLineEdit, QSizePolicy, QWidget
 
 from app import theme
+from app.state.reward_bench import RewardBench
 from app.widgets.basic import icons
 from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton
 from app.widgets.basic.labels import button, label, plain_tip
-from app.widgets.basic.layout import card, clear_layout, column, configure, grid, row
+from app.widgets.basic.layout import card, clear_layout, column, configure, connect, grid, row
 from app.widgets.basic.number_format import DASH, figure
 from app.widgets.basic.tables import BaseTable, Column, DraggedRowsModel, Index
 from app.widgets.form import value_text
@@ -32,8 +33,10 @@ from backend.rewards.catalogue import (
 )
 
 USE, LABEL, FUNCTION, SCORES, SOURCE, MEAN, WEIGHT = range(7)
-ROW = 38
-"""Height of a row in pixels: two lines of text."""
+ROW, COMPACT_ROW = 38, 30
+"""Height of a row in pixels: two lines of text, or one."""
+TRIED_ROWS = 4
+TRY_TIP = f"Samples completions to {TRIED_ROWS} random prompts from the model, and scores them"
 MIN_SCORES_WIDTH = 184
 COLUMNS = 3
 NOT_FOUND = "No function of this name was found."
@@ -73,6 +76,10 @@ class RewardModel(DraggedRowsModel):
     rows: list[RewardRow]
 
     means: Mapping[str, float] = {}
+
+    def show_means(self, means: Mapping[str, float]) -> None:
+        self.means = dict(means)
+        self.repaint()
 
     def show_rewards(self, entries: Sequence[RewardEntry], names: Any, weights: Any) -> None:
         listed = [str(name) for name in names] if isinstance(names, list) else []
@@ -221,16 +228,14 @@ class RewardTable(BaseTable):
         super().resizeEvent(event)
         self._hide_columns()
 
-    def show_means(self, means: Mapping[str, float]) -> None:
-        self._model.means = dict(means)
-        self._model.repaint()
-        self._hide_columns()
+    def set_compact(self, is_compact: bool) -> None:
+        """One line of text in a row instead of two."""
+        self.verticalHeader().setDefaultSectionSize(theme.scaled(COMPACT_ROW if is_compact else ROW))
+        self.fit_rows(len(self._model.rows))
 
     def _hide_columns(self) -> None:
         width = [each.width for each in self._model.columns]
-        has_means = bool(self._model.means)
-        space = self.width() / theme.text_scale() - width[USE] - width[LABEL] - width[WEIGHT] - has_means * width[MEAN]
-        self.setColumnHidden(MEAN, not has_means)
+        space = self.width() / theme.text_scale() - sum(width[each] for each in (USE, LABEL, MEAN, WEIGHT))
         self.setColumnHidden(FUNCTION, space - width[FUNCTION] < MIN_SCORES_WIDTH)
         self.setColumnHidden(SOURCE, space - width[FUNCTION] - width[SOURCE] < MIN_SCORES_WIDTH)
 
@@ -258,8 +263,9 @@ class RewardTable(BaseTable):
 class RewardPanel(QWidget):
     picked = Signal(list, list)  # names, weights
 
-    def __init__(self, parent: QWidget | None = None) -> None:
+    def __init__(self, bench: RewardBench, parent: QWidget | None = None) -> None:
         super().__init__(parent)
+        self._bench, self._seed = bench, 0
         self.model = RewardModel(self)
         self.table = RewardTable(self.model)
         self.arguments = RewardArguments()
@@ -273,9 +279,13 @@ class RewardPanel(QWidget):
         self.add_file = button(
             "Add File…", tip="Your own Python file. Its functions are read from the text; nothing is run."
         )
+        self.try_button = button("Try", self._try, tip=TRY_TIP)
+        self.result = BenchLine(bench)
         self.more = LinkButton("", on_click=self.show_all)
-        self.tab_stops: list[QWidget] = [self.table, self.use_defaults, self.add_file, self.more]
+        buttons = (self.use_defaults, self.add_file, self.try_button)
+        self.tab_stops: list[QWidget] = [self.table, *buttons, self.result, self.more]
         self.model.picked.connect(self.picked)
+        bench.busy_changed.connect(self._show_busy)
         self.arguments.changed.connect(self._take_arguments)
         self.table.selectionModel().currentRowChanged.connect(self._show_current)
         column(
@@ -285,10 +295,21 @@ class RewardPanel(QWidget):
             self.none_ticked,
             self.arguments,
             self.problem,
-            row(self.use_defaults, self.add_file, None, self.more),
+            row(*buttons, (self.result, 1), self.more),
             into=self,
             margins=(0, 4, 0, 0),
         )
+
+    def _try(self) -> None:
+        if self._bench.busy:
+            self._bench.cancel()
+        else:
+            self._seed += 1
+            size = int(self._bench.draft.valid_values()["group_size"])
+            self._bench.sample("random", TRIED_ROWS, [], size, self._seed)
+
+    def _show_busy(self, activity: str) -> None:
+        self.try_button.setText("Cancel" if activity else "Try")
 
     def show_rewards(self, entries: Sequence[RewardEntry], names: Any, weights: Any) -> None:
         """Show rows for the default functions, the user's own, and the ticked ones; the others with `show_all`."""
@@ -334,6 +355,27 @@ class RewardPanel(QWidget):
                 chain[following].setFocus(reason)
                 return True
         return super().focusNextPrevChild(forward)
+
+
+class BenchLine(LinkButton):
+    """What the bench does, or what it has found."""
+
+    def __init__(self, bench: RewardBench) -> None:
+        super().__init__("", tip="Show the scores of every completion", role="group")
+        self._bench = bench
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+        connect(self._show, bench.busy_changed, bench.changed)
+        bench.progress.connect(lambda done, of: self._say(f"{bench.busy}, {done:,} of {of:,}" if of else bench.busy))
+        self._show()
+
+    def _show(self, _activity: str = "") -> None:
+        bench = self._bench
+        first = bench.findings[0]["sentence"] if bench.findings else ""
+        failed = (bench.failed or {}).get("sentence", "")
+        self._say(f"{bench.busy}…" if bench.busy else failed or first or (bench.count and "Scores are ready") or "")
+
+    def _say(self, text: str) -> None:
+        configure(self, text=text.replace("&", "&&"), accessibleName=f"Rewards: {text}", enabled=bool(text))
 
 
 class RewardArguments(QWidget):

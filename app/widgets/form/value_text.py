@@ -14,6 +14,8 @@ from backend.utils import places
 _SEPARATORS = ",_ \u00a0\u2009\u202f'’"
 _GROUPED = re.compile(rf"[-+]?[1-9]\d{{0,2}}(?P<mark>[{_SEPARATORS}])\d{{3}}((?P=mark)\d{{3}})*(\.\d*)?")
 _ESCAPES = {"\\": "\\\\", "\n": "\\n", "\t": "\\t"}
+MAX_CHARS = 60
+"""Of a value in one line."""
 _PLAIN = {shown: plain for plain, shown in _ESCAPES.items()}
 
 
@@ -133,3 +135,19 @@ def stages_value(text: str) -> list[Any] | str:
         return [json.loads(line) for line in text.splitlines() if line.strip()]
     except (ValueError, RecursionError):
         return text
+
+
+def value_label(setting: Setting, value: Any) -> str:
+    """A value as the form shows it, on one line of at most MAX_CHARS characters."""
+    if setting.kind == "choice":
+        text = next((choice.label for choice in setting.choices if choice.value == value), str(value))
+    elif setting.kind == "bool":
+        text = "On" if value is True else "Off"
+    elif isinstance(value, list):
+        text = list_text([str(item) for item in value])
+    elif setting.kind in ("int", "float"):
+        text = number_text(value)
+    else:
+        text = path_text(value) if value is not None else ""
+    line = " ".join(text.split())
+    return (line if len(line) <= MAX_CHARS else f"{line[: MAX_CHARS - 1]}…") or "empty"
