@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,12 @@ from PySide6.QtCore import QFile, QObject, QTimer, Signal
 
 from app.state.messages import problems_to
 from app.state.processes import start_detached
-from app.state.run_names import name_of, new_label
+from app.state.run_names import name_of, new_label, setting_text
 from backend.runs.archive import Summary
 from backend.runs.queue import Queue, QueueFile, is_fresh
-from backend.runs.run_folder import RunFolder, all_runs
+from backend.runs.run_folder import RunFolder, all_runs, modified_at
 from backend.runs.run_record import RunNotes, RunRecord, change_notes, read_record, record_of, stamp
+from backend.runs.sweep_results import INTERRUPTED, SweepFolder, all_sweeps, read_results, shown_state
 from backend.utils.command import backend_command
 from backend.utils.disk import DiskError, replace_file
 from backend.utils.errors import UserError
@@ -39,8 +40,52 @@ def read_named(run: RunFolder) -> RunRecord:
     return replace(read_record(run), name=name_of(run))
 
 
+SWEEP_STATES = {"waiting": "queued", INTERRUPTED: "crashed"}
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedSweep:
+    """A sweep as a row: `record` has its best run's settings and results, and the runs that are done as its steps."""
+
+    record: RunRecord
+    members: tuple[str, ...]
+
+
+def fold(folder: SweepFolder, records: Mapping[Path, RunRecord]) -> FoldedSweep | None:
+    """None for a sweep none of whose runs is known."""
+    with suppress(UserError):
+        results = read_results(folder)
+        runs = [run for each in results.ranked for run in each.runs] if results is not None else []
+        known = {run.run: records[path] for run in runs if (path := folder.run(run.run).path) in records}
+        if results is None or not known:
+            return None
+        best, done = results.ranked[0], sum(run.state not in ("waiting", "training") for run in runs)
+        first = next((known[run.run] for run in best.runs if run.run in known), next(iter(known.values())))
+        state = shown_state(folder, results)
+        told = ", ".join(setting_text(*pair) for pair in best.settings.items()) if best.value is not None else ""
+        summary = replace(
+            first.summary,
+            name=folder.name,
+            path=str(folder.path),
+            state=SWEEP_STATES.get(state, state),
+            step=done,
+            iterations=len(runs),
+            sentence=results.sentence,
+            began=results.began or None,
+            worked_s=results.updated - results.began if results.began else None,
+        )
+        disk = {"runs": sum(record.bytes for record in known.values())}
+        record = replace(first, summary=summary, notes=RunNotes(), parent="", disk=disk)
+        record = replace(record, name=f"Sweep {folder.name}" + (f" · best {told}" if told else ""))
+        return FoldedSweep(record, tuple(one.summary.path for one in known.values()))
+    return None
+
+
 class RunList(QObject):
-    """Records of all runs, read on the event loop and only if a file has changed since."""
+    """Records of all runs, read on the event loop and only if a file has changed since.
+
+    `sweeps`: the folded sweeps by path, once everything is read.
+    """
 
     listed = Signal(set)  # paths of the runs that exist now
     read = Signal(list)  # records that are new or have changed
@@ -54,6 +99,7 @@ class RunList(QObject):
     ) -> None:
         super().__init__(parent)
         self.records: dict[Path, RunRecord] = {}
+        self.sweeps: dict[str, FoldedSweep] = {}
         self._reader = reader
         self._stamps: dict[Path, list[int]] = {}
         self._waiting: deque[RunFolder] = deque()
@@ -80,7 +126,7 @@ class RunList(QObject):
         for gone in self._cached.keys() - set(map(str, paths)):
             del self._cached[gone]
             self._is_cache_stale = True
-        self.listed.emit(paths)
+        self.listed.emit(paths | {Path(path) for path in self.sweeps})
         self._waiting = deque(folders)
         self.timer.start()
 
@@ -125,7 +171,20 @@ class RunList(QObject):
             self.timer.stop()
             if self._is_cache_stale:
                 self._write_cache()
+            self._fold_sweeps()
             self.settled.emit()
+
+    def _fold_sweeps(self) -> None:
+        """Of the runs of a sweep that train in turns, only the one whose turn it is is running."""
+        folded = {str(folder.path): sweep for folder in all_sweeps() if (sweep := fold(folder, self.records))}
+        self.sweeps, changed = folded, [sweep.record for sweep in folded.values()]
+        for sweep in folded.values():
+            paths = [Path(path) for path in sweep.members]
+            running = [path for path in paths if self.records[path].summary.state == "running"]
+            for path in sorted(running, key=lambda path: modified_at(RunFolder(path).events))[:-1]:
+                record = self.records[path]
+                changed.append(replace(record, summary=replace(record.summary, state="queued")))
+        self.read.emit(changed)
 
     def _from_cache(self, folder: RunFolder, now: list[int]) -> RunRecord | None:
         cached = (self._cached or {}).get(str(folder.path))

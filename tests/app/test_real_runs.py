@@ -193,6 +193,19 @@ def test_runs(qtbot: QtBot, session: Session, real_runs: Path) -> None:
     """Every setting and metric as a column, the details of each run, and the dialogs over it."""
     page = qtbot.show(RunsPage(session), 1240, 760)
     qtbot.waitUntil(lambda: not page.runs.is_reading and len(page.model.rows) > 8)
+    rows = page.table.as_text(list(range(page.table.sorted.rowCount())))
+    assert "Sweep rates · best lr 1e-" in rows and "2 of 2 runs" in rows and "seed 0" not in rows
+    clone = page.runs.records[real_runs / "clone"].summary
+    assert (
+        clone.step == 2 and clone.worked_s is None and clone.began > page.runs.records[real_runs / "lora"].summary.began
+    )
+    place = next(i for i in range(page.table.sorted.rowCount()) if page.model.is_sweep(page.table._record(i)))
+    page.table.selectRow(place)
+    assert len(page.table.selected_runs()) == 2 and page.buttons["compare"].text() == "Compare 2 runs"
+    QTest.keyClick(page.table, Qt.Key.Key_Right)
+    below = [page.table._record(place + i).title for i in (1, 2)]
+    assert sorted(below) == ["rows · lr 1e-4 · seed 0", "rows · lr 1e-5 · seed 0"]
+    QTest.keyClick(page.table, Qt.Key.Key_Left)
     page.choose_columns()
     dialog = page.findChild(ColumnDialog)
     assert dialog is not None
@@ -200,7 +213,7 @@ def test_runs(qtbot: QtBot, session: Session, real_runs: Path) -> None:
     page.table.show_columns([(key, 0) for key in everything])
     texts = page.table.as_text(list(range(len(page.model.rows))))
     assert len(everything) > 150 and "nan" not in texts.lower() and texts.count("Failed") == 1
-    for record in page.model.rows:
+    for record in page.runs.records.values():
         page.table.choose(Path(record.summary.path))
         assert page.details.folder.text() == record.summary.name
         QApplication.processEvents()

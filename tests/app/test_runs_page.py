@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QLineEdit
 
 from app.pages.runs.run_actions import FreeSpaceDialog
 from app.pages.runs.run_table import ColumnDialog
@@ -156,6 +157,19 @@ def test_title_note_and_tags_are_saved_as_they_are_typed(qtbot, page: RunsPage, 
     assert "Sums" in names(page) and (archive / "failed").exists(), "a title renames no folder"
     page.search.setText("tag:math answer")
     assert names(page) == ["Sums"]
+
+
+def test_a_run_is_renamed_in_the_table(qtbot, page: RunsPage, archive: Path) -> None:
+    page.table.choose(archive / "failed")
+    page.table.setFocus()
+    qtbot.keyClick(page.table, Qt.Key.Key_F2)
+    (edit,) = page.table.viewport().findChildren(QLineEdit)
+    assert edit.text() == "failed"
+    qtbot.keyClicks(edit, "Sums")
+    qtbot.keyClick(edit, Qt.Key.Key_Return)
+    qtbot.waitUntil(lambda: "Sums" in names(page))  # Qt commits an edit from its event loop
+    assert read_notes(RunFolder(archive / "failed")).title == "Sums"
+    assert page.table.isVisible() and page.session.run is None, "Return ended the edit and opened nothing"
 
 
 def test_several_runs_get_a_tag_and_a_star_together(page: RunsPage, archive: Path, monkeypatch) -> None:

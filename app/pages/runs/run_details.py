@@ -142,9 +142,9 @@ class RunDetails(TabArea):
             if self.note.toPlainText() != notes.note:
                 with QSignalBlocker(self.note):
                     self.note.setPlainText(notes.note)
-        self.title.setPlaceholderText(about.name)
+        self.title.setPlaceholderText(record.name or about.name)
         configure(self.folder, text=about.name, toolTip=plain_tip(about.path))
-        set_shown(self.folder, bool(notes.title))  # without a title the name is in its place
+        set_shown(self.folder, record.title != about.name)  # else its name is in its place
         self.chip.show_state(about.state)
         self.when.setText(moment(about.began) if about.began else "")
         show_text(self.problem, record.notes_problem)

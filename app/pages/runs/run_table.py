@@ -6,8 +6,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QModelIndex, QPointF, QRect, QRectF, QSignalBlocker, QSortFilterProxyModel, Qt, Signal
-from PySide6.QtGui import QColor, QKeyEvent, QKeySequence, QPainter, QPen, QPolygonF, QResizeEvent, QShortcut
+from PySide6.QtCore import (
+    QModelIndex,
+    QObject,
+    QPointF,
+    QRect,
+    QRectF,
+    QSignalBlocker,
+    QSortFilterProxyModel,
+    Qt,
+    Signal,
+)
+from PySide6.QtGui import QColor, QCursor, QKeyEvent, QKeySequence, QPainter, QPen, QPolygonF, QResizeEvent, QShortcut
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QHeaderView,
@@ -18,6 +28,8 @@ from PySide6.QtWidgets import (
 )
 
 from app import theme
+from app.state.run_list import FoldedSweep
+from app.widgets.basic import icons
 from app.widgets.basic.dialogs import Dialog
 from app.widgets.basic.icons import star_cell
 from app.widgets.basic.labels import button, label, plain_tip
@@ -33,6 +45,7 @@ ROLE = Qt.ItemDataRole
 SORT, CURVE = ROLE.UserRole, ROLE.UserRole + 1
 """Item roles: the sort key, and the numbers of a small curve."""
 NAME, FAVOURITE = "name", "favourite"
+CHEVRON, INDENT = 12, " " * 6
 DEFAULT_COLUMNS = (
     *(FAVOURITE, NAME, "state", "curve", "reward", "change", "held_out"),
     *("steps", "began", "worked", "model", "tags", "disk"),
@@ -82,8 +95,39 @@ def sort_key(field: RunField, record: RunRecord) -> Any:
 class RunModel(RowsModel):
     """Runs as rows. A row that changes is replaced in place, so that the selection and the scroll position survive."""
 
+    renamed = Signal(object, str)  # record, title
+
     rows: list[RunRecord]
     columns: list[RunField] = columns_of(DEFAULT_COLUMNS)
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.sweeps: dict[str, FoldedSweep] = {}
+        self.unfolded: set[str] = set()
+        self._sweep_of: dict[str, str] = {}
+
+    def set_sweeps(self, sweeps: dict[str, FoldedSweep]) -> bool:
+        """Fold these sweeps; returns if their runs are others than before."""
+        before, self.sweeps = self._sweep_of, sweeps
+        self._sweep_of = {path: key for key, sweep in sweeps.items() for path in sweep.members}
+        return self._sweep_of != before
+
+    def sweep_of(self, row: RunRecord) -> str:
+        """Path of the sweep that a row stands for or belongs to, or ""."""
+        path = row.summary.path
+        return path if path in self.sweeps else self._sweep_of.get(path, "")
+
+    def is_sweep(self, row: RunRecord) -> bool:
+        return row.summary.path in self.sweeps
+
+    def is_editable(self, row: int, column: int) -> bool:
+        return self.columns[column].key == NAME and not self.is_sweep(self.rows[row])
+
+    def setData(self, index: Index, value: Any, role: int = ROLE.EditRole) -> bool:
+        row = self.rows[index.row()]
+        if role == ROLE.EditRole and value.strip() != row.title:
+            self.renamed.emit(row, value.strip())
+        return role == ROLE.EditRole
 
     def set_columns(self, keys: Sequence[str]) -> None:
         self.beginResetModel()
@@ -135,9 +179,12 @@ class RunModel(RowsModel):
             return STATE_LABELS[value]
         if field.kind == "steps":
             total = row.summary.iterations
-            return f"{value:,} of {total:,}" if total else f"{value:,}"
+            unit = " runs" if self.is_sweep(row) else ""
+            return f"{value:,} of {total:,}{unit}" if total else f"{value:,}"
         if field.kind == "number" and field.key not in SETTINGS:
             return figure(value, field.unit)
+        if field.key == NAME and self.sweep_of(row) and not self.is_sweep(row):
+            return INDENT + value
         if value in (None, ""):
             return DASH if field.key in SETTINGS or field.key == "model" else ""
         return value_text(value)
@@ -163,9 +210,15 @@ class RunModel(RowsModel):
         field = self.columns[index.column()]
         if role == SORT:
             return sort_key(field, row)
+        if field.key == NAME and role == ROLE.EditRole:
+            return row.title
+        if self.is_sweep(row) and field.key == NAME and role == ROLE.DecorationRole:
+            name = "chevron-down" if row.summary.path in self.unfolded else "chevron-right"
+            return icons.pixmap(name, theme.palette().muted, theme.scaled(CHEVRON))
         if role == CURVE:
             return row.curve or None if field.kind == "curve" else None
-        return star_cell(row.notes.favourite, role, theme.palette().faint) if field.key == FAVOURITE else None
+        is_star = field.key == FAVOURITE and not self.is_sweep(row)
+        return star_cell(row.notes.favourite, role, theme.palette().faint) if is_star else None
 
 
 def _alignment(field: RunField) -> Qt.AlignmentFlag:
@@ -187,12 +240,39 @@ def draw_curve(painter: QPainter, rect: QRect, values: Sequence[float]) -> None:
 
 
 class _TestedRows(QSortFilterProxyModel):
-    test: Callable[[RunRecord], bool] = staticmethod(lambda record: True)
+    """Runs that pass `test`. While it `folds`, those of a sweep are below its row, and hidden where that is folded."""
 
-    def filterAcceptsRow(self, row: int, parent: Index) -> bool:
+    test: Callable[[RunRecord], bool] = staticmethod(lambda record: True)
+    folds = True
+
+    @property
+    def _runs(self) -> RunModel:
         model = self.sourceModel()
         assert isinstance(model, RunModel)
-        return self.test(model.rows[row])
+        return model
+
+    def filterAcceptsRow(self, row: int, parent: Index) -> bool:
+        model, record = self._runs, self._runs.rows[row]
+        sweep = model.sweep_of(record)
+        if model.is_sweep(record):
+            return self.folds
+        return self.test(record) and (not sweep or not self.folds or sweep in model.unfolded)
+
+    def lessThan(self, left: Index, right: Index) -> bool:
+        model = self._runs
+        sweeps = [model.sweep_of(model.rows[index.row()]) for index in (left, right)]
+        if not self.folds or not any(sweeps):
+            return super().lessThan(left, right)
+        if sweeps[0] == sweeps[1]:
+            leads = [model.is_sweep(model.rows[index.row()]) for index in (left, right)]
+            if any(leads):
+                return leads[0] == (self.sortOrder() == Qt.SortOrder.AscendingOrder)
+            return super().lessThan(left, right)
+        field, records = model.columns[left.column()], []
+        for index, sweep in zip((left, right), sweeps, strict=True):
+            records.append(model.sweeps[sweep].record if sweep else model.rows[index.row()])
+        first, second = ((sort_key(field, record), record.summary.path) for record in records)
+        return first < second
 
 
 class RunTable(BaseTable):
@@ -221,7 +301,7 @@ class RunTable(BaseTable):
         self.setSortingEnabled(True)
         self.show_columns([])
         self.sort_by("began", Qt.SortOrder.DescendingOrder)
-        self.clicked.connect(lambda index: self._is_star(index) and self.star_pressed.emit(self._record(index.row())))
+        self.clicked.connect(self._on_click)
         self.doubleClicked.connect(lambda index: self._is_star(index) or self.opened.emit())
 
     def show_columns(self, columns: Sequence[tuple[str, int]]) -> None:
@@ -260,17 +340,55 @@ class RunTable(BaseTable):
         self.setColumnWidth(name, max(width_of(self._rows.columns[name]), self.viewport().width() - used))
         self._is_arranging = False
 
+    def _on_click(self, index: QModelIndex) -> None:
+        record = self._record(index.row())
+        at = self.viewport().mapFromGlobal(QCursor.pos()).x() - self.visualRect(index).left()
+        is_chevron = self._rows.columns[index.column()].key == NAME and at < theme.scaled(2 * CHEVRON)
+        if self._rows.is_sweep(record) and is_chevron:
+            self.unfold(record.summary.path, record.summary.path not in self._rows.unfolded)
+        elif self._is_star(index) and not self._rows.is_sweep(record):
+            self.star_pressed.emit(record)
+
+    def unfold(self, sweep: str, on: bool) -> None:
+        """Show the runs of a sweep below its row, or hide them."""
+        (self._rows.unfolded.add if on else self._rows.unfolded.discard)(sweep)
+        self.sorted.invalidate()
+        self.viewport().update()
+
+    def rename(self) -> None:
+        """Edit the name of the selected run in its cell."""
+        name = next(i for i, field in enumerate(self._rows.columns) if field.key == NAME)
+        for place in self.selected_rows()[:1]:
+            self.edit(self.sorted.index(place, name))
+
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+        if self.state() == QAbstractItemView.State.EditingState:
+            return super().keyPressEvent(event)
+        sweeps = [path for row in self.selected_rows() if (path := self._record(row).summary.path) in self._rows.sweeps]
+        if event.key() in (Qt.Key.Key_Left, Qt.Key.Key_Right) and sweeps:
+            for path in sweeps:
+                self.unfold(path, event.key() == Qt.Key.Key_Right)
+        elif event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
             self.opened.emit()
         else:
             super().keyPressEvent(event)
 
     def selected_runs(self) -> list[RunRecord]:
-        return [self._record(row) for row in self.selected_rows()]
+        """The selected runs; for a sweep, all of its runs."""
+        by_path = {record.summary.path: record for record in self._rows.rows}
+        found: dict[str, RunRecord] = {}
+        for record in map(self._record, self.selected_rows()):
+            sweep = self._rows.sweeps.get(record.summary.path)
+            paths = sweep.members if sweep is not None else (record.summary.path,)
+            found |= {path: by_path[path] for path in paths if path in by_path}
+        return list(found.values())
 
     def choose(self, *paths: Path) -> None:
         wanted = {str(path) for path in paths}
+        for record in self._rows.rows:
+            sweep = self._rows.sweep_of(record)
+            if record.summary.path in wanted and sweep and sweep not in self._rows.unfolded:
+                self.unfold(sweep, True)
         self.clearSelection()
         mode = self.selectionMode()
         self.setSelectionMode(QAbstractItemView.SelectionMode.MultiSelection)

@@ -69,7 +69,7 @@ class RunsPage(QWidget):
         of_page = {
             "compare": self.compare,
             "clone": lambda: self.clone(self.table.selected_runs()[0]),
-            "rename": self._rename,
+            "rename": self.table.rename,
             "free": self.free_space,
         }
         self.run_actions = RunActions(session, self.table.selected_runs, of_page, self)
@@ -123,6 +123,7 @@ class RunsPage(QWidget):
         table.horizontalHeader().customContextMenuRequested.connect(lambda _: self.choose_columns())
         connect(lambda *_: self._show_choice(), table.selectionModel().selectionChanged, self.model.dataChanged)
         connect(lambda _: self._filter(), self.favourites.toggled, self.archived.toggled, self.search.textChanged)
+        self.model.renamed.connect(lambda run, title: actions.note(Path(run.summary.path), {"title": title}))
         configure(details, notes_changed=actions.note, run_chosen=self._choose_name, free_requested=self.free_space)
         configure(actions, changed=self._reread, refused=session.message, moved=self._on_moved)
         for entry in ACTIONS:
@@ -203,6 +204,8 @@ class RunsPage(QWidget):
             self._comparison.update_records(records)
 
     def _on_settled(self) -> None:
+        if self.model.set_sweeps(self.runs.sweeps):
+            self.table.sorted.invalidate()
         if not self.table.selected_rows() and self.table.sorted.rowCount():
             self.table.selectRow(0)
         self._show_choice()
@@ -219,10 +222,11 @@ class RunsPage(QWidget):
         self.table.sorted.test = lambda run: (
             (run.notes.favourite or not favourites) and (archived or not run.notes.archived) and passes(run)
         )
-        self.table.sorted.invalidateFilter()
-        shown = self.table.sorted.rowCount()
         narrowed = bool(query.strip()) or favourites
-        show_text(self.search_line, f"{shown:,} of {len(self.model.rows):,} runs." if narrowed else "")
+        self.table.sorted.folds = not narrowed
+        self.table.sorted.invalidate()
+        shown, runs = self.table.sorted.rowCount(), len(self.model.rows) - len(self.model.sweeps)
+        show_text(self.search_line, f"{shown:,} of {runs:,} runs." if narrowed else "")
         if shown and not self.table.selected_rows():
             self.table.selectRow(0)
 
@@ -257,7 +261,7 @@ class RunsPage(QWidget):
             self.table.choose(*chosen)
 
     def open(self) -> None:
-        self.run_actions.do("compare" if len(self.table.selected_rows()) > 1 else "open")
+        self.run_actions.do("compare" if len(self.table.selected_runs()) > 1 else "open")
 
     def compare(self) -> None:
         """Show the selected runs on the same charts, in the order of the table, until Escape."""
@@ -302,15 +306,9 @@ class RunsPage(QWidget):
         self.archived.setChecked(self.archived.isChecked() or record.notes.archived)
         self.table.choose(Path(record.summary.path))
 
-    def _rename(self) -> None:
-        if not self.details_button.isChecked():
-            self.details_button.click()
-        self.details.title.setFocus(Qt.FocusReason.ShortcutFocusReason)
-        self.details.title.selectAll()
-
     def free_space(self) -> None:
         chosen = self.table.selected_runs()
-        records = chosen if len(chosen) > 1 else self.model.rows
+        records = chosen if len(chosen) > 1 else self.runs.records.values()
         folders = [RunFolder(Path(record.summary.path)) for record in records if record.disk.get("checkpoints")]
         dialog = FreeSpaceDialog(freeable_space(folders), self)
         dialog.freed.connect(self._reread)
