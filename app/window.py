@@ -119,6 +119,7 @@ class Window(QMainWindow):
         session.guide_requested.connect(self.help.show_guide)
         session.completions_requested.connect(self.show_completions)
         session.comparison_requested.connect(self.show_comparison)
+        session.prompt_requested.connect(self.show_evaluated)
         session.undo_requested.connect(self.undo)
         session.presets_requested.connect(self.files.show_presets)
         session.settings_requested.connect(self.files.open_settings)
@@ -155,6 +156,10 @@ class Window(QMainWindow):
     def show_comparison(self, runs: list[Path]) -> None:
         self.show_page("runs")
         self.pages["runs"].compare_folders(runs)
+
+    def show_evaluated(self, prompt: str) -> None:
+        self.show_page("evaluate")
+        self.pages["evaluate"].show_prompt(prompt)
 
     def find_text(self) -> None:
         """Find something on the page that is shown, if it can, else a setting."""

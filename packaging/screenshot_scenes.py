@@ -129,7 +129,7 @@ def _completion_scenes(window: Any, wait: Wait) -> Iterator[str]:
     page.pane.measure.setCurrentIndex(0)
     page.bar.show_filter("best")
     page.bar.scope.choose("run")
-    wait(lambda: page.completions.is_complete)
+    wait(lambda: page.completions.shown.is_done)
     yield "completions-filter"
     page.bar.scope.choose("step")
     page.bar.show_filter("all")

@@ -166,7 +166,7 @@ FILTERS: dict[str, Filter] = {
 class Query:
     """A filter. `measure` (reward, advantage, tokens, score:<function>, logged:<name>) and the next two are for SCORE.
 
-    `prompt`: hash of a prompt, None for every prompt.
+    `prompt`: hash of a prompt, None for every prompt. `right`: the function that tells a right completion, if known.
     """
 
     filter: str = ALL
@@ -174,6 +174,7 @@ class Query:
     is_above: bool = True
     limit: float = 0.0
     prompt: int | None = None
+    right: str = ""
 
 
 def select(facts: CompletionFacts, query: Query, largest: dict[str, float] | None = None) -> np.ndarray:
@@ -183,6 +184,8 @@ def select(facts: CompletionFacts, query: Query, largest: dict[str, float] | Non
         keep = (facts.column("flags") & flag) > 0
     elif query.filter == WELL_FORMED_WRONG:
         right, form = answer_rewards(facts.rewards), format_rewards(facts.rewards)
+        if query.right:
+            right, form = [query.right], [name for name in form if name != query.right]
         if not right or not form:
             return np.zeros(0, np.int64)
         most = facts.largest if largest is None else largest
@@ -217,7 +220,7 @@ def why_empty(query: Query, rewards: Sequence[str]) -> str:
     """Why a filter cannot find anything in a run with these functions, or ""."""
     if query.filter != WELL_FORMED_WRONG:
         return ""
-    if not answer_rewards(rewards):
+    if not (query.right or answer_rewards(rewards)):
         return "None of the reward functions is known to compare with the right answer."
     return "" if format_rewards(rewards) else "None of the reward functions is known to look at the form."
 

@@ -109,6 +109,15 @@ class Evaluations(QObject):
         if changed:
             self._read_rows()
 
+    def with_prompt(self, prompt: str) -> Path | None:
+        """The newest evaluation that has this prompt."""
+        spelled = f'"prompt": {json.dumps(prompt, ensure_ascii=False)}'.encode(errors="replace")
+        for entry in self.listed:
+            with suppress(OSError), open_regular(rows_file(entry.path)) as file:
+                if any(spelled in line for line in file):
+                    return entry.path
+        return None
+
     def row(self, summary: RowSummary) -> EvaluatedRow | None:
         """A row with its completions; None if the file is gone."""
         if self.shown is None:

@@ -59,6 +59,7 @@ class Session(QObject):
             chat with it, load its settings into the form, edit the settings of this waiting run in the form.
         completions_requested(int, str or None) – show this step's completions under a filter; None: all.
         comparison_requested(list[Path]) – compare these runs.
+        prompt_requested(str) – show what evaluations of the run have for this prompt.
         reward_rows_requested(list[int]) – sample on these rows of the training split, counted from 1.
         problem_found(Run) – report the bug that ended this run.
     """
@@ -76,6 +77,7 @@ class Session(QObject):
     settings_requested = Signal(object)
     waiting_settings_requested = Signal(object)
     completions_requested = Signal(int, object)
+    prompt_requested = Signal(str)
     reward_rows_requested = Signal(list)
     comparison_requested = Signal(list)
     problem_found = Signal(object)

@@ -84,7 +84,7 @@ def lines_of_row(group: int, row: Mapping[str, Any], offset: int = -1) -> list[C
 class CompletionColumn:
     """`name` is the metric of a score or the name of a logged value; `sort_key` a column of the facts."""
 
-    kind: Literal["text", "score", "step", "reward", "advantage", "logged", "tokens", "end"]
+    kind: Literal["text", "prompt", "score", "step", "reward", "advantage", "logged", "tokens", "end"]
     title: str
     sort_key: str = ""
     tip: str = ""
@@ -101,13 +101,14 @@ AFTER = (CompletionColumn("tokens", "Tokens", "tokens"), CompletionColumn("end",
 class CompletionModel(RowsModel):
     """CompletionLines as rows.
 
-    Columns: the text, a score for each reward function, the step where there are several, reward, advantage, what
-    functions logged, tokens, stop reason.
+    Columns: the text, the prompt where there are several steps, a score for each reward function, the step, reward,
+    advantage, what functions logged, tokens, stop reason.
 
     Attributes:
         rewards – metric names of the reward functions, in the order of their columns.
         logged – names of what functions logged, and if it is numbers.
         is_flat – completions stand without their prompts.
+        right – (reward function, score) of a right completion, where that is known.
         is_brief – the headers of scores are dots, with their text in the tool tip.
     """
 
@@ -118,6 +119,7 @@ class CompletionModel(RowsModel):
         super().__init__(parent)
         self.is_brief = is_brief
         self._max_scores: Mapping[str, float] = {}
+        self.right: tuple[str, float] | None = None
         self.set_columns([], [])
 
     def set_columns(
@@ -134,6 +136,7 @@ class CompletionModel(RowsModel):
         self.rows, self.rewards, self.logged, self.is_flat = [], list(rewards), dict(logged or {}), has_steps
         self._fonts = theme.mono_font(), theme.figures_font()  # making them for every cell is slow
         self.columns = [CompletionColumn("text", "Completion", is_figure=False)]
+        self.columns += [CompletionColumn("prompt", "Prompt", is_figure=False)] if has_steps else []
         for i, (name, label) in enumerate(zip(rewards, labels, strict=True)):
             first, _, rest = label.partition(" ")
             below = f"{shorten(rest)}{f' × {weights[i]:g}' if weights else ''}".strip()
@@ -177,7 +180,7 @@ class CompletionModel(RowsModel):
     def headerData(self, section: int, orientation: Qt.Orientation, role: int = ROLE.DisplayRole) -> Any:
         if orientation == Qt.Orientation.Horizontal and self.columns[section].kind == "score":
             if role == ROLE.DecorationRole:
-                return reward_dot(section - 1)
+                return reward_dot(self.rewards.index(self.columns[section].name))
             if self.is_brief and role in (ROLE.DisplayRole, ROLE.ToolTipRole, ROLE.AccessibleTextRole):
                 return "" if role == ROLE.DisplayRole else " ".join(self.columns[section].title.split())
         return super().headerData(section, orientation, role)
@@ -195,6 +198,8 @@ class CompletionModel(RowsModel):
         match about.kind:
             case "text":
                 return one_line(completion.get("text"))
+            case "prompt":
+                return one_line(row.row.get("prompt"))
             case "score":
                 return figure(scores_of(completion).get(about.name))
             case "logged":
@@ -214,7 +219,10 @@ class CompletionModel(RowsModel):
         if completion is None:
             return colours.text if about.kind == "text" else colours.muted
         if about.kind == "score":
-            return colours.text if finite(scores_of(completion).get(about.name)) else colours.muted
+            score = finite(scores_of(completion).get(about.name))
+            if self.right is not None and about.name == self.right[0] and (score or 0) >= self.right[1]:
+                return colours.good
+            return colours.text if score else colours.muted
         if about.kind == "advantage":
             return advantage_colour(completion.get("advantage"))
         if about.kind == "end" and completion.get("stop") == "length":
@@ -222,11 +230,12 @@ class CompletionModel(RowsModel):
         return colours.text if about.kind in ("text", "reward", "logged") else colours.muted
 
     def font(self, row: CompletionLine, column: int) -> QFont:
-        return self._fonts[min(column, 1)]
+        return self._fonts[self.columns[column].kind not in ("text", "prompt")]
 
     def tip(self, row: CompletionLine, column: int) -> str | None:
         about = self.columns[column]
-        is_cut = about.kind == "text" if row.completion is None else about.kind == "logged" and not about.is_figure
+        is_text = about.kind in ("logged", "prompt") and not about.is_figure
+        is_cut = about.kind == "text" if row.completion is None else is_text
         return plain_tip(self.text(row, column)) if is_cut else None
 
     def extra(self, row: CompletionLine, index: Index, role: int) -> Any:
@@ -235,7 +244,8 @@ class CompletionModel(RowsModel):
             return theme.palette().window
         if role == BAR_ROLE and column.kind == "score" and row.completion is not None:
             largest, score = self._max_scores.get(column.name), finite(scores_of(row.completion).get(column.name))
-            return (score / largest, theme.reward_colour(index.column() - 1)) if largest and score else None
+            colour = theme.reward_colour(self.rewards.index(column.name))
+            return (score / largest, colour) if largest and score else None
         return None
 
 
@@ -338,6 +348,8 @@ class CompletionTable(BaseTable):
             is_text = column.kind == "logged" and not column.is_figure
             least = min(theme.scaled(LOGGED_TEXT_WIDTH if is_text else MIN_FIGURE_WIDTH), widest)
             widths[at] = max(least, min(widest, needed))
+            if column.kind == "prompt":
+                widths[at] = max(theme.scaled(LOGGED_TEXT_WIDTH), self.viewport().width() // 7)
         available = self.viewport().width()
         is_narrow = available - sum(widths.values()) < self._min_text_width
         used = 0

@@ -43,7 +43,8 @@ from app.widgets.export_panel import ExportPanel
 from app.widgets.run_switcher import Switcher, SwitcherMenu
 from app.window import Window
 from backend.runs.run_folder import RunFolder
-from backend.runs.run_record import change_notes, read_record
+from backend.runs.run_record import change_notes, read_notes, read_record
+from backend.trainer.evaluation.evaluation_rows import read_rows
 from tests.support.real_runs import make_runs
 from tests.support.windows import SilentService
 
@@ -150,6 +151,45 @@ def test_completions(qtbot: QtBot, session: Session, real_runs: Path) -> None:
     assert all(page.model.index(row, column).data() for row in rows for column in (0, 1))
     page.table.selectAll()
     assert page.table.as_text(page.table.selected_rows()).count("\n") == len(rows)
+
+
+def test_menu_of_a_completion(qtbot: QtBot, session: Session, real_runs: Path, tmp_path: Path) -> None:
+    page = qtbot.show(CompletionsPage(session), 1100, 760)
+    show_run(qtbot, session, shutil.copytree(real_runs / "lora", tmp_path / "lora"))
+    page.pick(1)
+    page.table.selectRow(1)
+
+    def choose(*path: str) -> None:
+        menu = page.menu()
+        for text in path:
+            action = next(action for action in menu.actions() if action.text() == text)
+            assert action.isEnabled(), text
+            menu = action.menu() or menu
+        action.trigger()
+
+    choose("Copy prompt")
+    assert QApplication.clipboard().text() == page.table.current_line.row["prompt"]
+    choose("Copy completion")
+    assert QApplication.clipboard().text() == page.table.current_line.completion["text"]
+    assert page.pane.hint.text()
+    choose("Compare with the best of its group")
+    assert len(page.table.selected_rows()) == 2 and page.pane.title.text().startswith("From step 1")
+    assert not page.pane.hint.text()
+    choose("Correctness is told by", "low_half")
+    assert read_notes(RunFolder(tmp_path / "lora")).correctness == page.bar.query.right == "low_half"
+    page.bar.scope.choose("run")
+    qtbot.waitUntil(lambda: page.model.rowCount() == 6)
+    at = next(at for at, column in enumerate(page.model.columns) if column.title == "Prompt")
+    assert page.model.index(0, at).data() == page.model.rows[0].row["prompt"]
+    asked: list[str] = []
+    session.prompt_requested.connect(asked.append)
+    choose("Find in Evaluate")
+    evaluate = qtbot.show(EvaluatePage(session), 1100, 760)
+    evaluate.show_prompt(asked[0])
+    shown = read_rows(evaluate.evaluations.listed[0].path)
+    evaluate.show_prompt(wanted := [row["prompt"] for row in shown][-1])
+    qtbot.waitUntil(lambda: evaluate.rows.currentIndex().isValid())
+    assert evaluate.row_model.rows[evaluate.rows.currentIndex().row()].prompt == wanted
 
 
 @pytest.mark.parametrize("session", ["light"], indirect=True)

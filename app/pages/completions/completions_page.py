@@ -10,13 +10,20 @@ from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
-from PySide6.QtCore import Qt, QTimer
-from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
+from PySide6.QtCore import QItemSelectionModel, Qt, QTimer
+from PySide6.QtGui import (
+    QActionGroup,
+    QGuiApplication,
+    QHideEvent,
+    QKeySequence,
+    QResizeEvent,
+    QShowEvent,
+)
 from PySide6.QtWidgets import QFileDialog, QMenu, QWidget
 
 from app import theme
 from app.pages.completions.filter_bar import RUN, STEP, FilterBar, StepHead
-from app.pages.completions.reading_pane import ReadingPane
+from app.pages.completions.reading_pane import HINT, ReadingPane
 from app.state import charts
 from app.state.completion_facts import (
     ALL,
@@ -31,15 +38,19 @@ from app.state.completion_facts import (
     sort,
     why_empty,
 )
+from app.state.correctness import correctness_of, entries_of, marked_reward
+from app.state.messages import problems_to
 from app.state.run import Run
 from app.state.run_completions import RunCompletions
 from app.state.session import Session
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import EmptyState, button
 from app.widgets.basic.layout import column, configure, connect, holder, set_shown, splitter, stack
-from app.widgets.basic.number_format import counted
+from app.widgets.basic.number_format import counted, finite
 from app.widgets.completion_detail import CompletionDetail
 from app.widgets.completion_table import CompletionLine, CompletionModel, CompletionTable, lines_of_row
+from backend.runs.run_record import change_notes
+from backend.trainer.evaluation.evaluation_rows import default_pass_rule
 from backend.utils.errors import UserError
 
 DETAIL, BESIDE = 250, 720
@@ -178,6 +189,9 @@ class CompletionsPage(QWidget):
 
         # Both, as Qt changes the selection before the current line.
         connect(self._show_picked, self.table.picked, self.table.chosen)
+        self.table.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+        show_menu = lambda at: self.menu().popup(self.table.viewport().mapToGlobal(at))  # noqa: E731
+        self.table.customContextMenuRequested.connect(show_menu)
         configure(self.table, touched=self._stop_following, activated=self.go_to_step, sort_requested=self.sort)
         configure(self.head, moved=self.go, typed=self._pick_or_explain)
         configure(self.bar, changed=self._show_again, moved=self.move)
@@ -232,6 +246,9 @@ class CompletionsPage(QWidget):
         self._stack.setCurrentIndex(1 if steps else 0)
         if self._run is None or self.completions is None or not steps:
             return
+        right = correctness_of(self._run)
+        self.model.right = (right.reward, right.full) if right is not None else None
+        self.bar.right = marked_reward(self._run)
         step = steps[-1] if self.head.newest.isChecked() else _nearest(steps, self._picked)
         self.head.show_step(step, steps[0], steps[-1])
         if self._shown == (self._run, step):
@@ -263,7 +280,12 @@ class CompletionsPage(QWidget):
         self._reset_view()
         count = sum(len(row.get("completions") or ()) for row in rows)
         shown = sum(line.completion is not None for line in self.model.rows)
-        self.head.about.setText(f"{counted(len(rows), 'prompt')}, {counted(count, 'completion')}")
+        about = f"{counted(len(rows), 'prompt')}, {counted(count, 'completion')}"
+        if self.model.right is not None:
+            name, full = self.model.right
+            scores = (scores_of(one).get(name) for row in rows for one in listed_completions(row))
+            about += f", {sum(isinstance(score, int | float) and score >= full for score in scores):,} correct"
+        self.head.about.setText(about)
         found = f"{shown:,} of {counted(count, 'completion')} of this step" if self.bar.is_filtering else ""
         self.bar.report(found if shown else why_empty(self.bar.query, names) or found)
 
@@ -333,12 +355,64 @@ class CompletionsPage(QWidget):
             self.pane.load_tokens = partial(completions.token_data, line.offset, line.place)
         pair = self.table.selected_lines if len(self.table.selected_rows()) == 2 else []
         first, second = (pair[0].completion, pair[1].completion) if len(pair) == 2 else (None, None)
+        others = self.model.rowCount() - 1 if self.model.is_flat else len(listed_completions(line.row)) - 1
+        can_compare = line.completion is not None and len(pair) != 2 and others > 0
+        self.pane.hint.setText(HINT if can_compare else "")
         if first is not None and second is not None:
             self.detail.show_completion(pair[1].row, second)
             names = [f"step {each.row.get('step')}, number {each.place + 1}" for each in pair]
             self.pane.show_difference(first, second, f"From {names[0]} to {names[1]}")
         else:
             self.detail.show_completion(line.row, line.completion)
+
+    def menu(self) -> QMenu:
+        """What can be done with the current completion, and which reward tells that it is correct."""
+        menu, line, run = QMenu(self), self.table.current_line, self._run
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        if line is None or run is None:
+            return menu
+        copy, prompt = QGuiApplication.clipboard().setText, str(line.row.get("prompt") or "")
+        text = str((line.completion or {}).get("text") or "")
+        menu.addAction("Copy completion", lambda: copy(text)).setEnabled(line.completion is not None)
+        menu.addAction("Copy prompt", lambda: copy(prompt))
+        menu.addAction("Copy rows as a table", QKeySequence.StandardKey.Copy, self.table.copy)
+        menu.addSeparator()
+        best = self._best_of_group(line)
+        menu.addAction("Compare with the best of its group", lambda: self._compare_with(best)).setEnabled(best >= 0)
+        menu.addAction("Follow this prompt", self._follow_prompt)
+        menu.addAction("Find in Evaluate", lambda: self.session.prompt_requested.emit(prompt))
+        menu.addSeparator()
+        judges = menu.addMenu("Correctness is told by")
+        group, marked = QActionGroup(judges), marked_reward(run)
+        automatic = default_pass_rule(entries_of(run))
+        names = {"": f"Automatic: {charts.label_of(automatic.reward) if automatic else 'none known'}"}
+        for name, shown in (names | dict(zip(run.reward_names, labels_of(run), strict=True))).items():
+            action = group.addAction(judges.addAction(shown, partial(self._mark, run, name)))
+            action.setCheckable(True)
+            action.setChecked(name == marked)
+        return menu
+
+    def _best_of_group(self, line: CompletionLine) -> int:
+        """The row of the table with the best other completion of its group, or −1."""
+        pairs = enumerate(() if self.model.is_flat else self.model.rows)
+        rewards = {
+            at: finite(other.completion.get("reward"))
+            for at, other in pairs
+            if other.group == line.group and other.completion is not None and other.place != line.place
+        }
+        known = {at: reward for at, reward in rewards.items() if reward is not None}
+        return max(known, key=lambda at: known[at]) if known and line.completion is not None else -1
+
+    def _compare_with(self, row: int) -> None:
+        flags = QItemSelectionModel.SelectionFlag
+        self.table.selectionModel().select(self.model.index(row, 0), flags.Select | flags.Rows)
+
+    def _mark(self, run: Run, name: str) -> None:
+        with problems_to(self.session.message.emit):
+            change_notes(run.folder, correctness=name)
+            self._show_again()
+            told = charts.label_of(name) if name else "The automatic choice"
+            self.session.message.emit(f"{told} tells what is correct in {run.folder.name}, also on Monitor.")
 
     def _follow_prompt(self) -> None:
         if (line := self.table.current_line) is not None:

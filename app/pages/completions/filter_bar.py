@@ -58,6 +58,7 @@ class FilterBar(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self._prompt: int | None = None
+        self.right = ""  # the reward function that tells a right completion
         self.search = SearchLine()
         self.scope = Segments({STEP: "This step", RUN: "Whole run"}, "Completions of")
         labels, tips = (
@@ -91,7 +92,8 @@ class FilterBar(QWidget):
     def query(self) -> Query:
         limit: tuple[float, bool] = self.limit.locale().toDouble(self.limit.text())  # pyright: ignore
         is_above, measure = bool(self.side.currentData()), self.measure.currentData() or "reward"
-        return Query(self.filter.currentData(), measure, is_above=is_above, limit=limit[0], prompt=self._prompt)
+        name, value = self.filter.currentData(), limit[0]
+        return Query(name, measure, is_above=is_above, limit=value, prompt=self._prompt, right=self.right)
 
     @property
     def is_filtering(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -24,7 +25,7 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QSizePolicy, QTextEdit, QToolTip, QWidget
 
 from app import theme
-from app.widgets.basic.controls import CheckBox, ComboBox, LinkButton
+from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel, LinkButton
 from app.widgets.basic.labels import label, show_text
 from app.widgets.basic.layout import configure, row, set_shown
 from app.widgets.basic.number_format import counted, figure, finite, signed
@@ -41,6 +42,7 @@ FOLDABLE = {"think": "Thinking", "answer": "Answer"}
 NOT_RECORDED = "This run did not record its tokens. Turn on Record tokens, an advanced setting."
 NOT_LEARNED = "No update used this completion, so only values from sampling were recorded."
 CHANGES = "Added words are bold and green, removed ones are struck out and red."
+HINT = f"{'⌘' if sys.platform == 'darwin' else 'Ctrl'}-click a second completion to compare the two."
 SAME_TEXT = "The two texts are the same."
 
 _WORDS = re.compile(r"\s+|\w+|[^\w\s]")
@@ -214,7 +216,8 @@ class ReadingPane(CompletionPane):
         self.legend = configure(TokenLegend(), visible=False)
         self.explanation = label(font=theme.caption_font(), role="caption", wrap=True, visible=False)
         self.setting = LinkButton("Go to the setting", visible=False)
-        bar = row(*self.folds.values(), None, self.legend, self.measure, spacing=2 * theme.SPACE)
+        self.hint = ElidedLabel(font=theme.caption_font())
+        bar = row(*self.folds.values(), (self.hint, 1), self.legend, self.measure, spacing=2 * theme.SPACE)
         self.body.insertLayout(2, bar)
         self.body.insertLayout(3, row((self.explanation, 1), self.setting, spacing=2 * theme.SPACE))
 
