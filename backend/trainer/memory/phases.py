@@ -119,6 +119,8 @@ class MemoryModel:
         self.largest_adapted = max((linear.numbers for linear in self.adapted), default=0)
         # Numbers of the matrices that are trained as a whole beside adapters.
         self.in_whole_modules = sum(linear.numbers for linear in shape.matrices if is_named(linear.name, whole))
+        learnt = (linear.numbers for linear in shape.matrices if self.full or is_named(linear.name, whole))
+        self.largest_whole = max(learnt, default=0)
         # Rows of a prompt read it together; with noise on the embeddings each reads its own.
         self.shares_prompts = shape.has_full_attention and not config.neftune_noise_alpha
 
@@ -310,9 +312,9 @@ class MemoryModel:
             follows = config.needs_reference and config.sync_ref_model
             kept_all = trainable * (2 if follows else 1) + self.optimizer()
         kept = kept_all if config.updates_per_step > 1 else 0
-        # The update begins when the last backward pass has freed its arrays: gradients before and after clipping, and
-        # about a third of the new weights before the old ones are freed.
-        update = round(2.3 * trainable)
+        # The update begins when the last backward pass has freed its arrays: gradients before and after clipping, about
+        # a third of the new weights before the old ones are freed, and the largest matrix's new weights and state.
+        update = round(2.3 * trainable + FLOAT_BYTES * self.largest_whole * (1 + self.optimizer() / trainable))
         if activations + logits + gradients + shared + kept < update + kept_all:
             activations, logits, gradients, shared, kept = 0, 0, update, 0, kept_all
         sizes = {"gradients": gradients, "activations": activations, "logits": logits, "prompts": shared, "kept": kept}
