@@ -34,7 +34,7 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.models import qwen3
 
 from backend.config.config import Config, parse
-from backend.engine.device import has_metal, on_gpu, release_cached_buffers
+from backend.engine.device import on_gpu, release_cached_buffers
 from backend.engine.shared_weights import copy_sharing_arrays
 from backend.models.adapters import attach_adapters
 from backend.models.policy import Policy
@@ -43,7 +43,7 @@ from backend.sampling.sampler import Sampling
 from backend.trainer.machine import gpu_error
 from backend.trainer.memory.estimate import GB, estimate_run
 from backend.trainer.memory.model_shape import shape_of
-from backend.trainer.memory.plan import learner_limits, plan_memory, rollout_limits
+from backend.trainer.memory.plan import learner_limits, plan_memory, rollout_limits, working_set_bytes
 from backend.training.batch import Batch, pack
 from backend.training.grpo import grpo_learner
 from backend.types import Completion, Group, Problem
@@ -359,11 +359,6 @@ class ModelBench:
         gap_N = np.concatenate(gaps)
         mean, p99, most = float(gap_N.mean()), float(np.quantile(gap_N, 0.99)), float(gap_N.max())
         return {"tokens": len(gap_N), "mean_nats": mean, "p99_nats": p99, "max_nats": most}
-
-
-def working_set_bytes() -> int | None:
-    """The memory that Metal recommends a process to use at most; None without Metal."""
-    return int(mx.device_info()["max_recommended_working_set_size"]) if has_metal() else None
 
 
 def this_machine() -> dict[str, Any]:

@@ -74,7 +74,8 @@ def near_repeats(texts: Sequence[Words]) -> int:
             continue
         rarest = sorted(own_shared, key=lambda shingle: (texts_with[shingle], shingle))[:tried]
         candidates = dict.fromkeys(other for shingle in rarest for other in first_with[shingle][:COMPARISONS])
-        if any(_are_near(own, sets[other]) for other in islice(candidates, COMPARISONS)):
+        others = (sets[other] for other in islice(candidates, COMPARISONS))
+        if any(len(own & other) >= NEAR * len(own | other) for other in others):
             found += 1
             continue
         for shingle in rarest:
@@ -87,11 +88,6 @@ def _shingles(words: Words) -> set[int]:
     if len(words) < SHINGLE:
         return {hash(words)}
     return set(map(hash, zip(*(words[start:] for start in range(SHINGLE)), strict=False)))
-
-
-def _are_near(one: set[int], other: set[int]) -> bool:
-    shared = len(one & other)
-    return shared >= NEAR * (len(one) + len(other) - shared)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 from backend.engine import residual_stream
 from backend.engine.caches import WholeRowCache, new_prompt_cache
 from backend.engine.cpu import matmul_transposed
+from backend.engine.device import has_metal, on_cpu
 from backend.engine.forward import SequenceRows, shared_prompt_states, whole_row_states
 from backend.engine.output_layer import PROBE, NoOutputLayer, SplitModel, cut_before_output_layer
 from backend.engine.patches import install
@@ -43,7 +44,8 @@ def split(model: nn.Module) -> SplitModel:
         split_model.slow_paths.append(UNSPLIT.format(reason=reason))
     split_model, states = _sharing_keys(model, split_model, states)
     # Where the stream cannot be kept in float32, sampler and learner both have the model's own, and nothing is slower.
-    if states.dtype in residual_stream.NAMES and residual_stream.costs_nothing():
+    # On other devices a float32 stream takes launches of its own.
+    if states.dtype in residual_stream.NAMES and (on_cpu() or has_metal()):
         hidden = split_model.hidden
         try:
             residual_stream.mark(model, lambda: hidden(PROBE))

@@ -17,7 +17,6 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from backend.engine import patches
-from backend.engine.device import has_metal, on_cpu
 
 Call = Callable[..., Any]
 
@@ -30,11 +29,6 @@ _replaced: dict[type, Call] = {}  # class → the `__call__` that `_act_on_marks
 
 class Unmarked(Exception):
     """The stream cannot be kept in float32; the message is the reason."""
-
-
-def costs_nothing() -> bool:
-    """True if a float32 stream takes no launches of its own."""
-    return on_cpu() or has_metal()
 
 
 def is_float32(norm: nn.Module) -> bool:

@@ -212,7 +212,8 @@ def score_step(
     except CallError as call:
         error, about = call.error, functions[call.index].about
         if error is None:
-            return failed(call.index, timeout_words(timeout_s), traceback=_user_stack(call.stack, about.file))
+            own = call.stack[max(call.stack.find(f'  File "{about.file}"'), 0) :]  # outermost frame first
+            return failed(call.index, timeout_words(timeout_s), traceback=printable(own))
         if isinstance(error, InvalidScoresError):
             return failed(call.index, f"returned {error}", completion=error.index)
         return failed(call.index, f"raised {describe_error(error, about.file)}", error, raised=True)
@@ -221,11 +222,6 @@ def score_step(
             return failed(index, wrong)
     scores, seconds = zip(*(outcomes[index] for index in range(len(functions))), strict=True)
     return Answer(scores=list(scores), seconds=list(seconds), columns=logs.columns, metrics=logs.metrics)
-
-
-def _user_stack(stack: str, file: Path | None) -> str:
-    """A stack, outermost frame first, from the first frame in `file`."""
-    return printable(stack[max(stack.find(f'  File "{file}"'), 0) :])
 
 
 def samples_of(groups: Iterable[Group]) -> list[Sample]:

@@ -150,9 +150,6 @@ class StopCondition:
     sign: str
     limit: float
 
-    def is_met(self, value: float) -> bool:
-        return COMPARISONS[self.sign](value, self.limit)
-
     def __str__(self) -> str:
         return f"{self.metric} {self.sign} {self.limit:g}"
 

@@ -12,7 +12,7 @@ from typing import Any
 from backend.config.config import Config
 from backend.runs.checkpoint import metric_of
 from backend.runs.events import EventLog
-from backend.runs.metric_names import EVALUATION, WINDOW, parse_condition
+from backend.runs.metric_names import COMPARISONS, EVALUATION, WINDOW, parse_condition
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import TrainingState
 from backend.runs.steering import (
@@ -127,7 +127,7 @@ class MetricWatch:
     def met(self, conditions: Sequence[str]) -> PlannedEnd | None:
         for condition in map(parse_condition, conditions):
             value = self.value(condition.metric)
-            if condition.is_met(value):
+            if COMPARISONS[condition.sign](value, condition.limit):
                 held_out = condition.metric.startswith(EVALUATION)
                 over = "in the newest evaluation" if held_out else f"over the last {WINDOW} steps"
                 return PlannedEnd("stop_when", f"{condition} is met: {value:.4g} {over}")

@@ -94,7 +94,11 @@ class PolicyForward:
     def micro_batches(self, split_model: SplitModel, batch: Batch, most_rows: int | None = None) -> list[MicroBatch]:
         """Split this rank's rows within `most_rows` and `micro_batch_tokens`."""
         mode = self.prompt_mode(split_model)
-        batch = self._own_rows(batch)
+        if self.ranks.size > 1:
+            lengths = batch.row_lengths()
+            own = rows_of_ranks(lengths, self.speeds or [1.0] * self.ranks.size)[self.ranks.rank]
+            self.own_tokens += sum(lengths[row].length for row in own)
+            batch = batch.take(own)
         parts = batch.micro_batches(rows=most_rows, token_budget=self.micro_batch_tokens, prompts=mode)
         micro_batches = [micro_batch_of(part) for part in parts]
         for rows in (micro_batch.rows for micro_batch in micro_batches):
@@ -102,14 +106,6 @@ class PolicyForward:
             tokens = rows.tokens_BL.size if mode == "per_row" else shared
             self.largest_micro_batch = max(self.largest_micro_batch, tokens)
         return micro_batches
-
-    def _own_rows(self, batch: Batch) -> Batch:
-        if self.ranks.size == 1:
-            return batch
-        rows = batch.row_lengths()
-        own = rows_of_ranks(rows, self.speeds or [1.0] * self.ranks.size)[self.ranks.rank]
-        self.own_tokens += sum(rows[row].length for row in own)
-        return batch.take(own)
 
     def scores(
         self,

@@ -43,7 +43,8 @@ def test_near_repeats_are_those_of_comparing_every_pair() -> None:
     prompts = first + [changed(DRAWN.choice(first), DRAWN.randint(0, 1)) if n % 3 else text() for n in range(120)]
     texts = list(dict.fromkeys(words_of(prompt) for prompt in prompts if prompt.split()))
     sets = [near._shingles(words) for words in texts]
-    alike = {pair for pair in combinations(range(len(sets)), 2) if near._are_near(sets[pair[0]], sets[pair[1]])}
+    pairs = combinations(range(len(sets)), 2)
+    alike = {(i, j) for i, j in pairs if len(sets[i] & sets[j]) >= near.NEAR * len(sets[i] | sets[j])}
     kept: list[int] = []
     for number in range(len(sets)):
         if not any((other, number) in alike for other in kept):

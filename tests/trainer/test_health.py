@@ -24,6 +24,7 @@ HEALTHY: dict[str, Any] = (
     | {"completions/repetition": 0.01, "completions/max_length": 200.0, "completions/mean_length": 100.0}
     | {"time/rollout": 3.0, "time/step": 5.0, "peak_memory_gb": 2.0, "epoch": 0.1}
 )
+MEANS = ("rewards/accuracy/mean", "rewards/form/mean")
 
 
 def run(count: int, start: int = 0, **changes: Any) -> list[Event]:
@@ -85,6 +86,7 @@ def test_a_resumed_run_reports_what_one_that_was_never_stopped_reports(name: str
         ("moving_fast", {"clip_ratio_total": 0.21}, {"clip_ratio_total": 0.2}),
         ("sampler_differs", {"sampling/logp_gap/mean": 0.051}, {"sampling/logp_gap/mean": 0.05}),
         ("never_scores accuracy", {"rewards/accuracy/mean": 0.0}, {"rewards/accuracy/mean": 0.01}),
+        ("never_scores accuracy form", dict.fromkeys(MEANS), dict.fromkeys(MEANS[:1])),
         ("repetition", {"completions/repetition": 0.31}, {"completions/repetition": 0.3}),
         ("identical", {"completions/distinct_fraction": 0.28}, {"completions/distinct_fraction": 0.29}),
         ("straggler", {"completions/max_length": 400.0}, {"completions/max_length": 399.0}),

@@ -92,9 +92,10 @@ def _watch(worker: int, watched: int, is_scoped: bool) -> NoReturn:
     deadline = time.monotonic() + _ENDING_S
     with suppress(ChildProcessError):
         while time.monotonic() < deadline:
-            for pid in _children():
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as children:
+                for pid in map(int, children.read().split()):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
             if os.waitpid(-1, os.WNOHANG) == (0, 0):
                 time.sleep(0.001)
     if os.WIFSIGNALED(status):  # end of the worker's signal, without a core file of our own
@@ -124,9 +125,3 @@ def _wait(worker: int, watched: int, woken: int) -> int | None:
                 if ended[0] == worker:
                     return ended[1]
     return None
-
-
-def _children() -> list[int]:
-    with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as children:
-        return [int(pid) for pid in children.read().split()]
-    return []

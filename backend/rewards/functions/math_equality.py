@@ -93,11 +93,6 @@ def _canonical_integer(text: str) -> str:
     return ("-" if text[0] in "-−" and digits else "") + digits
 
 
-@lru_cache(maxsize=10_000)
-def _math_verify_verdict(reference: str, candidate: str) -> bool | None:
-    return _math_verify.ask(reference, candidate)
-
-
 class _MathVerify:
     """The child process, started for the first comparison and again after one that ended it."""
 
@@ -136,6 +131,7 @@ class _MathVerify:
 
 
 _math_verify = _MathVerify()
+_math_verify_verdict = lru_cache(maxsize=10_000)(_math_verify.ask)
 atexit.register(_math_verify.child.stop)
 
 

@@ -102,7 +102,8 @@ class Recent:
 
     def rewards(self) -> list[str]:
         """Names of the reward functions of the newest step."""
-        return [name.split("/")[1] for name in self.steps[-1] if name.startswith("rewards/") and name.endswith("/mean")]
+        names = [*self.steps[-1], *sorted(self.not_numbers)]
+        return [name.split("/")[1] for name in names if name.startswith("rewards/") and name.endswith("/mean")]
 
     @property
     def has_improved(self) -> bool:

@@ -121,7 +121,8 @@ def never_scores(recent: Recent, rule: Rule) -> Finding | None:
     if len(recent.steps) < WINDOW:
         return None
     scores = {name: known(recent.steps, f"rewards/{name}/mean") for name in recent.rewards()}
-    silent = [name for name, values in scores.items() if values and not any(values)]
+    unscored = not any(scores.values())  # None for every completion, by every function
+    silent = [name for name, values in scores.items() if unscored or (values and not any(values))]
     if not silent:
         return None
     *others, last = map(label_of, silent)
@@ -134,7 +135,8 @@ def never_scores(recent: Recent, rule: Rule) -> Finding | None:
     advice = "Tell the model in the system prompt to write the tags that these functions look for."
     return rule.finding(
         0.0,
-        f"The reward {functions} gave {rule.threshold:.0f} to every completion of the last {len(recent.steps)} steps.",
+        f"The reward {functions} gave {'no number' if unscored else '0'} to every completion of the last "
+        f"{len(recent.steps)} steps.",
         {"system_prompt": SYSTEM_PROMPT} if asks_for_tags else {},
         about=silent,
         metric=f"rewards/{silent[0]}/mean",

@@ -40,7 +40,7 @@ def _limits(plan: MemoryPlan | None, names: Sequence[str], limited: str, most: i
 
 def dtype_here(configs: Sequence[Config], machine: int | None = None) -> tuple[str, str]:
     """`choose_dtype` for this process; `machine`: the bytes of the smallest of several machines."""
-    here = machine_bytes(mx.get_active_memory(), _working_set())
+    here = machine_bytes(mx.get_active_memory(), working_set_bytes())
     return choose_dtype(configs, here if machine is None else min(here, machine), gpu=on_gpu())
 
 
@@ -78,7 +78,7 @@ def plan_memory(
         own: dict[int, int] = {id(x): x.nbytes for _, x in cast("Any", tree_flatten([*models, policy.parameters()]))}
         limit = needs.needed + max(mx.get_active_memory() - sum(own.values()), 0)
     _hold_limit(limit, policy)
-    if (working_set := _working_set()) is not None:
+    if (working_set := working_set_bytes()) is not None:
         mx.set_wired_limit(min(needs.limit, working_set))
     return needs.plan
 
@@ -91,14 +91,15 @@ def _estimate(
     shape = shape_of(Path(folder)) if folder is not None else None
     if shape is None:
         return None
-    machine = machine_bytes(in_use, _working_set())
+    machine = machine_bytes(in_use, working_set_bytes())
     needs = estimate_run(config, shape, machine, prompt, gpu=on_gpu(), stages=stages or [config], dtype=dtype)
     if needs.fault is not None and not needs.rough:
         raise UserError([needs.fault])
     return needs
 
 
-def _working_set() -> int | None:
+def working_set_bytes() -> int | None:
+    """The memory that Metal recommends a process to use at most; None without Metal."""
     return int(mx.device_info()["max_recommended_working_set_size"]) if has_metal() else None
 
 
