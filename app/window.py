@@ -148,6 +148,8 @@ class Window(QMainWindow):
         self.sidebar.show_page(key)
         # Hiding the page that had the focus moves it along the tab order; the sidebar is predictable.
         self.sidebar.buttons[key].setFocus()
+        if hasattr(page, "first_focus") and page.first_focus.isVisible():
+            page.first_focus.setFocus()
 
     def show_completions(self, step: int, filter_name: str | None) -> None:
         self.show_page("completions")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,12 +26,15 @@ from backend.runs.saved_weights import WeightChoice, choices
 from backend.runs.steering import run_config
 from backend.trainer.memory.model_shape import shape_of
 from backend.trainer.memory.phases import chat_bytes
+from backend.utils.disk import DiskError, replace_file
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.hub_cache import local_folder
 from backend.utils.machine import machine_bytes
 
 State = Literal["empty", "loading", "ready", "answering", "failed"]
 SCORING = keys_used_by("scoring")
+KEPT_TURNS = 40
+"""Turns of a run or model that are kept, and shown again when it is chosen."""
 
 
 @dataclass(slots=True)
@@ -47,10 +53,27 @@ class ChatAnswer:
 
 @dataclass(slots=True)
 class ChatTurn:
+    """`is_first`: it begins a conversation."""
+
     prompt: str
     expected: str
     answers: dict[str, ChatAnswer]
     is_first: bool
+
+
+def conversation_file(folder: Path, name: str) -> Path:
+    """The file in `folder` that keeps what was asked of a run or model."""
+    return folder / f"{Path(name).name[:60]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}.jsonl"
+
+
+def read_turns(file: Path) -> list[ChatTurn]:
+    """The last turns that were kept; none where there is no such file, or a damaged one."""
+    turns: list[ChatTurn] = []
+    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+        for line in file.read_text(encoding="utf-8").splitlines()[-KEPT_TURNS:]:
+            turn = json.loads(line)
+            turns.append(ChatTurn(**turn | {"answers": {side: ChatAnswer(**a) for side, a in turn["answers"].items()}}))
+    return turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +90,9 @@ class ChatWithModel(QObject):
 
     Attributes:
         state – empty, loading, ready, answering, or failed with `problem`.
-        choice, checkpoint – what is loaded, or being loaded.
+        choice – what was chosen; `checkpoint`: which of its weights are loaded, or being loaded.
         sides, bytes, notes – of what is loaded: its sides, the memory of its weights, sentences.
-        turns – what is shown: the present conversation, and those before it since `reset`.
+        turns – what was asked of it since `reset`, kept in `folder`.
         row – the row that was picked last, or None.
     """
 
@@ -79,9 +102,9 @@ class ChatWithModel(QObject):
     row_changed = Signal()
     message = Signal(str)
 
-    def __init__(self, consent: Consent, parent: QObject | None = None) -> None:
+    def __init__(self, consent: Consent, folder: Path, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self.consent, self._make_service = consent, Service
+        self.consent, self._folder, self._make_service = consent, folder, Service
         self._service: Service | None = None
         self.state: State = "empty"
         self.choice: ChatChoice | None = None
@@ -106,9 +129,19 @@ class ChatWithModel(QObject):
             and (self.choice.name, self.checkpoint) == (choice.name, checkpoint)
         )
 
+    def choose(self, choice: ChatChoice) -> None:
+        """Show what was asked of this run or model; another one is unloaded."""
+        if self.choice is None or choice.name != self.choice.name:
+            self.unload()
+            self.turns = read_turns(conversation_file(self._folder, choice.name))
+            self._first = max((place for place, turn in enumerate(self.turns) if turn.is_first), default=0)
+        self.choice = choice
+        self.turns_changed.emit()
+
     def load(self, choice: ChatChoice, checkpoint: str) -> None:
         self.unload()
-        self.choice, self.checkpoint = choice, checkpoint
+        self.choose(choice)
+        self.checkpoint = checkpoint
         self._may_score = choice.is_run and self.consent.obtain(choice.settings)
         self._service = self._make_service(self)
         self._set_state("loading")
@@ -116,11 +149,11 @@ class ChatWithModel(QObject):
 
     def unload(self) -> None:
         """End the model's process."""
+        self.stop()
         if self._service is not None:
             self._service.close(wait=False)
             self._service = None
         self.sides, self.notes, self.bytes, self.row, self._question = [], [], 0, None, None
-        self.reset()
         self._set_state("empty")
 
     def _on_loaded(self, answer: dict[str, Any]) -> None:
@@ -151,9 +184,19 @@ class ChatWithModel(QObject):
             self._service.ask("chat_row", on_row, on_refused=self._on_refused, row=number)
 
     def reset(self) -> None:
+        """Forget what was asked."""
         self.stop()
         self.turns, self._first, self._opening_row = [], 0, None
+        self._keep_turns()
         self.turns_changed.emit()
+
+    def _keep_turns(self) -> None:
+        if self.choice is None:
+            return
+        lines = [json.dumps(asdict(turn), ensure_ascii=False) for turn in self.turns[-KEPT_TURNS:]]
+        with suppress(DiskError):  # it is shown all the same
+            self._folder.mkdir(parents=True, exist_ok=True)
+            replace_file(conversation_file(self._folder, self.choice.name), "".join(f"{line}\n" for line in lines))
 
     def send(
         self,
@@ -163,13 +206,18 @@ class ChatWithModel(QObject):
         *,
         expected: str = "",
         system: str | None = None,
+        continues: bool = False,
     ) -> None:
-        """Have `sides` answer. `how`: temperature, top_p, top_k, min_p, max_tokens, seed, free_output."""
+        """Have `sides` answer; `continues`: they see the turns before.
+
+        `how`: temperature, top_p, top_k, min_p, max_tokens, seed, free_output.
+        """
         sides = [side for side in self.sides if side in sides]
         if self._service is None or self.state != "ready" or not sides:
             return
-        if self.row is not None and prompt == self.row.prompt:
-            self._first, self._opening_row = len(self.turns), self.row.number
+        row = self.row if self.row is not None and prompt == self.row.prompt else None
+        if row is not None or not continues:
+            self._first, self._opening_row = len(self.turns), row.number if row is not None else None
         turns: dict[str, list[list[str]]] = {}
         for side in sides:
             given = [(turn.prompt, turn.answers[side]) for turn in self.turns[self._first :] if side in turn.answers]
@@ -228,6 +276,7 @@ class ChatWithModel(QObject):
             if answer.state in ("waiting", "writing"):
                 answer.state = state
                 self.answer_changed.emit(index, side)
+        self._keep_turns()
         self._set_state("ready")
 
     @property
@@ -271,6 +320,7 @@ class ChatWithModel(QObject):
 
     def _tell(self, index: int, side: str, answer: ChatAnswer) -> None:
         if index < len(self.turns) and self.turns[index].answers.get(side) is answer:
+            self._keep_turns()
             self.answer_changed.emit(index, side)
 
     def can_keep(self, answer: ChatAnswer) -> bool:

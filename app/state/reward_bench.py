@@ -9,6 +9,7 @@ from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
+from app.state import charts
 from app.state.consent import Consent
 from app.state.draft import Draft
 from app.state.processes import Service
@@ -104,6 +105,10 @@ class RewardBench(QObject):
         draft.changed.connect(self._on_setting)
 
     def sample(self, how: str, count: int, numbers: Sequence[int], group_size: int, seed: int) -> None:
+        """Sample on rows of the training split, once the functions that will score may run."""
+        if not self.consent.obtain(self.draft.values()):
+            self.refused.emit(DECLINED)
+            return
         choice = {"how": how, "count": count, "numbers": list(numbers), "group_size": group_size, "seed": seed}
         self._load("sample", "Sampling", "sampled from the model", settings=self.draft.values(), **choice)
 
@@ -180,6 +185,17 @@ class RewardBench(QObject):
             for group, scored in zip(self.groups, answer["scored"], strict=True):
                 group["completions"] = [row | scores for row, scores in zip(group["completions"], scored, strict=True)]
         self.changed.emit()
+
+    def chosen_functions(self) -> list[dict[str, Any]]:
+        """The form's functions as rows of `functions`, not yet scored."""
+        values = self.draft.valid_values()
+        names = [catalogue.metric_name(str(entry)) for entry in values["reward_functions"]]
+        weights = [*values["reward_weights"], *[1.0] * len(names)]
+        unscored = {"error": None, "seconds": None, "printed": ""}
+        return [
+            {"name": name, "label": charts.label_of(name), "weight": weight, **unscored}
+            for name, weight in zip(names, weights, strict=False)
+        ]
 
     @property
     def means(self) -> dict[str, float]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtWidgets import QFrame, QLineEdit, QScrollArea, QWidget
 
 from app import theme
 from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel
 from app.widgets.basic.dialogs import first_folder, open_folder, open_link, open_path
 from app.widgets.basic.labels import button, from_home, label, plain_tip, show_text
-from app.widgets.basic.layout import column, configure, grid, row, set_shown
+from app.widgets.basic.layout import clear_layout, column, configure, grid, row, set_shown
 from app.widgets.basic.number_format import figure
+from app.widgets.run_switcher import RunSwitcher, run_choices
 from app.widgets.upload_dialog import LogIn, MakeTask, UploadDialog, UploadPreview, VerbDialog
 from backend.config.config import SETTINGS
 from backend.config.other_programs.into_trl import into_trl
@@ -245,7 +247,8 @@ class ExportPanel(VerbDialog):
         self.run, self.log_in, self._may_run_code = run, log_in, may_run_code
         self._result: dict[str, Any] = {}
         self.setMinimumWidth(theme.scaled(560))
-        self.choices = ExportChoices(run)
+        self.switcher = RunSwitcher(self.show_run, choices=partial(run_choices, trained=True))
+        self._holder = row()
         self.progress_label = label(role="muted", wrap=True)
         self.details_label = label(role="muted", wrap=True, selectable=True)
         self.close_button = button("Close", self.close)
@@ -257,10 +260,28 @@ class ExportPanel(VerbDialog):
         for widget in (*outcome, *self._of_result):
             widget.hide()
         buttons = row(None, self.close_button, self.reveal, self.open_app, self.start)
-        parts = (self.choices, *outcome, buttons)
+        parts = (row(self.switcher, None), self._holder, *outcome, None, buttons)
         column(*parts, into=self, spacing=2 * theme.SPACE, margins=2 * theme.SPACE)
+        self.show_run(str(run.path))
+
+    def show_run(self, path: str) -> None:
+        """Export this run instead."""
+        clear_layout(self._holder)
+        self.run = RunFolder(Path(path))
+        self.setWindowTitle(f"Export {self.run.name}")
+        self.switcher.show_run(self.run)
+        self.choices = ExportChoices(self.run)
+        self._holder.addWidget(self.choices)
         self.choices.changed.connect(self._show_ready)
+        # In a turn of its own: the form's layout asks for another height only then.
+        self.choices.target.currentIndexChanged.connect(lambda: QTimer.singleShot(0, self, self._fit))
         self._show_ready()
+
+    def _fit(self) -> None:
+        """Give back the room of what the target has no use for."""
+        layout = self.layout()
+        assert layout is not None
+        self.resize(self.width(), layout.totalHeightForWidth(self.width()))
 
     def open_beside(self) -> None:
         self.show()
@@ -290,6 +311,7 @@ class ExportPanel(VerbDialog):
             self.report(DECLINED_CARRYING if self.choices.takes_settings else DECLINED_COMPARING, "warning")
             return
         self.choices.setEnabled(False)
+        self.switcher.setEnabled(False)
         self.close_button.setText("Cancel")
         self.start.setEnabled(False)
         self.run_verb(self.command())
@@ -306,6 +328,7 @@ class ExportPanel(VerbDialog):
         self.close_button.setText("Close")
         self.progress_label.hide()
         self.choices.setEnabled(True)
+        self.switcher.setEnabled(True)
         if not outcome.ok or not self._result:
             self.report(problem, "bad")
             self.start.setEnabled(not self.choices.obstacle)

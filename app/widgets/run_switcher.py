@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QRect, QSize, Qt, Signal
@@ -34,9 +35,14 @@ class Choice:
     about: str = ""
 
 
-def run_choices() -> list[Choice]:
-    """Every run, the newest first."""
-    return [Choice(str(run.path), name_of(run), moment(modified_at(run.config))) for run in all_runs()]
+def run_choices(*, trained: bool = False) -> list[Choice]:
+    """Every run, the newest first; those that have saved weights if `trained`."""
+    runs = [run for run in all_runs() if not trained or _has_weights(run)]
+    return [Choice(str(run.path), name_of(run), moment(modified_at(run.config))) for run in runs]
+
+
+def _has_weights(run: RunFolder) -> bool:
+    return any(map(Path.is_dir, (run.checkpoints, run.adapters, run.model)))
 
 
 class Switcher(QPushButton):
@@ -105,8 +111,8 @@ class Switcher(QPushButton):
 
 
 class RunSwitcher(Switcher):
-    def __init__(self, open_run: Callable[[str], object], font: QFont | None = None) -> None:
-        super().__init__("Run", font=font or theme.heading_font())
+    def __init__(self, open_run: Callable[[str], object], font: QFont | None = None, **settings: Any) -> None:
+        super().__init__("Run", font=font or theme.heading_font(), **settings)
         self.chosen.connect(open_run)
 
     def show_run(self, run: RunFolder) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 PREFERENCE_FILES = (
     *("prefs.ini*", "draft*.yaml", "draft-*.lock", "trusted.json", "runs-cache.jsonl", "native-crash-*.txt"),
+    "chats/*.jsonl",
 )  # files in the folder of preferences, which may hold the runs as well: only these are ever deleted there
 
 

@@ -81,22 +81,48 @@ def reply(side: str, text: str, answer: str = "") -> dict[str, Any]:
 
 def test_newest_run_is_chosen(page: ChatPage):
     bar = page.bar
-    assert bar.models.currentText() == "first"
+    assert bar.models.text() == "first"
     labels = [bar.checkpoints.itemText(i) for i in range(bar.checkpoints.count())]
     assert labels == ["End, step 16", "Best, step 8", "Step 16", "Step 8"]
     assert page.notice.title.text() == "first" and "side by side" in page.notice.sentence.text()
     assert "Needs about 25" in page.notice.sentence.text(), "the process beside the model's kilobytes"
-    assert page.notice.button.text() == "Load" and not page._below.isVisible()
+    assert page.notice.button.isHidden() and page.prompt.isVisible() and not page.rows.next.isEnabled()
 
 
 def test_loading(page: ChatPage):
     page.bar.checkpoints.setCurrentIndex(1)
-    page.notice.button.click()
+    page.prompt.setPlainText("Hi")
+    QTest.keyClick(page.prompt, Qt.Key.Key_Return)
     service = service_of(page)
     assert service.last("chat_load").arguments == {"name": str(page._choice.name), "checkpoint": "best"}
     assert page.notice.title.text() == "Loading first" and page.notice.bar.isVisible() and not page.bar.load.isEnabled()
+    service.last("chat_load").answer({"sides": ["base", "tuned"], "bytes": 2_000_000, "notes": []})
+    assert service.last("chat_reply").arguments["prompt"] == "Hi", "it is sent once the model is loaded"
+    page.load()
     page.notice.button.click()
-    assert service.retired and page.chat.state == "empty" and page.notice.button.text() == "Load"
+    assert service.retired and page.chat.state == "empty" and page.notice.button.isHidden()
+
+
+def test_what_was_asked_stays_with_its_run(qtbot, page: ChatPage):
+    load(page)
+    name = page.bar.models.value
+    asked = send(page, "Mine")
+    asked.report(reply("base", "One."))
+    asked.answer({})
+    page.choose("somebody/model")
+    assert page.transcript.answers == [] and page.chat.state == "empty"
+    later = qtbot.show(ChatPage(page.session), 1080, 700)  # after a restart
+    assert later.transcript.answers[0]["base"].text.toPlainText() == "One." and later.transcript.isVisible()
+    assert later.transcript.answers[0]["tuned"].status.text() == "Stopped"
+    later.chat._make_service = ServiceByHand  # pyright: ignore
+    later.continues.click()
+    load(later)
+    assert send(later, "And?").arguments["turns"] == {"base": [["Mine", "One."]], "tuned": [["Mine", ""]]}
+    later.bar.reset.click()
+    later.choose("somebody/model")
+    later.choose(name)
+    assert later.transcript.answers == []
+    later.chat.unload()
 
 
 def test_both_sides_stream_and_are_scored(page: ChatPage):
@@ -131,8 +157,11 @@ def test_escape_stops(page: ChatPage):
     assert service.cancelled == [service.asked.index(asked) + 1] and page.chat.state == "ready"
     assert page.transcript.answers[0]["tuned"].status.text() == "Stopped"
     page.sides.choose("tuned")
+    assert send(page, "Alone").arguments["turns"] == {"tuned": []}
+    page.chat.stop()
+    page.continues.click()
     later = send(page, "And now?")
-    assert later.arguments["sides"] == ["tuned"] and later.arguments["turns"] == {"tuned": [["Hi", "Tw"]]}
+    assert later.arguments["sides"] == ["tuned"] and later.arguments["turns"] == {"tuned": [["Alone", ""]]}
     later.answer({})
     page.new_conversation()
     assert send(page).arguments["turns"] == {"tuned": []} and len(page.transcript.answers) == 1
@@ -151,6 +180,7 @@ def test_rows_of_the_dataset(page: ChatPage):
     assert page.rows.expected.text() == "", "the next prompt has another answer"
     service.last("chat_reply").answer({})
     assert [turn.is_first for turn in page.chat.turns] == [True, True]
+    page.continues.click()
     assert send(page, "Why?").arguments["row"] == 0, "its conversation goes on"
     service.last("chat_reply").answer({})
     page.rows.previous.click()
@@ -207,7 +237,7 @@ def test_reward_code_runs_only_with_consent(page: ChatPage, made: Path, tmp_path
     assert list(service.last("score").arguments["trusted"]) == [str(file)]
     scores = {"rewards": {"long": 0.4, "r1_int_reward_func": 0.0}, "reward": 0.4}
     service.last("score").answer({"scored": [[scores]], "functions": []})
-    view = page.transcript.answers[0]["base"]
+    view = page.transcript.answers[-1]["base"]
     view.keep.click()
     kept = service.last("reward_cases").arguments
     assert (kept["completion"], kept["expected"], kept["file"]) == ("text", {"long": 0.4}, str(file))

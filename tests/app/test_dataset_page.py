@@ -215,6 +215,15 @@ def test_column_menus(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     assert heads == ["Row", "Tokens", "question → prompt", "solution → answer", "id"]
 
 
+def test_rows_of_a_single_file_are_held_out_by_a_click(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    show_dataset(qtbot, page, data=write_rows(tmp_path, 20), **MAPPED)
+    assert not any(field.isVisible() for field in (page.mapping.config, *page.mapping.splits.values()))
+    assert page.mapping.columns["prompt_feature"].isVisible() and page.nothing_held_out.isVisible()
+    page.hold_out.click()
+    qtbot.waitUntil(lambda: "valid" in page.dataset.splits)
+    assert page.dataset.splits["valid"]["rows"] == 2 and not page.nothing_held_out.isVisible()
+
+
 def test_splits_are_those_of_the_folder(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     for name, count in (("train", 9), ("validation", 2), ("exam", 4)):
         write_rows(tmp_path, count, f"{name}.jsonl")

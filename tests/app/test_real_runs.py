@@ -46,7 +46,7 @@ from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import change_notes, read_notes, read_record
 from backend.trainer.evaluation.evaluation_rows import read_rows
 from tests.support.real_runs import make_runs
-from tests.support.windows import SilentService
+from tests.support.windows import SilentService, active_window
 
 
 @pytest.fixture(scope="module")
@@ -213,6 +213,24 @@ def test_own_csv_is_evaluated_after_two_clicks(qtbot: QtBot, session: Session, r
     session.service.close()
 
 
+@pytest.mark.parametrize("session", ["light"], indirect=True)
+def test_what_is_typed_in_chat_loads_the_run_and_is_asked(qtbot: QtBot, session: Session, real_runs: Path) -> None:
+    show_run(qtbot, session, real_runs / "lora")
+    with active_window(session, qtbot) as window:
+        window.show_page("chat")
+        page = window.pages["chat"]
+        assert page.bar.models.text() == "lora" and page.prompt.hasFocus()
+        session.consent.ask = lambda requests: False
+        page.panel.fields["max_tokens"].setText("4")
+        for asked in ("Hello", "And?"):
+            QTest.keyClicks(QApplication.focusWidget(), asked)
+            QTest.keyClick(QApplication.focusWidget(), Qt.Key.Key_Return)
+            qtbot.waitUntil(lambda asked=asked: [turn.prompt for turn in page.chat.turns][-1:] == [asked])
+            qtbot.waitUntil(lambda: page.chat.state == "ready")
+        assert page.prompt.hasFocus() and all(turn.is_first for turn in page.chat.turns)
+        page.chat.unload()
+
+
 @pytest.mark.parametrize("key", ["monitor", "completions", "evaluate"])
 def test_another_run_is_shown_by_typing_its_name(qtbot: QtBot, session: Session, real_runs: Path, key: str) -> None:
     window = qtbot.show(Window(session), 1280, 800)
@@ -266,6 +284,12 @@ def test_runs(qtbot: QtBot, session: Session, real_runs: Path) -> None:
     for index in range(export.choices.target.count()):
         export.choices.target.setCurrentIndex(index)
         assert export.command()[-1] == "--json"
+    for key in ("trl", "folder"):
+        export.choices.target.setCurrentIndex(export.choices.target.findData(key))
+        QApplication.processEvents()
+    qtbot.waitUntil(lambda: export.choices.target.y() - export.choices.format_line.geometry().bottom() < 40)
+    export.switcher.chosen.emit(str(real_runs / "full"))
+    assert str(real_runs / "full") in export.command() and export.switcher.text() == "full"
 
 
 def test_comparison(qtbot: QtBot, session: Session, real_runs: Path) -> None:

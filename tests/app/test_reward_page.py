@@ -21,6 +21,7 @@ from app.state.processes import Service
 from app.state.session import Session
 from app.widgets.basic.dialogs import TextDialog
 from tests.support import small_run
+from tests.support.windows import table_texts
 
 MINE = '''from backend.rewards import register_reward_function
 
@@ -87,6 +88,14 @@ def test_sample_and_score(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     page.draft.update({key: value for key, value in raw.items() if key in page.draft.values()})
     assert page.source.group_size.text() == "3", "the run's own group size"
     page.source.rows.setText("2")
+    (unscored,) = table_texts(page.results.functions)
+    assert unscored[1:] == ["not scored yet", "–", "1", "–"] and page.results.board.isVisible()
+    page.results.functions.setData(page.results.functions.index(0, 3), 2.0)
+    assert page.draft.value("reward_weights") == [2.0]
+    page.session.consent.ask = lambda requests: False
+    page.sample()
+    assert not page.bench.busy and not page.bench.groups, "the consent is asked for first"
+    page.session.consent.ask = lambda requests: True
     emitted: list[tuple[int, int]] = []
     page.bench.progress.connect(lambda done, of: emitted.append((done, of)))
     page.source.sample.click()
@@ -97,6 +106,7 @@ def test_sample_and_score(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     assert page.results.functions.rows[0]["name"] == "low_half" and page.results.completions.rowCount() == 8
     assert page.results.verdict.findings and page.results.table.currentIndex().row() == 1
     assert page.detail.text.toPlainText() == page.bench.groups[0]["completions"][0]["text"]
+    assert " = " in page.detail.completion.scores.text() and "× 2" in page.detail.completion.scores.text()
     first = [item["text"] for item in page.bench.groups[0]["completions"]]
     page.source.how.setCurrentIndex(page.source.how.findData("numbers"))
     page.source.numbers.setText("2, 5")

@@ -181,7 +181,7 @@ class Transcript(QScrollArea):
         self.answers, self._follows = [], True
 
     def add_turn(self, prompt: str, expected: str, sides: Sequence[str], *, is_first: bool) -> None:
-        """Add a prompt, with an empty answer for each side; `is_first` in a new conversation."""
+        """Add a prompt, with an empty answer for each side; `is_first` where it does not continue the one before."""
         number = len(self.answers) + 1
         views = {side: AnswerView(side, number) for side in sides}
         for side, view in views.items():
@@ -193,8 +193,8 @@ class Transcript(QScrollArea):
         answer = label(f"Answer: {expected}", theme.figures_font(12), "muted", selectable=True)
         answers = [(answer, 0, top)] if expected else []
         block = card(row((shown, 1), *answers, spacing=6, margins=(12, theme.SPACE, 12, theme.SPACE)), "banner")
-        new = label("New conversation", theme.caption_font(), "caption", align=Qt.AlignmentFlag.AlignCenter)
-        self._turns.addWidget(holder(column(*([new] if is_first and self.answers else []), block, beside)))
+        more = label("The conversation continues", theme.caption_font(), "caption")
+        self._turns.addWidget(holder(column(*([] if is_first else [more]), block, beside)))
         self.answers.append(views)
         self._follows = True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton, Number
 from app.widgets.basic.labels import button, label, plain_tip, show_text, with_key_names
 from app.widgets.basic.layout import column, configure, grid, holder, row, set_shown, set_style_property
 from app.widgets.basic.number_format import figure
+from app.widgets.run_switcher import Choice, Switcher
 
 BROWSE = "browse"
 
@@ -22,39 +23,33 @@ BROWSE = "browse"
 class ModelBar(QWidget):
     def __init__(self) -> None:
         super().__init__()
-        self.models = ComboBox(name="Run or model", length=16)
+        self._choices: list[Choice] = []
+        self.models = Switcher("Run or model", lambda: self._choices, theme.heading_font())
         self.checkpoints = ComboBox(name="Checkpoint", length=12)
-        self.load = button("Load", primary=True)
-        self.reset = button("New conversation", tip="Ctrl+Alt+C")
+        self.load = button("Load")
+        self.reset = button("Clear", tip="Forget what was asked of this run or model (Ctrl+Alt+C)")
         tip = "Temperature, seed, system message, …"
         self.settings = configure(QToolButton(), text="Settings", checkable=True)
         configure(self.settings, focusPolicy=Qt.FocusPolicy.StrongFocus, toolTip=tip)
-        menus = ((self.models, 3), (self.checkpoints, 1))
         title = label("Chat", theme.title_font())
-        row(title, theme.SPACE, *menus, self.load, None, self.reset, self.settings, into=self)
+        row(title, self.models, self.checkpoints, self.load, None, self.reset, self.settings, into=self)
 
     @property
     def checkpoint(self) -> str:
         """The key of the chosen checkpoint, "" where there is none to choose."""
         return self.checkpoints.currentData() or ""
 
-    def show_models(self, runs: Mapping[str, str], models: Mapping[str, str], chosen: str) -> None:
+    def show_models(self, runs: Sequence[Choice], models: Mapping[str, str], chosen: str) -> None:
         """List runs, then models (value → text), then the entry that asks for a folder."""
-        self.models.clear()
-        for entries in (runs, models):
-            for value, text in entries.items():
-                self.models.addItem(text, value)
-                self.models.setItemData(self.models.count() - 1, plain_tip(value), Qt.ItemDataRole.ToolTipRole)
-            if entries:
-                self.models.insertSeparator(self.models.count())
-        self.models.addItem("Another model…", BROWSE)
-        self.models.setCurrentIndex(max(0, self.models.findData(chosen)) if chosen else 0)
+        own = [Choice(value, text, "model") for value, text in models.items()]
+        self._choices = [*runs, *own, Choice(BROWSE, "Another model…")]
+        text = next((choice.text for choice in self._choices if choice.value == chosen), "Choose a model")
+        self.models.show_choice(chosen, text)
 
     def show_state(self, *, loaded: bool, can_load: bool, can_reset: bool) -> None:
         """`loaded`: the chosen model is loaded, and the button unloads it."""
-        tip = with_key_names(f"{'Free its memory' if loaded else 'Load it into memory'} (Ctrl+Alt+L)")
+        tip = with_key_names(f"{'Free its memory' if loaded else 'Load it now; a prompt does so too'} (Ctrl+Alt+L)")
         configure(self.load, text="Unload" if loaded else "Load", tip=tip, enabled=loaded or can_load)
-        set_style_property(self.load, "role", "" if loaded else "primary")
         self.reset.setEnabled(can_reset)
 
 
@@ -85,12 +80,16 @@ class RowStrip(QWidget):
         configure(self.about, text=f"Row {figure(number + 1)} of {figure(of)}", toolTip=plain_tip(source))
         self.expected.setText(answer)
 
-    def forget(self, *, has_rows: bool) -> None:
-        """Show no row; without `has_rows` there are none to choose from, as with a model that is not a run."""
+    def forget(self) -> None:
+        """Show no row."""
         self._row, self._of = -1, 0
         self.about.setText("")
         self.expected.clear()
-        self._rows.setVisible(has_rows)
+
+    def offer_rows(self, *, has_rows: bool, loaded: bool) -> None:
+        """A model that is not a run has no rows, and they are read with the model."""
+        set_shown(self._rows, has_rows)
+        self._rows.setEnabled(loaded)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,13 @@ from app.state import chat as chat_state
 from app.state.chat import ChatChoice, ChatWithModel, memory_sentence, model_choice, run_choice, sampling_of
 from app.state.run_names import name_of
 from app.state.session import Session
-from app.widgets.basic.controls import ElidedLabel, Segments
+from app.widgets.basic.controls import CheckBox, ElidedLabel, Segments
 from app.widgets.basic.dialogs import open_folder
 from app.widgets.basic.labels import EmptyState, button
 from app.widgets.basic.layout import column, configure, connect, holder, row, set_shown, stack
 from app.widgets.basic.number_format import figure
-from backend.runs.run_folder import RunFolder, all_runs
+from app.widgets.run_switcher import run_choices
+from backend.runs.run_folder import RunFolder
 from backend.utils.files import is_file
 
 CHECK_MS = 2000
@@ -35,11 +36,13 @@ class ChatPage(QWidget):
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session = session
-        self.chat = ChatWithModel(session.consent, self)
+        self.chat = ChatWithModel(session.consent, session.prefs.folder / "chats", self)
         self._choice: ChatChoice | None = None
         self._models: dict[str, str] = {}
         self._live: RunFolder | None = None
         self._asked_for_models = False
+        self._sends_when_loaded = False
+        self._followed: RunFolder | None = None
         self._check_timer = configure(QTimer(self, interval=CHECK_MS), timeout=self._check_live_run)
         self._left_timer = configure(QTimer(self, interval=LEFT_MS, singleShot=True), timeout=self.chat.unload)
         self.bar, self.about = ModelBar(), ElidedLabel()
@@ -47,13 +50,15 @@ class ChatPage(QWidget):
         self.panel, self.rows = SamplingPanel(), RowStrip()
         self.sides = Segments({"base": "Base", "both": "Both", "tuned": "Tuned"}, "Answers by")
         self.sides.choose("both")
-        self.prompt = PromptBox()
+        self.prompt = self.first_focus = PromptBox()
+        tip = "Off: each prompt is asked alone. On: it is asked after those before it"
+        self.continues = CheckBox("Continue the conversation", tip=tip)
         self.send_button = button(
             "Send", lambda: self.chat.stop() if self.chat.state == "answering" else self.send(), primary=True
         )
         body = QWidget()
         self._body = stack(self.notice, self.transcript, into=body)
-        asking = row((self.prompt, 1), column(self.sides, self.send_button, spacing=6))
+        asking = row((self.prompt, 1), column(self.continues, row(self.sides, (self.send_button, 1)), None, spacing=6))
         self._below = holder(column(self.rows, asking, spacing=6))
         middle = row((column((body, 1), self._below, spacing=12), 1), self.panel, spacing=12)
         column(self.bar, self.about, (middle, 1), into=self, margins=theme.GUTTER)
@@ -63,7 +68,7 @@ class ChatPage(QWidget):
         chat.answer_changed.connect(self._show_answer)
         chat.row_changed.connect(self._show_row)
         chat.message.connect(session.message)
-        bar.models.activated.connect(self._on_model)
+        bar.models.chosen.connect(self._on_model)
         bar.load.clicked.connect(lambda: chat.unload() if self._is_chosen_loaded else self.load())
         bar.reset.clicked.connect(self.new_conversation)
         self.notice.button_clicked.connect(self._on_notice)
@@ -72,7 +77,8 @@ class ChatPage(QWidget):
         self.prompt.sent.connect(self.send)
         self.prompt.stopped.connect(chat.stop)
         session.chat_requested.connect(self.choose_run)
-        connect(self._show, chat.state_changed, bar.checkpoints.activated, bar.settings.toggled)
+        chat.state_changed.connect(self._on_state)
+        connect(self._show, bar.checkpoints.activated, bar.settings.toggled)
         connect(self._show_enabled, self.prompt.textChanged, *(line.textChanged for line in lines))
         connect(self._check_live_run, session.run_state_changed, session.run_changed)
         self._list_models()
@@ -82,6 +88,9 @@ class ChatPage(QWidget):
         super().showEvent(event)
         self._left_timer.stop()
         self._check_timer.start()
+        run = self.session.run
+        if run is not None and run.folder != self._followed and self.chat.state != "answering":
+            self._followed, self._choice = run.folder, None  # another run was opened: this page shows it too
         self._list_models()
         self._check_live_run()
         if not self._asked_for_models:
@@ -107,53 +116,60 @@ class ChatPage(QWidget):
             self.bar.settings.setChecked(is_wide)
 
     def _list_models(self) -> None:
-        runs = {
-            str(run.path): name_of(run)
-            for run in all_runs()
-            if any(folder.is_dir() for folder in (run.checkpoints, run.adapters, run.model))
-        }
-        values = [*runs, *self._models]
+        runs = run_choices(trained=True)
+        values = [*(run.value for run in runs), *self._models]
         if self._choice is not None and self._choice.name not in values:
             self._models = {self._choice.name: self._choice.label, **self._models}
-        chosen = self._choice.name if self._choice is not None else ""
-        if not chosen:
-            shown = str(self.session.run.folder.path) if self.session.run is not None else ""
-            chosen = shown if shown in values else next(iter(values), "")
+        shown = str(self.session.run.folder.path) if self.session.run is not None else ""
+        usual = shown if shown in values else next(iter(values), "")
+        chosen = self._choice.name if self._choice is not None else usual
         self.bar.show_models(runs, self._models, chosen)
         if chosen:
             self.choose(chosen)
 
     def choose(self, name: str) -> None:
         """Choose a run (its folder) or a model."""
-        is_run = is_file(Path(name) / "config.yaml")
-        self._choice = run_choice(RunFolder(Path(name))) if is_run else model_choice(name)
-        self.bar.models.setCurrentIndex(max(0, self.bar.models.findData(name)))
-        saved = {weights.key: weights.label for weights in self._choice.checkpoints}
+        is_run, is_other = is_file(Path(name) / "config.yaml"), self._choice is None or self._choice.name != name
+        choice = self._choice = run_choice(RunFolder(Path(name))) if is_run else model_choice(name)
+        saved = {weights.key: weights.label for weights in choice.checkpoints}
         self.bar.checkpoints.fill(saved, self.bar.checkpoint)
         self.bar.checkpoints.setVisible(bool(saved))
+        if is_other:
+            self.panel.show_defaults(sampling_of(choice), choice.settings.get("system_prompt") or "")
+            self.rows.forget()
+            self.transcript.clear()
+        self.chat.choose(choice)
         self._show()
 
     def choose_run(self, run: RunFolder) -> None:
-        self._choice = run_choice(run)
+        self.choose(str(run.path))
         self._list_models()
         if not self._is_chosen_loaded and self.bar.load.isEnabled():
             self.load()
 
-    def _on_model(self) -> None:
-        if (name := self.bar.models.currentData()) != BROWSE:
+    def _on_model(self, name: str) -> None:
+        if name == BROWSE:
+            folder = open_folder(self, "model", "A model's folder")
+            name = str(folder) if folder is not None else ""
+        if name:
             self.choose(name)
-            return
-        folder = open_folder(self, "model", "A model's folder")
-        if folder is not None:
-            self._choice = model_choice(str(folder))
-        self._list_models()
+            self._list_models()
+        self.prompt.setFocus()
 
     def load(self) -> None:
-        if self._choice is None or self._live is not None:
+        if self._choice is None or self._choice.problem or self._live is not None:
             return
-        self.panel.show_defaults(sampling_of(self._choice), self._choice.settings.get("system_prompt") or "")
-        self.rows.forget(has_rows=self._choice.is_run)
+        self.rows.forget()
+        self.prompt.setFocus()
         self.chat.load(self._choice, self.bar.checkpoint)
+
+    def _on_state(self) -> None:
+        waits, self._sends_when_loaded = self._sends_when_loaded, self._sends_when_loaded and not self.chat.is_loaded
+        if self.chat.state == "failed":
+            self._sends_when_loaded = False
+        self._show()
+        if waits and self.chat.state == "ready":
+            self.send()
 
     @property
     def _is_chosen_loaded(self) -> bool:
@@ -167,17 +183,18 @@ class ChatPage(QWidget):
         self._show()
 
     def _show(self) -> None:
-        chat, checkpoint = self.chat, self.bar.checkpoint
-        has_turns = chat.is_loaded and bool(chat.turns)
-        self._body.setCurrentWidget(self.transcript if has_turns else self.notice)
-        if not has_turns:
-            words = notice_words(chat, self._choice, checkpoint, self._live)
-            self.notice.show_notice(*words, busy=chat.state == "loading")
-        self.about.setText(about_loaded(chat, self._choice, checkpoint))
+        chat, checkpoint, choice = self.chat, self.bar.checkpoint, self._choice
+        words = notice_words(chat, choice, checkpoint, self._live)
+        self._body.setCurrentWidget(self.transcript if chat.turns else self.notice)
+        self.notice.show_notice(*words, busy=chat.state == "loading")
+        has_notice = bool(chat.turns) and not self._is_chosen_loaded
+        self.about.setText(f"{words[0]}. {words[1]}" if has_notice else about_loaded(chat))
+        can_ask = choice is not None and not choice.problem and self._live is None
         self.sides.setVisible(len(chat.sides) > 1)
-        set_shown(self._below, chat.is_loaded)
-        set_shown(self.panel, chat.is_loaded and self.bar.settings.isChecked())
-        self.bar.settings.setEnabled(chat.is_loaded)
+        self.rows.offer_rows(has_rows=choice is not None and choice.is_run, loaded=chat.is_loaded)
+        set_shown(self._below, can_ask)
+        set_shown(self.panel, can_ask and self.bar.settings.isChecked())
+        self.bar.settings.setEnabled(can_ask)
         self._show_enabled()
 
     def _on_notice(self) -> None:
@@ -191,7 +208,7 @@ class ChatPage(QWidget):
     def _show_enabled(self) -> None:
         chat, choice = self.chat, self._choice
         can_load = choice is not None and not choice.problem and self._live is None and chat.state != "loading"
-        can_reset = chat.is_loaded and bool(chat.turns)
+        can_reset = bool(chat.turns)
         self.bar.show_state(loaded=self._is_chosen_loaded, can_load=can_load, can_reset=can_reset)
         if chat.state == "answering":
             configure(self.send_button, text="Stop", tip="Escape", enabled=True)
@@ -200,7 +217,9 @@ class ChatPage(QWidget):
         self.enabled_actions_changed.emit(self.enabled_actions())
 
     def _can_send(self) -> bool:
-        return self.chat.state == "ready" and self.panel.is_valid and bool(self.prompt.toPlainText().strip())
+        can_ask = self._choice is not None and not self._choice.problem and self._live is None
+        is_free = self.chat.state != "answering" and not self._sends_when_loaded
+        return can_ask and is_free and self.panel.is_valid and bool(self.prompt.toPlainText().strip())
 
     def enabled_actions(self) -> dict[str, bool]:
         """Action of the menu → applies now."""
@@ -238,10 +257,18 @@ class ChatPage(QWidget):
     def send(self) -> None:
         if not self._can_send():
             return
+        if not self._is_chosen_loaded:
+            self._sends_when_loaded = True
+            if self.chat.state == "loading":
+                self._show_enabled()
+            else:
+                self.load()
+            return
         prompt, sides = self.prompt.toPlainText().strip(), self.sides.key
         chosen = self.chat.sides if sides == "both" or sides not in self.chat.sides else [sides]
         expected, system = self.rows.expected.text().strip(), self.panel.system_message()
-        self.chat.send(prompt, chosen, self.panel.values(), expected=expected, system=system)
+        how, continues = self.panel.values(), self.continues.isChecked()
+        self.chat.send(prompt, chosen, how, expected=expected, system=system, continues=continues)
         self.prompt.clear()
         self.rows.expected.clear()
 
@@ -268,17 +295,12 @@ def notice_words(
     if choice.problem:
         return choice.label, choice.problem, ""
     sides = "Base and tuned answer side by side, with the same random numbers. " if choice.is_run else ""
-    return choice.label, sides + memory_sentence(choice, checkpoint), "Load"
+    return choice.label, f"{sides}It loads when you send a prompt. {memory_sentence(choice, checkpoint)}", ""
 
 
-def about_loaded(chat: ChatWithModel, choice: ChatChoice | None, checkpoint: str) -> str:
+def about_loaded(chat: ChatWithModel) -> str:
     """The loaded model and its memory."""
-    if not chat.is_loaded or chat.choice is None:
+    if not chat.is_loaded:
         return ""
-    weights = f"{figure(chat.bytes / 1e9, 'GB')} of weights."
-    if choice is None or chat.has_loaded(choice, checkpoint):
-        sides = "Base and tuned are" if len(chat.sides) > 1 else "It is"
-        return " ".join([f"{sides} loaded, {weights}", *chat.notes])
-    saved = next((saved.label for saved in chat.choice.checkpoints if saved.key == chat.checkpoint), "")
-    loaded = f"{chat.choice.label}, {saved.lower()}" if saved else chat.choice.label
-    return f"Loaded: {loaded}, {weights} {choice.label}: {memory_sentence(choice, checkpoint)}"
+    sides = "Base and tuned are" if len(chat.sides) > 1 else "It is"
+    return " ".join([f"{sides} loaded, {figure(chat.bytes / 1e9, 'GB')} of weights.", *chat.notes])

@@ -15,7 +15,7 @@ from app import theme
 from app.state.dataset import Dataset
 from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton
 from app.widgets.basic.labels import button, label, plain_tip, progress_bar, show_text
-from app.widgets.basic.layout import card, column, configure, grid, holder, row, set_style_property, stack
+from app.widgets.basic.layout import card, column, configure, grid, holder, row, set_shown, set_style_property, stack
 from app.widgets.basic.number_format import DASH, counted, ticks
 from app.widgets.basic.tables import LEFT, RIGHT
 from app.widgets.form.field import Field
@@ -86,7 +86,10 @@ class NameMenuField(Field):
         else:
             default = name or ("Held out of train" if used else NONE)
         self.offer([split for split in names if split != name or raw == split], default)
-        self.control.setEnabled(form != "file")
+
+    def hide_without_choice(self) -> None:
+        """Show the menu only where it can change something."""
+        set_shown(self, self.control.count() > 1)
 
 
 class ColumnMapping(QFrame):
@@ -124,10 +127,11 @@ class ColumnMapping(QFrame):
         preview, choices = dataset.preview, dataset.choices
         form, columns = preview.get("form", "file"), preview.get("columns", ())
         self.config.offer(choices["configs"], "Default" if form == "hub" else NONE)
-        self.config.setEnabled(form == "hub")
         for key, field in self.splits.items():
             used = dataset.splits.get(key.removesuffix("_split"))
             field.offer_splits(choices["splits"] or preview.get("names", []), form, used)
+        for field in (self.config, *self.splits.values()):
+            field.hide_without_choice()
         names = [each["name"] for each in columns]
         tips = {each["name"]: f"{each['kind']}: {each['example']}" for each in columns}
         for key, field in self.columns.items():

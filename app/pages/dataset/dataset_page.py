@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from app.state.session import Session
 from app.widgets.basic.controls import ComboBox
 from app.widgets.basic.dialogs import show_details
 from app.widgets.basic.labels import EmptyState, button, label, plain_tip, show_text, with_key_names
-from app.widgets.basic.layout import card, column, configure, connect, row, set_style_property, stack
+from app.widgets.basic.layout import card, column, configure, connect, row, set_shown, set_style_property, stack
 from app.widgets.basic.number_format import file_size
 from app.widgets.form.fields import PathField
 from backend.config.config import SETTINGS
@@ -34,6 +35,8 @@ TRY = "Sample the model on the selected rows and score the completions (Ctrl+Shi
 TRY_NOT = f"The model is sampled on rows of the training split, {MAX_ROWS:,} at most."
 ALLOW = "Asks if the Python file may run, and then shows the rows as its function makes them"
 ROW_STEPS = ("map_function", "prompt_template", "answer_pattern")
+NOTHING_HELD_OUT = "No rows are held out, so nothing will show how the model does on prompts it has not trained on."
+HOLD_OUT, HELD_OUT_SHARE, FEWEST_ROWS = "Hold out 10 %", 0.1, 10
 EMPTY = (
     "No dataset is chosen yet",
     "A csv, json, jsonl or parquet file with a question and an answer in each row is enough; a folder or a dataset of "
@@ -93,8 +96,11 @@ class DatasetPage(QWidget):
         for index, share in enumerate(SHARES):
             parts.setStretchFactor(index, share)
         parts.setSizes([1000 * share for share in SHARES])
+        self.hold_out = button(HOLD_OUT, partial(self.draft.set, "validation_split", HELD_OUT_SHARE), primary=True)
+        sentence = label(NOTHING_HELD_OUT, wrap=True)
+        self.nothing_held_out = card(row((sentence, 1), self.hold_out, margins=(12, 6, 6, 6)), "banner", visible=False)
         band = row((self.mapping, SHARES[0]), (self.counts, SHARES[1]), spacing=12)
-        column(band, (parts, 1), into=body, spacing=12)
+        column(self.nothing_held_out, band, (parts, 1), into=body, spacing=12)
         dataset = self.dataset
         self.nothing = EmptyState(*EMPTY, button_clicked=lambda: self.path.choose_file())
         self.absent = EmptyState(*ABSENT, button_clicked=dataset.download)
@@ -104,7 +110,7 @@ class DatasetPage(QWidget):
         top = row(title, (self.path, 1), spacing=3 * theme.SPACE)
         column(top, (self._stack, 1), into=self, spacing=12, margins=theme.GUTTER)
         tab_stops = [
-            *(*self.path.tab_stops, *self.mapping.tab_stops, self.counts.other, self.which, self.table),
+            *(*self.path.tab_stops, self.hold_out, *self.mapping.tab_stops, self.counts.other, self.which, self.table),
             *(self.details, self.allow_button, self.try_button, *self.detail.views.buttons.values(), self.detail.pane),
         ]
         for widget, following in pairwise(tab_stops):
@@ -155,6 +161,8 @@ class DatasetPage(QWidget):
         self.mapping.show_likely(dataset.suggested_columns)
         self._show_problems()
         splits = dataset.splits
+        is_alone = list(splits) == ["train"] and splits["train"]["rows"] >= FEWEST_ROWS
+        set_shown(self.nothing_held_out, is_alone and not self.draft.value("validation_split"))
         self.which.fill({split: f"{SPLITS[split]} · {each['rows']:,}" for split, each in splits.items()}, dataset.split)
         self.which.setVisible(len(splits) > 1)
         self.shown.setText("Rows of" if len(splits) > 1 else "Rows")

@@ -21,9 +21,9 @@ from PySide6.QtWidgets import (
 from app import theme
 from app.state.reward_bench import MAX_ROWS, RewardBench
 from app.theme import CELL_PADDING
-from app.widgets.basic.controls import ComboBox, Dot, ElidedLabel, NumberEdit, Segments
+from app.widgets.basic.controls import ComboBox, Dot, ElidedLabel, LinkButton, NumberEdit, Segments
 from app.widgets.basic.dialogs import open_file
-from app.widgets.basic.labels import EmptyState, button, label, progress_bar
+from app.widgets.basic.labels import EmptyState, button, label, progress_bar, show_text
 from app.widgets.basic.layout import clear_layout, column, configure, connect, holder, row, stack, wrap_in_card
 from app.widgets.basic.number_format import DASH, figure, short_duration
 from app.widgets.basic.tables import LEFT, BaseTable, CellDelegate, Column, Index, RowsModel
@@ -54,7 +54,7 @@ class BenchFunctionModel(RowsModel):
         Column("Reward", 148),
         Column("Scores"),
         Column("Mean", 64, is_figure=True),
-        Column("Weight", 60, is_figure=True),
+        Column("Weight", 60, is_figure=True, tip="Enter or a double click changes a weight."),
         Column("Time", 72, is_figure=True),
     )
     weighed = Signal(list)  # all weights
@@ -82,14 +82,15 @@ class BenchFunctionModel(RowsModel):
         if column == SCORES and error:
             return f"failed on line {error['line']}" if error["line"] else "failed"
         mean = figure(sum(scores) / len(scores)) if scores and not error else DASH
-        time = DASH if error else short_duration(row["seconds"])
-        return (row["label"], "" if scores else "no opinion", mean, number_text(float(row["weight"])), time)[column]
+        time = DASH if error or row["seconds"] is None else short_duration(row["seconds"])
+        unscored = "not scored yet" if row["seconds"] is None else "no opinion"
+        return (row["label"], "" if scores else unscored, mean, number_text(float(row["weight"])), time)[column]
 
     def colour(self, row: Mapping[str, Any], column: int) -> QColor:
         colours = theme.palette()
         if row["error"]:
             return colours.bad if column in (REWARD, SCORES) else colours.muted
-        return colours.text if column in (REWARD, MEAN) else colours.muted
+        return colours.text if column in (REWARD, MEAN, WEIGHT) else colours.muted
 
     def font(self, row: Mapping[str, Any], column: int) -> QFont:
         return theme.caption_font() if column == SCORES else theme.figures_font()
@@ -163,59 +164,62 @@ class BenchFunctionTable(BaseTable):
 
 
 class FindingsCard(QFrame):
+    """The verdict: its first finding, and the others once they are asked for."""
+
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         policies = QSizePolicy.Policy
         configure(self, role="card", name="Verdict", sizePolicy=(policies.Preferred, policies.Maximum))
-        self._column = column(into=self, spacing=6, margins=(12, 10, 12, 10))
+        self._column = column(spacing=6)
+        self.more = LinkButton("", on_click=self._turn_fold)
+        row((self._column, 1), (self.more, 0, Qt.AlignmentFlag.AlignTop), into=self, margins=(12, 8, 12, 8))
         self.findings: Sequence[Mapping[str, str]] = ()
-        self._max_count = 99
+        self._is_folded = True
 
     def show_findings(self, findings: Sequence[Mapping[str, str]]) -> None:
         self.findings = findings
         clear_layout(self._column)
-        for i, finding in enumerate(self.findings[: self._max_count]):
+        for i, finding in enumerate(findings[: 1 if self._is_folded else None]):
             font = theme.heading_font() if i == 0 and finding["level"] != "error" else None
             texts = [label(finding["sentence"], font, wrap=True, selectable=True)]
             if finding["advice"]:
                 texts.append(label(finding["advice"], role="muted", wrap=True, selectable=True))
             dot = Dot(LEVEL_ROLES.get(finding["level"], "muted"), 18)
             self._column.addWidget(holder(row((dot, 0, Qt.AlignmentFlag.AlignTop), (column(*texts, spacing=0), 1))))
+        more = f"{len(findings) - 1} more" if self._is_folded else "Show the first only"
+        show_text(self.more, more if len(findings) > 1 else "")
         self.setVisible(bool(findings))
 
-    def show_at_most(self, count: int) -> None:
-        """Show only the first `count` findings, for a page of little height."""
-        if count != self._max_count:
-            self._max_count = count
-            self.show_findings(self.findings)
+    def _turn_fold(self) -> None:
+        self._is_folded = not self._is_folded
+        self.show_findings(self.findings)
 
 
 class BenchResults(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        shown = QWidget(self)
-        self.verdict = FindingsCard(shown)
+        below = QWidget(self)
+        self.verdict = FindingsCard(self)
         self.functions, self.completions = BenchFunctionModel(self), CompletionModel(self, is_brief=True)
         self.board = BenchFunctionTable(self.functions)
         self.table = CompletionTable(self.completions, max_score_width=54, min_text_width=150)
-        column(self.verdict, self.board.in_card(), (self.table.in_card(), 1), into=shown, spacing=12)
         text = "Sample a few completions to see the scores of each function and how much the groups differ."
         empty = EmptyState("Try the rewards before training", text, "", theme.heading_font())
-        self._stack = stack(wrap_in_card(empty), shown, into=self)
+        self._stack = stack(wrap_in_card(empty), self.table.in_card(), into=below)
+        column(self.verdict, self.board.in_card(), (below, 1), into=self, spacing=12)
 
     def fit(self, height: int) -> None:
         height = round(height / theme.text_scale())
-        self.verdict.show_at_most(1 if height < SHORT else 2 if height < TALL else 99)
         self.board.show_at_most(3 if height < SHORT else 5 if height < TALL else 8)
 
     def show_bench(self, bench: RewardBench) -> None:
-        self._stack.setCurrentIndex(1 if bench.groups or bench.failed else 0)
+        self._stack.setCurrentIndex(1 if bench.groups else 0)
         if bench.failed:
             findings = [{"level": "error", "sentence": bench.failed["sentence"], "advice": NOT_RUN_ADVICE}]
         else:
             findings = [*([STALE] if bench.stale else []), *bench.findings]
         self.verdict.show_findings(findings)
-        self.functions.show_functions(bench.functions, bench.groups)
+        self.functions.show_functions(bench.functions or bench.chosen_functions(), bench.groups)
         names, labels = ([function[key] for function in bench.functions] for key in ("name", "label"))
         current = max(self.table.currentIndex().row(), 0)
         self.completions.show_groups(bench.groups, names, labels)

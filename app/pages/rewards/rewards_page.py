@@ -153,7 +153,8 @@ class RewardsPage(QWidget):
         self.source.show_size(int(self.draft.valid_values()["group_size"]))
         self._show_views()
         names, labels = ([function[key] for function in bench.functions] for key in ("name", "label"))
-        self.detail.completion.set_rewards(names, labels)
+        weights = [] if bench.stale else [float(function["weight"]) for function in bench.functions]
+        self.detail.completion.set_rewards(names, labels, weights)
         self.results.show_bench(bench)
         errors = (function["error"] for function in bench.functions if function["error"])
         self._show_error(bench.failed or next(errors, None))
@@ -205,6 +206,8 @@ class RewardsPage(QWidget):
     def _on_setting(self, key: str) -> None:
         if key in ("", "reward_functions_file"):
             self.panel.open()
+        if not self.bench.functions and key in ("", "reward_functions", "reward_weights"):
+            self.results.show_bench(self.bench)
         if key in ("", "group_size"):
             self.source.show_size(int(self.draft.valid_values()["group_size"]))
 
