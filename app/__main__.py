@@ -111,6 +111,7 @@ def show_window(options: argparse.Namespace) -> int:
     app.setWindowIcon(app_icon())
     prefs = Prefs()
     prefs.claim()
+    prefs.use_folders()
     session = Session(prefs)
     theme.apply(app, options.theme or session.prefs.theme)
     window = Window(session)

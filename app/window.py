@@ -7,7 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QSize, Qt, QTimer
+from PySide6.QtCore import QObject, QSize, Qt, QTimer
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDragLeaveEvent, QDropEvent, QResizeEvent
 from PySide6.QtWidgets import QApplication, QLabel, QMainWindow, QSizePolicy, QToolBar, QWidget
 
@@ -15,7 +15,7 @@ from app import theme
 from app.config_files import ConfigFiles
 from app.desktop import DroppedFile, LauncherIcon, dropped_file, kind_of
 from app.help_menu import HelpMenu
-from app.menus import RUN_ACTIONS, Menus
+from app.menus import RUN_ACTIONS, THEMES, Menus
 from app.message_boxes import QuestionBox, ask, ask_and_remember
 from app.page_stack import PageArea, PageStack
 from app.pages import PAGES
@@ -34,7 +34,8 @@ from app.widgets.basic.layout import column, holder, on_screen, row, set_style_p
 from app.widgets.consent_dialog import ConsentDialog, HostsDialog
 from app.widgets.export_panel import ExportPanel
 from app.widgets.form.field import UndoKeys
-from app.widgets.menu_dialogs import NAME, PreferencesDialog
+from app.widgets.menu_dialogs import NAME
+from app.widgets.preferences import PreferencesDialog
 from app.widgets.run_switcher import Switcher
 from app.widgets.window_frame import DropOverlay, Sidebar, StatusStrip
 from backend.config import config
@@ -230,7 +231,14 @@ class Window(QMainWindow):
         theme.apply(theme.application(), mode)
 
     def show_preferences(self) -> None:
-        dialog = PreferencesDialog(self.session.prefs, self)
+        def ask_account(show: Callable[[Any], None], owner: QObject) -> None:
+            self.session.service.ask("hub_account", show, owner=owner)
+
+        def choose_theme(mode: str) -> None:
+            self.menus[f"theme {mode}"].trigger()
+
+        themes = {mode: words for mode, (words, _) in THEMES.items()}
+        dialog = PreferencesDialog(self.session.prefs, themes, choose_theme, self.log_in, ask_account, self)
         dialog.shows_progress.clicked.connect(self._show_progress)
         dialog.open()
 
@@ -315,13 +323,13 @@ class Window(QMainWindow):
             except UserError:  # whoever needs the settings says that they cannot be read
                 return True
 
-        def log_in(token: str, on_account: Callable[[Any], None], on_refused: Callable[[str], None]) -> None:
-            # The token reaches the warm process through its stdin, and is kept in the keychain only.
-            session.service.ask(
-                "hub_login", on_account, on_refused=lambda problems: on_refused(problems[0].sentence), token=token
-            )
+        ExportPanel(run, VerbProcess, self, self.log_in, may_run_code_of).open_beside()
 
-        ExportPanel(run, VerbProcess, self, log_in, may_run_code_of).open_beside()
+    def log_in(self, token: str, on_account: Callable[[Any], None], on_refused: Callable[[str], None]) -> None:
+        # The token reaches the warm process through its stdin, and is kept in the keychain only.
+        self.session.service.ask(
+            "hub_login", on_account, on_refused=lambda problems: on_refused(problems[0].sentence), token=token
+        )
 
     def show_run(self) -> None:
         """Bring the window and its run to the front."""

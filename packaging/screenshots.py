@@ -170,7 +170,8 @@ def dialogs(window):
     from app.pages.runs.clone_dialog import CloneDialog
     from app.pages.train.picker import Picker
     from app.widgets.export_panel import ExportPanel
-    from app.widgets.menu_dialogs import AboutDialog, GlossaryDialog, PreferencesDialog, PresetPanel, ProblemDialog
+    from app.widgets.menu_dialogs import AboutDialog, GlossaryDialog, PresetPanel, ProblemDialog
+    from app.widgets.preferences import PreferencesDialog
 
     window.show_page("train")
     page, prefs = window.pages["train"], window.session.prefs

@@ -18,6 +18,8 @@ RECENT = 10
 MAX_WINDOWS = 100
 CLOSING = ("ask", "keep", "stop")
 DENSITIES = ("essentials", "all")
+FOLDERS = {"runs": places.RUNS_VARIABLE, "models": "HF_HUB_CACHE"}
+"""Folder that the user may choose → the environment variable that moves it."""
 
 T = TypeVar("T")
 
@@ -103,6 +105,19 @@ class Prefs(QObject):
 
     def remember_folder(self, kind: str, folder: Path) -> None:
         self.settings.setValue(f"folder_{kind}", str(folder))
+
+    def folder_for(self, kind: str) -> str:
+        """The chosen one of FOLDERS, or ""."""
+        return self._text(f"{kind}_are_in")
+
+    def set_folder_for(self, kind: str, folder: Path) -> None:
+        self.settings.setValue(f"{kind}_are_in", str(folder))
+
+    def use_folders(self) -> None:
+        """Move what the user has chosen a folder for, in this process and those that it starts."""
+        for kind, variable in FOLDERS.items():
+            if folder := self.folder_for(kind):
+                os.environ.setdefault(variable, folder)
 
     @property
     def recent_files(self) -> list[Path]:

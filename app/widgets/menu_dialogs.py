@@ -1,4 +1,4 @@
-"""The dialogs of the menus: presets, preferences, About with its licences, the glossary, and the problem report."""
+"""The dialogs of the menus: presets, About with its licences, the glossary, and the problem report."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QDialogButtonBox, QFormLayout, QListWidget, QPlainTextEdit, QTextBrowser, QWidget
+from PySide6.QtWidgets import QDialogButtonBox, QListWidget, QPlainTextEdit, QTextBrowser, QWidget
 
 from app import theme
 from app.state.messages import problems_to
-from app.state.prefs import Prefs
 from app.state.presets import Preset
-from app.widgets.basic.controls import CheckBox, ComboBox, SearchEdit
+from app.widgets.basic.controls import SearchEdit
 from app.widgets.basic.dialogs import Dialog, save_file
 from app.widgets.basic.icons import app_icon
 from app.widgets.basic.labels import button, label, show_text
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
 NAME = "GRPO Studio"
 NO_TEXT = "This package names its licence and ships no text of it."
-CLOSING = {"ask": "Ask", "keep": "Keep training", "stop": "Stop and save"}
-"""Preference for closing the window while a run trains → its words."""
 EXPLANATION = (
     "Nothing is sent. Read the report, remove what you want to keep private, and paste it into a message or an issue. "
     "Your home folder, user name, access tokens, and the paths and prompts of your settings are left out already."
@@ -91,29 +88,6 @@ class PresetPanel(Dialog):
         if self.apply.isEnabled():  # Return or a double click in the list does not go through the button
             self.taken.emit(self.chosen)
             self.accept()
-
-
-class PreferencesDialog(Dialog):
-    def __init__(self, prefs: Prefs, parent: QWidget | None = None) -> None:
-        super().__init__("Preferences", parent)
-        self.notifies = CheckBox(
-            "Notify me when a run ends or is in trouble",
-            tip="Only while the window is not in front",
-            checked=prefs.notifies,
-            clicked=lambda on: setattr(prefs, "notifies", on),
-        )
-        self.shows_progress = CheckBox(
-            "Show the percent of the run on the app's icon",
-            checked=prefs.shows_progress,
-            clicked=lambda on: setattr(prefs, "shows_progress", on),
-        )
-        self.closing = ComboBox(name="When the window is closed while a run trains", items=CLOSING)
-        self.closing.choose(prefs.when_closing)
-        self.closing.activated.connect(lambda: setattr(prefs, "when_closing", self.closing.currentData()))
-        choices = QFormLayout(horizontalSpacing=2 * theme.SPACE)
-        choices.addRow(label("Closed while a run trains"), self.closing)
-        parts = (self.notifies, self.shows_progress, choices, None, self.close_box())
-        column(*parts, into=self, spacing=2 * theme.SPACE, margins=3 * theme.SPACE)
 
 
 class AboutDialog(Dialog):

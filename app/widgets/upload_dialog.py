@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from markdown_it import MarkdownIt
-from PySide6.QtCore import Qt, QUrl
+from PySide6.QtCore import Qt, QUrl, Signal
 from PySide6.QtGui import QCloseEvent, QImage, QResizeEvent, QTextDocument
 from PySide6.QtWidgets import QFrame, QLabel, QLineEdit, QTextBrowser, QWidget
 
@@ -158,6 +158,45 @@ class CardView(QTextBrowser):
             self._draw()  # pictures have the width of the text
 
 
+class HubAccount(QWidget):
+    """The account at Hugging Face, and a line for a token: without one that may write, or if `is_always_open`."""
+
+    can_write_changed = Signal(bool)
+
+    def __init__(self, log_in: LogIn, *, is_always_open: bool = False) -> None:
+        super().__init__()
+        self._log_in, self._is_always_open = log_in, is_always_open
+        self.label = label(wrap=True, selectable=True)
+        self.token = configure(
+            QLineEdit(placeholderText="Access token (write)"),
+            name="Access token for Hugging Face",
+            echoMode=QLineEdit.EchoMode.Password,
+            returnPressed=self.log_in,
+        )
+        tip = "Stores the token in the system's keychain only"
+        self.button = button("Log in", self.log_in, tip=tip, autoDefault=False)
+        column(self.label, row((self.token, 1), self.button), into=self)
+
+    def show_account(self, account: Account, problem: str) -> None:
+        can_write = bool(account) and account["can_write"]
+        if can_write:
+            problem = f"{account['name']} (token from {account['source']})"
+        elif account:
+            problem = f"{account['name']}, but this token may only read."
+        self.label.setText(problem)
+        for widget in (self.token, self.button):
+            set_shown(widget, self._is_always_open or not can_write)
+        self.button.setEnabled(True)
+        self.can_write_changed.emit(can_write)
+
+    def log_in(self) -> None:
+        token = self.token.text().strip()
+        self.token.clear()
+        if token:
+            self.button.setEnabled(False)
+            self._log_in(token, lambda account: self.show_account(account, ""), partial(self.show_account, {}))
+
+
 @dataclass(frozen=True, slots=True)
 class UploadPreview:
     """The verb's preview: the repository, the files with their bytes, the card's text and where it lies."""
@@ -190,19 +229,11 @@ class UploadDialog(VerbDialog):
         parent: QWidget | None = None,
     ) -> None:
         super().__init__(make_task, "Upload to Hugging Face", "upload", parent, (1120, 740))
-        self.preview, self.command, self._log_in = preview, command, log_in
+        self.preview, self.command = preview, command
         self._paused, self._page = False, ""
         self.card = CardView()
         self.card.show_card(preview.card, preview.folder)
-        self.account_label = label(wrap=True)
-        self.token = configure(
-            QLineEdit(placeholderText="Access token (write)"),
-            name="Access token for Hugging Face",
-            echoMode=QLineEdit.EchoMode.Password,
-            returnPressed=self.log_in,
-        )
-        tip = "Stores the token in the system's keychain only"
-        self.log_in_button = button("Log in", self.log_in, tip=tip, autoDefault=False)
+        self.account = HubAccount(log_in)
         readme, tip = preview.folder / "README.md", "Opens README.md; saved changes are sent"
         self.edit = button("Edit the card", lambda: open_path(readme), tip=tip, autoDefault=False)
         self.upload = button("Upload", self._press, primary=True, default=True)
@@ -220,7 +251,7 @@ class UploadDialog(VerbDialog):
             f"Files, {file_size(preview.bytes)}": (
                 holder(grid(files, stretch=0, spacing=(theme.SPACE, theme.SPACE // 2))),
             ),
-            "Account": (self.account_label, self.token, self.log_in_button),
+            "Account": (self.account,),
         }
         parts = []
         for title, widgets in sections.items():
@@ -231,26 +262,8 @@ class UploadDialog(VerbDialog):
         foot = row((self.outcome_label, 1), button("Close", self.close, autoDefault=False), self.upload)
         column((body, 1), self.progress, foot, into=self, spacing=2 * theme.SPACE, margins=2 * theme.SPACE)
         self.report("Nothing has been sent yet.", "muted")
-        self._show_account(preview.account, preview.account_problem)
-
-    def _show_account(self, account: Account, problem: str) -> None:
-        can_write = bool(account) and account["can_write"]
-        if can_write:
-            problem = f"{account['name']} (token from {account['source']})"
-        elif account:
-            problem = f"{account['name']}, but this token may only read."
-        self.account_label.setText(problem)
-        set_shown(self.token, not can_write)
-        set_shown(self.log_in_button, not can_write)
-        self.log_in_button.setEnabled(True)
-        self.upload.setEnabled(can_write)
-
-    def log_in(self) -> None:
-        token = self.token.text().strip()
-        self.token.clear()
-        if token:
-            self.log_in_button.setEnabled(False)
-            self._log_in(token, lambda account: self._show_account(account, ""), partial(self._show_account, {}))
+        self.account.can_write_changed.connect(self.upload.setEnabled)
+        self.account.show_account(preview.account, preview.account_problem)
 
     def _press(self) -> None:
         if self._page:

@@ -59,6 +59,17 @@ def hub_login(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     return asdict(log_in(str(request["token"])))
 
 
+def hub_account(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+    """{} → as `hub_login`; {source, problem} where nobody can say whose token it is; {} without a token."""
+    from backend.export.hub_upload import find_token, whose
+
+    token = find_token()
+    try:
+        return asdict(whose(token)) if token is not None else {}
+    except UserError as error:
+        return {"source": token.source if token is not None else "", "problem": error.faults[0].sentence}
+
+
 def models(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     """{paths: [folder, …]} → {found: [an InventoryItem as a dict, …]}, the bundled model last."""
     return _found(inventory.models(request.get("paths", ())), "model")

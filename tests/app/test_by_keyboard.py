@@ -31,7 +31,8 @@ from app.widgets.basic.tables import BaseTable
 from app.widgets.charts.plot import Plot
 from app.widgets.consent_dialog import ConsentDialog
 from app.widgets.export_panel import ExportPanel
-from app.widgets.menu_dialogs import AboutDialog, GlossaryDialog, PreferencesDialog, PresetPanel, ProblemDialog
+from app.widgets.menu_dialogs import AboutDialog, GlossaryDialog, PresetPanel, ProblemDialog
+from app.widgets.preferences import PreferencesDialog
 from app.widgets.window_frame import Sidebar
 from app.window import FORM_PAGES, Window
 from backend.rewards.allowed_code import CodeToAllow, read_code

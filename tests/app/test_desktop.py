@@ -12,19 +12,22 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QApplication, QSystemTrayIcon
+from PySide6.QtWidgets import QApplication, QFileDialog, QSystemTrayIcon
 
+from app import theme
 from app.__main__ import connect_desktop
 from app.desktop import LauncherIcon, Notifier
 from app.state.prefs import Prefs
 from app.state.run import Run
 from app.state.session import Session
-from app.widgets.menu_dialogs import PreferencesDialog
+from app.widgets.preferences import PreferencesDialog
 from app.window import Window
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.utils import places
+from backend.utils.hub_cache import hub_cache
 from tests.support import made_up_runs
 from tests.support.trainer_by_hand import write_event
+from tests.support.windows import ServiceByHand
 
 needs_bus = pytest.mark.skipif(
     not sys.platform.startswith("linux") or shutil.which("dbus-daemon") is None, reason="needs a D-Bus daemon"
@@ -170,8 +173,9 @@ def test_nothing_is_told(window: Window, heard: Heard, qtbot, monkeypatch, why: 
     assert heard.notices == []
 
 
-def test_preferences_take_effect_at_once(window: Window, heard: Heard, qtbot) -> None:
+def test_preferences_take_effect_at_once(window: Window, heard: Heard, qtbot, monkeypatch, tmp_path) -> None:
     _, _, handle = live_run(window, qtbot)
+    service = window.session.service = ServiceByHand()
     window.menus["preferences"].trigger()
     (dialog,) = window.findChildren(PreferencesDialog)
     dialog.shows_progress.click()
@@ -182,8 +186,25 @@ def test_preferences_take_effect_at_once(window: Window, heard: Heard, qtbot) ->
     assert not window.session.prefs.notifies
     dialog.closing.setCurrentIndex(2)
     dialog.closing.activated.emit(2)
+    dialog.theme.setCurrentIndex(2)
+    dialog.theme.activated.emit(2)
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setattr(QFileDialog, "getExistingDirectory", lambda *_: str(tmp_path / "models"))
+    dialog.folders["models"].choose.click()
+    assert dialog.folders["models"].place.text().endswith("/models")
     again = Prefs(window.session.prefs.folder)
     window.session.prefs.settings.sync()
-    assert (again.when_closing, again.notifies) == ("stop", False)
+    assert (again.when_closing, again.notifies, again.theme) == ("stop", False, "dark") and theme.mode() == "dark"
+    again.use_folders()
+    assert hub_cache() == tmp_path / "models"
+    monkeypatch.delenv("HF_HUB_CACHE")
+    assert dialog.account.label.text() == "Asking Hugging Face…"
+    service.last("hub_account").answer({"source": "keychain", "problem": "The Hub does not answer."})
+    assert dialog.account.label.text() == "A token is stored (keychain). The Hub does not answer."
+    dialog.account.token.setText("hf_x")
+    dialog.account.button.click()
+    account = {"name": "someone", "organisations": [], "can_write": True, "source": "keychain"}
+    service.last("hub_login").answer(account)
+    assert dialog.account.label.text() == "someone (token from keychain)" and dialog.account.token.isVisible()
     dialog.close()
     os.close(handle)

@@ -100,21 +100,21 @@ def test_card_is_drawn(make_dialog: MakeDialog, monkeypatch):
 
 def test_a_token_goes_to_the_keychain_and_is_forgotten_here(make_dialog: MakeDialog, logins: Logins):
     dialog = make_dialog(account=None)
-    assert dialog.account_label.text() == "You are not logged in." and not dialog.upload.isEnabled()
-    assert dialog.token.echoMode() == QLineEdit.EchoMode.Password
-    dialog.token.setText(" hf_x ")
-    dialog.log_in_button.click()
-    assert logins.token == "hf_x" and dialog.token.text() == "" and not dialog.log_in_button.isEnabled()
+    assert dialog.account.label.text() == "You are not logged in." and not dialog.upload.isEnabled()
+    assert dialog.account.token.echoMode() == QLineEdit.EchoMode.Password
+    dialog.account.token.setText(" hf_x ")
+    dialog.account.button.click()
+    assert logins.token == "hf_x" and dialog.account.token.text() == "" and not dialog.account.button.isEnabled()
     logins.refuse("It is not accepted.")
-    assert dialog.account_label.text() == "It is not accepted." and dialog.token.isVisible()
-    dialog.token.setText("hf_y")
+    assert dialog.account.label.text() == "It is not accepted." and dialog.account.token.isVisible()
+    dialog.account.token.setText("hf_y")
     dialog.log_in()
     logins.accept(ME | {"can_write": False})
-    assert dialog.account_label.text() == "someone, but this token may only read." and not dialog.upload.isEnabled()
-    dialog.token.setText("hf_z")
+    assert dialog.account.label.text() == "someone, but this token may only read." and not dialog.upload.isEnabled()
+    dialog.account.token.setText("hf_z")
     dialog.log_in()
     logins.accept(ME)
-    assert dialog.upload.isEnabled() and not dialog.token.isVisible()
+    assert dialog.upload.isEnabled() and not dialog.account.token.isVisible()
 
 
 def test_upload_pause_resume_and_the_page(qtbot, make_dialog: MakeDialog, monkeypatch):

@@ -14,7 +14,6 @@ from app.pages.chat.answer_view import PromptBox, Transcript
 from app.pages.chat.chat_controls import BROWSE, ModelBar, RowStrip, SamplingPanel
 from app.state import chat as chat_state
 from app.state.chat import ChatChoice, ChatWithModel, memory_sentence, model_choice, run_choice, sampling_of
-from app.state.run_names import name_of
 from app.state.session import Session
 from app.widgets.basic.controls import CheckBox, ElidedLabel, Segments
 from app.widgets.basic.dialogs import open_folder
