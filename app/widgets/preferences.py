@@ -24,7 +24,7 @@ from backend.utils.places import runs_folder
 CLOSING = {"ask": "Ask", "keep": "Keep training", "stop": "Stop and save"}
 """Preference for closing the window while a run trains → its words."""
 FOLDER_HINT = "A folder that you choose is used from the next start of the window, by all that it starts."
-ANONYMOUS = "Not logged in. Public models and datasets need no account; uploads and gated ones do."
+ANONYMOUS = "Not logged in. Uploads and gated models need an account."
 AskAccount = Callable[[Callable[[Account], None], QObject], None]
 
 
@@ -92,6 +92,7 @@ class PreferencesDialog(Dialog):
             for words, each in zip(("Runs", "Models and datasets"), self.folders.values(), strict=True)
         ]
         self.account = HubAccount(log_in, is_always_open=True)
+        self.account.label.setMinimumHeight(2 * self.fontMetrics().lineSpacing())  # a problem may need both lines
         self.account.show_account({}, "Asking Hugging Face…")
         ask_account(self._show_account, self)
         heading = partial(label, font=theme.heading_font())

@@ -108,11 +108,11 @@ def test_a_token_goes_to_the_keychain_and_is_forgotten_here(make_dialog: MakeDia
     logins.refuse("It is not accepted.")
     assert dialog.account.label.text() == "It is not accepted." and dialog.account.token.isVisible()
     dialog.account.token.setText("hf_y")
-    dialog.log_in()
+    dialog.account.log_in()
     logins.accept(ME | {"can_write": False})
     assert dialog.account.label.text() == "someone, but this token may only read." and not dialog.upload.isEnabled()
     dialog.account.token.setText("hf_z")
-    dialog.log_in()
+    dialog.account.log_in()
     logins.accept(ME)
     assert dialog.upload.isEnabled() and not dialog.account.token.isVisible()
 
