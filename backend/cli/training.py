@@ -110,7 +110,7 @@ def prepared_run(path: Path, *, allow_code: bool = False) -> PreparedRun:
         require_allowed(raw, allow=allow_code)
         return PreparedRun(folder, *check_settings(raw, folder.path, partial(look_for_stop_word, folder)), lock=lock)
     except UserError as error:
-        _end_before_start(folder, lock, "failed", " ".join(map(str, error.faults)))
+        _end_before_start(folder, lock, "failed", str(error))
         raise
     except StopPending:
         sentence = "Stopped before its first step, while its settings and data were checked."
@@ -217,7 +217,7 @@ def launch_and_exit(run: PreparedRun, config: Config, stream: bool, progress: bo
             warnings = require_machines(hosts, Path(config.hosts).name, wanted)
             record_changes(run.settings, run.folder, run.changes)
         except UserError as error:
-            write_late_ending(run.folder, "failed", " ".join(map(str, error.faults)))
+            write_late_ending(run.folder, "failed", str(error))
             raise
         by_hand = launch_command(hosts, Path(config.hosts), choice.backend, run.folder.path)
         say(f"{choice.why} By hand it would be: {shlex.join(by_hand)}", sys.stderr)
