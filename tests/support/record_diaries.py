@@ -55,7 +55,7 @@ def digits(prompts, completions, answer, types=None):
 '''
 KEPT_KINDS = ("started", "step", "eval", "checkpoint", "change", "note", "finished", "stopped", "failed")
 DEMO = project_root() / "resources" / "demo"
-TRAIN_ROWS = {"few-rows": 4}  # of the training data; all of it for the others
+TRAIN_ROWS = {"few-rows": 4, "solved": 4}  # of the training data; all of it for the others
 KILLED_AT = {"crashed": 20}  # the step at which the process is killed
 
 

@@ -22,6 +22,9 @@ SUDDEN = 3
 """Steps that all must lie beyond the limit of an explosion."""
 SETTLED = 30
 """Steps at the full learning rate before a rate can count as too low."""
+SOLVED, ALIKE = 50, 0.1
+"""Steps without signal after which a run has nothing left to learn, where the spread of rewards is at most this part of
+their mean: groups that are alike may still be alike in failing."""
 MUST_BE_NUMBERS = ("loss", "grad_norm", "kl", "entropy")
 SHORTEST = 16
 """A proposed completion length is never below."""
@@ -155,6 +158,20 @@ def no_signal(recent: Recent, rule: Rule) -> Finding | None:
         f"“Groups without signal” is {share:.0%} {OVER_WINDOW} (from {rule.threshold:.0%} on nothing is learned): "
         "within a group all completions got the same reward.",
         {"temperature": 1.0} if is_cold else {"group_size": recent.setting("group_size") * 2},
+    )
+
+
+@rule(needs=SOLVED)
+def solved(recent: Recent, rule: Rule) -> Finding | None:
+    share, reward, spread = (recent.mean(name, SOLVED) for name in (rule.metric, "reward", "reward_std"))
+    if share is None or share < rule.threshold or reward is None or not recent.has_improved:
+        return None
+    if spread is None or spread > ALIKE * abs(reward):
+        return None
+    return rule.finding(
+        share,
+        f"In the last {SOLVED} steps {share:.0%} of the groups got one reward for all their completions, {reward:.3g} "
+        f"on average, after {recent.mean_at_first('reward'):.3g} at the start.",
     )
 
 
@@ -532,7 +549,8 @@ def machines_wait(recent: Recent, rule: Rule) -> Finding | None:
 
 
 def _read_rules() -> Iterator[Rule]:
-    numbers = {"WINDOW": WINDOW, "LONG": LONG, "SUDDEN": SUDDEN, "SETTLED": SETTLED, "SAMPLING_SHARE": SAMPLING_SHARE}
+    numbers = {"WINDOW": WINDOW, "LONG": LONG, "SUDDEN": SUDDEN, "SETTLED": SETTLED}
+    numbers |= {"SOLVED": SOLVED, "SAMPLING_SHARE": SAMPLING_SHARE}
     for code, texts in yaml.safe_load((resources() / "health_rules.yaml").read_text(encoding="utf-8")).items():
         texts |= {name: texts[name].format(**numbers) for name in ("when", "source")}
         look, needs = _LOOKS[code]
