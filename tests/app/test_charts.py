@@ -9,9 +9,10 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from PySide6.QtCore import QPoint, QPointF, Qt
-from PySide6.QtGui import QImage
+from PySide6.QtCore import QEvent, QPoint, QPointF, Qt
+from PySide6.QtGui import QHelpEvent, QImage
 from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QToolTip
 
 from app.state.charts import CHARTS, column_names
 from app.state.prefs import Prefs
@@ -37,7 +38,7 @@ def grid(qtbot, qapp):
         ChartContent([], "Waits."),
     ]
     plots = [Plot("KL", "nats", "nats"), Plot("Scores", "score"), Plot("Empty")]
-    widget = qtbot.show(ChartGrid(plots, contents.__getitem__, lambda index: True), 1100, 300)
+    widget = qtbot.show(ChartGrid(plots, contents.__getitem__, lambda index: True), 1100, 380)
     widget.refresh((1, 40))
     settle(qtbot, widget)
     return widget
@@ -183,6 +184,17 @@ def test_keys_move_the_marked_step_in_all_charts(grid: ChartGrid) -> None:
     assert "step 1" in kl.accessibleName()
     QTest.keyClick(kl, Qt.Key.Key_Escape)
     assert kl.step_label.text() == ""
+
+
+def test_what_a_mark_says_stays_while_the_pointer_rests(qtbot, grid: ChartGrid) -> None:
+    """Qt asks for a tool tip a moment later; pyqtgraph's scene answers with none, which hid it."""
+    view, at = grid.plots[0].view, place(grid.plots[0], 20, 4)
+    QTest.mouseMove(view.viewport(), at)
+    qtbot.waitUntil(lambda: "KL jumped" in QToolTip.text())
+    QApplication.sendEvent(view.viewport(), QHelpEvent(QEvent.Type.ToolTip, at, view.viewport().mapToGlobal(at)))
+    qtbot.wait(400)
+    assert QToolTip.isVisible() and "KL jumped" in QToolTip.text()
+    QToolTip.hideText()
 
 
 def test_dragging_zooms_every_plot(qtbot, grid: ChartGrid) -> None:

@@ -26,7 +26,7 @@ from backend.trainer.health.watch import Episode
 
 FOLDED = 2
 NARROW = 860
-ROWS_OF_CHARTS = 344
+ROWS_OF_CHARTS = 336
 """Height of the heading and two rows of charts, which stay in view."""
 ROLES = {"error": "bad", "warning": "warning", "info": "accent"}
 

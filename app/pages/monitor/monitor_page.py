@@ -115,6 +115,7 @@ class MonitorPage(QWidget):
         if self._run is not None:
             self._show_ranks(self._run)
             self._fit_height(self._run)
+            self._show_verdict()
         self.findings.show_run(self._run, self._beside_charts)
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -148,7 +149,6 @@ class MonitorPage(QWidget):
                 before, after = share_right(run, right)
                 tile.show_value(after, before)
         set_shown(self.tiles[CORRECT], right is not None)
-        self._fit_height(run)
         if steps.latest("kl") is None and charts.kl_is_off(config):
             self.tiles["kl"].show_value(None, instead="off: Beta 0")
         if not steps.latest("clip_ratio_total") and charts.ratio_is_always_1(config):
@@ -156,7 +156,8 @@ class MonitorPage(QWidget):
         self._show_ranks(run)
         notes = [note_text(note) for note in run.data.notes if note.get("level") != "warning"]  # warnings are findings
         text, tip = notes[-1] if notes else "", plain_tip("\n".join(notes))
-        configure(self.note, text=text, toolTip=tip, visible=bool(notes))
+        configure(self.note, text=text, toolTip=tip)
+        self._fit_height(run)
         if not run.is_live or run.silence or not self.verdict.isHidden():
             self._show_verdict()
         self.findings.show_run(run, self._beside_charts)
@@ -186,11 +187,16 @@ class MonitorPage(QWidget):
         has_room = self.height() >= theme.scaled(ROOM_FOR_RANKS)
         self.ranks.show_ranks(ranks_of(run.data.started, run.data.ending, run.data.steps.latest) if has_room else [])
 
+    @property
+    def _is_low(self) -> bool:
+        return self.height() < theme.scaled(LOW_PAGE)
+
     def _fit_height(self, run: Run) -> None:
-        is_low = self.height() < theme.scaled(LOW_PAGE)
+        is_low = self._is_low
         set_shown(self._tile_row, run.is_live or not is_low)
+        set_shown(self.note, bool(self.note.text()) and not is_low)
         for tile in self.tiles.values():
-            tile.show_caption(not is_low)
+            tile.set_low(is_low)
 
     def _show_verdict(self) -> None:
         run = self._run
@@ -234,14 +240,15 @@ class MonitorPage(QWidget):
             sentence = str(ending.get("sentence") or "") if is_early else ""
             export = CardAction(export.text, export.callback, primary=True)
             actions = [export, chat, evaluate, open_folder]
-            is_low = self.height() < theme.scaled(LOW_PAGE)
             self.verdict.setToolTip(averaged(run))
-            advice = "" if is_low else averaged(run)
+            advice = "" if self._is_low else averaged(run)
             show(f"Finished: {effort(run)}", "good", sentence, advice, changes(run), actions)
         elif run.state == "stopped":
             sentence = str(ending.get("sentence") or "Stopped; everything is saved.")
             actions = [resume, export, chat, evaluate, open_folder]
-            show(f"Stopped: {effort(run)}", "muted", advice=sentence, changes=changes(run), actions=actions)
+            self.verdict.setToolTip(sentence)
+            advice = "" if self._is_low else sentence
+            show(f"Stopped: {effort(run)}", "muted", advice=advice, changes=changes(run), actions=actions)
         elif run.state == "failed":
             is_bug = bool(ending.get("traceback"))
             advice = "This is a bug in GRPO Studio; details are in the log." if is_bug else "Fix this, then resume."
@@ -332,7 +339,7 @@ def averaged(run: Run) -> str:
     if len(evaluated) > 1:
         start = f"after step {evaluated[0]:,}" if evaluated[0] else "before training"
         text += f" Held-out: {start}, after step {evaluated[-1]:,}."
-    return text
+    return f"{text} Evaluation: 95 % interval of the change." if evaluations_of(run.folder) else text
 
 
 class RunCharts:

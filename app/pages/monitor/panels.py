@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QColor, QFont, QFontMetrics, QGuiApplication, QHideEvent, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QFrame, QPlainTextEdit, QSizePolicy, QWidget
+from PySide6.QtWidgets import QFrame, QPlainTextEdit, QSizePolicy, QVBoxLayout, QWidget
 
 from app import theme
 from app.state.run_state import RankNow
@@ -38,7 +38,8 @@ class MetricTile(QFrame):
         self._number = label(font=theme.figures_font(theme.TITLE, QFont.Weight.DemiBold))
         self._unit_label = label(font=theme.caption_font(), role="muted")
         number = row(self._number, (self._unit_label, 0, Qt.AlignmentFlag.AlignBottom), None, spacing=5)
-        column(name_line, number, self._caption, into=self, spacing=0, margins=(12, 6, 12, 7))
+        self._layout: QVBoxLayout = column(name_line, number, self._caption, into=self, spacing=0)
+        self.set_low(False)
         theme.signals.changed.connect(self._recolour)
         self.show_value(None)
 
@@ -53,8 +54,10 @@ class MetricTile(QFrame):
         self._recolour()
         self._fit()
 
-    def show_caption(self, shown: bool) -> None:
-        set_shown(self._caption, shown)
+    def set_low(self, low: bool) -> None:
+        """Show the figure alone, in little height."""
+        set_shown(self._caption, not low)
+        self._layout.setContentsMargins(12, 2 if low else 6, 12, 3 if low else 7)
 
     def figure(self) -> str:
         return f"{self._number.text()}{THIN}{self._unit_label.text()}".removesuffix(THIN)

@@ -25,7 +25,7 @@ from app.widgets.charts.chart_files import FORMATS, Format, write_chart
 from app.widgets.charts.curves import Trace
 from app.widgets.charts.plot import Plot
 
-PLOT_HEIGHT, LEAST_HEIGHT = 214, 152
+PLOT_HEIGHT, LEAST_HEIGHT = 214, 148
 MIN_WIDTH, COMFORTABLE_WIDTH = 300, 440
 MAX_COLUMNS = 4
 TURN_MS = 12
@@ -63,7 +63,7 @@ class ChartGrid(TabArea):
         super().__init__(content=page, name="Charts")
         self.plots = list(plots)
         self.span: tuple[float, float] | None = None
-        self.stale: set[int] = set()
+        self.stale: dict[int, None] = {}  # in the order in which they are drawn
         self._content_of, self._is_included = content_of, is_included
         self._all_steps: tuple[float, float] | None = None
         self._arrangement: tuple[object, ...] = ()
@@ -99,7 +99,8 @@ class ChartGrid(TabArea):
         """Redraw the visible plots now, the others when they scroll into view. `all_steps`: the first and last."""
         self._all_steps = all_steps
         self._arrange()
-        self.stale = set(range(len(self.plots)))
+        # Those that still wait come first: on a busy machine the last ones would never have their turn.
+        self.stale = dict.fromkeys([*self.stale, *range(len(self.plots))])
         self.turns.start()
 
     def set_smoothing(self, weight: float) -> None:
@@ -128,7 +129,7 @@ class ChartGrid(TabArea):
 
     def draw(self, plot: Plot) -> None:
         i = self.plots.index(plot)
-        self.stale.discard(i)
+        self.stale.pop(i, None)
         content = self._content_of(i)
         plot.set_span(self.span, self._all_steps)
         plot.show_traces(content.traces, content.waiting, content.marks, content.offer)
@@ -155,7 +156,7 @@ class ChartGrid(TabArea):
         return False
 
     def _draw_next(self) -> None:
-        for i in sorted(self.stale):
+        for i in self.stale:
             plot = self.plots[i]
             # isVisible alone is true of a plot that is scrolled out of view; its visible region is then empty.
             if plot.isVisible() and not plot.visibleRegion().isEmpty():
@@ -199,7 +200,7 @@ class ChartGrid(TabArea):
             self._grid.setColumnStretch(column, 1 if column < columns else 0)
         for row in range(self._grid.rowCount() + 1):
             self._grid.setRowStretch(row, 1 if row == rows else 0)  # the row below the last takes the spare height
-        self.stale |= {i for i, plot in enumerate(self.plots) if plot in unfolded}
+        self.stale |= dict.fromkeys(i for i, plot in enumerate(self.plots) if plot in unfolded)
         self.turns.start()
 
     @property

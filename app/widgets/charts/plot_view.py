@@ -95,7 +95,7 @@ class StepAxis(pg.AxisItem):
 
     def __init__(self) -> None:
         super().__init__("bottom")
-        self.title, self.is_time = "step", False
+        self.title, self.is_time, self.is_low = "step", False, False
 
     def show_range(self, length: float) -> None:
         size, unit = next((row for row in TIME_UNITS if length >= 3 * row[0]), TIME_UNITS[-1])
@@ -103,6 +103,9 @@ class StepAxis(pg.AxisItem):
         title = f"{self.title}, {unit}" if self.is_time else self.title
         if title != self.labelText:
             self.setLabel(title, **self.labelStyle)
+
+    def showLabel(self, show: bool = True) -> None:
+        super().showLabel(show and not self.is_low)  # pyqtgraph shows it whenever it changes
 
     def tickSpacing(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, float]]:
         levels = super().tickSpacing(minVal, maxVal, size) or []
@@ -296,7 +299,8 @@ class PlotView(pg.GraphicsView):
         super().resizeEvent(event)
         if event is not None:  # pyqtgraph's constructor calls it too
             is_low = self.height() < theme.scaled(LOW_VIEW)
-            self.step_axis.showLabel(not is_low)
+            self.step_axis.is_low = is_low
+            self.step_axis.showLabel()
             self.step_axis.setHeight(theme.scaled(LOW_AXIS if is_low else BOTTOM_AXIS))
         self._place_items()
 
