@@ -43,6 +43,7 @@ def states(run: RunFolder, child: subprocess.Popen[bytes]) -> Iterator[str]:
         time.sleep(0.01)
 
 
+@pytest.mark.proof
 def test_a_run_that_the_gpu_fails_goes_on_to_its_end_and_a_window_sees_it_live_throughout(run: RunFolder) -> None:
     failures: failing_gpu.Failures = [["learning", 4, INTERACTIVITY]]
     environment = failing_gpu.environment(backend_environment(), run.path.parent / "failures.json", failures)
