@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +12,11 @@ from PySide6.QtCore import QObject, Signal
 
 from app.state.charts import CHARTS, curves_of
 from app.state.run import Run
+from app.widgets.basic.number_format import figure
 from backend.runs.completion_rows import CompletionRow, GroupRow
 from backend.runs.run_folder import RunFolder
+from backend.trainer.evaluation.evaluation_rows import evaluations_of, read_evaluation
+from backend.utils.errors import UserError
 
 AXES = {"step": "Step", "tokens": "Tokens", "time": "Time"}
 POINTS = 2000
@@ -32,6 +36,7 @@ class ComparedMetric:
     help: str
     held_out: bool
     chart: str
+    section: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +105,9 @@ class RunComparison(QObject):
             for curve in curves:
                 label = curve.label if chart.title == "Other" else f"{chart.title}: {curve.label}"
                 title = chart.title if len(curves) == 1 else label
-                about = chart.axis, chart.unit, chart.help, chart.held_out, chart.title
+                about = chart.axis, chart.unit, chart.help, chart.held_out, chart.title, chart.section
                 found.append(ComparedMetric(curve.metric, title, *about))
-        return sorted(found, key=lambda one: one.metric != "reward")
+        return sorted(found, key=lambda one: (one.section != found[0].section, one.metric != "reward"))
 
     def curve(self, run: Run, metric: ComparedMetric, axis: str) -> tuple[np.ndarray, np.ndarray]:
         steps, values = run.series(metric.metric, held_out=metric.held_out)
@@ -155,6 +160,25 @@ class RunComparison(QObject):
             if ours:
                 return [SharedPrompt(step, (group, theirs[group.get("prompt")])) for group in ours]
         return []
+
+
+def result_with_interval(run: Run) -> str:
+    """“0.86, 0.81 to 0.90, test”: the run's newest evaluation with its 95 % interval, else the mean training reward
+    over the last quarter of its steps."""
+    for path in evaluations_of(run.folder):
+        with suppress(UserError):  # no evaluation
+            made = read_evaluation(path)
+            figures = list(made.headline.sides.values())[-1].figures
+            of = figures.reward if made.pass_rule is None else figures.pass_at[min(figures.pass_at)]
+            ends = "" if of.low is None or of.high is None else f", {figure(of.low)} to {figure(of.high)}"
+            return f"{figure(of.value)}{ends}, {made.data.split}"
+    rewards = run.series("reward")[1]
+    last = rewards[-max(1, len(rewards) // 4) :]
+    last = last[np.isfinite(last)]
+    if not len(last):
+        return ""
+    half = 1.96 * float(last.std(ddof=1)) / len(last) ** 0.5 if len(last) > 1 else None
+    return f"{figure(float(last.mean()))}{'' if half is None else f' ± {figure(half)}'}, training"
 
 
 def resampled(x: np.ndarray, values: np.ndarray, grid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -70,6 +70,12 @@ def test_a_setting_is_compared_with_its_value_at_the_chosen_step(dialog: CloneDi
     assert dialog.differs.text().startswith("Nothing changes") and flags(dialog.command()).count("--set") == 0
 
 
+def test_typing_replaces_a_setting_just_added(qtbot, dialog: CloneDialog) -> None:
+    dialog.settings.add("iters")
+    qtbot.keyClicks(dialog.settings.fields["iters"].control, "80")
+    assert dialog.settings.values() == {"iters": 80}
+
+
 def test_the_command_says_what_was_chosen(dialog: CloneDialog, run: RunFolder) -> None:
     dialog.step.setCurrentIndex(1)
     dialog.way.choose("cold")

@@ -295,7 +295,9 @@ def test_runs(qtbot: QtBot, session: Session, real_runs: Path) -> None:
 def test_comparison(qtbot: QtBot, session: Session, real_runs: Path) -> None:
     """Every metric gets a chart, those of the chart Other too, on every axis."""
     view = qtbot.show(CompareView(session), 1100, 760)
-    view.compare([read_record(RunFolder(real_runs / name)) for name in ("failed", "full", "lora", "stages")])
+    names = ["failed", "full", "lora", "stages"]
+    names += ["stopped", "resumed", "clone", "old", "rates-1-seed0", "rates-2-seed0"]
+    view.compare([read_record(RunFolder(real_runs / name)) for name in names])
     qtbot.waitUntil(lambda: view.comparison is not None and not view.comparison.is_reading, timeout=60_000)
     view.refresh()
     assert view.grid is not None
@@ -307,7 +309,29 @@ def test_comparison(qtbot: QtBot, session: Session, real_runs: Path) -> None:
             view.grid.draw(plot)
     for part in ("settings", "completions", "results"):
         view.part.choose(part)
-    assert [row[1] for row in view.results.table[1:]] == ["Failed", "Finished", "Finished", "Finished"]
+    assert [row[1] for row in view.results.table[1:5]] == ["Failed", "Finished", "Finished", "Finished"]
+    results = {name: row[3] for name, row in zip(names, view.results.table[1:], strict=True)}
+    assert results["failed"] == DASH and results["full"].endswith(", training")
+    assert results["lora"].endswith(", valid"), "of its evaluation"
+    assert list(view.grid.sections)[:2] == ["Learning", "Held-out"]
+    reward = view.grid.plots[0]
+    view.grid.draw(reward)
+    assert [trace.label for trace in reward.traces] == list("BCDEFGHIJ"), "all but the one that failed at once"
+    assert len({(trace.pen.color().name(), trace.pen.style()) for trace in reward.traces}) == 9
+    view.smoothing.setCurrentIndex(2)
+    assert reward._smoothing == 0.9
+    for ask in (
+        lambda: QTest.mouseDClick(view.legend.chips[2], Qt.MouseButton.LeftButton),
+        lambda: QTest.mouseClick(view.legend.chips[2], Qt.MouseButton.LeftButton, Qt.KeyboardModifier.AltModifier),
+        lambda: view.shown.activated.emit(view.shown.setCurrentIndex(3)),
+    ):
+        view.legend.solo("")
+        assert len(view.legend.shown()) == 10 and view.shown.currentText() == "All runs"
+        ask()
+        view.grid.draw(reward)
+        assert [trace.label for trace in reward.traces] == ["C"] and view.shown.currentText() == "Only C  lora"
+    for table in (view.results, view.settings):
+        assert sum(map(table.columnWidth, range(len(table.table[0])))) <= table.viewport().width()
     view.close_runs()
 
 

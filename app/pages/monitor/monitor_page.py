@@ -32,7 +32,7 @@ from app.widgets.basic.dialogs import open_path
 from app.widgets.basic.labels import EmptyState, button, explain_at, plain_tip
 from app.widgets.basic.layout import column, configure, holder, row, set_shown, stack
 from app.widgets.basic.number_format import MINUS, duration, signed
-from app.widgets.charts.chart_grid import ChartContent, ChartExport, ChartGrid, ChartsMenu, ZoomButton
+from app.widgets.charts.chart_grid import SMOOTHING, ChartContent, ChartExport, ChartGrid, ChartsMenu, ZoomButton
 from app.widgets.charts.curves import Trace
 from app.widgets.charts.plot import Plot
 from app.widgets.run_header import BeforeAfter, CardAction, ResultCard, RunHeader
@@ -57,7 +57,6 @@ AT_ONCE = ("rollout_tokens_per_second", "peak_memory_gb")
 LOW_PAGE = 660
 """Height of the page below which it leaves out what the charts say too."""
 TWO_UPDATES = "Set Updates per rollout to 2 in the form"
-SMOOTHING = (("No smoothing", 0.0), ("Light smoothing", 0.6), ("Strong smoothing", 0.9))
 ROOM_FOR_RANKS = 620
 """Height of the page from which it has a table of the machines: in a low window the charts need the room."""
 
@@ -369,8 +368,7 @@ class RunCharts:
                 log_changed=partial(prefs.set_log_chart, plot.title),
             )
         self.grid.step_chosen.connect(lambda step: session.completions_requested.emit(step, None))
-        weights = {weight: text for text, weight in SMOOTHING}
-        smoothing = ComboBox(name="Smoothing of the charts", length=13, items=weights)
+        smoothing = ComboBox(name="Smoothing of the charts", length=13, items=SMOOTHING)
         smoothing.currentIndexChanged.connect(lambda _: self.grid.set_smoothing(smoothing.currentData()))
         export = ChartExport(
             self.grid, lambda: self._run.folder.name if self._run is not None else "charts", session.message.emit

@@ -79,7 +79,10 @@ class ChangedSettings(QWidget):
             self.fields[key], self._rows[key] = field, (holder, caption)
             self._check()
         self.search.clear()
-        self.fields[key].control.setFocus()
+        control = self.fields[key].control
+        control.setFocus()
+        if isinstance(control, QLineEdit):
+            control.selectAll()  # typing replaces the value
 
     def remove(self, key: str) -> None:
         holder, _ = self._rows.pop(key)

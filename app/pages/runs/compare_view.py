@@ -15,6 +15,7 @@ from PySide6.QtGui import (
     QGuiApplication,
     QHideEvent,
     QKeySequence,
+    QMouseEvent,
     QPainter,
     QPaintEvent,
     QPen,
@@ -29,17 +30,17 @@ from app.state import charts
 from app.state.guide import place_of_chart
 from app.state.messages import problems_to
 from app.state.run import Run
-from app.state.run_comparison import AXES, ComparedMetric, RunComparison, SharedPrompt
+from app.state.run_comparison import AXES, ComparedMetric, RunComparison, SharedPrompt, result_with_interval
 from app.state.run_notices import finite_rewards
 from app.state.run_state import Mark
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, Segments
 from app.widgets.basic.dialogs import save_file
 from app.widgets.basic.labels import button, explain_at, label, plain_tip
-from app.widgets.basic.layout import FlowLayout, clear_layout, column, configure, holder, row, splitter, stack
-from app.widgets.basic.number_format import duration, figure
+from app.widgets.basic.layout import FlowLayout, TabArea, clear_layout, column, configure, holder, row, splitter, stack
+from app.widgets.basic.number_format import DASH, duration, figure
 from app.widgets.basic.tables import BaseTable, Column, TextsModel
-from app.widgets.charts.chart_grid import ChartContent, ChartExport, ChartGrid
+from app.widgets.charts.chart_grid import SMOOTHING, ChartContent, ChartExport, ChartGrid
 from app.widgets.charts.curves import Trace
 from app.widgets.charts.plot import Plot
 from app.widgets.completion_table import one_line
@@ -53,7 +54,6 @@ from backend.runs.run_record import (
     as_markdown,
     differing_settings,
     result_of,
-    result_text,
     results_table,
     settings_in_course,
     settings_table,
@@ -65,11 +65,14 @@ POSITIONS: dict[str, tuple[str, Callable[[int], str]]] = {
     "tokens": ("tokens", lambda x: f"{x:,} tokens"),
     "time": ("working time", duration),
 }
+RESULT = "Result, 95 % interval"
+SHORT_RESULTS = ["Run", "State", "Steps", RESULT, "Reward", "Held-out", "Best held-out", "Tokens", "Worked"]
+"""Columns of the table of results, which has fewer than the exported one."""
 PARTS = {"results": "Results", "settings": "Settings that differ", "completions": "Completions"}
 NO_SHARED_PROMPT = "These two runs have no prompt in common in the newest steps that both recorded."
-TABLES_HEIGHT, TABLES_WIDTH, WIDEST_COLUMN = 210, 760, 260
-WIDE = 1700
-"""From this width on the tables are beside the charts."""
+TABLES_HEIGHT, TABLES_WIDTH, WIDEST_COLUMN, NARROWEST_COLUMN = 210, 760, 260, 56
+LEGEND_HEIGHT, WIDE = 100, 1700
+"""Most of the legend; from this width on the tables are beside the charts."""
 NEWS_MS = 500
 """Tables and charts are drawn at most this often while runs are read or train."""
 SELECT_ROW = QItemSelectionModel.SelectionFlag.Select | QItemSelectionModel.SelectionFlag.Rows
@@ -99,10 +102,12 @@ def letter_of(index: int) -> str:
 class RunChip(QAbstractButton):
     """A run's entry in the legend: a line, a letter and a title."""
 
+    solo_requested = Signal()
+
     def __init__(self, run: ComparedName) -> None:
         super().__init__()
         self.run = run
-        tip = plain_tip(f"{run.name}\nClick to hide its curves, or show them again")
+        tip = plain_tip(f"{run.name}\nClick to hide its curves or show them again. Double-click for these alone.")
         configure(
             self, text=run.text, toolTip=tip, accessibleName=f"Curves of {run.letter}, {run.title}", checkable=True
         )
@@ -114,6 +119,16 @@ class RunChip(QAbstractButton):
         return QSize(min(theme.scaled(320), width), self.fontMetrics().height() + theme.SPACE)
 
     minimumSizeHint = sizeHint
+
+    def mouseReleaseEvent(self, event: QMouseEvent) -> None:
+        if event.modifiers() & Qt.KeyboardModifier.AltModifier:
+            self.setDown(False)
+            self.solo_requested.emit()
+        else:
+            super().mouseReleaseEvent(event)
+
+    def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
+        self.solo_requested.emit()
 
     def paintEvent(self, event: QPaintEvent) -> None:
         colours, painter, middle, end = theme.palette(), QPainter(self), self.height() / 2, 6 + theme.scaled(20)
@@ -152,7 +167,16 @@ class RunLegend(QWidget):
         for chip in self.chips:
             chip.setChecked(chip.run.name not in hidden)
             chip.toggled.connect(lambda _on: self.shown_changed.emit())
+            chip.solo_requested.connect(partial(self.solo, chip.run.name))
             self._flow.addWidget(chip)
+
+    def solo(self, name: str) -> None:
+        """Show this run alone; all runs for ""."""
+        for chip in self.chips:
+            with QSignalBlocker(chip):
+                chip.setChecked(name in ("", chip.run.name))
+            chip.update()
+        self.shown_changed.emit()
 
     def shown(self) -> list[ComparedName]:
         return [chip.run for chip in self.chips if chip.isChecked()]
@@ -166,6 +190,7 @@ class ComparisonTable(BaseTable):
         super().__init__(model=self._texts, name=name, textElideMode=Qt.TextElideMode.ElideMiddle)
         self._texts.setParent(self)
         self.table: list[list[str]] = []
+        self._natural: list[int] = []
         self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
 
     def show_table(self, table: Sequence[Sequence[str]]) -> None:
@@ -176,10 +201,23 @@ class ComparisonTable(BaseTable):
         self._texts.columns = [Column(title) for title in rows[0]]
         self._texts.set_rows(rows[1:])
         self.resizeColumnsToContents()
-        for place in range(len(rows[0])):
-            self.setColumnWidth(place, min(self.columnWidth(place) + theme.SPACE, theme.scaled(WIDEST_COLUMN)))
+        natural = [self.columnWidth(place) + theme.SPACE for place in range(len(rows[0]))]
+        self._natural = [min(width, theme.scaled(WIDEST_COLUMN)) for width in natural]
+        self._fit()
         for number in chosen:
             self.selectionModel().select(self._texts.index(number, 0), SELECT_ROW)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit()
+
+    def _fit(self) -> None:
+        """Cut the widest columns until all are in view."""
+        most, room = max(self._natural, default=0), self.viewport().width()
+        while most > theme.scaled(NARROWEST_COLUMN) and sum(min(width, most) for width in self._natural) > room:
+            most -= 4
+        for place, width in enumerate(self._natural):
+            self.setColumnWidth(place, min(width, most))
 
 
 class SharedPromptPanel(QWidget):
@@ -268,7 +306,11 @@ class CompareView(QWidget):
         escape.setContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
         self.title = label(font=theme.title_font())
         self.axis = Segments(AXES, "Horizontal axis", chosen=lambda _: self._draw_charts(is_new_axis=True))
-        self.legend = configure(RunLegend(), shown_changed=self._draw_charts)
+        self.smoothing = ComboBox(name="Smoothing of the charts", length=13, items=SMOOTHING)
+        self.smoothing.currentIndexChanged.connect(lambda _: self._smooth())
+        self.legend = configure(RunLegend(), shown_changed=self._on_shown)
+        self.shown = ComboBox(name="Runs shown", length=20, tip="All runs, or one alone")
+        self.shown.activated.connect(lambda _: self.legend.solo(self.shown.currentData()))
         self.results, self.settings = ComparisonTable("Results of the runs"), ComparisonTable("Settings that differ")
         self.same = label("Their settings are the same.", role="muted", align=Qt.AlignmentFlag.AlignCenter)
         self.prompts = SharedPromptPanel()
@@ -285,19 +327,28 @@ class CompareView(QWidget):
         self.part = Segments(PARTS, "Below the charts", chosen=lambda key: show_part(list(PARTS).index(key)))
         self._charts = column()
         below = column(row(self.part, None, self.export_button), (tables, 1))
-        self.parts = splitter(holder(self._charts), holder(below), stretch=(1, 0), upright=True)
-        head = row(self.back, (self.title, 1), self.axis)
-        column(head, self.legend, (self.parts, 1), into=self, spacing=12, margins=2 * theme.SPACE)
-        for first, second in pairwise([self.back, *self.axis.buttons.values()]):
+        tables_part = holder(below, minimumHeight=theme.scaled(110))
+        self.parts = splitter(holder(self._charts), tables_part, stretch=(1, 0), upright=True)
+        head = row(self.back, (self.title, 1), self.shown, self.smoothing, self.axis)
+        self._legend_area = TabArea(content=self.legend, accessibleName="Legend of the runs")
+        column(head, self._legend_area, (self.parts, 1), into=self, spacing=12, margins=2 * theme.SPACE)
+        for first, second in pairwise([self.back, self.shown, self.smoothing, *self.axis.buttons.values()]):
             QWidget.setTabOrder(first, second)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
+        self._fit_legend()
         wide = self.width() >= theme.scaled(WIDE)
         orientation = Qt.Orientation.Horizontal if wide else Qt.Orientation.Vertical
         if self.parts.orientation() != orientation or event.oldSize().width() < 0:
             self.parts.setOrientation(orientation)
-            self.parts.setSizes([10_000, theme.scaled(TABLES_WIDTH if wide else TABLES_HEIGHT)])
+            height = min(theme.scaled(TABLES_HEIGHT), self.height() // 3)
+            self.parts.setSizes([10_000, theme.scaled(TABLES_WIDTH) if wide else height])
+
+    def _fit_legend(self) -> None:
+        """A few lines of the legend; more of them scroll."""
+        needed = self.legend.heightForWidth(self.width() - 4 * theme.SPACE - theme.GUTTER)
+        self._legend_area.setFixedHeight(min(needed, theme.scaled(LEGEND_HEIGHT)))
 
     def compare(self, records: Sequence[RunRecord]) -> None:
         self.close_runs()
@@ -340,10 +391,12 @@ class CompareView(QWidget):
             return
         names = self.names()
         self.legend.show_names(names)
-        settings, results = self.tables(_shown_text)
-        self.settings.show_table(settings)
+        self._fit_legend()
+        self._show_shown()
+        self.settings.show_table(settings_table([name.text for name in names], self._differences))
         self._settings.setCurrentIndex(0 if self._differences else 1)
-        self.results.show_table(results)
+        results = [self._short_result(name, result) for name, result in zip(names, self._results(), strict=True)]
+        self.results.show_table([SHORT_RESULTS, *results])
         self.prompts.show_runs(self.comparison, names)
         metrics = self.comparison.metrics()
         if metrics != self._metrics:
@@ -358,12 +411,15 @@ class CompareView(QWidget):
 
     def _build_grid(self) -> None:
         self._drop_grid()
-        plots = [Plot(one.title, one.axis, one.unit, one.help) for one in self._metrics]
+        prefs = self._session.prefs
+        plots = [Plot(one.title, one.axis, one.unit, one.help, one.section) for one in self._metrics]
         for plot, metric in zip(plots, self._metrics, strict=True):
             place = place_of_chart(metric.chart)
             explain_at(plot, place)
             plot.explanation_requested.connect(partial(self._session.guide_requested.emit, place))
-        self.grid = ChartGrid(plots, self._content, lambda i: True)
+        self.grid = ChartGrid(plots, self._content, lambda i: True, prefs.folded_charts)
+        self.grid.folded_changed.connect(partial(setattr, prefs, "folded_charts"))
+        self._smooth()
         ChartExport(self.grid, lambda: "comparison", self._session.message.emit)  # the grid owns it
         self._charts.addWidget(self.grid)
 
@@ -372,6 +428,20 @@ class CompareView(QWidget):
             self.grid.hide()
             self.grid.deleteLater()
             self.grid = None
+
+    def _smooth(self) -> None:
+        if self.grid is not None:
+            self.grid.set_smoothing(self.smoothing.currentData())
+
+    def _on_shown(self) -> None:
+        self._show_shown()
+        self._draw_charts()
+
+    def _show_shown(self) -> None:
+        runs, shown = self.names(), self.legend.shown()
+        texts = {"": "All runs" if len(shown) in (1, len(runs)) else f"{len(shown)} of {len(runs)} runs"}
+        texts |= {name.name: f"Only {name.text}" for name in runs}
+        self.shown.fill(texts, shown[0].name if len(shown) == 1 < len(runs) else "")
 
     def _draw_charts(self, *, is_new_axis: bool = False) -> None:
         if self.grid is not None and self.comparison is not None:
@@ -398,24 +468,39 @@ class CompareView(QWidget):
         shown = [trace for trace in traces if trace.has_data]
         return ChartContent(shown, "None of the runs shown has this metric.", marks)
 
-    def tables(self, write: Callable[[str, Any], str] = result_text) -> list[list[list[str]]]:
-        """The settings that differ and the results, as rows of texts that `write(field, value)` gives."""
+    def tables(self) -> list[list[list[str]]]:
+        """The settings that differ and the results, as rows of texts."""
+        titles, found = [name.text for name in self.names()], self._results()
+        results = results_table(found)
+        results[0].append(RESULT)
+        for cells, title, result in zip(results[1:], titles, found, strict=True):
+            cells[0] = title
+            cells.append(result[RESULT])
+        return [settings_table(titles, self._differences), results]
+
+    def _results(self) -> list[RunResult]:
         assert self.comparison is not None
-        titles = [name.text for name in self.names()]
         runs: list[Run | None] = [*self.comparison.runs]
         runs += [None] * (len(self._records) - len(runs))
-        found = [self._result(record, run) for record, run in zip(self._records, runs, strict=True)]
-        results = results_table(found, write)
-        for cells, title in zip(results[1:], titles, strict=True):
-            cells[0] = title
-        return [settings_table(titles, self._differences), results]
+        return [self._result(record, run) for record, run in zip(self._records, runs, strict=True)]
+
+    def _short_result(self, name: ComparedName, result: RunResult) -> list[str]:
+        """A line of SHORT_RESULTS."""
+        ends = [(result[f"{what}_first"], result[f"{what}_last"]) for what in ("reward", "held_out")]
+        courses = [f"{figure(first)} → {figure(last)}" if last is not None else DASH for first, last in ends]
+        step = result["best_step"]
+        best = f"{figure(result['held_out_best'])} at {step:,}" if step is not None else DASH
+        numbers = figure(result["tokens"]), duration(result["worked_s"])
+        state = STATE_LABELS[result["state"]]
+        return [name.text, state, f"{result['steps']:,}", result[RESULT] or DASH, *courses, best, *numbers]
 
     def _result(self, record: RunRecord, run: Run | None) -> RunResult:
         if run is None or not run.has_caught_up:
-            return result_of(record, [])
+            return result_of(record, []) | {RESULT: ""}
         steps, rewards = run.series("reward", held_out=True)
         pairs = zip(steps.tolist(), rewards.tolist(), strict=True)
-        return result_of(record, [pair for pair in pairs if pair[1] == pair[1]], finite_rewards(run))
+        found = result_of(record, [pair for pair in pairs if pair[1] == pair[1]], finite_rewards(run))
+        return found | {RESULT: result_with_interval(run)}
 
     def export_menu(self) -> QMenu:
         menu, clipboard = QMenu(self), QGuiApplication.clipboard()
@@ -434,9 +519,3 @@ class CompareView(QWidget):
         with problems_to(partial(QMessageBox.warning, self, "Not saved")):
             if path is not None:
                 save_as(path, "\n".join(map(write, self.tables())))
-
-
-def _shown_text(name: str, value: Any) -> str:
-    if name == "state":
-        return STATE_LABELS[value]
-    return duration(value) if name == "worked_s" else figure(value)

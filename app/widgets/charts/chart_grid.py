@@ -29,6 +29,7 @@ PLOT_HEIGHT, LEAST_HEIGHT = 214, 148
 MIN_WIDTH, COMFORTABLE_WIDTH = 300, 440
 MAX_COLUMNS = 4
 TURN_MS = 12
+SMOOTHING = {0.0: "No smoothing", 0.6: "Light smoothing", 0.9: "Strong smoothing"}
 
 
 @dataclass(frozen=True, slots=True)
