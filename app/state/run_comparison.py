@@ -12,7 +12,6 @@ from PySide6.QtCore import QObject, Signal
 
 from app.state.charts import CHARTS, curves_of
 from app.state.run import Run
-from app.widgets.basic.number_format import figure
 from backend.runs.completion_rows import CompletionRow, GroupRow
 from backend.runs.run_folder import RunFolder
 from backend.trainer.evaluation.evaluation_rows import evaluations_of, read_evaluation
@@ -162,23 +161,32 @@ class RunComparison(QObject):
         return []
 
 
-def result_with_interval(run: Run) -> str:
-    """“0.86, 0.81 to 0.90, test”: the run's newest evaluation with its 95 % interval, else the mean training reward
-    over the last quarter of its steps."""
+@dataclass(frozen=True, slots=True)
+class RunFigure:
+    """A reward or share with its 95 % interval, and where it was measured."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+    where: str
+
+
+def figure_of(run: Run) -> RunFigure | None:
+    """Of the run's newest evaluation, else the mean training reward over the last quarter of its steps."""
     for path in evaluations_of(run.folder):
         with suppress(UserError):  # no evaluation
             made = read_evaluation(path)
             figures = list(made.headline.sides.values())[-1].figures
             of = figures.reward if made.pass_rule is None else figures.pass_at[min(figures.pass_at)]
-            ends = "" if of.low is None or of.high is None else f", {figure(of.low)} to {figure(of.high)}"
-            return f"{figure(of.value)}{ends}, {made.data.split}"
+            return RunFigure(of.value, of.low, of.high, made.data.split)
     rewards = run.series("reward")[1]
     last = rewards[-max(1, len(rewards) // 4) :]
     last = last[np.isfinite(last)]
     if not len(last):
-        return ""
+        return None
+    mean = float(last.mean())
     half = 1.96 * float(last.std(ddof=1)) / len(last) ** 0.5 if len(last) > 1 else None
-    return f"{figure(float(last.mean()))}{'' if half is None else f' ± {figure(half)}'}, training"
+    return RunFigure(mean, *((None, None) if half is None else (mean - half, mean + half)), "training")
 
 
 def resampled(x: np.ndarray, values: np.ndarray, grid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -30,7 +30,7 @@ from app.state import charts
 from app.state.guide import place_of_chart
 from app.state.messages import problems_to
 from app.state.run import Run
-from app.state.run_comparison import AXES, ComparedMetric, RunComparison, SharedPrompt, result_with_interval
+from app.state.run_comparison import AXES, ComparedMetric, RunComparison, RunFigure, SharedPrompt, figure_of
 from app.state.run_notices import finite_rewards
 from app.state.run_state import Mark
 from app.state.session import Session
@@ -500,7 +500,7 @@ class CompareView(QWidget):
         steps, rewards = run.series("reward", held_out=True)
         pairs = zip(steps.tolist(), rewards.tolist(), strict=True)
         found = result_of(record, [pair for pair in pairs if pair[1] == pair[1]], finite_rewards(run))
-        return found | {RESULT: result_with_interval(run)}
+        return found | {RESULT: _figure_text(figure_of(run))}
 
     def export_menu(self) -> QMenu:
         menu, clipboard = QMenu(self), QGuiApplication.clipboard()
@@ -519,3 +519,11 @@ class CompareView(QWidget):
         with problems_to(partial(QMessageBox.warning, self, "Not saved")):
             if path is not None:
                 save_as(path, "\n".join(map(write, self.tables())))
+
+
+def _figure_text(of: RunFigure | None) -> str:
+    """“0.86, 0.81 to 0.90, test”."""
+    if of is None:
+        return ""
+    ends = f"{figure(of.low)} to {figure(of.high)}" if of.low is not None and of.high is not None else ""
+    return ", ".join(filter(None, (figure(of.value), ends, of.where)))
