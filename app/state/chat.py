@@ -33,7 +33,7 @@ from backend.utils.machine import machine_bytes
 
 State = Literal["empty", "loading", "ready", "answering", "failed"]
 SCORING = keys_used_by("scoring")
-KEPT_TURNS = 40
+KEPT_TURNS = 20
 """Turns of a run or model that are kept, and shown again when it is chosen."""
 
 

@@ -64,11 +64,15 @@ class WeightEdit(NumberEdit):
 
 
 class WeightDelegate(QStyledItemDelegate):
-    """Edits a weight in place. The weight of a row that is ticked in the first column is framed like a field."""
+    """Edits a weight in place. It is framed like a field, everywhere or in rows that are ticked in the first column."""
+
+    def __init__(self, parent: QWidget, *, is_framed: bool = False) -> None:
+        super().__init__(parent)
+        self._is_framed = is_framed
 
     def paint(self, painter: QPainter, option: Any, index: Index) -> None:
         super().paint(painter, option, index)
-        if is_ticked(index.sibling(index.row(), 0)):
+        if self._is_framed or is_ticked(index.sibling(index.row(), 0)):
             painter.save()
             painter.setRenderHint(QPainter.RenderHint.Antialiasing)
             painter.setPen(QPen(theme.palette().outline, 1))

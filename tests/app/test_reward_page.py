@@ -10,6 +10,7 @@ import pytest
 from PySide6.QtCore import QEvent, QMimeData, QPoint, QPointF, Qt, QUrl
 from PySide6.QtGui import QDropEvent, QGuiApplication, QKeyEvent
 from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QLineEdit
 
 from app.pages.rewards import reward_file
 from app.pages.rewards.bench import row_numbers
@@ -90,8 +91,12 @@ def test_sample_and_score(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     page.source.rows.setText("2")
     (unscored,) = table_texts(page.results.functions)
     assert unscored[1:] == ["not scored yet", "–", "1", "–"] and page.results.board.isVisible()
-    page.results.functions.setData(page.results.functions.index(0, 3), 2.0)
-    assert page.draft.value("reward_weights") == [2.0]
+    page.results.board.selectRow(0)
+    QTest.keyClick(page.results.board, Qt.Key.Key_Return)
+    editor = page.results.board.findChild(QLineEdit)
+    editor.setText("2")
+    QTest.keyClick(editor, Qt.Key.Key_Return)
+    qtbot.waitUntil(lambda: page.draft.value("reward_weights") == [2.0])
     page.session.consent.ask = lambda requests: False
     page.sample()
     assert not page.bench.busy and not page.bench.groups, "the consent is asked for first"

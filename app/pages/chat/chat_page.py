@@ -27,6 +27,8 @@ from backend.utils.files import is_file
 CHECK_MS = 2000
 LEFT_MS = 120_000
 WIDE = 980
+TURNS_AT_ONCE = 4
+"""Turns of a kept conversation that are laid out in one turn of the event loop."""
 
 
 class ChatPage(QWidget):
@@ -186,8 +188,9 @@ class ChatPage(QWidget):
         words = notice_words(chat, choice, checkpoint, self._live)
         self._body.setCurrentWidget(self.transcript if chat.turns else self.notice)
         self.notice.show_notice(*words, busy=chat.state == "loading")
-        has_notice = bool(chat.turns) and not self._is_chosen_loaded
-        self.about.setText(f"{words[0]}. {words[1]}" if has_notice else about_loaded(chat))
+        # The notice is covered by the turns: what keeps a prompt from its answer is told above them.
+        is_told = bool(chat.turns) and (self._live is not None or chat.state in ("loading", "failed"))
+        self.about.setText(f"{words[0]}. {words[1]}" if is_told else about_loaded(chat))
         can_ask = choice is not None and not choice.problem and self._live is None
         self.sides.setVisible(len(chat.sides) > 1)
         self.rows.offer_rows(has_rows=choice is not None and choice.is_run, loaded=chat.is_loaded)
@@ -235,14 +238,19 @@ class ChatPage(QWidget):
         turns, transcript = self.chat.turns, self.transcript
         if len(turns) < len(transcript.answers):
             transcript.clear()
-        for index in range(len(transcript.answers), len(turns)):
+        shown = len(transcript.answers)
+        for index in range(shown, min(len(turns), shown + TURNS_AT_ONCE)):
             turn = turns[index]
             transcript.add_turn(turn.prompt, turn.expected, list(turn.answers), is_first=turn.is_first)
             for side in turn.answers:
                 self._show_answer(index, side)
+        if len(transcript.answers) < len(turns):
+            QTimer.singleShot(0, self, self._show_turns)
         self._show()
 
     def _show_answer(self, index: int, side: str) -> None:
+        if index >= len(self.transcript.answers):
+            return
         answer = self.chat.turns[index].answers[side]
         view = self.transcript.answers[index][side]
         view.show_answer(answer, self.chat.reward_names, self.chat.can_keep(answer))

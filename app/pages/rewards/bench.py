@@ -150,13 +150,18 @@ class BenchFunctionTable(BaseTable):
         self._model = model
         self._max_rows = 6
         self.setItemDelegateForColumn(SCORES, CellDelegate(HISTOGRAM_ROLE, draw_histogram, self))
-        self.setItemDelegateForColumn(WEIGHT, WeightDelegate(self))
+        self.setItemDelegateForColumn(WEIGHT, WeightDelegate(self, is_framed=True))
         model.modelReset.connect(lambda: self.show_at_most(self._max_rows))
         connect(self._show_error, self.clicked, self.activated)
+        self.activated.connect(self._edit_weight)
 
     def show_at_most(self, rows: int) -> None:
         self._max_rows = rows
         self.fit_rows(rows, extra=1)
+
+    def _edit_weight(self, index: QModelIndex) -> None:
+        if self.state() != self.State.EditingState:  # Return in the editor reaches the table too
+            self.edit(index.siblingAtColumn(WEIGHT))
 
     def _show_error(self, index: QModelIndex) -> None:
         if self._model.rows[index.row()]["error"]:
