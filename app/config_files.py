@@ -19,11 +19,12 @@ from app.state.run_starter import START
 from app.state.session import FORM
 from app.widgets.basic.dialogs import open_file, open_folder, save_file
 from app.widgets.menu_dialogs import PresetPanel
-from backend.config.config import dump
+from backend.config.config import dump, load
 from backend.config.other_programs.files import mlx_lm_lora_yaml
 from backend.runs.run_folder import RunFolder
 from backend.utils.command import backend_command
 from backend.utils.disk import save_as
+from backend.utils.errors import UserError
 
 if TYPE_CHECKING:
     from app.window import Window
@@ -52,7 +53,7 @@ class ConfigFiles(QObject):
             self.session.load_config(path)
 
     def open_settings(self, run: RunFolder) -> None:
-        if self._may_replace_form():
+        if self._is_form_of(run) or self._may_replace_form():
             self.session.load_settings(run)
 
     def edit_waiting(self, run: RunFolder) -> None:
@@ -118,6 +119,13 @@ class ConfigFiles(QObject):
             text = f"Wrote {exported['path']}."
             text += f" Not carried over: {left}; its README.md says what stands in." if left else ""
         self.session.messages.note(text)
+
+    def _is_form_of(self, run: RunFolder) -> bool:
+        """The form has the settings that the run has kept, so nothing of it can be lost."""
+        try:
+            return self.session.draft.config() == load(run.config)
+        except UserError:
+            return False
 
     def _may_replace_form(self) -> bool:
         if not self.session.draft.dirty:

@@ -6,6 +6,7 @@ import copy
 import shlex
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -59,6 +60,9 @@ def values_of(file: Translation) -> Values:
     values = defaults() | {key: value for key, value in file.values.items() if key in SETTINGS}
     if isinstance(values["reward_functions"], list):
         values["reward_functions"] = [catalogue.canonical_entry(str(name)) for name in values["reward_functions"]]
+    for key in ("reward_weights", "reward_weights_final"):
+        with suppress(UserError):  # what is no list of numbers is a problem of the form
+            values[key] = config.valid_value(key, values[key])  # other programs write them as text
     return values
 
 

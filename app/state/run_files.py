@@ -7,12 +7,15 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.state.reward_bench import reward_file
 from app.state.run_names import name_of
+from backend.config import config
 from backend.config.config import SETTINGS
 from backend.runs.archive import summary
 from backend.runs.events import Event
 from backend.runs.queue import is_fresh
 from backend.runs.run_folder import RunFolder, all_runs
+from backend.utils.errors import UserError
 from backend.utils.files import open_regular
 from backend.utils.text import as_in_a_terminal, quote
 
@@ -22,6 +25,7 @@ DISK = "disk: "
 """Begins the last line of a log if the disk took no more of the event log."""
 STEERED_STATES = ("running", "paused")
 _SETTING = re.compile(r"^[a-z_]+: ")
+_LINE = re.compile(r"line (\d+)")
 _ROUTINE = re.compile(r"step \d+  |BLAS is |.+(…|/s\.)$")
 """Lines that every run prints."""
 
@@ -58,6 +62,19 @@ def setting_of_problem(ending: Event | None) -> str:
     found = _SETTING.match(str((ending or {}).get("sentence") or ""))
     key = found.group().removesuffix(": ") if found else ""
     return key if key in SETTINGS else ""
+
+
+def failed_line(folder: RunFolder, ending: Event | None) -> tuple[Path, int] | None:
+    """The reward file and its line at which a function of a failed run has raised; None where nothing says so."""
+    sentence = str((ending or {}).get("sentence") or "")
+    found = _LINE.search(sentence)
+    if found is None or setting_of_problem(ending) not in ("reward_functions", "reward_functions_file"):
+        return None
+    try:
+        file = reward_file(config.read(folder.config))
+    except UserError:
+        return None
+    return (file, int(found[1])) if file is not None and file.name in sentence else None
 
 
 def silence_advice(pid: object, checkpoint: int | None) -> str:

@@ -61,6 +61,7 @@ class Session(QObject):
         comparison_requested(list[Path]) – compare these runs.
         prompt_requested(str) – show what evaluations of the run have for this prompt.
         reward_rows_requested(list[int]) – sample on these rows of the training split, counted from 1.
+        reward_line_requested(Path, int, str) – show the line of this reward file at which a function failed, and why.
         problem_found(Run) – report the bug that ended this run.
     """
 
@@ -80,6 +81,7 @@ class Session(QObject):
     prompt_requested = Signal(str)
     reward_rows_requested = Signal(list)
     comparison_requested = Signal(list)
+    reward_line_requested = Signal(object, int, str)
     problem_found = Signal(object)
 
     def __init__(self, prefs: Prefs | None = None, parent: QObject | None = None) -> None:
@@ -239,6 +241,11 @@ class Session(QObject):
             self.draft.set(key, str(path))
         self.page_requested.emit("train")
         self.field_requested.emit(key)
+
+    def show_failed_line(self, file: Path, line: int, sentence: str) -> None:
+        """Open the reward file of a failed run at the line that failed."""
+        self.page_requested.emit("rewards")
+        self.reward_line_requested.emit(file, line, sentence)
 
     def use_two_updates(self) -> None:
         self.draft.set("num_iterations", 2)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QDialogButtonBox, QListWidget, QPlainTextEdit, QTextBrowser, QWidget
+from PySide6.QtWidgets import QListWidget, QPlainTextEdit, QTextBrowser, QWidget
 
 from app import theme
 from app.state.messages import problems_to
@@ -54,15 +54,12 @@ class PresetPanel(Dialog):
         self.table = BaseTable(model=self.model, name="Changes of the preset")
         self.table.setSelectionMode(BaseTable.SelectionMode.NoSelection)
         self.table.setFocusPolicy(Qt.FocusPolicy.TabFocus)  # to scroll it with the arrows
-        boxes = QDialogButtonBox
-        self.buttons = boxes(boxes.StandardButton.Cancel)
-        configure(self.buttons, accepted=self._apply, rejected=self.reject)
-        apply = self.buttons.addButton("Apply", boxes.ButtonRole.AcceptRole)
-        self.apply = configure(apply, role="primary", default=True)
+        self.apply = button("Apply", self._apply, primary=True, default=True)
+        buttons = row(None, button("Cancel", self.reject), self.apply)
         choices = wrap_in_card(self.list, width=176)
         preview = column(self.title, self.sentence, (wrap_in_card(self.table), 1), self.keeps)
         space = 2 * theme.SPACE
-        column((row(choices, (preview, 1), spacing=space), 1), self.buttons, into=self, spacing=space, margins=space)
+        column((row(choices, (preview, 1), spacing=space), 1), buttons, into=self, spacing=space, margins=space)
         self.list.currentRowChanged.connect(self._show_chosen)
         self.list.setCurrentRow(0)
 

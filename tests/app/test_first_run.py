@@ -110,12 +110,21 @@ def kinds(run) -> list[str]:
 @pytest.mark.slow
 def test_from_a_csv_to_a_running_job_in_six_clicks(window: Window, questions: Path, cached_model: str, qtbot):
     hand, draft = Hand(), window.session.draft
+    run_button = window.toolbar.widgetForAction(window.menus["run"])
+    unlike = questions.with_name("other.csv")
+    unlike.write_text("left,right\n1 + 1,2\n3 + 4,7\n")
+    draft.update({"data": str(unlike), "prompt_feature": "prompt"})
+    qtbot.waitUntil(lambda: window.session.dataset.problems() != [])
+    run_button.click()
+    field = window.pages["train"].form.fields["prompt_feature"]
+    assert QApplication.focusWidget() is field.control, "Run goes to what the form calls a problem, and makes no run"
+    assert "no column prompt" in window.strip.sentence.text() and not places.runs_folder().exists()
+    window.undo()
     hand.drop(window, questions)
     qtbot.waitUntil(lambda: draft.value("data") == str(questions))
     assert draft.value("model") == cached_model, "the model that is here already is offered"
     assert (draft.value("prompt_feature"), draft.value("answer_feature")) == ("Question", "Answer")
     draft.update(ONE_SHORT_STEP)  # the way to a running job is the same, and waiting for it is not the test
-    run_button = window.toolbar.widgetForAction(window.menus["run"])
     qtbot.waitUntil(lambda: run_button.isEnabled() and run_button.property("role") == "primary")
     hand.click(run_button)
     run = window.session.run

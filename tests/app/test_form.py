@@ -279,6 +279,26 @@ def test_unusual_value_is_a_warning(page: TrainPage, qtbot):
     assert not field._problem.isVisible()
 
 
+def test_weights_written_as_text_stand_in_the_table(page: TrainPage, tmp_path: Path):
+    names = '["r1_accuracy_reward_func", "r1_count_xml"]'
+    (tmp_path / "trl.yaml").write_text(f"reward_functions: {names}\nreward_weights: '[2.0, 0.5]'\n")
+    page.session.load_config(tmp_path / "trl.yaml")
+    assert [row.weight for row in page.rewards.model.ticked] == [2.0, 0.5]
+    assert page.rewards.model.index(0, WEIGHT).data() == "2"
+
+
+def test_a_function_that_is_not_there_keeps_its_row(page: TrainPage):
+    page.draft.set("reward_functions", ["gone", "r1_count_xml"])
+    row = next(place for place, row in enumerate(page.rewards.model.rows) if row.entry.name == "gone")
+    before = [name for name, *_ in rows(page)]
+    click_cell(page, row, USE)
+    assert page.draft.value("reward_functions") == ["r1_count_xml"] and [name for name, *_ in rows(page)] == before
+    click_cell(page, row, USE)
+    assert "gone" in page.draft.value("reward_functions")
+    page.draft.reset()
+    assert "gone" not in [name for name, *_ in rows(page)], "another form"
+
+
 def test_reveal_of_a_hidden_setting(page: TrainPage, qtbot):
     fill(page.form.fields["train_type"], "full")
     with qtbot.waitSignal(page.session.message) as signal:
@@ -351,9 +371,7 @@ def test_no_ticks_mean_the_defaults(page: TrainPage):
 def test_edited_weight_survives_save_and_load(page: TrainPage, tmp_path: Path, qtbot):
     fix_problems(page.draft)
     table = page.rewards.table
-    index = table.model().index(2, WEIGHT)
-    table.setCurrentIndex(index)
-    table.edit(index)
+    click_cell(page, 2, WEIGHT)
     box = table.findChild(WeightEdit)
     box.selectAll()
     QTest.keyClicks(box, "2.5")

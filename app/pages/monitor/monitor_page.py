@@ -22,7 +22,7 @@ from app.state.correctness import Correctness, correctness_of, largest_reward
 from app.state.guide import place_of_chart
 from app.state.messages import problems_to
 from app.state.run import Run
-from app.state.run_files import STEERED_STATES, newest_checkpoint, setting_of_problem, silence_advice
+from app.state.run_files import STEERED_STATES, failed_line, newest_checkpoint, setting_of_problem, silence_advice
 from app.state.run_notices import before_and_after, note_text
 from app.state.run_state import PHASE_WORDS, ranks_of
 from app.state.run_summary import count_text
@@ -254,6 +254,10 @@ class MonitorPage(QWidget):
             actions = [resume]
             if setting_of_problem(run.data.ending) == "hosts":
                 actions.append(CardAction("Resume here alone", lambda: self.resume("--hosts", "none")))
+            if (failed := failed_line(run.folder, run.data.ending)) is not None:
+                file, line = failed
+                go = partial(session.show_failed_line, file, line, run.problem)
+                actions.append(CardAction(f"Open {file.name}, line {line}", go))
             actions += [CardAction("Edit settings", self._edit_settings), open_log, *([report] if is_bug else [])]
             show(f"Failed {where}", "bad", run.problem, advice, actions=actions)
             self.log.unfold(is_bug or run.problem.endswith(" log.txt."))  # with the traceback of a reward function

@@ -15,6 +15,7 @@ from app.pages.rewards.bench import BenchResults, CompletionSource
 from app.pages.rewards.reward_file import RewardFilePanel
 from app.state.session import Session
 from app.widgets.basic.controls import ElidedLabel, Segments, dropped_file
+from app.widgets.basic.dialogs import open_path
 from app.widgets.basic.labels import button, label
 from app.widgets.basic.layout import column, connect, row, stack
 from app.widgets.basic.number_format import counted, figure, short_duration
@@ -112,6 +113,7 @@ class RewardsPage(QWidget):
         self.cases.drop_requested.connect(bench.remove_case)
         self.panel.opened.connect(self._name_file)
         session.reward_rows_requested.connect(self._sample_rows)
+        session.reward_line_requested.connect(self._show_line)
         self.draft.changed.connect(self._on_setting)
         self.panel.open()
         self._show()
@@ -176,6 +178,11 @@ class RewardsPage(QWidget):
         if self.panel.mark(error) and go and error is not None:
             self.views.choose("file")
             self.panel.editor.reveal(error["line"])
+
+    def _show_line(self, file: Path, line: int, sentence: str) -> None:
+        if self.panel.file is None or self.panel.file.resolve() != file.resolve():  # the form has another one by now
+            open_path(file)
+        self._show_error({"file": str(file.resolve()), "line": line, "sentence": sentence, "frames": []}, go=True)
 
     def _name_file(self, name: str) -> None:
         self.views.show_word("file", name or VIEWS["file"])

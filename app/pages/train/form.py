@@ -147,7 +147,8 @@ class SettingsCard(QFrame):
         self.title = configure(PlainLabel(title, self), font=theme.heading_font())
         gap = theme.SPACE if is_compact else 12
         self.parts = column(spacing=gap)
-        column(self.title, self.parts, into=self, spacing=gap, margins=(2 * theme.SPACE, gap, 2 * theme.SPACE, gap + 2))
+        margins = (2 * theme.SPACE, gap, 2 * theme.SPACE, gap + 2)
+        column(self.title, self.parts, None, into=self, spacing=gap, margins=margins)
 
 
 class Essentials(QWidget):

@@ -57,24 +57,22 @@ class FileProblemsPanel(QFrame):
         told = f"{counted(count, 'setting')} could not be read. The rest is in the form." if count else ""
         self.sentence.setText(found.refusal or told)
         self.sentence.setVisible(bool(self.sentence.text()))
+        listed: list[tuple[int, str, QWidget | None]] = []
         for each in found.unread:
             fix = partial(self._draft.correct_key, each)
             link = button(f"Use {each.meant}", fix, name=f"Use {each.meant} for {each.key}") if each.meant else None
-            self._add(found.lines.get(each.key, 0), each.sentence, link)
+            listed.append((found.lines.get(each.key, 0), each.sentence, link))
         for each in in_file:
             go = partial(self.field_requested.emit, each.setting)
-            self._add(
-                found.lines[each.setting],
-                each.sentence,
-                LinkButton(f"Go to {SETTINGS[each.setting].label}", on_click=go),
-            )
+            link = LinkButton(f"Go to {SETTINGS[each.setting].label}", on_click=go)
+            listed.append((found.lines[each.setting], each.sentence, link))
+        for line, sentence, link in sorted(listed, key=lambda each: each[0]):
+            text = label(sentence, role="problem", wrap=True, selectable=True)
+            place = label(f"Line {line}", theme.caption_font(), role="muted", shown=bool(line))
+            parts = [(link, 0, LEFT)] if link is not None else []
+            self.rows.addWidget(holder(column(place, text, *parts, spacing=4)))
         self.show()
         return [each for each in problems if each not in in_file]
-
-    def _add(self, line: int, sentence: str, link: QWidget | None) -> None:
-        text = label(sentence, role="problem", wrap=True, selectable=True)
-        place = label(f"Line {line}", theme.caption_font(), role="muted", shown=bool(line))
-        self.rows.addWidget(holder(column(place, text, *([(link, 0, LEFT)] if link is not None else []), spacing=4)))
 
     def _open_file(self) -> None:
         if self._draft.file_problems is not None:

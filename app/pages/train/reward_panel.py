@@ -89,9 +89,14 @@ class RewardModel(DraggedRowsModel):
         before = {row.entry.name: row.weight for row in self.rows}  # the weight of an unticked row is kept
         before |= dict(zip(listed, numbers + [None] * len(listed), strict=False))
         rows = [RewardRow(each, each.name in listed, before.get(each.name, 1.0)) for each in entries]
-        for name in dict.fromkeys(listed):
+        unticked = [row.entry.name for row in self.rows if not row.known and not row.ticked]  # they keep their rows
+        for name in dict.fromkeys([*listed, *unticked]):
             if all(row.entry.name != name for row in rows):
-                rows.append(RewardRow(RewardEntry(name, name, NOT_FOUND, "", 0), True, before[name], known=False))
+                entry = RewardEntry(name, name, NOT_FOUND, "", 0)
+                rows.append(RewardRow(entry, name in listed, before[name], known=False))
+        places = {row.entry.name: place for place, row in enumerate(self.rows)}
+        if places.keys() == {row.entry.name for row in rows}:  # a tick moves no row
+            rows.sort(key=lambda row: places[row.entry.name])
         in_order = iter(sorted((row for row in rows if row.ticked), key=lambda row: listed.index(row.entry.name)))
         rows = [next(in_order) if row.ticked else row for row in rows]
         if [row.entry for row in rows] == [row.entry for row in self.rows]:
@@ -221,6 +226,7 @@ class RewardTable(BaseTable):
             horizontalScrollBarPolicy=no_bar,
         )
         self.verticalHeader().setDefaultSectionSize(theme.scaled(ROW))
+        self.clicked.connect(lambda index: index.column() == WEIGHT and self.edit(index))
         model.modelReset.connect(lambda: self.fit_rows(len(model.rows)))
         self.fit_rows(0)
 
@@ -328,6 +334,10 @@ class RewardPanel(QWidget):
         self.none_ticked.setVisible(not ticked)
         self.more.setText(f"Show {len(entries) - len(rows)} more")
         self.more.setVisible(len(entries) > len(rows))
+
+    def forget_rows(self) -> None:
+        """Forget which functions without a tick have a row, and their weights: the form is another."""
+        self._visible_names, self.model.rows = set(), []
 
     def show_all(self) -> None:
         self._visible_names = {entry.name for entry in self._last_shown[0]}

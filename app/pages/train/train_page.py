@@ -173,6 +173,7 @@ class TrainPage(QWidget):
 
     def _on_changed(self, key: str) -> None:
         if not key:  # all settings may have changed
+            self.rewards.forget_rows()
             self._show_values()
             self._show_problems()
             return

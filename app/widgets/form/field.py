@@ -44,7 +44,6 @@ class Field(QWidget):
             head.addStretch(1)
         self.tab_stops: list[QWidget] = []
         self._column = column(head, self.build(), into=self, spacing=3)
-        self._column.setAlignment(Qt.AlignmentFlag.AlignTop)
         self.tab_stops.insert(0, self.control)
         if setting.key in WHEN_EMPTY and isinstance(self.control, QLineEdit | QPlainTextEdit):
             self.control.setPlaceholderText(WHEN_EMPTY[setting.key])

@@ -225,6 +225,11 @@ class PathField(LineField):
     def text_of(self, raw: Any) -> str:
         return value_text.path_text(raw)
 
+    def set_control_value(self, raw: Any) -> None:
+        super().set_control_value(raw)
+        if self.control.text().startswith(("/", "~")):
+            self.control.end(False)  # the name of the file tells more than the folders before it
+
     def build(self) -> QWidget:
         has_menu = self.setting.kind in ("dataset", "adapter")
         menu = QMenu(self) if has_menu else None
