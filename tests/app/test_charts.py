@@ -197,6 +197,15 @@ def test_what_a_mark_says_stays_while_the_pointer_rests(qtbot, grid: ChartGrid) 
     QToolTip.hideText()
 
 
+def test_every_chart_has_its_turn_however_often_there_is_news(grid: ChartGrid, monkeypatch) -> None:
+    drawn: list[str] = []
+    monkeypatch.setattr(grid, "draw", lambda plot: (drawn.append(plot.title), grid.stale.pop(grid.plots.index(plot))))
+    for _ in range(4):
+        grid.refresh((1, 40))
+        grid.turns.timeout.emit()
+    assert drawn == ["KL", "Scores", "Empty", "KL"]
+
+
 def test_dragging_zooms_every_plot(qtbot, grid: ChartGrid) -> None:
     view = grid.plots[1].view
     start, end = place(grid.plots[1], 10, 0), place(grid.plots[1], 20, 0)

@@ -328,6 +328,18 @@ def test_the_page_shows_the_findings_of_a_run_and_dismisses_one(qtbot, page: Mon
     assert cards.isHidden()
 
 
+def test_a_solved_run_can_be_stopped(qtbot, page: MonitorPage, tmp_path: Path) -> None:
+    folder = recording("solved").unpack(tmp_path / "run")
+    lines = folder.events.read_text().splitlines(keepends=True)
+    folder.events.write_text("".join(lines[:-1]))  # without its ending, and locked: it is alive
+    hold_lock(folder)
+    show_findings(qtbot, page, folder)
+    page.findings.unfold(True)
+    solved = next(row for row in page.findings.rows() if row.episode.title == "Solved")
+    next(link for link in solved.links if link.text() == "Stop the run").click()
+    assert folder.control.read_text().strip() == "stop"
+
+
 def test_do_it(qtbot, page: MonitorPage, tmp_path: Path) -> None:
     folder = recording("lr-high").unpack(tmp_path / "run")
     show_findings(qtbot, page, folder)

@@ -192,7 +192,11 @@ class MonitorPage(QWidget):
 
     def _fit_height(self, run: Run) -> None:
         is_low = self._is_low
-        set_shown(self._tile_row, run.is_live or not is_low)
+        has_charts = run.is_live or run.state == "queued" or run.step > 0
+        set_shown(self._tile_row, has_charts and (run.is_live or not is_low))
+        for part in (self.grid, *self.charts.tools[1:]):
+            set_shown(part, has_charts)
+        self.log.fill(not has_charts)
         set_shown(self.note, bool(self.note.text()) and not is_low)
         for tile in self.tiles.values():
             tile.set_low(is_low)
@@ -204,6 +208,8 @@ class MonitorPage(QWidget):
             return
         # Filled first: each part that appears in a shown card lays out the page and all charts again.
         self._fill_verdict(run)
+        if self.grid.isHidden():  # nothing else is there to see
+            self.log.unfold()
         self.verdict.show()
         # The card has new buttons, which Qt puts at the end of the tab order.
         for widget, following in pairwise([*self.charts.tools, *self.verdict.buttons, self.grid]):

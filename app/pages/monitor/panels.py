@@ -168,7 +168,8 @@ class LogView(QFrame):
         self._line = ElidedLabel(font=theme.mono_font(theme.CAPTION))
         self.text = QPlainTextEdit(readOnly=True, maximumBlockCount=2000)
         configure(self.text, name="Log", font=theme.mono_font(), lineWrapMode=QPlainTextEdit.LineWrapMode.NoWrap)
-        self.text.setFixedHeight(QFontMetrics(self.text.font()).lineSpacing() * 9 + 16)
+        self._height = QFontMetrics(self.text.font()).lineSpacing() * 9 + 16
+        self.fill(False)
         put = QGuiApplication.clipboard().setText
         copy = LinkButton(
             "Copy", on_click=lambda: put(self.text.toPlainText()), tip="Copy the log", name="Copy the log"
@@ -185,6 +186,11 @@ class LogView(QFrame):
 
     def unfold(self, open: bool = True) -> None:
         self.toggle.setChecked(open)
+
+    def fill(self, fills: bool) -> None:
+        """Take all the height there is when unfolded."""
+        self.text.setMinimumHeight(0 if fills else self._height)
+        self.text.setMaximumHeight(10_000 if fills else self._height)
 
     def open_file(self) -> None:
         if self._path is not None and self._path.exists():

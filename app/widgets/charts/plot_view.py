@@ -69,7 +69,7 @@ class ValueAxis(pg.AxisItem):
         power = 0
         if not log and 0 < largest * factor < 1e-2:  # labels such as 4.5e−4 would run into the title
             power = math.floor(math.log10(largest * factor))
-            title = f"{title}, 10{str(power).translate(_SUPERSCRIPT)}"
+            title = f"{unit or title}, 10{str(power).translate(_SUPERSCRIPT)}"
         self._factor, self._is_log = factor / 10**power, log
         if title != self.labelText:
             self.setLabel(title, **self.labelStyle)
