@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from PySide6.QtCore import Qt
-from PySide6.QtGui import QFont, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QBoxLayout, QFrame, QPushButton, QWidget
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QFont, QPaintEvent, QResizeEvent, QShortcut
+from PySide6.QtWidgets import QBoxLayout, QFrame, QLineEdit, QPushButton, QWidget
 
 from app import theme
 from app.state.run_names import split_name
-from app.widgets.basic.controls import Dot, ElidedLabel
+from app.widgets.basic.controls import Dot, ElidedLabel, LinkButton
 from app.widgets.basic.labels import PlainLabel, button, label, progress_bar, show_text
-from app.widgets.basic.layout import clear_layout, column, holder, paint_edge, row
+from app.widgets.basic.layout import clear_layout, column, configure, holder, paint_edge, row
 from app.widgets.basic.number_format import duration, figure
 from app.widgets.run_switcher import RunSwitcher
 from backend.runs.run_folder import RunFolder
@@ -50,15 +50,22 @@ class StateChip(QWidget):
 
 
 class RunHeader(QWidget):
+    renamed = Signal(str)
+
     def __init__(self, open_run: Callable[[str], object]) -> None:
         super().__init__()
         self.switcher = RunSwitcher(open_run, theme.title_font())
         self._when, self._chip = label(role="muted"), StateChip()
+        self.rename_button = LinkButton("Rename", on_click=self._begin_rename)
+        self.edit = configure(QLineEdit(), name="Name of the run", visible=False, editingFinished=self._end_rename)
+        QShortcut(Qt.Key.Key_Escape, self.edit, self._close_edit).setContext(Qt.ShortcutContext.WidgetShortcut)
         self.tools = row()
         self._bar = progress_bar("Progress of the run")
         self.doing = ElidedLabel(font=theme.figures_font(theme.BODY))
         self._time = label(font=theme.figures_font(), role="muted")
-        top = row(self.switcher, self._when, None, self._chip, self.tools, spacing=12)
+        top = row(
+            self.switcher, (self.edit, 1), self.rename_button, self._when, None, self._chip, self.tools, spacing=12
+        )
         self._live = holder(column(self._bar, row((self.doing, 1), self._time), spacing=6))
         column(top, self._live, into=self, spacing=6)
 
@@ -68,6 +75,23 @@ class RunHeader(QWidget):
         self._when.setText(split_name(run.name)[1])
         self._chip.show_state(state)
         self._live.setVisible(live)
+
+    def _begin_rename(self) -> None:
+        self.edit.setText(self.switcher.text())
+        self.switcher.hide()
+        self.edit.show()
+        self.edit.selectAll()
+        self.edit.setFocus()
+
+    def _end_rename(self) -> None:
+        if not self.edit.isHidden():
+            self._close_edit()
+            self.renamed.emit(self.edit.text())
+
+    def _close_edit(self) -> None:
+        self.edit.hide()
+        self.switcher.show()
+        self.switcher.setFocus()
 
     def show_progress(
         self, step: int, total: int | None, doing: str = "", share: float | None = None, figures: str = ""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QModelIndex, Qt
+from PySide6.QtTest import QTest
 
 from app.pages.monitor.monitor_page import MonitorPage
 from app.pages.runs.queue_panel import QueuePanel
@@ -247,6 +248,15 @@ def test_runs_are_named_by_what_differs(session: Session) -> None:
     page.show()
     page._refresh()
     assert page.header.switcher.text() == "Baseline"
+    page.header.rename_button.click()
+    assert page.header.edit.text() == "Baseline" and page.header.switcher.isHidden()
+    page.header.edit.setText("First")
+    QTest.keyClick(page.header.edit, Qt.Key.Key_Return)
+    assert page.header.switcher.text() == name_of(first) == "First" and page.header.edit.isHidden()
+    page.header.rename_button.click()
+    page.header.edit.setText("Typo")
+    QTest.keyClick(page.header.edit, Qt.Key.Key_Escape)
+    assert name_of(first) == "First"
     rename(first, "")
     assert name_of(first) == "demo · group 16"
     session.close_run()

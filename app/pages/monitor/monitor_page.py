@@ -23,6 +23,7 @@ from app.state.guide import place_of_chart
 from app.state.messages import problems_to
 from app.state.run import Run
 from app.state.run_files import STEERED_STATES, failed_line, newest_checkpoint, setting_of_problem, silence_advice
+from app.state.run_names import rename
 from app.state.run_notices import before_and_after, note_text
 from app.state.run_state import PHASE_WORDS, ranks_of
 from app.state.run_summary import count_text
@@ -73,7 +74,7 @@ class MonitorPage(QWidget):
         self.steering = RunSteering(session, self)
         hint, go = "Start one on Train, or open an earlier one on Runs.", partial(session.page_requested.emit, "train")
         self.nothing = EmptyState("No run yet", hint, "Go to Train", button_clicked=go)
-        self.header = RunHeader(session.open_run)
+        self.header = configure(RunHeader(session.open_run), renamed=self._rename)
         self.note = ElidedLabel()
         self.findings = HealthCards(session, self)
         self.verdict = ResultCard()
@@ -126,6 +127,12 @@ class MonitorPage(QWidget):
             self.grid.zoom(None)
         else:
             super().keyPressEvent(event)
+
+    def _rename(self, title: str) -> None:
+        if self._run is not None:
+            with problems_to(self.session.message.emit):
+                rename(self._run.folder, title)
+            self._refresh()
 
     def _refresh(self) -> None:
         run = self._run
