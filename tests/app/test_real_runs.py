@@ -334,7 +334,7 @@ def test_comparison(qtbot: QtBot, session: Session, real_runs: Path) -> None:
         view.part.choose(part)
     assert [row[1] for row in view.results.table[1:5]] == ["Failed", "Finished", "Finished", "Finished"]
     results = {name: row[3] for name, row in zip(names, view.results.table[1:], strict=True)}
-    assert results["failed"] == DASH and results["full"].endswith(", training")
+    assert results["failed"] == DASH and results["stages"].endswith(", training")
     assert results["lora"].endswith(", valid"), "of its evaluation"
     assert list(view.grid.sections)[:2] == ["Learning", "Held-out"]
     reward = view.grid.plots[0]
