@@ -11,6 +11,8 @@ from backend.config.stages import stage_settings
 def summary(config: Config, seconds: float | None = None, memory: str = "") -> str:
     """“4 completions for each of 2 prompts a step, 600 steps, about 1 h 20 min, 9.8 GB.” `seconds`: of a completion."""
     group, prompts, (steps, completions) = config.group_size, config.prompts_per_step, _length(config)
+    if min(group, prompts) < 1 or steps < 0:
+        return "Once the numbers in red are right, this says how long the run takes."
     per_step = f"each of {prompts:,} prompts a step" if prompts != 1 else "one prompt a step"
     parts = [f"{count_text(group, 'completion')} for {per_step}"]
     passes = f"{count_text(config.epochs, 'pass', 'passes')} over the dataset"
@@ -40,7 +42,7 @@ def details(config: Config, *, holds_out: bool = True) -> list[str]:
         phrases.append(f"{count_text(batches * passes, 'update')} from {learnt}")
     if config.holds_output:
         phrases.append(f"Output follows a {'regular expression' if config.output_regex else 'JSON schema'}")
-    if completions := _length(config)[1]:
+    if (completions := _length(config)[1]) > 0:
         phrases.append(f"{completions:,} completions in all")
     saved = f"saved every {count_text(config.save_every, 'step')}" if config.save_every > 1 else "saved every step"
     every = config.steps_per_eval

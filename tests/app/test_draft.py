@@ -164,6 +164,9 @@ def test_summary_and_details_of_a_run(draft: Draft):
     )
     assert draft.summary() == "8 completions for each of 16 prompts a step, 60 steps."
     assert "7,680 completions in all" in draft.details()
+    draft.set("iters", "-3")
+    assert "-3" not in draft.summary() and not any("in all" in phrase for phrase in draft.details())
+    draft.set("iters", 60)
     draft.update({"adapter": "/runs/first", "output_regex": "[0-9]+"})
     assert "Goes on from the adapter first" in draft.details()
     assert "Output follows a regular expression" in draft.details()
