@@ -41,6 +41,7 @@ from app.state.draft import values_from
 from app.state.prefs import Prefs
 from app.state.processes import VerbProcess
 from app.state.session import Session
+from app.theme import CELL_PADDING
 from app.widgets.basic.number_format import DASH, figure
 from app.widgets.export_panel import ExportPanel
 from app.widgets.run_switcher import Switcher, SwitcherMenu
@@ -51,6 +52,8 @@ from backend.runs.run_record import change_notes, read_notes, read_record
 from backend.trainer.evaluation.evaluation_rows import read_rows
 from tests.support.real_runs import make_runs
 from tests.support.windows import SilentService, active_window
+
+ACROSS = Qt.Orientation.Horizontal
 
 
 @pytest.fixture(scope="module")
@@ -274,6 +277,9 @@ def test_runs(qtbot: QtBot, session: Session, real_runs: Path) -> None:
     """Every setting and metric as a column, the details of each run, and the dialogs over it."""
     page = qtbot.show(RunsPage(session), 1240, 760)
     qtbot.waitUntil(lambda: not page.runs.is_reading and len(page.model.rows) > 8)
+    steps = next(at for at in range(page.model.columnCount()) if page.model.headerData(at, ACROSS) == "Steps")
+    needed = page.table.fontMetrics().horizontalAdvance("7,010 of 10,000") + 2 * CELL_PADDING
+    assert page.table.columnWidth(steps) >= needed, "a long run's steps were elided"
     rows = page.table.as_text(list(range(page.table.sorted.rowCount())))
     assert "Sweep rates · best lr 1e-" in rows and "2 of 2 runs" in rows and "seed 0" not in rows
     clone = page.runs.records[real_runs / "clone"].summary

@@ -53,7 +53,7 @@ DEFAULT_COLUMNS = (
 WIDTHS = {
     "text": 120,
     "number": 84,
-    "steps": 88,
+    "steps": 120,
     "duration": 92,
     "time": 120,
     "bytes": 84,
