@@ -358,6 +358,7 @@ class CompletionsPage(QWidget):
         others = self.model.rowCount() - 1 if self.model.is_flat else len(listed_completions(line.row)) - 1
         can_compare = line.completion is not None and len(pair) != 2 and others > 0
         self.pane.hint.setText(HINT if can_compare else "")
+        set_shown(self.pane.hint, len(pair) != 2)
         if first is not None and second is not None:
             self.detail.show_completion(pair[1].row, second)
             names = [f"step {each.row.get('step')}, number {each.place + 1}" for each in pair]
