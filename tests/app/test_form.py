@@ -395,6 +395,8 @@ def test_chosen_file_comes_first_and_ticked(page: TrainPage, tmp_path: Path):
     assert page.draft.value("reward_functions") == ["first", "r1_count_xml"]
     assert page.draft.value("reward_weights") == [1.0, 0.5]
     page.session.use_path("reward_functions_file", tmp_path / "second.py")
+    page.reveal("reward_functions_file")
+    assert page.density.key == "essentials", "its functions stand in the table"
     assert page.draft.value("reward_functions") == ["second", "r1_count_xml"], "what the earlier file had is gone"
     assert not [fault for fault in page.draft.problems() if fault.setting.startswith("reward")]
     broken = tmp_path / "broken.py"

@@ -264,12 +264,17 @@ class TrainPage(QWidget):
         self.form.focus_group(-1)
 
     def reveal(self, key: str) -> None:
-        if self.form.is_compact and key in SETTINGS and key not in {*ESSENTIAL, "reward_functions"}:
-            self.show_density("all")
-        if key == "reward_functions":
+        """Go to a setting: in the density on show if it is there, else in all settings."""
+        is_wrong = key in self.form.fields and self.form.fields[key].control.property("problem")
+        in_table = key == "reward_functions" or (
+            key == "reward_functions_file" and self.form.is_compact and not is_wrong
+        )
+        if in_table:
             self.form.scroll_to(self.rewards)
             self.rewards.table.setFocus(Qt.FocusReason.ShortcutFocusReason)
             return
+        if self.form.is_compact and key in SETTINGS and key not in ESSENTIAL:
+            self.show_density("all")
         if self.form.reveal(key) or key not in SETTINGS:
             return
         setting = SETTINGS[key]
