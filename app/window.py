@@ -205,13 +205,11 @@ class Window(QMainWindow):
 
     def switch_run(self) -> None:
         """Open the menu of runs on this page, else on Monitor."""
-        if not self._shown_switchers():
-            self.show_page("monitor")
-        for switcher in self._shown_switchers():
-            switcher.open()
-
-    def _shown_switchers(self) -> list[Switcher]:
-        return [each for each in self.page_stack.currentWidget().findChildren(Switcher) if each.isVisible()][:1]
+        shown = [each for each in self.page_stack.currentWidget().findChildren(Switcher) if each.isVisible()]
+        if shown:
+            shown[0].open()
+        else:
+            self.do_on_page("monitor", "header.switcher.open")
 
     def toggle_sidebar(self) -> None:
         self.session.prefs.sidebar_collapsed = not self.session.prefs.sidebar_collapsed

@@ -46,7 +46,7 @@ def _has_weights(run: RunFolder) -> bool:
 
 
 class Switcher(QPushButton):
-    """Shows a name; a click, Space or Down opens the menu of `choices()`."""
+    """Shows a name; a click or Space opens the menu of `choices()`."""
 
     chosen = Signal(str)  # value of a choice
 
@@ -77,12 +77,6 @@ class Switcher(QPushButton):
         menu.move(self.mapToGlobal(QPoint(0, self.height() + 2)))
         menu.show()
         menu.search.setFocus()
-
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() == Qt.Key.Key_Down:
-            self.open()
-        else:
-            super().keyPressEvent(event)
 
     def sizeHint(self) -> QSize:
         room = 2 * PADDING + theme.scaled(CHEVRON) + 6
