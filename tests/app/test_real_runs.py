@@ -69,6 +69,8 @@ def session(qapp: QApplication, real_runs: Path, monkeypatch, request: pytest.Fi
     opened = Session()
     yield opened
     opened.close_run()
+    if "service" in vars(opened):
+        opened.service.close()
     theme.apply(qapp, "light")
 
 
@@ -236,7 +238,6 @@ def test_own_csv_is_evaluated_after_two_clicks(qtbot: QtBot, session: Session, r
     assert page.card.isVisible() and page.evaluations.problem == ""
     assert "own.csv" in page.card.title.text() + page.card.sentence.text()
     assert "1 of these 2 prompts" in page.card.advice.text() and page.picker.currentText().startswith("own.csv, step 3")
-    session.service.close()
 
 
 @pytest.mark.parametrize("session", ["light"], indirect=True)
