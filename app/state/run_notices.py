@@ -32,13 +32,9 @@ def finite_rewards(run: Run) -> list[float]:
     return rewards[np.isfinite(rewards)].tolist()
 
 
-def reward_before_and_after(run: Run) -> tuple[float | None, float | None]:
-    return before_and_after(run, "reward")
-
-
-def before_and_after(run: Run, metric: str) -> tuple[float | None, float | None]:
-    """Means of a metric over the first and over the last few steps; (None, the only one) below two."""
-    values = run.series(metric)[1]
+def before_and_after(run: Run, metric: str, full: float = 1.0) -> tuple[float | None, float | None]:
+    """Means of a metric over the first and the last few steps, as parts of `full`; (None, the only one) below two."""
+    values = run.series(metric)[1] / full
     known = values[np.isfinite(values)]
     if (size := len(known)) > 4 * WINDOW:  # only the ends are averaged, and a tile asks twice a second
         known = np.concatenate([known[:WINDOW], known[-WINDOW:]])
@@ -97,7 +93,7 @@ class RunNotices(QObject):
 def _result(run: Run) -> str:
     if run.state == "stopped":
         return str((run.data.ending or {}).get("sentence") or "Everything is saved.")
-    before, after = reward_before_and_after(run)
+    before, after = before_and_after(run, "reward")
     steps = f"{count_text(run.step, 'step')}."
     return f"{steps} Reward {before:.3g} → {after:.3g}." if before is not None and after is not None else steps
 

@@ -395,14 +395,13 @@ class CompletionsPage(QWidget):
 
     def _best_of_group(self, line: CompletionLine) -> int:
         """The row of the table with the best other completion of its group, or −1."""
-        pairs = enumerate(() if self.model.is_flat else self.model.rows)
         rewards = {
-            at: finite(other.completion.get("reward"))
-            for at, other in pairs
-            if other.group == line.group and other.completion is not None and other.place != line.place
+            at: reward
+            for at, other in enumerate(() if self.model.is_flat or line.completion is None else self.model.rows)
+            if other.completion is not None and other.group == line.group and other.place != line.place
+            if (reward := finite(other.completion.get("reward"))) is not None
         }
-        known = {at: reward for at, reward in rewards.items() if reward is not None}
-        return max(known, key=lambda at: known[at]) if known and line.completion is not None else -1
+        return max(rewards, key=lambda at: rewards[at], default=-1)
 
     def _compare_with(self, row: int) -> None:
         flags = QItemSelectionModel.SelectionFlag

@@ -18,7 +18,7 @@ from app.pages.monitor.panels import LogView, MetricTile, RankTable
 from app.pages.monitor.steering import RunSteering
 from app.state import charts
 from app.state.charts import CHARTS, Curve, Naming, column_names
-from app.state.correctness import Correctness, correctness_of, largest_reward
+from app.state.correctness import correctness_of, largest_reward
 from app.state.guide import place_of_chart
 from app.state.messages import problems_to
 from app.state.run import Run
@@ -148,11 +148,9 @@ class MonitorPage(QWidget):
         for metric, tile in self.tiles.items():
             if metric in AT_ONCE:
                 tile.show_value(steps.latest(metric))
-            elif metric != CORRECT:
-                before, after = before_and_after(run, metric)
-                tile.show_value(after, before)
-            elif right is not None:
-                before, after = share_right(run, right)
+            else:
+                name, full = (right.metric, right.full) if right and metric == CORRECT else (metric, 1.0)
+                before, after = before_and_after(run, name, full)
                 tile.show_value(after, before)
         set_shown(self.tiles[CORRECT], right is not None)
         if steps.latest("kl") is None and charts.kl_is_off(config):
@@ -303,8 +301,7 @@ def changes(run: Run) -> list[BeforeAfter]:
     right = correctness_of(run)
     metric, full, unit = (right.metric, right.full, "share") if right else ("reward", 1.0, "")
     what, most = ("Correct", None) if right else ("Reward", largest_reward(run))
-    before, after = share_right(run, right) if right else before_and_after(run, "reward")
-    found = [BeforeAfter(f"{what} in training", before, after, unit, most)]
+    found = [BeforeAfter(f"{what} in training", *before_and_after(run, metric, full), unit, most)]
     held_out = run.series(metric, held_out=True)[1] / full
     if len(held_out) > 1:
         found.append(BeforeAfter(f"{what} on held-out prompts", float(held_out[0]), float(held_out[-1]), unit))
@@ -319,25 +316,19 @@ def evaluated(run: Run) -> list[BeforeAfter]:
     for path in evaluations_of(run.folder):
         with suppress(UserError):  # no evaluation
             made = read_evaluation(path)
-            decoding, sides = made.headline, made.headline.sides
-            figures = [side.figures for side in sides.values()]
-            passes = made.pass_rule is not None
-            values = [(min(each.pass_at.items())[1] if passes else each.reward).value for each in figures]
+            figures = [side.figures for side in made.headline.sides.values()]
+            change = made.headline.difference
+            passes = all(each.pass_at for each in figures)
+            *means, change = [
+                each and (min(each.pass_at.items())[1] if passes else each.reward) for each in (*figures, change)
+            ]
             text = f"Evaluated on {made.data.split}"
-            if decoding.difference is not None:
-                change = decoding.difference
-                interval = min(change.pass_at.items())[1] if passes else change.reward
-                if interval.low is not None and interval.high is not None:
-                    low, high = (f"{x * 100:+.0f}" if passes else signed(x) for x in (interval.low, interval.high))
-                    text += f": {low} to {high}".replace("-", MINUS)
-            before = values[0] if len(values) > 1 else None
-            return [BeforeAfter(text, before, values[-1], "share" if passes else "")]
+            if change and change.low is not None and change.high is not None:
+                ends = (f"{x * 100:+.0f}" if passes else signed(x) for x in (change.low, change.high))
+                text += f": {' to '.join(ends)}".replace("-", MINUS)
+            before = means[0].value if len(means) > 1 else None
+            return [BeforeAfter(text, before, means[-1].value, "share" if passes else "")]
     return []
-
-
-def share_right(run: Run, right: Correctness) -> tuple[float | None, float | None]:
-    before, after = before_and_after(run, right.metric)
-    return None if before is None else before / right.full, None if after is None else after / right.full
 
 
 def effort(run: Run) -> str:
@@ -420,13 +411,8 @@ class RunCharts:
 
     def _find_curves(self, run: Run) -> None:
         is_live = run.is_live or run.state == "queued"
-        key = (
-            len(run.data.steps.names()),
-            len(run.data.evals.names()),
-            tuple(run.reward_names),
-            is_live,
-            bool(run.step),
-        )
+        names = (run.data.steps.names(), run.data.evals.names())
+        key = (*map(len, names), tuple(run.reward_names), is_live, bool(run.step))
         if key == self._curves_for:
             return
         self._curves_for = key
