@@ -89,9 +89,11 @@ class RunHeader(QWidget):
             self.renamed.emit(self.edit.text())
 
     def _close_edit(self) -> None:
+        has_focus = self.edit.hasFocus()  # not where the page is being left
         self.edit.hide()
         self.switcher.show()
-        self.switcher.setFocus()
+        if has_focus:
+            self.switcher.setFocus()
 
     def show_progress(
         self, step: int, total: int | None, doing: str = "", share: float | None = None, figures: str = ""

@@ -94,7 +94,7 @@ class Legend(QLabel):
                 f'<span style="color:{colour}">{swatch}</span>&nbsp;{name}&nbsp;'
                 f'<span style="color:{text}">{escape(entry.value)}</span></a>'
             )
-        if hidden := len(self.entries) - fitting:
+        if hidden := max(0, len(self.entries) - fitting):
             parts.append(f'<span style="color:{colours.muted.name()}">{MORE.format(hidden)}</span>')
         self.setText(" &nbsp; ".join(parts))
         everything = "\n".join(f"{entry.label}  {entry.value}" for entry in self.entries)
