@@ -189,6 +189,7 @@ def test_keys_move_the_marked_step_in_all_charts(grid: ChartGrid) -> None:
 def test_what_a_mark_says_stays_while_the_pointer_rests(qtbot, grid: ChartGrid) -> None:
     """Qt asks for a tool tip a moment later; pyqtgraph's scene answers with none, which hid it."""
     view, at = grid.plots[0].view, place(grid.plots[0], 20, 4)
+    assert all(sign.pen().isCosmetic() for sign in view.signs.points()), "else the pen fills each sign to a square"
     QTest.mouseMove(view.viewport(), at)
     qtbot.waitUntil(lambda: "KL jumped" in QToolTip.text())
     QApplication.sendEvent(view.viewport(), QHelpEvent(QEvent.Type.ToolTip, at, view.viewport().mapToGlobal(at)))

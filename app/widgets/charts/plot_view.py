@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import QEvent, QPointF, QRectF, Qt, Signal
-from PySide6.QtGui import QColor, QMouseEvent, QPen, QResizeEvent, QWheelEvent
+from PySide6.QtGui import QColor, QMouseEvent, QResizeEvent, QWheelEvent
 from PySide6.QtWidgets import QGraphicsGridLayout, QToolTip
 
 from app import theme
@@ -180,7 +180,7 @@ class PlotView(pg.GraphicsView):
         self._pan_start: float | None = None
         self._step_line = pg.InfiniteLine(angle=90)
         self._selection = pg.LinearRegionItem(movable=False)
-        self._signs = pg.ScatterPlotItem(pxMode=True)
+        self.signs = pg.ScatterPlotItem(pxMode=True)
         self._mark_lines = {kind: pg.PlotCurveItem(connect="pairs") for kind in WITH_LINE}
 
         content, grid = pg.GraphicsWidget(), QGraphicsGridLayout()
@@ -202,7 +202,7 @@ class PlotView(pg.GraphicsView):
         for each in (self.value_axis, self.step_axis):
             each.linkToView(self.box)
             each.enableAutoSIPrefix(False)
-        for item in (*self._mark_lines.values(), self._signs, self._step_line, self._selection):
+        for item in (*self._mark_lines.values(), self.signs, self._step_line, self._selection):
             self.box.addItem(item, ignoreBounds=True)
         self._step_line.hide()
         self._selection.hide()
@@ -278,12 +278,12 @@ class PlotView(pg.GraphicsView):
         shown = thin_marks(self._marks, (first, last), self.box.width())
         colours = {kind: getattr(theme.palette(), role) for kind, (role, _, _) in MARKS.items()}
         top = high - (high - low) * 5 / max(10, self.box.height())
-        self._signs.setData(
+        self.signs.setData(
             x=[mark.step for mark in shown],
             y=[top] * len(shown),
             symbol=[MARKS[mark.kind][1] for mark in shown],
             size=[MARKS[mark.kind][2] for mark in shown],
-            pen=[QPen(colours[mark.kind], 1) for mark in shown],
+            pen=[pg.mkPen(colours[mark.kind]) for mark in shown],
             brush=[None if mark.kind == "eval" else pg.mkBrush(colours[mark.kind]) for mark in shown],
         )
         for kind, line in self._mark_lines.items():
