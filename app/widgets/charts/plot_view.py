@@ -61,11 +61,15 @@ class ValueAxis(pg.AxisItem):
         super().__init__("left")
         self._title, self._unit = title, unit
         self._factor, self._is_log = 1.0, False
+        self._largest, self._is_low = 1.0, False
 
     def set_scale_of(self, largest: float, *, log: bool) -> None:
         """Choose unit and power of ten for values up to `largest`."""
+        self._largest = largest
         factor, unit = display_unit(self._unit, largest)
         title = unit if self._title == self._unit else self._title
+        if self._is_low:  # “% of completions” would be cut
+            title = unit or title.partition(" of ")[0]
         power = 0
         if not log and 0 < largest * factor < 1e-2:  # labels such as 4.5e−4 would run into the title
             power = math.floor(math.log10(largest * factor))
@@ -73,6 +77,11 @@ class ValueAxis(pg.AxisItem):
         self._factor, self._is_log = factor / 10**power, log
         if title != self.labelText:
             self.setLabel(title, **self.labelStyle)
+
+    def set_low(self, low: bool) -> None:
+        if low != self._is_low:
+            self._is_low = low
+            self.set_scale_of(self._largest, log=self._is_log)
 
     def boundingRect(self) -> QRectF:
         # With a grid, pyqtgraph's rectangle has no space for half of the lowest and the highest label, and drops both.
@@ -299,6 +308,7 @@ class PlotView(pg.GraphicsView):
         super().resizeEvent(event)
         if event is not None:  # pyqtgraph's constructor calls it too
             is_low = self.height() < theme.scaled(LOW_VIEW)
+            self.value_axis.set_low(is_low)
             self.step_axis.is_low = is_low
             self.step_axis.showLabel()
             self.step_axis.setHeight(theme.scaled(LOW_AXIS if is_low else BOTTOM_AXIS))
