@@ -10,12 +10,12 @@ from typing import Any
 
 from PySide6.QtCore import QModelIndex, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QKeyEvent, QResizeEvent
-from PySide6.QtWidgets import QAbstractItemView, QApplication, QLineEdit, QSizePolicy, QWidget
+from PySide6.QtWidgets import QAbstractItemView, QApplication, QLineEdit, QWidget
 
 from app import theme
 from app.state.reward_bench import RewardBench
 from app.widgets.basic import icons
-from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton
+from app.widgets.basic.controls import ComboBox, ElidedLabel, ElidedLink, LinkButton
 from app.widgets.basic.labels import button, label, plain_tip
 from app.widgets.basic.layout import card, clear_layout, column, configure, connect, grid, row
 from app.widgets.basic.number_format import DASH, figure
@@ -367,13 +367,12 @@ class RewardPanel(QWidget):
         return super().focusNextPrevChild(forward)
 
 
-class BenchLine(LinkButton):
+class BenchLine(ElidedLink):
     """What the bench does, or what it has found."""
 
     def __init__(self, bench: RewardBench) -> None:
-        super().__init__("", tip="Show the scores of every completion", role="group")
+        super().__init__("", tip="Show the scores of every completion")
         self._bench = bench
-        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
         connect(self._show, bench.busy_changed, bench.changed)
         bench.progress.connect(lambda done, of: self._say(f"{bench.busy}, {done:,} of {of:,}" if of else bench.busy))
         self._show()
@@ -385,7 +384,7 @@ class BenchLine(LinkButton):
         self._say(f"{bench.busy}…" if bench.busy else failed or first or (bench.count and "Scores are ready") or "")
 
     def _say(self, text: str) -> None:
-        configure(self, text=text.replace("&", "&&"), accessibleName=f"Rewards: {text}", enabled=bool(text))
+        configure(self, text=text, accessibleName=f"Rewards: {text}", enabled=bool(text))
 
 
 class RewardArguments(QWidget):

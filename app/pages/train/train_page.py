@@ -8,9 +8,9 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from PySide6.QtCore import QSize, Qt, QTimer
-from PySide6.QtGui import QHideEvent, QPainter, QPaintEvent, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QSizePolicy, QWidget
+from PySide6.QtCore import Qt, QTimer
+from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
+from PySide6.QtWidgets import QWidget
 
 from app import theme
 from app.pages.train import launch_column, machines
@@ -26,7 +26,7 @@ from app.state.draft import is_equivalent
 from app.state.guide import place_of_setting
 from app.state.memory import amount
 from app.state.session import Session
-from app.widgets.basic.controls import LinkButton, Segments
+from app.widgets.basic.controls import ElidedLink, Segments
 from app.widgets.basic.labels import button, label, plain_tip, show_text
 from app.widgets.basic.layout import card, column, configure, connect, holder, row, set_shown
 from app.widgets.form.fields import AdapterField, PathField
@@ -284,12 +284,13 @@ class TrainPage(QWidget):
             self.session.message.emit(f"{setting.label} applies only with another choice of {decides.label}.")
 
 
-class DefaultDatasetOffer(LinkButton):
+class DefaultDatasetOffer(ElidedLink):
     """A link below an empty Dataset field that chooses the dataset of MLX LoRA Studio's guide and shows its size."""
 
     def __init__(self, session: Session, field: PathField) -> None:
         text = f"Use {first_choices.DATASET}: {first_choices.DATASET_ABOUT}"
-        super().__init__(text, field, on_click=self._take)
+        super().__init__(text, field, on_click=self._take, tip=text)
+        self.colour = "accent"
         self._session, self._field = session, field
         session.draft.changed.connect(self._on_changed)
         self._on_changed("")
@@ -318,21 +319,20 @@ class DefaultDatasetOffer(LinkButton):
                 self._field.show_note("")
 
 
-class DatasetLine(LinkButton):
+class DatasetLine(ElidedLink):
     """The dataset's summary in one line below the Dataset field: rows, mapped columns, prompts that are too long."""
 
     def __init__(self, dataset: Dataset, parent: QWidget | None = None) -> None:
         super().__init__("", parent)
         self._dataset = dataset
-        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
-        self.setAttribute(Qt.WidgetAttribute.WA_Hover)
         self._delay = QTimer(self, singleShot=True, interval=WAIT_MS)
         self._delay.timeout.connect(lambda: dataset.watch(self, count_all=False))
         connect(self.refresh, dataset.changed, dataset.counts_changed, theme.signals.changed)
         self.refresh()
 
     def refresh(self) -> None:
-        summary, self._is_wrong = self._dataset.summary_line()
+        summary, is_wrong = self._dataset.summary_line()
+        self.colour = "warning" if is_wrong else "muted"
         name, tip = f"Dataset: {summary}", plain_tip(summary)
         configure(self, text=summary, toolTip=tip, accessibleName=name, enabled=bool(summary))
         self.update()
@@ -345,18 +345,3 @@ class DatasetLine(LinkButton):
         super().hideEvent(event)
         self._delay.stop()
         self._dataset.unwatch(self)
-
-    def sizeHint(self) -> QSize:
-        return QSize(120, self.fontMetrics().lineSpacing() + 4)
-
-    minimumSizeHint = sizeHint
-
-    def paintEvent(self, event: QPaintEvent) -> None:
-        painter, colours = QPainter(self), theme.palette()
-        is_active = self.underMouse() or self.hasFocus()
-        font = theme.caption_font()
-        font.setUnderline(is_active)
-        painter.setFont(font)
-        painter.setPen(colours.warning if self._is_wrong else colours.accent if is_active else colours.muted)
-        text = painter.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideRight, self.width())
-        painter.drawText(self.rect(), Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, text)

@@ -29,6 +29,7 @@ from PySide6.QtWidgets import (
     QLineEdit,
     QPlainTextEdit,
     QPushButton,
+    QSizePolicy,
     QToolButton,
     QWidget,
 )
@@ -256,6 +257,31 @@ class LinkButton(QPushButton):
         configure(self, role=role, **settings)
         if on_click is not None:
             self.clicked.connect(lambda _checked=False: on_click())
+
+
+class ElidedLink(LinkButton):
+    """A link in one line of small text, elided where it does not fit. `colour`: a role of the palette."""
+
+    def __init__(self, text: str, parent: QWidget | None = None, **settings: Any) -> None:
+        super().__init__(text, parent, **settings)
+        self.colour = "muted"
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+        self.setAttribute(Qt.WidgetAttribute.WA_Hover)
+
+    def sizeHint(self) -> QSize:
+        return QSize(120, self.fontMetrics().lineSpacing() + 4)
+
+    minimumSizeHint = sizeHint
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter, colours = QPainter(self), theme.palette()
+        is_active = self.isEnabled() and (self.underMouse() or self.hasFocus())
+        font = theme.caption_font()
+        font.setUnderline(is_active)
+        painter.setFont(font)
+        painter.setPen(colours.accent if is_active and self.colour == "muted" else getattr(colours, self.colour))
+        text = painter.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideRight, self.width())
+        painter.drawText(self.rect(), Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, text)
 
 
 class CopyLink(LinkButton):
