@@ -205,7 +205,7 @@ class Window(QMainWindow):
 
     def switch_run(self) -> None:
         """Open the menu of runs on this page, else on Monitor."""
-        shown = [each for each in self.page_stack.currentWidget().findChildren(Switcher) if each.isVisible()]
+        shown = [each for each in self.page_stack.findChildren(Switcher) if each.isVisible()]
         if shown:
             shown[0].open()
         else:

@@ -266,7 +266,7 @@ class Session(QObject):
         if not key and self.prefs.config_file != self.draft.path:
             self.prefs.config_file = self.draft.path
 
-    def open_run(self, path: Path) -> None:
+    def open_run(self, path: Path | str) -> None:
         """Show a run."""
         from app.state.run import Run  # loads numpy, which the first paint does not wait for
 

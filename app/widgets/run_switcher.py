@@ -133,6 +133,7 @@ class SwitcherMenu(QFrame):
 
     def __init__(self, choices: Sequence[Choice], current: str, kind: str, parent: QWidget) -> None:
         super().__init__(parent, Qt.WindowType.Popup)
+        self._opener = parent
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setProperty("role", "card")
         self._choices = choices
@@ -162,7 +163,7 @@ class SwitcherMenu(QFrame):
             return
         value = self.model.rows[place].value
         self.close()
-        self.parentWidget().setFocus()
+        self._opener.setFocus()
         self.chosen.emit(value)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:

@@ -250,8 +250,9 @@ def test_what_is_typed_in_chat_loads_the_run_and_is_asked(qtbot: QtBot, session:
         session.consent.ask = lambda requests: False
         page.panel.fields["max_tokens"].setText("4")
         for asked in ("Hello", "And?"):
-            QTest.keyClicks(QApplication.focusWidget(), asked)
-            QTest.keyClick(QApplication.focusWidget(), Qt.Key.Key_Return)
+            assert QApplication.focusWidget() is page.prompt
+            QTest.keyClicks(page.prompt, asked)
+            QTest.keyClick(page.prompt, Qt.Key.Key_Return)
             qtbot.waitUntil(lambda asked=asked: [turn.prompt for turn in page.chat.turns][-1:] == [asked])
             qtbot.waitUntil(lambda: page.chat.state == "ready")
         assert page.prompt.hasFocus() and all(turn.is_first for turn in page.chat.turns)

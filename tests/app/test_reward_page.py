@@ -93,7 +93,7 @@ def test_sample_and_score(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     assert unscored[1:] == ["not scored yet", "–", "1", "–"] and page.results.board.isVisible()
     page.results.board.selectRow(0)
     QTest.keyClick(page.results.board, Qt.Key.Key_Return)
-    editor = page.results.board.findChild(QLineEdit)
+    (editor,) = page.results.board.findChildren(QLineEdit)
     editor.setText("2")
     QTest.keyClick(editor, Qt.Key.Key_Return)
     qtbot.waitUntil(lambda: page.draft.value("reward_weights") == [2.0])
