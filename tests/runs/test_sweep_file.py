@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from backend.runs.archive import summary
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.sweep import Halving, dump_sweep, load_sweep, parse_sweep, rungs
 from backend.runs.sweep_results import (
@@ -149,6 +150,9 @@ def test_a_sweep_takes_no_name_that_is_taken(tmp_path: Path) -> None:
     folder = make_sweep(plan, tmp_path)
     make_runs(plan, folder)
     assert sorted(path.name for path in tmp_path.iterdir()) == [*(f"s-{n}-seed0" for n in (1, 2, 3, 4)), "sweeps"]
+    waiting = folder.run("s-1-seed0")
+    os.utime(waiting.config, (1, 1))
+    assert summary(waiting).state == "queued", "it waits for its turn, however long; it has not crashed"
     assert find_sweep("s", tmp_path) == find_sweep(folder.path) == folder
     assert find_sweep("t", tmp_path) is None
     with pytest.raises(UserError, match="The sweep s exists already"):
