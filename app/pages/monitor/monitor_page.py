@@ -346,7 +346,7 @@ def averaged(run: Run) -> str:
     if len(evaluated) > 1:
         start = f"after step {evaluated[0]:,}" if evaluated[0] else "before training"
         text += f" Held-out: {start}, after step {evaluated[-1]:,}."
-    return f"{text} Evaluation: 95 % interval of the change." if evaluations_of(run.folder) else text
+    return f"{text} Evaluation: 95 % interval." if evaluations_of(run.folder) else text
 
 
 class RunCharts:
