@@ -505,8 +505,9 @@ class SweepsPage(QWidget):
     def _begun(self) -> list[Path]:
         """Folders of the runs that have begun, best first."""
         folder, results = self.sweeps.folder, self.sweeps.results
-        ranked = results.ranked if results is not None and folder is not None else ()
-        return [folder.run(run.run).path for each in ranked for run in each.runs if run.step]
+        if results is None or folder is None:
+            return []
+        return [folder.run(run.run).path for each in results.ranked for run in each.runs if run.step]
 
     def compare(self) -> None:
         self.session.comparison_requested.emit(self._begun())
