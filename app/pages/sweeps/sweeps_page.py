@@ -262,6 +262,7 @@ class SweepsPage(QWidget):
         self.session = session
         self.sweeps = Sweeps(self)
         self.plan: SweepPlan | None = None
+        self._follows_data = False
         form_card = self._build_form()
         self.chosen = ComboBox(name="Sweep on show", length=18)
         self.chosen.activated.connect(lambda _: self.sweeps.show(self.chosen.currentText()))
@@ -355,7 +356,9 @@ class SweepsPage(QWidget):
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         self.session.time_forecast.refresh()
-        self.session.dataset.changed.connect(self._show_plan)
+        if not self._follows_data:  # the first time: the dataset starts a process
+            self.session.dataset.changed.connect(lambda: self.isVisible() and self._show_plan())
+            self._follows_data = True
         self.session.dataset.watch(self, count_all=False)
         self._show_plan()
         if self.sweeps.folder is None and (names := self.sweeps.names()):
@@ -365,7 +368,6 @@ class SweepsPage(QWidget):
 
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
-        self.session.dataset.changed.disconnect(self._show_plan)
         self.session.dataset.unwatch(self)
         self.sweeps.watch(False)
 
