@@ -317,11 +317,10 @@ def evaluated(run: Run) -> list[BeforeAfter]:
         with suppress(UserError):  # no evaluation
             made = read_evaluation(path)
             figures = [side.figures for side in made.headline.sides.values()]
-            change = made.headline.difference
+            differences = [made.headline.difference] if made.headline.difference else []
             passes = all(each.pass_at for each in figures)
-            *means, change = [
-                each and (min(each.pass_at.items())[1] if passes else each.reward) for each in (*figures, change)
-            ]
+            means = [min(each.pass_at.items())[1] if passes else each.reward for each in (*figures, *differences)]
+            change = means.pop() if differences else None
             text = f"Evaluated on {made.data.split}"
             if change and change.low is not None and change.high is not None:
                 ends = (f"{x * 100:+.0f}" if passes else signed(x) for x in (change.low, change.high))

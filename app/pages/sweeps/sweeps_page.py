@@ -339,7 +339,7 @@ class SweepsPage(QWidget):
         halving = holder(row(self.halves, after, self.first_rung, keep, self.keep, rest, None))
         rows = (
             *(("Name", column(self.name, self.name_problem, spacing=2)), ("Search", search), ("Over", self.varied)),
-            *(("Seeds", self.seeds), ("Rank by", row(self.rank, (self.rank_note, 1), self.hold_out))),
+            *(("Seeds", self.seeds), ("Rank by", row(self.rank, (self.rank_note, 1), self.hold_out, None))),
             ("Stop weak runs early", halving),
         )
         fields = grid((), stretch=1, spacing=(12, theme.SPACE), margins=(16, 12, 16, 12))

@@ -64,6 +64,9 @@ class Form(TabArea):
         self.is_compact = is_compact
         for block in self._blocks:
             set_shown(block, not is_compact)
+        for key in ESSENTIAL:  # in narrow columns the caption is cut, and the unit says as much
+            hint = self.fields[key].hint
+            set_shown(hint, not is_compact and bool(hint.text()))
         lent = {self.fields[key] for key in ESSENTIAL} if is_compact else set[Field]()
         for each in self._grids:
             each.lend(lent)

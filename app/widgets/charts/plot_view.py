@@ -314,9 +314,9 @@ class PlotView(pg.GraphicsView):
             self.step_axis.setHeight(theme.scaled(LOW_AXIS if is_low else BOTTOM_AXIS))
         self._place_items()
 
-    def viewportEvent(self, event: QEvent | None) -> bool:
+    def viewportEvent(self, event: QEvent) -> bool:
         # The scene's answer to it has no text, and hides the marks' sentences that the mouse has brought up.
-        return (event is not None and event.type() == QEvent.Type.ToolTip) or super().viewportEvent(event)
+        return event.type() == QEvent.Type.ToolTip or super().viewportEvent(event)
 
     def set_step(self, step: int | None) -> None:
         self._step_line.setVisible(step is not None)
