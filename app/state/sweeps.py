@@ -159,8 +159,7 @@ class SweepForm:
 
     def first_step(self, base: Mapping[str, Any]) -> str:
         """The first rung where none is given: the first evaluation, or a quarter of the run."""
-        quarter = int(base.get("iters") or 4) // 4 if self.rank_by == "training" else 0
-        return str(base.get("steps_per_eval") or quarter or "")
+        return str(base.get("steps_per_eval") or (quarter_of(base) if self.rank_by == "training" else ""))
 
     def plan(self, base: Mapping[str, Any]) -> SweepPlan:
         """The sweep over a base's settings. Raises UserError with every problem."""
@@ -180,6 +179,12 @@ class SweepForm:
             first = self.first_rung.strip() or self.first_step(base)
             raw["halving"] = {"first_rung": _value(first, int), "keep": _value(self.keep, float)}
         return parse_sweep(raw)
+
+
+def quarter_of(settings: Mapping[str, Any]) -> int:
+    """A quarter of the run's steps; 1 while the field holds no number."""
+    iters = settings.get("iters")
+    return max(1, iters // 4) if isinstance(iters, int) else 1
 
 
 def _value(text: str, *kinds: type[int | float]) -> Any:

@@ -22,6 +22,7 @@ from backend.runs.sweep_results import (
     sweep_folder,
     write_results,
 )
+from backend.utils.errors import UserError
 from backend.utils.places import demo_config, runs_folder
 from tests.support.trainer_by_hand import locked
 from tests.support.windows import SilentService, table_texts
@@ -113,6 +114,11 @@ def test_the_forecast_counts_what_is_given_up_and_one_base() -> None:
     full = SweepForm(seeds="0").plan(BASE | {"train_type": "full"})
     alone = forecast(full, None, None, None)
     assert alone.sharing == 1 and "one after the other" in forecast_words(alone)
+
+
+def test_a_text_as_the_number_of_steps_is_refused_as_what_it_is() -> None:
+    with pytest.raises(UserError, match="Iterations"):
+        SweepForm(rank_by="training").plan({**BASE, "iters": "abc", "steps_per_eval": 0})
 
 
 def test_starting_makes_the_folder_and_a_detached_process(page: SweepsPage, monkeypatch) -> None:

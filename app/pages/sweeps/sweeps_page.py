@@ -25,6 +25,7 @@ from app.state.sweeps import (
     forecast,
     free_name,
     offered_settings,
+    quarter_of,
 )
 from app.widgets.basic.controls import ComboBox, Segments, Switch
 from app.widgets.basic.labels import button, label, plain_tip, show_text
@@ -393,7 +394,7 @@ class SweepsPage(QWidget):
 
     def _hold_out(self) -> None:
         draft = self.session.draft
-        every = draft.value("steps_per_eval") or max(1, int(draft.value("iters") or 4) // 4)
+        every = draft.value("steps_per_eval") or quarter_of(draft.values())
         draft.update({"validation_split": HELD_OUT_SHARE, "steps_per_eval": every})
         self.rank.choose("held_out")
 
