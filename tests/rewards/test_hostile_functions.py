@@ -285,6 +285,7 @@ def test_hostile_function_gets_one_message(
 @pytest.mark.parametrize("name", HOSTILE | MORE)
 def test_a_run_with_it_is_saved_and_the_next_is_normal(name: str, victim: Path, tmp_path: Path) -> None:
     body, pattern = (HOSTILE | MORE)[name]
+    folders = set(Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"))
     file = tmp_path / "mine.py"
     head = HEAD.format(run=str(victim), trainer=os.getpid()) + FUNCTION.replace("**rest", "trainer_state=None, **rest")
     returns = "return [1.0 for _ in completions]"
@@ -301,4 +302,4 @@ def test_a_run_with_it_is_saved_and_the_next_is_normal(name: str, victim: Path, 
     assert (run.path / "checkpoints" / "000001" / "state.json").is_file()
     file.write_text(f"{head}    {returns}\n")
     assert small_run.train_here(raw, RunFolder(tmp_path / "runs" / "next")).kind == "finished"
-    assert not list(Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}{os.getpid()}-*"))
+    assert not set(Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}{os.getpid()}-*")) - folders
