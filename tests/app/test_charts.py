@@ -23,6 +23,7 @@ from app.widgets.charts.chart_grid import ChartContent, ChartExport, ChartGrid, 
 from app.widgets.charts.curves import Trace, axis_range, exponential_average, thin
 from app.widgets.charts.plot import Plot
 from backend.runs.metric_names import our_name
+from tests.support.windows import point_at
 
 X = np.arange(1, 41)
 SPIKY = np.where(X == 20, 9.0, 0.01 + X / 4000)
@@ -191,14 +192,9 @@ def test_what_a_mark_says_stays_while_the_pointer_rests(qtbot, grid: ChartGrid) 
     settle(qtbot, grid)
     view = grid.plots[0].view
     assert all(sign.pen().isCosmetic() for sign in view.signs.points()), "else the pen fills each sign to a square"
-
-    def is_told() -> bool:
-        for step in (30, 20):  # without a change of place there is no event
-            QTest.mouseMove(view.viewport(), place(grid.plots[0], step, 4))
-        return "KL jumped" in QToolTip.text()
-
-    qtbot.waitUntil(is_told)
     at = place(grid.plots[0], 20, 4)
+    point_at(view.viewport(), at)
+    assert "KL jumped" in QToolTip.text()
     QApplication.sendEvent(view.viewport(), QHelpEvent(QEvent.Type.ToolTip, at, view.viewport().mapToGlobal(at)))
     qtbot.wait(400)
     assert QToolTip.isVisible() and "KL jumped" in QToolTip.text()

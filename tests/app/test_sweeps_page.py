@@ -25,7 +25,7 @@ from backend.runs.sweep_results import (
 from backend.utils.errors import UserError
 from backend.utils.places import demo_config, runs_folder
 from tests.support.trainer_by_hand import locked
-from tests.support.windows import SilentService, table_texts
+from tests.support.windows import SilentService, point_at, table_texts
 
 BASE: dict[str, Any] = {"model": "m", "data": "d", "iters": 80, "steps_per_eval": 10, "group_size": 4, "batch_size": 2}
 
@@ -193,7 +193,7 @@ def test_the_winner_can_be_opened_used_and_trained_on(qtbot: Any, page: SweepsPa
     plot = page.plot
     page.grab()
     start, end = plot.polygon(plot._lines[-1]).toList()
-    qtbot.mouseMove(plot, ((start + end) / 2).toPoint())
+    point_at(plot, ((start + end) / 2).toPoint())
     assert plot.current is not None and plot.current.key == "earlier-3-seed1"
     assert plot.accessibleName().endswith("run · lr 1e-4 · seed 1: Learning Rate 0.0001, Held-out reward 4")
     qtbot.keyClick(plot, Qt.Key.Key_Down)

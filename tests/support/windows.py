@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from PySide6.QtCore import QAbstractItemModel, QObject, Signal
-from PySide6.QtWidgets import QWidget
+from PySide6.QtCore import QAbstractItemModel, QEvent, QObject, QPoint, QPointF, Qt, Signal
+from PySide6.QtGui import QMouseEvent
+from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.state.processes import ProcessOutcome, Service
@@ -107,6 +108,13 @@ class PatientQtBot(QtBot):
 
     def waitActive(self, widget: QWidget, *, timeout: int = PATIENCE_MS) -> Any:
         return super().waitActive(widget, timeout=timeout)
+
+
+def point_at(widget: QWidget, at: QPoint) -> None:
+    """Move the pointer within a widget, also where a window that another test has left lies above it."""
+    none = (Qt.MouseButton.NoButton, Qt.MouseButton.NoButton, Qt.KeyboardModifier.NoModifier)
+    place = QPointF(at), QPointF(widget.mapToGlobal(at))
+    QApplication.sendEvent(widget, QMouseEvent(QEvent.Type.MouseMove, *place, *none))
 
 
 def table_texts(model: QAbstractItemModel) -> list[list[str]]:
