@@ -193,8 +193,8 @@ class ChatWithModel(QObject):
     def _keep_turns(self) -> None:
         if self.choice is None:
             return
-        lines = [json.dumps(asdict(turn), ensure_ascii=False) for turn in self.turns[-KEPT_TURNS:]]
-        with suppress(DiskError):  # it is shown all the same
+        lines = [json.dumps(asdict(turn)) for turn in self.turns[-KEPT_TURNS:]]
+        with suppress(DiskError, OSError):  # it is shown all the same
             self._folder.mkdir(parents=True, exist_ok=True)
             replace_file(conversation_file(self._folder, self.choice.name), "".join(f"{line}\n" for line in lines))
 

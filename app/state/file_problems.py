@@ -64,8 +64,12 @@ def key_lines(path: Path, raw: Mapping[str, Any]) -> dict[str, int]:
     return lines
 
 
-def _key_lines(node: Any) -> Iterator[tuple[str, int]]:
-    """(key, its line) of a mapping and of those in it."""
-    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
-        yield str(key.value), key.start_mark.line + 1
-        yield from _key_lines(value)
+def _key_lines(root: Any) -> Iterator[tuple[str, int]]:
+    """(key, its line) of a mapping, then of those in it."""
+    nodes, read = [root], set[int]()
+    for node in nodes:
+        if isinstance(node, yaml.MappingNode) and id(node) not in read:  # an alias may stand within its own node
+            read.add(id(node))
+            for key, value in node.value:
+                yield str(key.value), key.start_mark.line + 1
+                nodes.append(value)

@@ -177,8 +177,11 @@ def figure_of(run: Run) -> RunFigure | None:
         with suppress(UserError):  # no evaluation
             made = read_evaluation(path)
             figures = list(made.headline.sides.values())[-1].figures
-            of = figures.reward if made.pass_rule is None else figures.pass_at[min(figures.pass_at)]
-            return RunFigure(of.value, of.low, of.high, made.data.split)
+            of, where = figures.reward, made.data.split
+            if figures.pass_at:
+                k, of = min(figures.pass_at.items())
+                where = f"pass@{k} on {where}"
+            return RunFigure(of.value, of.low, of.high, where)
     rewards = run.series("reward")[1]
     last = rewards[-max(1, len(rewards) // 4) :]
     last = last[np.isfinite(last)]

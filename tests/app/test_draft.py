@@ -118,6 +118,13 @@ def test_problems_of_a_file_are_told_with_their_lines_and_the_rest_is_loaded(dra
     assert [each.key for each in draft.file_problems.unread] == list(unclear)
 
 
+def test_a_file_whose_alias_stands_in_itself_is_opened_with_its_problems(draft: Draft, tmp_path: Path) -> None:
+    file = tmp_path / "loop.yaml"
+    file.write_text("lerning_rate: 1\nlora_parameters: &x\n  rank: 3\n  other: *x\n")
+    draft.load(file)
+    assert draft.file_problems is not None and draft.file_problems.lines["lerning_rate"] == 1
+
+
 def test_dirty_means_different_from_the_file(draft: Draft, tmp_path: Path):
     with_model_and_data(draft).save(tmp_path / "c.yaml")
     assert not draft.dirty
