@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from app.state.completion_facts import listed_completions, scores_of
 from app.state.run import Run
 from backend.rewards.catalogue import DEFAULT_REWARDS, RewardCall, find_call, split_names
+from backend.runs.run_folder import RunFolder, modified_at
 from backend.runs.run_record import read_notes
 from backend.trainer.evaluation.evaluation_rows import FULL_SCORES, default_pass_rule
 from backend.utils.errors import UserError
@@ -53,10 +56,14 @@ def correctness_of(run: Run) -> Correctness | None:
 
 def marked_reward(run: Run) -> str:
     """The reward function that the user has marked as the one for correctness, or ""."""
-    try:
-        return read_notes(run.folder).correctness
-    except UserError:  # Runs shows what is wrong with the notes
-        return ""
+    return _marked_reward(run.folder, modified_at(run.folder.about))
+
+
+@lru_cache
+def _marked_reward(run: RunFolder, _written: float) -> str:
+    with suppress(UserError):  # Runs shows what is wrong with the notes
+        return read_notes(run).correctness
+    return ""
 
 
 def entries_of(run: Run) -> list[str]:

@@ -41,12 +41,19 @@ TYPED = frozenset(kind for part in get_args(Kind) for kind in get_args(part)) - 
 """Kinds of settings that are typed: typing without a pause is one undo step."""
 PAUSE_S = 2.0
 KEPT = 200
+HELD_OUT_SHARE = 0.1
 
 Values = dict[str, Any]
 
 
 def defaults() -> Values:
     return {key: copy.deepcopy(about.default) for key, about in SETTINGS.items()}
+
+
+def quarter_of(settings: Mapping[str, Any]) -> int:
+    """A quarter of the run's steps; 1 while the field holds no number."""
+    iters = settings.get("iters")
+    return max(1, iters // 4) if isinstance(iters, int) else 1
 
 
 def values_from(raw: Mapping[str, Any]) -> tuple[Values, list[ConfigProblem]]:
@@ -183,6 +190,11 @@ class Draft(QObject):
         self._timer.start()
         for key in keys:
             self.changed.emit(key)
+
+    def hold_out(self) -> None:
+        """Hold out a tenth of the rows, and evaluate on them four times where the form has no evaluation."""
+        every = self.value("steps_per_eval") or quarter_of(self.values())
+        self.update({"validation_split": HELD_OUT_SHARE, "steps_per_eval": every})
 
     def reset(self) -> None:
         self._replace(defaults(), None, "New config")

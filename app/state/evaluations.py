@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from app.state.consent import Consent
 from app.state.messages import problems_to
 from app.state.processes import ProcessOutcome, VerbProcess
 from backend.config import config
-from backend.runs.run_folder import RunFolder
+from backend.runs.run_folder import RunFolder, modified_at
 from backend.runs.saved_weights import all_checkpoints
 from backend.trainer.evaluation.evaluation_rows import (
     DecodingName,
@@ -49,6 +50,20 @@ class RowSummary:
 class Listed:
     path: Path
     evaluation: Evaluation
+
+
+def read_evaluations(run: RunFolder) -> Iterator[Listed]:
+    """The evaluations of a run, newest first, read again only where a file has changed; without damaged files."""
+    for path in evaluations_of(run):
+        if (evaluation := _read(path, modified_at(path))) is not None:
+            yield Listed(path, evaluation)
+
+
+@lru_cache(maxsize=64)
+def _read(path: Path, _written: float) -> Evaluation | None:
+    with suppress(UserError):  # no evaluation
+        return read_evaluation(path)
+    return None
 
 
 @dataclass(slots=True)
@@ -97,10 +112,7 @@ class Evaluations(QObject):
 
     def refresh(self, show: Path | None = None) -> None:
         """Show the evaluation at `show`, else the same, else the newest."""
-        self.listed = []
-        for path in evaluations_of(self._run) if self._run is not None else ():
-            with suppress(UserError):  # no evaluation
-                self.listed.append(Listed(path, read_evaluation(path)))
+        self.listed = list(read_evaluations(self._run)) if self._run is not None else []
         wanted = show or (self.shown.path if self.shown is not None else None)
         chosen = next((entry for entry in self.listed if entry.path == wanted), next(iter(self.listed), None))
         changed = chosen != self.shown

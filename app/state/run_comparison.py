@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +10,10 @@ import numpy as np
 from PySide6.QtCore import QObject, Signal
 
 from app.state.charts import CHARTS, curves_of
+from app.state.evaluations import read_evaluations
 from app.state.run import Run
 from backend.runs.completion_rows import CompletionRow, GroupRow
 from backend.runs.run_folder import RunFolder
-from backend.trainer.evaluation.evaluation_rows import evaluations_of, read_evaluation
-from backend.utils.errors import UserError
 
 AXES = {"step": "Step", "tokens": "Tokens", "time": "Time"}
 POINTS = 2000
@@ -173,15 +171,14 @@ class RunFigure:
 
 def figure_of(run: Run) -> RunFigure | None:
     """Of the run's newest evaluation, else the mean training reward over the last quarter of its steps."""
-    for path in evaluations_of(run.folder):
-        with suppress(UserError):  # no evaluation
-            made = read_evaluation(path)
-            figures = list(made.headline.sides.values())[-1].figures
-            of, where = figures.reward, made.data.split
-            if figures.pass_at:
-                k, of = min(figures.pass_at.items())
-                where = f"pass@{k} on {where}"
-            return RunFigure(of.value, of.low, of.high, where)
+    if (newest := next(read_evaluations(run.folder), None)) is not None:
+        made = newest.evaluation
+        figures = list(made.headline.sides.values())[-1].figures
+        of, where = figures.reward, made.data.split
+        if figures.pass_at:
+            k, of = min(figures.pass_at.items())
+            where = f"pass@{k} on {where}"
+        return RunFigure(of.value, of.low, of.high, where)
     rewards = run.series("reward")[1]
     last = rewards[-max(1, len(rewards) // 4) :]
     last = last[np.isfinite(last)]

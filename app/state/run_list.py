@@ -17,12 +17,12 @@ from PySide6.QtCore import QFile, QObject, QTimer, Signal
 
 from app.state.messages import problems_to
 from app.state.processes import start_detached
-from app.state.run_names import name_of, new_label, setting_text
+from app.state.run_names import name_of, new_label, results_of, setting_text
 from backend.runs.archive import Summary
 from backend.runs.queue import Queue, QueueFile, is_fresh
 from backend.runs.run_folder import RunFolder, all_runs, modified_at
 from backend.runs.run_record import RunNotes, RunRecord, change_notes, read_record, record_of, stamp
-from backend.runs.sweep_results import INTERRUPTED, SweepFolder, all_sweeps, read_results, shown_state
+from backend.runs.sweep_results import INTERRUPTED, SweepFolder, all_sweeps, shown_state
 from backend.utils.command import backend_command
 from backend.utils.disk import DiskError, replace_file
 from backend.utils.errors import UserError
@@ -53,32 +53,30 @@ class FoldedSweep:
 
 def fold(folder: SweepFolder, records: Mapping[Path, RunRecord]) -> FoldedSweep | None:
     """None for a sweep none of whose runs is known."""
-    with suppress(UserError):
-        results = read_results(folder)
-        runs = [run for each in results.ranked for run in each.runs] if results is not None else []
-        known = {run.run: records[path] for run in runs if (path := folder.run(run.run).path) in records}
-        if results is None or not known:
-            return None
-        best, done = results.ranked[0], sum(run.state not in ("waiting", "training") for run in runs)
-        first = next((known[run.run] for run in best.runs if run.run in known), next(iter(known.values())))
-        state = shown_state(folder, results)
-        told = ", ".join(setting_text(*pair) for pair in best.settings.items()) if best.value is not None else ""
-        summary = replace(
-            first.summary,
-            name=folder.name,
-            path=str(folder.path),
-            state=SWEEP_STATES.get(state, state),
-            step=done,
-            iterations=len(runs),
-            sentence=results.sentence,
-            began=results.began or None,
-            worked_s=results.updated - results.began if results.began else None,
-        )
-        disk = {"runs": sum(record.bytes for record in known.values())}
-        record = replace(first, summary=summary, notes=RunNotes(), parent="", disk=disk)
-        record = replace(record, name=f"Sweep {folder.name}" + (f" · best {told}" if told else ""))
-        return FoldedSweep(record, tuple(one.summary.path for one in known.values()))
-    return None
+    results = results_of(folder)
+    runs = [run for each in results.ranked for run in each.runs] if results is not None else []
+    known = {run.run: records[path] for run in runs if (path := folder.run(run.run).path) in records}
+    if results is None or not known:
+        return None
+    best, done = results.ranked[0], sum(run.state not in ("waiting", "training") for run in runs)
+    first = next((known[run.run] for run in best.runs if run.run in known), next(iter(known.values())))
+    state = shown_state(folder, results)
+    told = ", ".join(setting_text(*pair) for pair in best.settings.items()) if best.value is not None else ""
+    summary = replace(
+        first.summary,
+        name=folder.name,
+        path=str(folder.path),
+        state=SWEEP_STATES.get(state, state),
+        step=done,
+        iterations=len(runs),
+        sentence=results.sentence,
+        began=results.began or None,
+        worked_s=results.updated - results.began if results.began else None,
+    )
+    disk = {"runs": sum(record.bytes for record in known.values())}
+    record = replace(first, summary=summary, notes=RunNotes(), parent="", disk=disk)
+    record = replace(record, name=f"Sweep {folder.name}" + (f" · best {told}" if told else ""))
+    return FoldedSweep(record, tuple(one.summary.path for one in known.values()))
 
 
 class RunList(QObject):

@@ -20,7 +20,7 @@ from backend.config.config import SETTINGS
 from backend.runs.archive import MOST_RUNS, raw_settings
 from backend.runs.run_folder import RunFolder, all_runs, modified_at
 from backend.runs.run_record import RunNotes, change_notes, changed_settings, read_notes, read_parent, value_text
-from backend.runs.sweep_results import SweepFolder, read_results
+from backend.runs.sweep_results import SweepFolder, SweepResults, read_results
 from backend.utils.errors import UserError
 
 MOST_SETTINGS = 2
@@ -121,16 +121,21 @@ def setting_text(key: str, value: Any) -> str:
 def sweep_settings(run: RunFolder) -> dict[str, Any] | None:
     """The settings that a sweep varies, as a run of it has them; None for any other run."""
     match = _MEMBER.fullmatch(run.name)
-    folder = SweepFolder(run.path.parent / "sweeps" / match[1]) if match else None
-    return None if folder is None else _members(folder, modified_at(folder.plan)).get(run.name)
+    results = results_of(SweepFolder(run.path.parent / "sweeps" / match[1])) if match else None
+    configurations = results.configurations if results is not None else ()
+    return next((each.settings for each in configurations for member in each.runs if member.run == run.name), None)
+
+
+def results_of(sweep: SweepFolder) -> SweepResults | None:
+    """The results of a sweep, read again only if the file has changed; None without a sound file."""
+    return _results(sweep, modified_at(sweep.results))
 
 
 @lru_cache(maxsize=256)
-def _members(folder: SweepFolder, _written: float) -> dict[str, dict[str, Any]]:
+def _results(sweep: SweepFolder, _written: float) -> SweepResults | None:
     with suppress(UserError):
-        results = read_results(folder)
-        return {run.run: each.settings for each in results.configurations for run in each.runs} if results else {}
-    return {}
+        return read_results(sweep)
+    return None
 
 
 def _is_default(name: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
+from app.state.draft import quarter_of
 from app.state.messages import problems_to
 from app.state.processes import start_detached
 from backend.config.config import SETTINGS
@@ -179,12 +180,6 @@ class SweepForm:
             first = self.first_rung.strip() or self.first_step(base)
             raw["halving"] = {"first_rung": _value(first, int), "keep": _value(self.keep, float)}
         return parse_sweep(raw)
-
-
-def quarter_of(settings: Mapping[str, Any]) -> int:
-    """A quarter of the run's steps; 1 while the field holds no number."""
-    iters = settings.get("iters")
-    return max(1, iters // 4) if isinstance(iters, int) else 1
 
 
 def _value(text: str, *kinds: type[int | float]) -> Any:

@@ -110,7 +110,7 @@ def test_monitor(qtbot: QtBot, session: Session, real_runs: Path, name: str) -> 
     assert not any(plot.traces for plot in page.grid.plots), "a chart not yet drawn again showed the run before"
 
 
-def test_what_came_of_a_run(qtbot: QtBot, session: Session, real_runs: Path, tmp_path: Path) -> None:
+def test_what_came_of_a_run(qtbot: QtBot, session: Session, real_runs: Path, tmp_path: Path, monkeypatch) -> None:
     """The share that is right by the reward that the user has marked, else the reward; and the newest evaluation."""
     page = qtbot.show(MonitorPage(session), 1100, 760)
     show_run(qtbot, session, shutil.copytree(real_runs / "full", tmp_path / "full"))
@@ -130,6 +130,10 @@ def test_what_came_of_a_run(qtbot: QtBot, session: Session, real_runs: Path, tmp
     labels = [each.label.partition(":")[0] for each in changes(session.run)]
     graded = "a graded score is no share"
     assert labels == ["Reward in training", "Reward on held-out prompts", "Evaluated on valid"], graded
+    with monkeypatch.context() as patch:
+        for reader in ("app.state.correctness.read_notes", "backend.trainer.evaluation.evaluation_rows.read_bytes"):
+            patch.setattr(reader, lambda *_: pytest.fail("an unchanged file was read"))
+        session.run.changed.emit()
     show_run(qtbot, session, real_runs / "failed")
     assert not page.grid.included_plots(), "empty charts of a run that failed at once"
 
@@ -275,15 +279,22 @@ def test_another_run_is_shown_by_typing_its_name(qtbot: QtBot, session: Session,
     assert [each.text() for each in window.pages[key].findChildren(Switcher)] == ["stages"]
 
 
-def test_runs(qtbot: QtBot, session: Session, real_runs: Path) -> None:
+def test_runs(qtbot: QtBot, session: Session, real_runs: Path, monkeypatch) -> None:
     """Every setting and metric as a column, the details of each run, and the dialogs over it."""
-    page = qtbot.show(RunsPage(session), 1240, 760)
+    page = qtbot.show(RunsPage(session), 1104, 580)  # of a window of 1280 × 680
     qtbot.waitUntil(lambda: not page.runs.is_reading and len(page.model.rows) > 8)
     steps = next(at for at in range(page.model.columnCount()) if page.model.headerData(at, ACROSS) == "Steps")
     needed = page.table.fontMetrics().horizontalAdvance("7,010 of 10,000") + 2 * CELL_PADDING
     assert page.table.columnWidth(steps) >= needed, "a long run's steps were elided"
     rows = page.table.as_text(list(range(page.table.sorted.rowCount())))
-    assert "Sweep rates · best lr 1e-" in rows and "2 of 2 runs" in rows and "seed 0" not in rows
+    assert "Sweep rates · best lr 1e-" in rows and "\t2 runs" in rows and "seed 0" not in rows
+    assert page.table.horizontalScrollBar().maximum() == 0 and not page.details.isHidden()
+    assert max(page.table.columns(), key=lambda each: each[1])[0] == "name"
+    with monkeypatch.context() as patch, qtbot.waitSignal(page.runs.settled):
+        patch.setattr(
+            "backend.runs.sweep_results.read_json", lambda *_, **__: pytest.fail("an unchanged sweep was read")
+        )
+        page.refresh()
     clone = page.runs.records[real_runs / "clone"].summary
     assert (
         clone.step == 2 and clone.worked_s is None and clone.began > page.runs.records[real_runs / "lora"].summary.began

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ TRY_NOT = f"The model is sampled on rows of the training split, {MAX_ROWS:,} at 
 ALLOW = "Asks if the Python file may run, and then shows the rows as its function makes them"
 ROW_STEPS = ("map_function", "prompt_template", "answer_pattern")
 NOTHING_HELD_OUT = "No rows are held out, so nothing will show how the model does on prompts it has not trained on."
-HOLD_OUT, HELD_OUT_SHARE, FEWEST_ROWS = "Hold out 10 %", 0.1, 10
+FEWEST_ROWS = 10
 EMPTY = (
     "No dataset is chosen yet",
     "A csv, json, jsonl or parquet file with a question and an answer in each row is enough; a folder or a dataset of "
@@ -96,7 +95,7 @@ class DatasetPage(QWidget):
         for index, share in enumerate(SHARES):
             parts.setStretchFactor(index, share)
         parts.setSizes([1000 * share for share in SHARES])
-        self.hold_out = button(HOLD_OUT, partial(self.draft.set, "validation_split", HELD_OUT_SHARE), primary=True)
+        self.hold_out = button("Hold out 10 %", self.draft.hold_out, primary=True)
         sentence = label(NOTHING_HELD_OUT, wrap=True)
         self.nothing_held_out = card(row((sentence, 1), self.hold_out, margins=(12, 6, 6, 6)), "banner", visible=False)
         band = row((self.mapping, SHARES[0]), (self.counts, SHARES[1]), spacing=12)

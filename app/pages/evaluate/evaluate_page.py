@@ -54,7 +54,6 @@ NOT_YET = (
 
 
 NOTHING_HELD_OUT = "No rows of this run's dataset are held out, so it answers the prompts that it has trained on."
-HELD_OUT_SHARE = 0.1
 HELD_OUT_NEXT = "The next run holds a tenth of its rows out, and evaluates on them."
 DATA_FILES = "Data (*.csv *.json *.jsonl *.parquet)"
 PREVIEW_SETTINGS = (*ANSWER_SETTINGS, *LIMIT_SETTINGS)
@@ -213,7 +212,7 @@ class EvaluatePage(QWidget):
             self.session.service.ask("preview", on_answer, settings=settings, fetch=False, **ignored)
 
     def _hold_out_next(self) -> None:
-        self.session.draft.set("validation_split", HELD_OUT_SHARE)
+        self.session.draft.hold_out()
         self.session.message.emit(HELD_OUT_NEXT)
 
     def start(self, data: str = "") -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -19,6 +18,7 @@ from app.pages.monitor.steering import RunSteering
 from app.state import charts
 from app.state.charts import CHARTS, Curve, Naming, column_names
 from app.state.correctness import correctness_of, largest_reward
+from app.state.evaluations import read_evaluations
 from app.state.guide import place_of_chart
 from app.state.messages import problems_to
 from app.state.run import Run
@@ -38,8 +38,7 @@ from app.widgets.charts.curves import Trace
 from app.widgets.charts.plot import Plot
 from app.widgets.run_header import BeforeAfter, CardAction, ResultCard, RunHeader
 from backend.runs.archive import averaging_window
-from backend.trainer.evaluation.evaluation_rows import evaluations_of, read_evaluation
-from backend.utils.errors import UserError
+from backend.trainer.evaluation.evaluation_rows import evaluations_of
 
 CORRECT = "correct"
 AVERAGED = "Mean of the newest steps, and its change since the first ones: ten each, or a quarter of a short run."
@@ -313,21 +312,20 @@ def changes(run: Run) -> list[BeforeAfter]:
 
 def evaluated(run: Run) -> list[BeforeAfter]:
     """The newest evaluation: the share that passes, else the reward, and the interval of the difference."""
-    for path in evaluations_of(run.folder):
-        with suppress(UserError):  # no evaluation
-            made = read_evaluation(path)
-            figures = [side.figures for side in made.headline.sides.values()]
-            differences = [made.headline.difference] if made.headline.difference else []
-            passes = all(each.pass_at for each in figures)
-            means = [min(each.pass_at.items())[1] if passes else each.reward for each in (*figures, *differences)]
-            change = means.pop() if differences else None
-            text = f"Evaluated on {made.data.split}"
-            if change and change.low is not None and change.high is not None:
-                ends = (f"{x * 100:+.0f}" if passes else signed(x) for x in (change.low, change.high))
-                text += f": {' to '.join(ends)}".replace("-", MINUS)
-            before = means[0].value if len(means) > 1 else None
-            return [BeforeAfter(text, before, means[-1].value, "share" if passes else "")]
-    return []
+    if (newest := next(read_evaluations(run.folder), None)) is None:
+        return []
+    made = newest.evaluation
+    figures = [side.figures for side in made.headline.sides.values()]
+    differences = [made.headline.difference] if made.headline.difference else []
+    passes = all(each.pass_at for each in figures)
+    means = [min(each.pass_at.items())[1] if passes else each.reward for each in (*figures, *differences)]
+    change = means.pop() if differences else None
+    text = f"Evaluated on {made.data.split}"
+    if change and change.low is not None and change.high is not None:
+        ends = (f"{x * 100:+.0f}" if passes else signed(x) for x in (change.low, change.high))
+        text += f": {' to '.join(ends)}".replace("-", MINUS)
+    before = means[0].value if len(means) > 1 else None
+    return [BeforeAfter(text, before, means[-1].value, "share" if passes else "")]
 
 
 def effort(run: Run) -> str:

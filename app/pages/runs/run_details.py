@@ -1,4 +1,4 @@
-"""Details of the selected run beside the table: title, note and tags to edit, its family, settings and disk use."""
+"""Details of the selected run beside the table: note and tags to edit, its family, settings and disk use."""
 
 from __future__ import annotations
 
@@ -83,14 +83,12 @@ class RunDetails(TabArea):
         self._record: RunRecord | None = None
         self._family: Mapping[str, Sequence[str]] = {}
         self._save_timer = configure(QTimer(self, singleShot=True, interval=SAVE_AFTER_MS), timeout=self.save)
-        self.title = configure(QLineEdit(), accessibleName="Title")
-        self.title.setToolTip("Shown instead of the folder's name, which exports and clones keep using.")
+        self.title = label(font=theme.heading_font(), wrap=True)
         self.tags = configure(QLineEdit(placeholderText="math, first-try"), accessibleName="Tags")
         hint = "What was tried, and what came of it"
         self.note = ProseEdit(3, accessibleName="Note", placeholderText=hint, textChanged=self._save_timer.start)
         self.note.installEventFilter(self)
-        for edit in (self.title, self.tags):
-            configure(edit, textEdited=lambda _text: self._save_timer.start(), editingFinished=self.save)
+        configure(self.tags, textEdited=lambda _text: self._save_timer.start(), editingFinished=self.save)
         self.folder = ElidedLabel(Qt.TextElideMode.ElideMiddle)
         self.chip, self.when = StateChip(), label(role="muted")
         self.problem = label(role="problem", wrap=True)
@@ -136,19 +134,18 @@ class RunDetails(TabArea):
     ) -> None:
         about, notes = record.summary, record.notes
         if not keep_typed:  # the user is typing, and is ahead of what was saved
-            for edit, text in ((self.title, notes.title), (self.tags, ", ".join(notes.tags))):
-                if edit.text() != text:
-                    edit.setText(text)
+            if self.tags.text() != (tags := ", ".join(notes.tags)):
+                self.tags.setText(tags)
             if self.note.toPlainText() != notes.note:
                 with QSignalBlocker(self.note):
                     self.note.setPlainText(notes.note)
-        self.title.setPlaceholderText(record.name or about.name)
+        self.title.setText(record.title)
         configure(self.folder, text=about.name, toolTip=plain_tip(about.path))
         set_shown(self.folder, record.title != about.name)  # else its name is in its place
         self.chip.show_state(about.state)
         self.when.setText(moment(about.began) if about.began else "")
         show_text(self.problem, record.notes_problem)
-        for widget in (self.title, self.tags, self.note):
+        for widget in (self.tags, self.note):
             widget.setEnabled(not record.notes_problem)
         self.family.show_family(family, titles, about.name)
         counts = Counter(about.machines).items() if (about.ranks or 1) > 1 else ()
@@ -175,11 +172,7 @@ class RunDetails(TabArea):
         self._save_timer.stop()
         if self._record is None or self._record.notes_problem:
             return
-        now = {
-            "title": self.title.text().strip(),
-            "tags": tags_in(self.tags.text()),
-            "note": self.note.toPlainText().rstrip(),
-        }
+        now = {"tags": tags_in(self.tags.text()), "note": self.note.toPlainText().rstrip()}
         changes = {key: value for key, value in now.items() if value != getattr(self._record.notes, key)}
         if changes:
             self.notes_changed.emit(Path(self._record.summary.path), changes)

@@ -46,23 +46,20 @@ SORT, CURVE = ROLE.UserRole, ROLE.UserRole + 1
 """Item roles: the sort key, and the numbers of a small curve."""
 NAME, FAVOURITE = "name", "favourite"
 CHEVRON, INDENT = 12, " " * 6
-DEFAULT_COLUMNS = (
-    *(FAVOURITE, NAME, "state", "curve", "reward", "change", "held_out"),
-    *("steps", "began", "worked", "model", "tags", "disk"),
-)
+DEFAULT_COLUMNS = (*(FAVOURITE, NAME, "state", "curve", "reward", "held_out", "steps", "began"),)
 WIDTHS = {
     "text": 120,
-    "number": 84,
+    "number": 72,
     "steps": 120,
-    "duration": 92,
-    "time": 120,
-    "bytes": 84,
-    "curve": 92,
-    "change": 92,
+    "duration": 80,
+    "time": 122,
+    "bytes": 80,
+    "curve": 64,
+    "change": 72,
     "flag": 34,
 }
 """Kind of a field → the first width of its column, in pixels."""
-OWN_WIDTHS = {NAME: 200, "state": 84, "model": 150, "note": 200}
+OWN_WIDTHS = {NAME: 220, "state": 74, "model": 150, "note": 200}
 WRITERS: dict[str, Callable[[Any], str]] = {
     "change": signed,
     "duration": duration,
@@ -179,8 +176,8 @@ class RunModel(RowsModel):
             return STATE_LABELS[value]
         if field.kind == "steps":
             total = row.summary.iterations
-            unit = " runs" if self.is_sweep(row) else ""
-            return f"{value:,} of {total:,}{unit}" if total else f"{value:,}"
+            of, unit = f" of {total:,}" if total and value != total else "", " runs" if self.is_sweep(row) else ""
+            return f"{value:,}{of}{unit}"
         if field.kind == "number" and field.key not in SETTINGS:
             return figure(value, field.unit)
         if field.key == NAME and self.sweep_of(row) and not self.is_sweep(row):

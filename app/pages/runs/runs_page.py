@@ -45,7 +45,7 @@ BUTTONS = {
 }
 SPARE = ("clone", "chat", "export", "resume")
 """Buttons that are hidden, in this order, where their row is too narrow: *More…* has every action."""
-DETAILS_WIDTH, DETAILS_HEIGHT, LOWEST = 300, 190, 300
+DETAILS_WIDTH, DETAILS_HEIGHT, LOWEST = 264, 190, 300
 """Of the details beside and below the table; least height of both, below which the table has all of it."""
 
 

@@ -25,7 +25,6 @@ from app.state.sweeps import (
     forecast,
     free_name,
     offered_settings,
-    quarter_of,
 )
 from app.widgets.basic.controls import ComboBox, Segments, Switch
 from app.widgets.basic.labels import button, label, plain_tip, show_text
@@ -77,7 +76,6 @@ SHARE = Qt.ItemDataRole.UserRole
 DECLINED = "The reward file was not allowed to run, so nothing was started."
 BY_TRAINING = "so runs are ranked and stopped by training reward: its mean over the last quarter of their steps."
 NO_ROWS, NO_EVALUATION = f"The data has no held-out rows, {BY_TRAINING}", f"Eval is 0, {BY_TRAINING}"
-HELD_OUT_SHARE = 0.1
 VIEWS = {"table": "Table", "parallel": "Parallel coordinates"}
 RANKS = {"held_out": "Held-out reward", "training": "Training reward"}
 ONE_TRAINING = "One training at a time: stop the present one first, or let it finish."
@@ -393,9 +391,7 @@ class SweepsPage(QWidget):
         return bool(draft.value("validation_split")) or dataset.state != "ready" or "valid" in dataset.splits
 
     def _hold_out(self) -> None:
-        draft = self.session.draft
-        every = draft.value("steps_per_eval") or quarter_of(draft.values())
-        draft.update({"validation_split": HELD_OUT_SHARE, "steps_per_eval": every})
+        self.session.draft.hold_out()
         self.rank.choose("held_out")
 
     def _show_plan(self) -> None:
