@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import count
 
 from PySide6.QtCore import QLocale, QObject, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QFontDatabase, QGuiApplication, QPalette, QPen
@@ -86,14 +89,19 @@ def palette() -> Palette:
     return DARK if _current["dark"] else LIGHT
 
 
-def reward_colour(index: int) -> QColor:
-    return QColor(_REWARDS[bool(_current["dark"])][index % 8])
+reward_number: Callable[[str], int] = defaultdict[str, int](count().__next__).__getitem__
+"""The number of a reward function among all that were ever seen. The window replaces it by that of its preferences."""
 
 
-def reward_pen(index: int, width: float = 1.0) -> QPen:
-    """The line of a reward function: solid for the first eight, then dashed, dotted, dash-dotted."""
-    pen = QPen(reward_colour(index), width)
-    pen.setStyle(_DASHES[index // 8 % len(_DASHES)])
+def reward_colour(name: str) -> QColor:
+    return reward_pen(name).color()
+
+
+def reward_pen(name: str | int, width: float = 1.0) -> QPen:
+    """The line of a reward function or, by number, of a compared run: eight are solid, the next dashed, dotted."""
+    number = reward_number(name) if isinstance(name, str) else name
+    pen = QPen(QColor(_REWARDS[bool(_current["dark"])][number % 8]), width)
+    pen.setStyle(_DASHES[number // 8 % len(_DASHES)])
     pen.setCosmetic(True)
     return pen
 

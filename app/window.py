@@ -67,6 +67,7 @@ class Window(QMainWindow):
         self.icon: LauncherIcon | None = None
         self._was_live: bool | None = None
         keep_folders_in(session.prefs)
+        theme.reward_number = session.prefs.reward_number
         self.setMinimumSize(on_screen(self, *MINIMUM))
         self.setAcceptDrops(True)
         self.setUnifiedTitleAndToolBarOnMac(True)

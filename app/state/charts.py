@@ -17,7 +17,7 @@ from backend.utils import places
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A line of a chart. `colour`: a palette role, or reward:N for the N-th reward function."""
+    """A line of a chart. `colour`: a palette role, or reward:NAME for a reward function."""
 
     metric: str
     label: str
@@ -85,7 +85,7 @@ def curves_of(chart: Chart, names: Iterable[str], rewards: list[str]) -> list[Cu
     for index, name in enumerate(sorted(matched, key=reward_index)):
         rank = re.match(r"ranks/(\d+)/", name)
         if reward := _reward_in(name):
-            curves.append(Curve(name, label_of(reward), f"reward:{reward_index(name)}"))
+            curves.append(Curve(name, label_of(reward), f"reward:{reward}"))
         elif rank:
             curves.append(Curve(name, f"Rank {rank[1]}", SPARE_COLOURS[int(rank[1]) % len(SPARE_COLOURS)]))
         else:

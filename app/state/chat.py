@@ -19,7 +19,6 @@ from app.state.reward_bench import case_of
 from app.state.run_names import name_of
 from backend.config import config
 from backend.config.config import Config, keys_used_by
-from backend.rewards import catalogue
 from backend.rewards.catalogue import scorable
 from backend.runs.run_folder import RunFolder, all_runs
 from backend.runs.saved_weights import WeightChoice, choices
@@ -278,11 +277,6 @@ class ChatWithModel(QObject):
                 self.answer_changed.emit(index, side)
         self._keep_turns()
         self._set_state("ready")
-
-    @property
-    def reward_names(self) -> list[str]:
-        names = self.choice.settings.get("reward_functions", []) if self.choice is not None else []
-        return [catalogue.metric_name(str(name)) for name in names]
 
     def _score(self, index: int, side: str) -> None:
         if self._service is None or self.choice is None or not self._may_score:

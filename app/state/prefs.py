@@ -68,6 +68,7 @@ class Prefs(QObject):
             restrict_to_user(self.folder)  # an earlier version made it as wide as the umask said
         self.slot = 1
         self._claimed: int | None = None
+        self._rewards: list[str] = []
         self.settings = QSettings(str(self.folder / "prefs.ini"), QSettings.Format.IniFormat)
 
     def claim(self) -> int:
@@ -139,6 +140,17 @@ class Prefs(QObject):
 
     def set_favourite(self, kind: str, name: str, starred: bool) -> None:
         self._set_member(f"favourite_{kind}", name, starred)
+
+    def reward_number(self, name: str) -> int:
+        """The place of a reward function's name among all that any window has shown, which gives it its colour."""
+        if name not in self._rewards:
+            self.settings.sync()
+            self._rewards = self._list("rewards")
+            if name not in self._rewards:
+                self._rewards.append(name)
+                self.settings.setValue("rewards", "\n".join(self._rewards))
+                self.settings.sync()
+        return self._rewards.index(name)
 
     @property
     def log_charts(self) -> set[str]:

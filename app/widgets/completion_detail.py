@@ -80,7 +80,7 @@ class CompletionPane(QWidget):
 
     def _scores_html(self, completion: Mapping[str, Any]) -> str:
         scores = scores_of(completion)
-        shown = scores_html(self._labels, [scores.get(name) for name in self._names], weights=self._weights)
+        shown = scores_html(self._names, self._labels, [scores.get(name) for name in self._names], self._weights)
         total = f"{figure(completion.get('reward'))} = {shown}" if self._weights else shown
         logged = " &nbsp;&nbsp; ".join(
             f"{html.escape(str(name))}: {html.escape(logged_text(value))}"
@@ -117,15 +117,12 @@ class CompletionDetail(QFrame):
 
 
 def scores_html(
-    labels: Sequence[str],
-    scores: Sequence[float | None],
-    colours: Sequence[int] | None = None,
-    weights: Sequence[float] = (),
+    names: Sequence[str], labels: Sequence[str], scores: Sequence[float | None], weights: Sequence[float] = ()
 ) -> str:
     """“● Accuracy 2 ● Format 0.5”: each score after a dot in its function's colour."""
     parts = [
-        f'<span style="color:{theme.reward_colour(colour).name()}">●</span> {html.escape(short)} {figure(score)}'
-        for colour, short, score in zip(colours or range(len(labels)), labels, scores, strict=True)
+        f'<span style="color:{theme.reward_colour(name).name()}">●</span> {html.escape(short)} {figure(score)}'
+        for name, short, score in zip(names, labels, scores, strict=True)
     ]
     if weights:
         return _join_unbroken([f"{part} × {weight:g}" for part, weight in zip(parts, weights, strict=True)], " + ")

@@ -54,9 +54,8 @@ def advantage_colour(value: Any) -> Any:
     return colours.advantage_above if number > 0 else colours.advantage_below
 
 
-def reward_dot(index: int) -> QPixmap:
-    """A dot in the colour of reward function `index`."""
-    return icons.dot(theme.reward_colour(index).name())
+def reward_dot(name: str) -> QPixmap:
+    return icons.dot(theme.reward_colour(name).name())
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +179,7 @@ class CompletionModel(RowsModel):
     def headerData(self, section: int, orientation: Qt.Orientation, role: int = ROLE.DisplayRole) -> Any:
         if orientation == Qt.Orientation.Horizontal and self.columns[section].kind == "score":
             if role == ROLE.DecorationRole:
-                return reward_dot(self.rewards.index(self.columns[section].name))
+                return reward_dot(self.columns[section].name)
             if self.is_brief and role in (ROLE.DisplayRole, ROLE.ToolTipRole, ROLE.AccessibleTextRole):
                 return "" if role == ROLE.DisplayRole else " ".join(self.columns[section].title.split())
         return super().headerData(section, orientation, role)
@@ -244,8 +243,7 @@ class CompletionModel(RowsModel):
             return theme.palette().window
         if role == BAR_ROLE and column.kind == "score" and row.completion is not None:
             largest, score = self._max_scores.get(column.name), finite(scores_of(row.completion).get(column.name))
-            colour = theme.reward_colour(self.rewards.index(column.name))
-            return (score / largest, colour) if largest and score else None
+            return (score / largest, theme.reward_colour(column.name)) if largest and score else None
         return None
 
 

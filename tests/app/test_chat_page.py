@@ -139,7 +139,10 @@ def test_both_sides_stream_and_are_scored(page: ChatPage):
     service.last("score").answer({"scored": [[SCORED]], "functions": []})
     assert views["base"].text.toPlainText() == "One."
     assert "5 tokens, ended, the first after 50" in views["base"].status.text()
-    assert "0.625" in views["base"].scores.text() and theme.reward_colour(1).name() in views["base"].scores.text()
+    assert (
+        "0.625" in views["base"].scores.text()
+        and theme.reward_colour("r1_int_reward_func").name() in views["base"].scores.text()
+    )
     assert views["tuned"].status.text() == "Writing…"
     asked.report(reply("tuned", "Two"))
     asked.answer({})

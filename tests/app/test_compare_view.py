@@ -77,7 +77,7 @@ def test_each_run_has_a_curve_of_its_own_colour_in_every_chart(unchanged: Compar
     reward = plot(unchanged, "Reward")
     drawn = [(trace.label, trace.colour, len(trace.x)) for trace in reward.traces]
     assert drawn == [("A", "reward:0", 60), ("B", "reward:1", 30)]
-    assert [trace.pen.color() for trace in reward.traces] == [theme.reward_colour(0), theme.reward_colour(1)]
+    assert [trace.pen.color() for trace in reward.traces] == [theme.reward_pen(n).color() for n in (0, 1)]
     titles = [plot.title for plot in unchanged.grid.plots]
     assert titles[:2] == ["Reward", "Rewards per function: Accuracy"] and "Held-out reward: Reward" in titles
     assert len(titles) == len(set(titles))

@@ -114,7 +114,9 @@ def test_charts_draw_what_the_event_log_says(page: MonitorPage, show_run, tmp_pa
     spread = session.run.series("reward_std")[1]
     assert np.array_equal(reward.y, session.run.series("reward")[1])
     assert np.allclose(reward.high - reward.low, 2 * spread)
-    assert [trace.colour for trace in plot(page, "Rewards per function").traces] == [f"reward:{n}" for n in range(5)]
+    assert [trace.colour for trace in plot(page, "Rewards per function").traces] == [
+        f"reward:{n}" for n in made_up_runs.REWARDS
+    ]
     assert not plot(page, "Other").isVisible()
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from PySide6 import QtWidgets
 from PySide6.QtCore import QEvent, QFile, QPoint, QProcess, Qt
-from PySide6.QtGui import QAction, QDesktopServices
+from PySide6.QtGui import QAction, QDesktopServices, QPixmap
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
@@ -53,7 +53,7 @@ from backend.trainer.evaluation.evaluation_rows import read_rows
 from tests.support.real_runs import make_runs
 from tests.support.windows import SilentService, active_window
 
-ACROSS = Qt.Orientation.Horizontal
+ACROSS, DOT = Qt.Orientation.Horizontal, Qt.ItemDataRole.DecorationRole
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +183,37 @@ def test_completions(qtbot: QtBot, session: Session, real_runs: Path) -> None:
     assert all(page.model.index(row, column).data() for row in rows for column in (0, 1))
     page.table.selectAll()
     assert page.table.as_text(page.table.selected_rows()).count("\n") == len(rows)
+
+
+def test_a_reward_has_one_colour(qtbot: QtBot, window: Window, real_runs: Path) -> None:
+    """On every page, whatever else is ticked, and after a restart."""
+    session = window.session
+    window.show()
+    for kind in ("lora", "full"):
+        show_run(qtbot, session, real_runs / kind)
+        for key in ("monitor", "completions", "evaluate", "train"):
+            window.show_page(key)
+    names = session.run.reward_names
+    colours = {name: theme.reward_colour(name).name() for name in ("low_half", *names)}
+    assert len(set(colours.values())) == 3
+
+    def of(dot: QPixmap) -> str:
+        return dot.toImage().pixelColor(dot.rect().center()).name()
+
+    grid, seen, table = window.pages["monitor"].grid, window.pages["completions"], window.pages["train"].rewards.model
+    plot = next(plot for plot in grid.plots if plot.title == "Rewards per function")
+    grid.draw(plot)
+    assert [trace.pen.color().name() for trace in plot.traces] == [colours[name] for name in names]
+    assert [of(seen.model.headerData(at, ACROSS, DOT)) for at in (1, 2)] == [colours[name] for name in names]
+    assert all(colours[name] in seen.pane.scores.text() for name in names)
+    show_run(qtbot, session, real_runs / "lora")
+    assert of(window.pages["evaluate"].figures_model.index(1, 0).data(DOT)) == colours["low_half"]
+    session.draft.load(real_runs / "full" / "config.yaml", as_preset=True)
+    rows = [at for at, row in enumerate(table.rows) if row.ticked]
+    table.setData(table.index(rows[0], 0), Qt.CheckState.Unchecked, Qt.ItemDataRole.CheckStateRole)
+    assert [of(table.index(at, 1).data(DOT)) for at in rows] == [theme.palette().hairline.name(), colours[names[1]]]
+    again, other = Prefs(session.prefs.folder), Prefs(session.prefs.folder)
+    assert [again.reward_number(name) for name in ("new", *colours)] == [3, 0, 1, 2] and other.reward_number("new") == 3
 
 
 def test_menu_of_a_completion(qtbot: QtBot, session: Session, real_runs: Path, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ class AnswerView(QFrame):
     def __init__(self, side: str, number: int) -> None:
         super().__init__()
         self.setProperty("role", "card")
-        self._shown: tuple[ChatAnswer, Sequence[str], bool] = (ChatAnswer(), (), False)
+        self._shown: tuple[ChatAnswer, bool] = (ChatAnswer(), False)
         self._folds: bool | None = None
         self._is_folded = False
         self.fold = LinkButton("", on_click=self._turn_fold)
@@ -111,17 +111,16 @@ class AnswerView(QFrame):
         self.show_answer(*self._shown)
         theme.signals.changed.connect(self._recolour)
 
-    def show_answer(self, answer: ChatAnswer, names: Sequence[str], can_keep: bool) -> None:
-        """`names` are the run's reward functions, for the colours of the scores."""
-        self._shown = (answer, names, can_keep)
+    def show_answer(self, answer: ChatAnswer, can_keep: bool) -> None:
+        self._shown = (answer, can_keep)
         thinking, rest = split_thinking(answer.text)
         is_long = bool(rest) and len(thinking) > SHORT  # shown while it is being written, or short
         self._is_folded = is_long if self._folds is None else self._folds
         self.text.show_text(rest if self._is_folded else answer.text)
         words = figure(len(thinking.split()))
         self.fold.setText(f"Show thinking ({words} words)" if self._is_folded else "Hide thinking")
-        colours = [names.index(name) if name in names else 0 for name in answer.scores]
-        chips = scores_html([charts.label_of(name) for name in answer.scores], list(answer.scores.values()), colours)
+        names = list(answer.scores)
+        chips = scores_html(names, [charts.label_of(name) for name in names], list(answer.scores.values()))
         self.scores.setText(f"<b>Reward {figure(answer.reward)}</b> &nbsp;&nbsp; {chips}")
         self.problem.setText(answer.problem)
         self.status.setText(status_text(answer))

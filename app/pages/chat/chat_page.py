@@ -253,7 +253,7 @@ class ChatPage(QWidget):
             return
         answer = self.chat.turns[index].answers[side]
         view = self.transcript.answers[index][side]
-        view.show_answer(answer, self.chat.reward_names, self.chat.can_keep(answer))
+        view.show_answer(answer, self.chat.can_keep(answer))
 
     def _show_row(self) -> None:
         if (chosen := self.chat.row) is not None:

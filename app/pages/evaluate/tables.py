@@ -30,7 +30,7 @@ Kind = Literal["all", "better", "worse", "unchanged"]
 class FigureLine:
     """A figure of both sides and its difference; of a single side, `after` alone.
 
-    `reward` is the index of the reward function, −1 for none. `on_axis` is False for a figure in another unit.
+    `reward` names the reward function, if it is of one. `on_axis` is False for a figure in another unit.
     `better` is 1 where more is better, −1 where less is, 0 where neither.
     """
 
@@ -38,7 +38,7 @@ class FigureLine:
     before: MeanWithInterval | None
     after: MeanWithInterval
     difference: MeanWithInterval | None
-    reward: int = -1
+    reward: str = ""
     unit: str = ""
     is_total: bool = False
     on_axis: bool = True
@@ -71,8 +71,8 @@ def figure_lines(decoding: Decoding, labels: Mapping[str, str]) -> list[FigureLi
         return FigureLine(name, of(before) if before else None, of(after), of(change) if change else None, **more)
 
     lines = [line("Reward", lambda figures: figures.reward, is_total=True)]
-    for index, name in enumerate(after.rewards):
-        lines.append(line(labels.get(name, name), lambda figures, name=name: figures.rewards[name], reward=index))
+    for name in after.rewards:
+        lines.append(line(labels.get(name, name), lambda figures, name=name: figures.rewards[name], reward=name))
     for k in after.pass_at:
         lines.append(line(f"Pass@{k}", lambda figures, k=k: figures.pass_at[k], unit="share"))
     lines.append(line("Tokens", lambda figures: figures.tokens, on_axis=False))
@@ -131,7 +131,7 @@ class FigureModel(RowsModel):
         return theme.figures_font(theme.BODY, QFont.Weight.DemiBold if row.is_total else QFont.Weight.Normal)
 
     def extra(self, row: FigureLine, index: Index, role: int) -> Any:
-        if role == Qt.ItemDataRole.DecorationRole and index.column() == NAME and row.reward >= 0:
+        if role == Qt.ItemDataRole.DecorationRole and index.column() == NAME and row.reward:
             return reward_dot(row.reward)
         if role != INTERVAL_ROLE or index.column() != FOREST or not row.on_axis or row.interval.value is None:
             return None
@@ -140,7 +140,7 @@ class FigureModel(RowsModel):
         high = value if row.interval.high is None else row.interval.high
         left, right = self._axis
         places = tuple((place - left) / (right - left) for place in (low, value, high, 0.0))
-        if row.reward >= 0:
+        if row.reward:
             return (*places, theme.reward_colour(row.reward))
         return (*places, colours.accent if row.is_total else colours.muted)
 

@@ -66,7 +66,7 @@ class BenchFunctionModel(RowsModel):
         scores = [completion.get("rewards") or {} for group in groups for completion in group["completions"]]
         names = [function["name"] for function in functions]
         self._scores = {name: [each[name] for each in scores if each.get(name) is not None] for name in names}
-        self.set_rows([{**function, "place": place} for place, function in enumerate(functions)])
+        self.set_rows(functions)
 
     def is_editable(self, row: int, column: int) -> bool:
         return column == WEIGHT
@@ -107,10 +107,10 @@ class BenchFunctionModel(RowsModel):
             case Qt.ItemDataRole.AccessibleDescriptionRole, 3:
                 return row["label"]
             case Qt.ItemDataRole.DecorationRole, 0:
-                return reward_dot(row["place"])
+                return reward_dot(row["name"])
             case _, 1 if role == HISTOGRAM_ROLE and not row["error"]:
                 scores = self._scores.get(row["name"])
-                return (scores, theme.reward_colour(row["place"])) if scores else None
+                return (scores, theme.reward_colour(row["name"])) if scores else None
         return None
 
 

@@ -175,8 +175,8 @@ class RewardModel(DraggedRowsModel):
             case Qt.ItemDataRole.AccessibleTextRole, 0:
                 return f"{row.entry.label}, {'used' if row.ticked else 'not used'}"
             case Qt.ItemDataRole.DecorationRole, 1:
-                place = next((i for i, other in enumerate(self.ticked) if other is row), None)
-                colour = theme.palette().hairline if place is None else theme.reward_colour(place)
+                name = metric_name(row.entry.name)
+                colour = theme.reward_colour(name) if row.ticked else theme.palette().hairline
                 return icons.dot(colour.name(), 10, 3, 0)
         return None
 

@@ -17,8 +17,9 @@ EMPTY = np.empty(0)
 class Trace:
     """One curve: steps `x` `[n]`, ascending; values `y` `[n]`, NaN in gaps; a band from `low` to `high` `[n]`.
 
-    `colour` is a role of the palette, or `reward:N` for reward function N. A `stacked` trace is an area on top of those
-    before it. `columns` names the columns of a table: the curve and the edges of its band.
+    `colour` is a role of the palette, or `reward:NAME` for a reward function, `reward:N` for a compared run. A
+    `stacked` trace is an area on top of those before it. `columns` names the columns of a table: the curve and the
+    edges of its band.
     """
 
     label: str
@@ -36,8 +37,10 @@ class Trace:
 
     @property
     def pen(self) -> QPen:
-        kind, _, index = self.colour.partition(":")
-        return theme.reward_pen(int(index)) if kind == "reward" else QPen(getattr(theme.palette(), self.colour))
+        kind, _, name = self.colour.partition(":")
+        if kind != "reward":
+            return QPen(getattr(theme.palette(), self.colour))
+        return theme.reward_pen(int(name) if name.isdigit() else name)
 
     def at(self, step: int | None) -> float | None:
         """The value at exactly `step`, None if there is none; with `step` None the newest of the last 64 values."""
