@@ -43,9 +43,14 @@ def count(tokens: list[int] | TooLong) -> int:
     return tokens.at_least if isinstance(tokens, TooLong) else len(tokens)
 
 
+def has_chat_template(tokenizer: Any) -> bool:
+    """False for the tokenizers of most base models."""
+    return bool(getattr(tokenizer, "has_chat_template", False) or getattr(tokenizer, "chat_template", None))
+
+
 def apply_chat_template(messages: Messages, tokenizer: Any, variables: Mapping[str, Any]) -> list[int]:
     """Token ids of a chat including the generation prompt. Without a template, contents are joined."""
-    if getattr(tokenizer, "has_chat_template", False) or getattr(tokenizer, "chat_template", None):
+    if has_chat_template(tokenizer):
         return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, **variables))
     return list(tokenizer.encode("\n\n".join(message["content"] for message in messages)))
 

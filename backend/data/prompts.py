@@ -24,6 +24,7 @@ from backend.data.problems import (
     chat_sizes,
     count,
     fitted,
+    has_chat_template,
     messages_of,
     no_prompt_fits,
     problem_of,
@@ -195,6 +196,8 @@ class TokenizedPrompts(Sequence[Problem | None]):
         return self._tokenizer.apply_chat_template(chats, add_generation_prompt=True, **self.format.template_variables)
 
     def _try_batch(self) -> bool:
+        if not has_chat_template(self._tokenizer):  # plain text is quick one at a time, too
+            return False
         # Without threads of its own: they cost a third more work, the steps need the cores, and after using threads the
         # tokenizers library warns at every fork.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

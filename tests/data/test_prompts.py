@@ -82,6 +82,11 @@ def indices(problems: list[Problem]) -> list[int]:
     return [problem.index for problem in problems]
 
 
+def test_a_base_model_without_a_chat_template_is_told_nothing(tmp_path: Path) -> None:
+    base = tokenized(tokenizer_in(tmp_path, lambda config: config.pop("chat_template")), ROWS)
+    assert base.first(1) and base.slow_paths == []
+
+
 def test_an_epoch_takes_every_row_that_fits_and_skips_those_that_do_not(tokenizer: Any) -> None:
     fitting = set(indices(tokenized(tokenizer, ROWS).first(-1)))
     prompt_stream = PromptStream(tokenized(tokenizer, ROWS), seed=3)
