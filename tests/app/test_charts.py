@@ -160,6 +160,8 @@ def test_click_on_a_point_asks_for_its_step(qtbot, grid: ChartGrid) -> None:
     click(scores, 30, 0.75)
     click(scores, 5, 0.9)  # nothing is there
     assert chosen == [30]
+    QTest.mouseDClick(scores.view.viewport(), Qt.MouseButton.LeftButton, pos=place(scores, 5, 0.9))
+    assert chosen.pop() == 5, "a double click chooses its step anywhere"
     grid.zoom((10, 30))
     settle(qtbot, grid)
     click(scores, 20, 0.5)

@@ -69,7 +69,7 @@ class RewardModel(DraggedRowsModel):
         Column("Function", 212),
         Column("What it scores"),
         Column("Source", 108),
-        Column("Mean", 60, is_figure=True),
+        Column("Mean", 72, is_figure=True),
         Column("Weight", 72, is_figure=True),
     )
     picked = Signal(list, list)  # names, weights

@@ -184,10 +184,11 @@ class Plot(QFrame):
             self.log_button.hide()
             return
         if self.view is None:
-            self.view = PlotView(self.axis, self.unit)
-            self.view.hovered.connect(lambda x: self.hovered.emit(self._nearest_step(x)))
-            self.view.point_clicked.connect(lambda x: self.step_chosen.emit(self._nearest_step(x)))
-            self.view.span_chosen.connect(self.zoomed)
+            self.view = view = PlotView(self.axis, self.unit)
+            view.hovered.connect(lambda x: self.hovered.emit(self._nearest_step(x)))
+            view.point_clicked.connect(lambda x: self.step_chosen.emit(self._nearest_step(x)))
+            view.double_clicked.connect(lambda x: self.zoomed.emit(None) if self._span else view.point_clicked.emit(x))
+            view.span_chosen.connect(self.zoomed)
             self._body.addWidget(self.view)
         shown = self.visible_traces()
         self._body.setCurrentWidget(self.view)

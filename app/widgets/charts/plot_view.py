@@ -174,7 +174,8 @@ def thin_marks(marks: Sequence[Mark], span: Span, width: float) -> list[Mark]:
 class PlotView(pg.GraphicsView):
     hovered = Signal(object)  # a position on the step axis
     point_clicked = Signal(float)
-    span_chosen = Signal(object)  # (first, last), or None for all steps
+    double_clicked = Signal(float)
+    span_chosen = Signal(object)  # (first, last)
 
     def __init__(self, axis: str, unit: str) -> None:
         super().__init__()
@@ -384,7 +385,7 @@ class PlotView(pg.GraphicsView):
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
         self._drag_start = None
-        self.span_chosen.emit(None)
+        self.double_clicked.emit(self._step_at(event))
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         across, down = event.angleDelta().x(), event.angleDelta().y()
