@@ -78,16 +78,18 @@ def curves_of(chart: Chart, names: Iterable[str], rewards: list[str]) -> list[Cu
     def reward_index(name: str) -> int:
         return rewards.index(reward) if (reward := _reward_in(name)) in rewards else len(rewards)
 
+    def rank_of(name: str) -> int:
+        return int(found[1]) if (found := re.match(r"ranks/(\d+)/", name)) else -1
+
     before, _, after = chart.pattern.partition("*")
     taken = {curve.colour for curve in chart.curves}
     spare = [colour for colour in SPARE_COLOURS if colour not in taken] or SPARE_COLOURS
     curves = [*chart.curves]
-    for index, name in enumerate(sorted(matched, key=reward_index)):
-        rank = re.match(r"ranks/(\d+)/", name)
+    for index, name in enumerate(sorted(matched, key=lambda name: (reward_index(name), rank_of(name)))):
         if reward := _reward_in(name):
             curves.append(Curve(name, label_of(reward), f"reward:{reward}"))
-        elif rank:
-            curves.append(Curve(name, f"Rank {rank[1]}", SPARE_COLOURS[int(rank[1]) % len(SPARE_COLOURS)]))
+        elif (rank := rank_of(name)) >= 0:
+            curves.append(Curve(name, f"Rank {rank}", SPARE_COLOURS[rank % len(SPARE_COLOURS)]))
         else:
             short = name.removeprefix(before).removesuffix(after)
             curves.append(Curve(name, PHASE_LABELS.get(short, short), spare[index % len(spare)]))

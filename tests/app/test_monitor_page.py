@@ -82,6 +82,9 @@ def test_every_metric_of_the_event_log_has_a_chart_of_its_own() -> None:
     named = [chart for chart in CHARTS if chart.title != "Other" and not chart.held_out]
     assert [name for name in names if not any(chart.shows(name) for chart in named)] == []
     assert curves_of(CHARTS[-1], names, list(made_up_runs.REWARDS)) == []
+    ranks = next(chart for chart in CHARTS if chart.title.startswith("Waiting of each"))
+    curves = curves_of(ranks, [ranks.pattern.replace("*", rank) for rank in ("10", "1", "0")], [])
+    assert [curve.label for curve in curves] == ["Rank 0", "Rank 1", "Rank 10"], "as the log happens to have them"
 
 
 def test_an_unknown_metric_appears_in_other_and_nowhere_else() -> None:

@@ -278,7 +278,7 @@ class SharedPromptPanel(QWidget):
         found = bool(self.shared)
         self.sides.setVisible(found)
         self.nothing.setVisible(not found)
-        self.prompt.setEnabled(found)
+        self.prompt.setVisible(found)
         self.where.setText(f"step {self.shared[0].step:,}" if found else "")
         if found:
             shared = self.shared[max(0, self.prompt.currentIndex())]
