@@ -94,6 +94,7 @@ PHASE_WORDS = {
     "saving": "saving",
     "exporting": "exporting the model",
     "paused": "paused",
+    "waiting": "waiting for its turn in the sweep",
 }
 
 RATE_WINDOW = 50

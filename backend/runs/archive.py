@@ -27,7 +27,7 @@ State = Literal["queued", "starting", "running", "finished", "stopped", "failed"
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # four times as fast, for a list of a thousand runs
 STARTUP_GRACE_S = 20.0
 """A process without a lock counts as crashed after this: it imports first."""
-IDLE_PHASES = ("loading", "paused")
+IDLE_PHASES = ("loading", "paused", "waiting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +169,7 @@ def _changed(run: RunFolder) -> dict[str, Any]:
 
 
 class WorkClock:
-    """Working time of a run without loading, pauses and the machine's sleep. `take` its events in order, all of them or
-    those of both ends of the log."""
+    """Working time without loading, pauses and sleep. `take` the events in order, all or those of both ends of the log."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -32,7 +32,7 @@ RUN_FORMAT = VERSION
 
 ENDINGS = ("finished", "stopped", "failed")
 KINDS = ("started", "phase", "command", "step", "eval", "checkpoint", "change", "health", "note", *ENDINGS)
-PHASES = ("loading", "sampling", "scoring", "learning", "evaluating", "saving", "exporting", "paused")
+PHASES = ("loading", "sampling", "scoring", "learning", "evaluating", "saving", "exporting", "paused", "waiting")
 
 METRICS = {
     **dict.fromkeys(("loss", "reward", "reward_std", "reward_std_within_groups"), ""),

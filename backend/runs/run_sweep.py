@@ -367,6 +367,7 @@ class MemberRun:
         if trainer.train_until(until if until < trainer.parts.steps else None):
             return trainer.complete()
         trainer.saver.wait()  # no thread writes while another run has its turn
+        trainer.event_log.write("phase", phase="waiting")
         return None
 
     def park(self) -> None:

@@ -20,6 +20,7 @@ from mlx.utils import tree_flatten
 from backend.config.config import parse
 from backend.models.policy import load_base
 from backend.runs import run_sweep as sweep_module
+from backend.runs.archive import WorkClock
 from backend.runs.events import read_events
 from backend.runs.run_folder import LOCK_VARIABLE, RunFolder
 from backend.runs.run_sweep import SweepInputs, run_sweep
@@ -66,6 +67,13 @@ def train(plan: SweepPlan, folder: SweepFolder, **more: Any) -> tuple[Ending, Sw
     return ending, results
 
 
+def worked(run: RunFolder) -> float:
+    clock = WorkClock()
+    for event in read_events(run.events):
+        clock.take(event)
+    return clock.seconds
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -79,8 +87,11 @@ def test_four_runs_in_turns_equal_four_alone(changes: dict[str, Any], tmp_path: 
     if "quantization" in changes:  # groups of 64 weights
         settings["model"] = str(tiny_model(tmp_path / "wide", hidden=64))
     plan, folder = sweep_of(tmp_path, FOUR, base=settings)
+    began = time.monotonic()
     ending, results = train(plan, folder)
+    took = time.monotonic() - began
     assert ending.exit_code == 0, ending.sentence
+    assert sum(worked(folder.run(member.run)) for member in plan.members()) < took, "without the turns of the others"
     assert results.notes == ["4 runs share one base model in memory."]
     for member in plan.members():
         alone = RunFolder(tmp_path / "alone" / member.run)
