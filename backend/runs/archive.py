@@ -169,7 +169,7 @@ def _changed(run: RunFolder) -> dict[str, Any]:
 
 
 class WorkClock:
-    """Working time without loading, pauses and sleep. `take` the events in order, all or those of both ends of the log."""
+    """Working time without loading, pauses and sleep. `take` the events in order, all or those of the log's ends."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
