@@ -19,12 +19,11 @@ from app.state.run_starter import START
 from app.state.session import FORM
 from app.widgets.basic.dialogs import open_file, open_folder, save_file
 from app.widgets.menu_dialogs import PresetPanel
-from backend.config.config import dump, load
+from backend.config.config import dump
 from backend.config.other_programs.files import mlx_lm_lora_yaml
 from backend.runs.run_folder import RunFolder
 from backend.utils.command import backend_command
 from backend.utils.disk import save_as
-from backend.utils.errors import UserError
 
 if TYPE_CHECKING:
     from app.window import Window
@@ -51,10 +50,6 @@ class ConfigFiles(QObject):
     def open_path(self, path: Path) -> None:
         if self._may_replace_form():
             self.session.load_config(path)
-
-    def open_settings(self, run: RunFolder) -> None:
-        if self._is_form_of(run) or self._may_replace_form():
-            self.session.load_settings(run)
 
     def edit_waiting(self, run: RunFolder) -> None:
         """Load the settings of a waiting run into the form, which then keeps them for it."""
@@ -119,13 +114,6 @@ class ConfigFiles(QObject):
             text = f"Wrote {exported['path']}."
             text += f" Not carried over: {left}; its README.md says what stands in." if left else ""
         self.session.messages.note(text)
-
-    def _is_form_of(self, run: RunFolder) -> bool:
-        """The form has the settings that the run has kept, so nothing of it can be lost."""
-        try:
-            return self.session.draft.config() == load(run.config)
-        except UserError:
-            return False
 
     def _may_replace_form(self) -> bool:
         if not self.session.draft.dirty:

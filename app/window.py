@@ -124,7 +124,7 @@ class Window(QMainWindow):
         session.prompt_requested.connect(self.show_evaluated)
         session.undo_requested.connect(self.undo)
         session.presets_requested.connect(self.files.show_presets)
-        session.settings_requested.connect(self.files.open_settings)
+        session.settings_requested.connect(session.load_settings)
         session.waiting_settings_requested.connect(self.files.edit_waiting)
         session.export_requested.connect(self.show_export)
         session.problem_found.connect(self.help.report_run)

@@ -211,7 +211,7 @@ class Session(QObject):
         """Load a run's settings at its end into the form; False if they cannot be read."""
         with problems_to(self._say_of_form):
             over = changed_values(read_changes(folder))
-            self.draft.load(folder.config, as_preset=True, over=over)
+            self.draft.load(folder.config, as_preset=True, over=over | {"run_name": ""})  # the next run is another
             self.page_requested.emit("train")
             at_end = ", as they were at its end" if over else ""
             self._say_undoable(f"These are the settings of {name_of(folder)}{at_end}.")

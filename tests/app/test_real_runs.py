@@ -25,7 +25,6 @@ from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
 from app import theme
-from app.config_files import ConfigFiles
 from app.pages import PAGES
 from app.pages.completions.completions_page import CompletionsPage
 from app.pages.completions.reading_pane import MEASURES
@@ -37,7 +36,6 @@ from app.pages.runs.compare_view import CompareView
 from app.pages.runs.run_table import ColumnDialog
 from app.pages.runs.runs_page import RunsPage
 from app.state.completion_facts import FILTERS
-from app.state.draft import values_from
 from app.state.prefs import Prefs
 from app.state.processes import VerbProcess
 from app.state.session import Session
@@ -46,7 +44,6 @@ from app.widgets.basic.number_format import DASH, figure
 from app.widgets.export_panel import ExportPanel
 from app.widgets.run_switcher import Switcher, SwitcherMenu
 from app.window import Window
-from backend.config import config
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import change_notes, read_notes, read_record
 from backend.trainer.evaluation.evaluation_rows import read_rows
@@ -149,20 +146,6 @@ def test_sections_of_charts_stay_folded(qtbot: QtBot, session: Session, real_run
     again = qtbot.show(MonitorPage(session), 1100, 760)
     again.grid.refresh()
     assert {plot.section for plot in again.grid.plots if not plot.isHidden()} == {*shown, "Other"} - {"Learning"}
-
-
-def test_settings_of_a_failed_run(window: Window, real_runs: Path, monkeypatch) -> None:
-    """They are the form's, so nothing is lost and nothing asked; other edits are."""
-    asked: list[str] = []
-    monkeypatch.setattr(ConfigFiles, "ask_about_edits", lambda _: asked.append("edits") or "cancel")
-    run, draft = RunFolder(real_runs / "failed"), window.session.draft
-    draft.update(values_from(config.read(run.config))[0])
-    assert draft.dirty
-    window.files.open_settings(run)
-    assert asked == [] and window.current_page == "train" and not draft.dirty
-    draft.set("seed", 99)
-    window.files.open_settings(run)
-    assert asked == ["edits"] and draft.value("seed") == 99
 
 
 def test_completions(qtbot: QtBot, session: Session, real_runs: Path) -> None:

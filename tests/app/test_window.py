@@ -295,18 +295,17 @@ def test_two_windows_autosave_to_files_of_their_own(tmp_path: Path, qapp):
     assert third.claim() == 1, "the form of a window that was closed is the next one's"
 
 
-def test_settings_of_a_run(window: Window, tmp_path: Path, monkeypatch):
-    run = make_run_folder("old")
-    run.config.write_text("model: a/b\ndata: a/b\nseed: 3\n")
-    window.session.draft.set("seed", 9)
-    monkeypatch.setattr(window.files, "ask_about_edits", lambda: "cancel")
+def test_settings_of_a_run(window: Window):
+    """Nothing is asked, as Undo brings the form back."""
+    run, draft = make_run_folder("old"), window.session.draft
+    run.config.write_text("model: a/b\ndata: a/b\nseed: 3\nrun_name: old\n")
+    draft.set("seed", 9)
     window.session.settings_requested.emit(run)
-    assert window.session.draft.value("seed") == 9
-    monkeypatch.setattr(window.files, "ask_about_edits", lambda: "discard")
-    window.session.settings_requested.emit(run)
-    assert window.session.draft.value("seed") == 3
-    assert window.session.draft.path is None, "Save must not write over the run's record"
+    assert (draft.value("seed"), draft.value("run_name")) == (3, ""), "the next run is another one"
+    assert draft.path is None, "Save must not write over the run's record"
     assert window.page_stack.currentWidget() is window.pages["train"]
+    window.session.undo_requested.emit()
+    assert draft.value("seed") == 9
 
 
 @pytest.mark.parametrize(("answer", "seed"), [("cancel", 9), ("discard", 3), ("save", 3)])

@@ -283,7 +283,7 @@ class MonitorPage(QWidget):
     def _edit_settings(self) -> None:
         if self._run is not None:
             self.session.settings_requested.emit(self._run.folder)
-            if (key := setting_of_problem(self._run.data.ending)) and not self.session.draft.dirty:
+            if key := setting_of_problem(self._run.data.ending):
                 self.session.field_requested.emit(key)
 
     def _send(self, command: str) -> None:
