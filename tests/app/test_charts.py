@@ -126,6 +126,7 @@ def test_log_axis_for_a_spike(grid: ChartGrid) -> None:
     assert legend(kl) == [("KL", "0.0200\u202fnats")], "values stay what they are"
     kl.log_button.click()
     assert kl.view.box.viewRange()[1][0] == pytest.approx(0, abs=0.01) and kl.log_button.isVisible()
+    assert kl.view.value_axis.tickStrings([11.612, 11.614], 1, 0.002) == ["11.612", "11.614"], "each is another"
 
 
 def test_legend(grid: ChartGrid) -> None:

@@ -101,7 +101,7 @@ def ticks(values: Sequence[float]) -> list[str]:
     if 0 < largest < 1e-3:
         return [_scientific(value, strip=True) if value else "0" for value in values]
     scale, letter = next(((s, c) for s, c in _SCALES if largest >= max(s, 10_000)), (1.0, ""))
-    return ["0" if value == 0 else f"{value / scale:.4g}{letter}".replace("-", MINUS) for value in values]
+    return ["0" if value == 0 else f"{value / scale:.6g}{letter}".replace("-", MINUS) for value in values]
 
 
 def finite(x: object) -> float | None:
