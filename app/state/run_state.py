@@ -179,14 +179,15 @@ class RunState:
         return self._clock.seconds + self._clock.since_last(now)
 
     def eta_s(self, now: float | None = None) -> float | None:
-        """Estimated seconds left, from the rate of the last steps; None before a step."""
+        """Estimated seconds left, from the rate of the last steps; None before a step, and after the estimate."""
         if self.ending or not self.iterations or not self._step_times:
             return None
         (first, then), (last, at) = self._step_times[0], self._step_times[-1]
         seconds_per_step = (at - then) / (last - first) if last > first else at / last if last == 1 else None
         if seconds_per_step is None:
             return None
-        return max(0.0, seconds_per_step * max(0, self.iterations - last) - (self.elapsed_s(now) - at))
+        left = seconds_per_step * (self.iterations - last) - (self.elapsed_s(now) - at)
+        return left if left > 0 else None
 
     def apply(self, event: Event) -> None:
         """Take an event as `backend.runs.events` reads it: each field is missing, None or of its type."""

@@ -86,6 +86,7 @@ def test_the_clock_leaves_out_loading_and_pauses() -> None:
     assert run_state.elapsed_s() == pytest.approx(2 + 2 + 0.5 + 2)
     assert run_state.eta_s(1038) == pytest.approx(7 * (2 + 0.5 + 2) / 2)
     assert run_state.eta_s(1039) == pytest.approx(7 * (2 + 0.5 + 2) / 2 - 1), "it decreases between steps"
+    assert run_state.eta_s(1100) is None, "a step takes longer than any before"
 
 
 def test_null_and_missing_metrics_are_gaps() -> None:
