@@ -12,6 +12,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,14 @@ from benchmarks.workloads import Case
 FOREVER = 10**9
 """Steps of a run that ends when stdin does, and the interval of what should not happen."""
 
+MANY = 200
+"""Steps of a run whose prompts are all encoded before the first: more than any benchmark takes."""
+
 DIFFERS = {
+    "unsloth-zoo": (
+        "Once as it comes, with gradient checkpointing, and once without. Pads to a multiple of 32 tokens, draws each "
+        "row's token by itself, corrects Adam's bias, and limits the norm of each gradient to 1."
+    ),
     "mlxrl": (
         "One more forward pass of the whole batch for the old log-probabilities. Token mean instead of GRPO's mean of "
         "means, no clipping. An end drawn before the last token makes it throw away the batch and decode again, one "
@@ -30,8 +38,12 @@ DIFFERS = {
     ),
     "mlx-lm-lora": (
         "Its defaults: decodes and trains as many rows at once as there are prompts in the batch, so one for one "
-        "prompt. The reference is a second copy of the model. The ratio is always 1. "
-        "Temperature, top-p and top-k are the case's."
+        "prompt; “all rows” decodes all of them together. The reference is a second copy of the model. The ratio is "
+        "always 1. Temperature, top-p and top-k are the case's."
+    ),
+    "mlx-vlm": (
+        "Its text-only Qwen3. Decodes and trains one completion at a time, and reads the prompt for each. The "
+        "reference is a second copy of the model. The ratio is always 1."
     ),
     "mlx-tune": (
         "REINFORCE: no KL, no reference, no ratio; log-probabilities of the prompt are trained on too. One "
@@ -105,8 +117,9 @@ def mlxrl(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
         stopwatch.done(sum(len(rollout.completion_tokens) for rollout in rollouts))
 
 
-def mlx_lm_lora(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
-    """mlx-lm-lora's own loop, `train_grpo`, fed by a dataset that waits for the stopwatch."""
+def mlx_lm_lora(case: Case, folder: Path, stopwatch: Stopwatch, rows: int | None = None) -> None:
+    """mlx-lm-lora's own loop, `train_grpo`, fed by a dataset that waits for the stopwatch. It decodes `rows` rows at
+    once."""
     import mlx.optimizers as optim
     from mlx_lm import load
     from mlx_lm.tuner.utils import linear_to_lora_layers
@@ -135,7 +148,7 @@ def mlx_lm_lora(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
 
     with tempfile.TemporaryDirectory() as scratch:
         args = GRPOTrainingArgs(
-            batch_size=case.prompts,
+            batch_size=rows or case.prompts,
             iters=FOREVER,
             group_size=case.group_size,
             beta=case.beta,
@@ -213,6 +226,135 @@ class _MlxTuneHooks:
         return reward(text)
 
 
+def unsloth_zoo(case: Case, folder: Path, stopwatch: Stopwatch, checkpointing: bool = True) -> None:
+    """unsloth-zoo's own trainer for MLX, whose reward function and callbacks drive the stopwatch."""
+    _without_package_init("unsloth_zoo")
+    from unsloth_zoo.mlx.loader import FastMLXModel  # pyright: ignore[reportMissingImports]
+    from unsloth_zoo.mlx.trainer import MLXGRPOConfig, MLXGRPOTrainer  # pyright: ignore[reportMissingImports]
+
+    length = case.prompt + case.completion
+    model, tokenizer = FastMLXModel.from_pretrained(
+        str(folder), max_seq_length=length, dtype="float32", load_in_4bit=False
+    )
+    model = FastMLXModel.get_peft_model(
+        model, r=RANK, lora_alpha=int(RANK * SCALE), use_gradient_checkpointing=checkpointing, max_seq_length=length
+    )
+    tokenizer = with_numbered_prompts(tokenizer, case)
+    tokenizer.__dict__["prompts"] = [ids for number in range(MANY) for ids in prompt_ids(case, number)]
+    with tempfile.TemporaryDirectory() as scratch:
+        config = MLXGRPOConfig(
+            num_generations=case.group_size,
+            per_device_train_batch_size=case.rows,
+            gradient_accumulation_steps=1,
+            max_steps=MANY,
+            max_seq_length=length,
+            max_completion_length=case.completion,
+            temperature=case.temperature,
+            top_p=case.top_p,
+            shuffle_dataset=False,
+            loss_type="grpo",
+            beta=case.beta,
+            optim="adam",
+            learning_rate=RATE,
+            lr_scheduler_type="constant",
+            warmup_steps=0,
+            gradient_checkpointing=checkpointing,
+            logging_steps=FOREVER,
+            output_dir=scratch,
+        )
+        rows = [{"prompt": str(i)} for i in range(MANY * case.prompts)]
+        hooks = _UnslothHooks(stopwatch)
+        trainer = MLXGRPOTrainer(model, tokenizer, rows, args=config, reward_funcs=hooks.score, callbacks=[hooks])
+        stopwatch.begin()
+        trainer.train()
+
+
+class _UnslothHooks:
+    """The reward function and the callback by which unsloth-zoo's loop is followed."""
+
+    def __init__(self, stopwatch: Stopwatch) -> None:
+        self.stopwatch, self.tokens = stopwatch, 0
+
+    def score(self, completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+        self.stopwatch.lap("rollout")
+        self.tokens = sum(map(len, completion_ids))
+        return [reward(text) for text in completions]
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.stopwatch.lap("train")
+        self.stopwatch.done(self.tokens)
+        self.stopwatch.begin()
+
+
+def mlx_vlm(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
+    """mlx-vlm's own trainer on its text-only Qwen3, whose dataset, reward function and report drive the stopwatch."""
+    _without_package_init("mlx_vlm")
+    import mlx.optimizers as optim
+    from mlx_lm.utils import load_tokenizer
+    from mlx_vlm.trainer import GRPOTrainingArgs, Trainer, get_peft_model  # pyright: ignore[reportMissingImports]
+    from mlx_vlm.utils import load_model  # pyright: ignore[reportMissingImports]
+
+    model, reference = load_model(folder), load_model(folder)
+    get_peft_model(model, rank=RANK, alpha=RANK * SCALE, dropout=0.0, verbose=False)
+    hooks = _MlxVlmHooks(with_numbered_prompts(load_tokenizer(folder), case), case, stopwatch)
+    with tempfile.TemporaryDirectory() as scratch:
+        args = GRPOTrainingArgs(
+            batch_size=case.prompts,
+            iters=FOREVER,
+            group_size=case.group_size,
+            beta=case.beta,
+            max_completion_length=case.completion,
+            max_seq_length=case.prompt + case.completion,
+            temperature=case.temperature,
+            top_p=case.top_p,
+            top_k=0,
+            steps_per_report=1,
+            steps_per_save=FOREVER,
+            adapter_file=str(Path(scratch) / "adapters.safetensors"),
+        )
+        trainer = Trainer(
+            model,
+            args,
+            train_dataset=hooks,
+            processing_class=hooks.tokenizer,
+            optimizer=optim.Adam(learning_rate=RATE),
+            reference_model=reference,
+            reward_funcs=[hooks.score],
+            prepared=True,
+            training_callback=hooks,
+        )
+        stopwatch.begin()
+        trainer.train()
+
+
+class _MlxVlmHooks:
+    """The dataset, the reward function and the callback by which mlx-vlm's loop is followed."""
+
+    def __init__(self, tokenizer: Any, case: Case, stopwatch: Stopwatch) -> None:
+        self.tokenizer, self.case, self.stopwatch, self.number = tokenizer, case, stopwatch, 0
+
+    def __len__(self) -> int:
+        return self.case.prompts
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        import mlx.core as mx
+
+        ids = mx.array(prompt_ids(self.case, self.number)[index])
+        return {"inputs": {"input_ids": ids, "attention_mask": mx.ones_like(ids)}, "prompt": "", "answer": None}
+
+    def score(self, completions: list[str], **_: Any) -> list[float]:
+        self.stopwatch.lap("rollout")
+        return [reward(text) for text in completions]
+
+    def on_train_loss_report(self, _: dict[str, float]) -> None:
+        self.stopwatch.lap("train")
+        lengths = self.tokenizer.decoded
+        self.stopwatch.done(sum(min(length + 1, self.case.completion) for length in lengths))  # it leaves out the end
+        lengths.clear()
+        self.number += 1
+        self.stopwatch.begin()
+
+
 def _without_package_init(name: str) -> None:
     """Make a package's modules importable without running its `__init__`, which needs packages for speech and
     vision."""
@@ -223,4 +365,12 @@ def _without_package_init(name: str) -> None:
     sys.modules[name] = package
 
 
-CONTENDERS: dict[str, Contender] = {"mlxrl": mlxrl, "mlx-lm-lora": mlx_lm_lora, "mlx-tune": mlx_tune}
+CONTENDERS: dict[str, Contender] = {
+    "unsloth-zoo": unsloth_zoo,
+    "unsloth-zoo, no checkpointing": partial(unsloth_zoo, checkpointing=False),
+    "mlxrl": mlxrl,
+    "mlx-lm-lora": mlx_lm_lora,
+    "mlx-lm-lora, all rows": lambda case, *more: mlx_lm_lora(case, *more, rows=case.rows),
+    "mlx-vlm": mlx_vlm,
+    "mlx-tune": mlx_tune,
+}

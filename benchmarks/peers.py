@@ -15,10 +15,17 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PEERS = {"inductive-mlxrl": "0.2.4", "mlx-lm-lora": "5.10.2", "mlx-tune": "0.6.0"}
+PEERS = {
+    "unsloth-zoo": "2026.10.9",
+    "inductive-mlxrl": "0.2.4",
+    "mlx-lm-lora": "5.10.2",
+    "mlx-vlm": "0.7.10",
+    "mlx-tune": "0.6.0",
+}
 
 NEEDED = ("mlx", "mlx-lm", "transformers", "tokenizers", "numpy", "datasets", "tqdm", "protobuf", "pyyaml", "jinja2")
-"""What mlx-lm and the peers' GRPO import; mlx-tune's speech and vision packages are not among it."""
+NEEDED += ("pillow", "requests")
+"""What mlx-lm and the peers' GRPO import; torch and packages for speech and vision are not among it."""
 
 
 def folder() -> Path:

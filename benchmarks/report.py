@@ -9,10 +9,11 @@ from typing import Any
 from backend.bench.report import TextTable, number
 from benchmarks.peer_contenders import DIFFERS
 from benchmarks.side_by_side import Result
-from benchmarks.workloads import MATCHES, SWEEPS, Bar, Match
+from benchmarks.workloads import BEST, MATCHES, PEERS, SWEEPS, Bar, Match
 
 MEASURES = {
     "step_s": "step",
+    "token_s": "a token of a step",
     "rollout_s": "sampling",
     "train_s": "learning",
     "decode_s": "a decoding step",
@@ -42,22 +43,23 @@ def numbers(result: Result) -> list[str]:
 def bars(results: Sequence[Result]) -> TextTable:
     """Every bar with ours, theirs, the ratio and the verdict. A match that was not run has no row."""
     medians = {(result.case.name, result.contender): result.medians for result in results}
-    rows = [
-        _bar(match, bar, medians[match.case.name, "ours"], medians[match.case.name, bar.against])
-        for match in MATCHES
-        for bar in match.bars
-        if {(match.case.name, "ours"), (match.case.name, bar.against)} <= medians.keys()
-    ]
+    rows = []
+    for match in MATCHES:
+        of = {name: medians[match.case.name, name] for name in match.contenders if (match.case.name, name) in medians}
+        rows += [_bar(match, bar, of) for bar in match.bars if len(of) == len(match.contenders)]
     return TextTable("Bars", ("case", "against", "what", "ours", "theirs", "share", "at most", ""), rows, words=3)
 
 
-def _bar(match: Match, bar: Bar, ours: dict[str, float], theirs: dict[str, float]) -> list[str]:
-    share = ours[bar.measure] / theirs[bar.measure]
+def _bar(match: Match, bar: Bar, medians: dict[str, dict[str, float]]) -> list[str]:
+    against = bar.against
+    if against == BEST:
+        against = min(PEERS, key=lambda peer: medians[peer][bar.measure])
+    ours, theirs = medians["ours"][bar.measure], medians[against][bar.measure]
     unit = " MB" if bar.measure.startswith("peak") else " s"
     limit = number(bar.at_most) + ("*" if bar.stretch else "")
-    verdict = "met" if share <= bar.at_most else "missed"
-    values = (number(ours[bar.measure]) + unit, number(theirs[bar.measure]) + unit, number(share), limit, verdict)
-    return [match.case.name, bar.against, MEASURES[bar.measure], *values]
+    verdict = "met" if ours / theirs <= bar.at_most else "missed"
+    values = (number(ours) + unit, number(theirs) + unit, number(ours / theirs), limit, verdict)
+    return [match.case.name, against, MEASURES[bar.measure], *values]
 
 
 def against(results: Sequence[Result]) -> list[TextTable]:

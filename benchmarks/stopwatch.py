@@ -66,6 +66,7 @@ class Stopwatch:
         for phase, took in self.phases.items():
             measured |= {f"{phase}_s": took["s"], f"{phase}_wall": took["wall"], f"peak_{phase}": took["peak"]}
         measured["step_s"] = sum(took["s"] for took in self.phases.values())
+        measured["token_s"] = measured["step_s"] / tokens
         measured["step_wall"] = sum(took["wall"] for took in self.phases.values())
         measured["peak"] = max(took["peak"] for took in self.phases.values())
         self.reply(**measured, **more)

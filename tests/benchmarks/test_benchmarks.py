@@ -31,7 +31,7 @@ from benchmarks.contender import Contender, contender
 from benchmarks.random_model import END, model_folder
 from benchmarks.side_by_side import measure
 from benchmarks.stopwatch import Stopwatch
-from benchmarks.workloads import PEERS, Case
+from benchmarks.workloads import MATCHES, PEERS, Case
 
 TINY = Case("tiny", prompts=2, group_size=4, prompt=8, completion=6, vocab=320, hidden=64, layers=1)
 Run = Callable[[], Any]
@@ -258,6 +258,15 @@ def test_a_new_measurement_changes_only_its_own_tables():
     assert "| the first token | 1.23 | 0.5 |" in new
     others = [[block[0] for block in results_file.MARKED.finditer(t) if block[2] != "start"] for t in (text, new)]
     assert others[0] == others[1] and len(others[0]) > 1
+    # A bar against the best peer names it, and stands only when every contender of its case was measured.
+    measured = {name: {"step_s": 9.0, "tokens": 1, "peak_train": 80.0} for name in ("ours", *PEERS)}
+    measured["ours"]["step_s"], measured["mlx-vlm"]["step_s"] = 2.0, 4.0
+    results = [{"case": MATCHES[0].case.as_dict(), "contender": n, "runs": [run]} for n, run in measured.items()]
+    against = {"against": {"about": about, "results": results}}
+    name = MATCHES[0].case.name
+    assert f"| {name} | mlx-vlm | step | 2 s | 4 s | 0.5 | 0.45 | missed |" in results_file.rendered(text, against)
+    del results[-1]
+    assert "missed |" not in results_file.rendered(text, against)
 
 
 def test_the_verbs_of_the_command_line():
