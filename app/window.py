@@ -277,24 +277,19 @@ class Window(QMainWindow):
             self.open_dropped(DroppedFile(kind, path))
 
     def pause(self) -> None:
-        self._send("resume" if self._state() == "paused" else "pause")
+        self.session.send("resume" if self._state() == "paused" else "pause")
 
     def stop(self) -> None:
-        self._send("stop")
+        self.session.send("stop")
 
     def save_now(self) -> None:
         self.session.messages.note("A checkpoint is written as soon as the present step is done.")
-        self._send("save")  # a refusal is the newer message
+        self.session.send("save")  # a refusal is the newer message
 
     def take_over(self) -> None:
         with problems_to(self.session.messages.note):
             if self.session.run is not None:
                 self.session.run.take_over()
-
-    def _send(self, word: str) -> None:
-        with problems_to(self.session.messages.note):
-            if self.session.run is not None:
-                self.session.run.send(word)
 
     def resume(self) -> None:
         if self.session.run is not None:

@@ -79,9 +79,9 @@ def label_of(run: RunFolder, settings: Mapping[str, Any]) -> str:
     if _CLONE.fullmatch(run.name):
         with suppress(UserError):
             if (parent := read_parent(run)) is not None:
-                given = "" if _is_default(parent.run) else parent.run
+                is_default = any(each.fullmatch(parent.run) for each in (_DEFAULT_NAME, _CLONE, _MEMBER))
                 changed = {key: new for key, (_, new) in parent.changed.items() if key in SETTINGS}
-                return _joined(given or data, changed, f"from step {parent.step:,}")
+                return _joined(data if is_default else parent.run, changed, f"from step {parent.step:,}")
     return _joined(data, _of_defaults(settings)) if _DEFAULT_NAME.fullmatch(run.name) else ""
 
 
@@ -136,10 +136,6 @@ def _results(sweep: SweepFolder, _written: float) -> SweepResults | None:
     with suppress(UserError):
         return read_results(sweep)
     return None
-
-
-def _is_default(name: str) -> bool:
-    return any(pattern.fullmatch(name) for pattern in (_DEFAULT_NAME, _CLONE, _MEMBER))
 
 
 def _of_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:

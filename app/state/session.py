@@ -323,6 +323,12 @@ class Session(QObject):
     def is_launched(self, run: RunFolder) -> bool:
         return self.launched is not None and self.launched.path == run.path
 
+    def send(self, command: str) -> None:
+        """Send a command to the run on show."""
+        with problems_to(self.messages.note):
+            if self.run is not None:
+                self.run.send(command)
+
     def stop_training(self) -> None:
         """Ask the live run to save and stop."""
         live = self._live_folder()

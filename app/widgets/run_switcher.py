@@ -63,7 +63,6 @@ class Switcher(QPushButton):
         policies = QSizePolicy.Policy
         configure(self, font=font or theme.title_font(), sizePolicy=(policies.Preferred, policies.Fixed), **settings)
         self.clicked.connect(self.open)
-        theme.signals.changed.connect(self.update)
 
     def show_choice(self, value: str, text: str) -> None:
         self.value = value

@@ -79,7 +79,6 @@ class Sidebar(QWidget):
         margins = (theme.SPACE, 2 * theme.SPACE, theme.SPACE, theme.SPACE)
         column(*self.buttons.values(), None, into=self, spacing=2, margins=margins)
         self.set_collapsed(False)
-        theme.signals.changed.connect(self.update)
 
     def show_page(self, key: str) -> None:
         self.buttons[key].setChecked(True)
@@ -157,7 +156,6 @@ class StatusStrip(QFrame):
         row(*labels, (self.sentence, 1), self.offer, into=self, margins=(12, 0, 12, 0))
         self.setFixedHeight(theme.scaled(28))
         self.show_state("")
-        theme.signals.changed.connect(self.update)
 
     def show_state(self, state: str) -> None:
         text, role = STATES[state]

@@ -378,7 +378,6 @@ def test_comparison(qtbot: QtBot, session: Session, real_runs: Path) -> None:
     assert reward._smoothing == 0.9
     for ask in (
         lambda: QTest.mouseDClick(view.legend.chips[2], Qt.MouseButton.LeftButton),
-        lambda: QTest.mouseClick(view.legend.chips[2], Qt.MouseButton.LeftButton, Qt.KeyboardModifier.AltModifier),
         lambda: view.shown.activated.emit(view.shown.setCurrentIndex(3)),
     ):
         view.legend.solo("")

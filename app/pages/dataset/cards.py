@@ -87,10 +87,6 @@ class NameMenuField(Field):
             default = name or ("Held out of train" if used else NONE)
         self.offer([split for split in names if split != name or raw == split], default)
 
-    def hide_without_choice(self) -> None:
-        """Show the menu only where it can change something."""
-        set_shown(self, self.control.count() > 1)
-
 
 class ColumnMapping(QFrame):
     edited = Signal(str, object)  # key, raw value
@@ -131,7 +127,7 @@ class ColumnMapping(QFrame):
             used = dataset.splits.get(key.removesuffix("_split"))
             field.offer_splits(choices["splits"] or preview.get("names", []), form, used)
         for field in (self.config, *self.splits.values()):
-            field.hide_without_choice()
+            set_shown(field, field.control.count() > 1)
         names = [each["name"] for each in columns]
         tips = {each["name"]: f"{each['kind']}: {each['example']}" for each in columns}
         for key, field in self.columns.items():
@@ -213,7 +209,6 @@ class Histogram(QWidget):
         self._prompt_limit, self._placeholder = 0, ""
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
         configure(self, minimumSize=theme.scaled_size(QSize(120, 64)), accessibleName="Lengths of the prompts")
-        theme.signals.changed.connect(self.update)
 
     def sizeHint(self) -> QSize:
         return theme.scaled_size(QSize(200, 88))

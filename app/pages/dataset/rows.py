@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from PySide6.QtCore import QObject, Qt, QTimer, Signal
-from PySide6.QtGui import QColor, QFont, QPainter, QPaintEvent, QResizeEvent, QTextCharFormat, QTextCursor
+from PySide6.QtGui import QColor, QFont, QPainter, QPaintEvent, QTextCharFormat, QTextCursor
 from PySide6.QtWidgets import QFrame, QHeaderView, QTextEdit, QWidget
 
 from app import theme
@@ -154,12 +154,12 @@ class RowTable(BaseTable):
         self.horizontalHeader().setMinimumSectionSize(48)
         self.selectionModel().currentRowChanged.connect(lambda now, _: now.isValid() and self.chosen.emit(now.row()))
         self.selectionModel().selectionChanged.connect(lambda: self.selected.emit())
-        model.dataChanged.connect(lambda first, _: first.row() == 0 and self._resize_columns())
+        model.dataChanged.connect(lambda first, _: first.row() == 0 and self.fit_columns())
 
     def reset_view(self, placeholder: str = "") -> None:
         """After `show_rows`: size the columns, select the first row."""
         self.set_placeholder(placeholder)
-        self._resize_columns()
+        self.fit_columns()
         if self._rows.rowCount():
             self.selectRow(0)
 
@@ -173,10 +173,6 @@ class RowTable(BaseTable):
             self.setAccessibleDescription(placeholder)
             self.viewport().update()
 
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._resize_columns()
-
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)
         if self._placeholder and not self._rows.rowCount():
@@ -186,7 +182,7 @@ class RowTable(BaseTable):
             flags = Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap
             painter.drawText(self.viewport().rect().adjusted(24, 8, -24, -8), flags, self._placeholder)
 
-    def _resize_columns(self) -> None:
+    def fit_columns(self) -> None:
         columns, advance = self._rows.columns, self.fontMetrics().horizontalAdvance
         if not columns:
             return

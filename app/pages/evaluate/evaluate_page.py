@@ -158,7 +158,8 @@ class EvaluatePage(QWidget):
         self._stack = stack(nothing, scrolled, into=self)
 
         self.form.own.clicked.connect(self.evaluate_file)
-        self.form.hold_out.clicked.connect(self._hold_out_next)
+        self.form.hold_out.clicked.connect(lambda: session.draft.hold_out())
+        self.form.hold_out.clicked.connect(lambda: session.message.emit(HELD_OUT_NEXT))
         self.form.pressed.connect(lambda: self.start() if evaluations.running is None else evaluations.stop())
         self.picker.activated.connect(lambda: evaluations.refresh(self.picker.currentData()))
         self.decoding.chosen.connect(self._show_decoding)
@@ -210,10 +211,6 @@ class EvaluatePage(QWidget):
             settings = {key: values[key] for key in PREVIEW_SETTINGS}
             ignored = {"on_refused": lambda _faults: None, "owner": self}
             self.session.service.ask("preview", on_answer, settings=settings, fetch=False, **ignored)
-
-    def _hold_out_next(self) -> None:
-        self.session.draft.hold_out()
-        self.session.message.emit(HELD_OUT_NEXT)
 
     def start(self, data: str = "") -> None:
         if self.session.run is not None and not self._obstacle():

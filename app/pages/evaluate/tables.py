@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from PySide6.QtCore import QPointF, QRect, QRectF, Qt, Signal
-from PySide6.QtGui import QColor, QFont, QPainter, QPen, QResizeEvent
+from PySide6.QtGui import QColor, QFont, QPainter, QPen
 from PySide6.QtWidgets import QHeaderView
 
 from app import theme
@@ -171,13 +171,9 @@ class FiguresTable(BaseTable):
         self._figures = model
         self.setItemDelegateForColumn(FOREST, CellDelegate(INTERVAL_ROLE, draw_interval, self))
         self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
-        model.modelReset.connect(self._fit_columns)
+        model.modelReset.connect(self.fit_columns)
 
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._fit_columns()
-
-    def _fit_columns(self) -> None:
+    def fit_columns(self) -> None:
         model, available, least = self._figures, self.viewport().width(), theme.scaled(MIN_FOREST)
         widths = {place: theme.scaled(each.width) for place, each in enumerate(model.columns) if each.width}
         longest = max((self.fontMetrics().horizontalAdvance(line.name) for line in model.rows), default=0)

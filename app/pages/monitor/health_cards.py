@@ -142,7 +142,7 @@ class HealthCards(QFrame):
             actions.append(("Guide", tip, lambda: session.guide_requested.emit(place)))
         run = self._run
         if episode.rule == "solved" and is_current and run is not None and run.is_live:
-            actions.append(("Stop the run", "Stops after this step and saves", self._stop))
+            actions.append(("Stop the run", "Stops after this step and saves", lambda: session.send("stop")))
         actions.append(("Dismiss", "Hide this finding", lambda: self._dismiss(episode)))
         return actions
 
@@ -193,11 +193,6 @@ class HealthCards(QFrame):
     def _go_to_setting(self, key: str) -> None:
         self._session.page_requested.emit("train")
         self._session.field_requested.emit(key)
-
-    def _stop(self) -> None:
-        with problems_to(self._session.message.emit):
-            if self._run is not None:
-                self._run.send("stop")
 
     def _take_up(self, settings: dict[str, object]) -> None:
         with problems_to(self._session.message.emit):

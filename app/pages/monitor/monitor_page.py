@@ -242,7 +242,7 @@ class MonitorPage(QWidget):
         elif run.state == "paused":
             waits = "Nothing is lost."
             advice = f"{waits} It resumes by itself; Resume does so now." if run.data.pause_reason else ""
-            actions = [CardAction("Resume", lambda: self._send("resume"), primary=True)]
+            actions = [CardAction("Resume", lambda: session.send("resume"), primary=True)]
             show("Paused", "warning", run.data.pause_reason or waits, advice, actions=actions)
         elif run.state == "finished":
             is_early = ending.get("reason") in ("stop_when", "early_stopping")
@@ -285,11 +285,6 @@ class MonitorPage(QWidget):
             self.session.settings_requested.emit(self._run.folder)
             if key := setting_of_problem(self._run.data.ending):
                 self.session.field_requested.emit(key)
-
-    def _send(self, command: str) -> None:
-        with problems_to(self.session.message.emit):
-            if self._run is not None:
-                self._run.send(command)
 
 
 def changes(run: Run) -> list[BeforeAfter]:

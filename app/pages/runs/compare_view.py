@@ -112,20 +112,12 @@ class RunChip(QAbstractButton):
             self, text=run.text, toolTip=tip, accessibleName=f"Curves of {run.letter}, {run.title}", checkable=True
         )
         configure(self, font=theme.body_font(), cursor=Qt.CursorShape.PointingHandCursor)
-        theme.signals.changed.connect(self.update)
 
     def sizeHint(self) -> QSize:
         width = theme.scaled(20) + self.fontMetrics().horizontalAdvance(self.text()) + 24
         return QSize(min(theme.scaled(320), width), self.fontMetrics().height() + theme.SPACE)
 
     minimumSizeHint = sizeHint
-
-    def mouseReleaseEvent(self, event: QMouseEvent) -> None:
-        if event.modifiers() & Qt.KeyboardModifier.AltModifier:
-            self.setDown(False)
-            self.solo_requested.emit()
-        else:
-            super().mouseReleaseEvent(event)
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
         self.solo_requested.emit()
@@ -203,15 +195,11 @@ class ComparisonTable(BaseTable):
         self.resizeColumnsToContents()
         natural = [self.columnWidth(place) + theme.SPACE for place in range(len(rows[0]))]
         self._natural = [min(width, theme.scaled(WIDEST_COLUMN)) for width in natural]
-        self._fit()
+        self.fit_columns()
         for number in chosen:
             self.selectionModel().select(self._texts.index(number, 0), SELECT_ROW)
 
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._fit()
-
-    def _fit(self) -> None:
+    def fit_columns(self) -> None:
         """Cut the widest columns until all are in view."""
         most, room = max(self._natural, default=0), self.viewport().width()
         while most > theme.scaled(NARROWEST_COLUMN) and sum(min(width, most) for width in self._natural) > room:

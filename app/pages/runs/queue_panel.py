@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from PySide6.QtCore import QPoint, Qt, Signal
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QColor, QKeySequence, QShortcut
-from PySide6.QtWidgets import QAbstractItemView, QFrame, QMenu, QWidget
+from PySide6.QtWidgets import QAbstractItemView, QFrame, QWidget
 
 from app import theme
 from app.state.run_names import name_of
@@ -81,8 +81,6 @@ class QueuePanel(QFrame):
             dragDropOverwriteMode=False,
             dropIndicatorShown=True,
             textElideMode=Qt.TextElideMode.ElideMiddle,  # names of runs and models differ at their end
-            contextMenuPolicy=Qt.ContextMenuPolicy.CustomContextMenu,
-            customContextMenuRequested=self._show_menu,
             activated=lambda _: self._edit(),
         )
         table.selectionModel().selectionChanged.connect(lambda *_: self._show_choice())
@@ -96,7 +94,8 @@ class QueuePanel(QFrame):
         for sequence, slot in keys.items():
             QShortcut(QKeySequence(sequence), table, slot).setContext(Qt.ShortcutContext.WidgetShortcut)
         self.status = ElidedLabel(role="muted")
-        self.next_button = button("Run next", self._run_next, tip="Put the run first (Alt+Home)")
+        tip = "Put it first (Alt+Home); Alt+Up, Alt+Down and dragging move it"
+        self.next_button = button("Run next", self._run_next, tip=tip)
         self.edit_button = button("Edit settings", self._edit, tip="Load its settings into the form (Return)")
         self.remove_button = button("Remove", self._remove)
         self.after_failure = CheckBox("Pause after a failure")
@@ -161,21 +160,6 @@ class QueuePanel(QFrame):
             if not enabled and part.hasFocus():  # Qt would pass the focus on to the next button, Remove in the end
                 self.table.setFocus(Qt.FocusReason.OtherFocusReason)
             part.setEnabled(enabled)
-
-    def _show_menu(self, where: QPoint) -> None:
-        if (chosen := self.selected()) is None:
-            return
-        place, last = self.model.rows.index(chosen), len(self.model.rows) - 1
-        menu = QMenu(self)
-        for text, slot, enabled in (
-            ("Run next", self._run_next, place > 0),
-            ("Move up", lambda: self._shift(-1), place > 0),
-            ("Move down", lambda: self._shift(1), place < last),
-            ("Edit settings", self._edit, not chosen.has_begun),
-            ("Remove", self._remove, True),
-        ):
-            menu.addAction(text, slot).setEnabled(enabled)
-        menu.popup(self.table.viewport().mapToGlobal(where))
 
     def _run_next(self) -> None:
         if (chosen := self.selected()) is not None:

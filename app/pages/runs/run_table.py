@@ -17,7 +17,7 @@ from PySide6.QtCore import (
     Qt,
     Signal,
 )
-from PySide6.QtGui import QColor, QCursor, QKeyEvent, QKeySequence, QPainter, QPen, QPolygonF, QResizeEvent, QShortcut
+from PySide6.QtGui import QColor, QCursor, QKeyEvent, QKeySequence, QPainter, QPen, QPolygonF, QShortcut
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QHeaderView,
@@ -294,7 +294,8 @@ class RunTable(BaseTable):
             sectionsMovable=True,
             contextMenuPolicy=menu,
         )
-        connect(lambda *_: self._emit_columns(), head.sectionMoved, head.sectionResized)
+        emit = lambda *_: self._is_arranging or self.columns_changed.emit(self.columns())  # noqa: E731
+        connect(emit, head.sectionMoved, head.sectionResized)
         self.setSortingEnabled(True)
         self.show_columns([])
         self.sort_by("began", Qt.SortOrder.DescendingOrder)
@@ -311,7 +312,7 @@ class RunTable(BaseTable):
             self.setColumnWidth(i, widths.get(field.key, 0) or width_of(field))
         self._is_arranging = False
         self.sort_by(sorted_by, order)
-        self._fill_width()
+        self.fit_columns()
 
     def sort_by(self, key: str, order: Qt.SortOrder) -> None:
         keys = [field.key for field in self._rows.columns]
@@ -322,15 +323,7 @@ class RunTable(BaseTable):
         logical = [head.logicalIndex(place) for place in range(len(self._rows.columns))]
         return [(self._rows.columns[i].key, self.columnWidth(i)) for i in logical]
 
-    def _emit_columns(self) -> None:
-        if not self._is_arranging:
-            self.columns_changed.emit(self.columns())
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._fill_width()
-
-    def _fill_width(self) -> None:
+    def fit_columns(self) -> None:
         name = next(i for i, field in enumerate(self._rows.columns) if field.key == NAME)
         used = sum(self.columnWidth(i) for i in range(len(self._rows.columns)) if i != name)
         self._is_arranging = True

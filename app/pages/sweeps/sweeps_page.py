@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QRect, QRectF, QSignalBlocker, Qt, Signal
-from PySide6.QtGui import QColor, QHideEvent, QPainter, QResizeEvent, QShowEvent
+from PySide6.QtGui import QColor, QHideEvent, QPainter, QShowEvent
 from PySide6.QtWidgets import QFrame, QHeaderView, QLineEdit, QWidget
 
 from app import theme
@@ -235,7 +235,7 @@ class SweepTable(BaseTable):
         chosen = self.selected_configuration()
         self.cells.show_results(results)
         if self.cells.rows:
-            self._fit()
+            self.fit_columns()
             numbers = [each.number for each in self.cells.rows]
             self.selectRow(numbers.index(chosen.number) if chosen is not None and chosen.number in numbers else 0)
 
@@ -243,11 +243,7 @@ class SweepTable(BaseTable):
         rows = self.selected_rows()
         return self.cells.rows[rows[0]] if rows and rows[0] < len(self.cells.rows) else None
 
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._fit()
-
-    def _fit(self) -> None:
+    def fit_columns(self) -> None:
         if count := len(self.cells.varied):
             widths = [theme.scaled(column.width) for column in self.cells.columns]
             rest = max(theme.scaled(SETTING_WIDTH), (self.viewport().width() - sum(widths)) // count)
@@ -460,20 +456,16 @@ class SweepsPage(QWidget):
             sentence = f"{going}, {results.completions:,} completions. {' '.join(results.notes)}"
         self.sentence.setText(sentence)
         self.table.show_results(results)
-        if results is not None:
+        if results is not None and folder is not None:
             varied = list(results.configurations[0].settings)
             titles = [*(SETTINGS[key].label for key in varied), results.measure.partition(" over ")[0].capitalize()]
             runs = [(run, each.settings) for each in results.configurations for run in each.runs]
             lines = [
-                ParallelLine(run.run, self._name_of(run), (*(settings[key] for key in varied), run.value))
+                ParallelLine(run.run, name_of(folder.run(run.run)), (*(settings[key] for key in varied), run.value))
                 for run, settings in runs
             ]
             self.plot.show_lines(titles, lines)
         self._enable()
-
-    def _name_of(self, run: MemberResult) -> str:
-        assert self.sweeps.folder is not None
-        return name_of(self.sweeps.folder.run(run.run))
 
     def _enable(self) -> None:
         results, run = self.sweeps.results, self._run()

@@ -148,7 +148,6 @@ class MemoryBar(QWidget):
         parts = (head, self._bar, self.sentence, self.advice, self.legend)
         column(*parts, into=self, spacing=6, margins=(theme.SPACE, 0, 0, 0))
         configure(self, accessibleName="Memory", visible=False)
-        theme.signals.changed.connect(self.update)
 
     def show_memory(self, memory_parts: MemoryParts | None) -> None:
         """Show the estimate; None hides the bar."""

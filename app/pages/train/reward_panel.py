@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QModelIndex, Qt, Signal
-from PySide6.QtGui import QColor, QFont, QKeyEvent, QResizeEvent
+from PySide6.QtGui import QColor, QFont, QKeyEvent
 from PySide6.QtWidgets import QAbstractItemView, QApplication, QLineEdit, QWidget
 
 from app import theme
@@ -230,16 +230,12 @@ class RewardTable(BaseTable):
         model.modelReset.connect(lambda: self.fit_rows(len(model.rows)))
         self.fit_rows(0)
 
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._hide_columns()
-
     def set_compact(self, is_compact: bool) -> None:
         """One line of text in a row instead of two."""
         self.verticalHeader().setDefaultSectionSize(theme.scaled(COMPACT_ROW if is_compact else ROW))
         self.fit_rows(len(self._model.rows))
 
-    def _hide_columns(self) -> None:
+    def fit_columns(self) -> None:
         width = [each.width for each in self._model.columns]
         space = self.width() / theme.text_scale() - sum(width[each] for each in (USE, LABEL, MEAN, WEIGHT))
         self.setColumnHidden(FUNCTION, space - width[FUNCTION] < MIN_SCORES_WIDTH)

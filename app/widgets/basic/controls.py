@@ -131,7 +131,6 @@ class Switch(QAbstractButton):
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setCursor(Qt.CursorShape.PointingHandCursor)
         configure(self, **settings)
-        theme.signals.changed.connect(self.update)
 
     def sizeHint(self) -> QSize:
         return QSize(self._track.width() + 8 + self.fontMetrics().horizontalAdvance("Off") + 4, theme.scaled(28))

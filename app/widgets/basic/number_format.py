@@ -36,14 +36,10 @@ def display_unit(unit: str, number: float) -> tuple[int, str]:
     return (1000, "MB") if unit == "GB" and 0 < abs(number) < 0.1 else (1, unit)
 
 
-def signed(x: object, unit: str = "") -> str:
+def signed(x: object) -> str:
     """A difference: as `figure`, with a sign unless it is 0."""
     number = finite(x)
-    if number is None or number == 0:
-        return figure(x, unit)
-    factor, shown_unit = (100, "points") if unit == "share" else (1, unit)
-    text = f"{'+' if number > 0 else MINUS}{_digits(abs(number * factor))}"
-    return f"{text}{THIN}{shown_unit}" if shown_unit else text
+    return f"{'+' if number > 0 else MINUS}{_digits(abs(number))}" if number else figure(x)
 
 
 def duration(seconds: object) -> str:
@@ -83,12 +79,12 @@ def file_size(size: object) -> str:
     return f"{int(number)}{THIN}bytes"
 
 
-def moment(t: object, now: datetime | None = None) -> str:
+def moment(t: object) -> str:
     """A unix time as “today 14:05”, “yesterday 14:05”, “3 Nov 14:05” or, in another year, “3 Nov 2025”."""
     number = finite(t)
     if number is None:
         return DASH
-    then, now = datetime.fromtimestamp(number), now or datetime.now()
+    then, now = datetime.fromtimestamp(number), datetime.now()
     days = (now.date() - then.date()) / timedelta(days=1)
     if days in (0, 1):
         return f"{'yesterday' if days else 'today'} {then:%H:%M}"

@@ -16,7 +16,7 @@ from PySide6.QtCore import (
     QRect,
     Qt,
 )
-from PySide6.QtGui import QFont, QGuiApplication, QKeyEvent, QKeySequence, QPainter
+from PySide6.QtGui import QFont, QGuiApplication, QKeyEvent, QKeySequence, QPainter, QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QFrame,
@@ -55,7 +55,6 @@ class RowsModel(QAbstractTableModel):
     def __init__(self, parent: Any = None) -> None:
         super().__init__(parent)
         self.rows: Sequence[Any] = []
-        theme.signals.changed.connect(self.repaint)
 
     def set_rows(self, rows: Sequence[Any]) -> None:
         self.beginResetModel()
@@ -221,6 +220,13 @@ class BaseTable(QTableView):
         """Make the table as high as its rows, `most` of them at most, and `extra` pixels."""
         rows, height = max(1, min(self.model().rowCount(), most)), self.verticalHeader().defaultSectionSize()
         self.setFixedHeight(self.horizontalHeader().sizeHint().height() + rows * height + extra)
+
+    def fit_columns(self) -> None:
+        """Called for each size of the table."""
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self.fit_columns()
 
     def in_card(self) -> QFrame:
         return wrap_in_card(self)
