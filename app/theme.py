@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import count
 
-from PySide6.QtCore import QLocale, QObject, QSize, Qt, Signal
+from PySide6.QtCore import QEvent, QLocale, QObject, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QFontDatabase, QGuiApplication, QPalette, QPen
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QWidget
 
 from backend.utils import places
 
@@ -158,34 +158,64 @@ def apply(app: QApplication, mode: str = "system") -> None:
     numbers = QLocale.c()  # typed as in a config, also on a German desktop: 1200, 0.5
     numbers.setNumberOptions(QLocale.NumberOption.RejectGroupSeparator | QLocale.NumberOption.OmitGroupSeparator)
     QLocale.setDefault(numbers)
-    first, hints = not _current["is_connected"], QGuiApplication.styleHints()
-    _current.update(mode=mode, is_connected=True, is_applying=True)
+    first = not _current["is_connected"]
+    _current.update(mode=mode, is_connected=True)
     if first:
-        hints.colorSchemeChanged.connect(lambda _scheme: _current["is_applying"] or _apply_palette(app))
+        changed = QGuiApplication.styleHints().colorSchemeChanged
+        changed.connect(lambda _scheme: _current["is_applying"] or _restyle(app))
         if sys.platform != "darwin":
             app.setStyle("Fusion")
-    app.setStyleSheet("")
-    schemes = {"light": Qt.ColorScheme.Light, "dark": Qt.ColorScheme.Dark}
-    hints.setColorScheme(schemes.get(mode, Qt.ColorScheme.Unknown))  # native controls, menus and title bars follow
-    _current["is_applying"] = False
-    _apply_palette(app)
+    _restyle(app)
 
 
 def mode() -> str:
     return str(_current["mode"])
 
 
-def _apply_palette(app: QApplication) -> None:
-    mode = _current["mode"]
-    system_dark = QGuiApplication.styleHints().colorScheme() == Qt.ColorScheme.Dark
-    _current["dark"] = mode == "dark" or (mode == "system" and system_dark)
-    colours = palette()
+def _restyle(app: QApplication) -> None:
+    mode, hints, widgets = _current["mode"], QGuiApplication.styleHints(), app.allWidgets()
+    for widget in widgets:
+        _spare(widget, is_spared=True)
     app.setStyleSheet("")  # replacing one stylesheet by another makes Qt restyle every widget once per ancestor
+    schemes = {"light": Qt.ColorScheme.Light, "dark": Qt.ColorScheme.Dark}
+    _current["is_applying"] = True
+    hints.setColorScheme(schemes.get(mode, Qt.ColorScheme.Unknown))  # native controls, menus and title bars follow
+    _current["is_applying"] = False
+    _current["dark"] = mode == "dark" or (mode == "system" and hints.colorScheme() == Qt.ColorScheme.Dark)
     if app.font() != body_font():
         app.setFont(body_font())
-    app.setPalette(_qt_palette(colours))
-    app.setStyleSheet(_stylesheet(colours))
+    app.setPalette(_qt_palette(palette()))
+    hidden = [widget for widget in widgets if not widget.isVisible()]
+    for widget in {*widgets}.difference(hidden):
+        _spare(widget, is_spared=False)
+    app.setStyleSheet(_stylesheet(palette()))
+    for widget in hidden:
+        widget.setAttribute(_OWN_STYLE, False)
+        widget.installEventFilter(_restyler)
     signals.changed.emit()
+
+
+_POLISHED, _OWN_STYLE = Qt.WidgetAttribute.WA_WState_Polished, Qt.WidgetAttribute.WA_SetStyle
+
+
+def _spare(widget: QWidget, *, is_spared: bool) -> None:
+    """Qt restyles what is polished, and tells what has no style of its own: half a second for all of a window."""
+    widget.setAttribute(_POLISHED, not is_spared)
+    widget.setAttribute(_OWN_STYLE, is_spared)
+
+
+class _Restyler(QObject):
+    """Restyles a widget that was hidden during a change of the theme when it is shown."""
+
+    def eventFilter(self, shown: QObject, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.Show and isinstance(shown, QWidget):
+            shown.removeEventFilter(self)
+            shown.style().polish(shown)
+            shown.setAttribute(_POLISHED)
+        return False
+
+
+_restyler = _Restyler()
 
 
 def _qt_palette(colours: Palette) -> QPalette:

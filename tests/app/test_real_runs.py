@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import shutil
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -197,6 +198,27 @@ def test_a_reward_has_one_colour(qtbot: QtBot, window: Window, real_runs: Path) 
     assert [of(table.index(at, 1).data(DOT)) for at in rows] == [theme.palette().hairline.name(), colours[names[1]]]
     again, other = Prefs(session.prefs.folder), Prefs(session.prefs.folder)
     assert [again.reward_number(name) for name in ("new", *colours)] == [3, 0, 1, 2] and other.reward_number("new") == 3
+
+
+def test_what_is_hidden_takes_a_new_theme_when_it_is_shown(qtbot: QtBot, real_runs: Path, tmp_path: Path) -> None:
+    """The visible page alone is restyled at once, and the others look as if built in the theme."""
+    pictures = []
+    for first in ("dark", "light"):
+        theme.apply(theme.application(), first)
+        session = Session(Prefs(tmp_path))
+        show_run(qtbot, session, real_runs / "lora")
+        with active_window(session, qtbot) as window:
+            for key in ("train", "evaluate", "guide"):
+                window.show_page(key)
+            begun = time.thread_time()
+            window.set_theme("dark")
+            assert time.thread_time() - begun < 0.25
+            for key in ("evaluate", "train"):
+                window.show_page(key)
+                QApplication.processEvents()
+                pictures.append((window.pages[key] if key == "evaluate" else window.pages[key].rewards).grab())
+    images = [picture.toImage() for picture in pictures]
+    assert images[:2] == images[2:]
 
 
 def test_menu_of_a_completion(qtbot: QtBot, session: Session, real_runs: Path, tmp_path: Path) -> None:
