@@ -190,7 +190,8 @@ class ResultCard(QFrame):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        narrow, directions = self.width() < NARROW, QBoxLayout.Direction
+        figures, buttons = (part.minimumSize().width() for part in (self._changes, self._button_row))
+        narrow, directions = self.width() < max(NARROW, figures + buttons + 5 * theme.SPACE), QBoxLayout.Direction
         self._box.setDirection(directions.TopToBottom if narrow else directions.LeftToRight)
         self._box.setSpacing(12 if narrow else theme.SPACE * 3)
 

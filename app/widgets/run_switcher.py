@@ -79,7 +79,7 @@ class Switcher(QPushButton):
 
     def sizeHint(self) -> QSize:
         room = 2 * PADDING + theme.scaled(CHEVRON) + 6
-        return QSize(self.fontMetrics().horizontalAdvance(self.text()) + room + 2, self.fontMetrics().height() + 6)
+        return QSize(self.fontMetrics().horizontalAdvance(self.text()) + room + 2, self.fontMetrics().height() + 2)
 
     def minimumSizeHint(self) -> QSize:
         return QSize(theme.scaled(96), self.sizeHint().height())

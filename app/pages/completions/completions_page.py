@@ -44,7 +44,7 @@ from app.state.run import Run
 from app.state.run_completions import RunCompletions
 from app.state.session import Session
 from app.widgets.basic.controls import LinkButton
-from app.widgets.basic.labels import EmptyState, button
+from app.widgets.basic.labels import EmptyState, button, show_text
 from app.widgets.basic.layout import column, configure, connect, holder, set_shown, splitter, stack
 from app.widgets.basic.number_format import counted, finite
 from app.widgets.completion_detail import CompletionDetail
@@ -357,8 +357,7 @@ class CompletionsPage(QWidget):
         first, second = (pair[0].completion, pair[1].completion) if len(pair) == 2 else (None, None)
         others = self.model.rowCount() - 1 if self.model.is_flat else len(listed_completions(line.row)) - 1
         can_compare = line.completion is not None and len(pair) != 2 and others > 0
-        self.pane.hint.setText(HINT if can_compare else "")
-        set_shown(self.pane.hint, len(pair) != 2)
+        show_text(self.pane.hint, HINT if can_compare else "")
         if first is not None and second is not None:
             self.detail.show_completion(pair[1].row, second)
             names = [f"step {each.row.get('step')}, number {each.place + 1}" for each in pair]

@@ -25,7 +25,7 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QSizePolicy, QTextEdit, QToolTip, QWidget
 
 from app import theme
-from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel, LinkButton
+from app.widgets.basic.controls import CheckBox, ComboBox, LinkButton
 from app.widgets.basic.labels import label, show_text
 from app.widgets.basic.layout import configure, row, set_shown
 from app.widgets.basic.number_format import counted, figure, finite, signed
@@ -216,10 +216,11 @@ class ReadingPane(CompletionPane):
         self.legend = configure(TokenLegend(), visible=False)
         self.explanation = label(font=theme.caption_font(), role="caption", wrap=True, visible=False)
         self.setting = LinkButton("Go to the setting", visible=False)
-        self.hint = ElidedLabel(font=theme.caption_font())
-        bar = row(*self.folds.values(), (self.hint, 1), self.legend, self.measure, spacing=2 * theme.SPACE)
+        self.hint = label(font=theme.caption_font(), role="caption", wrap=True)
+        bar = row(*self.folds.values(), None, self.legend, self.measure, spacing=2 * theme.SPACE)
         self.body.insertLayout(2, bar)
         self.body.insertLayout(3, row((self.explanation, 1), self.setting, spacing=2 * theme.SPACE))
+        self.body.addWidget(self.hint)
 
     def show_completion(self, completion: Mapping[str, Any] | None) -> None:
         self._pair = None

@@ -99,7 +99,7 @@ class ColumnMapping(QFrame):
         self.config = NameMenuField(SETTINGS["dataset_config"])
         self.splits = {key: NameMenuField(SETTINGS[key]) for key in SPLIT_KEYS}
         self.columns = {key: NameMenuField(SETTINGS[key]) for key in uses}
-        self.fields: dict[str, NameMenuField] = {"dataset_config": self.config, **self.splits, **self.columns}
+        self.fields: dict[str, NameMenuField] = {**self.splits, "dataset_config": self.config, **self.columns}
         caption = theme.caption_font()
         self.problem = label(font=caption, role="problem", wrap=True, selectable=True)
         self.verdict = label(font=caption, wrap=True, selectable=True)

@@ -105,7 +105,7 @@ class DatasetPage(QWidget):
         self.absent = EmptyState(*ABSENT, button_clicked=dataset.download)
         self.failed = EmptyState(*FAILED, button_clicked=dataset.try_again)
         self._stack = stack(self.nothing, self.absent, self.failed, body, into=self, nested=True)
-        title = (label("Dataset", theme.title_font()), 0, Qt.AlignmentFlag.AlignTop)
+        title = (label("Dataset", theme.title_font(), minimumHeight=theme.scaled(28)), 0, Qt.AlignmentFlag.AlignTop)
         top = row(title, (self.path, 1), spacing=3 * theme.SPACE)
         column(top, (self._stack, 1), into=self, spacing=12, margins=theme.GUTTER)
         tab_stops = [

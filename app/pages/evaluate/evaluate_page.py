@@ -22,7 +22,7 @@ from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton, Number
 from app.widgets.basic.dialogs import open_file
 from app.widgets.basic.labels import EmptyState, button, label, plain_tip, progress_bar, show_text
 from app.widgets.basic.layout import (
-    Placed,
+    FlowLayout,
     TabArea,
     column,
     configure,
@@ -79,18 +79,18 @@ class EvaluationForm(QWidget):
         self.bar = progress_bar("Progress of the evaluation")
         self.status = ElidedLabel(font=theme.figures_font())
         self.problem = label(role="problem", wrap=True, selectable=True)
-        fields: list[Placed] = []
+        fields = FlowLayout(spacing=2 * theme.SPACE)
         for name, field, width in (
             ("Split", self.split, 150),
             ("Checkpoint", self.checkpoint, 130),
             ("Completions", self.completions, 104),
             ("Prompts", self.limit, 64),
         ):
-            configure(field, name=name, minimumWidth=theme.scaled(64), maximumWidth=theme.scaled(width))
-            fields += [label(name, role="muted", buddy=field), (field, 1), theme.SPACE]
+            configure(field, name=name, width=width)
+            fields.addWidget(holder(row(label(name, role="muted", buddy=field), field)))
         self._nothing_held_out = holder(row((self.hint, 1), self.hold_out), visible=False)
         head, progress = (
-            row(*fields, None, self.own, self.button),
+            row((column(holder(fields), margins=(0, 2, 0, 2)), 1), self.own, self.button),
             row((self.bar, 1), (self.status, 1), spacing=2 * theme.SPACE),
         )
         column(head, self._nothing_held_out, progress, self.problem, into=self)

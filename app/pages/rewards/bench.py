@@ -157,7 +157,7 @@ class BenchFunctionTable(BaseTable):
 
     def show_at_most(self, rows: int) -> None:
         self._max_rows = rows
-        self.fit_rows(rows, extra=1)
+        self.fit_rows(rows)
 
     def _edit_weight(self, index: QModelIndex) -> None:
         if self.state() != self.State.EditingState:  # Return in the editor reaches the table too

@@ -70,8 +70,8 @@ SHORT_RESULTS = ["Run", "State", "Steps", RESULT, "Reward", "Held-out", "Best he
 """Columns of the table of results, which has fewer than the exported one."""
 PARTS = {"results": "Results", "settings": "Settings that differ", "completions": "Completions"}
 NO_SHARED_PROMPT = "These two runs have no prompt in common in the newest steps that both recorded."
-TABLES_HEIGHT, TABLES_WIDTH, WIDEST_COLUMN, NARROWEST_COLUMN = 210, 760, 260, 56
-LEGEND_HEIGHT, WIDE = 100, 1700
+TABLES_HEIGHT, TABLES_WIDTH, NARROWEST_COLUMN = 210, 1000, 56
+LEGEND_HEIGHT, WIDE = 100, 2000
 """Most of the legend; from this width on the tables are beside the charts."""
 NEWS_MS = 500
 """Tables and charts are drawn at most this often while runs are read or train."""
@@ -193,15 +193,14 @@ class ComparisonTable(BaseTable):
         self._texts.columns = [Column(title) for title in rows[0]]
         self._texts.set_rows(rows[1:])
         self.resizeColumnsToContents()
-        natural = [self.columnWidth(place) + theme.SPACE for place in range(len(rows[0]))]
-        self._natural = [min(width, theme.scaled(WIDEST_COLUMN)) for width in natural]
+        self._natural = [self.columnWidth(place) + theme.SPACE for place in range(len(rows[0]))]
         self.fit_columns()
         for number in chosen:
             self.selectionModel().select(self._texts.index(number, 0), SELECT_ROW)
 
     def fit_columns(self) -> None:
         """Cut the widest columns until all are in view."""
-        most, room = max(self._natural, default=0), self.viewport().width()
+        most = room = self.viewport().width()
         while most > theme.scaled(NARROWEST_COLUMN) and sum(min(width, most) for width in self._natural) > room:
             most -= 4
         for place, width in enumerate(self._natural):
@@ -294,10 +293,10 @@ class CompareView(QWidget):
         escape.setContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
         self.title = label(font=theme.title_font())
         self.axis = Segments(AXES, "Horizontal axis", chosen=lambda _: self._draw_charts(is_new_axis=True))
-        self.smoothing = ComboBox(name="Smoothing of the charts", length=13, items=SMOOTHING)
+        self.smoothing = ComboBox(name="Smoothing of the charts", length=11, items=SMOOTHING)
         self.smoothing.currentIndexChanged.connect(lambda _: self._smooth())
         self.legend = configure(RunLegend(), shown_changed=self._on_shown)
-        self.shown = ComboBox(name="Runs shown", length=20, tip="All runs, or one alone")
+        self.shown = ComboBox(name="Runs shown", length=11, tip="All runs, or one alone")
         self.shown.activated.connect(lambda _: self.legend.solo(self.shown.currentData()))
         self.results, self.settings = ComparisonTable("Results of the runs"), ComparisonTable("Settings that differ")
         self.same = label("Their settings are the same.", role="muted", align=Qt.AlignmentFlag.AlignCenter)

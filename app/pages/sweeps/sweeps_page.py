@@ -286,7 +286,7 @@ class SweepsPage(QWidget):
         last = (self.resume_button, self.stop_button)
         content = column(
             *(
-                label("Sweeps", theme.title_font()),
+                label("Sweeps", theme.title_font(), minimumHeight=theme.scaled(28)),
                 form_card,
                 row(self.chosen, self.state, (self.sentence, 1), self.view),
             ),

@@ -22,7 +22,7 @@ from PySide6.QtWidgets import QFrame, QLabel, QMenu, QSizePolicy
 
 from app import theme
 from app.state.run_state import Mark
-from app.widgets.basic.controls import LinkButton
+from app.widgets.basic.controls import ElidedLabel, LinkButton
 from app.widgets.basic.labels import button, label, place_about, plain_tip, show_text
 from app.widgets.basic.layout import BY_KEYBOARD, column, configure, holder, paint_ring, row, stack
 from app.widgets.basic.number_format import figure
@@ -143,8 +143,8 @@ class Plot(QFrame):
         if self.is_built:
             return
         self.is_built = True
-        tip = plain_tip(f"{self.title}\n{self.help}")
-        title = label(self.title, theme.heading_font(), tip=tip, minimumWidth=40)  # cut where it is too long
+        tip, middle = plain_tip(f"{self.title}\n{self.help}"), Qt.TextElideMode.ElideMiddle
+        title = ElidedLabel(middle, colour="text", text=self.title, font=theme.heading_font(), tip=tip)
         right = Qt.AlignmentFlag.AlignRight
         self.step_label = label(font=theme.figures_font(theme.CAPTION), role="caption", align=right)
         self.log_button = button(
