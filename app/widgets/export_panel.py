@@ -254,7 +254,7 @@ class ExportPanel(VerbDialog):
         self.close_button = button("Close", self.close)
         self.reveal = button("Show in folder", lambda: open_path(Path(self._result["path"])))
         self.open_app = button("Open in LM Studio", self._open_lm_studio, tip="The model is under My Models there")
-        self.start = button("Export", self.start_export, primary=True, default=True)
+        self.start = button("Export", self.start_export, primary=True)
         outcome = (self.progress_label, self.progress, self.outcome_label, self.details_label)
         self._of_result = (self.details_label, self.reveal, self.open_app)
         for widget in (*outcome, *self._of_result):

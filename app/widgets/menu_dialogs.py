@@ -54,7 +54,7 @@ class PresetPanel(Dialog):
         self.table = BaseTable(model=self.model, name="Changes of the preset")
         self.table.setSelectionMode(BaseTable.SelectionMode.NoSelection)
         self.table.setFocusPolicy(Qt.FocusPolicy.TabFocus)  # to scroll it with the arrows
-        self.apply = button("Apply", self._apply, primary=True, default=True)
+        self.apply = button("Apply", self._apply, primary=True)
         buttons = row(None, button("Cancel", self.reject), self.apply)
         choices = wrap_in_card(self.list, width=176)
         preview = column(self.title, self.sentence, (wrap_in_card(self.table), 1), self.keeps)
@@ -168,7 +168,7 @@ class ProblemDialog(Dialog):
         super().__init__("Report a problem", parent, (680, 560))
         self.text = configure(QPlainTextEdit(report, tabChangesFocus=True), name="Report", font=theme.mono_font())
         self.done_label = label(role="muted", wrap=True, shown=False)
-        box = self.close_box(button("Copy", self.copy, primary=True), button("Save…", self.save))
+        box = self.close_box(button("Copy", self.copy, role="primary"), button("Save…", self.save))
         texts = (label(title, theme.heading_font(), wrap=True), label(EXPLANATION, role="muted", wrap=True))
         parts = (*texts, (self.text, 1), self.done_label, box)
         column(*parts, into=self, spacing=2 * theme.SPACE, margins=3 * theme.SPACE)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QObject
-from PySide6.QtWidgets import QWidget
+from PySide6.QtWidgets import QPushButton, QWidget
 
 from app import theme
 from app.state.prefs import FOLDERS, Prefs
@@ -102,6 +102,8 @@ class PreferencesDialog(Dialog):
             *(heading("Hugging Face"), self.account, None, self.close_box()),
         )
         column(*parts, into=self, spacing=12, margins=3 * theme.SPACE)
+        for each in self.findChildren(QPushButton):
+            configure(each, autoDefault=False, default=False)  # Return in the token only logs in
 
     def _show_account(self, account: dict[str, Any]) -> None:
         problem = (

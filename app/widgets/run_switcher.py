@@ -134,7 +134,7 @@ class SwitcherMenu(QFrame):
         super().__init__(parent, Qt.WindowType.Popup)
         self._opener = parent
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.setProperty("role", "card")
+        configure(self, name=f"{kind}s", role="card")
         self._choices = choices
         self.search = SearchEdit(f"Find a {kind.lower()}", textChanged=self._show, returnPressed=self._take)
         self.model = ChoiceModel(self)

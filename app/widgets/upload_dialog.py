@@ -236,7 +236,7 @@ class UploadDialog(VerbDialog):
         self.account = HubAccount(log_in)
         readme, tip = preview.folder / "README.md", "Opens README.md; saved changes are sent"
         self.edit = button("Edit the card", lambda: open_path(readme), tip=tip, autoDefault=False)
-        self.upload = button("Upload", self._press, primary=True, default=True)
+        self.upload = button("Upload", self._press, primary=True)
         self.upload.setFocus()
 
         right = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignTop

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QTreeWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QPushButton, QWidget
 
 from app import theme
 from app.message_boxes import QuestionBox
 from app.pages import PAGES
-from app.pages.help.guide_page import GuideView
 from app.pages.monitor.steering import SteeringPanel
 from app.pages.runs.clone_dialog import CloneDialog
 from app.pages.runs.run_actions import FreeSpaceDialog
@@ -26,51 +25,24 @@ from app.state.prefs import Prefs
 from app.state.processes import VerbProcess
 from app.state.session import Session
 from app.widgets.basic.dialogs import TextDialog
-from app.widgets.basic.labels import button
-from app.widgets.basic.tables import BaseTable
-from app.widgets.charts.plot import Plot
 from app.widgets.consent_dialog import ConsentDialog
 from app.widgets.export_panel import ExportPanel
 from app.widgets.menu_dialogs import AboutDialog, GlossaryDialog, PresetPanel, ProblemDialog
 from app.widgets.preferences import PreferencesDialog
-from app.widgets.window_frame import Sidebar
+from app.widgets.run_switcher import SwitcherMenu
 from app.window import FORM_PAGES, Window
 from backend.rewards.allowed_code import CodeToAllow, read_code
 from tests.support import made_up_runs
-from tests.support.tab_walk import unnamed, walk_by_tab
+from tests.support.tab_walk import unmarked, unnamed, walk_by_tab
 
 PAGE_KEYS = [page.key for page in PAGES]
-
-
-@pytest.mark.parametrize("mode", ["light", "dark"])
-def test_what_has_the_focus_looks_it(qtbot, qapp: QApplication, mode: str) -> None:
-    theme.apply(qapp, mode)
-    around = QWidget()
-    qtbot.addWidget(around)
-    column = QVBoxLayout(around)
-    sidebar = Sidebar(PAGES[:1])
-    run = button("Run", lambda: None, primary=True)
-    parts = [run, BaseTable(), GuideView(), sidebar.buttons["train"], Plot("Reward")]
-    for part in parts:
-        column.addWidget(part)
-    contents = QTreeWidget()
-    contents.setProperty("role", "contents")
-    column.addWidget(contents)
-    with qtbot.waitActive(around):
-        around.show()
-        around.activateWindow()
-    for part in (*parts, contents):
-        part.clearFocus()
-        without = around.grab().toImage()
-        part.setFocus(Qt.FocusReason.TabFocusReason)
-        assert around.grab().toImage() != without, type(part).__name__
-    theme.apply(qapp, "light")
 
 
 @pytest.fixture(scope="module")
 def window(tmp_path_factory: pytest.TempPathFactory, qapp: QApplication) -> Iterator[Window]:
     """The window with a finished run, its pages made as they are shown."""
     folder = tmp_path_factory.mktemp("keyboard")
+    theme.apply(qapp, "light")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRPO_STUDIO_RUNS", str(folder / "runs"))
         patch.setenv("GRPO_STUDIO_PREFS", str(folder / "prefs"))
@@ -115,7 +87,7 @@ def test_tab_round_a_page(window: Window, key: str) -> None:
     open_page(window, key)
     walk = walk_by_tab(window)
     assert walk.traps == [] and walk.unseen == []
-    assert walk.unreached(window) == [] and unnamed(walk.forward) == []
+    assert walk.unreached(window) == [] and unnamed(window) == [] and unmarked(walk.forward) == []
     assert walk.backward[-1] is walk.forward[-1] is window.sidebar.buttons[key]
     assert walk.backward[-2::-1] == walk.forward[:-1], "Shift+Tab goes the same way back"
 
@@ -176,7 +148,13 @@ DIALOGS: dict[str, Callable[[Window], QWidget]] = {
     "free space": runs_dialog(FreeSpaceDialog, lambda page: page.free_space()),
     "clone": runs_dialog(CloneDialog, lambda page: page.clone(page.model.rows[0])),
     "change settings": SteeringPanel,
+    "switcher": window_dialog(SwitcherMenu, "switch_run"),
 }
+
+
+PRESSED_BY_RETURN = {"picker": ["Use"], "presets": ["Apply"], "preferences": []}
+PRESSED_BY_RETURN |= {"switcher": [], "question": ["Keep"], "consent": ["Do Not Run"], "export": ["Export"]}
+PRESSED_BY_RETURN |= {"clone": ["Create the run"], "change settings": ["Apply"]}
 
 
 @pytest.mark.parametrize("name", DIALOGS)
@@ -191,8 +169,11 @@ def test_tab_round_a_dialog(window: Window, monkeypatch, name: str) -> None:
     wait_until(lambda: (focused := QApplication.focusWidget()) is not None and focused.window() is dialog)
     walk = walk_by_tab(dialog)
     assert walk.traps == [] and walk.unseen == []
-    assert walk.unreached(dialog) == [] and unnamed(walk.forward) == []
+    assert walk.unreached(dialog) == [] and unnamed(dialog) == [] and unmarked(walk.forward) == []
     assert set(walk.backward) == set(walk.forward)
+    next((x for x in walk.forward if not isinstance(x, QPushButton)), walk.forward[-1]).setFocus()
+    pressed = [each.text() for each in dialog.findChildren(QPushButton) if each.isDefault() and each.isVisible()]
+    assert pressed == PRESSED_BY_RETURN.get(name, ["Close"])
     QTest.keyClick(QApplication.focusWidget(), Qt.Key.Key_Escape)
     assert not dialog.isVisible()
     dialog.deleteLater()

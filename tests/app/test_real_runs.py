@@ -49,7 +49,7 @@ from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import change_notes, read_notes, read_record
 from backend.trainer.evaluation.evaluation_rows import read_rows
 from tests.support.real_runs import make_runs
-from tests.support.windows import SilentService, active_window
+from tests.support.windows import SilentService, active_window, cut_texts
 
 ACROSS, DOT = Qt.Orientation.Horizontal, Qt.ItemDataRole.DecorationRole
 
@@ -368,6 +368,26 @@ def test_runs(qtbot: QtBot, session: Session, real_runs: Path, monkeypatch) -> N
     qtbot.waitUntil(lambda: export.choices.target.y() - export.choices.format_line.geometry().bottom() < 40)
     export.switcher.chosen.emit(str(real_runs / "full"))
     assert str(real_runs / "full") in export.command() and export.switcher.text() == "full"
+
+
+@pytest.mark.parametrize("session", ["light"], indirect=True)
+@pytest.mark.parametrize("text", [1.5, pytest.param(1.0, marks=pytest.mark.proof)])
+def test_no_text_is_cut(qtbot: QtBot, session: Session, real_runs: Path, monkeypatch, text: float) -> None:
+    """In a small window, with the desktop's text at 100 and 150 %: no label, button or menu, and no page sideways."""
+    monkeypatch.setattr(theme, "text_scale", lambda: text)
+    theme.apply(theme.application(), "light")
+    window = qtbot.show(Window(session), 1280, 680)
+    show_run(qtbot, session, real_runs / "lora")
+    for key in (*(page.key for page in PAGES), "compare"):
+        if key == "compare":
+            window.show_comparison([real_runs / name for name in ("lora", "full", "stages")])
+        else:
+            window.show_page(key)
+        for _ in range(20):  # texts come from threads and processes, and the layout after them
+            QTest.qWait(20)
+            if not (cut := cut_texts(window)):
+                break
+        assert cut == [], key
 
 
 def test_comparison(qtbot: QtBot, session: Session, real_runs: Path) -> None:

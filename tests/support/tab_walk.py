@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from PySide6.QtCore import QPoint, QRect, Qt
+from PySide6.QtGui import QAccessible
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import (
     QAbstractButton,
@@ -14,9 +15,10 @@ from PySide6.QtWidgets import (
     QAbstractSpinBox,
     QApplication,
     QComboBox,
-    QLabel,
+    QHeaderView,
     QLineEdit,
     QPlainTextEdit,
+    QProgressBar,
     QScrollBar,
     QTextBrowser,
     QTextEdit,
@@ -115,12 +117,32 @@ def has_shortcut(widget: QWidget) -> bool:
     return bool(action and keys and keys in widget.toolTip())
 
 
-def unnamed(stops: Sequence[QWidget]) -> list[str]:
-    """The stops without a name for a screen reader: neither one of their own, nor a text, nor a buddy's label."""
-    labels = stops[0].window().findChildren(QLabel) if stops else []
-    named = {label.buddy() for label in labels if label.text().strip()}
-    texts = {stop: stop.text() if isinstance(stop, QAbstractButton) else "" for stop in stops}
-    return [described(x) for x in stops if not (x.accessibleName() or texts[x]).strip() and x not in named]
+def unnamed(window: QWidget) -> list[str]:
+    """The controls, charts and bars of a window that a screen reader has no name for, and the window itself."""
+    parts = [x for x in window.findChildren(QWidget) if x.isVisible() and x.window() is window]
+    read = [
+        x
+        for x in parts
+        if isinstance(x, (*CONTROLS, Plot, QProgressBar)) and not isinstance(x, (QHeaderView, QScrollBar))
+    ]
+    icons = [x for x in read if isinstance(x, QToolButton) and isinstance(x.parent(), QLineEdit) and not x.toolTip()]
+    return [described(x) for x in (window, *read) if x not in icons and not name_of(x)]
+
+
+def name_of(widget: QWidget) -> str:
+    """What a screen reader says of a widget."""
+    return QAccessible.queryAccessibleInterface(widget).text(QAccessible.Text.Name).strip()
+
+
+def unmarked(stops: Sequence[QWidget]) -> list[str]:
+    """The stops that look the same with the focus and without it."""
+    same = []
+    for stop in stops:
+        stop.setFocus(Qt.FocusReason.TabFocusReason)
+        focused = stop.grab().toImage()
+        stop.clearFocus()
+        same += [described(stop)] if stop.grab().toImage() == focused else []
+    return same
 
 
 def described(widget: QWidget) -> str:

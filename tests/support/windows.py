@@ -7,17 +7,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from PySide6.QtCore import QAbstractItemModel, QEvent, QObject, QPoint, QPointF, Qt, Signal
+from PySide6.QtCore import QAbstractItemModel, QEvent, QObject, QPoint, QPointF, QSize, Qt, Signal
 from PySide6.QtGui import QMouseEvent
-from PySide6.QtWidgets import QApplication, QWidget
+from PySide6.QtWidgets import QAbstractButton, QApplication, QComboBox, QLabel, QLineEdit, QStyleOptionComboBox, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.state.processes import ProcessOutcome, Service
 from app.state.session import Session
+from app.widgets.basic.controls import ElidedLabel, ElidedLink
+from app.widgets.run_switcher import Switcher
 from app.window import Window
 from backend.utils.errors import ConfigProblem
 
 PATIENCE_MS = 60_000
+ELIDED = (ElidedLabel, ElidedLink, Switcher)
 W = TypeVar("W", bound=QWidget)
 
 
@@ -121,6 +124,28 @@ def table_texts(model: QAbstractItemModel) -> list[list[str]]:
     """What the cells of a table say, by row."""
     columns = range(model.columnCount())
     return [[str(model.index(row, column).data()) for column in columns] for row in range(model.rowCount())]
+
+
+def cut_texts(window: QWidget) -> list[str]:
+    """The labels, buttons and menus of a window that have less room than their texts, unless they elide it."""
+    cut = []
+    for each in window.findChildren(QWidget):
+        if not each.isVisible() or each.window() is not window or isinstance(each, ELIDED):
+            continue
+        room, needed, text = each.size(), each.sizeHint(), ""
+        if isinstance(each, QComboBox):
+            option, style, text = QStyleOptionComboBox(), each.style(), each.currentText()
+            each.initStyleOption(option)
+            part = style.SubControl.SC_ComboBoxEditField
+            room.setWidth(style.subControlRect(style.ComplexControl.CC_ComboBox, option, part).width())
+            needed.setWidth(each.fontMetrics().horizontalAdvance(text))
+        elif isinstance(each, QLabel | QAbstractButton) and not isinstance(each.parent(), QLineEdit):
+            text = each.text()
+            if isinstance(each, QLabel) and each.wordWrap():
+                needed = QSize(0, each.heightForWidth(each.width()))
+        if text and room.expandedTo(needed) != room:
+            cut.append(f"{text!r}: {room.toTuple()} of {needed.toTuple()}")
+    return cut
 
 
 @contextmanager

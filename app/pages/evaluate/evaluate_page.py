@@ -21,18 +21,7 @@ from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton, NumberEdit, Segments
 from app.widgets.basic.dialogs import open_file
 from app.widgets.basic.labels import EmptyState, button, label, plain_tip, progress_bar, show_text
-from app.widgets.basic.layout import (
-    FlowLayout,
-    TabArea,
-    column,
-    configure,
-    connect,
-    holder,
-    row,
-    set_shown,
-    splitter,
-    stack,
-)
+from app.widgets.basic.layout import FlowLayout, TabArea, column, configure, connect, holder, row, splitter, stack
 from app.widgets.basic.number_format import duration, moment
 from app.widgets.run_header import BeforeAfter, ResultCard
 from app.widgets.run_switcher import RunSwitcher
@@ -51,8 +40,6 @@ NOT_YET = (
     "The model before and after training answers the same prompts.\n"
     "The result says how far apart the two are, and how sure that is."
 )
-
-
 NOTHING_HELD_OUT = "No rows of this run's dataset are held out, so it answers the prompts that it has trained on."
 HELD_OUT_NEXT = "The next run holds a tenth of its rows out, and evaluates on them."
 DATA_FILES = "Data (*.csv *.json *.jsonl *.parquet)"
@@ -89,10 +76,8 @@ class EvaluationForm(QWidget):
             configure(field, name=name, width=width)
             fields.addWidget(holder(row(label(name, role="muted", buddy=field), field)))
         self._nothing_held_out = holder(row((self.hint, 1), self.hold_out), visible=False)
-        head, progress = (
-            row((column(holder(fields), margins=(0, 2, 0, 2)), 1), self.own, self.button),
-            row((self.bar, 1), (self.status, 1), spacing=2 * theme.SPACE),
-        )
+        head = row((column(holder(fields), margins=(0, 2, 0, 2)), 1), self.own, self.button)
+        progress = row((self.bar, 1), (self.status, 1), spacing=2 * theme.SPACE)
         column(head, self._nothing_held_out, progress, self.problem, into=self)
         self.show_state("")
 
@@ -100,7 +85,7 @@ class EvaluationForm(QWidget):
         """Offer the splits, with their `rows` where these are known."""
         items = SPLITS if rows is None else {split: f"{SPLITS.get(split, split)}, {rows[split]:,}" for split in rows}
         self.split.fill(items, self.split.currentData())
-        set_shown(self._nothing_held_out, list(items) == ["train"])
+        self._nothing_held_out.setVisible(list(items) == ["train"])
 
     def show_state(self, phase: str, done: float | None = None, left_s: float | None = None, problem: str = "") -> None:
         """Show a running evaluation or, without `phase`, that none is."""

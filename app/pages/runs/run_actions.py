@@ -255,7 +255,7 @@ class FreeSpaceDialog(Dialog):
             self.list.addItem(item)
         self.list.itemChanged.connect(lambda _item: self._show_sum())
         self.outcome = label(wrap=True)
-        self.start = button("", self.delete, primary=True)
+        self.start = button("", self.delete, primary=True, default=False)  # it cannot be undone
         intro = label(
             "Deletes all checkpoints but the best and the newest of each run. This cannot be undone. Event logs, "
             "completions and exported models stay. A run that is training is left alone.",

@@ -21,7 +21,6 @@ from PySide6.QtGui import QColor, QCursor, QKeyEvent, QKeySequence, QPainter, QP
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QHeaderView,
-    QLineEdit,
     QListWidget,
     QListWidgetItem,
     QWidget,
@@ -30,6 +29,7 @@ from PySide6.QtWidgets import (
 from app import theme
 from app.state.run_list import FoldedSweep
 from app.widgets.basic import icons
+from app.widgets.basic.controls import SearchEdit
 from app.widgets.basic.dialogs import Dialog
 from app.widgets.basic.icons import star_cell
 from app.widgets.basic.labels import button, label, plain_tip
@@ -402,8 +402,7 @@ class ColumnDialog(Dialog):
     def __init__(self, shown: Sequence[str], offered: Sequence[str], parent: QWidget | None = None) -> None:
         super().__init__("Columns", parent, (420, 520))
         self._offered = list(offered)
-        self.search = QLineEdit(placeholderText="Find a setting or metric", clearButtonEnabled=True)
-        configure(self.search, accessibleName="Find a column", textChanged=self._filter)
+        self.search = SearchEdit("Find a setting or metric", "Find a column", textChanged=self._filter)
         self.list = configure(
             QListWidget(),
             accessibleName="Columns of the table of runs",

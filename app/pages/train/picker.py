@@ -248,7 +248,7 @@ class Picker(QDialog):
         self.file = button("File…", tip=tip, autoDefault=False, shown=repo_type == "dataset")
         self.star = button("Star", self._toggle_star, tip="Keep this one on top (Ctrl+D)", autoDefault=False)
         close = button("Close", self.reject, autoDefault=False)
-        self.take = button("Use", self._take, primary=True, default=True)
+        self.take = button("Use", self._take, primary=True)
         hint = holder(column(self.message, margins=theme.SPACE))
         self._stack = stack(self.table.in_card(), hint, into=self, nested=True)
         self._download_rows = column(spacing=12)

@@ -15,6 +15,7 @@ from PySide6.QtGui import (
     QGuiApplication,
     QIcon,
     QIntValidator,
+    QKeyEvent,
     QPainter,
     QPaintEvent,
     QPen,
@@ -78,6 +79,11 @@ class SearchEdit(QLineEdit):
         super().__init__(parent, placeholderText=placeholder, clearButtonEnabled=True)
         configure(self, name=name or placeholder, role="search", **settings)
         icons.Tint(self.addAction(QIcon(), QLineEdit.ActionPosition.LeadingPosition), "search")
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        super().keyPressEvent(event)
+        if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+            event.accept()  # it would press the main button of the dialog
 
 
 class ComboBox(QComboBox):

@@ -28,10 +28,11 @@ class Dialog(QDialog):
             self.resize(on_screen(self, *size))
 
     def close_box(self, *others: QPushButton) -> QDialogButtonBox:
-        """The button Close, and others beside it."""
+        """The button Close, which Return presses, and others beside it."""
         box = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
         box.rejected.connect(self.reject)
         for other in others:
+            other.setAutoDefault(False)
             box.addButton(other, QDialogButtonBox.ButtonRole.ActionRole)
         return box
 

@@ -87,12 +87,16 @@ def button(
     menu: QMenu | None = None,
     **settings: Any,
 ) -> QPushButton:
-    """A button that calls `on_click()` or opens `menu`; keys in `tip` are portable (“Ctrl+G”)."""
+    """A button that calls `on_click()` or opens `menu`; keys in `tip` are portable (“Ctrl+G”).
+
+    Return in a field of its dialog presses a `primary` one.
+    """
     widget = QPushButton(text)
     if on_click is not None:
         widget.clicked.connect(lambda _checked=False: on_click())
     if menu is not None:
         give_menu(widget, menu)
+    settings = {"default": primary} | settings
     return configure(widget, tip=with_key_names(tip), role="primary" if primary else role, **settings)
 
 

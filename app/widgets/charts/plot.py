@@ -33,8 +33,6 @@ from app.widgets.charts.plot_view import PlotView
 CORNER = 8
 LEGEND_LINES, LOW_PLOT = 4, 190
 """Entries beyond these lines, or half of them in a plot that is lower, are only in the tool tip."""
-
-
 MORE = "{} more"
 
 

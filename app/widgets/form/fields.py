@@ -257,7 +257,7 @@ class PathField(LineField):
     def offer_list(self) -> None:
         """Add an arrow to the line that emits `pick_requested`, as the Down key does."""
         arrow = self.control.addAction(QIcon(), QLineEdit.ActionPosition.TrailingPosition)
-        arrow.setToolTip(f"Choose from a list ({key_name(QKeySequence(Qt.Key.Key_Down))})")
+        arrow.setText(f"Choose from a list ({key_name(QKeySequence(Qt.Key.Key_Down))})")
         arrow.triggered.connect(self.pick_requested)
         shortcut = QShortcut(QKeySequence(Qt.Key.Key_Down), self.control, self.pick_requested.emit)
         shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
