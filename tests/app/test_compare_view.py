@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
@@ -17,7 +16,6 @@ from pytestqt.qtbot import QtBot
 from app import theme
 from app.pages.runs import compare_view
 from app.pages.runs.compare_view import CompareView
-from app.pages.runs.runs_page import RunsPage
 from app.state.session import Session
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import as_markdown, read_record
@@ -138,16 +136,3 @@ def test_the_same_prompt_of_two_runs_side_by_side(qtbot, view: CompareView, arch
     (archive / "third" / "completions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     compare(qtbot, view, archive, "slow", "third")
     qtbot.waitUntil(lambda: panel.nothing.isVisible())
-
-
-def test_the_page_shows_the_comparison_until_escape(qtbot, qapp, archive: Path) -> None:
-    page = qtbot.show(RunsPage(Session()))
-    qtbot.waitUntil(lambda: not page.runs.is_reading)
-    page.table.choose(archive / "slow", archive / "fast")
-    page.open()
-    assert page.compare_view.isVisible() and page.compare_view.title.text() == "Compare 2 runs"
-    page.refresh()
-    assert page.compare_view.isVisible(), "reading the folder does not leave it"
-    qtbot.keyClick(page.compare_view.back, Qt.Key.Key_Escape)
-    assert page.table.isVisible() and page.compare_view.comparison is None
-    assert len(page.table.selected_runs()) == 2

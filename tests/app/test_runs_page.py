@@ -110,6 +110,10 @@ def test_enter_opens_one_run_and_compares_several(qtbot, page: RunsPage, archive
     assert page.buttons["compare"].text() == "Compare 2 runs" and not page.buttons["open"].isEnabled()
     qtbot.keyClick(page.table, Qt.Key.Key_Return)
     assert page.compare_view.isVisible() and page.compare_view.title.text() == "Compare 2 runs"
+    reread(qtbot, page)
+    assert page.compare_view.isVisible(), "reading the folder does not leave it"
+    qtbot.keyClick(page.compare_view.back, Qt.Key.Key_Escape)
+    assert page.table.isVisible() and page.compare_view.comparison is None and len(selected(page)) == 2
 
 
 def test_resuming_starts_the_trainer_and_shows_the_run(page: RunsPage, archive: Path, monkeypatch) -> None:
