@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -301,11 +301,7 @@ class CompareView(QWidget):
         self.results, self.settings = ComparisonTable("Results of the runs"), ComparisonTable("Settings that differ")
         self.same = label("Their settings are the same.", role="muted", align=Qt.AlignmentFlag.AlignCenter)
         self.prompts = SharedPromptPanel()
-        self.export_button = button("Export…", tip="Both tables, as CSV or Markdown")
-        corner = self.export_button.rect
-        self.export_button.clicked.connect(
-            lambda: self.export_menu().popup(self.export_button.mapToGlobal(corner().bottomLeft()))
-        )
+        self.export_button = button("Export…", tip="Both tables, as CSV or Markdown", menu=self.export_menu())
 
         settings, tables = QWidget(), QWidget()
         self._settings = stack(self.settings.in_card(), self.same, into=settings)
@@ -467,9 +463,7 @@ class CompareView(QWidget):
 
     def _results(self) -> list[RunResult]:
         assert self.comparison is not None
-        runs: list[Run | None] = [*self.comparison.runs]
-        runs += [None] * (len(self._records) - len(runs))
-        return [self._result(record, run) for record, run in zip(self._records, runs, strict=True)]
+        return [self._result(*pair) for pair in zip_longest(self._records, self.comparison.runs)]
 
     def _short_result(self, name: ComparedName, result: RunResult) -> list[str]:
         """A line of SHORT_RESULTS."""
