@@ -220,7 +220,6 @@ class Run(QObject):
             if self._follower.restarted:
                 self.data = RunState()
                 self.index.clear()
-                self._stop_requested = False
                 self.restarted.emit()
             for event in events:
                 self.data.apply(event)

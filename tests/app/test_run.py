@@ -206,13 +206,18 @@ def test_a_truncated_event_log_is_read_again(follow_run, tmp_path: Path) -> None
     run = follow_run(folder)
     restarts = []
     run.restarted.connect(lambda: restarts.append(run.step))
+    with locked(folder):
+        run.send("stop")
+    folder.control.unlink()  # as a starting trainer does
     text = folder.events.read_bytes()
     truncate_file(folder.events, text.rindex(b"\n", 0, text.index(b'"step": 20, "metrics"')) + 1)
     rows = folder.completions.read_bytes()
     truncate_file(folder.completions, rows.index(b'{"step": 20,'))
     event_log = EventLog(folder.events)
     made_up_runs.write(event_log, made_up_runs.Clock(), "started", iterations=60, resumed_from=19)
-    poll_to_end(run)
+    with locked(folder):
+        poll_to_end(run)
+        assert run.state == "stopping" and folder.control.read_text() == "stop"
     assert restarts == [0] and run.step == 19
     assert run.series("reward")[0].tolist() == list(range(1, 20))
     assert run.index.steps() == list(range(1, 20))
