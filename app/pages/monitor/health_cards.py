@@ -78,7 +78,7 @@ class HealthCards(QFrame):
         self._dismissed: set[tuple[str, int | None]] = set()  # code and first step
         self._episodes: list[Episode] = []
         self._rows: list[HealthRow] = []
-        self._is_open = False
+        self._is_open = self._is_live = False
         self._room = self._open_room = 10_000
         self._layout: QVBoxLayout = column(spacing=0)
         content = holder(self._layout)
@@ -91,9 +91,9 @@ class HealthCards(QFrame):
         column(self._area, foot, into=self, spacing=0, margins=(1, 2, 1, 2))
         configure(self, role="card", name="Health findings", shown=False)
 
-    def show_episodes(self, episodes: Sequence[Episode]) -> None:
-        if list(episodes) != self._episodes:  # new rows would take the button from under the mouse, and the focus
-            self._episodes = list(episodes)
+    def show_episodes(self, episodes: Sequence[Episode], *, live: bool = False) -> None:
+        if (list(episodes), live) != (self._episodes, self._is_live):  # new rows would take the button from the mouse
+            self._episodes, self._is_live = list(episodes), live
             self._show_rows()
 
     def set_room(self, folded: int, unfolded: int) -> None:
@@ -140,8 +140,7 @@ class HealthCards(QFrame):
         if episode.rule in RULES:  # an old event log may name a rule that was removed
             place, tip = place_of_rule(episode.rule), "What it means and what to do, step by step"
             actions.append(("Guide", tip, lambda: session.guide_requested.emit(place)))
-        run = self._run
-        if episode.rule == "solved" and is_current and run is not None and run.is_live:
+        if episode.rule == "solved" and is_current and self._is_live:
             actions.append(("Stop the run", "Stops after this step and saves", lambda: session.send("stop")))
         actions.append(("Dismiss", "Hide this finding", lambda: self._dismiss(episode)))
         return actions
@@ -188,7 +187,8 @@ class HealthCards(QFrame):
             taken = sum(heights) + theme.SPACE * (len(heights) + 1) + charts // 2 + 2 * theme.GUTTER
             room = self._page.height() - taken
             self.set_room(room - charts // 2, max(room, charts // 4))
-        self.show_episodes(findings_of(run, self._dismissed) if run is not None else [])
+        live = run is not None and run.is_live
+        self.show_episodes(findings_of(run, self._dismissed) if run is not None else [], live=live)
 
     def _go_to_setting(self, key: str) -> None:
         self._session.page_requested.emit("train")
