@@ -329,6 +329,7 @@ class ExportPanel(VerbDialog):
         self.progress_label.hide()
         self.choices.setEnabled(True)
         self.switcher.setEnabled(True)
+        QTimer.singleShot(0, self, self._fit)  # what came of it takes room
         if not outcome.ok or not self._result:
             self.report(problem, "bad")
             self.start.setEnabled(not self.choices.obstacle)

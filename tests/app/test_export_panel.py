@@ -101,6 +101,7 @@ def test_progress_and_result(qtbot, make_panel: MakePanel, monkeypatch, tmp_path
     qtbot.waitUntil(panel.outcome_label.isVisible)
     assert panel.outcome_label.text() == "The model is at /models/mine (2.50\u202fMB)."
     assert panel.details_label.text() == "It is equal.\nQuite." and not panel.progress.isVisible()
+    qtbot.waitUntil(lambda: panel.height() >= panel.layout().totalHeightForWidth(panel.width()), timeout=500)
     opened = []
     monkeypatch.setattr(export_panel, "open_path", opened.append)
     monkeypatch.setattr(export_panel, "open_link", lambda link: opened.append(link))
