@@ -14,6 +14,7 @@ from PySide6.QtGui import QFileOpenEvent
 from PySide6.QtWidgets import QApplication, QSystemTrayIcon
 
 from app import theme
+from app.widgets.basic.controls import dropped_path
 from backend.config.model_and_data_names import DATA_SUFFIXES
 from backend.runs.run_folder import RunFolder
 
@@ -46,12 +47,9 @@ class DroppedFile:
 
 def dropped_file(mime: QMimeData) -> DroppedFile | None:
     """The single file or folder of a known kind being dropped, or None."""
-    urls = mime.urls()
-    if len(urls) != 1 or not urls[0].isLocalFile():
-        return None
-    path = Path(urls[0].toLocalFile())
-    kind = kind_of(path)
-    return DroppedFile(kind, path) if kind else None
+    path = dropped_path(mime)
+    kind = kind_of(path) if path is not None else None
+    return DroppedFile(kind, path) if path is not None and kind else None
 
 
 def kind_of(path: Path) -> Kind | None:

@@ -135,6 +135,7 @@ def test_columns(qtbot, page: RunsPage) -> None:
     dialog = page.findChild(ColumnDialog)
     items = [dialog.list.item(row) for row in range(dialog.list.count())]
     listed = {item.data(Qt.ItemDataRole.UserRole): item for item in items}
+    assert len(listed) == len(items) and listed["held_out"].text() == "Held-out", "the model was there twice"
     for key in ("learning_rate", "kl", "held_out/accuracy"):
         listed[key].setCheckState(Qt.CheckState.Checked)
     listed["reward"].setCheckState(Qt.CheckState.Unchecked)

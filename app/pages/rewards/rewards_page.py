@@ -14,7 +14,7 @@ from app import theme
 from app.pages.rewards.bench import BenchResults, CompletionSource
 from app.pages.rewards.reward_file import RewardFilePanel
 from app.state.session import Session
-from app.widgets.basic.controls import ElidedLabel, Segments, dropped_file
+from app.widgets.basic.controls import ElidedLabel, Segments, dropped_path
 from app.widgets.basic.dialogs import open_path
 from app.widgets.basic.labels import button, label
 from app.widgets.basic.layout import column, connect, row, stack
@@ -258,5 +258,5 @@ class RewardsPage(QWidget):
 
 
 def _dropped(event: QDropEvent) -> Path | None:
-    path = dropped_file(event)
+    path = dropped_path(event.mimeData())
     return path if path is not None and path.suffix in (".jsonl", ".py") else None

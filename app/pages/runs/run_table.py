@@ -39,7 +39,7 @@ from app.widgets.basic.tables import LEFT, RIGHT, BaseTable, CellDelegate, Index
 from app.widgets.run_header import STATE_LABELS, STATE_ROLES
 from backend.config.config import SETTINGS
 from backend.runs.run_record import RunRecord, value_text
-from backend.runs.run_search import RunField, field_of
+from backend.runs.run_search import FIELDS, RunField, field_of
 
 ROLE = Qt.ItemDataRole
 SORT, CURVE = ROLE.UserRole, ROLE.UserRole + 1
@@ -423,11 +423,11 @@ class ColumnDialog(Dialog):
     def _fill(self, shown: Sequence[str]) -> None:
         with QSignalBlocker(self.list):
             self.list.clear()
-            for key in [*shown, *(key for key in self._offered if key not in shown)]:
+            for key in dict.fromkeys([*shown, *self._offered]):
                 field = field_of(key)
                 if field is None:
                     continue
-                item = QListWidgetItem(field.title if field.title == key else f"{field.title}  –  {key}")
+                item = QListWidgetItem(field.title if key in (field.title, *FIELDS) else f"{field.title}  –  {key}")
                 item.setData(ROLE.UserRole, key)
                 item.setToolTip(plain_tip(field.help))
                 item.setCheckState(Qt.CheckState.Checked if key in shown else Qt.CheckState.Unchecked)

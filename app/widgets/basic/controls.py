@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QPoint, QPointF, QRect, QRectF, QSize, Qt, QTimer, Signal
+from PySide6.QtCore import QMimeData, QPoint, QPointF, QRect, QRectF, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import (
     QColor,
     QDragEnterEvent,
@@ -211,7 +211,7 @@ class PathEdit(QLineEdit):
         configure(self, **settings)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
-        path = dropped_file(event)
+        path = dropped_path(event.mimeData())
         if path is None:
             super().dragEnterEvent(event)
         elif self._accepts(path):
@@ -220,7 +220,7 @@ class PathEdit(QLineEdit):
             event.ignore()  # QLineEdit would insert the URL as text
 
     def dropEvent(self, event: QDropEvent) -> None:
-        path = dropped_file(event)
+        path = dropped_path(event.mimeData())
         if path is None or not self._accepts(path):
             super().dropEvent(event)
             return
@@ -230,9 +230,9 @@ class PathEdit(QLineEdit):
         event.acceptProposedAction()
 
 
-def dropped_file(event: QDropEvent) -> Path | None:
+def dropped_path(mime: QMimeData) -> Path | None:
     """The one local file or folder that is dragged; None for anything else."""
-    urls = event.mimeData().urls()
+    urls = mime.urls()
     return Path(urls[0].toLocalFile()) if len(urls) == 1 and urls[0].isLocalFile() else None
 
 
