@@ -200,6 +200,8 @@ def test_the_winner_can_be_opened_used_and_trained_on(qtbot: Any, page: SweepsPa
     with qtbot.waitSignal(page.session.page_requested):
         qtbot.keyClick(plot, Qt.Key.Key_Return)
     assert page.session.run.folder.name == "earlier-3-seed0"
+    plot.show_lines(["Reward"], [])
+    assert plot.accessibleName().endswith("No run has a value yet."), "the plot was empty"
     page.clone_button.click()
     words = ["clone", str(runs_folder() / "earlier-2-seed0"), "--warm", "--set", "iters=160", "--start"]
     assert commands[0][-6:] == words

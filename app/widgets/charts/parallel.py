@@ -19,6 +19,7 @@ from backend.runs.sweep import text_of
 LOG_FROM = 20
 """An axis is logarithmic where its largest value is so many times the least."""
 NEAR, TICKS = 10, 5
+NOTHING = "No run has a value yet."
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,8 @@ class ParallelPlot(QWidget):
 
     def _point_at(self, line: ParallelLine | None) -> None:
         self.current = line
-        self.setAccessibleName(" · ".join(filter(None, (self._title, self.describe(line) if line else ""))))
+        about = self.describe(line) if line else "" if self._lines else NOTHING
+        self.setAccessibleName(" · ".join(filter(None, (self._title, about))))
         self.update()
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
@@ -135,8 +137,11 @@ class ParallelPlot(QWidget):
             colour.setAlphaF(1.0 if is_current else (0.25 + 0.65 * share) * (0.6 if self.current else 1))
             painter.setPen(QPen(colour, 3 if is_current else 1.6))
             painter.drawPolyline(self.polygon(line))
-        painter.setFont(theme.figures_font(theme.CAPTION))
         centre, width, height = Qt.AlignmentFlag.AlignCenter, theme.scaled(66), theme.scaled(14)
+        if not self._lines:
+            painter.setPen(colours.muted)
+            painter.drawText(self.rect(), centre, NOTHING)
+        painter.setFont(theme.figures_font(theme.CAPTION))
         for i, axis in enumerate(self._axes):
             x = self._x(i)
             painter.setPen(QPen(colours.outline, 1))
