@@ -40,9 +40,6 @@ def read_named(run: RunFolder) -> RunRecord:
     return replace(read_record(run), name=name_of(run))
 
 
-SWEEP_STATES = {"waiting": "queued", INTERRUPTED: "crashed"}
-
-
 @dataclass(frozen=True, slots=True)
 class FoldedSweep:
     """A sweep as a row: `record` has its best run's settings and results, and the runs that are done as its steps."""
@@ -66,7 +63,7 @@ def fold(folder: SweepFolder, records: Mapping[Path, RunRecord]) -> FoldedSweep 
         first.summary,
         name=folder.name,
         path=str(folder.path),
-        state=SWEEP_STATES.get(state, state),
+        state={"waiting": "queued", INTERRUPTED: "crashed"}.get(state, state),
         step=done,
         iterations=len(runs),
         sentence=results.sentence,

@@ -152,12 +152,10 @@ class RunDetails(TabArea):
         named = [f"{name} ({count} ranks)" if count > 1 else name for name, count in counts]
         machines = ", ".join(named) or (f"{about.ranks} ranks" if (about.ranks or 1) > 1 else "")
         self.machines.setText(machines)
-        for parts, is_shown in (
-            ((self._family_title, self.family), family),
-            ((self._machines_title, self.machines), machines),
-        ):
-            for part in parts:
-                set_shown(part, bool(is_shown))
+        for part in (self._family_title, self.family):
+            set_shown(part, bool(family))
+        for part in (self._machines_title, self.machines):
+            set_shown(part, bool(machines))
         settings = [(SETTINGS[key].label, value_text(value)) for key, value in record.settings.items()]
         _fill(self.settings, settings or [("All are the defaults.", "")])
         parts = [(PARTS[part], size) for part, size in record.disk.items() if size > record.bytes * FAINT_PARTS]
