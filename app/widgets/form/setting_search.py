@@ -56,10 +56,11 @@ class SettingSearch(SearchEdit):
 
     def _choose_first(self) -> None:
         popup = self.completer().popup()
-        # Of a row that the arrows have reached, the completer itself says that it is chosen.
-        if popup is None or popup.isHidden() or not popup.currentIndex().isValid():
-            for key in self.matching_keys()[:1]:
-                self._choose(key)
+        assert popup is not None
+        reached = popup.currentIndex().data(KEY) if popup.isVisible() else None
+        popup.hide()
+        for key in [reached] if reached else self.matching_keys()[:1]:
+            self._choose(key)
 
     def _choose(self, key: str) -> None:
         QTimer.singleShot(0, self, self.clear)  # the completer writes its text into the line after this signal
