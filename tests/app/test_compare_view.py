@@ -108,7 +108,8 @@ def test_the_tables_show_what_differs_and_what_was_reached(unchanged: CompareVie
     shown = [[*row[:3], *row[at : at + 2]] for row in results]
     assert shown[0][:3] == ["Run", "State", "Steps"]
     assert shown[1:] == [["A  slow", "finished", "60", "3.1", "60"], ["B  fast", "finished", "30", "1.9", "20"]]
-    assert unchanged.results.table[1][1] == "Finished"
+    state, _, result = unchanged.results.table[1][1:4]
+    assert state == "Finished" and result.split(", ")[-1] == "training" and " to " in result.split(", ")[1]
 
 
 def test_both_tables_are_copied_and_saved(unchanged: CompareView, tmp_path: Path, monkeypatch) -> None:

@@ -4,9 +4,6 @@ offers."""
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +20,6 @@ from app.state.session import Session
 from app.window import Window
 from backend.runs.run_folder import RunFolder
 from backend.utils import places
-from backend.utils.command import backend_environment
 from tests.support import made_up_runs
 from tests.support.trainer_by_hand import add_checkpoints, locked, write_event
 
@@ -174,40 +170,6 @@ def test_a_run_that_paused_by_itself_says_why(window: Window, qtbot) -> None:
         assert run.data.pause_reason == "" and card(window) == ("", "", [])
 
 
-TRAINER = """
-import sys, time
-from pathlib import Path
-from backend.runs.events import EventLog
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_folder import hold_lock
-run = RunFolder(Path(sys.argv[1]))
-lock = hold_lock(run)
-event_log = EventLog(run.events)
-for step in range(31, 60):
-    event_log.write("step", step=step, metrics={"reward": 1.0})
-    time.sleep(0.1)
-"""
-
-
-def test_killed(window: Window, qtbot) -> None:
-    """SIGKILL leaves a process no last word; only its lock dies with it."""
-    folder = running()
-    command = [sys.executable, "-P", "-c", TRAINER, str(folder.path)]
-    trainer = subprocess.Popen(command, env=backend_environment())
-    try:
-        run = shown(window, folder, qtbot, "running")
-        qtbot.waitUntil(lambda: run.step > 31)
-        trainer.send_signal(signal.SIGKILL)
-        trainer.wait(5)
-        began = time.monotonic()
-        qtbot.waitUntil(lambda: run.state == "crashed")
-        assert time.monotonic() - began < 2
-        assert card(window)[2][0] == "Resume from step 20"
-    finally:
-        trainer.kill()
-        trainer.wait()
-
-
 def test_hung(window: Window, qtbot, monkeypatch) -> None:
     folder = running()
     with locked(folder):
@@ -258,56 +220,18 @@ def test_machine_asleep(window: Window, qtbot, monkeypatch, jump_s: float) -> No
         assert run.eta_s is not None and run.eta_s < left + 5
 
 
-WINDOW = """
-import sys
-from PySide6.QtWidgets import QApplication
-from PySide6.QtCore import QTimer
-from app.state.session import Session
-app = QApplication([])
-session = Session()
-print(session.reattach(), session.run.folder.name, flush=True)
-QTimer.singleShot(300, lambda: print("controls", not session.run.control.is_elsewhere, flush=True))
-app.exec()
-"""
-
-
-def test_window_killed_and_reopened(window: Window, session: Session, qtbot) -> None:
-    """A killed window takes nothing with it but the control, which the next one has at once."""
-    folder = running()
-    with locked(folder):
-        command = [sys.executable, "-P", "-c", WINDOW]
-        other = subprocess.Popen(command, env=backend_environment(), stdout=subprocess.PIPE, text=True)
-        assert other.stdout is not None
-        try:
-            assert other.stdout.readline() == "True run\n"
-            assert other.stdout.readline() == "controls True\n"
-            assert session.reattach()
-            run = session.run
-            assert run is not None
-            qtbot.waitUntil(lambda: run.control.is_elsewhere)
-            assert not window.menus["stop"].isEnabled() and window.menus["take_over"].isEnabled()
-            assert window.strip.sentence.text() == "Another window controls this run."
-            assert window.strip.offer.text() == "Take over"
-        finally:
-            other.kill()
-            other.wait()
-            other.stdout.close()
-        qtbot.waitUntil(lambda: not run.control.is_elsewhere)
-        assert window.menus["stop"].isEnabled() and "Another window" not in window.strip.sentence.text()
-        assert run.state == "running"
-
-
 def test_two_windows_and_one_in_control(window: Window, session: Session, qtbot, tmp_path: Path) -> None:
     folder = running()
     with locked(folder):
         shown(window, folder, qtbot, "running")
         other = Session(Prefs(tmp_path / "other"))
-        other.open_run(folder.path)
+        assert other.reattach(), "a window that is opened finds the run that trains"
         run = other.run
         assert run is not None
         qtbot.waitUntil(lambda: run.control.is_elsewhere)
         run.take_over()
         qtbot.waitUntil(lambda: not window.menus["stop"].isEnabled())
+        assert window.strip.sentence.text() == "Another window controls this run."
         assert window.strip.offer.text() == "Take over"
         assert window.leave_training(), "who only watches is not asked what should become of the run"
         window.stop()

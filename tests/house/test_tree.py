@@ -21,12 +21,6 @@ def test_every_module_says_what_it_is() -> None:
     assert not silent
 
 
-def test_every_package_has_an_init_file() -> None:
-    """setuptools packs only folders that have one."""
-    folders = {path.parent for path in SOURCES}
-    assert not [folder for folder in folders if not (folder / "__init__.py").exists()]
-
-
 def test_every_source_file_that_a_document_names_exists() -> None:
     paths = re.compile(r"`((?:app|backend|packaging|resources|tests)/[\w/]+(?:\.py|/))")
     documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]

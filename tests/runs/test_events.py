@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from backend.runs import archive
 from backend.runs import events as event_log_ends
-from backend.runs.events import Event, EventLog, Follower, JsonLines, parse_line, read_events, truncate_file
+from backend.runs.events import Event, EventLog, Follower, parse_line, read_events, truncate_file
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.utils.disk import DiskError
 
@@ -44,25 +44,6 @@ def test_nan_and_infinities_are_null_and_paths_are_text(path: Path) -> None:
     assert b"NaN" not in path.read_bytes() and b"Infinity" not in path.read_bytes()
     (event,) = read_events(path)
     assert event["metrics"] == written["metrics"] == {"kl": None, "a": [None, [1.0, None]], "p": "x/y", "3": True}
-
-
-def test_after_a_resume_every_step_appears_once_in_both_files(path: Path) -> None:
-    event_log, rows = EventLog(path), JsonLines(path.with_name("completions.jsonl"))
-    places = []
-    for number in range(1, 6):
-        event_log.write("step", step=number)
-        rows.append({"step": number, "prompt": "é" * number})
-        places.append((event_log.size, rows.size))
-    for writer, size in zip((event_log, rows), places[2], strict=True):
-        writer.close()
-        put(writer.path, b'{"kind": "step", "step": 6, "half')
-        truncate_file(writer.path, size)
-    event_log, rows = EventLog(path), JsonLines(rows.path)
-    assert (event_log.size, rows.size) == places[2] and event_log.seq == 3
-    event_log.write("step", step=4)
-    rows.append({"step": 4})
-    assert steps(list(read_events(path))) == steps(list(read_events(rows.path))) == [1, 2, 3, 4]
-    assert [event["seq"] for event in read_events(path)] == [0, 1, 2, 3]
 
 
 def test_a_half_line_waits_for_its_newline(path: Path) -> None:

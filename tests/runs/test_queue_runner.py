@@ -20,6 +20,7 @@ from backend.runs.queue_runner import QueueRunner
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.utils import places
 from backend.utils.command import backend_command, backend_environment
+from tests.runs.test_queue import prepared
 from tests.support import small_run
 
 
@@ -29,11 +30,7 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> QueueFile:
     monkeypatch.setattr(queue_runner, "POLL_S", 0.01)
     queue = QueueFile()
     for name in "abc":
-        run = RunFolder(places.runs_folder() / name)
-        run.path.mkdir(parents=True)
-        run.config.write_text("model: a\n")
-        os.utime(run.config, (1e9, 1e9))
-        queue.add(run)
+        queue.add(prepared(name))
     return queue
 
 
