@@ -1,5 +1,5 @@
-"""The Chat page: choosing, loading, asking, stopping, scoring, and giving the memory back. One test has a real model,
-the others a service that answers by hand."""
+"""The Chat page: choosing, loading, asking, stopping, scoring, and giving the memory back, with a service
+that answers by hand. A real model is asked in test_real_runs.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from app.pages.chat.chat_page import ChatPage
 from app.state.prefs import Prefs
 from app.state.session import Session
 from backend.runs.run_folder import RunFolder
-from tests.support.latency import LatencyProbe
 from tests.support.trained_run import make_run
 from tests.support.trainer_by_hand import locked
 from tests.support.windows import Asked, ServiceByHand
@@ -257,31 +256,3 @@ def test_reward_code_runs_only_with_consent(page: ChatPage, made: Path, tmp_path
 )
 def test_split_thinking(text: str, parts: tuple[str, str]):
     assert split_thinking(text) == parts
-
-
-def test_real_model(qtbot, page: ChatPage):
-    from app.state.processes import Service
-
-    page.chat._make_service = Service
-    probe = LatencyProbe(page)
-    page.load()
-    qtbot.waitUntil(lambda: page.chat.state == "ready")
-    service = page.chat._service
-    assert service is not None
-    page.rows.next.click()
-    qtbot.waitUntil(lambda: page.prompt.toPlainText() == "What is 0 plus 0?")
-    page.send()
-    qtbot.waitUntil(lambda: all(answer.scores for answer in page.chat.turns[0].answers.values()))
-    assert page.chat.turns[0].answers["base"].text != page.chat.turns[0].answers["tuned"].text
-    page.panel.fields["max_tokens"].setText("4000")
-    page.prompt.setPlainText("Hello")
-    page.send()
-    qtbot.waitUntil(lambda: bool(page.chat.turns[1].answers["tuned"].text))
-    page.chat.stop()
-    assert page.chat.turns[1].answers["tuned"].state == "stopped"
-    probe.check()
-    process = service._process
-    assert process is not None
-    with qtbot.waitSignal(process.ended):
-        page.chat.unload()
-    assert page.chat.state == "empty"

@@ -140,13 +140,12 @@ def test_machines_question(qtbot, tmp_path: Path, hosts_file: Path) -> None:
     assert dialog.result() == HostsDialog.DialogCode.Rejected
 
 
-@pytest.mark.parametrize("page", ["train", "rewards"])
-def test_dropped_file_is_not_run(page: str, qtbot, tmp_path: Path) -> None:
+def test_dropped_file_is_not_run(qtbot, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(small_run.LOW_HALF + "from pathlib import Path\nPath(__file__).with_name('it-ran').touch()\n")
     window = Window(Session(Prefs(tmp_path / "prefs")))
     qtbot.addWidget(window)
-    window.show_page(page)
+    window.show_page("rewards")
     dialog = window.session.consent.ask = FakeDialog(False)
     window.open_dropped(DroppedFile("reward_functions_file", file))
     settings = small_run.settings_for(tmp_path, reward_functions=["low_half"], reward_weights=[])

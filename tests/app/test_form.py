@@ -13,7 +13,7 @@ import pytest
 import yaml
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel
 
 from app.pages.train import train_page
 from app.pages.train.form import ESSENTIAL
@@ -249,6 +249,27 @@ def test_changed_settings_are_chips(page: TrainPage):
     assert page.session.prefs.train_density == "essentials", "a jump is no choice"
     page.density.choose("all")
     assert page.session.prefs.train_density == "all"
+
+
+def test_problems_of_a_file_are_mended_in_their_panel(page: TrainPage, tmp_path: Path, qtbot):
+    file, panel = tmp_path / "bad.yaml", page.file_problems
+    file.write_text("model: a/b\ntools: 2\niters: many\nlerning_rate: 1e-4\n")
+    page.session.load_config(file)
+    qtbot.waitUntil(panel.isVisible)
+    assert panel.title.text() == "Problems in bad.yaml" and panel.sentence.text().startswith("2 settings could not")
+    shown = [label.text() for label in panel.findChildren(QLabel) if not label.isHidden()]
+    assert [text for text in shown if text.startswith("Line ")] == ["Line 2", "Line 3", "Line 4"]
+    assert len(page.draft.problems()) == 2 and page.launch._problem_rows.count() == 1, "what the file has is told once"
+    links = {button.accessibleName() or button.text(): button for button in panel.findChildren(QAbstractButton)}
+    links["Go to Iterations"].click()
+    assert QApplication.focusWidget() is page.form.fields["iters"].control
+    links["Use learning_rate for lerning_rate"].click()
+    assert page.draft.value("learning_rate") == "1e-4" and panel.sentence.text().startswith("1 setting could not")
+    panel.close_button.click()
+    qtbot.waitUntil(panel.isHidden)
+    file.write_text("model: [")
+    page.session.load_config(file)
+    qtbot.waitUntil(lambda: panel.title.text() == "bad.yaml was not opened")
 
 
 def test_search_jumps_in_both_densities(page: TrainPage):

@@ -48,6 +48,7 @@ from app.window import Window
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import change_notes, read_notes, read_record
 from backend.trainer.evaluation.evaluation_rows import read_rows
+from tests.support.latency import LatencyProbe
 from tests.support.real_runs import make_runs
 from tests.support.windows import SilentService, active_window, cut_texts
 
@@ -287,8 +288,9 @@ def test_what_is_typed_in_chat_loads_the_run_and_is_asked(qtbot: QtBot, session:
         window.show_page("chat")
         page = window.pages["chat"]
         assert page.bar.models.text() == "lora" and page.prompt.hasFocus()
-        session.consent.ask = lambda requests: False
+        session.consent.ask = lambda requests: True
         page.panel.fields["max_tokens"].setText("4")
+        probe = LatencyProbe(page)
         for asked in ("Hello", "And?"):
             assert QApplication.focusWidget() is page.prompt
             QTest.keyClicks(page.prompt, asked)
@@ -296,7 +298,17 @@ def test_what_is_typed_in_chat_loads_the_run_and_is_asked(qtbot: QtBot, session:
             qtbot.waitUntil(lambda asked=asked: [turn.prompt for turn in page.chat.turns][-1:] == [asked])
             qtbot.waitUntil(lambda: page.chat.state == "ready")
         assert page.prompt.hasFocus() and all(turn.is_first for turn in page.chat.turns)
-        page.chat.unload()
+        qtbot.waitUntil(lambda: all(answer.scores for turn in page.chat.turns for answer in turn.answers.values()))
+        page.rows.next.click()
+        qtbot.waitUntil(lambda: page.prompt.toPlainText().startswith("What is "))
+        page.panel.fields["max_tokens"].setText("4000")
+        page.send()
+        qtbot.waitUntil(lambda: bool(page.chat.turns[2].answers["tuned"].text))
+        page.chat.stop()
+        assert page.chat.turns[2].answers["tuned"].state == "stopped"
+        probe.check()
+        with qtbot.waitSignal(page.chat._service._process.ended):
+            page.chat.unload()
 
 
 @pytest.mark.parametrize("key", ["monitor", "completions", "evaluate"])
