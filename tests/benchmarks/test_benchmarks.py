@@ -6,8 +6,6 @@ that silently falls back to the plain one is noticed. Seconds are what `python -
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -23,12 +21,10 @@ from backend.sampling.rollout import Sampler
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from backend.types import Group
-from benchmarks import baseline_contenders, our_contenders, peers, report, results_file
+from benchmarks import our_contenders, peers, report, results_file
 from benchmarks.ablation import SWITCHES
-from benchmarks.contender import Contender, contender
 from benchmarks.random_model import model_folder
 from benchmarks.side_by_side import measure
-from benchmarks.stopwatch import Stopwatch
 from benchmarks.workloads import MATCHES, PEERS, Case
 
 TINY = Case("tiny", prompts=2, group_size=4, prompt=8, completion=6, vocab=320, hidden=64, layers=1)
@@ -186,22 +182,6 @@ def peak(run: Run) -> float:
     run()
     mx.synchronize()
     return mx.get_peak_memory()
-
-
-def steps_of(run: Contender, case: Case, folder: Path, count: int) -> list[dict[str, float]]:
-    """The stopwatch's reports of `count` steps run in this process."""
-    requests, replies = io.StringIO("\n" * count), io.StringIO()
-    with pytest.raises(SystemExit):
-        run(case, folder, Stopwatch(requests, replies))
-    return [json.loads(line) for line in replies.getvalue().splitlines()]
-
-
-@pytest.mark.parametrize("name", baseline_contenders.CONTENDERS)
-def test_a_baseline_takes_a_step(models: Path, name: str):
-    (step,) = steps_of(contender(name), TINY, model_folder(TINY, models), 1)
-    assert step["step_s"] > 0
-    if name != "matrix products alone":
-        assert step["tokens"] == TINY.rows * TINY.completion
 
 
 SAMPLING_ONLY = {"groups decoded together", "one prefill a prompt", "packed and merged layers", "merged adapters"}

@@ -466,7 +466,7 @@ def given_values_of(about: Setting) -> st.SearchStrategy[Any]:
 SOME = st.fixed_dictionaries({}, optional={key: given_values_of(about) for key, about in SETTINGS.items()})
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=SOME)
 def test_dumped_settings_load_to_the_same_settings(raw: dict[str, Any], tmp_path: Path) -> None:
     while faults := problems(SOUND | raw):  # contradicting values: drop those that have a fault

@@ -18,7 +18,6 @@ from backend.rewards.allowed_code import allow_named
 from backend.serve import dataset_questions
 from backend.serve.questions import QUESTIONS, Cancelled, QuestionCall
 from backend.trainer.preflight import check
-from backend.utils.errors import UserError
 from tests.data.test_rows import write as write_rows
 from tests.support.random_models import tiny_tokenizer
 from tests.support.small_run import settings_for
@@ -64,19 +63,6 @@ def test_overview_of_a_file_of_each_suffix(ask, tmp_path: Path, suffix: str) -> 
     assert columns == [("question", "text", "What is 1 plus 1?"), ("solution", "text", "2"), ("topic", "text", "sums")]
     rows = ask("preview_rows", MAPPED | {"data": str(file)}, start=1, count=100)
     assert rows["rows"] == [dict(row) for row in ROWS[1:]]
-
-
-def test_a_folder_has_a_split_for_each_file(ask, tmp_path: Path) -> None:
-    for name, rows in (("train.jsonl", ROWS), ("validation.csv", ROWS[:1]), ("exam.json", ROWS[:2])):
-        write(tmp_path / name, rows=rows)
-    (tmp_path / "notes.txt").write_text("no data")
-    overview = ask("preview", MAPPED | {"data": str(tmp_path), "test_split": "exam"})
-    assert overview["form"] == "folder" and overview["names"] == ["exam", "train", "validation"]
-    splits = {split: (about["rows"], Path(about["source"]).name) for split, about in overview["splits"].items()}
-    assert splits == {"train": (3, "train.jsonl"), "valid": (1, "validation.csv"), "test": (2, "exam.json")}
-    missing = ask("preview", MAPPED | {"data": str(tmp_path), "train_split": "learn"})
-    assert missing["names"] == ["exam", "train", "validation"], "what there is can still be chosen"
-    assert [fault["setting"] for fault in missing["faults"]] == ["data"]
 
 
 def test_each_column_has_the_kind_of_its_cells(ask, tmp_path: Path) -> None:
@@ -137,13 +123,6 @@ def test_a_row_without_a_prompt_is_counted_with_the_sentence_of_check(ask, tmp_p
     row = ask("preview_row", settings, index=2)
     assert "row 3 of" in row["faults"][0]["sentence"]
     assert row["cells"] == [{"name": "answer", "kind": "text", "text": "3"}]
-
-
-def test_a_row_that_no_longer_exists_is_a_mistake(ask, tmp_path: Path) -> None:
-    data = str(write(tmp_path / "rows.jsonl"))
-    with pytest.raises(UserError, match=r"has no row 4 any more"):
-        ask("preview_row", MAPPED | {"data": data}, index=3)
-    assert ask("preview_rows", MAPPED | {"data": data}, start=100, count=100)["rows"] == []
 
 
 TURNS = (("user", "日本語, and half a line\n"), ("assistant", "so"), ("user", "<|im_end|> in the text"))

@@ -1,4 +1,5 @@
-"""Runs that are killed at any moment and resumed equal runs that were not: every file of them, bit by bit."""
+"""Runs that are killed at any moment and resumed equal runs that were not: every file of them, bit by bit. In the suite
+trainer/test_trainer.py kills one."""
 
 from __future__ import annotations
 
@@ -17,7 +18,6 @@ from backend.utils.command import backend_command, backend_environment
 from tests.support import small_run
 
 OF_TIME = ("time/", "process/", "machine/", "peak_memory")
-SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.proof) for seed in range(1, 30))]
 
 
 def begin(verb: str, *arguments: str) -> subprocess.Popen[bytes]:
@@ -41,7 +41,8 @@ def content(run: RunFolder) -> dict[str, Any]:
     return {"steps": steps, **files}
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.proof
+@pytest.mark.parametrize("seed", range(30))
 def test_a_killed_run_equals_one_that_was_not(seed: int, tmp_path: Path) -> None:
     dice = random.Random(seed)
     runs = [RunFolder(tmp_path / "runs" / name) for name in ("whole", "killed")]
