@@ -82,7 +82,8 @@ class SearchEdit(QLineEdit):
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         super().keyPressEvent(event)
-        if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+        matches = self.completer().popup() if self.completer() else None  # which take Return while they are shown
+        if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and not (matches and matches.isVisible()):
             event.accept()  # it would press the main button of the dialog
 
 
