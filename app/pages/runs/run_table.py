@@ -17,7 +17,7 @@ from PySide6.QtCore import (
     Qt,
     Signal,
 )
-from PySide6.QtGui import QColor, QCursor, QKeyEvent, QKeySequence, QPainter, QPen, QPolygonF, QShortcut
+from PySide6.QtGui import QColor, QCursor, QKeyEvent, QKeySequence, QPainter, QPen, QPixmap, QPolygonF, QShortcut
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QHeaderView,
@@ -209,7 +209,11 @@ class RunModel(RowsModel):
             return sort_key(field, row)
         if field.key == NAME and role == ROLE.EditRole:
             return row.title
-        if self.is_sweep(row) and field.key == NAME and role == ROLE.DecorationRole:
+        if self.sweeps and field.key == NAME and role == ROLE.DecorationRole:
+            if not self.is_sweep(row):  # a gap, so that all names begin in line
+                gap = QPixmap(theme.scaled(CHEVRON), 1)
+                gap.fill(Qt.GlobalColor.transparent)
+                return gap
             name = "chevron-down" if row.summary.path in self.unfolded else "chevron-right"
             return icons.pixmap(name, theme.palette().muted, theme.scaled(CHEVRON))
         if role == CURVE:
