@@ -23,8 +23,7 @@ from benchmarks.workloads import Case
 FOREVER = 10**9
 """Steps of a run that ends when stdin does, and the interval of what should not happen."""
 
-MANY = 200
-"""Steps of a run whose prompts are all encoded before the first: more than any benchmark takes."""
+MANY = 200  # steps whose prompts unsloth-zoo encodes before the first: more than any benchmark takes
 
 DIFFERS = {
     "unsloth-zoo": (
@@ -149,16 +148,8 @@ def mlx_lm_lora(case: Case, folder: Path, stopwatch: Stopwatch, rows: int | None
     with tempfile.TemporaryDirectory() as scratch:
         args = GRPOTrainingArgs(
             batch_size=rows or case.prompts,
-            iters=FOREVER,
-            group_size=case.group_size,
-            beta=case.beta,
-            max_completion_length=case.completion,
-            temperature=case.temperature,
-            top_p=case.top_p,
-            top_k=0,
             steps_per_report=FOREVER,
-            steps_per_save=FOREVER,
-            adapter_file=str(Path(scratch) / "adapters.safetensors"),
+            **_settings(case, scratch),
         )
         train_grpo(
             model,
@@ -171,6 +162,21 @@ def mlx_lm_lora(case: Case, folder: Path, stopwatch: Stopwatch, rows: int | None
             iterate_batches=batches,
             end_answer_token="",
         )
+
+
+def _settings(case: Case, scratch: str) -> dict[str, Any]:
+    """What mlx-lm-lora and mlx-vlm name alike."""
+    return {
+        "iters": FOREVER,
+        "group_size": case.group_size,
+        "beta": case.beta,
+        "max_completion_length": case.completion,
+        "temperature": case.temperature,
+        "top_p": case.top_p,
+        "top_k": 0,
+        "steps_per_save": FOREVER,
+        "adapter_file": str(Path(scratch) / "adapters.safetensors"),
+    }
 
 
 def mlx_tune(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
@@ -232,13 +238,9 @@ def unsloth_zoo(case: Case, folder: Path, stopwatch: Stopwatch, checkpointing: b
     from unsloth_zoo.mlx.loader import FastMLXModel  # pyright: ignore[reportMissingImports]
     from unsloth_zoo.mlx.trainer import MLXGRPOConfig, MLXGRPOTrainer  # pyright: ignore[reportMissingImports]
 
-    length = case.prompt + case.completion
-    model, tokenizer = FastMLXModel.from_pretrained(
-        str(folder), max_seq_length=length, dtype="float32", load_in_4bit=False
-    )
-    model = FastMLXModel.get_peft_model(
-        model, r=RANK, lora_alpha=int(RANK * SCALE), use_gradient_checkpointing=checkpointing, max_seq_length=length
-    )
+    model, tokenizer = FastMLXModel.from_pretrained(str(folder), dtype="float32", load_in_4bit=False)
+    adapters = {"r": RANK, "lora_alpha": int(RANK * SCALE), "use_gradient_checkpointing": checkpointing}
+    model = FastMLXModel.get_peft_model(model, **adapters)
     tokenizer = with_numbered_prompts(tokenizer, case)
     tokenizer.__dict__["prompts"] = [ids for number in range(MANY) for ids in prompt_ids(case, number)]
     with tempfile.TemporaryDirectory() as scratch:
@@ -247,7 +249,7 @@ def unsloth_zoo(case: Case, folder: Path, stopwatch: Stopwatch, checkpointing: b
             per_device_train_batch_size=case.rows,
             gradient_accumulation_steps=1,
             max_steps=MANY,
-            max_seq_length=length,
+            max_seq_length=case.prompt + case.completion,
             max_completion_length=case.completion,
             temperature=case.temperature,
             top_p=case.top_p,
@@ -300,17 +302,9 @@ def mlx_vlm(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         args = GRPOTrainingArgs(
             batch_size=case.prompts,
-            iters=FOREVER,
-            group_size=case.group_size,
-            beta=case.beta,
-            max_completion_length=case.completion,
             max_seq_length=case.prompt + case.completion,
-            temperature=case.temperature,
-            top_p=case.top_p,
-            top_k=0,
             steps_per_report=1,
-            steps_per_save=FOREVER,
-            adapter_file=str(Path(scratch) / "adapters.safetensors"),
+            **_settings(case, scratch),
         )
         trainer = Trainer(
             model,

@@ -51,9 +51,7 @@ def bars(results: Sequence[Result]) -> TextTable:
 
 
 def _bar(match: Match, bar: Bar, medians: dict[str, dict[str, float]]) -> list[str]:
-    against = bar.against
-    if against == BEST:
-        against = min(PEERS, key=lambda peer: medians[peer][bar.measure])
+    against = min(PEERS, key=lambda peer: medians[peer][bar.measure]) if bar.against == BEST else bar.against
     ours, theirs = medians["ours"][bar.measure], medians[against][bar.measure]
     unit = " MB" if bar.measure.startswith("peak") else " s"
     limit = number(bar.at_most) + ("*" if bar.stretch else "")
