@@ -15,7 +15,7 @@ from app import theme
 from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel
 from app.widgets.basic.dialogs import first_folder, open_folder, open_link, open_path
 from app.widgets.basic.labels import button, from_home, label, plain_tip, show_text
-from app.widgets.basic.layout import clear_layout, column, configure, grid, row, set_shown
+from app.widgets.basic.layout import clear_layout, column, configure, grid, row, set_shown, set_tab_order
 from app.widgets.basic.number_format import figure
 from app.widgets.run_switcher import RunSwitcher, run_choices
 from app.widgets.upload_dialog import LogIn, MakeTask, UploadDialog, UploadPreview, VerbDialog
@@ -272,6 +272,7 @@ class ExportPanel(VerbDialog):
         self.switcher.show_run(self.run)
         self.choices = ExportChoices(self.run)
         self._holder.addWidget(self.choices)
+        set_tab_order(self.choices.held_out, self.close_button, self.reveal, self.open_app, self.start)
         self.choices.changed.connect(self._show_ready)
         # In a turn of its own: the form's layout asks for another height only then.
         self.choices.target.currentIndexChanged.connect(lambda: QTimer.singleShot(0, self, self._fit))

@@ -140,7 +140,7 @@ class ResultCard(QFrame):
         self.title = label(font=theme.heading_font())
         self.sentence = label(wrap=True, selectable=True)
         self.advice = label(role="muted", wrap=True, selectable=True)
-        self._changes, self._button_row = row(spacing=3 * theme.SPACE), row(None)
+        self._changes, self._button_row = row(spacing=2 * theme.SPACE), row(None)
         self.buttons: list[QPushButton] = []
         self._box = QBoxLayout(QBoxLayout.Direction.LeftToRight, self)
         self._box.setContentsMargins(theme.GUTTER, 12, 12, 12)
@@ -191,7 +191,7 @@ class ResultCard(QFrame):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         figures, buttons = (part.minimumSize().width() for part in (self._changes, self._button_row))
-        narrow, directions = self.width() < max(NARROW, figures + buttons + 5 * theme.SPACE), QBoxLayout.Direction
+        narrow, directions = self.width() < max(NARROW, figures + buttons + 7 * theme.SPACE), QBoxLayout.Direction
         self._box.setDirection(directions.TopToBottom if narrow else directions.LeftToRight)
         self._box.setSpacing(12 if narrow else theme.SPACE * 3)
 

@@ -82,11 +82,14 @@ def open_page(window: Window, key: str) -> None:
     window.sidebar.buttons[key].setFocus(Qt.FocusReason.TabFocusReason)
 
 
-@pytest.mark.parametrize("key", PAGE_KEYS)
+@pytest.mark.parametrize("key", [*PAGE_KEYS, "all settings"])
 def test_tab_round_a_page(window: Window, key: str) -> None:
+    density, key = ("all", "train") if key == "all settings" else ("essentials", key)
     open_page(window, key)
+    if key == "train":
+        window.pages[key].density.choose(density)
     walk = walk_by_tab(window)
-    assert walk.traps == [] and walk.unseen == []
+    assert walk.traps == [] and walk.unseen == [] and walk.upward == []
     assert walk.unreached(window) == [] and unnamed(window) == [] and unmarked(walk.forward) == []
     assert walk.backward[-1] is walk.forward[-1] is window.sidebar.buttons[key]
     assert walk.backward[-2::-1] == walk.forward[:-1], "Shift+Tab goes the same way back"
@@ -168,7 +171,7 @@ def test_tab_round_a_dialog(window: Window, monkeypatch, name: str) -> None:
     dialog.activateWindow()
     wait_until(lambda: (focused := QApplication.focusWidget()) is not None and focused.window() is dialog)
     walk = walk_by_tab(dialog)
-    assert walk.traps == [] and walk.unseen == []
+    assert walk.traps == [] and walk.unseen == [] and len(walk.upward) <= 1  # round from the last to the first
     assert walk.unreached(dialog) == [] and unnamed(dialog) == [] and unmarked(walk.forward) == []
     assert set(walk.backward) == set(walk.forward)
     next((x for x in walk.forward if not isinstance(x, QPushButton)), walk.forward[-1]).setFocus()

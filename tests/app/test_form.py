@@ -5,7 +5,6 @@ of the same values; problems stand where they are mended.
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -141,25 +140,6 @@ def test_mlx_lm_lora_config_opens(page: TrainPage, tmp_path: Path, monkeypatch):
     banner.close_button.click()
     page._show_values()
     assert not banner.isVisible(), "it stays closed"
-
-
-@pytest.mark.parametrize(("density", "least"), [("all", 130), ("essentials", 18)])
-def test_tab_order_is_reading_order(page: TrainPage, density: str, least: int):
-    page.density.choose(density)
-    QApplication.processEvents()  # lays the fields out
-    sheet = page.form.widget()
-    seen, widget = [], page.search
-    while (widget := widget.nextInFocusChain()) is not page.search:
-        if (
-            widget.isVisible()
-            and widget.isEnabled()
-            and widget.focusPolicy() & Qt.FocusPolicy.TabFocus
-            and sheet.isAncestorOf(widget)
-        ):
-            seen.append(widget)
-    middles = [widget.mapTo(sheet, widget.rect().center()).y() for widget in seen]
-    assert len(seen) > least
-    assert all(below - above > -16 for above, below in pairwise(middles)), "Tab never goes up the page"
 
 
 def test_problem_below_its_field(page: TrainPage, qtbot):

@@ -22,6 +22,7 @@ from PySide6.QtWidgets import (
     QScrollBar,
     QTextBrowser,
     QTextEdit,
+    QToolBar,
     QToolButton,
     QWidget,
 )
@@ -46,6 +47,7 @@ class TabWalk:
     backward: list[QWidget] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)  # stops that were out of view or covered while they had the focus
     traps: list[str] = field(default_factory=list)  # stops that Tab did not leave
+    upward: list[str] = field(default_factory=list)  # pairs of stops, the second above the first and not right of it
 
     def unreached(self, window: QWidget) -> list[str]:
         """Controls of the window that no stop reaches: not by Tab, not as a part of a stop, not by a shortcut."""
@@ -88,6 +90,10 @@ def _stops(first: QWidget, key: Qt.Key, walk: TabWalk) -> list[QWidget]:
             QApplication.processEvents()
             if not is_in_view(after):
                 walk.unseen.append(described(after))
+            last, place = (QRect(x.mapTo(x.window(), QPoint(0, 0)), x.size()) for x in (before, after))
+            is_page = not any(isinstance(each, (QToolBar, Sidebar)) for each in (after, *parents_of(after)))
+            if key == Qt.Key.Key_Tab and is_page and place.bottom() < last.top() and place.left() < last.right():
+                walk.upward.append(f"{described(before)}, {described(after)}")
             stops.append(after)
         if after is before:  # the only stop
             break

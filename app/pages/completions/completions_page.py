@@ -45,7 +45,7 @@ from app.state.run_completions import RunCompletions
 from app.state.session import Session
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import EmptyState, button, show_text
-from app.widgets.basic.layout import column, configure, connect, holder, set_shown, splitter, stack
+from app.widgets.basic.layout import column, configure, connect, holder, set_shown, set_tab_order, splitter, stack
 from app.widgets.basic.number_format import counted, finite
 from app.widgets.completion_detail import CompletionDetail
 from app.widgets.completion_table import CompletionLine, CompletionModel, CompletionTable, lines_of_row
@@ -187,6 +187,8 @@ class CompletionsPage(QWidget):
         content = holder(column(self.head, self.bar, (self.parts, 1), margins=2 * theme.SPACE))
         self._stack = stack(self.nothing, content, into=self)
 
+        stops = (*self.pane.folds.values(), self.pane.measure, self.pane.setting, self.pane.text)
+        set_tab_order(self.table, self.follow_prompt, self.show_its_step, self.detail.prompt, *stops)
         # Both, as Qt changes the selection before the current line.
         connect(self._show_picked, self.table.picked, self.table.chosen)
         self.table.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)

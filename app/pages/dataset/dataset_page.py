@@ -109,8 +109,9 @@ class DatasetPage(QWidget):
         top = row(title, (self.path, 1), spacing=3 * theme.SPACE)
         column(top, (self._stack, 1), into=self, spacing=12, margins=theme.GUTTER)
         tab_stops = [
-            *(*self.path.tab_stops, self.hold_out, *self.mapping.tab_stops, self.counts.other, self.which, self.table),
-            *(self.details, self.allow_button, self.try_button, *self.detail.views.buttons.values(), self.detail.pane),
+            *(*self.path.tab_stops, self.hold_out, *self.mapping.tab_stops, self.counts.other, self.which),
+            *(self.details, self.allow_button, self.try_button, self.table),
+            *(*self.detail.views.buttons.values(), self.detail.pane),
         ]
         for widget, following in pairwise(tab_stops):
             QWidget.setTabOrder(widget, following)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 
 from PySide6.QtCore import QCoreApplication, QEvent, Qt, QTimer
 from PySide6.QtGui import QKeyEvent, QResizeEvent, QShowEvent
@@ -31,7 +30,7 @@ from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, ElidedLabel
 from app.widgets.basic.dialogs import open_path
 from app.widgets.basic.labels import EmptyState, button, explain_at, plain_tip
-from app.widgets.basic.layout import column, configure, holder, row, set_shown, stack
+from app.widgets.basic.layout import column, configure, holder, row, set_shown, set_tab_order, stack
 from app.widgets.basic.number_format import MINUS, duration, signed
 from app.widgets.charts.chart_grid import SMOOTHING, ChartContent, ChartExport, ChartGrid, ChartsMenu, ZoomButton
 from app.widgets.charts.curves import Trace
@@ -196,14 +195,14 @@ class MonitorPage(QWidget):
 
     def _fit_height(self, run: Run) -> None:
         is_low = self._is_low
+        for tile in self.tiles.values():
+            tile.set_low(is_low)
         has_charts = run.is_live or run.state == "queued" or run.step > 0
         set_shown(self._tile_row, has_charts and (run.is_live or not is_low))
         for part in (self.grid, *self.charts.tools[1:]):
             set_shown(part, has_charts)
         self.log.fill(not has_charts)
         set_shown(self.note, bool(self.note.text()) and not is_low)
-        for tile in self.tiles.values():
-            tile.set_low(is_low)
 
     def _show_verdict(self) -> None:
         run = self._run
@@ -216,8 +215,8 @@ class MonitorPage(QWidget):
             self.log.unfold()
         self.verdict.show()
         # The card has new buttons, which Qt puts at the end of the tab order.
-        for widget, following in pairwise([*self.charts.tools, *self.verdict.buttons, self.grid]):
-            QWidget.setTabOrder(widget, following)
+        sections = self.grid.sections.values()
+        set_tab_order(*self.charts.tools, self.findings.more, *self.verdict.buttons, *list(sections)[:1])
 
     def _fill_verdict(self, run: Run) -> None:
         show, session, step = self.verdict.show_result, self.session, newest_checkpoint(run.folder)

@@ -76,7 +76,9 @@ class RewardsPage(QWidget):
         self.setAcceptDrops(True)
         self._narrow: bool | None = None
         self._line: tuple[dict[str, Any], dict[str, Any] | None] | None = None
-        # Widgets are created with their final parent: reparented later, Qt would restyle all of them again.
+        # Widgets are created in the order of Tab, with their final parent: Qt would restyle all that are moved later.
+        self.views = Segments(VIEWS, "Show", self)
+        self.again = button("Score again", bench.score, tip="Ctrl+Return", parent=self)
         self.parts = QSplitter(Qt.Orientation.Horizontal, self, childrenCollapsible=False, handleWidth=12)
         self.source, self.results = CompletionSource(bench, self), BenchResults(self.parts)
         self._beside = QWidget(self.parts)
@@ -86,9 +88,7 @@ class RewardsPage(QWidget):
         self.case_model = CaseModel(self)
         self.cases = CaseTable(self.case_model)
         self.kept = label(role="muted", wrap=True)
-        self.views = Segments(VIEWS, "Show")
         self.about = ElidedLabel(font=theme.figures_font())
-        self.again = button("Score again", bench.score, tip="Ctrl+Return")
         keep_tip = "Keeps its current scores by your file's functions (Ctrl+K)"
         self.keep = button("Keep as case", self.keep_case, tip=keep_tip)
         self.drop = button("Remove", self.drop_case, tip="Remove the selected case (Delete)")

@@ -146,7 +146,6 @@ class RunLegend(QWidget):
 
     def __init__(self) -> None:
         super().__init__()
-        self.setAccessibleName("Legend of the runs")
         self.chips: list[RunChip] = []
         self._flow = FlowLayout(self)
 

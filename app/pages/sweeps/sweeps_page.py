@@ -39,6 +39,7 @@ from app.widgets.basic.layout import (
     row,
     set_shown,
     set_style_property,
+    set_tab_order,
     stack,
     wrap_in_card,
 )
@@ -158,6 +159,8 @@ class VariedRows(QWidget):
         for each in self.rows:
             set_shown(each.draw, is_random)
             each.remove.setEnabled(len(self.rows) > 1)
+        stops = [stop for each in self.rows for stop in (each.setting, each.draw, each.values, each.remove)]
+        set_tab_order(*stops, self.add_button)
 
     def show_problems(self, keys: set[str]) -> None:
         for each in self.rows:

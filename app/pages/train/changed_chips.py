@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 from PySide6.QtCore import Qt, Signal
@@ -15,7 +14,7 @@ from app import theme
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.icons import IconButton
 from app.widgets.basic.labels import label, plain_tip
-from app.widgets.basic.layout import FlowLayout, column, row
+from app.widgets.basic.layout import FlowLayout, column, row, set_tab_order
 from app.widgets.form.value_text import value_label
 from backend.config.config import SETTINGS
 from backend.config.setting import Setting
@@ -53,8 +52,7 @@ class ChangedChips(QWidget):
             self._flow.addWidget(chip)
         if gone and focused >= 0 and self.chips:  # Qt would move the focus to the next widget in line
             list(self.chips.values())[min(focused, len(self.chips) - 1)].text.setFocus()
-        for widget, following in pairwise((self.after, *self.tab_stops)):
-            self.setTabOrder(widget, following)
+        set_tab_order(self.after, *self.tab_stops)
         for chip in gone:
             self._flow.removeWidget(chip)
             chip.hide()

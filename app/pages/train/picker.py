@@ -255,6 +255,7 @@ class Picker(QDialog):
         buttons = row(self.folder, self.file, self.star, None, close, self.take)
         parts = (self.search, (self._stack, 1), self.detail, self._download_rows, buttons)
         column(*parts, into=self, spacing=12, margins=theme.GUTTER)
+        self.setTabOrder(self.search, self.table)
         self.search.textChanged.connect(self._show)
         for watched in (self.search, self.table):
             watched.installEventFilter(self)

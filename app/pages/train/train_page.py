@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from contextlib import suppress
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 from PySide6.QtCore import Qt, QTimer
@@ -28,7 +27,7 @@ from app.state.memory import amount
 from app.state.session import Session
 from app.widgets.basic.controls import ElidedLink, Segments
 from app.widgets.basic.labels import button, label, plain_tip, show_text
-from app.widgets.basic.layout import card, column, configure, connect, holder, row, set_shown
+from app.widgets.basic.layout import card, column, configure, connect, holder, row, set_shown, set_tab_order
 from app.widgets.form.fields import AdapterField, PathField
 from app.widgets.form.setting_search import SettingSearch
 from backend.config import first_choices
@@ -163,8 +162,7 @@ class TrainPage(QWidget):
             tabs += [*self.rewards.tab_stops, *self.chips.tab_stops]
         of_file = (self.file_problems.open_button, self.file_problems.close_button)
         tabs += [*of_file, banner.defaults_button, banner.show_button, banner.close_button]
-        for widget, following in pairwise((*tabs, launch.memory.more, launch.more, launch.copy)):
-            QWidget.setTabOrder(widget, following)
+        set_tab_order(*tabs, launch.memory.more, launch.more, launch.copy)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

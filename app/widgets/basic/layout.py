@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from PySide6.QtCore import QObject, QPoint, QRect, QRectF, QSize, Qt, SignalInstance
@@ -266,6 +267,12 @@ def set_shown(widget: QWidget, shown: bool) -> None:
     """`setVisible` only where that changes something: each call lays out the widget with all its children."""
     if widget.isHidden() == shown:
         widget.setVisible(shown)
+
+
+def set_tab_order(*stops: QWidget) -> None:
+    """Have Tab go from each of these to the next."""
+    for stop, following in pairwise(stops):
+        QWidget.setTabOrder(stop, following)
 
 
 def set_style_property(widget: QWidget, name: str, value: object) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 
 from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal
@@ -19,7 +19,7 @@ from app.state.messages import problems_to
 from app.state.run_state import Mark
 from app.widgets.basic.dialogs import open_folder, save_file
 from app.widgets.basic.icons import IconButton
-from app.widgets.basic.layout import TabArea, configure, grid, reserve_gutter
+from app.widgets.basic.layout import TabArea, configure, grid, reserve_gutter, set_tab_order
 from app.widgets.basic.number_format import counted
 from app.widgets.charts.chart_files import FORMATS, Format, write_chart
 from app.widgets.charts.curves import Trace
@@ -93,8 +93,7 @@ class ChartGrid(TabArea):
                 configure(heading, font=theme.heading_font(), checked=section not in folded.split("\n"))
                 heading.toggled.connect(self._fold)
                 self.sections[section] = heading
-                for first, second in pairwise([heading, *members]):
-                    QWidget.setTabOrder(first, second)
+                set_tab_order(heading, *members)
 
     def refresh(self, all_steps: tuple[float, float] | None = None) -> None:
         """Redraw the visible plots now, the others when they scroll into view. `all_steps`: the first and last."""
