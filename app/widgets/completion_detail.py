@@ -55,7 +55,7 @@ class CompletionPane(QWidget):
         self._weights: Sequence[float] = ()
         self._completion: Mapping[str, Any] | None = None
         self.text = TextPane(title)
-        self.title = label(title, theme.heading_font())
+        self.title = label(title, theme.heading_font(), minimumHeight=theme.scaled(22))  # as high as a link
         self.result, self.scores = _rich_label(), _rich_label()
         head = row((self.title, 0, Qt.AlignmentFlag.AlignTop), (self.result, 1), spacing=2 * theme.SPACE)
         self.body: QVBoxLayout = column(head, self.scores, (self.text, 1), into=self, spacing=6)
@@ -99,7 +99,7 @@ class CompletionDetail(QFrame):
         self._answer = _rich_label()
         self.completion = pane or CompletionPane("Completion")
         self.text = self.completion.text
-        title = label("Prompt", theme.heading_font())
+        title = label("Prompt", theme.heading_font(), minimumHeight=theme.scaled(22))
         self.head = row((title, 0, Qt.AlignmentFlag.AlignTop), (self._answer, 1), spacing=2 * theme.SPACE)
         side = holder(column(self.head, (self.prompt, 1), spacing=6))
         self._splitter = splitter(side, self.completion, gap=2 * theme.SPACE, stretch=(2, 3), upright=upright)

@@ -61,10 +61,8 @@ class FilterBar(QWidget):
         self.right = ""  # the reward function that tells a right completion
         self.search = SearchLine()
         self.scope = Segments({STEP: "This step", RUN: "Whole run"}, "Completions of")
-        labels, tips = (
-            {name: about.label for name, about in FILTERS.items()},
-            [each.sentence for each in FILTERS.values()],
-        )
+        labels = {name: about.label for name, about in FILTERS.items()}
+        tips = [each.sentence for each in FILTERS.values()]
         self.filter = ComboBox(name="Filter", length=20, items=labels, tips=tips)
         self.filter.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
         before, after = "Previous match, in earlier steps too (Ctrl+Shift+G)", "Next match, in later steps too (Ctrl+G)"

@@ -287,16 +287,10 @@ class SweepsPage(QWidget):
 
         first = (self.compare_button, self.open_button, self.use_button, self.clone_button)
         last = (self.resume_button, self.stop_button)
-        content = column(
-            *(
-                label("Sweeps", theme.title_font(), minimumHeight=theme.scaled(28)),
-                form_card,
-                row(self.chosen, self.state, (self.sentence, 1), self.view),
-            ),
-            *((self.nothing, 1), (self.card, 1), row(*first, None, *last)),
-            spacing=12,
-            margins=2 * theme.SPACE,
-        )
+        title = label("Sweeps", theme.title_font(), minimumHeight=theme.scaled(28))
+        above = (title, form_card, row(self.chosen, self.state, (self.sentence, 1), self.view))
+        below = ((self.nothing, 1), (self.card, 1), row(*first, None, *last))
+        content = column(*above, *below, spacing=12, margins=2 * theme.SPACE)
         column(TabArea(content=holder(content)), into=self)
         self.sweeps.changed.connect(self._show_results)
         self.sweeps.told.connect(session.message)
