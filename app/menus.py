@@ -146,7 +146,7 @@ HELP: tuple[Entry | None, ...] = (
 )
 """The last menu, after View. macOS moves About into the app's own menu."""
 RUN_ACTIONS = ("run", "pause", "stop", "save_now")
-THEMES = {"system": ("As the system", "Ctrl+Alt+0"), "light": ("Light", "Ctrl+Alt+1"), "dark": ("Dark", "Ctrl+Alt+2")}
+THEMES = {"system": ("System", "Ctrl+Alt+0"), "light": ("Light", "Ctrl+Alt+1"), "dark": ("Dark", "Ctrl+Alt+2")}
 
 
 class Menus(QObject):

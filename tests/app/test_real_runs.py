@@ -95,6 +95,7 @@ def test_monitor(qtbot: QtBot, session: Session, real_runs: Path, name: str) -> 
         assert page.verdict.title.text() == "Failed before the first step" and not titles
         assert "Out of luck" in page.verdict.sentence.text()
         assert page.verdict.buttons[0].text() == "Start over", "a checkpoint of step 0 holds nothing learned"
+        assert page.verdict.advice.text() == "Fix this, then start over."
         rewards = qtbot.show(RewardsPage(session), 1100, 760)
         session.draft.load(real_runs / name / "config.yaml", as_preset=True)
         next(button for button in page.verdict.buttons if "line 5" in button.text()).click()

@@ -259,7 +259,8 @@ class MonitorPage(QWidget):
             show(f"Stopped: {effort(run)}", "muted", advice=advice, changes=changes(run), actions=actions)
         elif run.state == "failed":
             is_bug = bool(ending.get("traceback"))
-            advice = "This is a bug in GRPO Studio; details are in the log." if is_bug else "Fix this, then resume."
+            fix = f"Fix this, then {'start over' if step is None else 'resume'}."
+            advice = "This is a bug in GRPO Studio; details are in the log." if is_bug else fix
             actions = [resume]
             if setting_of_problem(run.data.ending) == "hosts":
                 actions.append(CardAction("Resume here alone", lambda: self.resume("--hosts", "none")))
