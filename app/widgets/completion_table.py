@@ -26,7 +26,7 @@ BAR_ROLE = ROLE.UserRole
 STOP_LABELS = {"eos": "ended", "string": "stop text", "length": "cut off"}
 """Stop reason of a completion → its label."""
 PREVIEW_CHARS, HEADER_CHARS = 400, 14
-MIN_FIGURE_WIDTH, MAX_FIGURE_WIDTH, MIN_TEXT_WIDTH, LOGGED_TEXT_WIDTH, DOT_WIDTH = 64, 124, 220, 112, 18
+MIN_FIGURE_WIDTH, MAX_FIGURE_WIDTH, MIN_TEXT_WIDTH, LOGGED_TEXT_WIDTH, DOT_WIDTH = 64, 124, 176, 112, 18
 
 
 def one_line(text: Any) -> str:
