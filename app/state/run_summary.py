@@ -12,7 +12,7 @@ def summary(config: Config, seconds: float | None = None, memory: str = "") -> s
     """“4 completions for each of 2 prompts a step, 600 steps, about 1 h 20 min, 9.8 GB.” `seconds`: of a completion."""
     group, prompts, (steps, completions) = config.group_size, config.prompts_per_step, _length(config)
     if min(group, prompts) < 1 or steps < 0:
-        return "Once the numbers in red are right, this says how long the run takes."
+        return "Once the marked numbers are right, this says how long the run takes."
     per_step = f"each of {prompts:,} prompts a step" if prompts != 1 else "one prompt a step"
     parts = [f"{count_text(group, 'completion')} for {per_step}"]
     passes = f"{count_text(config.epochs, 'pass', 'passes')} over the dataset"
