@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import count
 
-from PySide6.QtCore import QEvent, QLocale, QObject, QSize, Qt, Signal
+from PySide6.QtCore import QLocale, QObject, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QColor, QFont, QFontDatabase, QGuiApplication, QPalette, QPen
-from PySide6.QtWidgets import QApplication, QWidget
+from PySide6.QtWidgets import QApplication
 
 from backend.utils import places
 
@@ -175,7 +176,7 @@ def mode() -> str:
 def _restyle(app: QApplication) -> None:
     mode, hints, widgets = _current["mode"], QGuiApplication.styleHints(), app.allWidgets()
     for widget in widgets:
-        _spare(widget, is_spared=True)
+        widget.setAttribute(_OWN_STYLE)  # so Qt tells it nothing, neither now nor, if it is hidden, with the new sheet
     app.setStyleSheet("")  # replacing one stylesheet by another makes Qt restyle every widget once per ancestor
     schemes = {"light": Qt.ColorScheme.Light, "dark": Qt.ColorScheme.Dark}
     _current["is_applying"] = True
@@ -185,37 +186,29 @@ def _restyle(app: QApplication) -> None:
     if app.font() != body_font():
         app.setFont(body_font())
     app.setPalette(_qt_palette(palette()))
-    hidden = [widget for widget in widgets if not widget.isVisible()]
-    for widget in {*widgets}.difference(hidden):
-        _spare(widget, is_spared=False)
+    for widget in widgets:
+        widget.setAttribute(_OWN_STYLE if widget.isVisible() else POLISHED, False)
     app.setStyleSheet(_stylesheet(palette()))
-    for widget in hidden:
+    for widget in widgets:
         widget.setAttribute(_OWN_STYLE, False)
-        widget.installEventFilter(_restyler)
+    QTimer.singleShot(0, _restyle_hidden)
     signals.changed.emit()
 
 
-_POLISHED, _OWN_STYLE = Qt.WidgetAttribute.WA_WState_Polished, Qt.WidgetAttribute.WA_SetStyle
+POLISHED, _OWN_STYLE = Qt.WidgetAttribute.WA_WState_Polished, Qt.WidgetAttribute.WA_SetStyle
 
 
-def _spare(widget: QWidget, *, is_spared: bool) -> None:
-    """Qt restyles what is polished, and tells what has no style of its own: half a second for all of a window."""
-    widget.setAttribute(_POLISHED, not is_spared)
-    widget.setAttribute(_OWN_STYLE, is_spared)
-
-
-class _Restyler(QObject):
-    """Restyles a widget that was hidden during a change of the theme when it is shown."""
-
-    def eventFilter(self, shown: QObject, event: QEvent) -> bool:
-        if event.type() == QEvent.Type.Show and isinstance(shown, QWidget):
-            shown.removeEventFilter(self)
-            shown.style().polish(shown)
-            shown.setAttribute(_POLISHED)
-        return False
-
-
-_restyler = _Restyler()
+def _restyle_hidden() -> None:
+    """A few at a time: Qt takes half a second for the 2,500 widgets of a window."""
+    end = time.monotonic() + 0.02
+    for widget in application().allWidgets():
+        if not widget.testAttribute(POLISHED):
+            widget.style().polish(widget)
+            widget.setAttribute(POLISHED)
+            widget.update()
+            if time.monotonic() > end:
+                QTimer.singleShot(0, _restyle_hidden)
+                return
 
 
 def _qt_palette(colours: Palette) -> QPalette:
