@@ -215,11 +215,12 @@ def test_what_is_hidden_takes_a_new_theme_later(qtbot: QtBot, real_runs: Path, t
             begun = time.thread_time()
             window.set_theme("dark")
             assert time.thread_time() - begun < 0.25
-            qtbot.waitUntil(lambda: all(one.testAttribute(theme.POLISHED) for one in QApplication.allWidgets()))
-            for key in ("evaluate", "train"):
+            for key, name in (("evaluate", "figures"), ("train", "rewards")):
                 window.show_page(key)
-                QApplication.processEvents()
-                pictures.append((window.pages[key] if key == "evaluate" else window.pages[key].rewards).grab())
+                part = getattr(window.pages[key], name)
+                parts = part.findChildren(QWidget)
+                qtbot.waitUntil(lambda parts=parts: all(one.testAttribute(theme.POLISHED) for one in parts))
+                pictures.append(part.grab())
     images = [picture.toImage() for picture in pictures]
     assert images[:2] == images[2:]
 
