@@ -17,6 +17,7 @@ from app import theme
 from app.pages.runs import compare_view
 from app.pages.runs.compare_view import CompareView
 from app.state.session import Session
+from app.widgets.basic.number_format import figure
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import as_markdown, read_record
 from tests.support import made_up_runs
@@ -110,6 +111,8 @@ def test_the_tables_show_what_differs_and_what_was_reached(unchanged: CompareVie
     assert shown[1:] == [["A  slow", "finished", "60", "3.1", "60"], ["B  fast", "finished", "30", "1.9", "20"]]
     state, _, result = unchanged.results.table[1][1:4]
     assert state == "Finished" and result.split(", ")[-1] == "training" and " to " in result.split(", ")[1]
+    last = unchanged.comparison.runs[0].series("reward")[1][-15:]
+    assert result.split(", ")[0] == figure(float(last.mean())), "over the last quarter of the steps"
 
 
 def test_both_tables_are_copied_and_saved(unchanged: CompareView, tmp_path: Path, monkeypatch) -> None:

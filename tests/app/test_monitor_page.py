@@ -339,6 +339,9 @@ def test_a_solved_run_can_be_stopped(qtbot, page: MonitorPage, tmp_path: Path) -
     folder.events.write_text("".join(lines[:-1]))  # without its ending, and locked: it is alive
     hold_lock(folder)
     show_findings(qtbot, page, folder)
+    training, held_out = changes(page.session.run)
+    assert (training.label, training.unit) == ("Correct in training", "share") and held_out.unit == "share"
+    assert training.after == pytest.approx(0.9875, abs=1e-4)
     page.findings.unfold(True)
     solved = next(row for row in page.findings.rows() if row.episode.title == "Solved")
     next(link for link in solved.links if link.text() == "Stop the run").click()

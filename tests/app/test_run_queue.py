@@ -17,6 +17,7 @@ from app.state.run_list import RunQueue
 from app.state.run_names import name_of, rename
 from app.state.session import Session
 from backend.runs.run_folder import RunFolder
+from backend.runs.run_record import Parent, write_parent
 from backend.utils import places
 from backend.utils.errors import UserError
 from tests.runs.test_queue import prepared
@@ -229,6 +230,8 @@ def test_runs_are_named_by_what_differs(session: Session) -> None:
     """From the run before over the same data; a name of the user wins, on every page."""
     session.queue.set_paused(True)
     session.starter.queue()
+    (elsewhere := RunFolder(places.runs_folder() / "elsewhere")).path.mkdir()
+    elsewhere.config.write_text("model: a\ndata: elsewhere\nrank: 4\n")
     for key, value in (("learning_rate", 3e-4), ("beta", 0.0), ("beta", 0.0), ("run_name", "mine")):
         session.draft.set(key, value)
         session.starter.queue()
@@ -246,6 +249,8 @@ def test_runs_are_named_by_what_differs(session: Session) -> None:
     session.open_run(first.path)
     page = MonitorPage(session)
     page.show()
+    page.activateWindow()
+    assert QTest.qWaitForWindowActive(page)
     page._refresh()
     assert page.header.switcher.text() == "Baseline"
     page.header.rename_button.click()
@@ -256,7 +261,11 @@ def test_runs_are_named_by_what_differs(session: Session) -> None:
     page.header.rename_button.click()
     page.header.edit.setText("Typo")
     QTest.keyClick(page.header.edit, Qt.Key.Key_Escape)
-    assert name_of(first) == "First"
+    assert name_of(first) == "First" and page.header.edit.isHidden()
     rename(first, "")
     assert name_of(first) == "demo · group 16"
+    (clone := RunFolder(places.runs_folder() / "sums-from-20")).path.mkdir()
+    clone.config.write_text("model: a\n")
+    write_parent(clone, Parent("sums", first.path, 20, True, {"learning_rate": (1e-4, 3e-4)}))
+    assert name_of(clone) == "sums · lr 3e-4 · from step 20"
     session.close_run()

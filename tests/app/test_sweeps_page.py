@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from PySide6.QtCore import Qt
 
 from app.pages.sweeps.sweeps_page import SweepsPage, forecast_words
 from app.state import sweeps as sweeps_module
+from app.state.run_list import RunList
 from app.state.session import Session
 from app.state.sweeps import SweepForm, VariedSetting, forecast
 from backend.runs.sweep import load_sweep
@@ -17,6 +19,7 @@ from backend.runs.sweep_results import (
     RungResult,
     SweepFolder,
     fresh_results,
+    make_runs,
     make_sweep,
     read_results,
     sweep_folder,
@@ -24,7 +27,7 @@ from backend.runs.sweep_results import (
 )
 from backend.utils.errors import UserError
 from backend.utils.places import demo_config, runs_folder
-from tests.support.trainer_by_hand import locked
+from tests.support.trainer_by_hand import locked, write_event
 from tests.support.windows import SilentService, point_at, table_texts
 
 BASE: dict[str, Any] = {"model": "m", "data": "d", "iters": 80, "steps_per_eval": 10, "group_size": 4, "batch_size": 2}
@@ -163,6 +166,20 @@ def test_a_live_sweep_is_followed_and_stopped(page: SweepsPage) -> None:
         assert chosen is not None and chosen.number == 2, "the row moved, the choice did not"
         page.stop_button.click()
         assert folder.control.read_text() == "stop"
+
+
+def test_of_two_runs_that_train_in_turns_one_is_queued(page: SweepsPage, qtbot: Any, tmp_path: Path) -> None:
+    plan = SweepForm("turns", first_rung="20").plan(BASE)
+    make_runs(plan, folder := make_sweep(plan))
+    first, second = (folder.run(member.run) for member in plan.members()[:2])
+    runs, states = RunList(tmp_path), dict[str, str]()
+    runs.read.connect(lambda records: states.update({each.summary.name: each.summary.state for each in records}))
+    with locked(first), locked(second), qtbot.waitSignal(runs.settled):
+        for run in (second, first):
+            write_event(run, "started", iterations=80)
+        os.utime(second.events, (1e9, 1e9))
+        runs.refresh()
+    assert (states[first.name], states[second.name]) == ("running", "queued")
 
 
 def test_the_result_is_a_table_with_the_best_first(page: SweepsPage) -> None:

@@ -11,7 +11,7 @@ import pytest
 from backend.config.config import SETTINGS
 from backend.runs.events import Event, EventLog, read_events
 from backend.trainer.health.recent import LONG, WINDOW, Recent
-from backend.trainer.health.rules import RULES, findings
+from backend.trainer.health.rules import RULES, SOLVED, findings
 from backend.trainer.health.watch import QUIET, Episode, Watch, examined, reported
 from backend.trainer.telemetry import report_health
 from tests.support import diaries, health_page
@@ -108,6 +108,9 @@ def test_equal_completions_are_no_sickness_once_the_reward_has_risen_for_all() -
     assert found([*run(WINDOW), *solved]) == []
     split = run(WINDOW, WINDOW, **alike, reward_std=1.0)  # alike within a group, but half of the groups fail
     assert found([*run(WINDOW), *split]) == ["no_signal", "identical", "entropy_collapse"]
+    assert found([*run(WINDOW), *run(SOLVED, WINDOW, **alike, reward_std=0.1)]) == ["solved"]
+    assert "solved" not in found([*run(WINDOW), *run(SOLVED, WINDOW, **alike, reward_std=1.0)])
+    assert "solved" not in found(run(WINDOW + SOLVED, **alike, reward=1.0, reward_std=0.05)), "it never rose"
 
 
 def test_a_reward_that_falls_is_compared_with_the_scatter_of_the_first_completions() -> None:

@@ -27,9 +27,6 @@ pytestmark = pytest.mark.proof
 
 CUT = {"max_completion_length": 6, "max_seq_length": 400, "report_to": "none", "device": "cpu"}
 """Over every configuration. wandb, which one of them names, is an extra."""
-CHAT = [{"role": "user", "content": "What is the result of (1 + 2) * 4?"}]
-RIGHT = "<think>The sum of 1 and 2 is 3, which we multiply by 4 to get 12.</think><answer>(1 + 2) * 4 = 12</answer>"
-WRONG = "The sum of 3 and 1 is 4, which we multiply by 2 to get 8. So (3 + 1) * 2 = 8."
 
 
 @pytest.fixture(scope="module")
@@ -322,15 +319,3 @@ def test_trl_manual(folder: Path, manual: dict[str, Any], tmp_path: Path, block:
         run = train(settings, reward_functions=functions, dataset=rows, runs_dir=tmp_path / "runs")
         steps = metrics_of(run.folder, names)
     assert len(steps) == 2 // settings.get("num_iterations", 1), "max_steps counts updates"
-
-
-def test_trl_manual_results(manual: dict[str, Any]) -> None:
-    """Its functions return what it prints."""
-    prompts, completions = ["The sky is", "The sun is"], [" blue.", " in the sky."]
-    ids = [[6303, 13], [304, 279, 12884, 13]]
-    assert manual["longer"](prompts=prompts, completions=completions) == [6.0, 12.0]
-    assert manual["more_tokens"](prompts=prompts, completions=completions, completions_ids=ids) == [2.0, 4.0]
-    chats = [[{"role": "assistant", "content": text}] for text in (RIGHT, WRONG)]
-    assert manual["format_reward_func"](prompts=[CHAT, CHAT], completions=chats) == [1.0, 0.0]
-    solved = [r" The solution is \boxed{2}.", r" The solution is \boxed{6}."]
-    assert manual["boxed"](prompts=["a", "b"], completions=solved, ground_truth=["2", "5"]) == [1.0, 0.0]
