@@ -102,7 +102,8 @@ def _reward_in(name: str) -> str:
 
 
 def label_of(reward: str) -> str:
-    return next((entry.label for entry in builtin_rewards() if entry.name == reward), reward)
+    own = reward.replace("_", " ").capitalize() if reward.isidentifier() else reward
+    return next((entry.label for entry in builtin_rewards() if entry.name == reward), own)
 
 
 def has_place(chart: Chart, curves: Iterable[Curve], metrics: Iterable[str], *, has_steps: bool, is_live: bool) -> bool:

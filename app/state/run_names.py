@@ -20,6 +20,7 @@ from backend.config.config import SETTINGS
 from backend.runs.archive import MOST_RUNS, raw_settings
 from backend.runs.run_folder import RunFolder, all_runs, modified_at
 from backend.runs.run_record import RunNotes, change_notes, changed_settings, read_notes, read_parent, value_text
+from backend.runs.sweep import text_of
 from backend.runs.sweep_results import SweepFolder, SweepResults, read_results
 from backend.utils.errors import UserError
 
@@ -112,7 +113,7 @@ def short_data(data: Any) -> str:
 def setting_text(key: str, value: Any) -> str:
     """A setting in a name: “lr 3e-4”."""
     name = SHORT.get(key, SETTINGS[key].label.lower())
-    text = _number(value) if isinstance(value, float) else value_text(value)
+    text = text_of(value) if isinstance(value, float) else value_text(value)
     text = Path(text).name if key == "model" else text
     text = text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
     return f"{text} {name}" if key == "iters" else f"{name} {text}".strip()
@@ -148,9 +149,3 @@ def _joined(data: str, settings: Mapping[str, Any], end: str = "") -> str:
     keys = sorted(settings.keys() - UNTOLD, key=order.__getitem__)
     most = MOST_SETTINGS - bool(end)
     return " · ".join(filter(None, (data, *(setting_text(key, settings[key]) for key in keys[:most]), end)))
-
-
-def _number(value: float) -> str:
-    """“3e-4”, “0.05”."""
-    mantissa, _, power = f"{value:.3e}".partition("e")
-    return f"{float(mantissa):g}e{int(power)}" if value and abs(value) < 1e-2 else f"{value:g}"

@@ -142,8 +142,10 @@ class SweepPlan:
 
 
 def text_of(value: Any) -> str:
+    """“3e-4”, “0.05”, “a+b” of a list."""
     if isinstance(value, float):
-        return f"{value:.4g}"
+        mantissa, _, power = f"{value:.3e}".partition("e")
+        return f"{float(mantissa):g}e{int(power)}" if 0 < abs(value) < 1e-2 else f"{value:.4g}"
     if isinstance(value, list):
         return "+".join(map(text_of, value)) or "none"
     return str(value)

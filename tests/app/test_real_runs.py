@@ -236,7 +236,7 @@ def test_menu_of_a_completion(qtbot: QtBot, session: Session, real_runs: Path, t
     choose("Compare with the best of its group")
     assert len(page.table.selected_rows()) == 2 and page.pane.title.text().startswith("From step 1")
     assert not page.pane.hint.text()
-    choose("Correctness is told by", "low_half")
+    choose("Correctness is told by", "Low half")
     assert read_notes(RunFolder(tmp_path / "lora")).correctness == page.bar.query.right == "low_half"
     page.bar.scope.choose("run")
     qtbot.waitUntil(lambda: page.model.rowCount() == 6)

@@ -186,7 +186,7 @@ def test_the_result_is_a_table_with_the_best_first(page: SweepsPage) -> None:
     finished()
     page.show()
     assert [row[0] for row in table_texts(page.table.model())] == ["2", "1", "3"]
-    assert table_texts(page.table.model())[0][1:] == ["3e-05", "1.75", "0.354", "2 of 2", "80", "1,280", "Best"]
+    assert table_texts(page.table.model())[0][1:] == ["3e-5", "1.75", "0.354", "2 of 2", "80", "1,280", "Best"]
     assert table_texts(page.table.model())[2][2] == "–" and table_texts(page.table.model())[2][-1] == "Failed"
     assert page.sentence.text() == "The best configuration is 2." and page.clone_button.isEnabled()
     assert page.table.as_text([0]).startswith("No.\tLearning Rate\tHeld-out reward\t± sd")
@@ -212,7 +212,7 @@ def test_the_winner_can_be_opened_used_and_trained_on(qtbot: Any, page: SweepsPa
     start, end = plot.polygon(plot._lines[-1]).toList()
     point_at(plot, ((start + end) / 2).toPoint())
     assert plot.current is not None and plot.current.key == "earlier-3-seed1"
-    assert plot.accessibleName().endswith("run · lr 1e-4 · seed 1: Learning Rate 0.0001, Held-out reward 4")
+    assert plot.accessibleName().endswith("run · lr 1e-4 · seed 1: Learning Rate 1e-4, Held-out reward 4")
     qtbot.keyClick(plot, Qt.Key.Key_Down)
     with qtbot.waitSignal(page.session.page_requested):
         qtbot.keyClick(plot, Qt.Key.Key_Return)

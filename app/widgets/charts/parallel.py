@@ -16,7 +16,7 @@ from app.widgets.basic.layout import configure, paint_ring
 from app.widgets.basic.tables import LEFT, RIGHT
 from backend.runs.sweep import text_of
 
-LOG_FROM = 20
+LOG_FROM = 10
 """An axis is logarithmic where its largest value is so many times the least."""
 NEAR, TICKS = 10, 5
 NOTHING = "No run has a value yet."
