@@ -241,11 +241,11 @@ def test_weights_beside_totals(qtbot, page: CompletionsPage, tmp_path: Path) -> 
         rows.append({"step": step, "prompt": "p", "completions": [scored]})
     show_run(qtbot, page, folder)
     page.pick(1)
-    assert [page.model.headerData(c, Qt.Orientation.Horizontal) for c in (1, 2)] == ["f\n× 1", "g\n× 0.1"]
+    assert [page.model.headerData(c, Qt.Orientation.Horizontal) for c in (1, 2)] == ["F\n× 1", "G\n× 0.1"]
     shown = re.sub(r"<[^>]+>|&nbsp;", "", page.detail.completion.scores.text())
-    assert shown == "2.05 = ● f 2.00 × 1 + ● g 0.500 × 0.1"
+    assert shown == "2.05 = ● F 2.00 × 1 + ● G 0.500 × 0.1"
     page.pick(2)
-    assert page.model.headerData(1, Qt.Orientation.Horizontal) == "f" and "×" not in page.pane.scores.text()
+    assert page.model.headerData(1, Qt.Orientation.Horizontal) == "F" and "×" not in page.pane.scores.text()
 
 
 @pytest.fixture
