@@ -222,8 +222,8 @@ def component(name: str) -> Component:
     # The folder is listed, and not RECORD read, which the frozen app has not. A package's code may have files of such
     # names that are not its licence.
     texts: list[str] = []
-    for folder in sorted(Path(str(distribution.locate_file(""))).glob("*.dist-info")):
-        for path in sorted(folder.rglob("*")) if _plain(folder.name.partition("-")[0]) == _plain(about["Name"]) else ():
+    for folder in _info_folders(str(distribution.locate_file(""))).get(_plain(about["Name"]), ()):
+        for path in sorted(folder.rglob("*")):
             if path.is_file() and _LICENCE_FILE.search(path.relative_to(folder).as_posix()):
                 texts.append(path.read_text(encoding="utf-8", errors="replace").strip())
     if not any(texts) and len(field) > LONGEST_LICENCE:
@@ -232,7 +232,15 @@ def component(name: str) -> Component:
         files = [file for mark, files in GENERAL_TEXTS.items() if mark in licence for file in files]
         texts = [(resources() / "licences" / file).read_text(encoding="utf-8").strip() for file in files]
     text = "\n\n".join(dict.fromkeys(filter(None, texts)))
-    return Component(about["Name"], distribution.version, licence, text)
+    return Component(about["Name"], about["Version"], licence, text)
+
+
+@cache
+def _info_folders(packages: str) -> dict[str, list[Path]]:
+    found: dict[str, list[Path]] = {}
+    for folder in sorted(Path(packages).glob("*.dist-info")):
+        found.setdefault(_plain(folder.name.partition("-")[0]), []).append(folder)
+    return found
 
 
 def system() -> str:
