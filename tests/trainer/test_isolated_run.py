@@ -125,10 +125,10 @@ async def strict(prompts, completions, answer, types=None):
 @pytest.mark.parametrize(
     ("text", "says", "logged"),
     [
-        (WAITS, "strict of mine.py, line 8, was still running after 0.5 s (reward_timeout).", "in strict|in inner"),
+        (WAITS, "strict of mine.py, line 8, was still running after 1 s (reward_timeout).", "in strict|in inner"),
         (
             STRICT.format(inner=HANGS),
-            "strict of mine.py, line 8, was still running after 0.5 s (reward_timeout).",
+            "strict of mine.py, line 8, was still running after 1 s (reward_timeout).",
             "in inner|in strict",
         ),
         (
@@ -146,7 +146,7 @@ def test_log_says_where_a_reward_hangs_or_raises(
     file, run = tmp_path / "mine.py", RunFolder(tmp_path / "run")
     file.write_text(text)
     run.path.mkdir()
-    about = {"reward_functions_file": str(file), "reward_isolation": isolation, "reward_timeout": 0.5}
+    about = {"reward_functions_file": str(file), "reward_isolation": isolation, "reward_timeout": 1}
     raw = small_run.settings_for(tmp_path, reward_functions=["strict"], reward_weights=[], **about)
     allow_named(raw)
     with logging_to(run):
