@@ -176,7 +176,7 @@ def mode() -> str:
 def _restyle(app: QApplication) -> None:
     mode, hints, widgets = _current["mode"], QGuiApplication.styleHints(), app.allWidgets()
     for widget in widgets:
-        widget.setAttribute(_OWN_STYLE)  # so Qt tells it nothing, neither now nor, if it is hidden, with the new sheet
+        widget.setAttribute(_OWN_STYLE)  # Qt skips widgets with a style of their own; hidden ones are styled later
     app.setStyleSheet("")  # replacing one stylesheet by another makes Qt restyle every widget once per ancestor
     schemes = {"light": Qt.ColorScheme.Light, "dark": Qt.ColorScheme.Dark}
     _current["is_applying"] = True
@@ -199,7 +199,7 @@ POLISHED, _OWN_STYLE = Qt.WidgetAttribute.WA_WState_Polished, Qt.WidgetAttribute
 
 
 def _restyle_hidden() -> None:
-    """A few at a time: Qt takes half a second for the 2,500 widgets of a window."""
+    """Style what was hidden, 20 ms at a time: Qt takes half a second for the 2,500 widgets of a window."""
     end = time.monotonic() + 0.02
     for widget in application().allWidgets():
         if not widget.testAttribute(POLISHED):

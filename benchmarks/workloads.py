@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-PEERS = ("unsloth-zoo", "unsloth-zoo, no checkpointing", "mlxrl", "mlx-lm-lora")
-PEERS += ("mlx-lm-lora, all rows", "mlx-vlm", "mlx-tune")
+PEERS = (
+    *("unsloth-zoo", "unsloth-zoo, no checkpointing", "mlxrl"),
+    *("mlx-lm-lora", "mlx-lm-lora, all rows", "mlx-vlm", "mlx-tune"),
+)
 
 BEST = "the best peer"
 """As a bar's opponent: of all peers the one with the least of the bar's measure."""

@@ -72,8 +72,8 @@ def fold(folder: SweepFolder, records: Mapping[Path, RunRecord]) -> FoldedSweep 
     )
     disk = {"runs": sum(record.bytes for record in known.values())}
     record = replace(first, summary=summary, notes=RunNotes(), parent="", disk=disk)
-    name = folder.name if folder.name.startswith("sweep") else f"sweep {folder.name}"
-    record = replace(record, name=f"S{name[1:]}" + (f" · best {told}" if told else ""))
+    name = folder.name.removeprefix("sweep") if folder.name.startswith("sweep") else f" {folder.name}"
+    record = replace(record, name=f"Sweep{name}" + (f" · best {told}" if told else ""))
     return FoldedSweep(record, tuple(one.summary.path for one in known.values()))
 
 

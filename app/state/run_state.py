@@ -179,7 +179,7 @@ class RunState:
         return self._clock.seconds + self._clock.since_last(now)
 
     def eta_s(self, now: float | None = None) -> float | None:
-        """Estimated seconds left, from the rate of the last steps; None before a step, and after the estimate."""
+        """Estimated seconds left, from the rate of the last steps; None before a step, and once it is exceeded."""
         if self.ending or not self.iterations or not self._step_times:
             return None
         (first, then), (last, at) = self._step_times[0], self._step_times[-1]
