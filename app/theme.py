@@ -177,6 +177,8 @@ def _restyle(app: QApplication) -> None:
     mode, hints, widgets = _current["mode"], QGuiApplication.styleHints(), app.allWidgets()
     for widget in widgets:
         widget.setAttribute(_OWN_STYLE)  # Qt skips widgets with a style of their own; hidden ones are styled later
+        if not widget.isVisible() and not widget.property("role"):  # a role's colours must go, for it may change
+            widget.setAttribute(POLISHED, False)
     app.setStyleSheet("")  # replacing one stylesheet by another makes Qt restyle every widget once per ancestor
     schemes = {"light": Qt.ColorScheme.Light, "dark": Qt.ColorScheme.Dark}
     _current["is_applying"] = True

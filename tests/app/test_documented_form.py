@@ -52,6 +52,7 @@ Default Token Importance: importance_sampling_level""")
 def only_page(qapp: QApplication, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainPage]:
     """One page for all tests, which change nothing but the form: to build one takes most of a second."""
     page = TrainPage(Session(Prefs(tmp_path_factory.mktemp("prefs") / "prefs")))
+    page.build_all()
     page.resize(1400, 760)
     page.show()
     yield page

@@ -323,6 +323,7 @@ def test_the_menu_names_the_next_undo_step(window: Window):
 
 
 def test_undo_keys_undo_the_form_and_not_the_line_edit(window: Window, qtbot):
+    window.pages["train"].build_all()
     field = window.pages["train"].form.fields["run_name"]
     field.control.setFocus()
     QTest.keyClicks(field.control, "first")

@@ -55,6 +55,7 @@ def page(qtbot, tmp_path: Path, monkeypatch) -> TrainPage:
     session = Session(Prefs(tmp_path / "prefs"))
     session.service = SilentService()  # a model that was typed is looked up; nobody waits for the answer
     page = TrainPage(session)
+    page.build_all()
     page.keep = session
     qtbot.show(page, 1100, 760)
     return page
@@ -111,7 +112,11 @@ def test_every_setting_survives_save_and_load(page: TrainPage, tmp_path: Path, q
     qtbot.addWidget(fresh)
     fresh.files.open_path(tmp_path / "typed.yaml")
     assert fresh.session.draft.config() == parse(FILLED)
-    shown = {key: field.value() for key, field in fresh.pages["train"].form.fields.items()}
+    train = fresh.pages["train"]
+    assert "epsilon_high" not in train.form.fields, "the first paint waits for fields that it does not show"
+    train.reveal("epsilon_high")
+    qtbot.waitUntil(lambda: train.density.key == "all")
+    shown = {key: field.value() for key, field in train.form.fields.items()}
     assert parse(shown) == parse(FILLED), "the widgets show what was loaded"
     assert not fresh.isWindowModified()
 

@@ -13,7 +13,7 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QWidget
 from pytestqt.qtbot import QtBot
 
-from app.pages.train.machines import ADDRESS, COLUMNS, FIELDS, NAME, MachinesPart, free_memory
+from app.pages.train.machines import ADDRESS, COLUMNS, NAME, MachinesPart, free_memory
 from app.state.consent import Consent
 from app.state.draft import Draft
 from app.state.machines import ALONE, Machines
@@ -151,4 +151,3 @@ def test_card(qtbot: QtBot, file: Path, service: ServiceByHand, monkeypatch):
     panel.save.click()
     panel.copy_command.click()
     assert QGuiApplication.clipboard().text() == session.machines.command() != ""
-    assert set(FIELDS) == {field.setting.key for field in part.grid.fields}

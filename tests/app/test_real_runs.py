@@ -41,6 +41,7 @@ from app.state.prefs import Prefs
 from app.state.processes import VerbProcess
 from app.state.session import Session
 from app.theme import CELL_PADDING
+from app.widgets.basic.layout import set_style_property
 from app.widgets.basic.number_format import DASH, figure
 from app.widgets.export_panel import ExportPanel
 from app.widgets.run_switcher import Switcher, SwitcherMenu
@@ -212,6 +213,9 @@ def test_what_is_hidden_takes_a_new_theme_later(qtbot: QtBot, window: Window) ->
     for button in (window.pages["evaluate"].form.own, window.pages["train"].rewards.use_defaults):
         qtbot.waitUntil(lambda button=button: button.testAttribute(theme.POLISHED))
         assert button.grab().toImage().pixelColor(4, button.height() // 2) == theme.DARK.card
+    count = window.pages["train"].rewards.count
+    set_style_property(count, "role", "")
+    assert count.palette().windowText().color() == theme.DARK.text, "the light theme's colour of a role was left"
 
 
 def test_menu_of_a_completion(qtbot: QtBot, session: Session, real_runs: Path, tmp_path: Path) -> None:

@@ -348,10 +348,10 @@ class SweepsPage(QWidget):
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         self.session.time_forecast.refresh()
+        self.session.dataset.watch(self, count_all=False)
         if not self._follows_data:  # the first time: the dataset starts a process
             self.session.dataset.changed.connect(lambda: self.isVisible() and self._show_plan())
             self._follows_data = True
-        self.session.dataset.watch(self, count_all=False)
         self._show_plan()
         if self.sweeps.folder is None and (names := self.sweeps.names()):
             self.sweeps.show(names[0])

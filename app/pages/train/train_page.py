@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -59,6 +60,7 @@ class TrainPage(QWidget):
         self.chips.after = self.rewards.tab_stops[-1]
         form.essentials.foot.addWidget(self.chips)
         self._rest_timer = QTimer(self, singleShot=True, interval=SETTLE_MS)
+        self._build_timer = QTimer(self, interval=0)
         self._memory = ""
         self.banner = card(column(label(DEMO, wrap=True), margins=MARGINS), "banner")
         self.file_problems, self.translated_file = FileProblemsPanel(self.draft), TranslatedFileBanner(self.draft)
@@ -100,6 +102,7 @@ class TrainPage(QWidget):
         launch.guide_pressed.connect(lambda key: session.guide_requested.emit(place_of_setting(key)))
         draft.changed.connect(self._on_changed)
         self._rest_timer.timeout.connect(self._show_problems)
+        self._build_timer.timeout.connect(self._build_next)
         jumps = (self.search.chosen, self.chips.pressed, self.file_problems.field_requested, launch.problem_pressed)
         connect(self.reveal, *jumps, session.field_requested)
         connect(self._show_plan, session.time_forecast.changed, draft.saved)
@@ -108,6 +111,7 @@ class TrainPage(QWidget):
         # The longest prompt decides about the memory.
         connect(self._rest_timer.start, self.dataset.changed, self.dataset.counts_changed, draft.problems_changed)
         self.picking = Picking(session, form.fields.values(), self)
+        self._build_timer.start()
         self.show_density(session.prefs.train_density)
         self._show_values()
         self._rest_timer.start(0)  # validating all settings can wait until the page is built
@@ -135,9 +139,28 @@ class TrainPage(QWidget):
                 self.machines = MachinesPart(self.session, form.page)
                 form.add_block(self.machines.card, self.machines.grid)
 
+    def _build_next(self) -> None:
+        """Build the fields that are not among the essentials, one block in each turn of the event loop."""
+        if not self.form.build_next():
+            self._build_timer.stop()
+            self._show_values()
+            self._rest_timer.start(0)
+
+    def build_all(self) -> None:
+        while self._build_timer.isActive():
+            self._build_next()
+
+    def _when_built(self, act: Callable[[], object]) -> None:
+        if self._build_timer.isActive():
+            QTimer.singleShot(0, self, partial(self._when_built, act))
+        else:
+            act()
+
     def show_density(self, key: str) -> None:
         """Show the `essentials` or `all` settings."""
         is_compact = key == "essentials"
+        if not is_compact:
+            self.build_all()
         self.density.buttons[key].setChecked(True)
         block = self.form.essentials.cards["generation"] if is_compact else self._reward_block
         block.parts.insertWidget(1, self.rewards)
@@ -147,7 +170,7 @@ class TrainPage(QWidget):
 
     def _choose_density(self, key: str) -> None:
         self.session.prefs.train_density = key
-        self.show_density(key)
+        self._when_built(partial(self.show_density, key))
 
     def _order_tabs(self) -> None:
         fields, launch, banner = self.form.fields, self.launch, self.translated_file
@@ -272,6 +295,9 @@ class TrainPage(QWidget):
             self.rewards.table.setFocus(Qt.FocusReason.ShortcutFocusReason)
             return
         if self.form.is_compact and key in SETTINGS and key not in ESSENTIAL:
+            if self._build_timer.isActive():
+                self._when_built(partial(self.reveal, key))
+                return
             self.show_density("all")
         if self.form.reveal(key) or key not in SETTINGS:
             return
