@@ -187,21 +187,18 @@ def components() -> tuple[Component, ...]:
 
 def needed(name: str = OURS) -> list[str]:
     """A distribution and all that it requires and is installed here; of extras those that a requirement asks for."""
-    found: dict[str, None] = {}
-    seen: set[str] = set()
-    waiting = [name]
+    found, seen, waiting = dict[str, None](), set[str](), [name]
     while waiting:
         wanted, *extras = (_plain(part) for part in re.split(r"[\[\],]", waiting.pop()) if part.strip())
         try:
-            requirements = metadata.requires(wanted) or []
+            requirements = _metadata(wanted).get_all("Requires-Dist") or []
         except metadata.PackageNotFoundError:
             continue  # for another platform or Python
-        if wanted not in found or extras:
-            for line in requirements:
-                extra, match = _EXTRA.search(line), _REQUIREMENT.match(line)
-                if match and match.group() not in seen and (extra is None or _plain(extra.group(1)) in extras):
-                    waiting.append(match.group())
-            seen.update(waiting)
+        for line in requirements:
+            extra, match = _EXTRA.search(line), _REQUIREMENT.match(line)
+            if match and match.group() not in seen and (extra is None or _plain(extra.group(1)) in extras):
+                waiting.append(match.group())
+        seen.update(waiting)
         found[wanted] = None
     return list(found)
 
@@ -210,10 +207,12 @@ def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 
+_metadata = cache(metadata.metadata)  # parsing one takes a millisecond or two
+
+
 def component(name: str) -> Component:
     """One installed distribution. Raises PackageNotFoundError."""
-    distribution = metadata.distribution(name)
-    about = distribution.metadata
+    packages, about = str(metadata.distribution(name).locate_file("")), _metadata(name)
     field = (about.get_all("License") or [""])[0]
     licence = (about.get_all("License-Expression") or [field])[0]
     if not licence or len(licence) > LONGEST_LICENCE or "\n" in licence:
@@ -222,7 +221,7 @@ def component(name: str) -> Component:
     # The folder is listed, and not RECORD read, which the frozen app has not. A package's code may have files of such
     # names that are not its licence.
     texts: list[str] = []
-    for folder in _info_folders(str(distribution.locate_file(""))).get(_plain(about["Name"]), ()):
+    for folder in _info_folders(packages).get(_plain(about["Name"]), ()):
         for path in sorted(folder.rglob("*")):
             if path.is_file() and _LICENCE_FILE.search(path.relative_to(folder).as_posix()):
                 texts.append(path.read_text(encoding="utf-8", errors="replace").strip())

@@ -27,8 +27,7 @@ ESSENTIALS = {
 }
 """Block → its settings among the essentials."""
 ESSENTIAL = frozenset(key for keys in ESSENTIALS.values() for key in keys)
-PATHS = ("model", "dataset", "adapter", "file")
-BUILT_FIRST = ESSENTIAL | {key for key, setting in SETTINGS.items() if setting.kind in PATHS}
+BUILT_FIRST = ESSENTIAL | {key for key in SETTINGS if SETTINGS[key].kind in ("model", "dataset", "adapter", "file")}
 """Settings whose fields are built with the form: those on show, and those that Train connects to its pickers."""
 ROOMY, FEW_COLUMNS = 660, 3
 """Width from which the essentials of a block stand in one row, and the columns of a narrower form."""
@@ -62,15 +61,15 @@ class Form(TabArea):
 
     def build_next(self) -> bool:
         """Build the missing fields of one grid; False if there are none."""
-        unfinished = next((each for each in self._grids if not each.is_complete), None)
-        if unfinished is not None:
-            unfinished.build(SETTINGS)
-            self._list_fields()
-        return unfinished is not None
+        for each in self._grids:
+            if len(each.fields) < len(each.settings):
+                each.build(SETTINGS)
+                self._list_fields()
+                return True
+        return False
 
     def _list_fields(self) -> None:
-        known = self.fields
-        self.fields = {field.setting.key: field for each in self._grids for field in each.fields}
+        known, self.fields = self.fields, {field.setting.key: field for each in self._grids for field in each.fields}
         for key in self.fields.keys() - known:
             self.fields[key].edited.connect(self.edited)
 
@@ -216,13 +215,12 @@ class FieldGrid(QWidget):
     def __init__(self, settings: Iterable[Setting], parent: QWidget | None = None, *, follows: bool = False) -> None:
         """`follows`: other content of the card stands above, so the first heading gets a line too."""
         super().__init__(parent)
-        self.fields = list[Field]()
-        self._settings = list(settings)
+        self.settings, self.fields = list(settings), list[Field]()
         self._columns, self._follows = 2, follows
         self._applying, self._lent = set[Field](), set[Field]()
         self._fillers = [QWidget(self) for _ in range(MAX_COLUMNS)]
         self._rules, self._headings = dict[str, QWidget](), dict[str, QWidget]()
-        for group in dict.fromkeys(setting.group for setting in self._settings if setting.group):
+        for group in dict.fromkeys(setting.group for setting in self.settings if setting.group):
             self._rules[group], self._headings[group] = card(role="rule"), QWidget(self)
             column(self._rules[group], label(group, theme.heading_font()), into=self._headings[group])
         self._grid = grid((), self, spacing=(2 * theme.SPACE, theme.SPACE + 4))
@@ -231,14 +229,10 @@ class FieldGrid(QWidget):
     def build(self, keys: Collection[str]) -> None:
         """Build the fields of these settings."""
         built = {field.setting.key: field for field in self.fields}
-        wanted = [each for each in self._settings if each.key in keys]
+        wanted = [each for each in self.settings if each.key in keys]
         self.fields = [built.get(each.key) or make_field(each, self) for each in wanted]
         self._applying = set(self.fields)
         self._flow()
-
-    @property
-    def is_complete(self) -> bool:
-        return len(self.fields) == len(self._settings)
 
     def show_applying(self, keys: set[str]) -> None:
         applying = {each for each in self.fields if each.setting.key in keys or each.setting.stays_visible}
