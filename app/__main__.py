@@ -124,7 +124,8 @@ def show_window(options: argparse.Namespace) -> int:
     if not options.screenshot:
         connect_desktop(app, window)
     QTimer.singleShot(READ_AHEAD_MS, window, lambda: take_up(window, ask=not options.screenshot))
-    QTimer.singleShot(READ_AHEAD_MS, read_ahead)
+    # Not while fields are built: with a busy thread beside it, Python takes twice as long over them.
+    QTimer.singleShot(READ_AHEAD_MS, lambda: window.pages["train"].when_built(read_ahead))
     if session.prefs.check_updates and not options.screenshot:
         QTimer.singleShot(UPDATES_MS, session, session.updates.check_at_start)
     if options.screenshot:

@@ -150,9 +150,9 @@ class TrainPage(QWidget):
         while self._build_timer.isActive():
             self._build_next()
 
-    def _when_built(self, act: Callable[[], object]) -> None:
+    def when_built(self, act: Callable[[], object]) -> None:
         if self._build_timer.isActive():
-            QTimer.singleShot(0, self, partial(self._when_built, act))
+            QTimer.singleShot(0, self, partial(self.when_built, act))
         else:
             act()
 
@@ -170,7 +170,7 @@ class TrainPage(QWidget):
 
     def _choose_density(self, key: str) -> None:
         self.session.prefs.train_density = key
-        self._when_built(partial(self.show_density, key))
+        self.when_built(partial(self.show_density, key))
 
     def _order_tabs(self) -> None:
         fields, launch, banner = self.form.fields, self.launch, self.translated_file
@@ -296,7 +296,7 @@ class TrainPage(QWidget):
             return
         if self.form.is_compact and key in SETTINGS and key not in ESSENTIAL:
             if self._build_timer.isActive():
-                self._when_built(partial(self.reveal, key))
+                self.when_built(partial(self.reveal, key))
                 return
             self.show_density("all")
         if self.form.reveal(key) or key not in SETTINGS:
