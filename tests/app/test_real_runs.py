@@ -438,6 +438,7 @@ def test_comparison(qtbot: QtBot, session: Session, real_runs: Path) -> None:
     ):
         view.legend.solo("")
         assert len(view.legend.shown()) == 10 and view.shown.currentText() == "All runs"
+        qtbot.waitUntil(lambda: len(reward.traces) == 9)
         ask()
         qtbot.waitUntil(lambda: [trace.label for trace in reward.traces] == ["C"], timeout=9_000)
         assert view.shown.currentText() == "Only C  lora"
