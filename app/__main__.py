@@ -28,7 +28,7 @@ SCREENSHOT_MS = 900
 LONGEST_READ_S = 60.0
 FIRST_SIZE = "1280x800"
 READ_AHEAD_MS = 300
-"""Delay of imports and of showing the last run, after the first paint."""
+"""Delay of imports and of showing the last run, after the first paint. A busy thread would slow the form's building."""
 
 UPDATES_MS = 5000
 
@@ -124,7 +124,6 @@ def show_window(options: argparse.Namespace) -> int:
     if not options.screenshot:
         connect_desktop(app, window)
     QTimer.singleShot(READ_AHEAD_MS, window, lambda: take_up(window, ask=not options.screenshot))
-    # Not while fields are built: with a busy thread beside it, Python takes twice as long over them.
     QTimer.singleShot(READ_AHEAD_MS, lambda: window.pages["train"].when_built(read_ahead))
     if session.prefs.check_updates and not options.screenshot:
         QTimer.singleShot(UPDATES_MS, session, session.updates.check_at_start)

@@ -44,11 +44,6 @@ def config_notes(config: Config) -> list[str]:
             "Automatic corrects whole completions.",
         ),
         (
-            config.num_iterations * config.steps_per_generation == 1 and config.ratio_against == "old",
-            "With one update per rollout the ratio is always 1, so epsilon clips nothing and the clip charts stay "
-            "at 0.",
-        ),
-        (
             config.optimizer == OWN,
             f"The optimizer is {config.own_optimizer}, an object of the program that called train().",
         ),
