@@ -66,6 +66,12 @@ def unmerged(*parts: Any, **how: Any) -> FusedModel:
 
 
 @contextlib.contextmanager
+def products_in_one_piece() -> Iterator[None]:
+    with off("engine.cpu.MAX_ROWS", 0)(), off("engine.cpu.STORED_WIDTH", ALL_ROWS)():
+        yield
+
+
+@contextlib.contextmanager
 def freed_buffers() -> Iterator[None]:
     with (
         mock.patch("backend.sampling.rollout.release_cached_buffers", mx.clear_cache),
@@ -92,6 +98,8 @@ SWITCHES: dict[str, Switch] = {
     "packed and merged layers": off("sampling.fused_model.fusable_linears", lambda model, merge: []),
     # Layers that share an input are packed into one product, but adapters stay products of their own.
     "merged adapters": off("sampling.rollout.FusedModel", unmerged),
+    # Decoding steps run the model's own blocks: every norm, rotation and cache write by itself.
+    "fused blocks": off("sampling.fused_model.FusedModel._replace_blocks", lambda fused: ""),
     # Rows that have ended stay in the batch until the last row ends.
     "compaction": off("sampling.row_costs.RowCosts.compacted", lambda costs, rows, needed: max(needed, rows)),
     # Every operation of a decoding step is launched by itself.
@@ -103,7 +111,7 @@ SWITCHES: dict[str, Switch] = {
     # swiglu, and the attention of a decoding step, are mlx-lm's.
     "gated unit in vectors": off("engine.patches.exp_is_scalar", lambda: False),
     # A product of few rows goes to the BLAS in one piece.
-    "sliced products": off("engine.cpu.MAX_ROWS", 0),
+    "sliced products": products_in_one_piece,
     # Python's thread and mlx's run on whichever cores the system chooses.
     "both threads on one core": off("engine.cpu._mlx_threads", list),
     # Attention by mlx's autodiff, which keeps the softmax [tokens, tokens] of every layer.
@@ -128,8 +136,6 @@ GPU_SWITCHES: dict[str, Switch] = {
     "filters without a sort": off("sampling.sampler.largest", lambda values_BV, k: mx.sort(values_BV, axis=-1)[:, -k:]),
     # A decoding step is submitted when the one before it has ended.
     "steps queued ahead": off("sampling.scheduler.on_cpu", lambda: True),
-    # Decoding steps run the model's own blocks: norms, rotations and two cache writes as kernels of their own.
-    "fused blocks": off("sampling.fused_model.FusedModel._replace_blocks", lambda fused: ""),
     # Fused blocks are computed by mlx's kernels alone.
     "kernels of our own": off("sampling.fused_model.FusedModel.use_kernels", lambda fused, on: None),
     # Adapters are added to the weights for a rollout, and rounded to their 16 bits.

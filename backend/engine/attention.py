@@ -30,6 +30,8 @@ from backend.engine.cpu import exp_nonpositive
 from backend.engine.device import on_gpu
 from backend.engine.graph import evaluate_after
 
+MIN_SCORES = 1 << 12  # scores of a decoding step from which exponentials in vectors pay on x86
+
 
 class PromptKV(NamedTuple):
     """A layer's keys [P, J, K, d] and values [P, J, K, e] of the prompts; row b attends to prompt b // (B / P).
@@ -123,9 +125,12 @@ def decode_attention(
     # The H / J query heads of a key head become rows of one product, so no key is repeated.
     scores = (queries_BH1d * scale).reshape(B, J, H // J, d) @ keys_BJCd.swapaxes(-1, -2)
     scores = scores + mx.where(mask_B11C, 0.0, -mx.inf)
-    weights = exp_nonpositive(scores - scores.max(axis=-1, keepdims=True))
-    # Normalised after the product: e numbers a query to divide instead of C.
-    out = (weights @ values_BJCe) / weights.sum(axis=-1, keepdims=True)
+    if scores.size < MIN_SCORES:
+        out = mx.softmax(scores, axis=-1) @ values_BJCe
+    else:
+        weights = exp_nonpositive(scores - scores.max(axis=-1, keepdims=True))
+        # Normalised after the product: e numbers a query to divide instead of C.
+        out = (weights @ values_BJCe) / weights.sum(axis=-1, keepdims=True)
     return out.astype(dtype).reshape(B, H, 1, -1)
 
 

@@ -64,8 +64,8 @@ HEADS = """
       float second = float(qkv[in + HALF + e]);
       if (!is_value) {
         if (HAS_NORMS) {
-          first = float(T(float(T(first * scale)) * float(head < H ? q_weight[e] : k_weight[e])));
-          second = float(T(float(T(second * scale)) * float(head < H ? q_weight[HALF + e] : k_weight[HALF + e])));
+          first = float(T(float(T(first * scale)) * float(weight[head * D + e])));
+          second = float(T(float(T(second * scale)) * float(weight[head * D + HALF + e])));
         }
         const int turn = row * 2 * D + e;
         const float turned = first * rotation[turn] + second * rotation[turn + D];
@@ -83,7 +83,7 @@ HEADS = """
     }
 """
 
-HEADS_KERNEL = MetalKernel("grpo_heads", ("qkv", "rotation", "q_weight", "k_weight", "eps"), ("queries", "kv"), HEADS)
+HEADS_KERNEL = MetalKernel("grpo_heads", ("qkv", "rotation", "weight", "eps"), ("queries", "kv"), HEADS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,41 +101,38 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """RMS norms of queries and keys (Qwen3): weights [size]."""
+    """RMS norms of queries and keys (Qwen3): `weight` [H + J, size]."""
 
-    queries: mx.array
-    keys: mx.array
+    weight: mx.array
     eps: float
 
 
 def rotated_heads_plain(
-    qkv_BE: mx.array, rotation_B2d: mx.array, heads: Heads, norms: HeadNorms | None
+    qkv_B1E: mx.array, rotation_B2d: mx.array, heads: Heads, norms: HeadNorms | None
 ) -> tuple[mx.array, mx.array]:
-    """Queries [B, H, 1, d], and keys and values [B, J, 2, 1, d], from a projection [B, (H + 2J) d]; queries and keys
+    """Queries [B, H, 1, d], and keys and values [B, J, 2, 1, d], from a projection [B, 1, (H + 2J) d]; queries and keys
     normed and rotated (`StepContext.rotation`). Rounded where the learner rounds."""
-    H, J = heads.queries, heads.keys
-    parts = mx.split(qkv_BE.reshape(len(qkv_BE), heads.all, 1, heads.size), [H, H + J], axis=1)
-    of_first, of_second = mx.split(rotation_B2d[:, :, None, None], 2, axis=1)
-    turned: list[mx.array] = []
-    for part, weight in zip(parts[:2], (norms.queries, norms.keys) if norms else (None, None), strict=True):
-        normed = mx.fast.rms_norm(part, weight, norms.eps) if norms else part
-        first, second = mx.split(normed.astype(mx.float32), 2, axis=-1)
-        # Each half of a head goes into both halves of the turned one.
-        both = (mx.concatenate([half, half], axis=-1) for half in (first, second))
-        first, second = (x * rotation.squeeze(1) for x, rotation in zip(both, (of_first, of_second), strict=True))
-        turned.append((first + second).astype(qkv_BE.dtype))
-    return turned[0], mx.stack([turned[1], parts[2]], axis=2)
+    B, H, turned = len(qkv_B1E), heads.queries, heads.queries + heads.keys
+    heads_BN1d = qkv_B1E.reshape(B, heads.all, 1, heads.size)
+    x, values = heads_BN1d[:, :turned], heads_BN1d[:, turned:]
+    if norms:
+        x = mx.fast.rms_norm(x, None, norms.eps) * norms.weight[:, None]
+    # Each half of a head, times both halves of its rotation.
+    of_first, of_second = mx.split(rotation_B2d.reshape(B, 1, 2, 2, -1), 2, axis=2)
+    first, second = mx.split(x.astype(mx.float32), 2, axis=-1)
+    x = (first * of_first.squeeze(2) + second * of_second.squeeze(2)).astype(x.dtype).reshape(x.shape)
+    return x[:, :H], mx.stack([x[:, H:], values], axis=2)
 
 
 def rotated_heads(
-    qkv_BE: mx.array, rotation_B2d: mx.array, heads: Heads, norms: HeadNorms | None
+    qkv_B1E: mx.array, rotation_B2d: mx.array, heads: Heads, norms: HeadNorms | None
 ) -> tuple[mx.array, mx.array]:
     """`rotated_heads_plain` in one kernel of our own."""
-    B, H, J, size, dtype = len(qkv_BE), heads.queries, heads.keys, heads.size, qkv_BE.dtype
+    B, H, J, size, dtype = len(qkv_B1E), heads.queries, heads.keys, heads.size, qkv_B1E.dtype
     # Without norms the body reads no weights; the rotation takes their place.
-    weights = [norms.queries, norms.keys] if norms else [rotation_B2d, rotation_B2d]
+    weight = norms.weight if norms else rotation_B2d
     queries, kv = HEADS_KERNEL(
-        [qkv_BE, rotation_B2d, *weights, mx.array([norms.eps if norms else 0.0])],
+        [qkv_B1E, rotation_B2d, weight, mx.array([norms.eps if norms else 0.0])],
         [((B, H, 1, size), dtype), ((B, J, 2, 1, size), dtype)],
         {"T": dtype, "D": size, "H": H, "J": J, "HAS_NORMS": norms is not None},
         threads=(32, heads.all, B),

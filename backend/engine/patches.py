@@ -34,8 +34,7 @@ from backend.engine.device import on_cpu, on_gpu
 from backend.engine.gated_delta import gated_delta_rule
 from backend.engine.layers import swiglu_16
 
-# exponentials of a swiglu, and scores of a decoding step, from which ours pay on x86
-MIN_SWIGLU, MIN_SCORES = 1 << 12, 1 << 14
+MIN_SWIGLU = 1 << 12  # exponentials from which ours pay on x86
 
 MLX_LM_ATTENTION, MLX_LM_SWIGLU = base.scaled_dot_product_attention, activations.swiglu
 MLX_LM_GATED_DELTA = gated_delta.gated_delta_update
@@ -119,14 +118,14 @@ def active() -> list[str]:
 def scaled_dot_product_attention(
     queries: mx.array, keys: mx.array, values: mx.array, cache: Any, scale: float, mask: Any, sinks: Any = None
 ) -> mx.array:
-    """Blocked attention in training, vectors in a large decoding step on x86; else mlx-lm's own."""
+    """Blocked attention in training, vectors in a decoding step on x86; else mlx-lm's own."""
     if sinks is None:  # an extra logit in each head's softmax (gpt-oss), which neither of ours computes
         inputs = _training_inputs(keys, values, cache, mask)
         if inputs is not None:
             return blocked_attention(queries, inputs.keys, inputs.values, scale, inputs.prompts)
         # `is`: a model that has changed the mask must get attention with its own mask.
         is_step = isinstance(cache, SlotCache) and mask is cache.mask
-        if is_step and exp_is_scalar() and queries.shape[0] * queries.shape[1] * keys.shape[2] >= MIN_SCORES:
+        if is_step and exp_is_scalar():
             return decode_attention(queries, keys, values, scale, mask)
     if hasattr(cache, "bits") or keys.dtype == mx.float32 or not on_cpu():
         return MLX_LM_ATTENTION(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)

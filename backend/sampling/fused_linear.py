@@ -12,7 +12,7 @@ import mlx.nn as nn
 from mlx_lm.tuner.dora import DoRALinear
 from mlx_lm.tuner.lora import LoRALinear
 
-from backend.engine.cpu import matmul_transposed
+from backend.engine.cpu import matmul_transposed, sliced
 from backend.engine.device import on_gpu
 from backend.engine.metal import GATE, MOST_RANKS, NOTHING, adapted, added, summed
 from backend.engine.patches import swiglu
@@ -54,8 +54,9 @@ class FusedProjection(nn.Module):
     def added_step(self, x: mx.array, stream: mx.array, *, with_kernel: bool = False) -> mx.array:
         """stream + y for one token a row [B, 1, out], in the type of x."""
         # The product itself can add the stream. Not in 16 bits: the learner adds it to a rounded product.
-        if not {"gain", "bias", "a"} & set(self) and self.get("weight", x).dtype == mx.float32:
-            return mx.addmm(stream, x, self["weight"].T)
+        weight = self["weight"]
+        if not {"gain", "bias", "a"} & set(self) and weight.ndim == 2 and weight.dtype == mx.float32:
+            return mx.addmm(stream, x, weight.T)
         return stream + self.step(x, with_kernel=with_kernel)
 
     def stream_step(self, x: mx.array, stream: mx.array, *, with_kernel: bool = False) -> tuple[mx.array, mx.array]:
@@ -172,7 +173,7 @@ class FusedLinear:
         """Compute the projection's arrays from the present weights."""
         arrays = self.packed
         if self.is_merged:
-            arrays = {"weight": mx.concatenate([_merged_weight(member) for member in self.members])}
+            arrays = {"weight": sliced(mx.concatenate([_merged_weight(member) for member in self.members]))}
         elif any(has_adapter(member) for member in self.members):
             # A [in, sum of ranks], B [sum of ranks, sum of outputs], block-diagonal.
             adapted = [has_adapter(member) for member in self.members]

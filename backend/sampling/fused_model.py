@@ -16,6 +16,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from backend.engine import device, patches, residual_stream
+from backend.engine.attention import decode_attention
 from backend.engine.caches import PackedSlotCache, SlotCache, StepContext
 from backend.engine.metal import HeadNorms, Heads, rotated_heads, rotated_heads_plain
 from backend.engine.model_probe import describe_error
@@ -53,6 +54,15 @@ class DecodingBlock(nn.Module):
         self.heads = Heads(output.sizes[0] // size, output.sizes[1] // size, size)
         self.uses_kernels = False  # kernels of our own, on Metal
         self.rotate_as(attention.rope)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Follow the model's present norms of queries and keys."""
+        q_norm, k_norm = (self.block.self_attn.get(name) for name in ("q_norm", "k_norm"))
+        if q_norm is not None:
+            weights = [q_norm.weight] * self.heads.queries + [k_norm.weight] * self.heads.keys
+            self.norm_weight = mx.stack(weights)  # an array of the module, so an input of compiled steps
+            mx.eval(self.norm_weight)
 
     def rotate_as(self, rope: Any) -> None:
         self.rope = lambda: rope  # in a function, or it would be a child
@@ -75,13 +85,15 @@ class DecodingBlock(nn.Module):
         qkv = attention.q_proj.output.projection.step(normed, with_kernel=self.uses_kernels)
         rotation = cache.step.rotation(self.rope(), heads.size)
         rotate = rotated_heads if self.uses_kernels else rotated_heads_plain
-        q_norm, k_norm = attention.get("q_norm"), attention.get("k_norm")
-        norms = HeadNorms(q_norm.weight, k_norm.weight, q_norm.eps) if q_norm is not None else None
-        queries, kv = rotate(qkv[:, 0], rotation, heads, norms)
+        norms = HeadNorms(self.norm_weight, attention.q_norm.eps) if "norm_weight" in self else None
+        queries, kv = rotate(qkv, rotation, heads, norms)
         keys, values = cache.write(kv)
-        attended = mx.fast.scaled_dot_product_attention(
-            queries, keys, values, scale=attention.scale, mask=cache.step.mask(heads.queries)
-        )
+        if device.on_gpu():
+            attended = mx.fast.scaled_dot_product_attention(
+                queries, keys, values, scale=attention.scale, mask=cache.step.mask(heads.queries)
+            )
+        else:
+            attended = decode_attention(queries, keys, values, attention.scale, cache.step.mask())
         stream_B1H, x_B1H = self._added(stream_B1H, attention.o_proj, attended.reshape(len(x_B1H), 1, -1))
         normed = block.post_attention_layernorm(x_B1H)
         gated = mlp.gate_proj.output.projection.step(normed, is_gate=True, with_kernel=self.uses_kernels)
@@ -175,7 +187,7 @@ class FusedModel:
         trees = [model, *others, *([shared.tree] if shared else [])]
         if reason := self._build(trees, merge, shared):
             self.slow_paths.append(f"Layers are not fused for decoding: {reason}.")
-        elif device.on_gpu() and (reason := self._replace_blocks()):
+        elif reason := self._replace_blocks():
             self.slow_paths.append(f"Decoding steps run more kernels than they need: {reason}.")
         model.train(was_training)
 
@@ -201,6 +213,8 @@ class FusedModel:
         # Training replaces arrays instead of writing into them, so a copied module still holds the old ones.
         for original, duplicate in self._copies:
             duplicate.update({name: value for name, value in original.items() if isinstance(value, mx.array)})
+        for block in self.decoding_blocks:
+            block.refresh()
 
     def release(self) -> None:
         """Drop the arrays of `refresh`. Call after decoding."""

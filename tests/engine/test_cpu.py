@@ -47,8 +47,11 @@ def test_the_product_is_the_plain_one(sliced: list[int], rows: int, size: str) -
         product = matmul_transposed(x, weight)
         assert product.shape == (*before, weight.shape[0])
         np.testing.assert_allclose(np.array(product), np.array(x @ weight.T), atol=1e-4)
+        stored = cpu.sliced(weight)
+        assert stored.ndim == (2 if weight.shape[0] % cpu.STORED_WIDTH else 3)
+        np.testing.assert_allclose(np.array(matmul_transposed(x, stored)), np.array(product), atol=1e-4)
     is_sliced = size in ("in slices", "of three factors") and rows <= MAX_ROWS
-    assert all(bool(width) == is_sliced for width in sliced)
+    assert sliced and all(bool(width) == is_sliced for width in sliced)
 
 
 @pytest.mark.parametrize("before", [(3,), (2, 2)], ids=str)

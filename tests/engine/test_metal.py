@@ -88,11 +88,12 @@ def test_an_adapter_added_to_the_residual_stream(stream: mx.Dtype, dtype: mx.Dty
     ],
 )
 def test_heads(shape: Heads, has_norms: bool, dtype: mx.Dtype, kernels: None) -> None:
-    qkv = mx.random.normal((3, shape.all * shape.size), key=mx.random.key(0)).astype(dtype)
+    qkv = mx.random.normal((3, 1, shape.all * shape.size), key=mx.random.key(0)).astype(dtype)
     step = StepContext(mx.array(40), mx.array([0, 7, 40]), mx.arange(64))
     rotation = step.rotation(nn.RoPE(shape.size, base=1e4), shape.size)
     q_weight, k_weight = (1 + 0.3 * mx.random.normal((2, shape.size), key=mx.random.key(1))).astype(dtype)
-    norms = HeadNorms(q_weight, k_weight, 1e-6) if has_norms else None
+    weights = mx.stack([q_weight] * shape.queries + [k_weight] * shape.keys)
+    norms = HeadNorms(weights, 1e-6) if has_norms else None
     queries, kv = metal.rotated_heads(qkv, rotation, shape, norms)
     expected_queries, expected_kv = metal.rotated_heads_plain(qkv, rotation, shape, norms)
     assert_equal(queries, expected_queries)
@@ -104,7 +105,7 @@ def test_heads(shape: Heads, has_norms: bool, dtype: mx.Dtype, kernels: None) ->
 def test_rotated_heads_are_those_of_a_norm_and_a_rotary_embedding(H: int, J: int, has_norms: bool) -> None:
     """The plain form against mlx's own norm and rotation, which the policy uses; every cut into windows."""
     size = 64
-    qkv = mx.random.normal((3, (H + 2 * J) * size), key=mx.random.key(0))
+    qkv = mx.random.normal((3, 1, (H + 2 * J) * size), key=mx.random.key(0))
     weights = 1 + 0.3 * mx.random.normal((2, size), key=mx.random.key(1))
     rope: Any = nn.RoPE(size, base=1e4)
     step = StepContext(mx.array(40), mx.array([0, 7, 40]), mx.arange(64))
@@ -112,7 +113,7 @@ def test_rotated_heads_are_those_of_a_norm_and_a_rotary_embedding(H: int, J: int
         qkv,
         step.rotation(rope, size),
         Heads(H, J, size),
-        HeadNorms(weights[0], weights[1], 1e-6) if has_norms else None,
+        HeadNorms(mx.stack([weights[0]] * H + [weights[1]] * J), 1e-6) if has_norms else None,
     )
     parts = [part.reshape(3, -1, 1, size) for part in mx.split(qkv, [H * size, (H + J) * size], axis=-1)]
     for i, part in enumerate(parts[:2]):
