@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from backend.engine.chunk_sizes import attention_block
-from backend.engine.cpu import exp_nonpositive
+from backend.engine.cpu import exp_nonpositive, row_sums
 from backend.engine.device import on_gpu
 from backend.engine.graph import evaluate_after
 
@@ -158,9 +158,7 @@ class _Segment:
         peak = scores.max(axis=-1, keepdims=True)
         weights = exp_nonpositive(scores - peak)
         out = weights @ self.values.astype(mx.float32)
-        return _PartialSoftmax(
-            *(self._ungrouped(x, q_BHnd.shape) for x in (out, weights.sum(axis=-1, keepdims=True), peak))
-        )
+        return _PartialSoftmax(*(self._ungrouped(x, q_BHnd.shape) for x in (out, row_sums(weights), peak)))
 
     def vjp(
         self, q_BHnd: mx.array, d_out: mx.array, logsumexp: mx.array, delta: mx.array

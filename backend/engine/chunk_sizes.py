@@ -6,12 +6,12 @@ from __future__ import annotations
 # tokens with padding in one forward and backward pass: enough to keep the device busy
 MICRO_BATCH_TOKENS = {False: 512, True: 4096}
 
-CHUNK_BYTES = {False: 2 << 20, True: 64 << 20}  # float32 logits computed together: fit a CPU's cache, keep a GPU busy
+CHUNK_BYTES = {False: 1 << 20, True: 64 << 20}  # float32 logits computed together: fit a CPU's cache, keep a GPU busy
 
 SMALLEST_CHUNK = 32  # tokens; below, reading the head's weights dominates
 
 # float32 attention scores of one layer computed together, in training
-ATTENTION_BYTES = {False: 2 << 20, True: 128 << 20}
+ATTENTION_BYTES = {False: 1 << 20, True: 128 << 20}
 
 SMALLEST_BLOCK = 32  # queries
 

@@ -6,7 +6,7 @@ Exponentials: mlx's is scalar on x86 (13 ns). e^x = 2^n · 2^r, n the nearest wh
 polynomial on [−½, ½]. mlx ends a fusion at depth 11, and a constant beyond it makes the kernel three times slower: the
 longest chain has ten operations.
 Small products: OpenBLAS packs both factors unless the product is small, so W is taken as a batch of slices (a view).
-swiglu keeps σ(gate) for its backward pass.
+Sums of rows are products with ones: mlx's take 1.8 ns a number.
 """
 
 from __future__ import annotations
@@ -182,12 +182,15 @@ def _exp2(y: mx.array) -> mx.array:
     return mx.contiguous(result)  # copies nothing, and ends the fusion
 
 
-# Compiled, its elementwise operations are a few passes over memory (where a gradient is traced, mlx runs them one by
-# one).
 @compiled_by_shape
 def _exp(x: mx.array) -> mx.array:
     # One bound suffices for x ≤ 0. It also turns −inf, a masked score, into 2^−127, whose bits are those of 0.
     return _exp2(mx.maximum(x * LOG2_E, MIN_EXPONENT))
+
+
+def row_sums(x: mx.array) -> mx.array:
+    """Sums over the last axis, [..., 1], of float32."""
+    return x @ mx.ones((x.shape[-1], 1)) if on_x86() else x.sum(axis=-1, keepdims=True)
 
 
 # OpenBLAS multiplies up to this rows · columns · inner and rows · columns without packing
@@ -233,27 +236,27 @@ def slice_width(rows: int, inner: int, outer: int) -> int:
 
 
 @compiled_by_shape
-def _forward(gate: mx.array, up: mx.array) -> tuple[mx.array, mx.array]:
+def _forward(gate: mx.array, up: mx.array) -> mx.array:
     gate_32 = gate.astype(mx.float32)
     sigmoid = 1 / (1 + exp_clipped(-gate_32))
-    return (gate_32 * sigmoid * up.astype(mx.float32)).astype(up.dtype), sigmoid
+    return (gate_32 * sigmoid * up.astype(mx.float32)).astype(up.dtype)
+
+
+@compiled_by_shape
+def _backward(gate: mx.array, up: mx.array, d_out: mx.array) -> tuple[mx.array, mx.array]:
+    gate_32, up_32, d_out_32 = (x.astype(mx.float32) for x in (gate, up, d_out))
+    sigmoid = 1 / (1 + exp_clipped(-gate_32))
+    silu = gate_32 * sigmoid
+    d_gate = d_out_32 * up_32 * (sigmoid + silu - silu * sigmoid)  # silu' = σ + g σ (1 − σ)
+    return d_gate.astype(gate.dtype), (d_out_32 * silu).astype(up.dtype)
 
 
 @mx.custom_function
-def _swiglu(gate: mx.array, up: mx.array) -> tuple[mx.array, mx.array]:
+def swiglu(gate: mx.array, up: mx.array) -> mx.array:
+    """silu(gate) · up, elementwise, of any shape they share, in the type of `up`."""
     return _forward(gate, up)
 
 
-@_swiglu.vjp
-def _swiglu_vjp(primals: Any, cotangents: Any, outputs: Any) -> tuple[mx.array, mx.array]:
-    gate, up = (x.astype(mx.float32) for x in primals)
-    d_out, sigmoid = cotangents[0].astype(mx.float32), outputs[1]
-    silu = gate * sigmoid
-    # σ is an output of the custom function only to be kept for this pass; nothing else reads it.
-    d_gate = d_out * up * (sigmoid + silu - silu * sigmoid)  # silu' = σ + g σ (1 − σ)
-    return d_gate.astype(primals[0].dtype), (d_out * silu).astype(primals[1].dtype)
-
-
-def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    """silu(gate) · up, elementwise, of any shape they share, in the type of `up`."""
-    return _swiglu(gate, up)[0]  # pyright: ignore[reportIndexIssue]
+@swiglu.vjp
+def _swiglu_vjp(primals: Any, d_out: mx.array, _output: mx.array) -> tuple[mx.array, mx.array]:
+    return _backward(*primals, d_out)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import lru_cache, wraps
+from queue import SimpleQueue
 from typing import Any
 
 import mlx.core as mx
+
+from backend.engine.device import on_cpu
 
 MOST_TRACES = 64
 
@@ -23,9 +29,57 @@ def compiled_by_shape(function: Callable[..., Any], inputs: list[Any] | None = N
 
     @wraps(function)
     def call(*arguments: Any) -> Any:
-        return compiled(tuple((x.shape, x.dtype) for x in arguments if isinstance(x, mx.array)))(*arguments)
+        shapes = tuple((x.shape, x.dtype) for x in arguments if isinstance(x, mx.array))
+        here = _this_thread
+        return here.answer(lambda: compiled(shapes)(*arguments)) if here.learns else compiled(shapes)(*arguments)
 
     return call
+
+
+class _ThisThread(threading.local):
+    calls: SimpleQueue[Callable[[], None]] | None = None  # to another thread, for this one
+    learns = False
+
+    def answer(self, function: Callable[[], Any]) -> Any:
+        """The other thread's result of `function`."""
+        done: Future[Any] = Future()
+
+        def call() -> None:
+            try:
+                done.set_result(function())
+            except BaseException as error:
+                done.set_exception(error)
+
+        assert self.calls is not None
+        self.calls.put(call)
+        return done.result()
+
+
+_this_thread = _ThisThread()
+
+
+@contextmanager
+def compiled_in_gradients() -> Iterator[None]:
+    """Inside, on a CPU, functions under `compiled_by_shape` are compiled where a gradient is traced, too. mlx runs
+    their operations one by one in a thread that traces, 20 for an exponential, so another thread calls them. Only for
+    use in custom functions: mlx has no gradient of what is compiled."""
+    here = _this_thread
+    if on_cpu() and here.calls is None:
+        here.calls = SimpleQueue()
+        arguments = here.calls, mx.default_stream(mx.default_device())
+        # A daemon, which never ends: mlx aborts if a thread that has compiled ends while the process does.
+        threading.Thread(target=_call_all, args=arguments, name="compiled functions", daemon=True).start()
+    here.learns = on_cpu()
+    try:
+        yield
+    finally:
+        here.learns = False
+
+
+def _call_all(calls: SimpleQueue[Callable[[], None]], stream: mx.Stream) -> None:
+    mx.set_default_stream(stream)
+    while True:
+        calls.get()()
 
 
 def evaluate_after(x: mx.array, earlier: Sequence[mx.array]) -> mx.array:

@@ -20,7 +20,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from backend.engine.cpu import exp_nonpositive
+from backend.engine.cpu import exp_nonpositive, row_sums
 from backend.engine.graph import evaluate_after
 from backend.engine.penalties import CompletionHistory, SeenTokens, in_unpenalised, penalised, penalised_with_autodiff
 
@@ -137,7 +137,7 @@ def _normalised(scaled_NV: mx.array, exp: Exp = exp_nonpositive) -> _Softmax:
     centred_NV = scaled_NV - mx.stop_gradient(scaled_NV.max(axis=-1, keepdims=True))
     # The expensive pass. Softmax, log-probability, entropy and both gradients come from this one array.
     exp_NV = exp(centred_NV)
-    return _Softmax(centred_NV, exp_NV, exp_NV.sum(axis=-1, keepdims=True))
+    return _Softmax(centred_NV, exp_NV, row_sums(exp_NV))
 
 
 def _frozen_head(

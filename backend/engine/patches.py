@@ -4,7 +4,7 @@ results change by rounding at most.
 - attention, swiglu, gated delta of `mlx_lm.models.<family>`: bounded memory in training, vectors on x86, and in 16 bits
 as the sampler computes them
 - Metal kernels without a gradient (`wkv7_kernel`, `_attn_res_kernel`, `_sinkhorn_kernel`): plain operations
-- on a GPU embeddings and expert gathers, in 16 bits LoRA and DoRA: `engine/layers.py`
+- on a GPU embeddings and expert gathers; LoRA, and in 16 bits DoRA: `engine/layers.py`
 - classes of first layers and norms: `engine/residual_stream.py`; of layers: `engine/gradient_checkpointing.py`
 
 A model's file imports its functions by name, so the name is replaced in every file that a part of the model comes from.

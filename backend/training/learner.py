@@ -24,6 +24,7 @@ from backend.engine.device import on_gpu
 from backend.engine.embedding_noise import EmbeddingNoise, input_embedding
 from backend.engine.forward import PrefilledPrompts
 from backend.engine.gradient_checkpointing import gradient_checkpointing
+from backend.engine.graph import compiled_in_gradients
 from backend.engine.lm_head import TokenScores
 from backend.engine.penalties import Penalties
 from backend.models.policy import Policy
@@ -145,6 +146,7 @@ class Learner:
         self.max_grad_norm = config.max_grad_norm
         self.algorithm.change(config, keys)
 
+    @compiled_in_gradients()  # outermost: its thread is not to be kept on that core
     @on_one_core()
     def learn(self, batch: Batch, poll: Callable[[], None] = do_nothing) -> dict[str, float]:
         """Make all updates of one step; return their mean metrics. `poll` is called after each micro-batch. Raises

@@ -12,6 +12,7 @@ from mlx_lm.models.activations import swiglu as mlx_lm_swiglu
 
 from backend.engine import cpu
 from backend.engine.cpu import MAX_ROWS, matmul_transposed, slice_width, swiglu
+from backend.engine.graph import compiled_by_shape, compiled_in_gradients
 from backend.engine.layers import swiglu_16
 
 SIZES = {"in slices": (48, 1024), "of three factors": (40, 3 * 320), "undivided": (48, 1021), "small": (48, 32)}
@@ -98,3 +99,30 @@ def test_sixteen_bits_stay_within_their_own_rounding(dtype: mx.Dtype, swiglu: An
         assert ours.dtype == dtype
         noise, allowed = (float(mx.linalg.norm(x.astype(mx.float32) - truth)) for x in (ours, plain))
         assert noise < 1.5 * allowed
+
+
+@pytest.mark.usefixtures("as_on_a_cpu")
+def test_functions_are_compiled_where_a_gradient_is_traced() -> None:
+    runs: list[tuple[int, ...]] = []
+
+    @compiled_by_shape
+    def squared(x: mx.array) -> mx.array:
+        runs.append(x.shape)
+        if x.ndim != 1:
+            raise ValueError("one axis")
+        return mx.contiguous(x * x)
+
+    def gradients() -> list[Any]:
+        function = mx.custom_function(lambda x: squared(x))
+        function.vjp(lambda x, d_out, _: squared(x) * d_out)
+        return mx.grad(lambda x: function(x).sum())(mx.array([1.0, 3.0])).tolist()
+
+    assert gradients() == [1.0, 9.0]
+    assert len(runs) == 2  # operation by operation, in both passes
+    with compiled_in_gradients():
+        assert gradients() == gradients() == [1.0, 9.0]
+        assert len(runs) == 3  # one trace
+        with pytest.raises(ValueError, match="one axis"):
+            squared(mx.zeros((2, 2)))
+    gradients()
+    assert len(runs) == 6

@@ -234,12 +234,12 @@ class MemoryModel:
         layer = rows_cache // max(len(shape.layers), 1)
         # Prefill: one layer's temporaries on a chunk of the prompts. Attention scores [B, heads, chunk, K] before the
         # mask, after it and after softmax, or the four arrays of the gated MLP. On a CPU attention is composed in
-        # float32, and the MLP's exponential of plain operations in five or six arrays.
+        # float32, and the MLP's exponential of plain operations in some more.
         chunk = min(plan.prefill_chunk, max(1, PREFILL_TOKENS // prefilled), self.prompt)
         scores = prefilled * shape.heads * chunk * self.prompt * (self.width if self.gpu else FLOAT_BYTES)
         mlp_width = prefilled * chunk * self.mlp_width(shape.layers[-1])
         exponential = 0 if self.gpu else mlp_width * FLOAT_BYTES
-        prefill = max(3 * scores + 6 * exponential, 4 * mlp_width * self.width + 10 * exponential)
+        prefill = max(3 * scores + 3 * exponential, 4 * mlp_width * self.width + 7 * exponential)
         # (KV cache, temporaries) at each moment that can be the peak; they are never alive together.
         held, work = max(
             (0, 4 * FLOAT_BYTES * self.largest_adapted),  # adapters are merged one matrix at a time
@@ -344,8 +344,8 @@ class MemoryModel:
 
         saved = [saved_by(*layer) for layer in zip(self.layers, self.kinds, strict=True)]
         # Temporaries of one layer's backward pass: arrays like one block of scores and the gradients of the keys and
-        # values attended to, or the gradients inside the gated MLP, three of its intermediate size, five where it is
-        # recomputed. Attention and MLP are differentiated one after the other.
+        # values attended to, or the gradients inside the gated MLP, three of its intermediate size, on a GPU five
+        # where it is recomputed. Attention and MLP are differentiated one after the other.
         queries, keys = (completion, length) if rows else (prompt, prompt)
         heads = (rows or prompts) * shape.heads
         block = FLOAT_BYTES * heads * keys * attention_block(heads, queries, keys, self.gpu)
@@ -353,7 +353,7 @@ class MemoryModel:
         mlp = FLOAT_BYTES * self.mlp_width(self.layers[-1]) if self.layers else 0
         hidden = FLOAT_BYTES * shape.hidden
         mlp_gradients = (rows * completion or prompts * prompt) * (
-            5 * mlp + 12 * hidden if plan.recompute else 3 * mlp + hidden
+            (5 if self.gpu else 3) * mlp + 12 * hidden if plan.recompute else 3 * mlp + hidden
         )
         work = max(scores + keys_and_values, mlp_gradients)
         work += 3 * FLOAT_BYTES * self.largest_adapted if is_dora else 0  # DoRA's adapted weights, for their row norms
@@ -370,9 +370,9 @@ class MemoryModel:
     def _saved_per_token(self, layer: tuple[Linear, ...]) -> int:
         """Bytes that a layer saves per token.
 
-        Norms save their input, attention its queries and the log-sum-exp of its scores, the gated MLP gate, sigmoid,
-        silu and up. Adapters save their input, with dropout the dropped input of each too. DoRA saves the product
-        before scaling. A trainable norm saves its normalised input.
+        Norms save their input, attention its queries and the log-sum-exp of its scores, the gated MLP gate and up,
+        on a GPU sigmoid and silu too. Adapters save their input, with dropout the dropped input of each too. DoRA saves
+        the product before scaling. A trainable norm saves its normalised input.
         """
         shape, width, config = self.shape, self.width, self.config
         adapted = self.adapted_in(layer)
@@ -382,8 +382,8 @@ class MemoryModel:
         saved = norm_inputs * (width if self.gpu else FLOAT_BYTES) * (2 if self.full and not self.gpu else 1)
         mlp_width = self.mlp_width(layer)
         saved += (shape.queries + 2 * mlp_width) * width + FLOAT_BYTES * shape.heads
-        # The gate's sigmoid, and on a GPU, where mlx's own SwiGLU is used, its silu.
-        saved += 2 * mlp_width * width if self.gpu else mlp_width * FLOAT_BYTES
+        # On a GPU, where mlx's own SwiGLU is used, the gate's sigmoid and silu.
+        saved += 2 * mlp_width * width if self.gpu else 0
         for linear in layer:  # the experts' outputs before they are weighted, and the router's probabilities
             if linear.experts > 1 and linear.name.endswith("down_proj"):
                 saved += width * linear.outputs * self.uses_per_token(linear) + 3 * FLOAT_BYTES * linear.experts
