@@ -235,17 +235,20 @@ def slice_width(rows: int, inner: int, outer: int) -> int:
     return width if MIN_WIDTH <= width < outer else 0
 
 
+def _sigmoid(x: mx.array) -> mx.array:
+    return 1 / (1 + exp_clipped(-x)) if exp_is_scalar() else mx.sigmoid(x)
+
+
 @compiled_by_shape
 def _forward(gate: mx.array, up: mx.array) -> mx.array:
     gate_32 = gate.astype(mx.float32)
-    sigmoid = 1 / (1 + exp_clipped(-gate_32))
-    return (gate_32 * sigmoid * up.astype(mx.float32)).astype(up.dtype)
+    return (gate_32 * _sigmoid(gate_32) * up.astype(mx.float32)).astype(up.dtype)
 
 
 @compiled_by_shape
 def _backward(gate: mx.array, up: mx.array, d_out: mx.array) -> tuple[mx.array, mx.array]:
     gate_32, up_32, d_out_32 = (x.astype(mx.float32) for x in (gate, up, d_out))
-    sigmoid = 1 / (1 + exp_clipped(-gate_32))
+    sigmoid = _sigmoid(gate_32)
     silu = gate_32 * sigmoid
     d_gate = d_out_32 * up_32 * (sigmoid + silu - silu * sigmoid)  # silu' = σ + g σ (1 − σ)
     return d_gate.astype(gate.dtype), (d_out_32 * silu).astype(up.dtype)
@@ -253,7 +256,7 @@ def _backward(gate: mx.array, up: mx.array, d_out: mx.array) -> tuple[mx.array, 
 
 @mx.custom_function
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    """silu(gate) · up, elementwise, of any shape they share, in the type of `up`."""
+    """silu(gate) · up, elementwise, of any shape they share, rounded once to the type of `up`."""
     return _forward(gate, up)
 
 

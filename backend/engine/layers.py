@@ -1,16 +1,15 @@
 """mlx-lm's layers, computed our way.
 
 Gathers whose gradient is the same bits every time: the gradient of x[index] is a scatter-add, which Metal makes with
-atomics in changing order. On a CPU they are mlx's own. LoRA, DoRA and silu(gate) · up in 16 bits as the sampler
-computes them: round(y + round(x A) B), with A, B and their gradients in float32; silu(gate) · up rounded once. LoRA in
-float32 with two passes over [tokens, out] fewer than mlx-lm's.
+atomics in changing order. On a CPU they are mlx's own. LoRA and DoRA in 16 bits as the sampler computes them:
+round(y + round(x A) B), with A, B and their gradients in float32. LoRA in float32 with two passes over [tokens, out]
+fewer than mlx-lm's.
 Letters: S rows of the source, N rows taken, V vocabulary, H hidden.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -158,31 +157,3 @@ def dora_linear(self: Any, x: mx.array) -> mx.array:
 
 
 METHODS = ((LoRALinear, lora_linear), (DoRALinear, dora_linear))  # (mlx-lm's class, our `__call__`)
-
-
-# shapeless: elementwise, so one trace serves all shapes.
-@partial(mx.compile, shapeless=True)
-def rounded_once(gate: mx.array, up: mx.array) -> mx.array:
-    gate_32 = gate.astype(mx.float32)
-    return (gate_32 * mx.sigmoid(gate_32) * up.astype(mx.float32)).astype(up.dtype)
-
-
-@partial(mx.compile, shapeless=True)
-def rounded_once_vjp(gate: mx.array, up: mx.array, d_out: mx.array) -> tuple[mx.array, mx.array]:
-    gate_32, up_32, d_out_32 = (x.astype(mx.float32) for x in (gate, up, d_out))
-    sigmoid = mx.sigmoid(gate_32)
-    silu = gate_32 * sigmoid
-    d_gate = d_out_32 * up_32 * (sigmoid + silu - silu * sigmoid)  # silu' = σ + g σ (1 − σ)
-    return d_gate.astype(gate.dtype), (d_out_32 * silu).astype(up.dtype)
-
-
-@mx.custom_function
-def swiglu_16(gate: mx.array, up: mx.array) -> mx.array:
-    """silu(gate) · up, elementwise, of any shape they share, in the type of `up`."""
-    return rounded_once(gate, up)
-
-
-@swiglu_16.vjp
-def _swiglu_16_vjp(primals: Any, d_out: mx.array, _output: mx.array) -> tuple[mx.array, mx.array]:
-    gate, up = primals
-    return rounded_once_vjp(gate, up, d_out)

@@ -25,14 +25,12 @@ import mlx.nn as nn
 from mlx_lm.models import activations, base, gated_delta, rwkv7, switch_layers
 from mlx_lm.tuner.lora import LoRAEmbedding
 
-from backend.engine import cpu as vector_swiglu
-from backend.engine import layers
+from backend.engine import cpu, layers
 from backend.engine.attention import blocked_attention, decode_attention
 from backend.engine.caches import AttentionInputs, PrefixReader, PrefixRecorder, SlotCache
 from backend.engine.cpu import exp_is_scalar
 from backend.engine.device import on_cpu, on_gpu
 from backend.engine.gated_delta import gated_delta_rule
-from backend.engine.layers import swiglu_16
 
 MIN_SWIGLU = 1 << 12  # exponentials from which ours pay on x86
 
@@ -150,9 +148,8 @@ def swiglu(gate: mx.array, up: mx.array) -> mx.array:
         return MLX_LM_SWIGLU(gate, up)
     has_16_bits = gate.dtype != mx.float32
     # In 16 bits at any size, for small decoding steps must round as large batches do.
-    if exp_is_scalar() and (gate.size >= MIN_SWIGLU or has_16_bits):
-        return vector_swiglu.swiglu(gate, up)
-    return swiglu_16(gate, up) if has_16_bits else MLX_LM_SWIGLU(gate, up)  # pyright: ignore[reportReturnType]
+    is_ours = has_16_bits or (exp_is_scalar() and gate.size >= MIN_SWIGLU)
+    return cpu.swiglu(gate, up) if is_ours else MLX_LM_SWIGLU(gate, up)  # pyright: ignore[reportReturnType]
 
 
 def gated_delta_update(
