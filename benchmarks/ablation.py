@@ -112,8 +112,6 @@ SWITCHES: dict[str, Switch] = {
     "gated unit in vectors": off("engine.patches.exp_is_scalar", lambda: False),
     # A product of few rows goes to the BLAS in one piece.
     "sliced products": products_in_one_piece,
-    # Python's thread and mlx's run on whichever cores the system chooses.
-    "both threads on one core": off("engine.cpu._mlx_threads", list),
     # Attention by mlx's autodiff, which keeps the softmax [tokens, tokens] of every layer.
     "attention in blocks": off("engine.patches._training_inputs", lambda *_: None),
     # Training reads a prompt once for each of its completions.

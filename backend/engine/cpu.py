@@ -1,7 +1,5 @@
-"""Speed on a CPU: Python's and mlx's threads on one core, and x86 stand-ins for what mlx computes slowly there.
+"""x86 stand-ins for what mlx computes slowly there.
 
-One core: on Linux mlx hands every operation of some 10 µs to a thread of its own; on two cores waking it costs as much
-as the operation.
 Exponentials: mlx's is scalar on x86 (13 ns). e^x = 2^n · 2^r, n the nearest whole number to x · log2 e, 2^r a
 polynomial on [−½, ½]. mlx ends a fusion at depth 11, and a constant beyond it makes the kernel three times slower: the
 longest chain has ten operations.
@@ -12,106 +10,14 @@ Sums of rows are products with ones: mlx's take 1.8 ns a number.
 from __future__ import annotations
 
 import math
-import os
-import random
 import shutil
-import sys
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
-from backend.engine import cpu_setup
 from backend.engine.device import on_cpu, on_x86
 from backend.engine.graph import compiled_by_shape
-
-MIN_CPU_SHARE = 0.7  # CPU seconds per second; below, another process uses the core: take another next time
-
-MIN_DURATION_S = 0.1  # shorter measurements are ignored
-
-TASKS = Path("/proc/self/task")
-_other_core: list[int] = []  # the core to take next time; empty: the calling thread's
-
-
-@contextmanager
-def on_one_core() -> Iterator[None]:
-    """Keep the calling thread and mlx's on one core. Does nothing where mlx computes elsewhere or pinning is not
-    allowed."""
-    applies = sys.platform == "linux" and on_cpu() and os.environ.get(cpu_setup.THREADS) == "1"
-    threads = [threading.get_native_id(), *_mlx_threads()] if applies else []
-    allowed = [os.sched_getaffinity(thread) for thread in threads]
-    if len(threads) != 2 or len(allowed[0]) == 1:
-        yield
-        return
-    # The core that the thread is on has its data in cache already; another is taken only if it was shared.
-    core = _other_core.pop() if _other_core else _core_of(threads[0])
-    core = core if core in allowed[0] else min(allowed[0])
-    before = time.perf_counter(), _cpu_seconds(threads)
-    try:
-        for thread in threads:
-            _pin(thread, {core})
-        yield
-    finally:
-        # Each thread's own set: mlx's thread need not have been allowed the same cores as Python's.
-        for thread, cores in zip(threads, allowed, strict=True):
-            _pin(thread, cores)
-        wall_s, cpu_s = time.perf_counter() - before[0], _cpu_seconds(threads) - before[1]
-        if wall_s > MIN_DURATION_S and cpu_s < MIN_CPU_SHARE * wall_s:  # else two runs could share a core for ever
-            # From the system's entropy, not the run's seed: two runs with one seed would choose the same core again.
-            _other_core[:] = [random.SystemRandom().choice(sorted(allowed[0] - {core}))]
-
-
-@cache
-def _mlx_threads() -> list[int]:
-    """mlx's CPU thread id, in a list: the thread that sleeps (a voluntary switch) after each operation. Empty where it
-    is not found."""
-    mx.eval(mx.array(0) + 1)  # mlx starts its thread with the first operation
-    # This thread's id is asked for: in a fork, Python still gives the one that it had before.
-    python_threads = {threading.get_native_id(), *(thread.native_id for thread in threading.enumerate())}
-    others = [int(task.name) for task in TASKS.iterdir() if int(task.name) not in python_threads]
-    before = {task: _voluntary_switches(task) for task in others}
-    # mlx has no call that names its thread. An idle one sleeps (a voluntary switch) after each of these operations;
-    # threads of a BLAS or of Qt do not.
-    tries = 20
-    for number in range(tries):
-        mx.eval(mx.array(number) + 1)
-    woken = {task: _voluntary_switches(task) - before[task] for task in others}
-    thread = max(woken, key=lambda task: woken[task], default=0)
-    try:
-        # Read once at the start, so that `on_one_core` cannot fail later on a file that does not exist here.
-        _cpu_seconds([thread]), _core_of(thread)
-    except (OSError, ValueError, IndexError):
-        return []
-    return [thread] if woken[thread] > tries // 2 else []
-
-
-def _pin(thread: int, cores: set[int]) -> None:
-    try:
-        os.sched_setaffinity(thread, cores)
-    except OSError:
-        return  # some containers forbid it: everything works there, as fast as without
-
-
-def _core_of(thread: int) -> int:
-    return int((TASKS / str(thread) / "stat").read_text().rpartition(")")[2].split()[36])
-
-
-def _voluntary_switches(thread: int) -> int:
-    try:
-        words = (TASKS / str(thread) / "status").read_text().split()
-        return int(words[words.index("voluntary_ctxt_switches:") + 1])
-    except (OSError, ValueError):
-        return 0
-
-
-def _cpu_seconds(threads: list[int]) -> float:
-    return sum(int((TASKS / str(thread) / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
-
 
 COMPILER = "g++"
 # mlx's errors where the compiler left no library, as one does that a signal has ended

@@ -1,5 +1,5 @@
 """Prepares a process that computes on a Linux CPU: OpenBLAS, loaded before mlx, whose own BLAS is sixteen times slower
-in float32, and a folder for compiled kernels. Imports no mlx."""
+in float32, freed memory that is kept, and a folder for compiled kernels. Imports no mlx."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ LIBRARY = "libopenblas.so.0"  # openBLAS with 32-bit integers, the interface tha
 
 THREADS = "OPENBLAS_NUM_THREADS"
 
+# glibc's malloc gives larger freed arrays back at once, and the kernel maps every page of the next one anew (32 MB)
+KEPT_BYTES = 1 << 30
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+
 
 @cache
 def load_openblas() -> str:
@@ -29,6 +33,10 @@ def load_openblas() -> str:
     if "mlx.core" in sys.modules:
         return "BLAS is the one that came with mlx, because mlx was imported before OpenBLAS could be loaded."
     os.environ.setdefault(THREADS, "1")
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):  # not in musl
+        libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+        libc.mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
     try:
         library = ctypes.CDLL(LIBRARY, mode=ctypes.RTLD_GLOBAL)
     except OSError:

@@ -24,7 +24,6 @@ from backend.data.files import Row
 from backend.data.preview import open_dataset
 from backend.data.problems import Messages, PromptFormat, messages_of, problem_of, tokenize_if_fits
 from backend.data.rows import Rows, row_name
-from backend.engine.cpu import on_one_core
 from backend.engine.device import on_gpu
 from backend.engine.model_probe import split
 from backend.engine.output_layer import SplitModel
@@ -299,7 +298,6 @@ class Chat:
         assert isinstance(tokens, list)
         return problem_of(index, row, messages, tokens, prompt_format)
 
-    @on_one_core()
     def reply(
         self,
         question: ChatQuestion,

@@ -15,7 +15,6 @@ from mlx_lm.models.cache import BatchKVCache, KVCache
 
 from backend.engine.caches import PackedSlotCache, SlotCache, StepContext, new_prompt_cache
 from backend.engine.chunk_sizes import PREFILL_TOKENS
-from backend.engine.cpu import on_one_core
 from backend.engine.device import on_gpu, release_cached_buffers
 from backend.engine.graph import compiled_by_shape
 from backend.engine.model_probe import describe_error
@@ -94,7 +93,6 @@ class Sampler:
             self.slow_paths.append(f"Completions are decoded one group at a time: {reason}.")
         self.has_continuous_batching = not reason  # rows of unequal length are decoded together
 
-    @on_one_core()
     def sample(
         self,
         problems: Sequence[Problem],

@@ -19,7 +19,6 @@ from backend.config import updates as own_updates
 from backend.config.config import Config
 from backend.config.updates import OWN
 from backend.engine.chunk_sizes import MICRO_BATCH_TOKENS, head_chunk
-from backend.engine.cpu import on_one_core
 from backend.engine.device import on_gpu
 from backend.engine.embedding_noise import EmbeddingNoise, input_embedding
 from backend.engine.forward import PrefilledPrompts
@@ -146,8 +145,7 @@ class Learner:
         self.max_grad_norm = config.max_grad_norm
         self.algorithm.change(config, keys)
 
-    @compiled_in_gradients()  # outermost: its thread is not to be kept on that core
-    @on_one_core()
+    @compiled_in_gradients()
     def learn(self, batch: Batch, poll: Callable[[], None] = do_nothing) -> dict[str, float]:
         """Make all updates of one step; return their mean metrics. `poll` is called after each micro-batch. Raises
         NotFiniteError before the weights change."""
@@ -161,7 +159,6 @@ class Learner:
             if noise is not None:
                 noise.rollout = None
 
-    @on_one_core()
     def held_out_metrics(self, batch: Batch, poll: Callable[[], None] = do_nothing) -> dict[str, float]:
         return self.algorithm.held_out_metrics(batch, self.forward, poll)
 
