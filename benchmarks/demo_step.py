@@ -25,9 +25,10 @@ SHOWN = {
 def measure(config_file: Path, steps: int, warm_up: int) -> dict[str, float]:
     """Median of each metric over `steps` steps of the config, after `warm_up` that do not count; in a temporary
     folder."""
-    from backend.config.config import parse, read
+    from backend.config.config import dump, parse, read
     from backend.runs.run_folder import make_run_folder
     from backend.trainer.run_process import train
+    from backend.utils.disk import replace_file
 
     raw = read(config_file) | {
         "iters": warm_up + steps,
@@ -45,7 +46,9 @@ def measure(config_file: Path, steps: int, warm_up: int) -> dict[str, float]:
             rows.append(event["metrics"] | {"cpu_s": cpu[-1] - cpu[-2]})
 
     with tempfile.TemporaryDirectory() as folder:
-        ending = train(parse(raw), make_run_folder("bench", Path(folder)), command="bench", echo=collect)
+        settings, run = parse(raw), make_run_folder("bench", Path(folder))
+        replace_file(run.config, dump(settings))
+        ending = train(settings, run, command="bench", echo=collect)
     if ending.kind != "finished":
         raise SystemExit(ending.sentence)
     return {key: statistics.median(row[key] for row in rows[warm_up:]) for key in SHOWN}
