@@ -85,6 +85,7 @@ def record(
     warm_up: WarmUp = 2,
 ) -> None:
     """Measure everything and write docs/performance.json and the tables of docs/performance.md from it."""
+    cpu_setup.load_openblas()  # before anything here imports mlx
     from benchmarks import report, results_file
 
     unknown = [name for name in sections or () if name not in report.DOCUMENTED]
