@@ -117,8 +117,8 @@ def blocked_attention(
 def decode_attention(
     queries_BH1d: mx.array, keys_BJCd: mx.array, values_BJCe: mx.array, scale: float, mask_B11C: mx.array
 ) -> mx.array:
-    """Attention of one query per row to the cache columns that `mask_B11C` allows: [B, H, 1, e], no gradient. For x86,
-    where mlx's exponentials are scalar."""
+    """Attention of one query per row to the cache columns that `mask_B11C` allows: [B, H, 1, e], no gradient. For a
+    CPU: on x86 mlx's exponentials are scalar."""
     dtype = values_BJCe.dtype
     queries_BH1d, keys_BJCd, values_BJCe = (x.astype(mx.float32) for x in (queries_BH1d, keys_BJCd, values_BJCe))
     (B, H, _, d), J = queries_BH1d.shape, keys_BJCd.shape[1]

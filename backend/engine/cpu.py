@@ -106,12 +106,12 @@ MIN_WIDTH, MAX_WIDTH = 32, 512  # columns of a slice
 
 MAX_ROWS = 16  # with more rows packing costs little
 
-STORED_WIDTH = 64  # columns of a slice of weights that are copied anyway, so stored as the product reads them
+STORED_WIDTH = 64  # columns of a slice in `sliced`
 
 
 def sliced(weight: mx.array) -> mx.array:
-    """W [out, in] as `matmul_transposed` takes the least time to read it, for weights that are copied anyway: on x86
-    slices [n, in, STORED_WIDTH]."""
+    """W [out, in] in the layout with which `matmul_transposed` is fastest, a copy: on x86 in float32 [out /
+    STORED_WIDTH, in, STORED_WIDTH]; else, or where `out` is no multiple of it, W itself."""
     outer, inner = weight.shape
     if outer % STORED_WIDTH or weight.dtype != mx.float32 or not on_x86():
         return weight

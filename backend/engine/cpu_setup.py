@@ -19,7 +19,8 @@ LIBRARY = "libopenblas.so.0"  # openBLAS with 32-bit integers, the interface tha
 
 THREADS = "OPENBLAS_NUM_THREADS"
 
-# glibc's malloc gives larger freed arrays back at once, and the kernel maps every page of the next one anew (32 MB)
+# Freed arrays up to this size are reused. By default glibc unmaps those above 32 MB, and the kernel maps every page of
+# the next one anew.
 KEPT_BYTES = 1 << 30
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
@@ -27,16 +28,15 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 @cache
 def load_openblas() -> str:
     """Load OpenBLAS on Linux if it is installed and mlx is not imported yet. Returns one sentence on the BLAS in use.
-    Sets OPENBLAS_NUM_THREADS to 1 unless it is set: small products only wait for a second thread."""
+    Sets OPENBLAS_NUM_THREADS to 1 unless it is set: small products only wait for a second thread. Has glibc keep freed
+    arrays."""
     if sys.platform != "linux":
         return "BLAS is the one that mlx is built with on this system."
     if "mlx.core" in sys.modules:
         return "BLAS is the one that came with mlx, because mlx was imported before OpenBLAS could be loaded."
     os.environ.setdefault(THREADS, "1")
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):  # not in musl
-        libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
-        libc.mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
+    for threshold in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
+        ctypes.CDLL(None).mallopt(threshold, KEPT_BYTES)
     try:
         library = ctypes.CDLL(LIBRARY, mode=ctypes.RTLD_GLOBAL)
     except OSError:

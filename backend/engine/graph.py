@@ -60,9 +60,9 @@ _this_thread = _ThisThread()
 
 @contextmanager
 def compiled_in_gradients() -> Iterator[None]:
-    """Inside, on a CPU, functions under `compiled_by_shape` are compiled where a gradient is traced, too. mlx runs
-    their operations one by one in a thread that traces, 20 for an exponential, so another thread calls them. Only for
-    use in custom functions: mlx has no gradient of what is compiled."""
+    """Inside, on a CPU, functions under `compiled_by_shape` stay compiled while a gradient is traced. In a thread that
+    traces, mlx runs their operations one by one (20 for an exponential), so another thread calls them. Only inside
+    custom functions, which have a gradient of their own."""
     here = _this_thread
     if on_cpu() and here.calls is None:
         here.calls = SimpleQueue()
