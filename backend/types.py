@@ -24,6 +24,48 @@ class Problem:
     """Every column of the dataset's row, unchanged."""
 
 
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the policy wrote, its arguments typed by the tool's schema."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a call gave: text that the model reads. `failed`: it raised, took too long, or names no tool; `content` is
+    then {"error": …} as text."""
+
+    name: str
+    content: str
+    failed: bool = False
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Turn:
+    """What the policy wrote until it ended a turn, and the results of the calls in it. `tokens`: ids of the
+    completion that belong to the turn, `result_tokens` those of its results; 0 where they did not fit and were left
+    out, which ends the completion."""
+
+    content: str
+    """The text outside the calls."""
+    calls: list[ToolCall] = field(default_factory=list)
+    tokens: int = 0
+    results: list[ToolResult] = field(default_factory=list)
+    result_tokens: int = 0
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The turn as chat messages, as TRL hands them to reward functions; without results that were left out."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.calls:
+            functions = ({"name": call.name, "arguments": call.arguments} for call in self.calls)
+            message["tool_calls"] = [{"type": "function", "function": function} for function in functions]
+        kept = self.results if self.result_tokens else []
+        return [message, *({"role": "tool", "name": result.name, "content": result.content} for result in kept)]
+
+
 @dataclass(slots=True)
 class Completion:
     """One sampled answer. Every per-token list is as long as `tokens`."""
@@ -45,6 +87,10 @@ class Completion:
     mask: list[int] = field(default_factory=list)
     """1 where the policy produced the token and is trained on it, 0 where something else wrote it into the
     conversation, such as a tool's result. Empty: 1 throughout."""
+    turns: list[Turn] = field(default_factory=list)
+    """The completion as a conversation. Empty for a run without tools; `text` is the last turn's otherwise."""
+    conversation: int = -1
+    """Its number at the tool host, which keeps its environment until the next rollout begins; −1 without tools."""
     scores: dict[str, float | None] = field(default_factory=dict)
     """Each reward function's score, None where it has no opinion."""
     reward: float | None = None

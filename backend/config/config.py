@@ -83,7 +83,7 @@ SETTINGS: dict[str, Setting] = in_form_order(
 )
 """Every setting by key, in the order of the form."""
 
-NOT_BUILT = {"tools": "Tools", "environments": "Environments", "rollout_func": "A rollout function of your own"}
+NOT_BUILT = {"rollout_func": "A rollout function of your own"}
 """Keys of related programs for features that do not exist yet."""
 
 TEXTS = ("text", "prose", "model", "adapter", "dataset", "file", "hosts", "choice")

@@ -26,6 +26,7 @@ HEADINGS = (
     *("Early stopping", MACHINES),
     *("Columns", "Prompts", "Answers", "Rows and splits", "Held-out prompts"),
     *("Sampling", "Loss", "Entropy", "Advantages", "Rewards over the run", "Limits of reward functions"),
+    "Tools and environments",
 )
 """In the order of the form."""
 

@@ -31,7 +31,7 @@ Kind = (
 """Which editor a setting has. `prose` is text of several lines, `numbers` a list of numbers, `mapping` a small YAML
 map."""
 
-Use = Literal["task", "rows", "row_view", "prompt_text", "prompt_limit", "rewards", "scoring", "duration"]
+Use = Literal["task", "rows", "row_view", "prompt_text", "prompt_limit", "rewards", "scoring", "duration", "tools"]
 """What depends on a setting (see `keys_used_by`):
 
 - `task`: what a user trains on and for; a preset leaves it alone.
@@ -42,6 +42,7 @@ Use = Literal["task", "rows", "row_view", "prompt_text", "prompt_limit", "reward
 - `rewards`: how completions are rewarded during a run.
 - `scoring`: scores, rewards and advantages of given completions, and the checks of these settings.
 - `duration`: how long a completion takes, sampling and learning.
+- `tools`: which tools and environments there are.
 """
 
 

@@ -492,7 +492,7 @@ LIMITS = {
     "[1, 4096]": "rank",
     "(0, 1000000]": "lora_alpha scale epsilon_high sapo_temperature_pos sapo_temperature_neg vespo_k_pos vespo_k_neg "
     "vespo_lambda_pos vespo_lambda_neg off_policy_mask_threshold sampling_correction_max sampling_correction_min "
-    "reward_timeout",
+    "reward_timeout tool_timeout",
     "[0, 1)": "dropout adam_beta1 adam_beta2 validation_split",
     "[1, 100000000]": "iters",
     "[0, 1000000]": "epochs max_grad_norm early_stopping_min_delta memory_limit beta",
@@ -507,6 +507,7 @@ LIMITS = {
     "[0, 10]": "lr_warmup_init lr_final",
     "[1, 1000000000]": "steps_per_report save_every keep_checkpoints ref_model_sync_steps",
     "[-1, 1000000000]": "val_batches test_batches",
+    "[1, 1000]": "max_tool_calling_iterations",
     "[0, 1000]": "neftune_noise_alpha retry_on_gpu_error",
     "[16, 10000000]": "seq_step_size",
     "(0, 100]": "lr_power",

@@ -38,7 +38,7 @@ SECTIONS: dict[str, Words] = {
     "Sampling": {
         **renamed(num_generations="group_size"),
         **same("max_completion_length temperature top_p top_k min_p repetition_penalty num_generations_eval"),
-        **same("chat_template_kwargs"),
+        **same("chat_template_kwargs max_tool_calling_iterations"),
         **converted(
             max_prompt_length="max_prompt_length long_prompts",
             generation_kwargs=f"{SAMPLING} stop",
@@ -158,7 +158,6 @@ SECTIONS: dict[str, Words] = {
             "log_completions num_completions_to_print log_unique_prompts log_multimodal log_completions_hub_repo",
         ),
         **refused(_SHUFFLED, "shuffle_dataset", (True,)),
-        **refused("Tools are not built yet.", "max_tool_calling_iterations"),
     },
     "Everything else of TrainingArguments": {
         **ignored(

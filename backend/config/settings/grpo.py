@@ -20,6 +20,7 @@ _entropy = partial(setting, section="generation", group="Entropy", advanced=True
 _advantages = partial(setting, section="generation", group="Advantages", advanced=True)
 _course = partial(setting, section="generation", group="Rewards over the run", advanced=True)
 _reward_limits = partial(setting, section="generation", group="Limits of reward functions", advanced=True)
+_tools = partial(setting, section="generation", group="Tools and environments", used_by=("tools", "prompt_text"))
 _sapo = partial(_loss, above=(0, 1_000_000), when=("grpo_loss_type", ("sapo",)))
 _vespo = partial(_loss, above=(0, 1_000_000), when=("grpo_loss_type", ("vespo",)))
 _MENUS = {name: [(entry.key, entry.name, entry.sentence) for entry in menu] for name, menu in loss_menus().items()}
@@ -265,3 +266,19 @@ class GrpoFields(BaseModel):
         False, "Reward network", when=("reward_isolation", ("process",)), used_by=("rewards", "scoring")
     )
     """Reward functions may use the network, for example to ask a judge."""
+    tools_file: str = _tools("", "Tools file", kind="file")
+    """A Python file with functions that the model may call. Each needs type hints and a docstring with an Args
+    section: the model reads them."""
+    tools: list[str] = _tools([], "Tools")
+    """Names of the functions of the tools file that the model may call. Empty: all public ones."""
+    environment: str | dict[str, str] = _tools("", "Environment", kind="text")
+    """A class, as file.py::Class. Every completion gets an instance, its public methods are tools, and a get_reward
+    method scores it. Several: a mapping of names to classes."""
+    environment_column: str = _tools("environment", "Environment column", advanced=True)
+    """Column that names each row's environment where there are several."""
+    mcp_servers: dict[str, Any] = _tools({}, "MCP servers")
+    """Servers whose tools the model may call: a name, then command and args, or the url of one on this machine."""
+    max_tool_calling_iterations: int = _tools(8, "Tool turns", within=(1, 1000), advanced=True)
+    """Turns with tool calls in one completion; after them the next call is not run."""
+    tool_timeout: float = _tools(10.0, "Tool timeout", above=(0, 1_000_000, "s"), advanced=True)
+    """A call that takes longer ends with an error that the model reads."""

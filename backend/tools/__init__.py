@@ -1,0 +1,1 @@
+"""Tools and environments: functions that a model may call in its completions."""

@@ -1,0 +1,49 @@
+"""What sampling asks of whatever runs the tools: a worker process, this process, MCP servers, or several of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from backend.types import ToolCall, ToolResult
+
+Poll = Callable[[], None]
+"""Called while something is waited for; may raise to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSchemas:
+    """JSON schemas as chat templates take them (`transformers.utils.get_json_schema`). `shared`: of tools that every
+    row has; `by_environment`: of those that a row of this environment has besides, under "" if there is only one."""
+
+    shared: Sequence[dict[str, Any]] = ()
+    by_environment: Mapping[str, Sequence[dict[str, Any]]] | None = None
+
+    def of(self, environment: str = "") -> list[dict[str, Any]]:
+        """The schemas that a row of this environment has."""
+        return [*self.shared, *(self.by_environment or {}).get(environment, ())]
+
+
+class ToolHost(Protocol):
+    """Runs the calls of one conversation in order, and conversations side by side."""
+
+    schemas: ToolSchemas
+
+    def begin(self, rows: Sequence[Mapping[str, Any]], poll: Poll) -> list[tuple[int, str | None]]:
+        """Begin a rollout: one conversation for each row. → its number, and the text that its environment's `reset`
+        returned. Environments of earlier rollouts are free again. Raises UserError where `reset` fails."""
+        ...
+
+    def submit(self, conversation: int, calls: Sequence[ToolCall], poll: Poll) -> None:
+        """Begin to run calls; returns at once."""
+        ...
+
+    def finished(self, wait_s: float, poll: Poll) -> list[tuple[int, list[ToolResult]]]:
+        """(conversation, results of its calls) of all that have ended since the last call. Waits up to `wait_s` for
+        the first. Errors, time-outs and crashes are results."""
+        ...
+
+    def close(self) -> None:
+        """End everything; environments are closed."""
+        ...
