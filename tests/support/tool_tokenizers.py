@@ -1,0 +1,37 @@
+"""The tiny tokenizer with a chat template for tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx_lm.utils
+
+from tests.support.random_models import tiny_tokenizer
+
+TEMPLATES = Path(__file__).parent.parent / "golden" / "chat_templates"
+"""Texts of published models, as the files of TRL 1.16 (trl/chat_templates, Apache-2.0) hold them."""
+
+
+def tool_tokenizer(
+    folder: Path, template: str = "qwen3", *, parser: str = "", special: Sequence[str] = (), end: str = ""
+) -> Any:
+    """`template`: the name of a file in TEMPLATES, or the text of one. `parser`: mlx-lm's, if it cannot be told from
+    the template. `end`: the token that ends a turn, if it is not <|im_end|>."""
+    file = TEMPLATES / f"{template}.jinja"
+    text = file.read_text(encoding="utf-8") if len(template) < 40 and file.exists() else template
+    tiny_tokenizer(folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    first = 1 + max(tokenizer["model"]["vocab"].values())
+    entry = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    added = [*special, *([end] if end else [])]
+    tokenizer["added_tokens"] += [{"id": first + i, "content": token} | entry for i, token in enumerate(added)]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")) | {"chat_template": text}
+    config |= {"tool_parser_type": parser} if parser else {}
+    config |= {"eos_token": end} if end else {}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "config.json").write_text('{"model_type": "qwen3"}', encoding="utf-8")
+    return mlx_lm.utils.load_tokenizer(folder)
