@@ -25,6 +25,16 @@ class TokenData(TypedDict):
     advantage: NotRequired[list[float | None]]  # absent where all are the completion's own `advantage`
 
 
+class TurnRow(TypedDict):
+    """What the policy wrote until it ended a turn, and what its calls gave."""
+
+    text: str  # outside the calls
+    tokens: int
+    calls: list[dict[str, Any]]  # name, arguments
+    results: list[dict[str, Any]]  # name, content, failed, seconds
+    result_tokens: int  # 0 where the results did not fit and were left out
+
+
 class CompletionRow(TypedDict):
     """One completion of a `GroupRow`."""
 
@@ -34,6 +44,7 @@ class CompletionRow(TypedDict):
     rewards: dict[str, float | None]  # reward function → its score; None where it had no opinion
     reward: float | None  # the weighted sum of the scores
     advantage: NotRequired[float]  # absent in an evaluation
+    turns: NotRequired[list[TurnRow]]  # of a run with tools; `text` is the last turn's then
     logged: NotRequired[dict[str, Any]]  # columns that reward functions noted (TRL's `log_extra`)
     token_data: NotRequired[TokenData]
 

@@ -12,15 +12,15 @@ from backend.runs.completion_rows import Stop
 from backend.sampling.grammar import GrammarState
 from backend.types import Completion
 
-OPEN = -1
+OPEN, WAITING = -1, -2
 REASONS: tuple[Stop, ...] = get_args(Stop)
 EOS, LENGTH, STRING = (REASONS.index(reason) for reason in ("eos", "length", "string"))
 
 
 class CompletionBuffer:
     """`count` completions in progress, of at most `max_tokens` tokens. `length` [count]: tokens so far; `stop` [count]:
-    an index into REASONS, or OPEN. `held`: the grammar's states; a stop string then ends a completion only where the
-    grammar is satisfied."""
+    an index into REASONS, OPEN, or WAITING for the results of tools. `held`: the grammar's states; a stop string then
+    ends a completion only where the grammar is satisfied."""
 
     def __init__(
         self, count: int, max_tokens: int, tokenizer: Any, eos_ids: Sequence[int], stop: Sequence[str]
@@ -33,6 +33,7 @@ class CompletionBuffer:
         self._logps = np.zeros((count, 0), np.float32)
         self._kept = np.zeros((count, 0), np.float32)
         self._held = np.zeros((count, 0), np.float32)
+        self._inserted: dict[int, list[range]] = {}  # places of tokens that were not sampled, by completion
         self.length = np.zeros(count, np.int64)
         self.stop = np.full(count, OPEN, np.int8)
 
@@ -59,10 +60,7 @@ class CompletionBuffer:
         before_eos = np.where(is_eos.any(axis=1), is_eos.argmax(axis=1) + 1, S)
         added = np.minimum(before_eos, self.max_tokens - start)
         logs = (logps_SB, kept_SB) if held_SB is None else (logps_SB, kept_SB, held_SB)
-        if (longest := int((start + added).max())) > (width := self._tokens.shape[1]):
-            pad = ((0, 0), (0, max(64, width, longest - width)))  # doubled, so appending takes amortised constant time
-            stores = (np.pad(store, pad) for store in (self._tokens, self._logps, self._kept, self._held))
-            self._tokens, self._logps, self._kept, self._held = stores
+        self._widen(int((start + added).max()))
         inside = np.arange(S)[None] < added[:, None]
         row, column = np.nonzero(inside)
         parts = (tokens, *(part.T[is_open] for part in logs))
@@ -76,6 +74,20 @@ class CompletionBuffer:
             for row, first in zip(index.tolist(), start.tolist(), strict=True):
                 if (end := self._stop_string_end(row, first)) is not None:
                     self.length[row], self.stop[row] = end, STRING
+
+    def insert(self, row: int, tokens: Sequence[int]) -> None:
+        """Append tokens that the policy did not sample, and is not trained on."""
+        start, end = int(self.length[row]), int(self.length[row]) + len(tokens)
+        self._widen(end)
+        self._tokens[row, start:end] = tokens
+        self._inserted.setdefault(row, []).append(range(start, end))
+        self.length[row] = end
+
+    def _widen(self, longest: int) -> None:
+        if longest > (width := self._tokens.shape[1]):
+            pad = ((0, 0), (0, max(64, width, longest - width)))  # doubled, so appending takes amortised constant time
+            stores = (np.pad(store, pad) for store in (self._tokens, self._logps, self._kept, self._held))
+            self._tokens, self._logps, self._kept, self._held = stores
 
     def _stop_string_end(self, row: int, first: int) -> int | None:
         """Tokens after which the text first contains a stop string; None where it contains none. Text is compared, not
@@ -111,6 +123,10 @@ class CompletionBuffer:
     def _text_tokens(self, row: int) -> list[int]:
         return self._tokens[row, : self.length[row] - (self.stop[row] == EOS)].tolist()
 
+    def tokens(self, row: int, start: int = 0) -> list[int]:
+        """Its tokens so far, from `start` on."""
+        return self._tokens[row, start : self.length[row]].tolist()
+
     def _decode(self, tokens: list[int]) -> str:
         return self.tokenizer.decode(tokens, skip_special_tokens=False)
 
@@ -122,11 +138,18 @@ class CompletionBuffer:
         return tokens, logps, kept
 
     def completion(self, row: int) -> Completion:
-        assert self.stop[row] != OPEN
+        assert self.stop[row] >= 0
         tokens, logps, kept = self.arrays(row)
         held = self._held[row, : self.length[row]].tolist() if self.held is not None else []
-        text = self._decode(self._text_tokens(row))
-        return Completion(tokens, logps, text, REASONS[self.stop[row]], kept, held)
+        mask = [1] * len(tokens) if row in self._inserted else []
+        for inserted in self._inserted.get(row, ()):
+            for place in inserted:
+                mask[place] = 0
+        return Completion(tokens, logps, self.text(row), REASONS[self.stop[row]], kept, held, mask)
+
+    def text(self, row: int, start: int = 0) -> str:
+        """Its text from token `start` on, without the end-of-sequence token."""
+        return self._decode(self._text_tokens(row)[start:])
 
 
 REPLACEMENT = "\ufffd"  # an incomplete character, decoded

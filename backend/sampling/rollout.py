@@ -18,6 +18,7 @@ from backend.engine.chunk_sizes import PREFILL_TOKENS
 from backend.engine.device import on_gpu, release_cached_buffers
 from backend.engine.graph import compiled_by_shape
 from backend.engine.model_probe import describe_error
+from backend.sampling.conversations import WAIT_S, Rollout, Tools
 from backend.sampling.fused_model import FusedModel
 from backend.sampling.grammar import GrammarCache
 from backend.sampling.outputs import OPEN, CompletionBuffer
@@ -33,7 +34,7 @@ from backend.sampling.sampler import (
     sample_tokens,
     step_results,
 )
-from backend.sampling.scheduler import DECODE_CHUNK, Prefilled, Scheduler, WaitingQueue, to_host
+from backend.sampling.scheduler import DECODE_CHUNK, ParkedRow, Prefilled, Scheduler, WaitingQueue, to_host
 from backend.types import Group, Problem
 from backend.utils.machine import chip
 
@@ -56,7 +57,7 @@ STUCK = (
 class Sampler:
     """Keeps its compiled decoding steps from one call to the next. `stop` strings end a completion whose text contains
     one. `rows`: most completions decoded together (None: all). `merge`: allow a second copy of the weights that
-    adapters change. `costs`: of a decoding step, instead of this machine's."""
+    adapters change. `costs`: of a decoding step, instead of this machine's. `tools`: that completions may call."""
 
     def __init__(
         self,
@@ -68,8 +69,9 @@ class Sampler:
         rows: int | None = None,
         merge: bool = True,
         costs: RowCosts | None = None,
+        tools: Tools | None = None,
     ) -> None:
-        self.policy = policy
+        self.policy, self.tools = policy, tools
         self.agree: Agree = getattr(policy, "broadcast_from_rank0", alone)
         self.max_tokens = max_tokens
         self.stop = tuple(stop)
@@ -109,15 +111,22 @@ class Sampler:
         uniform_NT = keyed_uniforms(seed, keys, self.max_tokens)
         outputs = CompletionBuffer(len(keys), self.max_tokens, self.policy.tokenizer, self.policy.eos_ids, self.stop)
         decode = self._decode_batch if self.has_continuous_batching else self._decode_by_group
+        conversations = self.tools and self.tools.begin(problems, group_size, lambda: poll(0))
+        problems = conversations.problems if conversations else problems
         self.policy.model.eval()
         self.fused.refresh()
         try:
-            decode([problem.tokens for problem in problems], group_size, sampling, uniform_NT, outputs, poll)
+            prompts = [problem.tokens for problem in problems]
+            decode(prompts, group_size, sampling, uniform_NT, outputs, poll, conversations)
         finally:
             self.fused.release()
         if outputs.held is not None and (count := outputs.cut_off_stuck()):
             self._notes.append(STUCK.format(count=count))
-        completions = [outputs.completion(row) for row in range(len(keys))]
+        finished = range(len(keys))
+        if conversations is None:
+            completions = [outputs.completion(row) for row in finished]
+        else:
+            completions = [conversations.completion(row, outputs) for row in finished]
         self.completions += len(keys)
         # The allocator keeps freed KV caches for arrays of the same size, which training does not allocate.
         release_cached_buffers()
@@ -138,11 +147,13 @@ class Sampler:
         uniform_NT: np.ndarray,
         outputs: CompletionBuffer,
         poll: Poll,
+        conversations: Rollout | None,
     ) -> None:
         queue = WaitingQueue(prompts, G, self._prefill)
         drawing = self._sampling_state(sampling, prompts, G, outputs)
         step, rows = self.compiled_step(sampling), self.rows or queue.waiting
-        scheduler = Scheduler(queue, outputs, uniform_NT, drawing, step, rows, self.row_costs)
+        talk = conversations, self._read_on, lambda: poll(outputs.token_count)
+        scheduler = Scheduler(queue, outputs, uniform_NT, drawing, step, rows, self.row_costs, *talk)
         while scheduler.schedule():
             scheduler.decode_chunk()
             poll(outputs.token_count)
@@ -174,11 +185,37 @@ class Sampler:
             hidden = split_model.hidden(tokens[:, start : start + chunk], cache)
             mx.eval(hidden, [(layer.keys, layer.values) for layer in cache])
         assert hidden is not None
-        keys, values = zip(*(layer.keys_and_values() for layer in cache), strict=True)
         # Left padding puts every prompt's last token into the last column.
+        return self._prefilled(hidden[:, -1], cache, np.array(pad_P))
+
+    def _prefilled(self, hidden_PH: mx.array, cache: list[BatchKVCache], pad_P: np.ndarray) -> Prefilled:
+        keys, values = zip(*(layer.keys_and_values() for layer in cache), strict=True)
         if self.fused.packs_cache:
             keys, values = [mx.stack([k, v], axis=2) for k, v in zip(keys, values, strict=True)], []
-        return Prefilled(split_model.logits(hidden[:, -1]), list(keys), list(values), np.array(pad_P))
+        return Prefilled(self.fused.split_model.logits(hidden_PH), list(keys), list(values), pad_P)
+
+    def _read_on(self, rows: list[ParkedRow]) -> Prefilled:
+        """Read the unread tokens of parked rows together: padded on the left before what they have read, on the right
+        after what they have not."""
+        lengths = [row.columns for row in rows]
+        unread = [len(row.unread) for row in rows]
+        longest, most = max(lengths), max(unread)
+        pad_P = [longest - length for length in lengths]
+        cache = [BatchKVCache(pad_P) for _ in new_prompt_cache(self.policy.model)]
+        for i, layer in enumerate(cache):
+            keys, values = zip(*(row.layer(i) for row in rows), strict=True)
+            layer.keys, layer.values = (_left_padded(arrays, longest) for arrays in (keys, values))
+            layer.offset, layer._idx = layer.offset + longest, longest
+            layer.prepare(right_padding=[most - count for count in unread])
+        tokens = mx.array([row.unread + [self.policy.pad_id] * (most - len(row.unread)) for row in rows])
+        pieces: list[mx.array] = []
+        for start in range(0, most, self.prefill_chunk):
+            pieces.append(self.fused.split_model.hidden(tokens[:, start : start + self.prefill_chunk], cache))
+            mx.eval(pieces[-1], [(layer.keys, layer.values) for layer in cache])
+        for layer in cache:
+            layer.finalize()  # moves the padding to the left
+        hidden_PH = mx.concatenate(pieces, axis=1)[mx.arange(len(rows)), mx.array(unread) - 1]
+        return self._prefilled(hidden_PH, cache, longest + most - np.array(lengths) - np.array(unread))
 
     def compiled_step(self, sampling: Sampling) -> Callable[..., Any]:
         """One compiled decoding step: feed the last tokens, write a cache column, sample the next tokens (or return
@@ -250,40 +287,53 @@ class Sampler:
         uniform_NT: np.ndarray,
         outputs: CompletionBuffer,
         poll: Poll,
+        conversations: Rollout | None,
     ) -> None:
         drawing = self._sampling_state(sampling, prompts, G, outputs)
+
+        def decode_turn(index: np.ndarray, prompt: list[int], written: list[int]) -> None:
+            uniform_TB = mx.array(uniform_NT[index, len(written) :].T)
+            steps = self._group_steps(prompt, written, index, drawing, uniform_TB)
+            unread: list[Sampled] = []  # a chunk at a time, until every row has ended
+            for t, sampled in enumerate(steps, 1):
+                unread.append(sampled)
+                if t % DECODE_CHUNK == 0 or t == len(uniform_TB):
+                    outputs.append(index, *to_host(unread))
+                    unread = []
+                    poll(outputs.token_count)
+                    if not (outputs.stop[index] == OPEN).any():
+                        break
+            drawing.keep(index[:0])
+            if conversations is not None:
+                conversations.end_turns(index.tolist(), outputs, lambda: poll(outputs.token_count))
+
         for p, prompt in enumerate(prompts):
             for first in range(p * G, (p + 1) * G, self.rows or G):
-                index = np.arange(first, min(first + (self.rows or G), (p + 1) * G))
-                steps = self._group_steps(prompt, len(index), index, drawing, mx.array(uniform_NT[index].T))
-                unread: list[Sampled] = []  # a chunk at a time, until every row has ended
-                for t, sampled in enumerate(steps, 1):
-                    unread.append(sampled)
-                    if t % DECODE_CHUNK == 0 or t == self.max_tokens:
-                        outputs.append(index, *to_host(unread))
-                        unread = []
-                        poll(outputs.token_count)
-                        if not (outputs.stop[index] == OPEN).any():
-                            break
-                drawing.keep(index[:0])
+                decode_turn(np.arange(first, min(first + (self.rows or G), (p + 1) * G)), prompt, [])
+        # Conversations differ in length by now, and these caches can neither hold such rows nor go back.
+        while conversations is not None and conversations.waiting:
+            for row in conversations.results(outputs, WAIT_S, lambda: poll(outputs.token_count))[0]:
+                outputs.stop[row] = OPEN
+                decode_turn(np.array([row]), prompts[row // G], outputs.tokens(row))
+            poll(outputs.token_count)
 
     def _group_steps(
-        self, prompt: list[int], G: int, index: np.ndarray, drawing: SamplingState, uniform_TB: mx.array
+        self, prompt: list[int], written: list[int], index: np.ndarray, drawing: SamplingState, uniform_TB: mx.array
     ) -> Iterator[Sampled]:
         split_model = self.fused.split_model
         cache = new_prompt_cache(self.policy.model)
-        chunk = min(self.prefill_chunk, PREFILL_TOKENS)
-        for start in range(0, len(prompt), chunk):  # as the memory plan counts it
-            hidden = split_model.hidden(mx.array([prompt[start : start + chunk]]), cache)
+        chunk, read = min(self.prefill_chunk, PREFILL_TOKENS), prompt + written
+        for start in range(0, len(read), chunk):  # as the memory plan counts it
+            hidden = split_model.hidden(mx.array([read[start : start + chunk]]), cache)
             mx.eval(hidden, [layer.state for layer in cache])
         logits = split_model.logits(hidden[:, -1])
-        # Prefilled once as a single row; only its state is repeated for the G completions.
+        # Prefilled once as a single row; only its state is repeated for the completions.
         for layer in cache:
-            layer.state = tree_map(lambda part: _repeated(part, G), layer.state)
-        logits = mx.repeat(logits, G, axis=0)
-        sampled = drawing.first(index, logits, uniform_TB[0])
+            layer.state = tree_map(lambda part: _repeated(part, len(index)), layer.state)
+        logits = mx.repeat(logits, len(index), axis=0)
+        sampled = drawing.first(index, logits, uniform_TB[0], [written] * len(index) if written else ())
         yield sampled
-        for t in range(1, self.max_tokens):
+        for t in range(1, len(uniform_TB)):
             logits = split_model.logits(split_model.hidden(sampled.token_B[:, None], cache)[:, -1])
             if drawing.held is not None:
                 mx.async_eval(logits)  # computed while the grammar reads the tokens
@@ -295,6 +345,11 @@ def decode_costs(model: nn.Module) -> RowCosts:
     """The cost of a decoding step on this machine by its number of rows."""
     is_quantized = any(isinstance(module, QUANTIZED) for module in model.modules())
     return row_costs(on_gpu(), is_quantized, chip())
+
+
+def _left_padded(arrays: Sequence[mx.array], columns: int) -> mx.array:
+    """Arrays [1, heads, at most `columns`, head_dim] as one with rows that end together."""
+    return mx.concatenate([mx.pad(x, [(0, 0), (0, 0), (columns - x.shape[2], 0), (0, 0)]) for x in arrays])
 
 
 def _repeated(part: Any, G: int) -> Any:

@@ -319,10 +319,15 @@ class TokenHistory(NamedTuple):
     next_B: mx.array
 
     @classmethod
-    def of_prompts(cls, prompt: SeenTokens, max_tokens: int) -> TokenHistory:
+    def of_prompts(cls, prompt: SeenTokens, max_tokens: int, written: Sequence[Sequence[int]] = ()) -> TokenHistory:
+        """`written`: each row's completion so far."""
         B, U = prompt.token_NL.shape
         token_BW, weight_BW = (mx.pad(array, [(0, 0), (0, max_tokens)]) for array in prompt)
-        return cls(token_BW, weight_BW, mx.full(B, U, mx.int32))
+        for row, tokens in enumerate(written):
+            token_BW[row, U : U + len(tokens)] = mx.array(list(tokens), mx.int32)
+            weight_BW[row, U : U + len(tokens)] = IN_COMPLETION
+        next_B = [U + len(tokens) for tokens in written] or [U] * B
+        return cls(token_BW, weight_BW, mx.array(next_B, mx.int32))
 
     @property
     def seen(self) -> SeenTokens:
@@ -357,12 +362,16 @@ class SamplingState:
         self._prompts = distinct_tokens(list(prompts), PROMPT_COLUMNS) if sampling.penalties else None
         self._history: TokenHistory | None = None
 
-    def first(self, index: np.ndarray, logits_BV: mx.array, uniform_B: mx.array) -> Sampled:
-        """The first tokens of the completions `index`, from the logits after their prompts."""
+    def first(
+        self, index: np.ndarray, logits_BV: mx.array, uniform_B: mx.array, written: Sequence[Sequence[int]] = ()
+    ) -> Sampled:
+        """The next tokens of the completions `index`, which begin or go on after their `written` tokens."""
         history = None
         if self._prompts is not None:
             row_B = mx.array(index // self._group_size)
-            history = TokenHistory.of_prompts(SeenTokens(*(array[row_B] for array in self._prompts)), self._max_tokens)
+            history = TokenHistory.of_prompts(
+                SeenTokens(*(array[row_B] for array in self._prompts)), self._max_tokens, written
+            )
             others = [] if self._history is None else [self._history]
             self._history = TokenHistory(*(mx.concatenate(list(parts)) for parts in zip(*others, history, strict=True)))
         return self._drawn(index, logits_BV, uniform_B, history)

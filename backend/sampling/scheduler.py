@@ -5,6 +5,9 @@ is free; row counts are few and capacities bucketed, since every (B, C) is a tra
 are still computed cannot write into them and copies the KV cache, so a CPU waits for them. A GPU waits only once copies
 take too much memory. Randomness is keyed by completion and token, so results do not depend on batching.
 
+A completion that waits for tools leaves the batch with its keys and values (`ParkedRow`). Others are decoded meanwhile;
+then it reads the results and joins again.
+
 A layer holds keys and values [B, heads, C, head_dim], or both in `keys` as [B, heads, 2, C, head_dim]. All rows write
 the same column, `slot`; row b is real in the columns pad[b] … slot − 1.
 """
@@ -12,14 +15,15 @@ the same column, `slot`; row b is real in the columns pad[b] … slot − 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from backend.engine.chunk_sizes import capacity
+from backend.engine.chunk_sizes import PREFILL_TOKENS, capacity
 from backend.engine.device import on_cpu
+from backend.sampling.conversations import WAIT_S, Rollout
 from backend.sampling.outputs import OPEN, CompletionBuffer
 from backend.sampling.row_costs import RowCosts
 from backend.sampling.sampler import Sampled, SamplingState
@@ -41,6 +45,9 @@ class Scheduler:
         step: Callable[..., Any],
         max_rows: int,
         row_costs: RowCosts,
+        conversations: Rollout | None = None,
+        read_on: Callable[[list[ParkedRow]], Prefilled] | None = None,
+        poll: Callable[[], None] = lambda: None,
     ) -> None:
         self.queue, self.outputs, self.uniform_NT = queue, outputs, uniform_NT
         self.drawing, self.step, self.row_costs = drawing, step, row_costs
@@ -49,21 +56,28 @@ class Scheduler:
         self.waits_for_inputs = on_cpu()
         self.waits_for_memory = False  # a GPU waits: copies took too much memory
         self.latest: Sampled | None = None  # sampled and not yet read: the next step's input
+        self.conversations, self.read_on, self.poll = conversations, read_on, poll
+        self.parked: dict[int, ParkedRow] = {}  # of completions whose tools run, or have their results
 
     def schedule(self) -> bool:
         """Replace ended rows by waiting ones, or compact the batch. Returns False when nothing is left to decode."""
         rows = self.rows
         is_open = self.outputs.stop[rows.index] == OPEN
         alive = np.flatnonzero(is_open)
-        # No admission until an eighth of the rows is free: it copies every row.
-        free = self.max_rows - len(alive)
-        admitted = min(free, self.queue.waiting) if free >= max(1, self.max_rows // 8) or not len(alive) else 0
+        ready = self._with_results(is_idle=not len(alive))
+        # No admission until an eighth of the rows is free: it copies every row. A parked row keeps its memory.
+        free = self.max_rows - len(alive) - len(self.parked)
+        fresh = min(free, self.queue.waiting) if free >= max(1, self.max_rows // 8) or not len(alive) else 0
+        if not fresh and len(ready) < len(alive) // 8:
+            ready = []
+        admitted = fresh + len(ready)
         if not len(alive) and not admitted:
             return False
         size = self.row_costs.compacted(len(rows), len(alive) + admitted)
         # Ended rows fill the batch up to `size`, which has a trace already. Living rows come first: `compact` relies on
-        # it.
-        keep = np.concatenate([alive, np.flatnonzero(~is_open)[: size - len(alive) - admitted]])
+        # it. A row that was parked is not kept beside itself.
+        ended = np.flatnonzero(~is_open & ~np.isin(rows.index, ready))
+        keep = np.concatenate([alive, ended[: size - len(alive) - admitted]])
         has_right_columns = False
         if not admitted and size == len(rows):
             # Columns last for a chunk, and three quarters of them would not, without the unused ones on the left.
@@ -72,22 +86,67 @@ class Scheduler:
             needed = capacity(rows.slot - unused + steps)
             has_right_columns = rows.slot + steps <= rows.capacity and 4 * needed > 3 * rows.capacity
         if not has_right_columns:
-            admissions = self.queue.admit(admitted) if admitted else []
-            # An admitted row has 1 token, from its prefill; the row with the fewest decides how long the next chunk is.
-            steps = self._chunk_steps(1 if admitted else int(rows.generated[alive].min()))
+            admissions = self.queue.admit(fresh) if fresh else []
+            admissions += self._read_results(ready)
+            # An admitted row has one token more, from its prefill; the row with the fewest decides how long the next
+            # chunk is.
+            lengths = [self.outputs.length[each.index] + 1 for each in admissions]
+            steps = self._chunk_steps(int(np.concatenate([rows.generated[alive], *lengths]).min()))
             # The last tokens of the kept rows, then the first tokens of the admitted ones.
             pieces: list[Sampled] = []
             if self.latest is not None and len(keep):
                 pieces.append(type(self.latest)(*(part[mx.array(keep)] for part in self.latest)))
             self.drawing.keep(keep)
-            for admitted_rows in admissions:
-                uniform_B = mx.array(self.uniform_NT[admitted_rows.index, 0])
-                pieces.append(self.drawing.first(admitted_rows.index, admitted_rows.logits(), uniform_B))
+            for each in admissions:
+                uniform_B = mx.array(self.uniform_NT[each.index, self.outputs.length[each.index]])
+                written = [self.outputs.tokens(row) for row in each.index] if self.conversations else []
+                pieces.append(self.drawing.first(each.index, each.logits(), uniform_B, written))
             parts = zip(*pieces, strict=True)
             self.latest = type(pieces[0])(*(mx.concatenate(list(part)) for part in parts))
             mx.async_eval(*self.latest)
-            rows.compact(keep, len(alive), admissions, steps)
+            rows.compact(keep, len(alive), admissions, lengths, steps)
         return True
+
+    def _with_results(self, *, is_idle: bool) -> list[int]:
+        """The parked completions whose tools have answered. `is_idle`: wait for one where none can begin either."""
+        ready = [row for row, parked in self.parked.items() if parked.is_ready]
+        while self.conversations is not None and self.conversations.waiting:
+            waits = is_idle and not ready and not (self.queue.waiting and len(self.parked) < self.max_rows)
+            found, ended = self.conversations.results(self.outputs, WAIT_S if waits else 0.0, self.poll)
+            for row in ended:
+                del self.parked[row]
+            for row in found:
+                self.parked[row].is_ready = True
+            ready += found
+            if not waits:
+                break
+        return ready
+
+    def _read_results(self, ready: list[int]) -> list[AdmittedRows]:
+        admissions: list[AdmittedRows] = []
+        while ready:
+            for row in ready:
+                self.parked[row].unread = self.outputs.tokens(row, self.parked[row].read)
+            most = max(len(self.parked[row].unread) for row in ready)
+            together, ready = ready[: max(1, PREFILL_TOKENS // most)], ready[max(1, PREFILL_TOKENS // most) :]
+            assert self.read_on is not None
+            prefilled = self.read_on([self.parked.pop(row) for row in together])
+            self.outputs.stop[together] = OPEN
+            admissions.append(AdmittedRows(prefilled, np.array(together), np.arange(len(together))))
+        return admissions
+
+    def _park(self, ended: np.ndarray) -> None:
+        """Take the rows at these places out of the batch whose turn has ended in calls."""
+        if self.conversations is None or not len(ended):
+            return
+        rows = self.rows
+        waiting = self.conversations.end_turns(rows.index[ended].tolist(), self.outputs, self.poll)
+        for place in ended[np.isin(rows.index[ended], waiting)].tolist():
+            row = int(rows.index[place])
+            # The last token may have been fed already, and others after it; it is read again with the results.
+            read = int(self.outputs.length[row]) - 1
+            prompt = int(rows.slot - rows.pad[place] - rows.generated[place]) + 1
+            self.parked[row] = ParkedRow(*rows.copied(place, prompt + read), read)
 
     def decode_chunk(self) -> None:
         """Decode up to DECODE_CHUNK tokens in every row, and read all but the last while the device computes."""
@@ -100,6 +159,7 @@ class Scheduler:
         # continues, no chunk follows, so they are read at once.
         continues = (rows.generated[is_open] < self.outputs.max_tokens).any()
         self.outputs.append(rows.index, *to_host(unread[:-1] if continues else unread))
+        self._park(np.flatnonzero(is_open & (self.outputs.stop[rows.index] != OPEN)))
 
     def _decode(self, steps: int) -> list[Sampled]:
         assert self.latest is not None
@@ -167,6 +227,28 @@ class AdmittedRows:
         return self.prefilled.logits_PV[mx.array(self.prompt)]
 
 
+@dataclass(slots=True)
+class ParkedRow:
+    """Keys and values by layer [1, heads, columns, head_dim] of a completion that waits for tools, as in `KVRows`, of
+    its prompt and its first `read` tokens. `unread`: the tokens after those, once the results are there."""
+
+    keys: list[mx.array]
+    values: list[mx.array]
+    read: int
+    unread: list[int] = field(default_factory=list)
+    is_ready: bool = False
+
+    @property
+    def columns(self) -> int:
+        return self.keys[0].shape[-2]
+
+    def layer(self, index: int) -> tuple[mx.array, mx.array]:
+        """Keys and values of a layer."""
+        if self.values:
+            return self.keys[index], self.values[index]
+        return self.keys[index][:, :, 0], self.keys[index][:, :, 1]
+
+
 class WaitingQueue:
     """Completions that wait for a row, G to a prompt, in order. A prompt is prefilled once, when the first completion
     of its group is admitted, with the others admitted then."""
@@ -231,8 +313,26 @@ class KVRows:
     def nbytes(self) -> int:
         return sum(array.nbytes for array in (*self.keys, *self.values))
 
-    def compact(self, keep: np.ndarray, alive: int, admissions: Sequence[AdmittedRows], free_columns: int) -> None:
-        """Copy the rows `keep` and the admitted ones into new arrays, right-aligned, with `free_columns` after them.
+    def copied(self, row: int, columns: int) -> tuple[list[mx.array], list[mx.array]]:
+        """Keys and values of the first `columns` of a row."""
+        start = int(self.pad[row])
+        keys, values = (
+            [mx.contiguous(array[row : row + 1, ..., start : start + columns, :]) for array in arrays]
+            for arrays in (self.keys, self.values)
+        )
+        mx.eval(keys, values)
+        return keys, values
+
+    def compact(
+        self,
+        keep: np.ndarray,
+        alive: int,
+        admissions: Sequence[AdmittedRows],
+        generated: Sequence[np.ndarray],
+        free_columns: int,
+    ) -> None:
+        """Copy the rows `keep` and the admitted ones, with `generated` tokens each, into new arrays, right-aligned,
+        with `free_columns` after them.
         `slot` becomes the longest length among the first `alive` of `keep` and the admitted; the other rows of `keep`
         have ended and only fill up the row count."""
         # Columns can move freely: positions are baked into rotated keys, and count from a row's first real token
@@ -266,8 +366,7 @@ class KVRows:
         self.keys, self.values = news if has_values else (*news, [])
         lengths = np.concatenate([self.lengths[keep], *(admitted.lengths for admitted in admissions)])
         self.index = np.concatenate([self.index[keep], *(admitted.index for admitted in admissions)])
-        # An admitted row has one token already, sampled from the prefill's last logits.
-        self.generated = np.concatenate([self.generated[keep], *(np.ones_like(a.index) for a in admissions)])
+        self.generated = np.concatenate([self.generated[keep], *generated])
         # Ended rows may be longer than `slot`: their padding is 0, not negative.
         self.pad = np.maximum(slot - lengths, 0)
         self.slot, self.pad_B, self.column_C = slot, mx.array(self.pad.astype(np.int32)), mx.arange(columns)

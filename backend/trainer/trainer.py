@@ -34,6 +34,7 @@ from backend.runs.guards import DiskSpaceGuard, RunFolderGuard
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import Checkpoint, Damaged, TrainingState, all_checkpoints, best_of
 from backend.runs.start_progress import with_stop_check
+from backend.sampling.conversations import tool_metrics
 from backend.trainer import not_finite
 from backend.trainer.control import Control, Stopped
 from backend.trainer.machine import GpuError, GpuErrorLog, KeepAwake, SlowdownWatch, StepSize
@@ -272,7 +273,8 @@ class Trainer:
             "epoch": parts.prompt_stream.epoch,
             "train_tokens_per_second": self.timer.rate(trained_tokens, "train"),
         }
-        metrics = lengths | variety_metrics(groups) | metrics | save_time | of_step | self.timer.metrics()
+        lengths |= variety_metrics(groups) | tool_metrics(groups)
+        metrics = lengths | metrics | save_time | of_step | self.timer.metrics()
         event = self.event_log.write("step", step=step, metrics=metrics)
         self.state = state  # once its line is written: a step that the event log lacks is in no checkpoint
         self.metrics.take(event)

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from backend.rewards.calls import Poll, wait_on
+from backend.sampling.conversations import tool_metrics
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import GREEDY, Sampling
 from backend.training.advantages import advantage_values
@@ -39,7 +40,7 @@ def evaluation_metrics(groups: Sequence[Group], names: Sequence[str], weights: S
         for name in ("frac_reward_zero_std", "frac_groups_without_signal"):
             metrics.pop(name, None)
     lengths = {name: value for name, value in completion_metrics(groups).items() if name != "num_tokens"}
-    return metrics | lengths | variety_metrics(groups)
+    return metrics | lengths | variety_metrics(groups) | tool_metrics(groups)
 
 
 def scored_groups(
@@ -56,7 +57,8 @@ def scored_groups(
 ) -> list[Group]:
     """`group_size` completions of every problem, scored, in order; `batch_size` problems are sampled together.
 
-    With `overlap_scoring` a thread scores one batch while the next one is sampled. `poll` takes the fraction done and
+    With `overlap_scoring` a thread scores one batch while the next one is sampled, unless their tools and environments
+    are in the process that scores. `poll` takes the fraction done and
     may raise to stop. The random numbers depend on `seed` and the place in `problems` alone.
     """
     groups: list[Group] = []
@@ -79,7 +81,7 @@ def scored_groups(
                 sampled = rollout.sample(
                     batch, group_size, sampling, seed, start, partial(report, start, len(batch), expected)
                 )
-                if overlap_scoring:
+                if overlap_scoring and rollout.tools is None:
                     for future in scoring[-1:]:
                         future.result()  # one batch at a time; raises what it has raised
                     scoring.append(pool.submit(score, sampled, poll_scoring))

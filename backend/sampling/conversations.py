@@ -1,0 +1,127 @@
+"""Conversations: completions that call tools. The ids of a conversation are never rendered again: after a turn's own
+ids come those of the results and of the next turn's beginning, and the model goes on from there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from backend.sampling.outputs import EOS, WAITING, CompletionBuffer
+from backend.sampling.turn_format import TurnFormat
+from backend.tools.host import Poll, ToolHost
+from backend.types import Completion, Group, Problem, Turn
+from backend.utils.errors import UserError
+
+WAIT_S = 0.05
+"""Seconds between two looks whether to stop, while nothing can be decoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The tools of a run. `most_turns`: with calls, in one completion. `environment_of`: the name of a row's
+    environment. `with_opening`: a problem with the text of its environment's `reset` in its prompt."""
+
+    host: ToolHost
+    format: TurnFormat
+    most_turns: int
+    environment_of: Callable[[Problem], str]
+    with_opening: Callable[[Problem, str], Problem]
+
+    def begin(self, problems: Sequence[Problem], group_size: int, poll: Poll) -> Rollout:
+        """Begin `group_size` conversations about each problem. Raises UserError where an environment cannot."""
+        rows = [problem.row for problem in problems for _ in range(group_size)]
+        began = self.host.begin(rows, poll)
+        openings = [text for _, text in began]
+        opened: list[Problem] = []
+        for p, problem in enumerate(problems):
+            first, *others = openings[p * group_size : (p + 1) * group_size]
+            if any(text != first for text in others):
+                what = f"`reset` returned different texts for one row (index {problem.index}), and a group compares"
+                raise UserError("environment", f"{what} answers to one prompt. Let the row's columns decide the text.")
+            opened.append(problem if first is None else self.with_opening(problem, first))
+        return Rollout(self, opened, group_size, [number for number, _ in began])
+
+
+class Rollout:
+    """The conversations of one rollout, numbered like its completions: parses what a turn says, has its calls run, and
+    hands the results back as tokens."""
+
+    def __init__(self, tools: Tools, problems: list[Problem], group_size: int, numbers: Sequence[int]) -> None:
+        self.problems = problems
+        self._tools, self._numbers = tools, list(numbers)
+        self._schemas = [
+            tools.host.schemas.of(tools.environment_of(problem)) for problem in problems for _ in range(group_size)
+        ]
+        self._row_of = {number: row for row, number in enumerate(numbers)}
+        self._turns: list[list[Turn]] = [[] for _ in numbers]
+        self.waiting = 0
+        """Conversations whose calls run."""
+
+    def end_turns(self, rows: Sequence[int], outputs: CompletionBuffer, poll: Poll) -> list[int]:
+        """Read the turns that have ended in these completions, and begin to run their calls. → those that wait."""
+        waiting: list[int] = []
+        for row in rows:
+            if outputs.stop[row] != EOS:
+                continue
+            turns, start = self._turns[row], self._start(row)
+            ids = outputs.tokens(row, start)
+            content, calls = self._tools.format.parse(ids, self._schemas[row])
+            turns.append(Turn(content, calls, len(ids)))
+            if calls and len(turns) <= self._tools.most_turns:
+                outputs.stop[row] = WAITING
+                self._tools.host.submit(self._numbers[row], calls, poll)
+                waiting.append(row)
+        self.waiting += len(waiting)
+        return waiting
+
+    def results(self, outputs: CompletionBuffer, wait_s: float, poll: Poll) -> tuple[list[int], list[int]]:
+        """(completions that go on: their results are appended; those that end, since theirs do not fit)."""
+        going_on: list[int] = []
+        ending: list[int] = []
+        for number, results in self._tools.host.finished(wait_s, poll):
+            row = self._row_of[number]
+            turn, suffix = self._turns[row][-1], self._tools.format.suffix(results)
+            turn.results = list(results)
+            if outputs.length[row] + len(suffix) < outputs.max_tokens:
+                outputs.insert(row, suffix)
+                turn.result_tokens = len(suffix)
+                going_on.append(row)
+            else:
+                outputs.stop[row] = EOS
+                ending.append(row)
+        self.waiting -= len(going_on) + len(ending)
+        return going_on, ending
+
+    def completion(self, row: int, outputs: CompletionBuffer) -> Completion:
+        """The finished completion with its turns."""
+        completion, turns = outputs.completion(row), self._turns[row]
+        start = self._start(row)
+        if start < len(completion.tokens):  # cut off by the length limit or a stop string
+            text = outputs.text(row, start)
+            turns.append(Turn(text, [], len(completion.tokens) - start))
+        else:
+            text = outputs.text(row, start - turns[-1].tokens) if turns else ""
+        return replace(completion, text=text, turns=turns, conversation=self._numbers[row])
+
+    def _start(self, row: int) -> int:
+        """Where the present turn begins."""
+        return sum(turn.tokens + turn.result_tokens for turn in self._turns[row])
+
+
+def tool_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """How often completions call tools, and calls fail (0 without calls), as TRL counts them; mean turns; the share
+    that ended because results did not fit. Empty for completions without turns."""
+    completions = [completion for group in groups for completion in group.completions]
+    if not any(completion.turns for completion in completions):
+        return {}
+    turns = [turn for completion in completions for turn in completion.turns]
+    results: list[Any] = [result for turn in turns for result in turn.results]
+    failed = sum(result.failed for result in results)
+    dropped = sum(bool(turn.results) and not turn.result_tokens for turn in turns)
+    return {
+        "tools/call_frequency": len(results) / len(completions),
+        "tools/failure_frequency": failed / len(results) if results else 0.0,
+        "tools/turns": len(turns) / len(completions),
+        "tools/dropped_frequency": dropped / len(completions),
+    }
