@@ -24,6 +24,7 @@ OCCASIONAL_METRICS = (
     *("sampling/logp_gap/mean", "sampling/logp_gap/max"),
     *("sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max"),
     *(f"sampling/importance_sampling_ratio/{kind}" for kind in ("min", "mean", "max")),
+    *("tools/call_frequency", "tools/failure_frequency", "tools/turns", "tools/dropped_frequency"),
 )
 """Metrics that only some steps have, besides `METRICS`."""
 

@@ -63,7 +63,8 @@ def test_each_sickness_is_found_by_its_rule(name: str) -> None:
 
 
 def test_every_rule_has_a_recorded_sickness() -> None:
-    assert {sign for name in diaries.names() for sign in recording(name).signs} == set(RULES)
+    of_tools = {"tools_unused", "tools_fail", "results_dropped"}  # no run with tools is recorded yet
+    assert {sign for name in diaries.names() for sign in recording(name).signs} == set(RULES) - of_tools
 
 
 @pytest.mark.parametrize("name", ["lr-high", "hacking", "few-rows", "not-a-number", "healthy-long"])
@@ -93,6 +94,8 @@ def test_a_resumed_run_reports_what_one_that_was_never_stopped_reports(name: str
         ("gradient_zero", {"grad_norm": 0.0}, {"grad_norm": 1e-8}),
         ("seen_often", {"epoch": 10.0}, {"epoch": 9.9}),
         ("machines_wait", {"waiting_share": 0.26}, {"waiting_share": 0.25}),
+        ("tools_fail", {"tools/failure_frequency": 0.91}, {"tools/failure_frequency": 0.89}),
+        ("results_dropped", {"tools/dropped_frequency": 0.21}, {"tools/dropped_frequency": 0.2}),
     ],
 )
 def test_a_rule_needs_a_full_window_and_fires_past_its_limit(code: str, sick: Any, well: Any) -> None:
@@ -100,6 +103,12 @@ def test_a_rule_needs_a_full_window_and_fires_past_its_limit(code: str, sick: An
     assert found(run(WINDOW, **sick)) == [code]
     assert found(run(WINDOW - 1, **sick)) == []
     assert found(run(WINDOW, **well)) == []
+
+
+def test_tools_that_no_completion_calls_are_found_after_thirty_steps() -> None:
+    assert found(run(30, **{"tools/call_frequency": 0.0})) == ["tools_unused"]
+    assert found(run(29, **{"tools/call_frequency": 0.0})) == []
+    assert found([*run(29, **{"tools/call_frequency": 0.0}), *run(1, 29, **{"tools/call_frequency": 0.1})]) == []
 
 
 def test_equal_completions_are_no_sickness_once_the_reward_has_risen_for_all() -> None:

@@ -495,6 +495,38 @@ def straggler(recent: Recent, rule: Rule) -> Finding | None:
     )
 
 
+@rule(needs=SETTLED)
+def tools_unused(recent: Recent, rule: Rule) -> Finding | None:
+    calls = recent.values(rule.metric, SETTLED)
+    if not calls or max(calls) > rule.threshold:
+        return None
+    return rule.finding(0.0, f"No completion of the last {SETTLED} steps has called a tool.")
+
+
+@rule()
+def tools_fail(recent: Recent, rule: Rule) -> Finding | None:
+    if (share := rule.mean_above(recent)) is None:
+        return None
+    return rule.finding(
+        share,
+        f"{share:.0%} of tool calls fail {OVER_WINDOW} (above {rule.threshold:.0%} a model learns not to call): they "
+        "raise an error, take too long, or name no tool.",
+    )
+
+
+@rule()
+def results_dropped(recent: Recent, rule: Rule) -> Finding | None:
+    if (share := rule.mean_above(recent)) is None:
+        return None
+    length = recent.setting("max_completion_length")
+    return rule.finding(
+        share,
+        f"{share:.0%} of completions ended {OVER_WINDOW} because the results of a tool call did not fit within "
+        f"{length:,} tokens (above {rule.threshold:.0%} too many answers are never written).",
+        {"max_completion_length": length * 2},
+    )
+
+
 @rule(needs=LONG)
 def memory_creeping(recent: Recent, rule: Rule) -> Finding | None:
     peaks, before = recent.values("peak_memory_gb", LONG), recent.mean_at_first("peak_memory_gb")
