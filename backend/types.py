@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from backend.runs.completion_rows import Stop
+from backend.runs.completion_rows import Stop, TurnRow
 
 
 @dataclass(slots=True)
@@ -64,6 +65,17 @@ class Turn:
             message["tool_calls"] = [{"type": "function", "function": function} for function in functions]
         kept = self.results if self.result_tokens else []
         return [message, *({"role": "tool", "name": result.name, "content": result.content} for result in kept)]
+
+    def row(self) -> TurnRow:
+        """The turn as a part of a row of completions.jsonl."""
+        turn = asdict(self)
+        return TurnRow(text=turn.pop("content"), **turn)
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Turn:
+        """The turn of such a row. Raises KeyError or TypeError where it is none."""
+        calls, results = [ToolCall(**call) for call in row["calls"]], [ToolResult(**each) for each in row["results"]]
+        return cls(row["text"], calls, row["tokens"], results, row["result_tokens"])
 
 
 @dataclass(slots=True)

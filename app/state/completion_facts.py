@@ -1,25 +1,17 @@
-"""Facts of every completion in columns of numbers, filters over them, and export."""
+"""Facts of every completion in columns of numbers, and filters over them."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from array import array
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from backend.rewards.catalogue import CODE_TESTS, COMPARING_REWARDS
-from backend.runs.completion_rows import parse_group_row, token_count
-from backend.utils.disk import cause
-from backend.utils.errors import UserError
-from backend.utils.files import open_regular
-from backend.utils.text import quote
+from backend.runs.completion_rows import listed_completions, logged_of, scores_of, token_count
 
 CUT_OFF, IDENTICAL, BEST, WORST = 1, 2, 4, 8
 """Flags; BEST and WORST only in a group whose rewards differ."""
@@ -97,21 +89,6 @@ class CompletionFacts:
             if name.startswith(prefix):  # of which this row has no values
                 column.extend([np.nan] * (len(self) - len(column)))
         return numbers
-
-
-def listed_completions(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    listed = row.get("completions")
-    return [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
-
-
-def scores_of(completion: Mapping[str, Any]) -> Mapping[str, Any]:
-    scores = completion.get("rewards")
-    return scores if isinstance(scores, dict) else {}
-
-
-def logged_of(completion: Mapping[str, Any]) -> Mapping[str, Any]:
-    logged = completion.get("logged")
-    return logged if isinstance(logged, dict) else {}
 
 
 def _number(value: Any) -> float:
@@ -231,68 +208,3 @@ def sort(facts: CompletionFacts, numbers: np.ndarray, key: str, *, descending: b
     chosen = values[numbers].astype(np.float64)
     order = np.argsort(-chosen if descending else chosen, kind="stable")  # NaN sorts last either way
     return numbers[order]
-
-
-Place = tuple[int, int]
-"""Offset of a row in completions.jsonl, and the completion's place in it."""
-
-SUFFIXES = {".jsonl": "JSON lines", ".md": "Markdown"}
-
-
-def export_completions(source: Path, places: Sequence[Place], target: Path) -> Generator[int, None, None]:
-    """Write completions of `source` to `target`, a file of SUFFIXES, and yield the number written so far.
-
-    The file is renamed into place at the end; closing the iterator before leaves nothing. Raises UserError.
-    """
-    if target.suffix not in SUFFIXES:
-        raise UserError("export", f"{target.name} must end in .jsonl or .md.")
-    write, written = _jsonl if target.suffix == ".jsonl" else _markdown, 0
-    partial = target.with_name(f".{target.name}.part")
-    try:
-        with open_regular(source) as file, partial.open("w", encoding="utf-8", errors="replace") as out:
-            for offset, group in groupby(places, key=lambda place: place[0]):  # a row's line is parsed once
-                file.seek(offset)
-                row = parse_group_row(file.readline()) or {}
-                completions = listed_completions(row)
-                for _, place in group:
-                    if place < len(completions):
-                        out.write(write(row, completions[place]))
-                        written += 1
-                        yield written
-            out.flush()
-            os.fsync(out.fileno())  # before the rename, as `replace_file`
-        os.replace(partial, target)
-    except OSError as error:
-        raise UserError("export", f"{quote(target)} cannot be written: {cause(error)}.") from None
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _jsonl(row: Mapping[str, Any], completion: Mapping[str, Any]) -> str:
-    about = {key: row.get(key) for key in ("step", "prompt", "answer", "type")}
-    return json.dumps(about | dict(completion), ensure_ascii=False) + "\n"
-
-
-def _markdown(row: Mapping[str, Any], completion: Mapping[str, Any]) -> str:
-    figures = {"reward": completion.get("reward"), "advantage": completion.get("advantage"), **scores_of(completion)}
-    logged = "".join(f"{name}: {_rounded(value)}\n\n" for name, value in logged_of(completion).items())
-    head = ", ".join(f"{name} {_rounded(value)}" for name, value in figures.items() if value is not None)
-    answer = row.get("answer")
-    expected = f"\n\nAnswer: {answer}" if answer not in (None, "") else ""
-    return (
-        f"## Step {row.get('step')}\n\n{head}; {completion.get('tokens')} tokens, {completion.get('stop')}\n\n{logged}"
-        f"### Prompt\n\n{_fenced(row.get('prompt'))}{expected}\n\n"
-        f"### Completion\n\n{_fenced(completion.get('text'))}\n\n"
-    )
-
-
-def _fenced(text: Any) -> str:
-    content = text if isinstance(text, str) else ""
-    fence = "```"
-    while fence in content:
-        fence += "`"
-    return f"{fence}\n{content}\n{fence}"
-
-
-def _rounded(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, (int, float)) else str(value)

@@ -9,9 +9,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from app.state.completion_facts import listed_completions, scores_of
 from app.state.run import Run
 from backend.rewards.catalogue import DEFAULT_REWARDS, RewardCall, find_call, split_names
+from backend.runs.completion_rows import listed_completions, scores_of
 from backend.runs.run_folder import RunFolder, modified_at
 from backend.runs.run_record import read_notes
 from backend.trainer.evaluation.evaluation_rows import FULL_SCORES, default_pass_rule

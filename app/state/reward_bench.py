@@ -276,6 +276,6 @@ class RewardBench(QObject):
 
 
 def _without_scores(group: Mapping[str, Any]) -> Group:
-    keys = ("text", "tokens", "stop")
+    keys = ("text", "tokens", "stop", "turns")
     completions = [{key: row[key] for key in keys if key in row} for row in group["completions"]]
     return {**group, "completions": completions}

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.state.run_completions import CompletionIndex
 from app.state.run_files import STEERED_STATES, file_stamp, last_lines, problem_of
 from app.state.run_state import LIVE, RunState, State
 from backend.config.config import Config, parse, read
 from backend.rewards.catalogue import DEFAULT_REWARDS, metric_name, split_names
 from backend.runs.archive import STARTUP_GRACE_S, may_be_starting
+from backend.runs.completion_files import CompletionIndex
 from backend.runs.events import Follower
 from backend.runs.queue import is_waiting
 from backend.runs.run_folder import RunFolder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from functools import lru_cache
@@ -13,12 +12,20 @@ from typing import cast
 import numpy as np
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.state.completion_facts import CompletionFacts, Query, listed_completions, logged_of, select
-from backend.runs.completion_rows import GroupRow, TokenData, parse_group_row, without_token_data
-from backend.utils.files import open_regular
+from app.state.completion_facts import CompletionFacts, Query, select
+from backend.runs.completion_files import LineReader, read_line
+from backend.runs.completion_rows import (
+    GroupRow,
+    TokenData,
+    listed_completions,
+    logged_of,
+    parse_group_row,
+    without_token_data,
+)
+from backend.runs.conversation import conversation_text
 
-SLICE, READ_BYTES = 1 << 20, 128 << 10
-"""Bytes that the index, and that facts and search read at a time."""
+READ_BYTES = 128 << 10
+"""Bytes that facts and search read at a time."""
 MOST_HITS = 20_000
 """Matching completions after which a search ends."""
 SLICE_S = 0.006
@@ -26,106 +33,6 @@ BEHIND_MS, PAINT_MS, CAUGHT_UP_MS = 2, 20, 500
 """Pauses before reading on: while there is more, while a page paints what is new, at the end of the file."""
 GROWN_EVERY_S = 0.4
 KEPT_ROWS = 64
-_STEP = re.compile(rb'^\s*\{\s*"step":\s*(\d+)\b')
-"""The step comes first in a row as the trainer writes it."""
-
-
-class LineReader:
-    """Complete lines of a growing file in order.
-
-    `offset`: where the next line begins; `was_cut`: the file had become shorter, so everything read before is void and
-    the next call reads from the start.
-    """
-
-    def __init__(self, path: Path, slice_size: int) -> None:
-        self.path, self._slice_size = path, slice_size
-        self.offset = self._size = 0
-        self.was_cut = False
-
-    @property
-    def share(self) -> float:
-        return self.offset / self._size if self._size else 1.0
-
-    def read(self) -> list[tuple[int, bytes]]:
-        """(offset, line) of the next slice, or of one longer line; none at the end of the file."""
-        try:
-            with open_regular(self.path) as file:
-                self._size = os.fstat(file.fileno()).st_size
-                file.seek(self.offset)
-                chunk = file.read(self._slice_size)
-                if b"\n" not in chunk:
-                    chunk += file.readline()
-        except OSError:
-            self._size, chunk = 0, b""
-        self.was_cut = self._size < self.offset
-        complete = chunk[: chunk.rfind(b"\n") + 1]
-        placed = _placed(complete, self.offset)
-        self.offset = 0 if self.was_cut else self.offset + len(complete)
-        return placed
-
-
-def _placed(text: bytes, offset: int) -> list[tuple[int, bytes]]:
-    placed = []
-    for line in text.splitlines(keepends=True):
-        placed.append((offset, line))
-        offset += len(line)
-    return placed
-
-
-def read_line(path: Path, offset: int) -> bytes:
-    try:
-        with open_regular(path) as file:
-            file.seek(offset)
-            return file.readline()
-    except OSError:
-        return b""
-
-
-class CompletionIndex:
-    """Step → byte range in the file. A row is parsed when it is asked for."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.clear()
-
-    def clear(self) -> None:
-        self._lines = LineReader(self.path, SLICE)
-        self._ranges: dict[int, tuple[int, int]] = {}
-
-    def steps(self) -> list[int]:
-        """Steps read so far, ascending."""
-        return list(self._ranges)
-
-    def advance(self) -> bool:
-        """Index the next slice of the file; True if there may be more."""
-        placed = self._lines.read()
-        if self._lines.was_cut:
-            self.clear()
-            return True
-        for start, line in placed:
-            match = _STEP.match(line)
-            row = None if match else parse_group_row(line)
-            step = int(match[1]) if match else row["step"] if row else None
-            if step is not None:
-                self._ranges[step] = (self._ranges.get(step, (start, 0))[0], start + len(line))
-        return bool(placed)
-
-    def rows(self, step: int | None = None) -> list[GroupRow]:
-        """The rows of a step, by default the newest, without token data."""
-        return [row for _, row in self.placed_rows(step)]
-
-    def placed_rows(self, step: int | None = None) -> list[tuple[int, GroupRow]]:
-        """As `rows`, each with its offset in the file."""
-        wanted = next(reversed(self._ranges), None) if step is None else step
-        start, end = self._ranges.get(wanted, (0, 0)) if wanted is not None else (0, 0)
-        try:
-            with open_regular(self.path) as file:
-                file.seek(start)
-                text = file.read(end - start)
-        except OSError:
-            return []
-        rows = ((offset, parse_group_row(without_token_data(line))) for offset, line in _placed(text, start))
-        return [(offset, row) for offset, row in rows if row is not None and row["step"] == wanted]
 
 
 class FactsReader:
@@ -177,7 +84,7 @@ class FactsReader:
         if self._in_text.search(str(row.get("prompt"))):
             places = list(range(len(completions)))
         else:
-            texts = [[completion.get("text"), *logged_of(completion).values()] for completion in completions]
+            texts = [[conversation_text(each), *logged_of(each).values()] for each in completions]
             found = [any(isinstance(text, str) and self._in_text.search(text) for text in each) for each in texts]
             places = [place for place, is_found in enumerate(found) if is_found]
         if places:

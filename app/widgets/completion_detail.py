@@ -5,20 +5,24 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, groupby
 from typing import Any
 
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QSyntaxHighlighter
+from PySide6.QtGui import QColor, QSyntaxHighlighter, QTextCharFormat, QTextCursor, QTextFormat
 from PySide6.QtWidgets import QFrame, QLabel, QPlainTextEdit, QTextEdit, QVBoxLayout, QWidget
 
 from app import theme
-from app.state.completion_facts import logged_of, scores_of
 from app.widgets.basic.labels import label
 from app.widgets.basic.layout import column, configure, holder, row, splitter
 from app.widgets.basic.number_format import figure, signed
 from app.widgets.completion_table import STOP_LABELS, advantage_colour, logged_text
-from backend.runs.completion_rows import token_count
+from backend.runs.completion_rows import logged_of, scores_of, token_count
+from backend.runs.conversation import Kind, conversation_parts, turns_mark
 from backend.utils.text import visible
+
+SHADE = 0.12
+"""Share of grey behind the results of tools."""
 
 
 class TagHighlighter(QSyntaxHighlighter):
@@ -46,6 +50,46 @@ class TextPane(QPlainTextEdit):
         if self.toPlainText() != shown:  # setting it again would scroll to the top and drop the selection
             self.setPlainText(shown)
 
+    def show_parts(self, parts: Sequence[tuple[str, QTextCharFormat | None]]) -> list[int]:
+        """Show the parts of a text, each in its format. Returns where they end, in characters of the document."""
+        self.show_text("".join(text for text, _ in parts))
+        # A document counts UTF-16 units, two for an emoji.
+        ends = list(accumulate(len(text.encode("utf-16-le", "surrogatepass")) // 2 for text, _ in parts))
+        marks, start = [], 0
+        for form, run in groupby(zip(ends, parts, strict=True), key=lambda pair: pair[1][1]):
+            end = [end for end, _ in run][-1]
+            if form is not None:
+                mark = QTextEdit.ExtraSelection()
+                mark.cursor = QTextCursor(self.document())
+                mark.cursor.setPosition(start)
+                mark.cursor.setPosition(end, QTextCursor.MoveMode.KeepAnchor)
+                mark.format = form
+                marks.append(mark)
+            start = end
+        self.setExtraSelections(marks)
+        return ends
+
+
+def blend(over: QColor, share: float) -> QColor:
+    """A colour over the background of a text."""
+    under = theme.palette().field
+    parts = ((under.redF(), over.redF()), (under.greenF(), over.greenF()), (under.blueF(), over.blueF()))
+    return QColor.fromRgbF(*(a + (b - a) * share for a, b in parts))
+
+
+def conversation_format(kind: Kind) -> QTextCharFormat | None:
+    """How a part of a conversation looks: what the model did not write is grey."""
+    if kind == "text":
+        return None
+    form, colours = QTextCharFormat(), theme.palette()
+    of_tool = kind in ("result", "failed")
+    roles = {"call": colours.accent, "failed": colours.bad, "warning": colours.warning}
+    form.setForeground(roles.get(kind, colours.muted))
+    # Qt drops the colour of a part that follows a coloured one, unless one of them has a background.
+    form.setBackground(blend(colours.muted, SHADE if of_tool else 0))
+    form.setProperty(QTextFormat.Property.FullWidthSelection, of_tool)
+    return form
+
 
 class CompletionPane(QWidget):
     def __init__(self, title: str, parent: QWidget | None = None) -> None:
@@ -71,7 +115,8 @@ class CompletionPane(QWidget):
 
     def show_completion(self, completion: Mapping[str, Any] | None) -> None:
         self._completion = completion
-        self.text.show_text((completion or {}).get("text"))
+        parts = conversation_parts(completion or {})
+        self.text.show_parts([(visible(text), conversation_format(kind)) for kind, text in parts])
         self.result.setText(_result_html(completion) if completion else "")
         self.scores.setText(self._scores_html(completion) if completion else "")
 
@@ -136,6 +181,7 @@ def _result_html(completion: Mapping[str, Any]) -> str:
         colour = advantage_colour(completion["advantage"]).name()
         parts.append(f'<span style="color:{colour}">Advantage {signed(completion["advantage"])}</span>')
     parts.append(f"{figure(token_count(completion.get('tokens')))} tokens, {html.escape(STOP_LABELS.get(stop, stop))}")
+    parts += filter(None, [turns_mark(completion)])
     return _join_unbroken(parts)
 
 

@@ -11,13 +11,13 @@ from PySide6.QtGui import QColor, QFont, QKeyEvent, QMouseEvent, QPainter, QPixm
 from PySide6.QtWidgets import QHeaderView
 
 from app import theme
-from app.state.completion_facts import listed_completions, logged_of, scores_of
 from app.theme import CELL_PADDING
 from app.widgets.basic import icons
 from app.widgets.basic.labels import plain_tip
 from app.widgets.basic.number_format import DASH, figure, finite, signed
 from app.widgets.basic.tables import BaseTable, CellDelegate, Index, RowsModel
-from backend.runs.completion_rows import token_count
+from backend.runs.completion_rows import listed_completions, logged_of, scores_of, token_count
+from backend.runs.conversation import turns_mark
 from backend.utils.text import visible
 
 ROLE = Qt.ItemDataRole
@@ -196,7 +196,8 @@ class CompletionModel(RowsModel):
             return figure(sum(numbers) / len(numbers) if numbers else None) if about.kind == "reward" else ""
         match about.kind:
             case "text":
-                return one_line(completion.get("text"))
+                mark = turns_mark(completion)
+                return f"{mark} · {one_line(completion.get('text'))}" if mark else one_line(completion.get("text"))
             case "prompt":
                 return one_line(row.row.get("prompt"))
             case "score":

@@ -26,7 +26,7 @@ from backend.rewards.scoring import RewardSource, samples_of, total_reward
 from backend.rewards.worker_process import RewardWorker
 from backend.runs.completion_rows import SampledRow, ScoringRow, token_ids
 from backend.training.advantages import advantage_values
-from backend.types import Completion, Group, Problem
+from backend.types import Completion, Group, Problem, Turn
 from backend.utils import documents
 from backend.utils.errors import UserError
 from backend.utils.files import read_text, user_path
@@ -247,7 +247,11 @@ def group_of(row: Any, index: int, where: str) -> Group:
     for each in rows:
         stop = each.get("stop")
         stop = stop if stop in ("eos", "length", "string") else "eos"
-        completions.append(Completion(token_ids(each.get("tokens")), [], each["text"], stop))
+        try:
+            turns = [Turn.of(turn) for turn in each.get("turns") or ()]
+        except (KeyError, TypeError):
+            raise UserError("completions", f"{where} has turns that are not as in completions.jsonl.") from None
+        completions.append(Completion(token_ids(each.get("tokens")), [], each["text"], stop, turns=turns))
     kind, prompt, columns = row.get("type"), row.get("prompt", ""), row.get("columns")
     messages = next((chat for chat in (prompt, row.get("messages")) if _is_chat(chat)), [])
     other_keys = {key: value for key, value in row.items() if key not in ("completion", "completions")}
@@ -272,8 +276,15 @@ def line_of(group: Group) -> ScoringRow:
         type=problem.type,
         messages=problem.messages,
         columns=problem.row,
-        completions=[SampledRow(text=c.text, tokens=list(c.tokens), stop=c.stop) for c in group.completions],
+        completions=[_sampled_row(completion) for completion in group.completions],
     )
+
+
+def _sampled_row(completion: Completion) -> SampledRow:
+    row = SampledRow(text=completion.text, tokens=list(completion.tokens), stop=completion.stop)
+    if completion.turns:
+        row["turns"] = [turn.row() for turn in completion.turns]
+    return row
 
 
 def merge_consecutive(groups: list[Group]) -> list[Group]:

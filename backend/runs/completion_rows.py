@@ -3,6 +3,7 @@ the step of a row is checked: code that shows a row must expect missing keys."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, NotRequired, TypedDict
 
 from backend.runs.events import is_step, parse_line
@@ -65,6 +66,7 @@ class SampledRow(TypedDict):
     text: str
     tokens: list[int]  # empty where only the text is known
     stop: Stop
+    turns: NotRequired[list[TurnRow]]
 
 
 class ScoringRow(TypedDict):
@@ -100,6 +102,21 @@ def without_token_data(line: bytes) -> bytes:
         kept.append(line[start:cut])
         start = end + 1
     return b"".join([*kept, line[start:]]) if kept else line
+
+
+def listed_completions(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    listed = row.get("completions")
+    return [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+
+
+def scores_of(completion: Mapping[str, Any]) -> Mapping[str, Any]:
+    scores = completion.get("rewards")
+    return scores if isinstance(scores, dict) else {}
+
+
+def logged_of(completion: Mapping[str, Any]) -> Mapping[str, Any]:
+    logged = completion.get("logged")
+    return logged if isinstance(logged, dict) else {}
 
 
 def token_ids(tokens: Any) -> list[int]:

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
 from typing import Any
@@ -21,13 +20,13 @@ import mlx.core as mx
 import numpy as np
 import psutil
 
-from backend.runs.completion_rows import CompletionRow, GroupRow, TokenData, TurnRow
+from backend.runs.completion_rows import CompletionRow, GroupRow, TokenData
 from backend.runs.events import Event, EventLog
 from backend.sampling.outputs import TextStream
 from backend.trainer.health.watch import Watch
 from backend.training.batch import token_mask
 from backend.training.learner import TokenRecord
-from backend.types import Completion, Group, Turn
+from backend.types import Completion, Group
 from backend.utils.machine import printed_by
 
 PHASE_EVERY_S = 0.5
@@ -64,21 +63,11 @@ def completion_row(completion: Completion) -> CompletionRow:
         reward=completion.reward,
         advantage=completion.advantage,
     )
-    if completion.turns:
-        row["turns"] = [turn_row(turn) for turn in completion.turns]
     if completion.logged:
         row["logged"] = completion.logged
+    if completion.turns:
+        row["turns"] = [turn.row() for turn in completion.turns]
     return row
-
-
-def turn_row(turn: Turn) -> TurnRow:
-    return TurnRow(
-        text=turn.content,
-        tokens=turn.tokens,
-        calls=[asdict(call) for call in turn.calls],
-        results=[asdict(result) for result in turn.results],
-        result_tokens=turn.result_tokens,
-    )
 
 
 def token_data_of(

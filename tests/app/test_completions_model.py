@@ -12,9 +12,11 @@ import pytest
 
 from app.pages.completions.reading_pane import diff, fold
 from app.state import run_completions
-from app.state.completion_facts import CompletionFacts, Query, export_completions, select, sort
-from app.state.run_completions import CompletionIndex, FactsReader, RunCompletions
+from app.state.completion_facts import CompletionFacts, Query, select, sort
+from app.state.run_completions import FactsReader, RunCompletions
+from backend.runs.completion_files import CompletionIndex, export_completions
 from backend.runs.completion_rows import without_token_data
+from backend.runs.conversation import LEFT_OUT, NOT_RUN, conversation_text, turns_mark
 from backend.runs.events import JsonLines
 from backend.utils.errors import UserError
 
@@ -253,3 +255,45 @@ def test_export_that_fails_leaves_nothing(tmp_path: Path) -> None:
         next(export_completions(source, [], tmp_path / "out.txt"))
     with pytest.raises(UserError, match="cannot be written"):
         next(export_completions(source, [], tmp_path / "no" / "out.md"))
+
+
+CALLS = [
+    {"name": "search", "arguments": {"query": "grüße", "limit": 3}},
+    {"name": "cube", "arguments": {}},
+]
+RESULTS = [
+    {"name": "search", "content": "one\ntwo", "failed": False, "seconds": 0.0123},
+    {"name": "cube", "content": "{'error': 'no'}", "failed": True, "seconds": 10.0},
+]
+
+
+def turn(text: str, calls: Any = (), results: Any = (), result_tokens: int = 0) -> dict[str, Any]:
+    return {"text": text, "tokens": 9, "calls": calls, "results": results, "result_tokens": result_tokens}
+
+
+@pytest.mark.parametrize(
+    ("turns", "mark", "text"),
+    [
+        ([], "", "last"),
+        ([turn("last")], "no call", "last"),
+        (
+            [turn("Let me look.", CALLS, RESULTS, 20), turn("last")],
+            "2 turns, 2 calls, 1 failed",
+            'Turn 1, 9 tokens\nLet me look.\n→ search(query="grüße", limit=3)  12.3 ms\n← one\n  two\n'
+            "→ cube()  10 s\n✕ {'error': 'no'}\n\nTurn 2, 9 tokens\nlast\n",
+        ),
+        (
+            [turn("", CALLS[1:], RESULTS[1:])],
+            "1 turn, 1 call, 1 failed",
+            f"Turn 1, 9 tokens\n→ cube()  10 s\n✕ {{'error': 'no'}}\n{LEFT_OUT}\n",
+        ),
+        ([turn("", CALLS[1:])], "1 turn, 1 call", f"Turn 1, 9 tokens\n→ cube()\n{NOT_RUN}\n"),
+    ],
+)
+def test_a_conversation_reads_as_its_turns_calls_and_results(turns: Any, mark: str, text: str, tmp_path: Path) -> None:
+    row = completion("last") | ({"turns": turns} if turns else {})
+    assert (turns_mark(row), conversation_text(row)) == (mark, text)
+    path = write(tmp_path / "completions.jsonl", [{"step": 1, "prompt": "Which?", "completions": [row]}])
+    assert found(path, "grüße") == ([(1, 0)] if "grüße" in text else [])
+    list(export_completions(path, [(0, 0)], tmp_path / "out.md"))
+    assert f"```\n{text}\n```" in (tmp_path / "out.md").read_text(encoding="utf-8")

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from app.state.run_completions import CompletionIndex
 from backend.config.config import load, problems
 from backend.rewards.bench import BenchSettings, RewardBench, group_of, line_of, read_groups, score_lines
 from backend.runs.archive import summary
+from backend.runs.completion_files import CompletionIndex
 from backend.runs.completion_rows import GroupRow
 from backend.runs.events import JsonLines, has_finished, read_events
 from backend.runs.run_folder import RunFolder

@@ -28,12 +28,8 @@ from app.state import charts
 from app.state.completion_facts import (
     ALL,
     FILTERS,
-    SUFFIXES,
     CompletionFacts,
     Query,
-    export_completions,
-    listed_completions,
-    scores_of,
     select,
     sort,
     why_empty,
@@ -49,6 +45,9 @@ from app.widgets.basic.layout import column, configure, connect, holder, set_sho
 from app.widgets.basic.number_format import counted, finite
 from app.widgets.completion_detail import CompletionDetail
 from app.widgets.completion_table import CompletionLine, CompletionModel, CompletionTable, lines_of_row
+from backend.runs.completion_files import SUFFIXES, export_completions
+from backend.runs.completion_rows import listed_completions, scores_of
+from backend.runs.conversation import conversation_text
 from backend.runs.run_record import change_notes
 from backend.trainer.evaluation.evaluation_rows import default_pass_rule
 from backend.utils.errors import UserError
@@ -374,7 +373,7 @@ class CompletionsPage(QWidget):
         if line is None or run is None:
             return menu
         copy, prompt = QGuiApplication.clipboard().setText, str(line.row.get("prompt") or "")
-        text = str((line.completion or {}).get("text") or "")
+        text = conversation_text(line.completion or {})
         menu.addAction("Copy completion", lambda: copy(text)).setEnabled(line.completion is not None)
         menu.addAction("Copy prompt", lambda: copy(prompt))
         menu.addAction("Copy rows as a table", QKeySequence.StandardKey.Copy, self.table.copy)

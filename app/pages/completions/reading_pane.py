@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from itertools import accumulate, groupby, takewhile
+from itertools import takewhile
 from typing import Any, Literal
 
 from PySide6.QtCore import QEvent, QObject, QRectF, QSize, Qt
@@ -20,16 +20,16 @@ from PySide6.QtGui import (
     QPainter,
     QPaintEvent,
     QTextCharFormat,
-    QTextCursor,
 )
-from PySide6.QtWidgets import QSizePolicy, QTextEdit, QToolTip, QWidget
+from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
 from app import theme
 from app.widgets.basic.controls import CheckBox, ComboBox, LinkButton
 from app.widgets.basic.labels import label, show_text
 from app.widgets.basic.layout import configure, row, set_shown
 from app.widgets.basic.number_format import counted, figure, finite, signed
-from app.widgets.completion_detail import CompletionPane
+from app.widgets.completion_detail import CompletionPane, blend, conversation_format
+from backend.runs.conversation import conversation_parts, conversation_text, turns_of
 from backend.utils.text import visible
 
 STRONGEST, CHANGED = 0.45, 0.30
@@ -43,6 +43,7 @@ NOT_RECORDED = "This run did not record its tokens. Turn on Record tokens, an ad
 NOT_LEARNED = "No update used this completion, so only values from sampling were recorded."
 CHANGES = "Added words are bold and green, removed ones are struck out and red."
 HINT = f"{'⌘' if sys.platform == 'darwin' else 'Ctrl'}-click a second completion to compare the two."
+GREY = "Grey: results of tools, which the model reads and is not trained on."
 SAME_TEXT = "The two texts are the same."
 
 _WORDS = re.compile(r"\s+|\w+|[^\w\s]")
@@ -160,12 +161,6 @@ def _difference_format(kind: str) -> QTextCharFormat | None:
     return form
 
 
-def blend(over: QColor, share: float) -> QColor:
-    under = theme.palette().field
-    parts = ((under.redF(), over.redF()), (under.greenF(), over.greenF()), (under.blueF(), over.blueF()))
-    return QColor.fromRgbF(*(a + (b - a) * share for a, b in parts))
-
-
 def diff(old: str, new: str) -> list[Part]:
     """The parts of both texts, in order; those that are not added make up `old`, those not removed `new`."""
     first, second = _WORDS.findall(old), _WORDS.findall(new)
@@ -245,42 +240,29 @@ class ReadingPane(CompletionPane):
     def _show_text(self) -> None:
         if self._completion is None:
             return
-        text = _text_of(self._completion)
+        conversation = [(kind, visible(text)) for kind, text in conversation_parts(self._completion)]
+        text = "".join(text for kind, text in conversation if kind == "text")
         tokens = None if self._pair else self._tokens()
         for tag, box in self.folds.items():
             set_shown(box, f"<{tag}>" in text and not self._pair)
             box.setEnabled(tokens is None)  # a token has no place in a text that is folded
         set_shown(self.measure, self._pair is None)
         if self._pair:
-            parts = diff(*map(_text_of, self._pair))
+            parts = diff(*(visible(conversation_text(each)) for each in self._pair))
             self._explain(SAME_TEXT if all(kind == "same" for kind, _ in parts) else CHANGES)
-            self._mark([(part, _difference_format(kind)) for kind, part in parts])
+            shown = [(part, _difference_format(kind)) for kind, part in parts]
         elif tokens is not None:
             strengths = (None if x is None else round(x * SHADES) for x in tokens.strengths)
             kinds = zip(strengths, tokens.trained, strict=False)
             formats = (_token_format(tokens.measure, shade, is_trained) for shade, is_trained in kinds)
-            self._mark(list(zip(tokens.texts, formats, strict=False)))
+            shown = list(zip(tokens.texts, formats, strict=False))
         else:
-            self._mark([(fold(text, [tag for tag, box in self.folds.items() if box.isChecked()]), None)])
+            tags = [tag for tag, box in self.folds.items() if box.isChecked()]
+            shown = [
+                (fold(part, tags) if kind == "text" else part, conversation_format(kind)) for kind, part in conversation
+            ]
+        self._ends = self.text.show_parts(shown)
         self.legend.show_tokens(tokens)
-
-    def _mark(self, parts: Sequence[tuple[str, QTextCharFormat | None]]) -> None:
-        """Show the parts of a text, each in its format."""
-        self.text.show_text("".join(text for text, _ in parts))
-        # A document counts UTF-16 units, two for an emoji.
-        self._ends = list(accumulate(len(text.encode("utf-16-le", "surrogatepass")) // 2 for text, _ in parts))
-        marks, start = [], 0
-        for form, run in groupby(zip(self._ends, parts, strict=True), key=lambda pair: pair[1][1]):
-            end = [end for end, _ in run][-1]
-            if form is not None:
-                mark = QTextEdit.ExtraSelection()
-                mark.cursor = QTextCursor(self.text.document())
-                mark.cursor.setPosition(start)
-                mark.cursor.setPosition(end, QTextCursor.MoveMode.KeepAnchor)
-                mark.format = form
-                marks.append(mark)
-            start = end
-        self.text.setExtraSelections(marks)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         tokens = self.legend.tokens
@@ -295,7 +277,9 @@ class ReadingPane(CompletionPane):
         measure = next((measure for measure in MEASURES if measure.key == self.measure.currentData()), None)
         data = self.load_tokens() if measure else None
         found = coloured(measure, data, (self._completion or {}).get("advantage")) if measure and data else None
-        self._explain("" if found or not measure else NOT_LEARNED if data else NOT_RECORDED)
+        has_results = any(turn.get("result_tokens") for turn in turns_of(self._completion or {}))
+        why = NOT_LEARNED if data else NOT_RECORDED
+        self._explain(why if measure and not found else GREY if has_results else "")
         self.measure.setToolTip(measure.sentence if measure else "")
         return found
 
@@ -343,8 +327,3 @@ class TokenLegend(QWidget):
         painter.fillRect(strip, gradient)
         painter.setPen(theme.palette().outline)
         painter.drawRect(strip)
-
-
-def _text_of(completion: Mapping[str, Any]) -> str:
-    text = completion.get("text")
-    return visible(text) if isinstance(text, str) else ""

@@ -1,0 +1,192 @@
+"""completions.jsonl: its lines while it grows, an index by step, and export."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Generator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from backend.runs.completion_rows import (
+    GroupRow,
+    listed_completions,
+    logged_of,
+    parse_group_row,
+    scores_of,
+    without_token_data,
+)
+from backend.runs.conversation import conversation_text
+from backend.utils.disk import cause
+from backend.utils.errors import UserError
+from backend.utils.files import open_regular
+from backend.utils.text import quote
+
+SLICE = 1 << 20  # bytes that the index reads at a time
+_STEP = re.compile(rb'^\s*\{\s*"step":\s*(\d+)\b')
+"""The step comes first in a row as the trainer writes it."""
+
+
+class LineReader:
+    """Complete lines of a growing file in order.
+
+    `offset`: where the next line begins; `was_cut`: the file had become shorter, so everything read before is void and
+    the next call reads from the start.
+    """
+
+    def __init__(self, path: Path, slice_size: int) -> None:
+        self.path, self._slice_size = path, slice_size
+        self.offset = self._size = 0
+        self.was_cut = False
+
+    @property
+    def share(self) -> float:
+        return self.offset / self._size if self._size else 1.0
+
+    def read(self) -> list[tuple[int, bytes]]:
+        """(offset, line) of the next slice, or of one longer line; none at the end of the file."""
+        try:
+            with open_regular(self.path) as file:
+                self._size = os.fstat(file.fileno()).st_size
+                file.seek(self.offset)
+                chunk = file.read(self._slice_size)
+                if b"\n" not in chunk:
+                    chunk += file.readline()
+        except OSError:
+            self._size, chunk = 0, b""
+        self.was_cut = self._size < self.offset
+        complete = chunk[: chunk.rfind(b"\n") + 1]
+        lines = placed(complete, self.offset)
+        self.offset = 0 if self.was_cut else self.offset + len(complete)
+        return lines
+
+
+def placed(text: bytes, offset: int) -> list[tuple[int, bytes]]:
+    placed = []
+    for line in text.splitlines(keepends=True):
+        placed.append((offset, line))
+        offset += len(line)
+    return placed
+
+
+def read_line(path: Path, offset: int) -> bytes:
+    try:
+        with open_regular(path) as file:
+            file.seek(offset)
+            return file.readline()
+    except OSError:
+        return b""
+
+
+class CompletionIndex:
+    """Step → byte range in the file. A row is parsed when it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.clear()
+
+    def clear(self) -> None:
+        self._lines = LineReader(self.path, SLICE)
+        self._ranges: dict[int, tuple[int, int]] = {}
+
+    def steps(self) -> list[int]:
+        """Steps read so far, ascending."""
+        return list(self._ranges)
+
+    def advance(self) -> bool:
+        """Index the next slice of the file; True if there may be more."""
+        placed = self._lines.read()
+        if self._lines.was_cut:
+            self.clear()
+            return True
+        for start, line in placed:
+            match = _STEP.match(line)
+            row = None if match else parse_group_row(line)
+            step = int(match[1]) if match else row["step"] if row else None
+            if step is not None:
+                self._ranges[step] = (self._ranges.get(step, (start, 0))[0], start + len(line))
+        return bool(placed)
+
+    def rows(self, step: int | None = None) -> list[GroupRow]:
+        """The rows of a step, by default the newest, without token data."""
+        return [row for _, row in self.placed_rows(step)]
+
+    def placed_rows(self, step: int | None = None) -> list[tuple[int, GroupRow]]:
+        """As `rows`, each with its offset in the file."""
+        wanted = next(reversed(self._ranges), None) if step is None else step
+        start, end = self._ranges.get(wanted, (0, 0)) if wanted is not None else (0, 0)
+        try:
+            with open_regular(self.path) as file:
+                file.seek(start)
+                text = file.read(end - start)
+        except OSError:
+            return []
+        rows = ((offset, parse_group_row(without_token_data(line))) for offset, line in placed(text, start))
+        return [(offset, row) for offset, row in rows if row is not None and row["step"] == wanted]
+
+
+Place = tuple[int, int]
+"""Offset of a row in completions.jsonl, and the completion's place in it."""
+
+SUFFIXES = {".jsonl": "JSON lines", ".md": "Markdown"}
+
+
+def export_completions(source: Path, places: Sequence[Place], target: Path) -> Generator[int, None, None]:
+    """Write completions of `source` to `target`, a file of SUFFIXES, and yield the number written so far.
+
+    The file is renamed into place at the end; closing the iterator before leaves nothing. Raises UserError.
+    """
+    if target.suffix not in SUFFIXES:
+        raise UserError("export", f"{target.name} must end in .jsonl or .md.")
+    write, written = _jsonl if target.suffix == ".jsonl" else _markdown, 0
+    partial = target.with_name(f".{target.name}.part")
+    try:
+        with open_regular(source) as file, partial.open("w", encoding="utf-8", errors="replace") as out:
+            for offset, group in groupby(places, key=lambda place: place[0]):  # a row's line is parsed once
+                file.seek(offset)
+                row = parse_group_row(file.readline()) or {}
+                completions = listed_completions(row)
+                for _, place in group:
+                    if place < len(completions):
+                        out.write(write(row, completions[place]))
+                        written += 1
+                        yield written
+            out.flush()
+            os.fsync(out.fileno())  # before the rename, as `replace_file`
+        os.replace(partial, target)
+    except OSError as error:
+        raise UserError("export", f"{quote(target)} cannot be written: {cause(error)}.") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _jsonl(row: Mapping[str, Any], completion: Mapping[str, Any]) -> str:
+    about = {key: row.get(key) for key in ("step", "prompt", "answer", "type")}
+    return json.dumps(about | dict(completion), ensure_ascii=False) + "\n"
+
+
+def _markdown(row: Mapping[str, Any], completion: Mapping[str, Any]) -> str:
+    figures = {"reward": completion.get("reward"), "advantage": completion.get("advantage"), **scores_of(completion)}
+    logged = "".join(f"{name}: {_rounded(value)}\n\n" for name, value in logged_of(completion).items())
+    head = ", ".join(f"{name} {_rounded(value)}" for name, value in figures.items() if value is not None)
+    answer = row.get("answer")
+    expected = f"\n\nAnswer: {answer}" if answer not in (None, "") else ""
+    return (
+        f"## Step {row.get('step')}\n\n{head}; {completion.get('tokens')} tokens, {completion.get('stop')}\n\n{logged}"
+        f"### Prompt\n\n{_fenced(row.get('prompt'))}{expected}\n\n"
+        f"### Completion\n\n{_fenced(conversation_text(completion))}\n\n"
+    )
+
+
+def _fenced(text: Any) -> str:
+    content = text if isinstance(text, str) else ""
+    fence = "```"
+    while fence in content:
+        fence += "`"
+    return f"{fence}\n{content}\n{fence}"
+
+
+def _rounded(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, (int, float)) else str(value)
