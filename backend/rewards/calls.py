@@ -37,11 +37,14 @@ def wait_on() -> None:
 
 
 class CallError(Exception):
-    """The function with this index raised `error`, possibly SystemExit. None: it hung, and was at `stack`."""
+    """The function with this index raised `error`, possibly SystemExit. None: it hung, and was at `stack`.
 
-    def __init__(self, index: int, error: BaseException | None, stack: str = "") -> None:
+    `runs_on`: its thread could not be interrupted.
+    """
+
+    def __init__(self, index: int, error: BaseException | None, stack: str = "", *, runs_on: bool = False) -> None:
         super().__init__()
-        self.index, self.error, self.stack = index, error, stack
+        self.index, self.error, self.stack, self.runs_on = index, error, stack, runs_on
 
 
 class InvalidScoresError(Exception):
@@ -215,7 +218,7 @@ class ThreadCaller(Caller):
                 thread.join(_POLL_S)
         error = outcome.get("error")
         if was_interrupted:
-            raise CallError(hung, None, stack)
+            raise CallError(hung, None, stack, runs_on=thread.is_alive())
         if isinstance(error, CallError):
             raise error
         if error is not None:

@@ -64,7 +64,8 @@ def inputs_for(samples: list[Sample], state: TrainerState, dialect: str, as_mess
         if as_messages or (is_trl and _is_chat(problem)):
             chat = problem.messages or [{"role": "user", "content": problem.prompt}]
             inputs["prompts"][index] = copy.deepcopy(chat)
-            inputs["completions"][index] = [{"role": "assistant", "content": completion.text}]
+            written = [message for turn in completion.turns for message in turn.messages()]
+            inputs["completions"][index] = written or [{"role": "assistant", "content": completion.text}]
     columns = dict.fromkeys(name for problem, _ in samples for name in problem.row if name not in ours)
     return inputs | {name: [problem.row.get(name) for problem, _ in samples] for name in columns}
 

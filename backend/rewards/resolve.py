@@ -196,14 +196,14 @@ def _indexes_messages(call: Any, depth: int = 2) -> bool:
     return within or bool(_MESSAGE.search(source))
 
 
-def load_reward_file(path: str | Path, *, plain: bool = False) -> RewardFile:
+def load_reward_file(path: str | Path, *, plain: bool = False, setting: str = "") -> RewardFile:
     """Run a .py or .txt file and collect what it registers, else its plain functions.
 
-    `plain`: it is used as `file.py::function` and may have none of either. Raises UserError on `reward_functions` if
-    plain, else `reward_functions_file`.
+    `plain`: it is used as `file.py::function` and may have none of either. Raises UserError on `setting`, by default
+    `reward_functions` if plain, else `reward_functions_file`.
     """
     path = locate_reward_file(path)
-    setting = _SETTING if plain else "reward_functions_file"
+    setting = setting or (_SETTING if plain else "reward_functions_file")
     tree = parse_reward_file(path, setting)
     functions: dict[str, RewardCallable] = {}
     maps: dict[str, Callable[..., Any]] = {}

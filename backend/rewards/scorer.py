@@ -11,7 +11,7 @@ from typing import Any
 
 from backend.config.setting import RewardSettings
 from backend.rewards.allowed_code import code_files
-from backend.rewards.calls import Poll, ThreadCaller, wait_on
+from backend.rewards.calls import Poll, ThreadCaller, timeout_words, wait_on
 from backend.rewards.catalogue import locate_reward_file, nearest
 from backend.rewards.errors import Failure, RewardError
 from backend.rewards.inputs import TrainerState
@@ -23,11 +23,13 @@ from backend.rewards.scoring import (
     MapRequest,
     RewardSource,
     ScoreRequest,
+    ToolRequest,
+    ToolSource,
     samples_of,
     total_reward,
 )
 from backend.rewards.worker_process import RewardWorker
-from backend.types import Completion, Group, Problem
+from backend.types import Completion, Group, Problem, ToolResult
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import quote
 
@@ -44,6 +46,10 @@ _NO_NETWORK = re.compile(
 _keys = itertools.count(1)
 
 
+class ProcessLostError(Exception):
+    """The process that runs tools has ended; its text completes “A tool …”."""
+
+
 class Scorer:
     """A run's functions, loaded on first use, and again in a new worker."""
 
@@ -52,11 +58,15 @@ class Scorer:
         self._source, self._timeout_s = source, timeout_s
         self._key = next(_keys)
         self._loaded, self._generation = Answer(), -1  # what was loaded, in which process
+        self.tools: ToolSource | None = None
+        self.restore_tools: Callable[[Poll], None] = lambda poll: None  # called when a new process has loaded them
+        self._news = list[str]()
 
     def load(self, poll: Poll = wait_on) -> list[list[FunctionDescription]]:
         """Functions of each stage. Raises RewardError."""
-        if self._generation != self.host.generation:
-            answer, source = self.host.ask(LoadRequest(self._key, self._source, self._timeout_s), poll), self._source
+        while self._generation != self.host.generation:
+            source = self._source
+            answer = self.host.ask(LoadRequest(self._key, source, self._timeout_s, self.tools), poll)
             if failure := answer.failure:
                 problems = [ConfigProblem(*problem) for problem in answer.problems]
                 if not problems:
@@ -67,7 +77,34 @@ class Scorer:
                     failure = replace(failure, file=str(file or ""))
                 raise RewardError(problems, failure)
             self._loaded, self._generation = answer, self.host.generation
+            self.restore_tools(poll)
         return self._loaded.stages
+
+    @property
+    def schemas(self) -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]:
+        """JSON schemas of tools, and of those of each environment."""
+        return self._loaded.shared_schemas, self._loaded.environment_schemas
+
+    def ask_tools(self, timeout_s: float, poll: Poll, **request: Any) -> list[tuple[int, list[ToolResult]]]:
+        """The turns that have ended; `request` as `ToolRequest`. Raises ProcessLostError."""
+        if self._generation != self.host.generation:  # another run of this worker has ended its process
+            raise ProcessLostError("was interrupted")
+        answer = self.host.ask(ToolRequest(self._key, timeout_s, **request), poll)
+        if answer.failure is None:
+            return answer.turns
+        hung = answer.failure.what == timeout_words(timeout_s)
+        raise ProcessLostError(
+            f"kept Python's lock for {timeout_s:g} s (tool_timeout)" if hung else answer.failure.what
+        )
+
+    def new_notes(self) -> list[str]:
+        """Messages about tools since the last call."""
+        news, self._news = self._news, []
+        return news
+
+    def note(self, sentence: str) -> None:
+        """Add to `new_notes`."""
+        self._news.append(sentence)
 
     def score(
         self,

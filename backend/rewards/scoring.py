@@ -13,10 +13,10 @@ import io
 import json
 import linecache
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from backend.rewards.calls import (
     Caller,
@@ -32,8 +32,8 @@ from backend.rewards.catalogue import locate_reward_file, nearest
 from backend.rewards.errors import Failure, class_name, describe_error, printable
 from backend.rewards.inputs import ExtraLogs, Sample, TrainerState, inputs_for
 from backend.rewards.registry import FunctionDescription
-from backend.rewards.resolve import RewardFile, RewardFunction, resolve, stand_in_library
-from backend.types import Group
+from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file, resolve, stand_in_library
+from backend.types import Completion, Group, ToolCall, ToolResult
 from backend.utils.documents import DEPTH, levels
 from backend.utils.errors import UserError
 
@@ -51,13 +51,41 @@ class RewardSource:
     files: tuple[Path, ...] = ()
 
 
+class Tools(Protocol):
+    """Tools and environments of a run, beside its reward functions (`backend.tools.runner`)."""
+
+    shared_schemas: list[dict[str, Any]]
+    environment_schemas: dict[str, list[dict[str, Any]]]
+
+    def rewards(self) -> list[RewardFunction]:
+        """The environments' `get_reward` as reward functions."""
+        ...
+
+    def run(self, request: ToolRequest) -> list[tuple[int, list[ToolResult]]]:
+        """Start what the request names. → what has ended."""
+        ...
+
+    def environment(self, completion: Completion) -> Any:
+        """The instance of a completion, None without one."""
+        ...
+
+
+class ToolSource(Protocol):
+    """Where a run's tools are defined. It can be pickled unless they are objects of a program."""
+
+    def open(self, executed: dict[Path, RewardFile]) -> Tools:
+        """Load them; `executed` caches files already run. Raises UserError."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """Execute the files of `source` once each; its functions are used by `key`."""
+    """Execute the files of `source` and `tools` once each; their functions are used by `key`."""
 
     key: int
     source: RewardSource
     timeout_s: float
+    tools: ToolSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +111,23 @@ class MapRequest:
     timeout_s: float
 
 
-Request = LoadRequest | ScoreRequest | MapRequest
+@dataclass(frozen=True, slots=True)
+class ToolRequest:
+    """Start calls, then wait up to `wait_s` for the first that ends.
+
+    `begin`: (conversation, environment, row) of a rollout, which ends the one before. `submit`: calls by conversation.
+    `close`: close every environment. `timeout_s`: of a call.
+    """
+
+    key: int
+    timeout_s: float
+    wait_s: float = 0.0
+    begin: Sequence[tuple[int, str, dict[str, Any]]] | None = None
+    submit: Mapping[int, Sequence[ToolCall]] = field(default_factory=dict[int, Sequence[ToolCall]])
+    close: bool = False
+
+
+Request = LoadRequest | ScoreRequest | MapRequest | ToolRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +136,8 @@ class Answer:
 
     LoadRequest: functions by stage, names of map functions, and messages about missing confinement; of a failed one the
     `problems` (setting, message). ScoreRequest: `scores` and `seconds` by function, what they logged and printed.
-    MapRequest: `rows`, None for a dropped one; the failure's `completion` is the row.
+    MapRequest: `rows`, None for a dropped one; the failure's `completion` is the row. ToolRequest: `turns` that have
+    ended: conversation and results, of `reset` or of its calls.
     """
 
     failure: Failure | None = None
@@ -100,6 +145,9 @@ class Answer:
     stages: list[list[FunctionDescription]] = field(default_factory=list)
     map_functions: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    shared_schemas: list[dict[str, Any]] = field(default_factory=list)
+    environment_schemas: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    turns: list[tuple[int, list[ToolResult]]] = field(default_factory=list)
     scores: list[Scores] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     columns: dict[str, list[Any]] = field(default_factory=dict)
@@ -115,7 +163,7 @@ class FunctionHost:
 
     def __init__(self, caller: Caller, notes: Sequence[str] = (), resolve: Callable[..., Any] = resolve) -> None:
         self.caller, self._notes, self._resolve = caller, list(notes), resolve
-        self._loaded: dict[int, tuple[list[list[RewardFunction]], RewardFile | None]] = {}
+        self._loaded: dict[int, tuple[list[list[RewardFunction]], RewardFile | None, Tools | None]] = {}
 
     def release(self, key: int) -> None:
         """Forget the functions of a key."""
@@ -126,7 +174,10 @@ class FunctionHost:
         self.caller.poll = poll
         if isinstance(request, LoadRequest):
             return self._load(request)
-        stages, file = self._loaded[request.key]
+        stages, file, tools = self._loaded[request.key]
+        if isinstance(request, ToolRequest):
+            assert tools is not None
+            return Answer(turns=tools.run(request))
         if isinstance(request, MapRequest):
             assert file is not None
             return self._map(request, file)
@@ -136,22 +187,38 @@ class FunctionHost:
             if request.captures:
                 stack.enter_context(contextlib.redirect_stdout(printed))
                 stack.enter_context(contextlib.redirect_stderr(printed))
-            scored = score_step(functions, samples_of(request.groups), request.timeout_s, request.state, self.caller)
+            samples = samples_of(request.groups)
+            environments = None
+            if tools is not None and tools.environment_schemas:
+                environments = [tools.environment(completion) for _, completion in samples]
+            scored = score_step(functions, samples, request.timeout_s, request.state, self.caller, environments)
         return replace(scored, printed=printed.getvalue()[-LONGEST_PRINTED:])
 
     def _load(self, request: LoadRequest) -> Answer:
         linecache.checkcache()
         source, executed = request.source, dict[Path, RewardFile]()
         try:
-            stages = [self._resolve(names, source.file, source.base, executed) for names in source.stages]
+            tools = request.tools.open(executed) if request.tools else None
+            extra = tools.rewards() if tools else []
+            if extra and source.file and not any(source.stages):  # for its map functions
+                executed[locate_reward_file(source.file).resolve()] = load_reward_file(source.file)
+            stages = [
+                [*(self._resolve(names, source.file, source.base, executed) if names or not extra else ()), *extra]
+                for names in source.stages
+            ]
         except UserError as error:
             named = source.file or (source.files[0] if len(source.files) == 1 else None)
             problems = [(problem.setting, problem.sentence) for problem in error.faults]
             return Answer(Failure.of(problems[0][1], error.__cause__, named), problems)
         file = executed.get(locate_reward_file(source.file).resolve()) if source.file else None
-        self._loaded[request.key] = stages, file
-        descriptions = [[function.about for function in stage] for stage in stages]
-        return Answer(stages=descriptions, map_functions=list(file.map_functions if file else ()), notes=self._notes)
+        self._loaded[request.key] = stages, file, tools
+        return Answer(
+            stages=[[function.about for function in stage] for stage in stages],
+            map_functions=list(file.map_functions if file else ()),
+            notes=self._notes,
+            shared_schemas=tools.shared_schemas if tools else [],
+            environment_schemas=tools.environment_schemas if tools else {},
+        )
 
     def _map(self, request: MapRequest, file: RewardFile) -> Answer:
         function = file.map_functions[request.function]
@@ -168,9 +235,17 @@ class FunctionHost:
 
 
 def score_step(
-    functions: Sequence[RewardFunction], samples: list[Sample], timeout_s: float, state: TrainerState, caller: Caller
+    functions: Sequence[RewardFunction],
+    samples: list[Sample],
+    timeout_s: float,
+    state: TrainerState,
+    caller: Caller,
+    environments: Sequence[Any] | None = None,
 ) -> Answer:
-    """Call each function once with all samples; async ones are awaited together, after the others."""
+    """Call each function once with all samples; async ones are awaited together, after the others.
+
+    `environments`: one of each sample, or None for a run without.
+    """
     state, logs = replace(state, reward_timeout=timeout_s), ExtraLogs()
     outcomes: dict[int, tuple[Scores, float]] = {}
     waiting: dict[int, Awaitable[Any]] = {}
@@ -191,6 +266,7 @@ def score_step(
             for index, function in enumerate(functions):
                 inputs = inputs_for(samples, state, function.dialect, function.takes_messages)
                 inputs |= logs.loggers_for(function.about.name)
+                inputs |= {} if environments is None else {"environments": list(environments)}
                 for name in function.missing(inputs):
                     near = nearest(name, inputs)
                     hint = f"; the nearest is {near}" if near else ""

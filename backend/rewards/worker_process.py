@@ -28,7 +28,7 @@ from backend.rewards.calls import Poll, timeout_words, wait_on
 from backend.rewards.confinement.confine import confined_environment, make_working_folder, secret_places
 from backend.rewards.confinement.guard import END_SIGNAL
 from backend.rewards.errors import Failure, printable
-from backend.rewards.scoring import Answer, LoadRequest, MapRequest, Request, ScoreRequest
+from backend.rewards.scoring import Answer, LoadRequest, MapRequest, Request, ScoreRequest, ToolRequest
 from backend.rewards.worker import LOST_PIPE, SPOILED
 from backend.types import Completion, Group
 from backend.utils.child_process import module_command
@@ -129,7 +129,10 @@ def _slim(request: ScoreRequest) -> ScoreRequest:
     groups = [
         Group(
             replace(group.problem, tokens=[], row=dict(group.problem.row)),
-            [Completion(completion.tokens, [], completion.text, "eos") for completion in group.completions],
+            [
+                Completion(each.tokens, [], each.text, "eos", turns=each.turns, conversation=each.conversation)
+                for each in group.completions
+            ],
         )
         for group in request.groups
     ]
@@ -140,7 +143,10 @@ def _fits(request: Request, answer: Answer) -> bool:
     if answer.failure:
         return True
     if isinstance(request, LoadRequest):
-        return [len(stage) for stage in answer.stages] == [len(stage) for stage in request.source.stages]
+        named, found = [len(stage) for stage in request.source.stages], [len(stage) for stage in answer.stages]
+        return named == found or (request.tools is not None and len(named) == len(found))
+    if isinstance(request, ToolRequest):
+        return True
     if isinstance(request, MapRequest):
         return len(answer.rows) == len(request.rows)
     count = sum(len(group.completions) for group in request.groups)
@@ -192,10 +198,12 @@ class _Child:
     def send(self, request: Request) -> None:
         """Write a request. Raises UserError if it cannot be pickled, and _WorkerLostError."""
         self._prefix = secrets.token_hex(8).encode()  # of its answer: other lines are user code's
-        self._send((self._prefix, request))
+        is_poll = isinstance(request, ToolRequest) and request.begin is None
+        self._send((self._prefix, request), is_poll=is_poll)
 
-    def _send(self, message: Any) -> None:
-        self._output.next_request()
+    def _send(self, message: Any, *, is_poll: bool = False) -> None:
+        if not is_poll:  # many of them are one rollout
+            self._output.next_request()
         self._stacks.truncate(0)
         try:
             rest = memoryview(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
@@ -219,7 +227,8 @@ class _Child:
         calls = len(request.indices) if isinstance(request, ScoreRequest) else 1
         ready = select.poll()
         ready.register(self._answers, select.POLLIN)
-        received, searched, index, since = bytearray(), 0, -1, time.monotonic()
+        received, searched, since = bytearray(), 0, time.monotonic()
+        index = 0 if isinstance(request, ToolRequest) else -1  # its answer waits for nothing but Python's lock
         own_s, end = START_S, float("inf")
         while True:
             poll()

@@ -16,6 +16,8 @@ from backend.data.prompts import TokenizedPrompts, measure_first_rows
 from backend.data.rows import SPLITS, Rows, Splits, check_columns, read_splits
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.runs.checkpoint import check_metric
+from backend.tools.host import ToolHost
+from backend.tools.load import load_tools
 from backend.utils.errors import UserError
 
 
@@ -29,16 +31,17 @@ class StageRows:
 
 @dataclass(frozen=True, slots=True)
 class RunInputs:
-    """Rows and loaded reward functions of a run."""
+    """Rows, loaded reward functions and tools of a run."""
 
     splits: Splits
     scorer: Scorer
     stages: tuple[StageRows, ...] = ()
+    tools: ToolHost | None = None
 
 
 def read_inputs(config: Config, processes: SharedProcesses | None = None, *, scorer: Scorer | None = None) -> RunInputs:
-    """Read the dataset and load the reward functions. `processes` are shared with other runs; `scorer` has begun
-    already. Raises UserError."""
+    """Read the dataset and load the tools and reward functions. `processes` are shared with other runs; `scorer` has
+    begun already. Raises UserError."""
     scorer = scorer or begin_scorer(config, processes)
     try:
         inputs = read_rows(config, scorer)
@@ -50,7 +53,9 @@ def read_inputs(config: Config, processes: SharedProcesses | None = None, *, sco
 
 
 def read_rows(config: Config, scorer: Scorer) -> RunInputs:
-    """The rows of a run and of its stages. Raises UserError, naming the stage."""
+    """The rows of a run and of its stages, and its tools, which are loaded with the reward functions. Raises UserError,
+    naming the stage."""
+    tools = load_tools(config, scorer)
     splits = read_splits(config, scorer.map_rows)
     values, own = config.model_dump(), StageRows(splits.train, splits.source.get("train", config.data))
     known, stages = {"": own}, list[StageRows]()
@@ -64,7 +69,7 @@ def read_rows(config: Config, scorer: Scorer) -> RunInputs:
                 raise stage_error(index + 1, error) from None
             known[key] = StageRows(found.train, found.source.get("train", str(of_stage.get("data", config.data))))
         stages.append(known[key])
-    return RunInputs(splits, scorer, tuple(stages))
+    return RunInputs(splits, scorer, tuple(stages), tools)
 
 
 def stage_error(number: int, error: UserError) -> UserError:

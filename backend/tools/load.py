@@ -1,0 +1,40 @@
+"""The tools and environments that a run's settings name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from backend.config.config import Config
+from backend.rewards.scorer import Scorer
+from backend.tools.host import ToolHost
+from backend.tools.scorer_tools import ScorerTools
+from backend.tools.toolbox import FileTools
+from backend.utils.errors import UserError
+from backend.utils.files import user_path
+from backend.utils.text import quote
+
+
+def load_tools(config: Config, scorer: Scorer) -> ToolHost | None:
+    """Load the tools of a run into the process of its reward functions; call before anything else loads these. None for
+    a run without tools. Raises UserError."""
+    if not (config.tools_file or config.environment):
+        return None
+    scorer.tools = scorer.tools or file_tools(config)
+    column = config.environment_column if isinstance(config.environment, Mapping) else ""
+    return ScorerTools(scorer, column, config.tool_timeout)
+
+
+def file_tools(config: Config) -> FileTools:
+    """The files and names of these settings. Raises UserError."""
+    file = user_path(config.tools_file, "tools_file", Path.cwd()).resolve() if config.tools_file else None
+    entries = config.environment if isinstance(config.environment, Mapping) else {"": config.environment}
+    environments = {name: _class_in_file(entry) for name, entry in entries.items() if entry}
+    return FileTools(file, tuple(config.tools), environments)
+
+
+def _class_in_file(entry: str) -> tuple[Path, str]:
+    file, _, name = entry.rpartition("::")
+    if not file or not name.isidentifier():
+        raise UserError("environment", f"An environment is file.py::Class, not {quote(entry, 60)}.")
+    return user_path(file.strip(), "environment", Path.cwd()).resolve(), name

@@ -1,0 +1,229 @@
+"""Run the calls of conversations: those of a turn in order, conversations side by side in threads, and async tools on
+one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import inspect
+import os
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from backend.rewards.calls import CallError, ThreadCaller
+from backend.rewards.errors import class_name, describe_error, text_of
+from backend.rewards.scoring import ToolRequest
+from backend.types import Completion, ToolCall, ToolResult
+
+if TYPE_CHECKING:
+    from backend.rewards.resolve import RewardFunction
+    from backend.tools.toolbox import EnvironmentKind, Toolbox
+
+LONGEST_RESULT = 1_000_000
+"""Characters of one result."""
+_MOST_AT_ONCE = 2_000_000  # characters of results in one answer, which has a limit
+_CANCEL_S = 0.3  # for an async call to end after its cancellation
+_IMAGES = ("image", "image_url", "video", "audio")
+
+
+@dataclass(slots=True, eq=False)
+class _Seat:
+    """A conversation and its environment. `is_busy`: a call runs, perhaps for ever, and no other may."""
+
+    kind: EnvironmentKind | None
+    instance: Any = None
+    is_busy: bool = False
+
+
+class ToolRunner:
+    """Answers the tool requests of one run. Conversations have numbers that the caller chooses."""
+
+    def __init__(self, toolbox: Toolbox) -> None:
+        self._toolbox = toolbox
+        self.shared_schemas, self.environment_schemas = toolbox.shared_schemas, toolbox.environment_schemas
+        self._seats: dict[int, _Seat] = {}
+        self._ended: list[tuple[int, list[ToolResult]]] = []
+        self._changed = threading.Condition()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timeout_s = 0.0
+        self._pid = os.getpid()
+
+    def rewards(self) -> list[RewardFunction]:
+        return self._toolbox.rewards()
+
+    def environment(self, completion: Completion) -> Any:
+        seat = self._seats.get(completion.conversation)
+        return seat.instance if seat else None
+
+    def run(self, request: ToolRequest) -> list[tuple[int, list[ToolResult]]]:
+        """Start what the request names. → conversations that have ended their turn, or their reset."""
+        self._timeout_s = request.timeout_s
+        if request.close:
+            self._close()
+        if request.begin is not None:
+            self._begin(request.begin)
+        for number, calls in request.submit.items():
+            seat = self._seats.setdefault(number, _Seat(None))
+            self._start(number, seat, functools.partial(self._turn, seat, calls))
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended, request.wait_s)
+            taken, size = list[tuple[int, list[ToolResult]]](), 0
+            while self._ended and size < _MOST_AT_ONCE:
+                taken.append(self._ended.pop(0))
+                size += sum(len(result.content) for result in taken[-1][1])
+        return taken
+
+    def _begin(self, rows: Sequence[tuple[int, str, Mapping[str, Any]]]) -> None:
+        for seat in self._seats.values():
+            if seat.is_busy and seat.kind and seat.instance in seat.kind.pool:
+                seat.kind.pool.remove(seat.instance)
+        with self._changed:
+            self._seats, self._ended = {}, []
+        used = Counter[str]()
+        for number, name, row in rows:
+            kind = self._toolbox.kinds[name]
+            free = kind.pool[used[name] : used[name] + 1]
+            used[name] += 1
+            seat = self._seats[number] = _Seat(kind, *free)
+            self._start(number, seat, functools.partial(self._reset, seat, row))
+
+    def _start(self, number: int, seat: _Seat, work: Callable[[], list[ToolResult]]) -> None:
+        def run() -> None:
+            results = work()
+            with self._changed:
+                if self._seats.get(number) is seat:
+                    self._ended.append((number, results))
+                    self._changed.notify_all()
+
+        threading.Thread(target=run, name=f"tools of {number}", daemon=True).start()
+
+    def _turn(self, seat: _Seat, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        return [self._call(seat, call) for call in calls]
+
+    def _reset(self, seat: _Seat, row: Mapping[str, Any]) -> list[ToolResult]:
+        assert seat.kind
+        kind, start = seat.kind, time.perf_counter()
+
+        def reset() -> str:
+            seat.instance = kind.make() if seat.instance is None else seat.instance
+            text = seat.instance.reset(**row)
+            if not isinstance(text, str | None):
+                advice = "; images are not supported yet" if isinstance(text, list) else ""
+                raise TypeError(f"reset returned {class_name(text)}, not text or None{advice}")
+            return text or ""
+
+        text, error = self._limited(seat, reset)
+        if error is not None:
+            text = f"raised {describe_error(error, kind.file)}"
+            if error.__traceback__:
+                traceback.print_exception(error, file=sys.stderr)
+        return [_result("reset", text, error, start)]
+
+    def _call(self, seat: _Seat, call: ToolCall) -> ToolResult:
+        start = time.perf_counter()
+        method = seat.kind is not None and call.name in seat.kind.methods
+        function = getattr(seat.instance, call.name) if method else self._toolbox.tools.get(call.name)
+        if function is None:
+            text, error = "", ValueError(f"Tool {call.name} not found.")
+        elif method and seat.is_busy:
+            text, error = "", RuntimeError("the environment has not come back from an earlier call")
+        else:
+            used = seat if method else _Seat(None)
+            limited = self._awaited if inspect.iscoroutinefunction(function) else self._limited
+            text, error = limited(used, functools.partial(function, **call.arguments))
+        if error is not None:
+            what = text_of(error)
+            text = str({"error": what if isinstance(error, Exception) else f"{type(error).__name__}: {what}"})
+        return _result(call.name, text, error, start)
+
+    def _limited(self, seat: _Seat, work: Callable[[], Any]) -> tuple[str, BaseException | None]:
+        """The result as text, or why there is none."""
+
+        def run() -> str:
+            try:
+                return _as_text(work())
+            finally:
+                self._leave_fork()
+
+        seat.is_busy, runs_on = True, False
+        try:
+            return ThreadCaller().call(0, self._timeout_s, run), None
+        except CallError as call:
+            runs_on = call.runs_on
+            return "", call.error or self._too_long()
+        finally:
+            seat.is_busy = runs_on
+
+    def _awaited(self, seat: _Seat, work: Callable[[], Any]) -> tuple[str, BaseException | None]:
+        ended = threading.Event()
+
+        async def run() -> tuple[str, BaseException | None]:
+            try:
+                return _as_text(await work()), None
+            except (asyncio.CancelledError, GeneratorExit):
+                raise
+            except BaseException as error:  # SystemExit would end the loop
+                return "", error
+            finally:
+                self._leave_fork()
+                ended.set()
+
+        seat.is_busy = True
+        loop = self._running_loop()
+        future = asyncio.run_coroutine_threadsafe(run(), loop)
+        if concurrent.futures.wait([future], self._timeout_s).done:
+            seat.is_busy = False
+            return future.result()
+        future.cancel()
+        seat.is_busy = not ended.wait(_CANCEL_S)
+        if seat.is_busy and self._loop is loop:  # something blocks it
+            self._loop = None
+        return "", self._too_long()
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self._changed:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="async tools", daemon=True).start()
+            return self._loop
+
+    def _too_long(self) -> Exception:
+        return TimeoutError(f"still running after {self._timeout_s:g} s (tool_timeout)")
+
+    def _leave_fork(self) -> None:
+        """End a copy of this process that a tool has forked: it must not run what is left of the turn."""
+        if os.getpid() != self._pid:
+            os._exit(0)
+
+    def _close(self) -> None:
+        threads, end = list[threading.Thread](), time.monotonic() + self._timeout_s
+        for kind in self._toolbox.kinds.values():
+            for instance in kind.pool:
+                close = getattr(kind.type, "close", None)
+                limited = self._awaited if inspect.iscoroutinefunction(close) else self._limited
+                if close is not None:
+                    arguments = _Seat(None), functools.partial(close, instance)
+                    threads.append(threading.Thread(target=limited, args=arguments, daemon=True))
+            kind.pool.clear()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(end - time.monotonic(), 0))
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, list) and any(isinstance(part, Mapping) and part.get("type") in _IMAGES for part in value):
+        raise TypeError("the tool returned images, which are not supported yet")
+    return str(value)
+
+
+def _result(name: str, text: str, error: BaseException | None, start: float) -> ToolResult:
+    text = text[:LONGEST_RESULT].encode(errors="replace").decode()  # without lone surrogates, which no tokenizer reads
+    return ToolResult(name, text, error is not None, time.perf_counter() - start)
