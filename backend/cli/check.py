@@ -21,6 +21,7 @@ from backend.utils.text import quote
 
 if TYPE_CHECKING:
     from backend.data.rows import Rows
+    from backend.tools.host import ToolSchemas
 
 Prompts = Annotated[bool, typer.Option("--prompts", help="Say also how varied the prompts are, and how long.")]
 
@@ -89,20 +90,21 @@ def _checked(raw: Mapping[str, Any], *, with_lengths: bool) -> dict[str, Any]:
             report |= {"level": "poor", "verdict": f"{empty}, with which a reward function compares completions."}
         if with_lengths:
             meaning = f"Lengths of up to {SAMPLE:,} prompts: percentiles, and the longest."
-            report["tokens"] = ("Tokens", _lengths(rows, config, source), meaning)
+            report["tokens"] = ("Tokens", _lengths(rows, config, inputs.schemas, source), meaning)
         return report
     finally:  # not before: a map function of streamed rows is called there
         inputs.scorer.close()
 
 
-def _lengths(rows: Rows, config: Config, source: str) -> str:
+def _lengths(rows: Rows, config: Config, tools: ToolSchemas, source: str) -> str:
     from backend.data.preview import SAMPLE, PromptLengths, preview_order, tokenizer_for
+    from backend.data.problems import PromptFormat
 
     try:
         tokenizer = tokenizer_for(config)
     except UserError as error:
         return error.faults[0].sentence
-    lengths = PromptLengths(rows, config, source)
+    lengths = PromptLengths(rows, PromptFormat.of(config, tools), source)
     lengths.measure(list(islice(preview_order(len(rows)), SAMPLE)), tokenizer)
     tokens = sorted(lengths.by_length.elements())
     if not tokens:

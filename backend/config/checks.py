@@ -62,7 +62,31 @@ _NOT_DIVIDED = {
 """Settings without a meaning for a model that is divided among machines."""
 RULES: list[tuple[str, Callable[[_Values], Any], str]] = [
     ("model", lambda c: not c.model.strip(), "Choose a base model: a folder, or an id on Hugging Face."),
-    ("data", lambda c: not c.data.strip(), "Choose a dataset: a file, a folder, or an id on Hugging Face."),
+    (
+        "data",
+        lambda c: not c.data.strip() and not c.environment,
+        "Choose a dataset: a file, a folder, or an id on Hugging Face.",
+    ),
+    (
+        "data",
+        lambda c: not c.data.strip() and isinstance(c.environment, dict) and c.environment,
+        "Several environments need a dataset whose column {environment_column} names each row's environment.",
+    ),
+    (
+        "epochs",
+        lambda c: not c.data.strip() and c.environment and c.epochs,
+        "Without a dataset there are no epochs; set Epochs to 0 and give Iterations.",
+    ),
+    ("tools", lambda c: not c.tools_file and quote(", ".join(c.tools), 40), "No tools file is given that has {found}."),
+    (
+        "tools_file",
+        lambda c: (
+            (c.output_regex or c.output_schema)
+            and (c.tools_file or c.environment or c.mcp_servers)
+            and ("Output regex" if c.output_regex else "Output schema")
+        ),
+        "The model cannot call tools while {found} holds its output; clear one of the two.",
+    ),
     (
         "batch_size",
         lambda c: _above(c.batch_size * c.gradient_accumulation_steps * c.steps_per_generation * c.group_size),

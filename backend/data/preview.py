@@ -18,7 +18,7 @@ from typing import Any
 
 from backend.config.config import Config, keys_used_by, problems
 from backend.config.model_and_data_names import DATA_SUFFIXES, check_data, model_source
-from backend.config.setting import ColumnSettings, DatasetSettings, PromptSettings
+from backend.config.setting import ColumnSettings, DatasetSettings
 from backend.data.dataset_columns import likeliest_column
 from backend.data.files import Row, Rows, kind_of_path
 from backend.data.problems import (
@@ -283,27 +283,28 @@ def _tokenizer_files(config: Config) -> Path:
     return snapshot
 
 
-def preview_problem(index: int, row: Row, tokenizer: Any, config: PromptSettings, source: str) -> tuple[Problem, int]:
+def preview_problem(
+    index: int, row: Row, tokenizer: Any, prompt_format: PromptFormat, source: str
+) -> tuple[Problem, int]:
     """(problem of a row with its prompt uncut, token count).
 
     It has no tokens without a tokenizer or if far too long. Raises UserError for a row that training refuses.
     """
-    where, prompt_format = row_name(index, source), PromptFormat.of(config)
+    where = row_name(index, source)
     messages = messages_of(row, prompt_format, where)
     check_unicode(messages, where)
     if tokenizer is None:
         return problem_of(index, row, messages, [], prompt_format), 0
-    most, variables = max(prompt_format.max_tokens, 0), prompt_format.template_variables
+    most, variables = max(prompt_format.max_tokens, 0), prompt_format.variables_of(row)
     with _tokenizer_lock:
         tokens = tokenize_if_fits(messages, tokenizer, variables, where, most)
     ids = [] if isinstance(tokens, TooLong) else tokens
     return problem_of(index, row, messages, ids, prompt_format), count(tokens)
 
 
-def cut_problem(problem: Problem, tokens: int, tokenizer: Any, config: PromptSettings, source: str) -> Problem:
+def cut_problem(problem: Problem, tokens: int, tokenizer: Any, prompt_format: PromptFormat, source: str) -> Problem:
     """The problem as trained on, a long prompt cut if configured. Raises UserError."""
-    prompt_format = PromptFormat.of(config)
-    most, variables = prompt_format.max_tokens, prompt_format.template_variables
+    most, variables = prompt_format.max_tokens, prompt_format.variables_of(problem.row)
     if not prompt_format.cuts or tokens <= most:
         return problem
     with _tokenizer_lock:
@@ -345,7 +346,7 @@ class PromptLengths:
     """
 
     rows: Sequence[Row]
-    config: PromptSettings
+    prompt_format: PromptFormat
     source: str
     lengths: array[int] = field(init=False)
     by_length: Counter[int] = field(default_factory=Counter)
@@ -367,7 +368,7 @@ class PromptLengths:
                 if self.lengths[index] != UNMEASURED:
                     continue
                 try:
-                    _, tokens = preview_problem(index, self.rows[index], tokenizer, self.config, self.source)
+                    _, tokens = preview_problem(index, self.rows[index], tokenizer, self.prompt_format, self.source)
                 except UserError as error:
                     self.lengths[index] = REFUSED
                     self.refused += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from backend.config.setting import PromptSettings
 from backend.data.files import LazyRows, Row, Rows, first_line
 from backend.data.rows import row_name, shown_source
 from backend.runs.start_progress import telling
+from backend.tools.host import NO_TOOLS, ToolSchemas
 from backend.types import Problem
 from backend.utils.errors import UserError
 from backend.utils.text import quote
@@ -29,6 +31,8 @@ FIRST_TRY = 4
 """Assumed characters per token in the first attempt to cut."""
 IMAGES = ("image", "images")
 """Columns with images, as TRL names them."""
+tokenizer_lock = threading.Lock()
+"""Serialises access of two threads to the run's tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +144,17 @@ class PromptFormat:
     """Cut longer prompts on the left instead of dropping them."""
     has_own_limit: bool = False
     """True if `max_tokens` comes from `max_prompt_length`, not from Max Seq."""
+    tools: ToolSchemas = NO_TOOLS
+    """Tools that the template shows to the model."""
+    environments: tuple[str, ...] = ()
+    """Names of the environments; ("",) if there is only one, which then has no name."""
+    environment_column: str = ""
+    """Column that names the row's environment; "" if they have no names."""
 
     @classmethod
-    def of(cls, config: PromptSettings) -> PromptFormat:
+    def of(cls, config: PromptSettings, tools: ToolSchemas = NO_TOOLS) -> PromptFormat:
         most = prompt_limit(config.max_seq_length, config.max_completion_length, config.max_prompt_length)
+        has_names = isinstance(config.environment, dict) and bool(config.environment)
         return cls(
             prompt_column=config.prompt_feature,
             answer_column=config.answer_feature,
@@ -154,13 +165,26 @@ class PromptFormat:
             max_tokens=most,
             cuts=config.long_prompts == "cut_left",
             has_own_limit=most == config.max_prompt_length,
+            tools=tools,
+            environments=tuple(config.environment) if has_names else ("",) if config.environment else (),
+            environment_column=config.environment_column if has_names else "",
         )
+
+    def environment_of(self, row: Row) -> str:
+        """Name of a row's environment; "" if there is at most one."""
+        return _as_text(row.get(self.environment_column)) if self.environment_column else ""
+
+    def variables_of(self, row: Row) -> Mapping[str, Any]:
+        """Template variables of a row, with its tools if it has any: some templates write about an empty list."""
+        schemas = self.tools.of(self.environment_of(row))
+        return {**self.template_variables, "tools": schemas} if schemas else self.template_variables
 
 
 def messages_of(row: Row, prompt_format: PromptFormat, where: str) -> Messages:
-    """Chat of one row: its own or the default system message, then its prompt (text or messages).
+    """Chat of one row: its own or the default system message, then its prompt (text or messages). With an environment
+    it may have none: `reset` writes it.
 
-    Raises UserError on `prompt_feature`, or `data` for images; `where` names the row.
+    Raises UserError on `prompt_feature`, `environment_column`, or `data` for images; `where` names the row.
     """
     for name in IMAGES:
         cell = row.get(name)
@@ -168,7 +192,16 @@ def messages_of(row: Row, prompt_format: PromptFormat, where: str) -> Messages:
             has = f"{where[0].upper()}{where[1:]} has an image in the column {name}"
             advice = "remove the column to train on the text alone"
             raise UserError("data", f"{has}; images are not supported yet: {advice}.")
+    if (column := prompt_format.environment_column) and (
+        name := prompt_format.environment_of(row)
+    ) not in prompt_format.environments:
+        known = quote(", ".join(prompt_format.environments), 60)
+        has = f"names the environment {quote(name, 24)}" if name else "names no environment"
+        sentence = f"The column {quote(column, 24)} of {where} {has}; there are {known}."
+        raise UserError("environment_column", sentence)
     prompt = row.get(prompt_format.prompt_column)
+    if prompt_format.environments and (prompt is None or prompt == []):
+        prompt = [{"role": "user", "content": ""}]  # as TRL
     if isinstance(prompt, str) and prompt.strip():
         messages = [{"role": "user", "content": prompt}]
     elif isinstance(prompt, list) and prompt and all(_is_message(item) for item in prompt):
@@ -229,15 +262,28 @@ def problem_of(index: int, row: Row, messages: Messages, tokens: list[int], prom
 def fitting_problem(index: int, row: Row, tokenizer: Any, prompt_format: PromptFormat, source: str) -> Problem | None:
     """Row `index` as a Problem; None if its prompt is too long. Raises UserError naming the row."""
     where = row_name(index, source)
-    chat, tokens = fitted(messages_of(row, prompt_format, where), tokenizer, prompt_format, where)
+    chat, tokens = fitted(messages_of(row, prompt_format, where), row, tokenizer, prompt_format, where)
     return problem_of(index, row, chat, tokens, prompt_format) if isinstance(tokens, list) else None
 
 
+def with_opening(problem: Problem, text: str, tokenizer: Any, prompt_format: PromptFormat) -> Problem:
+    """The problem with `text`, from its environment's `reset`, at the end of its last user message. Raises UserError if
+    the prompt is too long then."""
+    messages, where = list(problem.messages), f"the prompt of row {problem.index + 1}"
+    place = next((i for i in reversed(range(len(messages))) if messages[i]["role"] == "user"), -1)
+    messages[place] = {**messages[place], "content": messages[place]["content"] + text}
+    with tokenizer_lock:
+        chat, tokens = fitted(messages, problem.row, tokenizer, prompt_format, where)
+    if isinstance(tokens, TooLong):
+        raise no_prompt_fits(prompt_format, f"With what the environment's reset wrote, {where}")
+    return problem_of(problem.index, problem.row, chat, tokens, prompt_format)
+
+
 def fitted(
-    messages: Messages, tokenizer: Any, prompt_format: PromptFormat, where: str
+    messages: Messages, row: Row, tokenizer: Any, prompt_format: PromptFormat, where: str
 ) -> tuple[Messages, list[int] | TooLong]:
     """(chat, tokens), cut if configured; TooLong if it does not fit. Raises UserError."""
-    variables, most = prompt_format.template_variables, prompt_format.max_tokens
+    variables, most = prompt_format.variables_of(row), prompt_format.max_tokens
     tokens = tokenize_if_fits(messages, tokenizer, variables, where, most)
     if isinstance(tokens, list) and len(tokens) <= most:
         return messages, tokens
@@ -267,15 +313,18 @@ def no_prompt_fits(prompt_format: PromptFormat, prompts: str) -> UserError:
 
 
 def chat_sizes(rows: Rows, prompt_format: PromptFormat, source: str) -> Sequence[int]:
-    """Characters of every row's chat, cached for lazy rows. Raises UserError for the first invalid row."""
+    """Characters of every row's chat and tools, cached for lazy rows. Raises UserError for the first invalid row."""
     known = rows.known if isinstance(rows, LazyRows) else {}
     key = ("chat sizes", str(prompt_format))
     if key not in known:
         sizes, named = array("I"), shown_source(source)
+        schemas = {name: prompt_format.tools.of(name) for name in prompt_format.environments or ("",)}
+        of_tools = {name: len(str(own)) if own else 0 for name, own in schemas.items()}
         for index, row in enumerate(telling(rows, "Checking", source, lambda done: done / len(rows)), 1):
             where = f"row {index} of {named}"  # as `row_name`, which takes as long as the rest
             chat = messages_of(row, prompt_format, where)
             check_unicode(chat, where)
-            sizes.append(min(_characters(chat), 2**32 - 1))
+            characters = _characters(chat) + of_tools[prompt_format.environment_of(row)]
+            sizes.append(min(characters, 2**32 - 1))
         known[key] = sizes
     return known[key]

@@ -28,6 +28,7 @@ from backend.data.problems import (
     messages_of,
     no_prompt_fits,
     problem_of,
+    tokenizer_lock,
 )
 from backend.data.rows import INDEX, row_name
 from backend.types import Problem
@@ -40,9 +41,6 @@ LONGEST_BATCH = 5 * ALWAYS_EXACT
 """Characters per tokenizer call."""
 LONGEST_TEXTS = 16
 """Longest texts to tokenise when searching for the longest prompt."""
-
-_tokenizer_lock = threading.Lock()
-"""Serialises access of two threads to the run's tokenizer."""
 
 
 class PromptStream:
@@ -175,25 +173,34 @@ class TokenizedPrompts(Sequence[Problem | None]):
         """(chat, tokens) of these rows, cut if configured. Raises UserError naming the row."""
         chats = [self._chat(index, row) for index, row in zip(indices, rows, strict=True)]
         made: list[tuple[Messages, list[int] | TooLong]] = []
-        with _tokenizer_lock:
+        with tokenizer_lock:
             batch: list[list[int]] | None = None
             characters = sum(self._characters[index] for index in indices)
             if len(chats) > 1 and self._takes_batches and characters <= LONGEST_BATCH:
                 with suppress(Exception):  # chat by chat, the error names the row at fault
-                    batch = self._apply_to_batch(chats)
-            for place, (index, chat) in enumerate(zip(indices, chats, strict=True)):
+                    batch = self._apply_to_batch(chats, rows)
+            for place, (index, row, chat) in enumerate(zip(indices, rows, chats, strict=True)):
                 if batch is not None and (len(batch[place]) <= self.max_tokens or not self.format.cuts):
                     ids = batch[place]
                     made.append((chat, ids if len(ids) <= self.max_tokens else TooLong(len(ids))))
                 else:
-                    made.append(fitted(chat, self._tokenizer, self.format, row_name(index, self._source)))
+                    made.append(fitted(chat, row, self._tokenizer, self.format, row_name(index, self._source)))
         for index, whole, (chat, tokens) in zip(indices, chats, made, strict=True):
             self.cut += self._lengths[index] < 0 and chat is not whole
             self._lengths[index] = min(count(tokens), 2**31 - 1)
         return made
 
-    def _apply_to_batch(self, chats: list[Messages]) -> list[list[int]]:
-        return self._tokenizer.apply_chat_template(chats, add_generation_prompt=True, **self.format.template_variables)
+    def _apply_to_batch(self, chats: Sequence[Messages], rows: Sequence[Row]) -> list[list[int]]:
+        """Token ids, in one call for the rows of each environment."""
+        places = dict[str, list[int]]()
+        for place, row in enumerate(rows):
+            places.setdefault(self.format.environment_of(row), []).append(place)
+        made = dict[int, list[int]]()
+        for same in places.values():
+            variables, batch = self.format.variables_of(rows[same[0]]), [chats[place] for place in same]
+            ids = self._tokenizer.apply_chat_template(batch, add_generation_prompt=True, **variables)
+            made |= zip(same, ids, strict=False)
+        return [made[place] for place in range(len(chats))]
 
     def _try_batch(self) -> bool:
         if not has_chat_template(self._tokenizer):  # plain text is quick one at a time, too
@@ -201,15 +208,19 @@ class TokenizedPrompts(Sequence[Problem | None]):
         # Without threads of its own: they cost a third more work, the steps need the cores, and after using threads the
         # tokenizers library warns at every fork.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        rows = sorted([0, len(self) - 1], key=self._characters.__getitem__)
-        if self._characters[rows[-1]] > ALWAYS_EXACT:  # not these two, of millions of characters
-            rows = [min(range(len(self)), key=self._characters.__getitem__)] * 2
-        if self._characters[rows[-1]] > ALWAYS_EXACT:
+        indices = sorted([0, len(self) - 1], key=self._characters.__getitem__)
+        if self._characters[indices[-1]] > ALWAYS_EXACT:  # not these two, of millions of characters
+            indices = [min(range(len(self)), key=self._characters.__getitem__)] * 2
+        if self._characters[indices[-1]] > ALWAYS_EXACT:
             return False
-        chats = [self._chat(row, self._rows[row]) for row in rows]
+        rows = [self._rows[index] for index in indices]
+        chats = [self._chat(index, row) for index, row in zip(indices, rows, strict=True)]
         try:
-            alone = [apply_chat_template(chat, self._tokenizer, self.format.template_variables) for chat in chats]
-            if self._apply_to_batch(chats) == alone:
+            alone = [
+                apply_chat_template(chat, self._tokenizer, self.format.variables_of(row))
+                for chat, row in zip(chats, rows, strict=True)
+            ]
+            if self._apply_to_batch(chats, rows) == alone:
                 return True
             reason = "given several chats at once, the tokenizer answers otherwise than chat by chat."
         except Exception as error:  # of any kind; where the row is at fault, tokenising it alone says so

@@ -355,7 +355,10 @@ def read_splits(config: DatasetSettings, map_rows: MapRows | None = None, *, hea
 
 
 def own_splits(config: DatasetSettings, reading: Reading) -> dict[str, Found]:
-    """Splits of the run's own dataset. Raises UserError if train or a named split is missing."""
+    """Splits of the run's own dataset; empty rows where only an environment writes prompts. Raises UserError if train
+    or a named split is missing."""
+    if not config.data.strip() and isinstance(config.environment, str):
+        return {"train": Found([{} for _ in range(config.prompts_per_step)], config.environment)}
 
     def check(available: Mapping[str, Any], existing: str) -> None:
         name = quote(config.data, 50)
@@ -492,7 +495,11 @@ def compares_answers(config: ColumnSettings) -> bool:
 def check_columns(rows: Rows, config: ColumnSettings, source: str) -> list[ConfigProblem]:
     """Problems with the columns of `rows` (at least one row)."""
     compares = compares_answers(config)
-    wanted = ["prompt_feature", *(["answer_feature"] if compares or config.answer_feature != "answer" else [])]
+    wanted = ["answer_feature"] if compares or config.answer_feature != "answer" else []
+    if not config.environment:  # whose `reset` may write the whole prompt
+        wanted.insert(0, "prompt_feature")
+    if isinstance(config.environment, dict) and config.environment:
+        wanted.append("environment_column")
     optional = {"type_feature": "type", "system_feature": "system"}
     wanted += [key for key, default in optional.items() if getattr(config, key) not in (default, "")]
     missing = missing_columns(rows, [getattr(config, key) for key in wanted])

@@ -411,6 +411,7 @@ class HeldOutComparison:
         if faults := check_columns(self._rows, config, self._source):
             raise UserError(faults)
         self._scoring = ScoringStages(config, inputs.scorer, config.iters)
+        self._format = PromptFormat.of(config, inputs.schemas)
 
     def compare(self, trained: TrainedWeights, exported: Path, poll: Callable[[float], None]) -> HeldOutDifference:
         config = self.config
@@ -439,7 +440,7 @@ class HeldOutComparison:
 
     def _rewards(self, policy: Policy, poll: Callable[[float], None]) -> list[float]:
         config = self.config
-        prompts = TokenizedPrompts(self._rows, policy.tokenizer, PromptFormat.of(config), self._source)
+        prompts = TokenizedPrompts(self._rows, policy.tokenizer, self._format, self._source)
         problems = prompts.first(self.count)
         if not problems:
             raise UserError("max_seq_length", f"No prompt of {self._source} leaves room for a completion.")

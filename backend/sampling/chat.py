@@ -37,6 +37,7 @@ from backend.sampling.cached_sequence import CachedSequence, SampledToken
 from backend.sampling.grammar import GrammarCache
 from backend.sampling.outputs import OPEN, CompletionBuffer, TextStream
 from backend.sampling.sampler import Sampling, keyed_uniforms
+from backend.tools.host import NO_TOOLS, ToolSchemas
 from backend.trainer.memory.estimate import choose_dtype, format_bytes
 from backend.types import Completion, Group, Problem
 from backend.utils.errors import UserError
@@ -256,9 +257,10 @@ class Reply:
 class Chat:
     """Answers questions with the models of `sides`."""
 
-    def __init__(self, source: ChatSource, sides: Sides) -> None:
+    def __init__(self, source: ChatSource, sides: Sides, tools: ToolSchemas = NO_TOOLS) -> None:
+        """`tools`: those that the prompts show."""
         self.source, self.sides = source, sides
-        self._format = PromptFormat.of(source.config)
+        self._format = PromptFormat.of(source.config, tools)
         self._grammars = {
             name: GrammarCache(sides.tokenizer, sides.eos_ids, side.split_model.vocab_size)
             for name, side in sides.sides.items()
@@ -294,7 +296,7 @@ class Chat:
         for i, turn in enumerate(turns):
             following = turns[i + 1].prompt if i + 1 < len(turns) else question.prompt
             messages += [{"role": "assistant", "content": turn.answer}, {"role": "user", "content": following}]
-        tokens = tokenize_if_fits(messages, self.sides.tokenizer, prompt_format.template_variables, where, None)
+        tokens = tokenize_if_fits(messages, self.sides.tokenizer, prompt_format.variables_of(first), where, None)
         assert isinstance(tokens, list)
         return problem_of(index, row, messages, tokens, prompt_format)
 

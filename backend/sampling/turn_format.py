@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from backend.data.files import first_line
-from backend.data.problems import has_chat_template
+from backend.data.problems import apply_chat_template, has_chat_template, tokenizer_lock
 from backend.types import ToolCall, ToolResult
 
 JSON_ONLY = {"start_anchor": "-", "fields": {"calls": {"content": "json"}}}
@@ -39,7 +39,7 @@ class TurnFormat:
         function = {"name": CALL, "description": "", "parameters": {"type": "object", "properties": {}}}
         user, schema = {"role": "user", "content": "dummy"}, {"type": "function", "function": function}
         try:
-            prompt = tokenizer.apply_chat_template([user], tools=[schema], **self._variables)
+            prompt = apply_chat_template([user], tokenizer, {**self._variables, "tools": [schema]})
             suffix = self._decode(self.suffix([ToolResult("dummy", RESULT)]))
         except Exception as error:  # of any kind: a template raises, divides by zero, adds text to a number
             return f"its chat template cannot render a call and its result: {first_line(error)}"
@@ -104,7 +104,8 @@ class TurnFormat:
             answers.append({"role": "tool", "name": result.name, "content": result.content, "tool_call_id": call["id"]})
         turn = {"role": "assistant", "content": "", "tool_calls": calls}
         messages = [{"role": "user", "content": "dummy"}, turn, *answers]
-        ids = list(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, **self._variables))
+        with tokenizer_lock:
+            ids = apply_chat_template(messages, self._tokenizer, self._variables)
         for place, token in enumerate(ids):
             if token in self._eos_ids and CALL in self._decode(ids[:place]):
                 return ids[place + 1 :]

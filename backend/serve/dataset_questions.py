@@ -30,6 +30,7 @@ from backend.data.preview import (
     settings_of,
     tokenizer_for,
 )
+from backend.data.problems import PromptFormat
 from backend.data.prompt_variety import prompt_variety
 from backend.data.rows import MapRows
 from backend.rewards.allowed_code import AllowedCode
@@ -145,12 +146,13 @@ def preview_row(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
 def _with_prompt(
     answer: dict[str, Any], index: int, row: Row, tokenizer: Any, config: Config, source: str
 ) -> dict[str, Any]:
+    prompt_format = PromptFormat.of(config)
     try:
-        problem, tokens = preview_problem(index, row, tokenizer, config, source)
+        problem, tokens = preview_problem(index, row, tokenizer, prompt_format, source)
     except UserError as mistake:
         return answer | {"faults": [*answer["faults"], *(fault.to_dict() for fault in mistake.faults)]}
     if tokenizer is not None:
-        problem = cut_problem(problem, tokens, tokenizer, config, source)
+        problem = cut_problem(problem, tokens, tokenizer, prompt_format, source)
     messages = [{**message, "content": cell_text(message["content"], FULL_CELL)} for message in problem.messages]
     answer = answer | {"messages": messages, "answer": problem.answer[:FULL_CELL], "type": problem.type}
     if tokenizer is not None:
@@ -207,6 +209,6 @@ def _tally(opened: LoadedDataset, split: str, config: Config, tokenizer: Any) ->
     depends = (tokenizer, *(str(getattr(config, key)) for key in _PROMPT_TEXT))
     counted_with, tally = opened.computed.get(("tally", split), (None, None))
     if counted_with != depends:
-        tally = PromptLengths(opened.rows(split), config, opened.source(split, config))
+        tally = PromptLengths(opened.rows(split), PromptFormat.of(config), opened.source(split, config))
         opened.computed["tally", split] = (depends, tally)
     return tally

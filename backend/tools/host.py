@@ -25,6 +25,9 @@ class ToolSchemas:
         return [*self.shared, *(self.by_environment or {}).get(environment, ())]
 
 
+NO_TOOLS = ToolSchemas()
+
+
 class ToolHost(Protocol):
     """Runs the calls of one conversation in order, and conversations side by side."""
 

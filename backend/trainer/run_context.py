@@ -396,7 +396,7 @@ def load_context(
     prompts, of_stages = dict[str, TokenizedPrompts](), list[TokenizedPrompts]()
     counts_rows = config.epochs > 0 and not config.stages  # the length of the run is the number of rows that fit
     for each in prompt_sets(config, inputs, stages):
-        found = (known for known in of_stages if known.are_of(each.rows, PromptFormat.of(each.config)))
+        found = (known for known in of_stages if known.are_of(each.rows, each.format))
         if (made := next(found, None) if each.stage else None) is None:
             make_prompts = shared.tokenized if shared else TokenizedPrompts
             made = each.tokenize(policy.tokenizer, make_prompts, all_rows=counts_rows and each.name == "train")

@@ -16,7 +16,7 @@ from backend.data.prompts import TokenizedPrompts, measure_first_rows
 from backend.data.rows import SPLITS, Rows, Splits, check_columns, read_splits
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.runs.checkpoint import check_metric
-from backend.tools.host import ToolHost
+from backend.tools.host import NO_TOOLS, ToolHost, ToolSchemas
 from backend.tools.load import load_tools
 from backend.utils.errors import UserError
 
@@ -37,6 +37,11 @@ class RunInputs:
     scorer: Scorer
     stages: tuple[StageRows, ...] = ()
     tools: ToolHost | None = None
+
+    @property
+    def schemas(self) -> ToolSchemas:
+        """The tools that prompts show."""
+        return self.tools.schemas if self.tools else NO_TOOLS
 
 
 def read_inputs(config: Config, processes: SharedProcesses | None = None, *, scorer: Scorer | None = None) -> RunInputs:
@@ -93,6 +98,11 @@ class PromptSet:
     config: Config
     stage: int = 0
     is_named: bool = False
+    tools: ToolSchemas = NO_TOOLS
+
+    @property
+    def format(self) -> PromptFormat:
+        return PromptFormat.of(self.config, self.tools)
 
     def check(self, tokenizer: Any = None) -> None:
         """Raises UserError for missing columns and, with a tokenizer, where no prompt fits."""
@@ -100,13 +110,13 @@ class PromptSet:
             if faults := check_columns(self.rows, self.config, self.source):
                 raise UserError(faults)
             if tokenizer is not None:
-                check_prompts(self.rows, tokenizer, PromptFormat.of(self.config), self.source)
+                check_prompts(self.rows, tokenizer, self.format, self.source)
 
     def tokenize(self, tokenizer: Any, make: MakePrompts, *, all_rows: bool) -> TokenizedPrompts:
         """The prompts, the first rows of them tokenised. Raises UserError."""
         self.check()
         with self._naming_errors():
-            prompts = make(self.rows, tokenizer, PromptFormat.of(self.config), self.source)
+            prompts = make(self.rows, tokenizer, self.format, self.source)
             measure_first_rows(prompts, "train" if self.stage else self.name, all_rows=all_rows)
             prompts.measure(prompts.longest_texts())  # memory is planned for the longest prompt of all rows
         return prompts
@@ -144,7 +154,7 @@ def prompt_sets(config: Config, inputs: RunInputs, stages: Sequence[Config]) -> 
         sets.append(PromptSet(name, each.rows, each.source, held_out.model_copy(update=each.settings), is_named=True))
     for number, (of_stage, own) in enumerate(zip(inputs.stages, stages if config.stages else (), strict=True), 1):
         sets.append(PromptSet(f"train (stage {number})", of_stage.rows, of_stage.source, own, stage=number))
-    return sets
+    return [replace(each, tools=inputs.schemas) for each in sets]
 
 
 def check_held_out(splits: Splits, config: Config) -> None:

@@ -18,6 +18,7 @@ from backend.models.policy import Policy, load_policy, load_start
 from backend.runs.saved_weights import find_adapter
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
+from backend.tools.host import NO_TOOLS, ToolHost
 from backend.trainer.memory.plan import dtype_here
 from backend.types import Group, Problem
 from backend.utils.errors import UserError
@@ -82,6 +83,7 @@ class TrialSampler:
         seed: int,
         report: Report = lambda progress: None,
         check: Callable[[], None] = lambda: None,
+        tools: ToolHost | None = None,
     ) -> list[Group]:
         """`group_size` completions of each picked row. `report` takes {"phase", "done"?, "of"?}; `check` is called
         often and may raise to stop. Raises UserError."""
@@ -91,7 +93,8 @@ class TrialSampler:
         report({"phase": "loading the model"})
         policy = self._cached_policy(config)
         check()
-        problems = _problems(dataset, policy, config, pick, seed)
+        prompt_format = PromptFormat.of(config, tools.schemas if tools else NO_TOOLS)
+        problems = _problems(dataset, policy, prompt_format, config, pick, seed)
         most_tokens = len(problems) * group_size * config.max_completion_length
 
         def poll(tokens: int) -> None:
@@ -121,13 +124,14 @@ class TrialSampler:
         return self._policy[1]
 
 
-def _problems(dataset: LoadedDataset, policy: Policy, config: Config, pick: Pick, seed: int) -> list[Problem]:
+def _problems(
+    dataset: LoadedDataset, policy: Policy, prompt_format: PromptFormat, config: Config, pick: Pick, seed: int
+) -> list[Problem]:
     rows, source = dataset.rows("train"), dataset.source("train", config)
     if faults := check_columns(rows, config, source):
         raise UserError(faults)
     order = pick.order(len(rows), seed)
     count = len(order) if pick.how == "numbers" else pick.count
-    prompt_format = PromptFormat.of(config)
     candidates = (fitting_problem(index, rows[index], policy.tokenizer, prompt_format, source) for index in order)
     problems = list(islice((problem for problem in candidates if problem is not None), count))
     if not problems:

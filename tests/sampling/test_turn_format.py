@@ -10,14 +10,7 @@ import pytest
 from backend.sampling.turn_format import TurnFormat
 from backend.types import ToolCall, ToolResult
 from tests.support.random_models import CHAT_TEMPLATE
-from tests.support.tool_tokenizers import tool_tokenizer
-
-
-def schema(name: str, **types: Any) -> dict[str, Any]:
-    properties = {key: kind if isinstance(kind, dict) else {"type": kind} for key, kind in types.items()}
-    parameters = {"type": "object", "properties": properties}
-    return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
-
+from tests.support.tool_tokenizers import schema, tool_tokenizer
 
 SCHEMAS = [schema("add", a="integer", b="integer"), schema("find", text="string", most="integer", exact="boolean")]
 ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "2"}}\n</tool_call>'

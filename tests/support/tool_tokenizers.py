@@ -35,3 +35,10 @@ def tool_tokenizer(
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     (folder / "config.json").write_text('{"model_type": "qwen3"}', encoding="utf-8")
     return mlx_lm.utils.load_tokenizer(folder)
+
+
+def schema(name: str, **types: Any) -> dict[str, Any]:
+    """A tool's JSON schema; `types`: a parameter's type, or its whole schema."""
+    properties = {key: kind if isinstance(kind, dict) else {"type": kind} for key, kind in types.items()}
+    parameters = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}

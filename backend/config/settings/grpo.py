@@ -20,7 +20,8 @@ _entropy = partial(setting, section="generation", group="Entropy", advanced=True
 _advantages = partial(setting, section="generation", group="Advantages", advanced=True)
 _course = partial(setting, section="generation", group="Rewards over the run", advanced=True)
 _reward_limits = partial(setting, section="generation", group="Limits of reward functions", advanced=True)
-_tools = partial(setting, section="generation", group="Tools and environments", used_by=("tools", "prompt_text"))
+_USES = ("tools", "row_view", "prompt_text")
+_tools = partial(setting, section="generation", group="Tools and environments", used_by=_USES)
 _sapo = partial(_loss, above=(0, 1_000_000), when=("grpo_loss_type", ("sapo",)))
 _vespo = partial(_loss, above=(0, 1_000_000), when=("grpo_loss_type", ("vespo",)))
 _MENUS = {name: [(entry.key, entry.name, entry.sentence) for entry in menu] for name, menu in loss_menus().items()}

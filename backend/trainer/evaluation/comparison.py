@@ -191,7 +191,7 @@ def evaluate_model(
     notes += [sentence] if sentence else []
     policy = load_policy(config.model_copy(update={"dtype": dtype}), notes.append)
     check()
-    prompts = TokenizedPrompts(rows, policy.tokenizer, PromptFormat.of(of_rows), source)
+    prompts = TokenizedPrompts(rows, policy.tokenizer, PromptFormat.of(of_rows, inputs.schemas), source)
     problems = prompts.first(choices.limit)
     if not problems:
         raise UserError("max_seq_length", f"Every prompt of {source} leaves no room for a completion within Max Seq.")
