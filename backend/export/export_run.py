@@ -61,6 +61,7 @@ from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import all_checkpoints, find_checkpoint, has_end
 from backend.runs.steering import run_config
+from backend.sampling.conversations import Tools
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.trainer.evaluation.evaluate import scored_groups
@@ -411,7 +412,7 @@ class HeldOutComparison:
         if faults := check_columns(self._rows, config, self._source):
             raise UserError(faults)
         self._scoring = ScoringStages(config, inputs.scorer, config.iters)
-        self._format = PromptFormat.of(config, inputs.schemas)
+        self._format, self._tools = PromptFormat.of(config, inputs.schemas), inputs.tools
 
     def compare(self, trained: TrainedWeights, exported: Path, poll: Callable[[float], None]) -> HeldOutDifference:
         config = self.config
@@ -444,8 +445,9 @@ class HeldOutComparison:
         problems = prompts.first(self.count)
         if not problems:
             raise UserError("max_seq_length", f"No prompt of {self._source} leaves room for a completion.")
+        tools = self._tools and Tools.of(config, self._tools, policy.tokenizer)
         groups = scored_groups(
-            Sampler(policy, config.max_completion_length, stop=config.stop),
+            Sampler(policy, config.max_completion_length, stop=config.stop, tools=tools),
             problems,
             lambda groups, wait: self._scoring.score(groups, config.iters, poll=wait),
             sampling=Sampling.of(config),

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from backend.config.config import Config
+from backend.data.problems import PromptFormat, with_opening
 from backend.sampling.outputs import EOS, WAITING, CompletionBuffer
 from backend.sampling.turn_format import TurnFormat
-from backend.tools.host import Poll, ToolHost
+from backend.tools.host import Poll, ToolHost, ToolSchemas
 from backend.types import Completion, Group, Problem, Turn
 from backend.utils.errors import UserError
 
@@ -17,16 +19,36 @@ WAIT_S = 0.05
 """Seconds between two looks whether to stop, while nothing can be decoded."""
 
 
+def turn_format(config: Config, schemas: ToolSchemas, tokenizer: Any) -> TurnFormat:
+    """How this tokenizer's model calls tools. Raises UserError if it cannot, and there are any."""
+    made = TurnFormat(tokenizer, config.chat_template_kwargs)
+    if made.fault and schemas:
+        raise UserError("model", made.fault)
+    return made
+
+
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools of a run. `most_turns`: with calls, in one completion. `environment_of`: the name of a row's
-    environment. `with_opening`: a problem with the text of its environment's `reset` in its prompt."""
+    """The tools of a run. `most_turns`: with calls, in one completion. `schemas_of`: those that a problem's row has.
+    `with_opening`: a problem with the text of its environment's `reset` in its prompt."""
 
     host: ToolHost
     format: TurnFormat
     most_turns: int
-    environment_of: Callable[[Problem], str]
+    schemas_of: Callable[[Problem], list[dict[str, Any]]]
     with_opening: Callable[[Problem, str], Problem]
+
+    @classmethod
+    def of(cls, config: Config, host: ToolHost, tokenizer: Any) -> Tools:
+        """Raises UserError for a tokenizer that cannot be used with tools."""
+        prompt_format = PromptFormat.of(config, host.schemas)
+        return cls(
+            host,
+            turn_format(config, host.schemas, tokenizer),
+            config.max_tool_calling_iterations,
+            lambda problem: host.schemas.of(prompt_format.environment_of(problem.row)),
+            lambda problem, text: with_opening(problem, text, tokenizer, prompt_format),
+        )
 
     def begin(self, problems: Sequence[Problem], group_size: int, poll: Poll) -> Rollout:
         """Begin `group_size` conversations about each problem. Raises UserError where an environment cannot."""
@@ -50,9 +72,7 @@ class Rollout:
     def __init__(self, tools: Tools, problems: list[Problem], group_size: int, numbers: Sequence[int]) -> None:
         self.problems = problems
         self._tools, self._numbers = tools, list(numbers)
-        self._schemas = [
-            tools.host.schemas.of(tools.environment_of(problem)) for problem in problems for _ in range(group_size)
-        ]
+        self._schemas = [tools.schemas_of(problem) for problem in problems for _ in range(group_size)]
         self._row_of = {number: row for row, number in enumerate(numbers)}
         self._turns: list[list[Turn]] = [[] for _ in numbers]
         self.waiting = 0
@@ -62,7 +82,7 @@ class Rollout:
         """Read the turns that have ended in these completions, and begin to run their calls. → those that wait."""
         waiting: list[int] = []
         for row in rows:
-            if outputs.stop[row] != EOS:
+            if outputs.stop[row] != EOS or not self._schemas[row]:
                 continue
             turns, start = self._turns[row], self._start(row)
             ids = outputs.tokens(row, start)

@@ -170,7 +170,7 @@ class Sampler:
     def new_notes(self) -> list[str]:
         """Messages for the user since the last call."""
         notes, self._notes = self._notes, []
-        return notes
+        return notes + (self.tools.host.new_notes() if self.tools is not None else [])
 
     def _prefill(self, prompts: list[list[int]]) -> Prefilled:
         split_model, length = self.fused.split_model, max(map(len, prompts))

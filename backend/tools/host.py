@@ -20,6 +20,9 @@ class ToolSchemas:
     shared: Sequence[dict[str, Any]] = ()
     by_environment: Mapping[str, Sequence[dict[str, Any]]] | None = None
 
+    def __bool__(self) -> bool:
+        return bool(self.shared) or any((self.by_environment or {}).values())
+
     def of(self, environment: str = "") -> list[dict[str, Any]]:
         """The schemas that a row of this environment has."""
         return [*self.shared, *(self.by_environment or {}).get(environment, ())]
@@ -45,6 +48,10 @@ class ToolHost(Protocol):
     def finished(self, wait_s: float, poll: Poll) -> list[tuple[int, list[ToolResult]]]:
         """(conversation, results of its calls) of all that have ended since the last call. Waits up to `wait_s` for
         the first. Errors, time-outs and crashes are results."""
+        ...
+
+    def new_notes(self) -> list[str]:
+        """Messages for the user since the last call."""
         ...
 
     def close(self) -> None:

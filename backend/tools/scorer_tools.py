@@ -83,6 +83,9 @@ class ScorerTools:
         ended, self._ended = self._ended, []
         return ended
 
+    def new_notes(self) -> list[str]:
+        return self._scorer.new_notes()
+
     def close(self) -> None:
         self._scorer.restore_tools = lambda poll: None
         if self._environments:

@@ -28,8 +28,8 @@ from backend.models.tokenizers import run_tokenizer, tokenizer_folder
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.runs.guards import RESERVE, run_bytes
 from backend.runs.steering import stage_configs
+from backend.sampling.conversations import turn_format
 from backend.sampling.grammar import check_grammar
-from backend.sampling.turn_format import TurnFormat
 from backend.trainer.memory.estimate import estimate_run
 from backend.trainer.memory.model_shape import shape_of
 from backend.trainer.run_inputs import RunInputs, check_held_out, prompt_sets, read_rows
@@ -200,6 +200,6 @@ def _read_data(config: Config, tokenizer: Any, scorer: Scorer) -> RunInputs:
     for each in prompt_sets(config, inputs, stage_configs(config)):
         each.check(tokenizer)
     check_held_out(inputs.splits, config)
-    if inputs.tools and tokenizer is not None and (fault := TurnFormat(tokenizer, config.chat_template_kwargs).fault):
-        raise UserError("model", fault)
+    if inputs.tools and tokenizer is not None:
+        turn_format(config, inputs.schemas, tokenizer)
     return inputs

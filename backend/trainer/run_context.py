@@ -21,8 +21,10 @@ from backend.rewards.scorer import Scorer
 from backend.runs.checkpoint import arrays_of
 from backend.runs.saved_weights import Checkpoint, DamagedCheckpoint
 from backend.runs.steering import stage_configs
+from backend.sampling.conversations import Tools
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
+from backend.tools.host import ToolHost
 from backend.trainer.evaluation.evaluate import evaluation_metrics, sample_of, scored_groups
 from backend.trainer.machine import StepSize
 from backend.trainer.memory.plan import (
@@ -101,6 +103,8 @@ class StepContext:
         mx.clear_cache()
 
     def close(self) -> None:
+        if self.rollout.tools is not None:
+            self.rollout.tools.host.close()
         self.scoring.close()
 
 
@@ -333,6 +337,7 @@ def step_parts(
     most: StepSize = WHOLE_STEP,
     stages: Sequence[Config] = (),
     engine: Engine | None = None,
+    tools: ToolHost | None = None,
 ) -> dict[str, Any]:
     """The fields of `StepContext` around a loaded policy, for a run of `steps` steps and prompts of these lengths in
     tokens. The rest is as in `load_context`. Raises UserError."""
@@ -340,6 +345,7 @@ def step_parts(
     plan = plan_memory(config, policy, longest_prompts, note, stages)
     limits = learner_limits(plan, most), rollout_limits(plan, most)
     learner, rollout = (engine or Engine()).build(policy, config, scoring.steps, *limits)
+    rollout.tools = tools and Tools.of(config, tools, policy.tokenizer)
     return {
         "policy": policy,
         "learner": learner,
@@ -417,7 +423,7 @@ def load_context(
     for sentence in background_tokenizer.new_notes():
         note(sentence)
     longest = [each.longest for each in prompts.values()]
-    limits = {"most": most, "stages": stages, "engine": engine}
+    limits = {"most": most, "stages": stages, "engine": engine, "tools": inputs.tools}
     parts = step_parts(policy, config, inputs.scorer, steps, longest, note, **limits)
     slow_prompts = [sentence for each in prompts.values() for sentence in each.slow_paths]
     slow_paths = [*policy.split_model.slow_paths, *parts["rollout"].slow_paths, *slow_prompts]

@@ -16,6 +16,7 @@ from backend.data.problems import PromptFormat, fitting_problem
 from backend.data.rows import check_columns
 from backend.models.policy import Policy, load_policy, load_start
 from backend.runs.saved_weights import find_adapter
+from backend.sampling.conversations import Tools
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.tools.host import NO_TOOLS, ToolHost
@@ -105,6 +106,7 @@ class TrialSampler:
         key = (config.max_completion_length, tuple(config.stop))
         if self._rollout is None or self._rollout[0] != key:
             self._rollout = (key, Sampler(policy, config.max_completion_length, stop=config.stop))
+        self._rollout[1].tools = tools and Tools.of(config, tools, policy.tokenizer)
         return self._rollout[1].sample(problems, group_size, Sampling.of(config), seed, 0, poll)
 
     def _cached_policy(self, config: Config) -> Policy:

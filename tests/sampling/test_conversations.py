@@ -57,13 +57,16 @@ class Host:
         self.running = {number: (looks - 1, calls) for number, (looks, calls) in self.running.items()}
         return results
 
+    def new_notes(self) -> list[str]:
+        return []
+
     def close(self) -> None: ...
 
 
 def with_tools(sampler: Sampler, host: Host | None = None, most_turns: int = 3) -> Sampler:
     configured = copy.copy(sampler)
     opened = lambda problem, text: Problem(0, text, [], [*problem.tokens, 70], "")  # noqa: E731
-    configured.tools = Tools(host or Host(), Format(), most_turns, lambda problem: "", opened)  # pyright: ignore
+    configured.tools = Tools(host or Host(), Format(), most_turns, lambda problem: [{}], opened)  # pyright: ignore
     return configured
 
 

@@ -29,6 +29,7 @@ from backend.runs.events import step_of_end
 from backend.runs.run_folder import RunFolder, find_run
 from backend.runs.saved_weights import END, Checkpoint, find_checkpoint
 from backend.runs.steering import run_config
+from backend.sampling.conversations import Tools
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.trainer.evaluation.evaluate import EVAL_SEED, scored_groups
@@ -207,7 +208,10 @@ def evaluate_model(
     settings = config.model_copy(update=step | {"steps_per_generation": 1, "group_size": most})
     plan = plan_memory(settings, policy, [len(problem.tokens) for problem in problems], notes.append)
     sampler = Sampler(policy, config.max_completion_length, stop=config.stop, **rollout_limits(plan))
+    sampler.tools = inputs.tools and Tools.of(config, inputs.tools, policy.tokenizer)
     results = _sample_sides(evaluated, choices, policy, sampler, scoring, problems, report, check)
+    if inputs.tools is not None:
+        inputs.tools.close()
     scoring.close()
     row_list: list[EvaluatedRow] = []
     for i, problem in enumerate(problems):
