@@ -31,7 +31,7 @@ from app.widgets.basic.dialogs import keep_folders_in, open_path
 from app.widgets.basic.icons import IconButton
 from app.widgets.basic.labels import label
 from app.widgets.basic.layout import column, holder, on_screen, row, set_style_property
-from app.widgets.consent_dialog import ConsentDialog, HostsDialog
+from app.widgets.consent_dialog import ConsentDialog, HostsDialog, ServersDialog
 from app.widgets.export_panel import ExportPanel
 from app.widgets.form.field import UndoKeys
 from app.widgets.menu_dialogs import NAME
@@ -137,6 +137,7 @@ class Window(QMainWindow):
         session.queue.changed.connect(self._show_queue)
         session.consent.ask = lambda requests: ConsentDialog(requests, self).is_allowed()
         session.consent.ask_hosts = lambda request: HostsDialog(request, self).is_allowed()
+        session.consent.ask_servers = lambda servers: ServersDialog(servers, self).is_allowed()
         session.starter.confirm_over_memory = self._ask_about_memory
         theme.signals.changed.connect(self.menus.update_icons)
 

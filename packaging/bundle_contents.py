@@ -34,6 +34,7 @@ NEVER = (
     # Trackers other than csv: whoever wants one trains from the package, and a run says so
     # (backend/trainer/trackers/targets.py).
     *("tensorboardX", "tensorboard", "trackio", "wandb"),
+    *("mcp", "mcp_types"),  # likewise (backend/tools/mcp_servers.py)
     # Tools that install, test or compile.
     *(
         "_pytest",

@@ -158,7 +158,7 @@ class ChatWithModel(QObject):
     def _on_loaded(self, answer: dict[str, Any]) -> None:
         self.sides, self.bytes, self.notes = answer["sides"], answer["bytes"], answer["notes"]
         if self.choice is not None and self.choice.is_run and not self._may_score:
-            self.notes.append("The reward file was not allowed to run, so answers are not scored.")
+            self.notes.append("The code was not allowed to run, so answers are not scored.")
         self._set_state("ready")
 
     def _fail(self, faults: Sequence[ConfigProblem]) -> None:

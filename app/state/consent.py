@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from backend.distributed.hosts_file import AllowedHosts, HostsToAllow
-from backend.rewards.allowed_code import AllowedCode, CodeFile, CodeToAllow, Rights
+from backend.rewards.allowed_code import AllowedCode, AllowedServers, CodeFile, CodeToAllow, Rights
+from backend.tools.mcp_settings import ServerSettings
 
 Ask = Callable[[Sequence[CodeToAllow]], bool]
 AskHosts = Callable[[HostsToAllow], bool]
+AskServers = Callable[[Mapping[str, ServerSettings]], bool]
 
 
 def refuse_all(_request: object) -> bool:
@@ -19,20 +21,36 @@ def refuse_all(_request: object) -> bool:
 
 
 class Consent:
-    """What the user has allowed: `code` and `hosts`. `ask` and `ask_hosts` show a request and return the answer."""
+    """What the user has allowed: `code`, `servers` and `hosts`. `ask`, `ask_servers` and `ask_hosts` show a request and
+    return the answer."""
 
-    def __init__(self, file: Path, ask: Ask = refuse_all, ask_hosts: AskHosts = refuse_all) -> None:
-        self.ask, self.ask_hosts = ask, ask_hosts
-        self.code, self.hosts = AllowedCode(file), AllowedHosts(file)
+    def __init__(
+        self,
+        file: Path,
+        ask: Ask = refuse_all,
+        ask_hosts: AskHosts = refuse_all,
+        ask_servers: AskServers = refuse_all,
+    ) -> None:
+        self.ask, self.ask_hosts, self.ask_servers = ask, ask_hosts, ask_servers
+        self.code, self.servers, self.hosts = AllowedCode(file), AllowedServers(file), AllowedHosts(file)
 
     def obtain(self, *every: Mapping[str, Any], base: Path | None = None) -> bool:
-        """True if all user code of runs with these raw settings may run, after at most one question."""
+        """True if all user code and MCP servers of runs with these raw settings may run, after at most one question
+        about each of the two."""
         missing = (each for settings in every for each in self.code.missing(settings, base))
         requests = {(each.code.path, each.rights): each for each in missing}
         if requests and not self.ask([*requests.values()]):
             return False
         self.code.allow(requests.values())
+        servers = {name: server for settings in every for name, server in self.servers.missing(settings).items()}
+        if servers and not self.ask_servers(servers):
+            return False
+        self.servers.allow(servers.values())
         return True
+
+    def is_missing(self, settings: Mapping[str, Any]) -> bool:
+        """True if a run with these settings runs what is not allowed."""
+        return bool(self.code.missing(settings) or self.servers.missing(settings))
 
     def allow(self, code: CodeFile, rights: Rights) -> None:
         self.code.allow([CodeToAllow(code, changed=False, rights=rights)])

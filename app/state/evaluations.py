@@ -164,7 +164,7 @@ class Evaluations(QObject):
             return
         with problems_to(self._fail):
             if not self._consent.obtain(config.read(self._run.config), base=self._run.path):
-                self._fail("The reward file was not allowed to run, so nothing was evaluated.")
+                self._fail("The code was not allowed to run, so nothing was evaluated.")
                 return
             command = backend_command("evaluate", str(self._run.path), "--stream", *options)
             self.problem, self.running = "", RunningEvaluation(self._run)

@@ -60,7 +60,7 @@ MAX_ROWS = 1000
 """Most rows that can be sampled in one request."""
 SETTLE_MS = 300
 SCORING_SETTINGS = keys_used_by("scoring")
-DECLINED = "The reward file was not allowed to run, so nothing was scored."
+DECLINED = "The code was not allowed to run, so nothing was scored."
 
 Group = dict[str, Any]
 

@@ -162,8 +162,8 @@ class RunStarter:
         session = self._session
         is_allowed = session.consent.obtain(settings, base=folder)
         if not is_allowed:
-            text = "The reward file was not allowed to run, so nothing was started."
-            session.messages.say(text, START, lambda: bool(session.consent.code.missing(session.draft.values())))
+            text = "Its code was not allowed to run, so nothing was started."
+            session.messages.say(text, START, lambda: session.consent.is_missing(session.draft.values()))
         return is_allowed
 
     def _may_use_hosts(self, hosts: str) -> bool:

@@ -16,12 +16,17 @@ from app.widgets.basic.layout import card, column, configure, grid, row
 from app.widgets.basic.number_format import figure
 from backend.distributed.hosts_file import HostsToAllow
 from backend.rewards.allowed_code import CodeToAllow
+from backend.tools.mcp_settings import ServerSettings
 from backend.utils.text import quote
 
 MOST = 12
 IN_PROCESS = "It runs in its own process. It can read your files, though not keys and tokens in their usual places"
 IN_TRAINER = "It runs inside the trainer, with your rights: it can read and change your files and use the network."
 OR_SAYS_SO = "If the system cannot ensure that, the run says so."
+SERVER = (
+    "The model calls its tools while it trains. A server that is started has your rights: it can read and change your "
+    "files and use the network. Allow only servers that you know."
+)
 CONNECTS = (
     "GRPO Studio connects to each of them over ssh, with your keys, and starts itself there. A run sends them its "
     "prompts, completions, the text of its reward file and its weights, unencrypted. Allow only machines that you know."
@@ -42,17 +47,19 @@ class AllowDialog(QDialog):
         title: str,
         question: str,
         meaning: str,
-        files: Mapping[Path, Facts],
+        files: Mapping[Path, Facts] | Mapping[str, Facts],
         buttons: tuple[str, str],
         parent: QWidget | None = None,
     ) -> None:
-        """`files` have the facts about each; `buttons` are the texts of yes and no."""
+        """`files`, or servers by name, have the facts about each; `buttons` are the texts of yes and no."""
         super().__init__(parent)
         configure(self, windowTitle=title, minimumWidth=theme.scaled(520))
         # A focused button with autoDefault would take Return from the default one.
         self.allow = button(buttons[0], self.accept, autoDefault=False)
         self.decline = button(buttons[1], self.reject, default=True)
-        show = button("Show the File", lambda: [open_path(path) for path in files], autoDefault=False)
+        paths = [path for path in files if isinstance(path, Path)]
+        show = button("Show the File", lambda: [open_path(path) for path in paths], autoDefault=False)
+        show.setVisible(bool(paths))
         top, cards = Qt.AlignmentFlag.AlignTop, []
         for facts in files.values():
             rows = [
@@ -114,6 +121,23 @@ def _code_facts(file: CodeToAllow) -> Facts:
 def _listed(names: Sequence[str], between: str = ", ", last: str = " and") -> str:
     more = [f"{last} {len(names) - MOST} more"] if len(names) > MOST else []
     return between.join(names[:MOST]) + "".join(more)
+
+
+class ServersDialog(AllowDialog):
+    """The question before MCP servers are first started: what starts."""
+
+    def __init__(self, servers: Mapping[str, ServerSettings], parent: QWidget | None = None) -> None:
+        names = " and ".join(quote(name, 40) for name in servers)
+        question = f"Use the MCP server{'s' if len(servers) > 1 else ''} {names}?"
+        facts: dict[str, Facts] = {
+            name: [
+                ("Server", quote(name, 40), ""),
+                ("Connects to" if server.url else "Starts", quote(server.starts, 300), ""),
+            ]
+            for name, server in servers.items()
+        }
+        buttons = ("Allow and Run", "Do Not Run")
+        super().__init__("MCP servers", question, SERVER, facts, buttons, parent)
 
 
 class HostsDialog(AllowDialog):

@@ -35,8 +35,8 @@ HELD_OUT_PROMPTS = 32
 LM_STUDIO_LINK = "lmstudio://"
 """Brings LM Studio to the front, where the model is under My Models: no documented link names a model on this disk."""
 README_HINT = "Its README.md says how to run it on one machine, on several GPUs, and as a job of Hugging Face."
-DECLINED_COMPARING = "The reward file was not allowed to run. Export without comparing rewards."
-DECLINED_CARRYING = "The reward file was not allowed to run, and the folder would take it to another machine."
+DECLINED_COMPARING = "The code was not allowed to run. Export without comparing rewards."
+DECLINED_CARRYING = "The code was not allowed to run, and the folder would take it to another machine."
 
 
 class ExportChoices(QWidget):

@@ -27,6 +27,7 @@ from backend.config.settings.training import TrainingFields
 from backend.config.stages import validated_stages
 from backend.rewards.catalogue import nearest, split_names, with_absolute_file
 from backend.sampling.output_grammar import is_schema
+from backend.tools.mcp_settings import with_absolute_paths
 from backend.utils.documents import read_yaml, validation_error
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import exists, read_text, user_path
@@ -173,6 +174,9 @@ def resolve_paths(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
             listed = split_names(listed)
         if isinstance(listed, list):
             resolved[key] = [with_absolute_file(one, folder) if isinstance(one, str) else one for one in listed]
+    if isinstance(servers := raw.get("mcp_servers"), dict):
+        every = cast("dict[Any, Any]", servers).items()
+        resolved["mcp_servers"] = {name: with_absolute_paths(about, folder) for name, about in every}
     if isinstance(stages := raw.get("stages"), list):
         resolved["stages"] = [resolve_paths(folder, one) if isinstance(one, dict) else one for one in stages]
     return resolved

@@ -1,4 +1,4 @@
-"""Reward files that a person has allowed to run here: path → SHA-256 and rights.
+"""Code that a person has allowed to run here: reward files, path → SHA-256 and rights, and MCP servers.
 
 The window asks; on the command line naming a file allows it. Commands that run code of a run folder call
 `require_allowed`. Imported modules beside a file are not covered by its hash; the window lists them
@@ -22,10 +22,12 @@ from typing import Any
 from backend.config.other_programs.translation import translate
 from backend.rewards.catalogue import find_call, functions, locate_reward_file, split_names
 from backend.runs.run_folder import LOCK_VARIABLE
+from backend.tools.mcp_settings import ServerSettings, valid_servers
 from backend.utils import places
 from backend.utils.disk import DiskError, replace_file
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import make_private_folder, read_bytes
+from backend.utils.text import quote
 
 FILE = "trusted.json"
 RISKY_MODULES = (
@@ -195,16 +197,33 @@ class AllowedCode:
         return read
 
 
+class AllowedServers:
+    """MCP servers in a record, by default this machine's: SHA-256 of all that decides what starts → what starts."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._record = TrustRecord(file)
+
+    def missing(self, settings: Mapping[str, Any]) -> dict[str, ServerSettings]:
+        """Servers of these raw settings that are not allowed, by name. An edited server is another one."""
+        allowed, servers = self._record.read(), valid_servers(settings.get("mcp_servers"))
+        return {name: server for name, server in servers.items() if server.fingerprint not in allowed}
+
+    def allow(self, servers: Iterable[ServerSettings]) -> None:
+        """Allow these servers from now on."""
+        self._record.add({server.fingerprint: {"starts": server.command or server.url} for server in servers})
+
+
 def allow_named(settings: Mapping[str, Any], base: Path | None = None) -> None:
-    """Allow code named on the command line."""
-    record = AllowedCode()
+    """Allow code and MCP servers named on the command line."""
+    record, servers = AllowedCode(), AllowedServers()
     record.allow(record.missing(settings, base))
+    servers.allow(servers.missing(settings).values())
 
 
 def require_allowed(settings: Mapping[str, Any], base: Path | None = None, *, allow: bool = False) -> None:
-    """Raise UserError for code of a run folder that was never allowed here; `allow` allows it.
+    """Raise UserError for code or an MCP server of a run folder that was never allowed here; `allow` allows it.
 
-    Edited versions of allowed files pass on the command line; the window asks again.
+    Edited versions of allowed files pass on the command line; the window asks again. An edited server does not pass.
     """
     if allow:
         allow_named(settings, base)
@@ -218,5 +237,8 @@ def require_allowed(settings: Mapping[str, Any], base: Path | None = None, *, al
         if not each.changed:
             advice = "Read it first; --allow-code runs it from now on."
             problems.append(ConfigProblem("reward_functions_file", f"{sentence} {advice}"))
+    for name, server in AllowedServers().missing(settings).items():
+        sentence = f"The MCP server {quote(name, 40)} was never allowed on this machine: {quote(server.starts, 90)}."
+        problems.append(ConfigProblem("mcp_servers", f"{sentence} --allow-code starts it from now on."))
     if problems:
         raise UserError(problems)

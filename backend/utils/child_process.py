@@ -101,7 +101,7 @@ class ChildProcess:
         self.command, self.grace_s, self._marker = list(command), grace_s, marker.encode()
         self._environment, self._folder, self._own_session = environment, folder, own_session
         self._process: subprocess.Popen[bytes] | None = None
-        self._stderr = _StderrTail()
+        self._stderr = StderrTail()
         self._received = b""
 
     @property
@@ -172,7 +172,7 @@ class ChildProcess:
             env=backend_environment() if self._environment is None else self._environment,
             start_new_session=self._own_session,
         )
-        self._received, self._stderr = b"", _StderrTail(self._process.stderr)
+        self._received, self._stderr = b"", StderrTail(self._process.stderr)
 
     def stop(self) -> int:
         """Close the child's stdin, kill it after `grace_s`, and return its exit code; 0 where there was no child."""
@@ -190,7 +190,7 @@ class ChildProcess:
         return process.wait()
 
 
-class _StderrTail:
+class StderrTail:
     """Reads a child's stderr as long as it lives, so that it never blocks on it; keeps the last `STDERR_TAIL` bytes."""
 
     def __init__(self, stream: IO[bytes] | None = None) -> None:

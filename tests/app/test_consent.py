@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QLabel
+from PySide6.QtWidgets import QLabel, QPushButton
 
 from app.desktop import DroppedFile
 from app.state.consent import Consent
 from app.state.prefs import Prefs
 from app.state.session import Session
-from app.widgets.consent_dialog import AllowDialog, ConsentDialog, HostsDialog
+from app.widgets.consent_dialog import AllowDialog, ConsentDialog, HostsDialog, ServersDialog
 from app.window import Window
 from backend.distributed.hosts_file import AllowedHosts, HostsToAllow
 from backend.rewards.allowed_code import CodeToAllow, read_code
 from backend.runs.run_folder import RunFolder
+from backend.tools.mcp_settings import valid_servers
 from tests.support import small_run
 
 CODE = """import json
@@ -74,7 +75,7 @@ def test_run_starts_nothing_without_consent(qtbot, tmp_path: Path, monkeypatch) 
     session.messages.said.connect(messages.append)
     session.starter.start()
     assert started == [] and len(dialog.requests) == 1
-    assert messages[-1] == "The reward file was not allowed to run, so nothing was started."
+    assert messages[-1] == "The code was not allowed to run, so nothing was started."
     run = RunFolder(tmp_path / "run")
     small_run.write_config(
         run.config, {"model": "m", "data": "d", "reward_functions_file": str(tmp_path / "low_half.py")}
@@ -138,6 +139,18 @@ def test_machines_question(qtbot, tmp_path: Path, hosts_file: Path) -> None:
     dialog.show()
     QTest.keyClick(dialog, Qt.Key.Key_Return)
     assert dialog.result() == HostsDialog.DialogCode.Rejected
+
+
+def test_mcp_server_question(qtbot) -> None:
+    servers = valid_servers({"files": {"command": "npx", "args": ["-y", "a b"], "env": {"KEY": "1"}, "cwd": "/srv"}})
+    dialog = ServersDialog(servers)
+    qtbot.addWidget(dialog)
+    text = dialog_text(dialog)
+    assert all(part in text for part in ("Use the MCP server files?", "KEY=1 npx -y 'a b' in /srv", "your rights"))
+    dialog.show()
+    assert not any(button.isVisible() and "File" in button.text() for button in dialog.findChildren(QPushButton))
+    QTest.keyClick(dialog, Qt.Key.Key_Return)
+    assert dialog.result() == ServersDialog.DialogCode.Rejected
 
 
 def test_dropped_file_is_not_run(qtbot, tmp_path: Path) -> None:

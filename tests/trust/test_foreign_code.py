@@ -90,6 +90,25 @@ def test_what_a_person_has_allowed_runs_and_goes_on(theirs: Path, tmp_path: Path
     assert call("clone", mine / "fresh", "--set", "iters=5").exit_code == 0, "asked once"
 
 
+def test_no_run_folder_starts_an_mcp_server_that_nobody_allowed(theirs: Path, tmp_path: Path) -> None:
+    server: dict[str, Any] = {"command": "touch", "args": [str(tmp_path / "it-ran")]}
+    raw = config.read(theirs / "fresh" / "config.yaml") | {"mcp_servers": {"theirs": server}, "reward_functions": []}
+    run = RunFolder(tmp_path / "run")
+    small_run.write_config(run.config, raw | {"reward_functions_file": ""})
+    refused = call("train", "--run", run.path)
+    assert refused.exit_code == 2 and not (tmp_path / "it-ran").exists()
+    assert "The MCP server theirs was never allowed on this machine: touch " in refused.stderr
+    raw = config.read(run.config)
+    consent = Consent(TrustRecord().file)
+    assert not consent.obtain(raw) and consent.is_missing(raw), "without a user to ask, no"
+    allow_named(raw)
+    require_allowed(raw)
+    assert consent.obtain(raw) and not consent.is_missing(raw)
+    for edited in (server | {"env": {"PATH": "/theirs"}}, server | {"cwd": "/theirs"}, server | {"args": []}):
+        with pytest.raises(UserError, match="The MCP server"):
+            require_allowed(raw | {"mcp_servers": {"theirs": edited}})
+
+
 def test_a_yaml_on_the_command_line_is_a_choice_and_is_remembered(theirs: Path) -> None:
     raw = config.read(theirs / "fresh" / "config.yaml")
     with pytest.raises(UserError, match="was never allowed"):

@@ -232,7 +232,7 @@ class CloneDialog(Dialog):
     def create_run(self) -> None:
         new = self.settings.values()
         if new and not self._may_run_code({key: self.settings.now(key) for key in REWARD_SETTINGS} | new):
-            show_text(self.outcome, "The reward file was not allowed to run, so no run was made.")
+            show_text(self.outcome, "The code was not allowed to run, so no run was made.")
             return
         show_text(self.outcome, "")
         self._task = self._make_task(self.command(), self)

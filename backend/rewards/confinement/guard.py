@@ -21,10 +21,11 @@ _ENDING_S = 5.0
 _BESIDE_POLL_S = 0.25
 
 
-def guard(watched: int) -> None:
+def guard(watched: int, *, scoped: bool = True) -> None:
     """Fork and return in the worker. Call first in a single-threaded group leader.
 
-    `watched`: pipe that the parent keeps open.
+    `watched`: pipe that the parent keeps open. `scoped`: on Linux the worker may signal only its own descendants, and
+    gains no rights from the programs that it starts.
     """
     if sys.platform != "linux":
         return guard_beside(watched)
@@ -32,7 +33,7 @@ def guard(watched: int) -> None:
 
     parent = os.getpid()
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    is_scoped = scope_signals()
+    is_scoped = scoped and scope_signals()
     worker = os.fork()
     if worker:
         _watch(worker, watched, is_scoped)

@@ -1,0 +1,84 @@
+"""The setting `mcp_servers`: its checks, and what starting a server runs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ValidationError
+
+from backend.utils.text import quote
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class ServerSettings(BaseModel, extra="forbid", strict=True):
+    """A program that speaks MCP over its stdin and stdout, or the URL of a server on this machine."""
+
+    command: str = ""
+    args: list[str] = []
+    env: dict[str, str] = {}
+    cwd: str = ""
+    url: str = ""
+
+    @property
+    def starts(self) -> str:
+        """The URL, or the command line with its variables and folder: all that decides what runs."""
+        words = [*(f"{name}={value}" for name, value in self.env.items()), self.command, *self.args]
+        return self.url or shlex.join(words) + (f" in {shlex.quote(self.cwd)}" if self.cwd else "")
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+
+def server_fault(name: Any, about: Any) -> str:
+    """What is wrong with one server of the setting; "" for nothing."""
+    label = f"The MCP server {quote(str(name), 40)}"
+    try:
+        server = ServerSettings.model_validate(about)
+        parts = urlsplit(server.url)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "its value"
+        return f"{label}: {quote(where, 40)}: {first['msg'][:1].lower()}{first['msg'][1:]}."
+    except ValueError as error:
+        return f"{label}: {quote(server.url, 60)} is not a URL: {error}."
+    if bool(server.command) == bool(server.url):
+        return f"{label} needs either command, with args, env and cwd if it takes them, or url."
+    if server.url and parts.scheme not in ("http", "https"):
+        return f"{label}: {quote(server.url, 60)} is not a URL such as http://127.0.0.1:8000/mcp."
+    if server.url and parts.hostname not in LOOPBACK:
+        return (
+            f"{label} is on {quote(parts.hostname or '', 60)}. Calls contain what the model wrote, which stays on this "
+            f"machine: the host must be {', '.join(LOOPBACK[:-1])} or {LOOPBACK[-1]}."
+        )
+    return ""
+
+
+def valid_servers(servers: Any) -> dict[str, ServerSettings]:
+    """The servers of the raw setting that have no fault."""
+    pairs = servers.items() if isinstance(servers, Mapping) else ()
+    return {str(name): ServerSettings(**about) for name, about in pairs if not server_fault(name, about)}
+
+
+def with_absolute_paths(about: Any, folder: Path) -> Any:
+    """A server whose `command`, `args` and `cwd` name files and folders of `folder` by absolute paths. A command
+    without a slash stays, since it is looked up in PATH."""
+    if server_fault("", about):
+        return about
+    server = ServerSettings(**about)
+
+    def absolute(path: str) -> str:
+        # Not realpath: .venv/bin/python is a link. A folder may have the name of a verb, as in `uv run`.
+        return os.path.abspath(folder / path) if (folder / path).is_file() else path
+
+    found: dict[str, Any] = {"args": [absolute(word) for word in server.args]}
+    found["command"] = absolute(server.command) if "/" in server.command else server.command
+    found["cwd"] = os.path.abspath(folder / server.cwd) if (folder / server.cwd).is_dir() else server.cwd
+    return about | {key: value for key, value in found.items() if about.get(key)}

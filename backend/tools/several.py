@@ -1,0 +1,78 @@
+"""Tools of several hosts as one: those of a tools file and of MCP servers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from itertools import takewhile
+from typing import Any
+
+from backend.tools.host import Poll, ToolHost, ToolSchemas
+from backend.types import ToolCall, ToolResult
+
+_SLICE_S = 0.01  # seconds of waiting for one host while another has calls too
+
+
+class SeveralHosts:
+    """A `ToolHost` over others; only the first may have environments, and it answers calls of unknown tools. Calls of
+    a turn run in order, whichever host has the tool."""
+
+    def __init__(self, hosts: Sequence[ToolHost]) -> None:
+        self._hosts = hosts
+        shared = [schema for host in hosts for schema in host.schemas.shared]
+        self.schemas = ToolSchemas(shared, hosts[0].schemas.by_environment)
+        self._host_of = {
+            schema["function"]["name"]: index for index, host in enumerate(hosts) for schema in host.schemas.shared
+        }
+        self._numbers: list[list[int]] = []  # host → our number of a conversation → its number
+        self._calls: dict[int, tuple[list[ToolCall], list[ToolResult]]] = {}  # those left, and results so far
+        self._running: dict[int, int] = {}  # conversation → host
+
+    def begin(self, rows: Sequence[Mapping[str, Any]], poll: Poll) -> list[tuple[int, str | None]]:
+        begun = [host.begin(rows, poll) for host in self._hosts]
+        self._numbers = [[number for number, _ in conversations] for conversations in begun]
+        self._running.clear()
+        return [(number, text) for number, (_, text) in enumerate(begun[0])]
+
+    def submit(self, conversation: int, calls: Sequence[ToolCall], poll: Poll) -> None:
+        self._calls[conversation] = [*calls], []
+        self._submit_next(conversation, poll)
+
+    def finished(self, wait_s: float, poll: Poll) -> list[tuple[int, list[ToolResult]]]:
+        ended: list[tuple[int, list[ToolResult]]] = []
+        deadline = time.monotonic() + wait_s
+        while self._running:
+            left = max(deadline - time.monotonic(), 0.0)
+            busy = set(self._running.values())
+            for index in busy:
+                slice_s = left if len(busy) == 1 else min(left, _SLICE_S)
+                for number, results in self._hosts[index].finished(slice_s, poll):
+                    conversation = self._numbers[index].index(number)
+                    del self._running[conversation]
+                    waiting, so_far = self._calls[conversation]
+                    so_far += results
+                    if waiting:
+                        self._submit_next(conversation, poll)
+                    else:
+                        ended.append((conversation, so_far))
+            if ended or not left:
+                break
+        return ended
+
+    def new_notes(self) -> list[str]:
+        return [note for host in self._hosts for note in host.new_notes()]
+
+    def close(self) -> None:
+        with ExitStack() as stack:
+            for host in self._hosts:
+                stack.callback(host.close)
+
+    def _submit_next(self, conversation: int, poll: Poll) -> None:
+        """Submit the next calls, up to the first of another host."""
+        waiting = self._calls[conversation][0]
+        index = self._host_of.get(waiting[0].name, 0)
+        calls = [*takewhile(lambda call: self._host_of.get(call.name, 0) == index, waiting)]
+        del waiting[: len(calls)]
+        self._running[conversation] = index
+        self._hosts[index].submit(self._numbers[index][conversation], calls, poll)
