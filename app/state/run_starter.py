@@ -162,7 +162,7 @@ class RunStarter:
         session = self._session
         is_allowed = session.consent.obtain(settings, base=folder)
         if not is_allowed:
-            text = "Its code was not allowed to run, so nothing was started."
+            text = "The code was not allowed to run, so nothing was started."
             session.messages.say(text, START, lambda: session.consent.is_missing(session.draft.values()))
         return is_allowed
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ class Scorer:
         self.tools: ToolSource | None = None
         self.restore_tools: Callable[[Poll], None] = lambda poll: None  # called when a new process has loaded them
         self._news = list[str]()
+        self.closing = ExitStack()  # of what runs beside the functions
 
     def load(self, poll: Poll = wait_on) -> list[list[FunctionDescription]]:
         """Functions of each stage. Raises RewardError."""
@@ -185,6 +187,7 @@ class Scorer:
 
     def close(self) -> None:
         """Stop the worker unless it is shared."""
+        self.closing.close()
         self._generation = -1
         self.host.release(self._key)
 

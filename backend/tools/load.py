@@ -8,7 +8,9 @@ from pathlib import Path
 from backend.config.config import Config
 from backend.rewards.scorer import Scorer
 from backend.tools.host import ToolHost
-from backend.tools.scorer_tools import ScorerTools
+from backend.tools.mcp_servers import McpServers
+from backend.tools.scorer_tools import ScorerTools, tool_names
+from backend.tools.several import SeveralHosts
 from backend.tools.toolbox import FileTools
 from backend.utils.errors import UserError
 from backend.utils.files import user_path
@@ -16,13 +18,21 @@ from backend.utils.text import quote
 
 
 def load_tools(config: Config, scorer: Scorer) -> ToolHost | None:
-    """Load the tools of a run into the process of its reward functions; call before anything else loads these. None for
-    a run without tools. Raises UserError."""
-    if not (config.tools_file or config.environment):
-        return None
-    scorer.tools = scorer.tools or file_tools(config)
-    column = config.environment_column if isinstance(config.environment, Mapping) else ""
-    return ScorerTools(scorer, column, config.tool_timeout)
+    """Load the tools of a run into the process of its reward functions, before anything else loads these, and start its
+    MCP servers. Closing the scorer closes them. None for a run without tools. Raises UserError."""
+    hosts, taken = list[ToolHost](), dict[str, str]()
+    if config.tools_file or config.environment:
+        scorer.tools = scorer.tools or file_tools(config)
+        column = config.environment_column if isinstance(config.environment, Mapping) else ""
+        hosts.append(ScorerTools(scorer, column, config.tool_timeout))
+        scorer.closing.callback(hosts[0].close)
+        for schemas in (hosts[0].schemas.by_environment or {}).values():
+            taken |= dict.fromkeys(tool_names(schemas), "an environment")
+        taken |= dict.fromkeys(tool_names(hosts[0].schemas.shared), "the tools file")
+    if config.mcp_servers:
+        hosts.append(McpServers(config.mcp_servers, config.tool_timeout, taken, scorer.note))
+        scorer.closing.callback(hosts[-1].close)
+    return SeveralHosts(hosts) if len(hosts) > 1 else next(iter(hosts), None)
 
 
 def file_tools(config: Config) -> FileTools:

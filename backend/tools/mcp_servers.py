@@ -7,7 +7,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AsyncExitStack, suppress
 from importlib.util import find_spec
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from backend.runs.start_progress import tell
 from backend.tools.host import Poll, ToolSchemas
 from backend.tools.mcp_settings import ServerSettings
+from backend.tools.runner import LONGEST_RESULT
 from backend.types import ToolCall, ToolResult
 from backend.utils.child_process import POLL_S, StderrTail, module_command
 from backend.utils.command import backend_environment, is_bundled
@@ -38,27 +39,29 @@ class ToolError(Exception):
 
 
 class McpServers:
-    """A `ToolHost` without environments. `taken`: names of other tools → where they are from. Raises UserError on
-    `mcp_servers` where one cannot be started or two tools have the same name."""
+    """A `ToolHost` without environments. `taken`: names of other tools → where they are from; `note` gets sentences
+    about servers that have ended. Raises UserError on `mcp_servers` where one cannot be started or two tools have the
+    same name."""
 
-    def __init__(self, servers: Mapping[str, Any], timeout_s: float, taken: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, servers: Mapping[str, Any], timeout_s: float, taken: Mapping[str, str], note: Callable[[str], None]
+    ) -> None:
         if find_spec("mcp") is None:
             missing = "MCP servers need a package that is not installed:"
             missing = "MCP servers are not part of this app. With the package," if is_bundled() else missing
             raise UserError("mcp_servers", f"{missing} pip install 'grpo-studio[mcp]'.")
-        self._timeout_s, self._count = timeout_s, 0
-        self._open: dict[int, Future[None]] = {}  # conversation → its calls that have not been handed out
+        self._timeout_s, self._note, self._count = timeout_s, note, 0
+        self._open: dict[int, Future[None]] = {}  # conversation → its calls, until `finished` returns the results
         self._ended = queue.SimpleQueue[tuple[int, list[ToolResult]]]()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="MCP servers", daemon=True)
         self._thread.start()
-        self._servers = [_Server(name, ServerSettings(**about)) for name, about in servers.items()]
+        self._servers = [_Server(name, ServerSettings(**about), note) for name, about in servers.items()]
         try:
-            tell(f"Starting {'the MCP server' if len(servers) == 1 else 'MCP servers'} {', '.join(servers)}")
-            self._start(self._servers)
-            if problems := [ConfigProblem("mcp_servers", server.note) for server in self._servers if server.note]:
-                raise UserError(problems)
-            self._owners = _owners(self._servers, taken or {})
+            tell(f"Starting MCP servers: {quote(', '.join(servers), 90)}")
+            if faults := self._start(self._servers):
+                raise UserError([ConfigProblem("mcp_servers", f"{fault}.") for fault in faults])
+            self._owners = _owners(self._servers, taken)
         except BaseException:
             self.close()
             raise
@@ -69,7 +72,8 @@ class McpServers:
         for running in self._open.values():
             running.cancel()
         self._open.clear()
-        self._start([server for server in self._servers if server.has_ended], poll)
+        for fault in self._start([server for server in self._servers if server.has_ended], poll):
+            self._note(f"{fault}. It is not tried again: its calls fail for the rest of the run.")
         first, self._count = self._count, self._count + len(rows)
         return [(number, None) for number in range(first, self._count)]
 
@@ -91,29 +95,22 @@ class McpServers:
                 break
         return ended
 
-    def new_notes(self) -> list[str]:
-        """Sentences for the user about servers that ended since the last call."""
-        notes = [server.note for server in self._servers if server.note]
-        for server in self._servers:
-            server.note = ""
-        return notes
-
     def close(self) -> None:
-        if self._loop.is_closed():
-            return
-        self._soon(_all(server.stop() for server in self._servers)).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        if not self._loop.is_closed():
+            self._soon(_all(server.stop() for server in self._servers)).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
     def _soon(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def _start(self, servers: Sequence[_Server], poll: Poll = lambda: None) -> None:
+    def _start(self, servers: Sequence[_Server], poll: Poll = lambda: None) -> list[str]:
+        """Start servers side by side. → why some could not be."""
         starting = self._soon(_all(server.start() for server in servers))
         while not wait((starting,), POLL_S).done:
             poll()
-        starting.result()
+        return list(filter(None, starting.result()))
 
     async def _run(self, conversation: int, calls: Sequence[ToolCall]) -> None:
         self._ended.put((conversation, [await self._call(call) for call in calls]))
@@ -121,30 +118,29 @@ class McpServers:
     async def _call(self, call: ToolCall) -> ToolResult:
         import anyio
 
-        began = time.monotonic()
-        content, error = "", ""
+        start, text, error = time.perf_counter(), "", ""
         try:
             if call.name not in self._owners:
                 raise ToolError(f"Tool {call.name} not found.")
             with anyio.fail_after(self._timeout_s):
-                content = await self._owners[call.name].call(call)
+                text = await self._owners[call.name].call(call)
         except TimeoutError:
-            error = f"{call.name} was still running after {self._timeout_s:g} s (tool_timeout)"
+            error = f"still running after {self._timeout_s:g} s (tool_timeout)"
         except Exception as raised:
             error = str(raised) or type(raised).__name__
-        content = str({"error": error}) if error else content
-        return ToolResult(call.name, content, bool(error), time.monotonic() - began)
+        text = str({"error": error}) if error else text
+        return ToolResult(call.name, text[:LONGEST_RESULT], bool(error), time.perf_counter() - start)
 
 
-async def _all(works: Any) -> None:
-    await asyncio.gather(*works)
+async def _all(works: Iterable[Awaitable[T]]) -> list[T]:
+    return await asyncio.gather(*works)
 
 
 class _Server:
-    """A server and its session, on the event loop. `note`: a sentence for the user on why it cannot be used."""
+    """A server and its session, on the event loop."""
 
-    def __init__(self, name: str, settings: ServerSettings) -> None:
-        self.name, self.settings, self.note = name, settings, ""
+    def __init__(self, name: str, settings: ServerSettings, note: Callable[[str], None]) -> None:
+        self.name, self._settings, self._note = name, settings, note
         self.schemas: list[dict[str, Any]] = []
         self.has_ended = False  # during a rollout: the next one starts it again
         self._client: Client | None = None
@@ -152,20 +148,20 @@ class _Server:
         self._started, self._end = asyncio.Event(), asyncio.Event()
         self._stderr = StderrTail()
 
-    async def start(self) -> None:
-        """Start it and list its tools; where that fails, `note` says why."""
+    async def start(self) -> str:
+        """Start it and list its tools. → why that failed; "" if it did not."""
         await self.stop()
+        self.has_ended = False
         self._started, self._end = asyncio.Event(), asyncio.Event()
         self._life = life = asyncio.create_task(self._live())
         waiting = asyncio.create_task(self._started.wait())
         await asyncio.wait((waiting, life), timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
-        if not self._started.is_set():
-            why = _reason(life.exception()) if life.done() else f"it listed no tools within {START_S:g} s"
-            await self.stop()
-            again = " again, so its calls fail for the rest of the run" if self.has_ended else ""
-            self.note = f"The MCP server {self.name} could not be started{again}: {why}.{await self._last_line()}"
-        self.has_ended = False
+        if self._started.is_set():
+            return ""
+        why = _reason(life.exception()) if life.done() else f"it listed no tools within {START_S:g} s"
+        await self.stop()
+        return f"The MCP server {self.name} could not be started: {why}{await self._last_line()}"
 
     async def call(self, call: ToolCall) -> str:
         """The text of the result. Raises ToolError and what `mcp` raises."""
@@ -182,8 +178,8 @@ class _Server:
                 raise
             if self._client is client:  # the first of the calls that it took along
                 self._client, self.has_ended = None, True
-                self.note = f"The MCP server {self.name} ended during a step. Its calls fail until the next step, "
-                self.note += f"which starts it again.{await self._last_line()}"
+                what = f"The MCP server {self.name} ended{await self._last_line()}."
+                self._note(f"{what} Its calls fail until the next rollout, which starts it again.")
             raise ended from error
         texts: list[str] = []
         for part in result.content:
@@ -210,26 +206,27 @@ class _Server:
         from mcp.client.stdio import get_default_environment
         from mcp.client.streamable_http import streamable_http_client
 
-        settings = self.settings
+        settings = self._settings
         async with AsyncExitStack() as stack:
             if settings.url:
                 from httpx2 import AsyncClient
 
                 # Without the proxies that the environment names: the server is on this machine.
                 http = await stack.enter_async_context(AsyncClient(trust_env=False, timeout=None))
-                transport = streamable_http_client(settings.url, http_client=http)
+                client = Client(streamable_http_client(settings.url, http_client=http))
+                await stack.enter_async_context(client)
             else:
+                program, *arguments = module_command("backend.tools.guarded_command")
+                server = StdioServerParameters(
+                    command=program,
+                    args=[*arguments, settings.command, *settings.args],
+                    env=backend_environment(get_default_environment() | settings.env),
+                    cwd=Path.home() / Path(settings.cwd).expanduser(),
+                )
                 reading, writing = os.pipe()
                 self._stderr = StderrTail(os.fdopen(reading, "rb", 0))
-                errors = stack.enter_context(os.fdopen(writing, "w"))
-                command = [*module_command("backend.tools.guarded_command"), settings.command, *settings.args]
-                folder = Path.home() / Path(settings.cwd).expanduser()
-                variables = backend_environment(get_default_environment() | settings.env)
-                server = StdioServerParameters(command=command[0], args=command[1:], env=variables, cwd=folder)
-                transport = stdio_client(server, errors)
-            client = await stack.enter_async_context(Client(transport))
-            if not settings.url:
-                errors.close()
+                with os.fdopen(writing, "w") as errors:  # open in the server alone, so that its end is the pipe's
+                    client = await stack.enter_async_context(Client(stdio_client(server, errors)))
             self.schemas, cursor = [], None
             while cursor != "":
                 page = await client.list_tools(cursor=cursor)
@@ -241,11 +238,12 @@ class _Server:
 
     async def _last_line(self) -> str:
         lines = (await asyncio.to_thread(self._stderr.text)).splitlines()
-        return f" The last line that it printed: {quote(lines[-1], 120)}" if lines else ""
+        return f"; the last line that it printed is: {quote(lines[-1], 120)}" if lines else ""
 
 
 def _schema(tool: Tool) -> dict[str, Any]:
-    function = {"name": tool.name, "description": cleandoc(tool.description or ""), "parameters": tool.input_schema}
+    description = cleandoc(tool.description or "")
+    function = {"name": tool.name, "description": description, "parameters": tool.input_schema}
     return {"type": "function", "function": function}
 
 

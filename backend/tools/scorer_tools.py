@@ -137,7 +137,7 @@ class ScorerTools:
         try:
             if self._conversations:
                 self._reset(poll)
-                own = [name for schemas in self._environments.values() for name in _names(schemas)]
+                own = [name for schemas in self._environments.values() for name in tool_names(schemas)]
                 past = {n: [call for call in each.past if call.name in own] for n, each in self._conversations.items()}
                 self._run({number: calls for number, calls in past.items() if calls}, poll)
             self._rebuilds = 0
@@ -167,5 +167,5 @@ class ScorerTools:
         return results
 
 
-def _names(schemas: Sequence[Mapping[str, Any]]) -> list[str]:
+def tool_names(schemas: Sequence[Mapping[str, Any]]) -> list[str]:
     return [schema["function"]["name"] for schema in schemas]

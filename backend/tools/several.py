@@ -15,8 +15,8 @@ _SLICE_S = 0.01  # seconds of waiting for one host while another has calls too
 
 
 class SeveralHosts:
-    """A `ToolHost` over others; only the first may have environments, and it answers calls of unknown tools. Calls of
-    a turn run in order, whichever host has the tool."""
+    """A `ToolHost` over others. Only the first may have environments; conversations have its numbers, and it answers
+    calls of unknown tools. Calls of a turn run in order, whichever host has the tool."""
 
     def __init__(self, hosts: Sequence[ToolHost]) -> None:
         self._hosts = hosts
@@ -25,15 +25,16 @@ class SeveralHosts:
         self._host_of = {
             schema["function"]["name"]: index for index, host in enumerate(hosts) for schema in host.schemas.shared
         }
-        self._numbers: list[list[int]] = []  # host → our number of a conversation → its number
+        self._numbers: list[dict[int, int]] = []  # host → number of a conversation → its number there
         self._calls: dict[int, tuple[list[ToolCall], list[ToolResult]]] = {}  # those left, and results so far
         self._running: dict[int, int] = {}  # conversation → host
 
     def begin(self, rows: Sequence[Mapping[str, Any]], poll: Poll) -> list[tuple[int, str | None]]:
         begun = [host.begin(rows, poll) for host in self._hosts]
-        self._numbers = [[number for number, _ in conversations] for conversations in begun]
+        own = [number for number, _ in begun[0]]
+        self._numbers = [dict(zip(own, (number for number, _ in each), strict=True)) for each in begun]
         self._running.clear()
-        return [(number, text) for number, (_, text) in enumerate(begun[0])]
+        return begun[0]
 
     def submit(self, conversation: int, calls: Sequence[ToolCall], poll: Poll) -> None:
         self._calls[conversation] = [*calls], []
@@ -47,8 +48,9 @@ class SeveralHosts:
             busy = set(self._running.values())
             for index in busy:
                 slice_s = left if len(busy) == 1 else min(left, _SLICE_S)
+                numbers = {theirs: own for own, theirs in self._numbers[index].items()}
                 for number, results in self._hosts[index].finished(slice_s, poll):
-                    conversation = self._numbers[index].index(number)
+                    conversation = numbers[number]
                     del self._running[conversation]
                     waiting, so_far = self._calls[conversation]
                     so_far += results
@@ -59,9 +61,6 @@ class SeveralHosts:
             if ended or not left:
                 break
         return ended
-
-    def new_notes(self) -> list[str]:
-        return [note for host in self._hosts for note in host.new_notes()]
 
     def close(self) -> None:
         with ExitStack() as stack:

@@ -107,7 +107,7 @@ def url(program: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def stdio(program: Path, url: str) -> Iterator[McpServers]:
-    host = McpServers({"calc": {"command": sys.executable, "args": [str(program)]}}, 10.0)
+    host = start(calc={"command": sys.executable, "args": [str(program)]})
     yield host
     host.close()
 
@@ -122,12 +122,16 @@ def http(url: str, stdio: McpServers) -> Iterator[McpServers]:
         except OSError:
             assert time.monotonic() < deadline
             time.sleep(0.02)
-    host = McpServers({"web": {"url": url}}, 10.0)
+    host = start(web={"url": url})
     yield host
     host.close()
 
 
 def poll() -> None: ...
+
+
+def start(notes: list[str] | None = None, taken: dict[str, str] | None = None, **servers: Any) -> McpServers:
+    return McpServers(servers, 10.0, taken or {}, [].append if notes is None else notes.append)
 
 
 def run(host: McpServers, *turns: Sequence[tuple[str, dict[str, Any]]]) -> list[list[ToolResult]]:
@@ -165,7 +169,7 @@ def test_tools_of_a_server_are_listed_and_called(transport: str, request: pytest
     picture, wrong = results[2]
     assert picture.failed and "content of type image, and the model reads only text" in picture.content
     assert wrong.failed and wrong.content.startswith("{'error': ") and "text" in wrong.content
-    assert results[0][0].seconds >= 0.1 and host.new_notes() == [] and host.finished(5, poll) == []
+    assert results[0][0].seconds >= 0.1 and host.finished(5, poll) == []
 
 
 def test_slow_calls_end_and_conversations_run_side_by_side(stdio: McpServers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +177,7 @@ def test_slow_calls_end_and_conversations_run_side_by_side(stdio: McpServers, mo
     began = time.monotonic()
     *_, last = results = run(stdio, *[[("wait", {"seconds": 20})]] * 8, [("echo", {"text": "a"})])
     assert time.monotonic() - began < 2 and last[0].content == "a"
-    assert results[0][0].content == ERROR % "wait was still running after 0.3 s (tool_timeout)"
+    assert results[0][0].content == ERROR % "still running after 0.3 s (tool_timeout)"
 
 
 def test_stopped_rollout_gives_no_results_to_the_next(stdio: McpServers) -> None:
@@ -184,50 +188,48 @@ def test_stopped_rollout_gives_no_results_to_the_next(stdio: McpServers) -> None
 
 
 def test_server_that_ends_fails_its_calls_and_starts_again(request: pytest.FixtureRequest) -> None:
-    host = McpServers({"old": OLD}, 10.0)
+    notes: list[str] = []
+    host = start(notes, old=OLD)
     request.addfinalizer(host.close)
     results = run(host, [("wait", {})], [("die", {}), ("time", {})])
     assert {(result.content, result.failed) for turn in results for result in turn} == {
         (ERROR % "The MCP server old has ended.", True)
     }
-    (note,) = host.new_notes()
-    assert note.startswith("The MCP server old ended during a step.") and note.endswith("printed: out of luck")
-    assert not run(host, [("time", {})])[0][0].failed and host.new_notes() == []
-
-
-def test_server_over_http_that_ends_is_tried_once_more(url: str, http: McpServers) -> None:
-    assert all(result.failed for result in run(http, [("die", {}), ("echo", {"text": "a"})])[0])
-    assert http.new_notes() == [
-        "The MCP server web ended during a step. Its calls fail until the next step, which starts it again."
+    assert not run(host, [("time", {})])[0][0].failed
+    assert notes == [
+        "The MCP server old ended; the last line that it printed is: out of luck. Its calls fail until the next "
+        "rollout, which starts it again."
     ]
-    for notes in (1, 0):
+
+
+def test_server_over_http_that_ends_is_tried_once_more(http: McpServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr(http, "_note", notes.append)
+    assert all(result.failed for result in run(http, [("die", {}), ("echo", {"text": "a"})])[0])
+    for _ in range(2):
         assert run(http, [("echo", {"text": "a"})])[0][0].content == ERROR % "The MCP server web has ended."
-        sentences = http.new_notes()
-        assert len(sentences) == notes
-        assert all("web could not be started again, so its calls fail for the rest" in text for text in sentences)
+    assert len(notes) == 1 and notes[0].startswith("The MCP server web could not be started: ")
+    assert notes[0].endswith(" It is not tried again: its calls fail for the rest of the run.")
 
 
 def test_names_that_clash_are_refused() -> None:
     with pytest.raises(UserError, match="The tool time is in the tools file and the MCP server a; leave one of them"):
-        McpServers({"a": OLD}, 1.0, {"time": "the tools file"})
+        start(taken={"time": "the tools file"}, a=OLD)
     with pytest.raises(UserError, match="The tool die is in the MCP server a and the MCP server b"):
-        McpServers({"a": OLD, "b": OLD}, 1.0)
+        start(a=OLD, b=OLD)
 
 
 def test_servers_that_do_not_start_are_named_with_their_last_line() -> None:
     code = "import sys; sys.exit('no licence')"
     with pytest.raises(UserError) as caught:
-        McpServers(
-            {
-                "a": {"command": sys.executable, "args": ["-c", code]},
-                "b": {"command": "no-such-program"},
-                "c": {"command": "sh", "cwd": "/no/such/folder"},
-                "d": {"url": "http://127.0.0.1:9/mcp"},
-            },
-            1.0,
+        start(
+            a={"command": sys.executable, "args": ["-c", code]},
+            b={"command": "no-such-program"},
+            c={"command": "sh", "cwd": "/no/such/folder"},
+            d={"url": "http://127.0.0.1:9/mcp"},
         )
     sentences = [fault.sentence for fault in caught.value.faults]
-    parts = ["printed: no licence", "no-such-program: No such file", "/no/such/folder", "connect"]
+    parts = ["printed is: no licence", "no-such-program: No such file", "/no/such/folder", "connect"]
     assert [part in sentence for part, sentence in zip(parts, sentences, strict=True)] == [True] * 4, sentences
     assert "The MCP server a could not be started: " in sentences[0]
 
@@ -235,7 +237,7 @@ def test_servers_that_do_not_start_are_named_with_their_last_line() -> None:
 def test_missing_package_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_servers, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"not installed: pip install 'grpo-studio\[mcp\]'"):
-        McpServers({"a": {"command": "true"}}, 1.0)
+        start(a=OLD)
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,6 @@ class FakeHost:
     def finished(self, wait_s: float, poll: Poll) -> list[tuple[int, list[ToolResult]]]:
         return [self.running.pop()] if self.running else []
 
-    def new_notes(self) -> list[str]:
-        return [f"note {self.first}"]
-
     def close(self) -> None:
         self.log.append("closed")
 
@@ -43,16 +40,15 @@ def test_calls_of_a_turn_run_in_order_at_the_hosts_that_have_them() -> None:
     log: list[str] = []
     host = SeveralHosts([FakeHost(log, 10, "a", "b", text="hello"), FakeHost(log, 20, "c")])
     assert [schema["function"]["name"] for schema in host.schemas.of("")] == ["a", "b", "c"]
-    assert host.begin([{}, {}], poll) == [(0, "hello"), (1, "hello")]
-    host.submit(0, [ToolCall(name, {}) for name in ("a", "c", "c", "unknown", "b")], poll)
-    host.submit(1, [ToolCall("c", {})], poll)
+    assert host.begin([{}, {}], poll) == [(10, "hello"), (11, "hello")]
+    host.submit(10, [ToolCall(name, {}) for name in ("a", "c", "c", "unknown", "b")], poll)
+    host.submit(11, [ToolCall("c", {})], poll)
     ended: dict[int, list[str]] = {}
     while len(ended) < 2:
         ended |= {number: [each.content for each in results] for number, results in host.finished(1.0, poll)}
-    assert ended == {0: ["10", "20", "20", "10", "10"], 1: ["20"]}
+    assert ended == {10: ["10", "20", "20", "10", "10"], 11: ["20"]}
     assert log == ["10: a", "21: c", "20: c c", "10: unknown b"] and host.finished(1.0, poll) == []
-    assert host.new_notes() == ["note 10", "note 20"]
-    host.submit(1, [ToolCall("a", {})], poll)
+    host.submit(11, [ToolCall("a", {})], poll)
     host.begin([{}], poll)
     assert host.finished(1.0, poll) == [], "the rollout before was stopped"
     host.close()
