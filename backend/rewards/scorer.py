@@ -62,7 +62,7 @@ class Scorer:
         self.tools: ToolSource | None = None
         self.restore_tools: Callable[[Poll], None] = lambda poll: None  # called when a new process has loaded them
         self._news = list[str]()
-        self.closing = ExitStack()  # of what runs beside the functions
+        self.closing = ExitStack()  # what else ends with it
 
     def load(self, poll: Poll = wait_on) -> list[list[FunctionDescription]]:
         """Functions of each stage. Raises RewardError."""

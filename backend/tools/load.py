@@ -19,18 +19,17 @@ from backend.utils.text import quote
 
 def load_tools(config: Config, scorer: Scorer) -> ToolHost | None:
     """Load the tools of a run into the process of its reward functions, before anything else loads these, and start its
-    MCP servers. Closing the scorer closes them. None for a run without tools. Raises UserError."""
+    MCP servers, which closing the scorer ends. None for a run without tools. Raises UserError."""
     hosts, taken = list[ToolHost](), dict[str, str]()
     if config.tools_file or config.environment:
         scorer.tools = scorer.tools or file_tools(config)
         column = config.environment_column if isinstance(config.environment, Mapping) else ""
         hosts.append(ScorerTools(scorer, column, config.tool_timeout))
-        scorer.closing.callback(hosts[0].close)
         for schemas in (hosts[0].schemas.by_environment or {}).values():
             taken |= dict.fromkeys(tool_names(schemas), "an environment")
         taken |= dict.fromkeys(tool_names(hosts[0].schemas.shared), "the tools file")
     if config.mcp_servers:
-        hosts.append(McpServers(config.mcp_servers, config.tool_timeout, taken, scorer.note))
+        hosts.append(McpServers(config.mcp_servers, config.tool_timeout, taken))
         scorer.closing.callback(hosts[-1].close)
     return SeveralHosts(hosts) if len(hosts) > 1 else next(iter(hosts), None)
 

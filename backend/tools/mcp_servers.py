@@ -39,24 +39,21 @@ class ToolError(Exception):
 
 
 class McpServers:
-    """A `ToolHost` without environments. `taken`: names of other tools → where they are from; `note` gets sentences
-    about servers that have ended. Raises UserError on `mcp_servers` where one cannot be started or two tools have the
-    same name."""
+    """A `ToolHost` without environments. `taken`: names of other tools → where they are from. Raises UserError on
+    `mcp_servers` where one cannot be started or two tools have the same name."""
 
-    def __init__(
-        self, servers: Mapping[str, Any], timeout_s: float, taken: Mapping[str, str], note: Callable[[str], None]
-    ) -> None:
+    def __init__(self, servers: Mapping[str, Any], timeout_s: float, taken: Mapping[str, str]) -> None:
         if find_spec("mcp") is None:
             missing = "MCP servers need a package that is not installed:"
             missing = "MCP servers are not part of this app. With the package," if is_bundled() else missing
             raise UserError("mcp_servers", f"{missing} pip install 'grpo-studio[mcp]'.")
-        self._timeout_s, self._note, self._count = timeout_s, note, 0
+        self._timeout_s, self._count, self._notes = timeout_s, 0, list[str]()
         self._open: dict[int, Future[None]] = {}  # conversation → its calls, until `finished` returns the results
         self._ended = queue.SimpleQueue[tuple[int, list[ToolResult]]]()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="MCP servers", daemon=True)
         self._thread.start()
-        self._servers = [_Server(name, ServerSettings(**about), note) for name, about in servers.items()]
+        self._servers = [_Server(name, ServerSettings(**about), self._notes.append) for name, about in servers.items()]
         try:
             tell(f"Starting MCP servers: {quote(', '.join(servers), 90)}")
             if faults := self._start(self._servers):
@@ -73,7 +70,7 @@ class McpServers:
             running.cancel()
         self._open.clear()
         for fault in self._start([server for server in self._servers if server.has_ended], poll):
-            self._note(f"{fault}. It is not tried again: its calls fail for the rest of the run.")
+            self._notes.append(f"{fault}. It is not tried again: its calls fail for the rest of the run.")
         first, self._count = self._count, self._count + len(rows)
         return [(number, None) for number in range(first, self._count)]
 
@@ -94,6 +91,11 @@ class McpServers:
             if not left:
                 break
         return ended
+
+    def new_notes(self) -> list[str]:
+        notes = self._notes.copy()
+        del self._notes[: len(notes)]
+        return notes
 
     def close(self) -> None:
         if not self._loop.is_closed():

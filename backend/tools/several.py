@@ -62,6 +62,9 @@ class SeveralHosts:
                 break
         return ended
 
+    def new_notes(self) -> list[str]:
+        return [note for host in self._hosts for note in host.new_notes()]
+
     def close(self) -> None:
         with ExitStack() as stack:
             for host in self._hosts:

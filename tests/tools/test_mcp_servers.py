@@ -130,8 +130,8 @@ def http(url: str, stdio: McpServers) -> Iterator[McpServers]:
 def poll() -> None: ...
 
 
-def start(notes: list[str] | None = None, taken: dict[str, str] | None = None, **servers: Any) -> McpServers:
-    return McpServers(servers, 10.0, taken or {}, [].append if notes is None else notes.append)
+def start(taken: dict[str, str] | None = None, **servers: Any) -> McpServers:
+    return McpServers(servers, 10.0, taken or {})
 
 
 def run(host: McpServers, *turns: Sequence[tuple[str, dict[str, Any]]]) -> list[list[ToolResult]]:
@@ -188,27 +188,26 @@ def test_stopped_rollout_gives_no_results_to_the_next(stdio: McpServers) -> None
 
 
 def test_server_that_ends_fails_its_calls_and_starts_again(request: pytest.FixtureRequest) -> None:
-    notes: list[str] = []
-    host = start(notes, old=OLD)
+    host = start(old=OLD)
     request.addfinalizer(host.close)
     results = run(host, [("wait", {})], [("die", {}), ("time", {})])
     assert {(result.content, result.failed) for turn in results for result in turn} == {
         (ERROR % "The MCP server old has ended.", True)
     }
     assert not run(host, [("time", {})])[0][0].failed
-    assert notes == [
+    assert host.new_notes() == [
         "The MCP server old ended; the last line that it printed is: out of luck. Its calls fail until the next "
         "rollout, which starts it again."
     ]
 
 
-def test_server_over_http_that_ends_is_tried_once_more(http: McpServers, monkeypatch: pytest.MonkeyPatch) -> None:
-    notes: list[str] = []
-    monkeypatch.setattr(http, "_note", notes.append)
+def test_server_over_http_that_ends_is_tried_once_more(http: McpServers) -> None:
     assert all(result.failed for result in run(http, [("die", {}), ("echo", {"text": "a"})])[0])
     for _ in range(2):
         assert run(http, [("echo", {"text": "a"})])[0][0].content == ERROR % "The MCP server web has ended."
-    assert len(notes) == 1 and notes[0].startswith("The MCP server web could not be started: ")
+    ended, *notes = http.new_notes()
+    assert ended.startswith("The MCP server web ended. Its calls fail until") and len(notes) == 1
+    assert notes[0].startswith("The MCP server web could not be started: ")
     assert notes[0].endswith(" It is not tried again: its calls fail for the rest of the run.")
 
 

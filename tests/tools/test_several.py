@@ -29,6 +29,9 @@ class FakeHost:
     def finished(self, wait_s: float, poll: Poll) -> list[tuple[int, list[ToolResult]]]:
         return [self.running.pop()] if self.running else []
 
+    def new_notes(self) -> list[str]:
+        return [f"note {self.first}"]
+
     def close(self) -> None:
         self.log.append("closed")
 
@@ -48,6 +51,7 @@ def test_calls_of_a_turn_run_in_order_at_the_hosts_that_have_them() -> None:
         ended |= {number: [each.content for each in results] for number, results in host.finished(1.0, poll)}
     assert ended == {10: ["10", "20", "20", "10", "10"], 11: ["20"]}
     assert log == ["10: a", "21: c", "20: c c", "10: unknown b"] and host.finished(1.0, poll) == []
+    assert host.new_notes() == ["note 10", "note 20"]
     host.submit(11, [ToolCall("a", {})], poll)
     host.begin([{}], poll)
     assert host.finished(1.0, poll) == [], "the rollout before was stopped"
