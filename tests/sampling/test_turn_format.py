@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,16 @@ ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "2"}}\n</tool_cal
 FIND = '<tool_call>\n{"name": "find", "arguments": {"text": "7", "most": "7", "exact": "true"}}\n</tool_call>'
 BROKEN = '<tool_call>\n{"name": "add", "arguments": {"a": 1,\n</tool_call>'
 CALLS = [ToolCall("add", {"a": 1, "b": 2}), ToolCall("find", {"text": "7", "most": 7, "exact": True})]
+
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "tool_calls.json").read_text(encoding="utf-8"))
+"""Turns in the formats of published models, and the calls that TRL 1.16 with transformers 5.24 reads in them."""
+ANY_FORMAT = (
+    "{{ tools | tojson if tools else '' }}{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{{ message.content }}{{ message.tool_calls | tojson if message.tool_calls else '' }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{{ opening }}{% endif %}"
+)
+THINK, CHANNEL = ["<think>", "</think>"], ["<|channel>", "<channel|>"]
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +83,65 @@ def test_suffix_continues_after_the_end_of_the_turn(tokenizer: Any) -> None:
 def test_fault_names_why_a_template_cannot_be_used(tmp_path: Path, template: str, parser: str, reason: str) -> None:
     fault = TurnFormat(tool_tokenizer(tmp_path, template, parser=parser), {}).fault
     assert fault.startswith("The model cannot use tools: ") and fault.endswith(f"{reason}.")
+
+
+@pytest.mark.parametrize("parser", GOLDEN["formats"])
+def test_calls_equal_trls(tmp_path: Path, parser: str) -> None:
+    about = GOLDEN["formats"][parser]
+    special = CHANNEL if parser == "gemma4" else THINK
+    tokenizer = tool_tokenizer(tmp_path, ANY_FORMAT, parser=parser, special=special)
+    form = TurnFormat(tokenizer, {"opening": about["opening"]})
+    assert not form.fault
+    for text, calls in about["turns"]:
+        made = [[call.name, call.arguments] for call in form.parse(tokenizer.encode(text), GOLDEN["tools"])[1]]
+        assert json.dumps(made) == json.dumps(calls), text  # as text, because True == 1 == 1.0
+
+
+ARGUMENT = "<arg_key>{}</arg_key><arg_value>{}</arg_value>"
+GLM = "<tool_call>{}" + 2 * ARGUMENT + "</tool_call>"
+MINIMAX = '<invoke name="{}">\n<parameter name="{}">{}</parameter>\n<parameter name="{}">{}</parameter>\n</invoke>\n'
+KIMI_K2 = "<|tool_call_begin|>functions.{}:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+KIMI_K3 = '<|open|>argument key="{}" type="{}"<|sep|>{}<|close|>argument<|sep|>'
+ADDED, FOUND = '{"a": 1, "b": 2}', '{"text": "7", "most": "7"}'
+FORMATS = {
+    "laguna": GLM.format("add", "a", 1, "b", 2) + GLM.format("find", "text", 7, "most", 7),
+    "longcat": (GLM.format("add", "a", 1, "b", 2) + GLM.format("find", "text", 7, "most", 7))
+    .replace("tool_call>", "longcat_tool_call>")
+    .replace("arg_", "longcat_arg_"),
+    "minimax_m2": "<minimax:tool_call>\n"
+    + MINIMAX.format("add", "a", 1, "b", 2)
+    + MINIMAX.format("find", "text", 7, "most", 7)
+    + "</minimax:tool_call>",
+    "minicpm5": '<function name="add"><param name="a">1</param><param name="b">2</param></function>\n'
+    '<function name="find"><param name="text"><![CDATA[7]]></param><param name="most">7</param></function>',
+    "mistral": f"[TOOL_CALLS]add[ARGS]{ADDED}[TOOL_CALLS]find[ARGS]{FOUND}",
+    "kimi_k2": "<|tool_calls_section_begin|>"
+    + KIMI_K2.format("add", ADDED)
+    + KIMI_K2.format("find", FOUND)
+    + "<|tool_calls_section_end|>",
+    "kimi_k3": '<|open|>tools<|sep|><|open|>call tool="add" index="1"<|sep|>'
+    + KIMI_K3.format("a", "number", 1)
+    + KIMI_K3.format("b", "number", 2)
+    + '<|close|>call<|sep|><|open|>call tool="find" index="2"<|sep|>'
+    + KIMI_K3.format("text", "string", 7)
+    + KIMI_K3.format("most", "string", 7)
+    + "<|close|>call<|sep|><|close|>tools<|sep|>",
+    "muse_spark": "<atem:function_calls>"
+    + (MINIMAX.format("add", "a", 1, "b", 2) + MINIMAX.format("find", "text", '"7"', "most", 7))
+    .replace("invoke", "atem:invoke")
+    .replace("parameter", "atem:parameter")
+    + "</atem:function_calls>",
+    "function_gemma": "<start_function_call>call:add{a:1,b:2}<end_function_call>"
+    "<start_function_call>call:find{text:<escape>7<escape>,most:7}<end_function_call>",
+}
+
+
+@pytest.mark.parametrize("parser", FORMATS)
+def test_calls_in_formats_that_trl_does_not_read(tmp_path: Path, parser: str) -> None:
+    tokenizer = tool_tokenizer(tmp_path, ANY_FORMAT, parser=parser)
+    form = TurnFormat(tokenizer, {})
+    calls = [CALLS[0], ToolCall("find", {"text": "7", "most": 7})]
+    assert form.parse(tokenizer.encode(f"So.\n{FORMATS[parser]}<|im_end|>"), SCHEMAS) == ("So.", calls)
+    if tokenizer.tool_call_end:
+        cut = FORMATS[parser][:-3]
+        assert form.parse(tokenizer.encode(cut), SCHEMAS) == (cut, [])

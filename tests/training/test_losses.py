@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backend.training.batch import pack
 from backend.training.losses import (
     LEVELS,
     LOSSES,
@@ -25,6 +26,7 @@ from backend.training.losses import (
     policy_terms,
     token_weights,
 )
+from backend.types import Completion, Group, Problem
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 INPUTS = json.loads((GOLDEN / "loss_inputs.json").read_text())
@@ -49,7 +51,20 @@ def golden_arguments(case: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     extra: dict[str, Any] = {"entropies": arrays["entropies"], "num_items": arrays["num_items_in_batch"]}
     old = arrays["old_logps"] if case.get("use_old", True) else None
     ref = arrays["ref_logps"] if config.get("beta", 0) else None
-    return [arrays["logps"], old, ref, arrays["advantages"], arrays["completion_mask"]], config | extra
+    if "off_policy_mask_threshold" in config:
+        extra["sampling_logps"] = arrays["sampling_logps"]
+    if case.get("use_is"):
+        extra["is_ratio"] = arrays["is_ratio_token"]
+    mask = packed_mask(**INPUTS[case["input"]]) if "tool_mask" in arrays else arrays["completion_mask"]
+    return [arrays["logps"], old, ref, arrays["advantages"], mask], config | extra
+
+
+def packed_mask(completion_mask: list[list[int]], tool_mask: list[list[int]], **_: Any) -> mx.array:
+    """The mask of completions in which tools wrote the tokens that TRL's tool_mask marks with 0."""
+    counts = map(sum, completion_mask)
+    masks = [mask[:count] for mask, count in zip(tool_mask, counts, strict=True)]
+    completions = [Completion([5] * len(mask), [0.0] * len(mask), "", "eos", mask=mask) for mask in masks]
+    return pack([Group(Problem(0, "", [], [1, 2], ""), completions)], pad_id=0).mask_BT
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
