@@ -201,11 +201,15 @@ class Asking:
 def open_chat(name: str, checkpoint: str, runs_dir: Path | None, wanted: Sequence[SideName], asking: Asking) -> Chat:
     """Load a chat and print notes on stderr. Raises UserError."""
     from backend.sampling.chat import Chat, find_source, load_sides
+    from backend.tools.load import shown_tools
 
     source = find_source(name, checkpoint, runs_dir)
     asking.question(source.config, "")
     wanted = wanted if source.run is not None else ("base",)
-    return Chat(source, load_sides(source, wanted, tell_error))
+    sides, (schemas, why_not) = load_sides(source, wanted, tell_error), shown_tools(source.config)
+    if why_not:
+        tell_error(why_not)
+    return Chat(source, sides, schemas)
 
 
 def answer(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,6 +71,8 @@ def sample_rewards(
 ) -> None:
     """Sample completions from the initial model and score them; prints the verdict on stderr."""
     from backend.cli.training import read_settings
+    from backend.rewards.scorer import begin_scorer
+    from backend.tools.load import load_tools, uses_tools
     from backend.trainer.trial_sampling import Pick, TrialSampler
 
     settings = parse(with_adapter(read_settings(config, changes)[0]))
@@ -82,7 +84,11 @@ def sample_rewards(
             phases.add(phase)
             tell_error(f"{phase[0].upper()}{phase[1:]}…")
 
-    groups = TrialSampler().sample(settings, pick, settings.group_size, settings.seed, report)
+    with ExitStack() as stack:
+        tools = None
+        if uses_tools(settings):
+            tools = load_tools(settings, stack.enter_context(closing(begin_scorer(settings))))
+        groups = TrialSampler().sample(settings, pick, settings.group_size, settings.seed, report, tools=tools)
     lines = [line_of(group) for group in groups]
     if out is not None:
         save_as(out, "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines))

@@ -40,7 +40,7 @@ class CompletionRow(TypedDict):
     """One completion of a `GroupRow`."""
 
     text: str
-    tokens: int  # the end-of-sequence token included
+    tokens: int  # that the policy wrote, ends of turns included
     stop: Stop
     rewards: dict[str, float | None]  # reward function → its score; None where it had no opinion
     reward: float | None  # the weighted sum of the scores

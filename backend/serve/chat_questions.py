@@ -25,13 +25,16 @@ _loaded: list[Chat] = []  # the chat that was loaded last; empty before
 def chat_load(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
     """{"name": run or model, "checkpoint": key} → {"sides": [base, tuned], "bytes", "notes": [sentence]}."""
     from backend.sampling.chat import Chat, find_source, load_sides
+    from backend.tools.load import shown_tools
 
     _loaded.clear()  # frees the memory of the old model first
     notes: list[str] = []
     source = find_source(request["name"], request.get("checkpoint") or "")
     call.check()
     sides = load_sides(source, note=notes.append)
-    _loaded.append(Chat(source, sides))
+    schemas, why_not = shown_tools(source.config)
+    notes += filter(None, [why_not])
+    _loaded.append(Chat(source, sides, schemas))
     return {"sides": list(sides.sides), "bytes": sides.bytes, "notes": notes}
 
 

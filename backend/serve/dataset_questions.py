@@ -33,15 +33,18 @@ from backend.data.preview import (
 from backend.data.problems import PromptFormat
 from backend.data.prompt_variety import prompt_variety
 from backend.data.rows import MapRows
-from backend.rewards.allowed_code import AllowedCode
+from backend.rewards.allowed_code import AllowedCode, AllowedServers, code_files
 from backend.rewards.catalogue import locate_reward_file
 from backend.rewards.scorer import begin_scorer
 from backend.serve.questions import QuestionCall
+from backend.tools.host import ToolSchemas
+from backend.tools.load import shown_tools
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import quote
 
 _lock = threading.Lock()
 _open: tuple[Any, Any] | None = None  # what the process of map functions was started for, and its scorer
+_shown: tuple[Any, tuple[ToolSchemas, str]] | None = None  # what tools were read for, and `shown_tools`
 
 
 def map_rows_of(config: Config) -> tuple[MapRows | None, list[ConfigProblem]]:
@@ -146,7 +149,10 @@ def preview_row(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
 def _with_prompt(
     answer: dict[str, Any], index: int, row: Row, tokenizer: Any, config: Config, source: str
 ) -> dict[str, Any]:
-    prompt_format = PromptFormat.of(config)
+    schemas, why_not = _tools_of(config)
+    prompt_format = PromptFormat.of(config, schemas)
+    if why_not:
+        answer = answer | {"faults": [*answer["faults"], ConfigProblem("tools_file", why_not).to_dict()]}
     try:
         problem, tokens = preview_problem(index, row, tokenizer, prompt_format, source)
     except UserError as mistake:
@@ -205,10 +211,23 @@ def _tokenizer(config: Config, answer: dict[str, Any]) -> Any:
         return None
 
 
+def _tools_of(config: Config) -> tuple[ToolSchemas, str]:
+    """`shown_tools`, read again where settings, files or consent have changed."""
+    global _shown
+    named = {key: getattr(config, key) for key in (*keys_used_by("tools"), "reward_network")}
+    with _lock:
+        files = [(str(path), path.stat().st_mtime_ns) for path in code_files(named)]
+        stamp = (named, files, AllowedCode().missing(named), AllowedServers().missing(named))
+        if _shown is None or _shown[0] != stamp:
+            _shown = (stamp, shown_tools(config))
+        return _shown[1]
+
+
 def _tally(opened: LoadedDataset, split: str, config: Config, tokenizer: Any) -> PromptLengths:
-    depends = (tokenizer, *(str(getattr(config, key)) for key in _PROMPT_TEXT))
+    schemas, _ = _tools_of(config)
+    depends = (tokenizer, schemas, *(str(getattr(config, key)) for key in _PROMPT_TEXT))
     counted_with, tally = opened.computed.get(("tally", split), (None, None))
     if counted_with != depends:
-        tally = PromptLengths(opened.rows(split), PromptFormat.of(config), opened.source(split, config))
+        tally = PromptLengths(opened.rows(split), PromptFormat.of(config, schemas), opened.source(split, config))
         opened.computed["tally", split] = (depends, tally)
     return tally

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from backend.config.config import Config
-from backend.rewards.scorer import Scorer
-from backend.tools.host import ToolHost
+from backend.config.config import Config, keys_used_by
+from backend.rewards.allowed_code import AllowedCode, AllowedServers
+from backend.rewards.catalogue import DEFAULT_REWARDS
+from backend.rewards.scorer import Scorer, begin_scorer
+from backend.tools.host import NO_TOOLS, ToolHost, ToolSchemas
 from backend.tools.mcp_servers import McpServers
 from backend.tools.scorer_tools import ScorerTools, tool_names
 from backend.tools.several import SeveralHosts
@@ -15,6 +17,10 @@ from backend.tools.toolbox import FileTools
 from backend.utils.errors import UserError
 from backend.utils.files import user_path
 from backend.utils.text import quote
+
+
+def uses_tools(config: Config) -> bool:
+    return bool(config.tools_file or config.environment or config.mcp_servers)
 
 
 def load_tools(config: Config, scorer: Scorer) -> ToolHost | None:
@@ -32,6 +38,25 @@ def load_tools(config: Config, scorer: Scorer) -> ToolHost | None:
         hosts.append(McpServers(config.mcp_servers, config.tool_timeout, taken))
         scorer.closing.callback(hosts[-1].close)
     return SeveralHosts(hosts) if len(hosts) > 1 else next(iter(hosts), None)
+
+
+def shown_tools(config: Config) -> tuple[ToolSchemas, str]:
+    """Tools that prompts show, read in a process that ends again, or none and a sentence that says why: they were never
+    allowed to run here, or fail."""
+    named = {key: getattr(config, key) for key in (*keys_used_by("tools"), "reward_network")}
+    if not uses_tools(config):
+        return NO_TOOLS, ""
+    if AllowedCode().missing(named) or AllowedServers().missing(named):
+        return NO_TOOLS, "The tools were never allowed to run on this machine, so prompts are shown without them."
+    update = {"reward_isolation": "process", "reward_functions": list(DEFAULT_REWARDS), "stages": []}
+    scorer = begin_scorer(config.model_copy(update=update | {"reward_functions_file": ""}))
+    try:
+        tools = load_tools(config, scorer)
+        return tools.schemas if tools else NO_TOOLS, ""
+    except UserError as error:
+        return NO_TOOLS, error.faults[0].sentence
+    finally:
+        scorer.close()
 
 
 def file_tools(config: Config) -> FileTools:

@@ -57,7 +57,7 @@ def completion_row(completion: Completion) -> CompletionRow:
     """One completion of such a line."""
     row = CompletionRow(
         text=completion.text,
-        tokens=len(completion.tokens),
+        tokens=completion.trained_tokens,
         stop=completion.stop,
         rewards=completion.scores,
         reward=completion.reward,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ from backend.data.preview import PromptLengths, preview_problem
 from backend.data.problems import PromptFormat, apply_chat_template, with_opening
 from backend.data.prompts import TokenizedPrompts
 from backend.data.rows import check_columns, read_splits
+from backend.serve import dataset_questions
+from backend.serve.questions import QUESTIONS, QuestionCall
 from backend.tools.host import ToolSchemas
 from backend.utils.errors import UserError
-from tests.data.test_rows import settings
+from tests.data.test_rows import settings, write
 from tests.support.tool_tokenizers import schema, tool_tokenizer
 
 ADD, FIND, MOVE = schema("add", a="integer", b="integer"), schema("find", text="string"), schema("move", to="string")
@@ -93,3 +96,23 @@ def test_the_text_of_reset_ends_the_last_user_message(tokenizer: Any) -> None:
         assert opened.tokens == apply_chat_template(opened.messages, tokenizer, made.variables_of(problem.row))
     with pytest.raises(UserError, match="With what the environment's reset wrote, the prompt of row 1 is longer than"):
         with_opening(TokenizedPrompts(ROWS, tokenizer, made, "rows.jsonl").first(1)[0], "a " * 9000, tokenizer, made)
+
+
+def test_the_dataset_page_shows_the_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = tool_tokenizer(tmp_path / "model")
+    file = write(tmp_path / "rows.jsonl", ROWS[:2])
+    about = {"model": str(tmp_path / "model"), "data": str(file), **ENVIRONMENTS}
+    trained = TokenizedPrompts(ROWS[:2], tokenizer, PromptFormat.of(settings(**ENVIRONMENTS), TOOLS), "rows").first(-1)
+
+    def ask(question: str, **more: Any) -> Any:
+        return QUESTIONS[question].handler()({"settings": about, "split": "train"} | more, QuestionCall())
+
+    monkeypatch.setattr(dataset_questions, "shown_tools", lambda config: (TOOLS, ""))
+    for index, problem in enumerate(trained):
+        row = ask("preview_row", index=index)
+        assert [token for piece in row["pieces"] for token in piece["ids"]] == problem.tokens and not row["faults"]
+    assert ask("preview_rows", start=0, count=2)["tokens"] == [len(problem.tokens) for problem in trained]
+    monkeypatch.undo()
+    about |= {"environment": "", "mcp_servers": {"clock": {"command": "clock-server"}}}
+    row = ask("preview_row", index=0)
+    assert "never allowed to run" in row["faults"][0]["sentence"] and row["tokens"] < len(trained[0].tokens)

@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from backend.trainer.telemetry import completion_row
 from backend.training.batch import Batch, completion_metrics, pack
 from backend.types import Completion, Group, Problem
 
@@ -26,6 +27,7 @@ def test_the_mask_reaches_the_batch_beside_padding_and_truncation() -> None:
     assert batch.length_B.tolist() == [3, 3, 3, 1], "masked tokens are read all the same"
     truncated = pack(groups, pad_id=0, mask_truncated_completions=True)
     assert truncated.mask_BT.tolist() == [[1, 0, 1], [0, 0, 0], [0, 0, 0], [1, 0, 0]]
+    assert [completion_row(row)["tokens"] for row in rows] == [2, 2, 0, 1], "as completions/mean_length"
     counts = completion_metrics(groups)
     assert counts["num_tokens"] == 4 * 2 + 2 + 2 + 0 + 1
     assert (counts["completions/max_length"], counts["completions/min_length"]) == (2, 0)

@@ -1,4 +1,5 @@
-"""Shipped reward functions that judge how long a completion is, in tokens, the end-of-sequence token included.
+"""Shipped reward functions that judge how long a completion is, in tokens, the end-of-sequence token and, as in TRL,
+the results of tools included: the length limit is one of both.
 
 The default of a length limit is the run's `max_completion_length`. All of them return None where the sampled tokens are
 not known, as for texts scored from a file. They never read the text.
