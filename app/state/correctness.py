@@ -67,7 +67,7 @@ def _marked_reward(run: RunFolder, _written: float) -> str:
 
 
 def entries_of(run: Run) -> list[str]:
-    names = run.config.get("reward_functions") or list(DEFAULT_REWARDS)
+    names = run.config.get("reward_functions") or ([] if run.config.get("environment") else list(DEFAULT_REWARDS))
     return [entry for entry in split_names(names) if find_call(entry)] if isinstance(names, str | list) else []
 
 

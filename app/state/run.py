@@ -143,7 +143,7 @@ class Run(QObject):
     @property
     def reward_names(self) -> list[str]:
         """Reward functions in the order of the config, then others in the event log."""
-        names = self.config.get("reward_functions") or list(DEFAULT_REWARDS)
+        names = self.config.get("reward_functions") or ([] if self.config.get("environment") else list(DEFAULT_REWARDS))
         listed = [metric_name(name) for name in split_names(names)] if isinstance(names, str | list) else []
         parts = (name.split("/") for name in self.data.steps.names())
         return list(dict.fromkeys([*listed, *(part[1] for part in parts if part[0] == "rewards" and len(part) == 3)]))

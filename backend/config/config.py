@@ -177,6 +177,13 @@ def resolve_paths(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(servers := raw.get("mcp_servers"), dict):
         every = cast("dict[Any, Any]", servers).items()
         resolved["mcp_servers"] = {name: with_absolute_paths(about, folder) for name, about in every}
+    if isinstance(environment := raw.get("environment"), str):
+        resolved["environment"] = with_absolute_file(environment, folder)
+    elif isinstance(environment, dict):
+        entries = cast("dict[Any, Any]", environment).items()
+        resolved["environment"] = {
+            name: with_absolute_file(entry, folder) if isinstance(entry, str) else entry for name, entry in entries
+        }
     if isinstance(stages := raw.get("stages"), list):
         resolved["stages"] = [resolve_paths(folder, one) if isinstance(one, dict) else one for one in stages]
     return resolved
@@ -240,6 +247,8 @@ def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigProble
                 values[key] = valid_value(key, translated[key]) if key in translated else about.default
             except UserError as error:
                 faults += error.faults
+    if values.get("environment") and not translated.get("reward_functions"):  # its `get_reward` may be the only one
+        values["reward_functions"] = []
     if values.get("stages"):
         values["stages"], of_stages = validated_stages(values, valid_value)
         faults += of_stages

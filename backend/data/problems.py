@@ -15,7 +15,7 @@ from backend.config.setting import PromptSettings
 from backend.data.files import LazyRows, Row, Rows, first_line
 from backend.data.rows import row_name, shown_source
 from backend.runs.start_progress import telling
-from backend.tools.host import NO_TOOLS, ToolSchemas
+from backend.tools.host import NO_TOOLS, ToolSchemas, environment_name
 from backend.types import Problem
 from backend.utils.errors import UserError
 from backend.utils.text import quote
@@ -184,7 +184,7 @@ def messages_of(row: Row, prompt_format: PromptFormat, where: str) -> Messages:
     """Chat of one row: its own or the default system message, then its prompt (text or messages). With an environment
     it may have none: `reset` writes it.
 
-    Raises UserError on `prompt_feature`, `environment_column`, or `data` for images; `where` names the row.
+    Raises UserError on `prompt_feature`, `environment`, or `data` for images; `where` names the row.
     """
     for name in IMAGES:
         cell = row.get(name)
@@ -192,13 +192,8 @@ def messages_of(row: Row, prompt_format: PromptFormat, where: str) -> Messages:
             has = f"{where[0].upper()}{where[1:]} has an image in the column {name}"
             advice = "remove the column to train on the text alone"
             raise UserError("data", f"{has}; images are not supported yet: {advice}.")
-    if (column := prompt_format.environment_column) and (
-        name := prompt_format.environment_of(row)
-    ) not in prompt_format.environments:
-        known = quote(", ".join(prompt_format.environments), 60)
-        has = f"names the environment {quote(name, 24)}" if name else "names no environment"
-        sentence = f"The column {quote(column, 24)} of {where} {has}; there are {known}."
-        raise UserError("environment_column", sentence)
+    if prompt_format.environment_column:
+        environment_name(row, prompt_format.environment_column, prompt_format.environments, where)
     prompt = row.get(prompt_format.prompt_column)
     if prompt_format.environments and (prompt is None or prompt == []):
         prompt = [{"role": "user", "content": ""}]  # as TRL

@@ -106,11 +106,16 @@ def read_code(path: Path) -> CodeFile:
 def code_files(settings: Mapping[str, Any], base: Path | None = None) -> list[Path]:
     """Existing files that a run with these raw settings executes, without duplicates.
 
-    `reward_functions_file` and paths before `::`, stages included, relative to `base` (default: working directory).
+    `reward_functions_file`, `tools_file` and paths before `::`, stages included, relative to `base` (default: working
+    directory).
     """
     settings = translate(settings)[0]  # as the run itself will read them
     named, stages = settings.get("reward_functions_file"), settings.get("stages")
-    names = [text.strip() for text in (named if isinstance(named, list) else [named]) if isinstance(text, str)]
+    environment = settings.get("environment")
+    classes = environment.values() if isinstance(environment, Mapping) else [environment]
+    named = [*(named if isinstance(named, list) else [named]), settings.get("tools_file")]
+    names = [text.strip() for text in named if isinstance(text, str)]
+    names += [text.rpartition("::")[0].strip() for text in classes if isinstance(text, str)]
     for part in [settings, *(stages if isinstance(stages, list) else [])]:
         entries = part.get("reward_functions") if isinstance(part, Mapping) else None
         entries = split_names(entries) if isinstance(entries, str) else entries
@@ -233,7 +238,7 @@ def require_allowed(settings: Mapping[str, Any], base: Path | None = None, *, al
     problems: list[ConfigProblem] = []
     for each in AllowedCode().missing(settings, base):
         how = " inside the trainer" if each.rights.in_trainer else " and use the network" if each.rights.network else ""
-        sentence = f"The reward file {each.code.path} was never allowed to run on this machine{how}."
+        sentence = f"The Python file {each.code.path} was never allowed to run on this machine{how}."
         if not each.changed:
             advice = "Read it first; --allow-code runs it from now on."
             problems.append(ConfigProblem("reward_functions_file", f"{sentence} {advice}"))

@@ -204,9 +204,9 @@ def begin_scorer(settings: RewardSettings, processes: SharedProcesses | None = N
 
 
 def reward_source(settings: RewardSettings) -> RewardSource:
-    """Functions of a run's stages and their files."""
+    """Functions of a run's stages, and the files that it executes."""
     stages = [stage.get("reward_functions") or settings.reward_functions for stage in settings.stages]
-    named = {"reward_functions": settings.reward_functions, "stages": settings.stages}
+    keys = ("reward_functions", "stages", "reward_functions_file", "tools_file", "environment")
     file = locate_reward_file(settings.reward_functions_file) if settings.reward_functions_file else None
-    files = code_files(named | {"reward_functions_file": settings.reward_functions_file})
+    files = code_files({key: getattr(settings, key) for key in keys})
     return RewardSource(stages or [settings.reward_functions], file, Path.cwd(), tuple(files))

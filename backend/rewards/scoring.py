@@ -13,6 +13,7 @@ import io
 import json
 import linecache
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,6 +37,7 @@ from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file
 from backend.types import Completion, Group, ToolCall, ToolResult
 from backend.utils.documents import DEPTH, levels
 from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 LONGEST_PRINTED = 2000  # characters of printed output in the bench, from its end
 _ROW_WORDS = 90  # characters for a row's problem
@@ -206,6 +208,10 @@ class FunctionHost:
                 [*(self._resolve(names, source.file, source.base, executed) if names or not extra else ()), *extra]
                 for names in source.stages
             ]
+            for stage in stages:
+                name, count = Counter(function.about.name for function in stage).most_common(1)[0]
+                if count > 1:
+                    raise UserError("environment", f"{quote(name, 40)} names two functions that score; rename one.")
         except UserError as error:
             named = source.file or (source.files[0] if len(source.files) == 1 else None)
             problems = [(problem.setting, problem.sentence) for problem in error.faults]

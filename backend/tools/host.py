@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from backend.types import ToolCall, ToolResult
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 Poll = Callable[[], None]
 """Called while something is waited for; may raise to stop."""
@@ -29,6 +31,15 @@ class ToolSchemas:
 
 
 NO_TOOLS = ToolSchemas()
+
+
+def environment_name(row: Mapping[str, Any], column: str, known: Iterable[str], where: str = "a row") -> str:
+    """The environment that a column of the row names. Raises UserError unless it is `known`."""
+    name = "" if row.get(column) is None else str(row[column])
+    if name not in known:
+        sentence = f"{quote(column, 30)}={quote(repr(name), 30)} in {where} is not among the environments"
+        raise UserError("environment", f"{sentence}: {quote(', '.join(known), 60)}.")
+    return name
 
 
 class ToolHost(Protocol):

@@ -13,7 +13,7 @@ from backend.tools.host import NO_TOOLS, ToolHost, ToolSchemas
 from backend.tools.mcp_servers import McpServers
 from backend.tools.scorer_tools import ScorerTools, tool_names
 from backend.tools.several import SeveralHosts
-from backend.tools.toolbox import FileTools
+from backend.tools.toolbox import RunTools
 from backend.utils.errors import UserError
 from backend.utils.files import user_path
 from backend.utils.text import quote
@@ -28,7 +28,7 @@ def load_tools(config: Config, scorer: Scorer) -> ToolHost | None:
     MCP servers, which closing the scorer ends. None for a run without tools. Raises UserError."""
     hosts, taken = list[ToolHost](), dict[str, str]()
     if config.tools_file or config.environment:
-        scorer.tools = scorer.tools or file_tools(config)
+        scorer.tools = scorer.tools or run_tools(config)
         column = config.environment_column if isinstance(config.environment, Mapping) else ""
         hosts.append(ScorerTools(scorer, column, config.tool_timeout))
         for schemas in (hosts[0].schemas.by_environment or {}).values():
@@ -59,12 +59,12 @@ def shown_tools(config: Config) -> tuple[ToolSchemas, str]:
         scorer.close()
 
 
-def file_tools(config: Config) -> FileTools:
+def run_tools(config: Config) -> RunTools:
     """The files and names of these settings. Raises UserError."""
     file = user_path(config.tools_file, "tools_file", Path.cwd()).resolve() if config.tools_file else None
     entries = config.environment if isinstance(config.environment, Mapping) else {"": config.environment}
     environments = {name: _class_in_file(entry) for name, entry in entries.items() if entry}
-    return FileTools(file, tuple(config.tools), environments)
+    return RunTools(file, tuple(config.tools), environments)
 
 
 def _class_in_file(entry: str) -> tuple[Path, str]:

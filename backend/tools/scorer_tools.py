@@ -11,7 +11,7 @@ from typing import Any
 
 from backend.rewards.calls import wait_on
 from backend.rewards.scorer import ProcessLostError, Scorer
-from backend.tools.host import Poll, ToolSchemas
+from backend.tools.host import Poll, ToolSchemas, environment_name
 from backend.types import ToolCall, ToolResult
 from backend.utils.errors import UserError
 from backend.utils.text import quote
@@ -64,14 +64,7 @@ class ScorerTools:
 
     def environment_of(self, row: Mapping[str, Any]) -> str:
         """The name of a row's environment. Raises UserError for an unknown one."""
-        if not self._column:
-            return ""
-        name = row.get(self._column)
-        if name not in self._environments:
-            known, column = ", ".join(self._environments), quote(self._column, 30)
-            named = f"has {column}={quote(repr(name), 40)}, which" if name is not None else f"has no {column}, so it"
-            raise UserError("environment", f"A row {named} is not among the environments: {quote(known, 80)}.")
-        return str(name)
+        return environment_name(row, self._column, self._environments) if self._column else ""
 
     def submit(self, conversation: int, calls: Sequence[ToolCall], poll: Poll) -> None:
         self._running[conversation] = list(calls)

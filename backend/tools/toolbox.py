@@ -23,13 +23,15 @@ NOT_TOOLS = ("reset", "get_reward", "close")
 
 
 @dataclass(frozen=True, slots=True)
-class FileTools:
-    """Tools of files, by the settings `tools_file`, `tools` (none: all public functions) and `environment`: name, ""
-    for the only one → file and class."""
+class RunTools:
+    """Tools of a run, as its settings name them: `names` (none: all public functions) of the `tools_file`, and
+    environments: name, "" for the only one → file and class. `functions` and `factories` are objects of a program."""
 
     file: Path | None
     names: Sequence[str] = ()
     environments: Mapping[str, tuple[Path, str]] = field(default_factory=dict[str, tuple[Path, str]])
+    functions: Sequence[Callable[..., Any]] = ()
+    factories: Mapping[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
 
     def open(self, executed: dict[Path, RewardFile]) -> ToolRunner:
         """Run the files and load what they define; `executed` caches files already run. Raises UserError."""
@@ -39,8 +41,8 @@ class FileTools:
                 executed[path] = load_reward_file(path, plain=True, setting=setting)
             return executed[path]
 
-        tools = _tools_of(contents(self.file, "tools_file"), self.names) if self.file else []
-        kinds = list[EnvironmentKind]()
+        tools = _tools_of(contents(self.file, "tools_file"), self.names) if self.file else self.functions
+        kinds = [EnvironmentKind(name, factory) for name, factory in self.factories.items()]
         for name, (path, function) in self.environments.items():
             found = vars(contents(path, "environment").module)
             if function not in found:

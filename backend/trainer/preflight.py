@@ -25,6 +25,7 @@ from backend.models.model_folder import check_adapter, check_config, read_object
 from backend.models.policy import check_learns, check_same_tokens, check_start, quantized_as
 from backend.models.sharded_policy import check_divides, sharding_refusal
 from backend.models.tokenizers import run_tokenizer, tokenizer_folder
+from backend.rewards.calls import wait_on
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.runs.guards import RESERVE, run_bytes
 from backend.runs.steering import stage_configs
@@ -202,4 +203,6 @@ def _read_data(config: Config, tokenizer: Any, scorer: Scorer) -> RunInputs:
     check_held_out(inputs.splits, config)
     if inputs.tools and tokenizer is not None:
         turn_format(config, inputs.schemas, tokenizer)
+    if inputs.tools is not None and config.environment:  # one reset finds what no signature says
+        inputs.tools.begin(inputs.splits.train[:1], wait_on)
     return inputs

@@ -111,6 +111,10 @@ class ScoringStages:
         stage.weights.observe_scores(step, groups)
         return metrics
 
+    def new_notes(self) -> list[str]:
+        """Messages about tools since the last call."""
+        return self._scorer.new_notes()
+
     def notes(self) -> list[str]:
         functions = [function for stage in self.stages for function in stage.functions]
         return list(dict.fromkeys([*(function.note for function in functions if function.note), *self._scorer.notes()]))
@@ -139,9 +143,11 @@ def scoring_stages(config: Config, functions: list[list[FunctionDescription]], s
     kind: Any = config.reward_weight_schedule
 
     def stage(last: int, own: list[FunctionDescription], weights: list[float], index: int) -> ScoringStage:
-        names, final = [function.name for function in own], config.reward_weights_final or None
+        names, final = [function.name for function in own], config.reward_weights_final
+        of_environments = [1.0] * (len(own) - len(weights))  # their `get_reward` come last
+        start, end = weights + of_environments, final + of_environments if final else None
         try:
-            return ScoringStage(last, own, WeightSchedule(kind, weights, final, last, names=names), index)
+            return ScoringStage(last, own, WeightSchedule(kind, start, end, last, names=names), index)
         except ValueError as error:
             raise UserError("reward_weight_schedule", f"{str(error)[0].upper()}{str(error)[1:]}.") from None
 
@@ -151,11 +157,12 @@ def scoring_stages(config: Config, functions: list[list[FunctionDescription]], s
     for index, (settings, own) in enumerate(zip(config.stages, functions, strict=True)):
         last += settings["iters"]
         # The stage's own weights; else the run's, if the functions are the run's; else all 1.
+        names: list[str] = settings.get("reward_functions") or config.reward_functions
         weights = settings.get("reward_weights")
         if not weights:
-            weights = [1.0] * len(own) if settings.get("reward_functions") else config.weights
-        if len(weights) != len(own):
-            what = f"Stage {index + 1} has {len(weights)} reward weights for {len(own)} reward functions."
+            weights = [1.0] * len(names) if settings.get("reward_functions") else config.weights
+        if len(weights) != len(names):
+            what = f"Stage {index + 1} has {len(weights)} reward weights for {len(names)} reward functions."
             raise UserError("stages", what)
         stages.append(stage(last, own, weights, index))
     return stages

@@ -13,7 +13,7 @@ from backend.rewards.scorer import Scorer
 from backend.rewards.scoring import RewardSource
 from backend.rewards.worker_process import RewardWorker
 from backend.tools.scorer_tools import ScorerTools
-from backend.tools.toolbox import FileTools
+from backend.tools.toolbox import RunTools
 from backend.types import ToolCall, ToolResult
 
 TOOLS = '''
@@ -50,7 +50,7 @@ def tools(process: RewardWorker, tmp_path: Path):
         file.write_text(text)
         named = {name if len(environments) > 1 else "": (file, name) for name in environments}
         scorer = Scorer(RewardSource([["r1_int"]], None, tmp_path, (file,)), process, timeout_s)
-        scorer.tools = FileTools(None if environments else file, (), named)
+        scorer.tools = RunTools(None if environments else file, (), named)
         return scorer, ScorerTools(scorer, "environment" if len(environments) > 1 else "", timeout_s)
 
     return make

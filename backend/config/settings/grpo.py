@@ -205,7 +205,8 @@ class GrpoFields(BaseModel):
         known_as=("Default Reward Functions", "Reward functions", "Use All Defaults"),
         used_by=("task", "row_view", "rewards", "scoring"),
     )
-    """Functions that score a completion, in order, separated by commas. Empty: the five defaults."""
+    """Functions that score a completion, in order, separated by commas. Empty: the five defaults; none with an
+    environment, whose get_reward scores."""
     reward_weights: list[float] = _generation(
         [], "Reward weights", kind="numbers", used_by=("task", "rewards", "scoring")
     )

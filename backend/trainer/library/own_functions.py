@@ -1,18 +1,19 @@
-"""Reward functions that are objects of the program: lambdas, closures, anything that can be called.
+"""Reward functions, tools and environments that are objects of the program: lambdas, closures, classes.
 
-They run in this process, each call in a thread with the time limit of `reward_timeout`. config.yaml names them as
-functions of a file in the run's folder, so every verb can read the run's settings.
+They run in this process, each call in a thread with its time limit. config.yaml names them as functions of files in the
+run's folder, so every verb can read the run's settings.
 """
 
 from __future__ import annotations
 
 import functools
 import keyword
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from backend.config.config import Config
 from backend.config.setting import RewardSettings
 from backend.rewards.calls import ThreadCaller
 from backend.rewards.catalogue import find_call, locate_reward_file, metric_name
@@ -20,17 +21,19 @@ from backend.rewards.errors import class_name
 from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file, resolve
 from backend.rewards.scorer import Scorer, begin_scorer, reward_source
 from backend.rewards.scoring import FunctionHost
+from backend.tools.load import run_tools
+from backend.tools.toolbox import RunTools
 from backend.utils.disk import replace_file
 from backend.utils.errors import UserError
 
-FILE = "own_functions.py"
+FILE, TOOLS_FILE = "own_functions.py", "own_tools.py"
 """In the run's folder."""
-_TEXT = '''"""Reward functions of the program that called backend.train. They are in that program."""
+_TEXT = '''"""Functions and classes of the program that called backend.train. They are in that program."""
 
 {definitions}
 raise RuntimeError("only the program that called train() has {names}; there, backend.resume continues the run")
 '''
-_DEFINITION = "def {name}(completions, **columns): ...\n\n"
+_DEFINITION = "def {name}({arguments}**columns): ...\n\n"
 
 OwnCalls = Mapping[str, Callable[..., Any]]
 """Name in metrics and tables → the object."""
@@ -59,10 +62,51 @@ class OwnFunctions:
     def write(self, folder: Path) -> list[str]:
         """Write the file that stands for them into the run's folder. → the entries for config.yaml."""
         if self.calls:
-            definitions = "".join(_DEFINITION.format(name=name) for name in self.calls)
-            names = ", ".join(self.calls)[:80]
-            replace_file(folder / FILE, _TEXT.format(definitions=definitions, names=names))
+            _write(folder / FILE, self.calls, "completions, ")
         return [f"{folder / FILE}::{entry}" if entry in self.calls else entry for entry in self.entries]
+
+
+class OwnTools:
+    """`functions` and `factories` (name, "" for the only one → what makes an environment) of the program. Raises
+    UserError."""
+
+    def __init__(
+        self,
+        tools: Sequence[Callable[..., Any]] = (),
+        environments: Callable[..., Any] | Mapping[str, Any] | None = None,
+    ) -> None:
+        self.functions = {name_of(tool): tool for tool in tools}
+        only = {} if environments is None else {"": environments}
+        self.factories: Mapping[str, Any] = environments if isinstance(environments, Mapping) else only
+
+    def settings(self, folder: Path) -> dict[str, Any]:
+        """Write the file that stands for them into the run's folder. → what names them in config.yaml."""
+        if not (self.functions or self.factories):
+            return {}
+        file = folder / TOOLS_FILE
+        classes = {name: _free_name(factory, set()) for name, factory in self.factories.items()}
+        _write(file, dict.fromkeys([*self.functions, *classes.values()]))
+        named = {name: f"{file}::{function}" for name, function in classes.items()}
+        found: dict[str, Any] = {"reward_isolation": "thread"}
+        found |= {"tools_file": str(file), "tools": list(self.functions)} if self.functions else {}
+        return found | ({"environment": named.get("", named)} if named else {})
+
+    def source(self, config: Config) -> RunTools:
+        """With those of files. Raises UserError where the settings name others."""
+        named = run_tools(config)
+        own = {name for name, (file, _) in named.environments.items() if file.name == TOOLS_FILE}
+        tools = named.names if named.file and named.file.name == TOOLS_FILE else ()
+        if missing := sorted({*tools} - self.functions.keys()) + sorted(own - self.factories.keys()):
+            names = ", ".join(name or "its environment" for name in missing)[:80]
+            raise UserError("tools", f"The run was trained with objects of a program, and {names} is not given now.")
+        files = {name: entry for name, entry in named.environments.items() if name not in own}
+        file = None if tools else named.file
+        return RunTools(file, named.names if file else (), files, list(self.functions.values()), self.factories)
+
+
+def _write(file: Path, names: Iterable[str], arguments: str = "") -> None:
+    definitions = "".join(_DEFINITION.format(name=name, arguments=arguments) for name in names)
+    replace_file(file, _TEXT.format(definitions=definitions, names=", ".join(names)[:80]))
 
 
 def name_of(function: Any) -> str:
@@ -82,7 +126,7 @@ def _free_name(function: Callable[..., Any], taken: set[str]) -> str:
     return next(each for number in count(first) if (each := f"{name}_{number}") not in taken)
 
 
-def _host(calls: OwnCalls) -> FunctionHost:
+def _host(calls: OwnCalls, tools: OwnTools) -> FunctionHost:
     def resolve_own(
         names: Sequence[str], file: Path | None, base: Path, executed: dict[Path, RewardFile]
     ) -> list[RewardFunction]:
@@ -97,7 +141,7 @@ def _host(calls: OwnCalls) -> FunctionHost:
 
         return list(map(function, names))
 
-    names = ", ".join(calls)[:100]
+    names = ", ".join([*calls, *tools.functions, *map(name_of, tools.factories.values())])[:100]
     note = f"Functions of the program that called train() run in its process, where nothing confines them: {names}."
     return FunctionHost(ThreadCaller(), [note], resolve_own)
 
@@ -107,15 +151,18 @@ def _own_name(entry: str) -> str:
     return call.function if call and Path(call.file).name == FILE else ""
 
 
-def begin_own_scorer(settings: RewardSettings, calls: OwnCalls) -> Scorer:
-    """The scorer of a run with these functions. Raises UserError for missing ones."""
+def begin_own_scorer(settings: Config, calls: OwnCalls, tools: OwnTools) -> Scorer:
+    """The scorer of a run with these functions and tools. Raises UserError for missing ones."""
     named = set(_own_names(settings))
     if missing := ", ".join(sorted(named - calls.keys()))[:80]:
         what = f"with functions of a program, and {missing} is not among those given now."
         raise UserError("reward_functions", f"The run was trained {what}")
-    if not named:
+    source = tools.source(settings)
+    if not (named or source.functions or source.factories):
         return begin_scorer(settings)
-    return Scorer(reward_source(settings), _host(calls), settings.reward_timeout)
+    scorer = Scorer(reward_source(settings), _host(calls, tools), settings.reward_timeout)
+    scorer.tools = source
+    return scorer
 
 
 def require_no_program(settings: RewardSettings) -> None:

@@ -20,7 +20,7 @@ from backend.rewards.errors import class_name, describe_error
 from backend.runs.events import check_format, has_finished, read_events
 from backend.runs.run_folder import RunFolder, default_run_name, find_run, make_run_folder
 from backend.trainer.control import Stopped, handlers_restored
-from backend.trainer.library.own_functions import OwnFunctions, begin_own_scorer
+from backend.trainer.library.own_functions import OwnFunctions, OwnTools, begin_own_scorer
 from backend.trainer.machine import relax_gpu_timeout
 from backend.utils.disk import replace_file
 from backend.utils.errors import UserError, user_traceback
@@ -40,6 +40,8 @@ _METHODS = ("on_step", "on_evaluation", "on_save", "on_end")
 
 Settings = Config | Mapping[str, Any] | str | os.PathLike[str]
 RewardFunctions = Sequence[str | Callable[..., Any]]
+Tools = Sequence[Callable[..., Any]]
+Environments = Callable[..., Any] | Mapping[str, Callable[..., Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +188,8 @@ def train(
     config: Settings,
     *,
     reward_functions: RewardFunctions | None = None,
+    tools: Tools = (),
+    environment_factory: Environments | None = None,
     dataset: Any = None,
     callbacks: Sequence[Any] = (),
     optimizer: GivenOptimizer | None = None,
@@ -196,10 +200,12 @@ def train(
     """Train in this process and return the run once it has ended, finished or stopped.
 
     `config`: a `Config`, a mapping of settings, or the path of a YAML file. `reward_functions`: names as in the
-    settings, and callables, which run in this process. `dataset`: rows, or splits of rows by name; they are copied into
-    the run's folder. `callbacks`: see `backend.Callback`. `optimizer`: an mlx.optimizers.Optimizer, or a callable that
-    makes one of a learning rate; `schedule`: the number of an update, from 0, → its learning rate. They replace the
-    settings of these names. `name` and `runs_dir` are as on the command line.
+    settings, and callables, which run in this process. `tools`: functions that the model may call;
+    `environment_factory`: a class, or classes by name; both are as for TRL, and run in this process. `dataset`: rows,
+    or splits of rows by name; they are copied into the run's folder. `callbacks`: see `backend.Callback`. `optimizer`:
+    an mlx.optimizers.Optimizer, or a callable that makes one of a learning rate; `schedule`: the number of an update,
+    from 0, → its learning rate. They replace the settings of these names. `name` and `runs_dir` are as on the command
+    line.
 
     In the main thread Ctrl-C and SIGTERM mean "save and stop", and have their old meaning again afterwards; in any
     other thread they stay the program's. Raises UserError for anything that the user can fix: before the first step,
@@ -218,10 +224,11 @@ def train(
         raw = read(os.fspath(config))
     origin = summary(read_file(raw), Path(config).name if isinstance(config, str | os.PathLike) else "the settings")
     raw |= {} if name is None else {"run_name": name}
-    own = OwnFunctions(reward_functions or [])
+    own, own_tools = OwnFunctions(reward_functions or []), OwnTools(tools, environment_factory)
     with _new_folder(raw, runs_dir) as folder:
         if reward_functions is not None:
             raw |= {"reward_functions": own.write(folder.path)} | ({"reward_isolation": "thread"} if own.calls else {})
+        raw |= own_tools.settings(folder.path)
         if dataset is not None:
             write_dataset(dataset, folder.path / FOLDER)
             raw |= {"data": str(folder.path / FOLDER)}
@@ -239,7 +246,7 @@ def train(
         inputs = preflight(
             settings,
             runs_dir=folder.path.parent,
-            begin=lambda config: begin_own_scorer(config, own.calls),
+            begin=lambda config: begin_own_scorer(config, own.calls, own_tools),
             of_program=True,
         )
         allow_named(raw)
@@ -251,6 +258,8 @@ def resume(
     run: str | os.PathLike[str],
     *,
     reward_functions: RewardFunctions | None = None,
+    tools: Tools = (),
+    environment_factory: Environments | None = None,
     callbacks: Sequence[Any] = (),
     optimizer: GivenOptimizer | None = None,
     schedule: Callable[[int], Any] | None = None,
@@ -260,7 +269,8 @@ def resume(
     on.
 
     `run`: its folder or its name. A run that was trained with callables needs those of the same names again, in
-    `reward_functions`, and one with an optimizer or a schedule of the program the same again. Raises as `train`.
+    `reward_functions`, `tools` and `environment_factory`, and one with an optimizer or a schedule of the program the
+    same again. Raises as `train`.
     """
     require_environment()
     folder = find_run(os.fspath(run))
@@ -269,7 +279,7 @@ def resume(
     if has_finished(folder) and not changes:
         what = f"The run {folder.name} has finished; give it more steps, as in changes={{'iters': 200}}."
         raise UserError("run", what)
-    own = OwnFunctions(reward_functions or [])
+    own, own_tools = OwnFunctions(reward_functions or []), OwnTools(tools, environment_factory)
     calls = CallbackCalls(callbacks, folder.path)
     _prepare_engine(settings)
     from backend.trainer.library.own_updates import GivenUpdates
@@ -277,7 +287,7 @@ def resume(
 
     given = GivenUpdates(optimizer, schedule, settings)
     given.require_those_of(settings)
-    inputs = read_inputs(settings, scorer=begin_own_scorer(settings, own.calls))
+    inputs = read_inputs(settings, scorer=begin_own_scorer(settings, own.calls, own_tools))
     return _train(settings, folder, inputs, calls, "backend.resume", changes, given.engine())
 
 
