@@ -119,7 +119,7 @@ RULES: list[tuple[str, Callable[[_Values], Any], str]] = [
     ),
     (
         "reward_weights",
-        lambda c: len(c.reward_weights) == len(c.reward_functions) and not any(c.reward_weights),
+        lambda c: 0 < len(c.reward_weights) == len(c.reward_functions) and not any(c.reward_weights),
         "Every reward weight is 0, so no completion could be better than another.",
     ),
     (

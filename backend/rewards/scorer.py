@@ -208,5 +208,5 @@ def reward_source(settings: RewardSettings) -> RewardSource:
     stages = [stage.get("reward_functions") or settings.reward_functions for stage in settings.stages]
     keys = ("reward_functions", "stages", "reward_functions_file", "tools_file", "environment")
     file = locate_reward_file(settings.reward_functions_file) if settings.reward_functions_file else None
-    files = code_files({key: getattr(settings, key) for key in keys})
+    files = code_files({key: getattr(settings, key, "") for key in keys})
     return RewardSource(stages or [settings.reward_functions], file, Path.cwd(), tuple(files))

@@ -78,10 +78,10 @@ def test_without_a_dataset_a_step_has_rows_of_its_environment() -> None:
 def test_a_row_that_names_no_environment_is_refused() -> None:
     key, sentence = refusal({"prompt": "a", "environment": "chess"}, **ENVIRONMENTS)
     assert (key, sentence) == (
-        "environment_column",
-        "The column environment of row 1 of rows.jsonl names the environment chess; there are quiz, maze.",
+        "environment",
+        "environment='chess' in row 1 of rows.jsonl is not among the environments: quiz, maze.",
     )
-    assert "names no environment; there are" in refusal({"prompt": "a"}, **ENVIRONMENTS)[1]
+    assert "environment='' in row" in refusal({"prompt": "a"}, **ENVIRONMENTS)[1]
     (fault,) = check_columns([{"prompt": "a"}], settings(**ENVIRONMENTS), "rows.jsonl")
     assert fault.setting == "environment_column" and "There is no column environment" in fault.sentence
 

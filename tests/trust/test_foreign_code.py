@@ -73,7 +73,7 @@ VERBS_ON_RUNS = [
 def test_no_verb_runs_a_foreign_reward_file(line: str, theirs: Path) -> None:
     result = call(*(word.replace("{}", str(theirs)) for word in line.split()))
     assert result.exit_code == 2, (result.output, result.exception)
-    refusal = f"The reward file {theirs / 'theirs.py'} was never allowed to run on this machine inside the trainer."
+    refusal = f"The Python file {theirs / 'theirs.py'} was never allowed to run on this machine inside the trainer."
     assert shorten(f"{refusal} Read it first; --allow-code runs it from now on.") in result.stderr
     assert not (theirs / "it-ran").exists()
 
