@@ -39,6 +39,7 @@ from backend.utils.documents import DEPTH, levels
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 
+CLOSE_S = 0.8  # seconds for environments to close where nobody has closed them
 LONGEST_PRINTED = 2000  # characters of printed output in the bench, from its end
 _ROW_WORDS = 90  # characters for a row's problem
 
@@ -168,8 +169,16 @@ class FunctionHost:
         self._loaded: dict[int, tuple[list[list[RewardFunction]], RewardFile | None, Tools | None]] = {}
 
     def release(self, key: int) -> None:
-        """Forget the functions of a key."""
-        self._loaded.pop(key, None)
+        """Forget the functions of a key, and close its environments."""
+        tools = self._loaded.pop(key, ([], None, None))[2]
+        if tools is not None:
+            tools.run(ToolRequest(key, CLOSE_S, close=True))
+
+    def close(self) -> None:
+        """Release every key, and close the caller."""
+        for key in list(self._loaded):
+            self.release(key)
+        self.caller.close()
 
     def ask(self, request: Request, poll: Poll = wait_on) -> Answer:
         """Answer a request."""
@@ -209,9 +218,9 @@ class FunctionHost:
                 for names in source.stages
             ]
             for stage in stages:
-                name, count = Counter(function.about.name for function in stage).most_common(1)[0]
-                if count > 1:
-                    raise UserError("environment", f"{quote(name, 40)} names two functions that score; rename one.")
+                for name, count in Counter(function.about.name for function in stage).items():
+                    if count > 1:
+                        raise UserError("environment", f"{quote(name, 40)} names two functions that score; rename one.")
         except UserError as error:
             named = source.file or (source.files[0] if len(source.files) == 1 else None)
             problems = [(problem.setting, problem.sentence) for problem in error.faults]

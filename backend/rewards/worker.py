@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] = ()) -> NoReturn:
             faulthandler.dump_traceback_later(limit_s, file=stacks)
         send(f"[{index}, {'true' if begins else 'false'}]")
 
-    caller, limit_s, stacks = Caller(mark), 0.0, 2
+    caller, limit_s, stacks, host = Caller(mark), 0.0, 2, None
     try:
         network, secrets, stacks = _load(requests)
         os.set_inheritable(stacks, False)
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] = ()) -> NoReturn:
                 sys.stderr.flush()
             send(_encode(answer))
     except EOFError:
-        caller.close()
+        (host or caller).close()
         sys.exit()  # a user's `atexit` functions run now, and files are flushed
     except _PipeLostError:
         _exit(LOST_PIPE)

@@ -7,7 +7,7 @@ import inspect
 import os
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,9 @@ class RunTools:
     functions: Sequence[Callable[..., Any]] = ()
     factories: Mapping[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
 
+    def __reduce__(self) -> Any:
+        return _after_imports, tuple(getattr(self, each.name) for each in fields(self))
+
     def open(self, executed: dict[Path, RewardFile]) -> ToolRunner:
         """Run the files and load what they define; `executed` caches files already run. Raises UserError."""
 
@@ -44,15 +47,23 @@ class RunTools:
         tools = _tools_of(contents(self.file, "tools_file"), self.names) if self.file else self.functions
         kinds = [EnvironmentKind(name, factory) for name, factory in self.factories.items()]
         for name, (path, function) in self.environments.items():
-            found = vars(contents(path, "environment").module)
+            module = contents(path, "environment").module
+            found = vars(module)
             if function not in found:
-                classes = ", ".join(key for key, value in found.items() if inspect.isclass(value)) or "none"
+                own = (key for key, value in found.items() if getattr(value, "__module__", "") == module.__name__)
+                classes = ", ".join(key for key in own if inspect.isclass(found[key])) or "none"
                 what = (
                     f"{quote(path.name, 40)} has no class {quote(function, 40)}; its classes are {quote(classes, 60)}."
                 )
                 raise UserError("environment", what)
             kinds.append(EnvironmentKind(name, found[function], path))
         return ToolRunner(Toolbox(tools, kinds))
+
+
+def _after_imports(*values: Any) -> RunTools:
+    """The worker imports the library as it reads a request, before the time limit of the user's files begins."""
+    _get_json_schema()
+    return RunTools(*values)
 
 
 def _tools_of(file: RewardFile, names: Sequence[str]) -> list[Callable[..., Any]]:
@@ -149,13 +160,17 @@ def _reward_of(kind: type, *, is_async: bool) -> Callable[..., Any]:
     return get_reward_async if is_async else get_reward
 
 
-def _schema(tool: Any, setting: str) -> dict[str, Any]:
+def _get_json_schema() -> Callable[[Any], dict[str, Any]]:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # as mlx-lm: PyTorch is not missed
     from transformers.utils import get_json_schema
 
+    return get_json_schema
+
+
+def _schema(tool: Any, setting: str) -> dict[str, Any]:
     name = getattr(tool, "__qualname__", "") or class_name(tool)
     try:
-        return get_json_schema(tool)
+        return _get_json_schema()(tool)
     except Exception as error:
         what = f"{type(error).__name__}: {error}" if isinstance(error, NameError) else str(error)
         raise UserError(setting, f"The model cannot be told of {quote(name, 60)}. {quote(what, 160)}") from error

@@ -166,7 +166,7 @@ class RunContext(StepContext):
 
     def new_notes(self) -> list[str]:
         """Sentences for the user since the last call."""
-        return [*self.background_tokenizer.new_notes(), *self.rollout.new_notes(), *self.scoring.new_notes()]
+        return [*self.background_tokenizer.new_notes(), *self.rollout.new_notes()]
 
     def change(self, config: Config, keys: Collection[str], step: int) -> None:
         super().change(config, keys, step)

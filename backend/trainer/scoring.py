@@ -111,10 +111,6 @@ class ScoringStages:
         stage.weights.observe_scores(step, groups)
         return metrics
 
-    def new_notes(self) -> list[str]:
-        """Messages about tools since the last call."""
-        return self._scorer.new_notes()
-
     def notes(self) -> list[str]:
         functions = [function for stage in self.stages for function in stage.functions]
         return list(dict.fromkeys([*(function.note for function in functions if function.note), *self._scorer.notes()]))

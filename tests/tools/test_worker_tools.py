@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 
 from backend.rewards.calls import wait_on
+from backend.rewards.inputs import TrainerState
 from backend.rewards.scorer import Scorer
 from backend.rewards.scoring import RewardSource
 from backend.rewards.worker_process import RewardWorker
 from backend.tools.scorer_tools import ScorerTools
 from backend.tools.toolbox import RunTools
-from backend.types import ToolCall, ToolResult
+from backend.types import Completion, Group, Problem, ToolCall, ToolResult
 
-TOOLS = '''
-import asyncio, os, sys, time
-
+HEAD = "import asyncio, ctypes, os, sys, time\n\n"
+TOOLS = (
+    HEAD
+    + '''
 def add(a: int, b: int) -> int:
     """Add.
 
@@ -28,10 +30,54 @@ def add(a: int, b: int) -> int:
     """
     return a + b
 
+def fork() -> str:
+    """Fork."""
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+    return "forked"
+
 def leave() -> None:
-    """End the process."""
-    os._exit(3)
+    """Exit."""
+    sys.exit("bye")
+
+def write() -> str:
+    """Write a lot."""
+    for _ in range(100):
+        print("spam" * 10_000, flush=True)
+    return "written"
 '''
+)
+GAME = (
+    HEAD
+    + '''
+class Game:
+    def reset(self, start: int, **row) -> str:
+        self.total = start
+        return f"It is {start}."
+
+    def add(self, number: int) -> int:
+        """Add.
+
+        Args:
+            number: How much.
+        """
+        self.total += number
+        return self.total
+
+    def end(self) -> None:
+        """End the process."""
+        time.sleep(0.1)
+        os._exit(3)
+
+    def freeze(self) -> None:
+        """Keep Python's lock."""
+        ctypes.PyDLL(None).usleep(60_000_000)
+
+    def get_reward(self) -> float:
+        return self.total
+'''
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +95,7 @@ def tools(process: RewardWorker, tmp_path: Path):
         file = tmp_path / "mine.py"
         file.write_text(text)
         named = {name if len(environments) > 1 else "": (file, name) for name in environments}
-        scorer = Scorer(RewardSource([["r1_int"]], None, tmp_path, (file,)), process, timeout_s)
+        scorer = Scorer(RewardSource([["r1_int"]], None, tmp_path, (file,)), process, 20.0)
         scorer.tools = RunTools(None if environments else file, (), named)
         return scorer, ScorerTools(scorer, "environment" if len(environments) > 1 else "", timeout_s)
 
@@ -72,25 +118,49 @@ def go_on(host: ScorerTools, numbers: Sequence[int], *turns: Sequence[ToolCall])
     return [results[number] for number in numbers]
 
 
-def test_calls_of_a_turn_have_results_or_errors(tools) -> None:
+def scores(scorer: Scorer, numbers: Sequence[int]) -> list[float | None]:
+    completions = [Completion([1], [0.0], "", "eos", conversation=number) for number in numbers]
+    functions = len(scorer.load()[0])
+    answer = scorer.score([Group(Problem(0, "", [], [], ""), completions)], 0, [1.0] * functions, 5.0, TrainerState())
+    return answer.scores[-1]
+
+
+def test_calls_have_results_or_errors(tools, capfd: pytest.CaptureFixture[str]) -> None:
     _, host = tools()
     calls = [ToolCall("add", {"a": 1, "b": 2}), ToolCall("add", {"a": 1}), ToolCall("none", {})]
-    (results,) = run(host, calls)
-    missing = str({"error": "add() missing 1 required positional argument: 'b'"})
-    contents = ["3", missing, "{'error': 'Tool none not found.'}"]
-    assert [(each.content, each.failed) for each in results] == list(zip(contents, [False, True, True], strict=True))
-    assert [schema["function"]["name"] for schema in host.schemas.of()] == ["add", "leave"]
-
-
-def test_a_call_that_ends_the_process_is_an_error_and_the_others_run_again(tools) -> None:
-    scorer, host = tools()
-    add, leave = ToolCall("add", {"a": 1, "b": 2}), ToolCall("leave", {})
-    first, second = run(host, [add, leave, add], [add])
-    assert [each.content for each in first] == [
-        "3",
-        "{'error': 'leave ended the process it ran in (exit code 3)'}",
-        "3",
+    (results,) = run(host, calls + [ToolCall(name, {}) for name in ("fork", "leave", "write")])
+    assert [(each.content, each.failed) for each in results] == [
+        ("3", False),
+        (str({"error": "add() missing 1 required positional argument: 'b'"}), True),
+        ("{'error': 'Tool none not found.'}", True),
+        ("forked", False),
+        ("{'error': 'SystemExit: bye'}", True),
+        ("written", False),
     ]
-    assert [each.content for each in second] == ["3"]
-    (note,) = scorer.new_notes()
-    assert note.startswith("A tool ended the process it ran in (exit code 3).")
+    assert [schema["function"]["name"] for schema in host.schemas.of()] == ["add", "fork", "leave", "write"]
+    run(host, [])
+    printed = capfd.readouterr().err
+    assert len(printed) < 100_000 and "more bytes that reward functions printed are left out" in printed
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("end", "ended the process it ran in (exit code 3)"),
+        pytest.param("freeze", "kept Python's lock for 1 s (tool_timeout)", marks=pytest.mark.proof),
+    ],
+)
+def test_a_call_that_takes_the_process_with_it_is_an_error_and_environments_are_rebuilt(
+    tools, name: str, says: str
+) -> None:
+    scorer, host = tools(GAME, "Game", timeout_s=1.0)
+    rows = [{"start": 10}, {"start": 20}, {"start": 30}]
+    numbers = [number for number, _ in host.begin(rows, wait_on)]
+    add = ToolCall("add", {"number": 1})
+    go_on(host, numbers, [add, add], [add], [])
+    first, second = go_on(host, numbers[:2], [add], [add, ToolCall(name, {})])
+    assert [each.content for each in first] == ["13"]
+    assert [each.content for each in second] == ["22", str({"error": f"{name} {says}"})]
+    (note,) = host.new_notes()
+    assert note.startswith(f"A tool {says}. Its process was started again")
+    assert scores(scorer, numbers) == [13, 22, 30]  # of a process that has begun anew for it

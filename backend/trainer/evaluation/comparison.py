@@ -251,9 +251,7 @@ def evaluate_model(
         max_completion_length=config.max_completion_length,
         seed=choices.seed,
         decodings=decodings,
-        notes=list(
-            dict.fromkeys([*notes, *scoring.notes(), *scoring.new_notes(), *sampler.new_notes(), *sampler.slow_paths])
-        ),
+        notes=list(dict.fromkeys([*notes, *scoring.notes(), *sampler.new_notes(), *sampler.slow_paths])),
     )
     return evaluation, row_list
 

@@ -1,0 +1,263 @@
+"""Calls of tools, run in this process: order, time limits, errors and environments."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.rewards.calls import ThreadCaller, wait_on
+from backend.rewards.inputs import TrainerState
+from backend.rewards.resolve import RewardFunction
+from backend.rewards.scorer import Scorer
+from backend.rewards.scoring import FunctionHost, RewardSource
+from backend.tools import runner
+from backend.tools.scorer_tools import ScorerTools
+from backend.tools.toolbox import RunTools
+from backend.types import Completion, Group, Problem, ToolCall, ToolResult, Turn
+from backend.utils.errors import UserError
+
+Call = ToolCall
+
+
+class Counter:
+    """Adds up."""
+
+    made: int = 0
+    closed: list[int] = []  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.number = Counter.made
+        Counter.made += 1
+
+    def reset(self, start: int = 0, **row: Any) -> str:
+        self.total, self.row = start, row
+        return f"It is {start}."
+
+    def add(self, number: int) -> int:
+        """Add.
+
+        Args:
+            number: How much.
+        """
+        time.sleep(0.02 if number == 1 else 0)
+        self.total += number
+        return self.total
+
+    async def add_later(self, number: int) -> int:
+        """Add later.
+
+        Args:
+            number: How much.
+        """
+        await asyncio.sleep(0.05)
+        return self.add(number)
+
+    def freeze(self, seconds: float) -> None:
+        """Sleep where nothing interrupts.
+
+        Args:
+            seconds: How long.
+        """
+        time.sleep(seconds)
+
+    def which(self) -> int:
+        """Tell the number of the instance."""
+        return self.number
+
+    def get_reward(self) -> float:
+        return float(self.total)
+
+    def close(self) -> None:
+        Counter.closed.append(self.number)
+
+
+class Judge:
+    """Scores by a coroutine."""
+
+    def reset(self, **row: Any) -> None: ...
+
+    async def get_reward(self) -> float:
+        await asyncio.sleep(0)
+        return 9.0
+
+
+@pytest.fixture(autouse=True)
+def _new_counter() -> None:
+    Counter.made, Counter.closed = 0, []
+
+
+def hosted(tools: Sequence[Any] = (), environments: Mapping[str, Any] | None = None, timeout_s: float = 5.0) -> Any:
+    """(scorer, its tools), in this process."""
+    host = FunctionHost(ThreadCaller(), resolve=lambda *_: [])
+    scorer = Scorer(RewardSource([[]], None, Path.cwd()), host, 5.0)
+    functions = [documented(tool) for tool in tools]
+    scorer.tools = RunTools(None, functions=functions, factories=environments or {})
+    return scorer, ScorerTools(scorer, "environment" if len(environments or {}) > 1 else "", timeout_s)
+
+
+def documented(tool: Any) -> Any:
+    tool.__doc__ = tool.__doc__ or "Do it."
+    return tool
+
+
+def opened(host: ScorerTools, *rows: dict[str, Any]) -> list[int]:
+    return [number for number, _ in host.begin(rows, wait_on)]
+
+
+def results(host: ScorerTools, turns: Mapping[int, Sequence[ToolCall]]) -> dict[int, list[ToolResult]]:
+    for number, calls in turns.items():
+        host.submit(number, calls, wait_on)
+    found = dict[int, list[ToolResult]]()
+    while len(found) < len(turns):
+        found |= host.finished(0.05, wait_on)
+    return found
+
+
+def outcome(tool: Any, timeout_s: float = 5.0) -> ToolResult:
+    """The result of one call of a function without arguments."""
+    host = hosted([tool], timeout_s=timeout_s)[1]
+    return results(host, {number: [Call(tool.__name__, {})] for number in opened(host, {})})[0][0]
+
+
+def scores(scorer: Scorer, *numbers: int) -> list[list[float | None]]:
+    each = [Completion([1], [0.0], "", "eos", conversation=number) for number in numbers]
+    groups, weights = [Group(Problem(0, "", [], [], ""), each)], [1.0] * len(scorer.load()[0])
+    return scorer.score(groups, 0, weights, 5.0, TrainerState()).scores
+
+
+def test_calls_of_a_turn_run_in_order_and_conversations_side_by_side() -> None:
+    _, host = hosted(environments={"": Counter})
+    turn = [Call("add", {"number": 1}), Call("add_later", {"number": 10}), Call("add", {"number": 100})]
+    start = time.perf_counter()
+    found = results(host, dict.fromkeys(opened(host, *[{}] * 20), turn))
+    assert time.perf_counter() - start < 20 * 0.07 / 2
+    assert all([each.content for each in turn] == ["1", "11", "111"] for turn in found.values())
+    assert len({thread for thread in threading.enumerate() if thread.name == "async tools"}) <= 1
+
+
+def test_instances_are_pooled_and_reset_with_the_row() -> None:
+    scorer, host = hosted(environments={"": Counter})
+    assert host.begin([{"start": 5, "environment": "x"}, {}], wait_on) == [(0, "It is 5."), (1, "It is 0.")]
+    which = {number: [Call("which", {})] for number in (0, 1)}
+    assert [each[0].content for each in results(host, which).values()] in (["0", "1"], ["1", "0"])
+    results(host, {0: [Call("add", {"number": 2})]})
+    assert scores(scorer, 0, 1, 0) == [[7.0, 0.0, 7.0]]
+    numbers = opened(host, {}, {}, {})
+    assert numbers == [2, 3, 4] and Counter.made == 3
+    assert scores(scorer, 2, 3, 4) == [[0.0, 0.0, 0.0]]
+    host.close()
+    assert sorted(Counter.closed) == [0, 1, 2]
+
+
+def test_a_mapping_of_environments_is_chosen_by_a_column_that_reset_does_not_get() -> None:
+    scorer, host = hosted(environments={"count": Counter, "judge": Judge, "again": Counter})
+    rows = [{"environment": name, "n": 1} for name in ("count", "judge", "again")]
+    assert [text for _, text in host.begin(rows, wait_on)] == ["It is 0.", None, "It is 0."]
+    counted = results(host, {number: [Call("add", {"number": 3})] for number in (0, 1)})
+    assert counted[0][0].content == "3" and counted[1][0].content == "{'error': 'Tool add not found.'}"
+    assert [each.name for each in scorer.load()[0]] == ["Counter", "Judge"]
+    assert scores(scorer, 0, 1, 2) == [[3.0, None, 0.0], [None, 9.0, None]]
+    wrong = "environment='golf' in a row is not among the environments: count, judge, again"
+    with pytest.raises(UserError, match=wrong):
+        host.begin([{"environment": "golf"}], wait_on)
+
+
+def test_errors_are_results_as_in_trl() -> None:
+    def fails() -> None:
+        raise KeyError("north")
+
+    def leaves() -> None:
+        raise SystemExit(2)
+
+    async def fails_later() -> None:
+        raise ValueError("late")
+
+    class Odd:
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    def odd() -> Odd:
+        return Odd()
+
+    def draws() -> list:
+        return [{"type": "image", "image": b""}]
+
+    expected = {fails: "'north'", leaves: "SystemExit: 2", fails_later: "late", odd: "no text"}
+    for tool, error in expected.items():
+        tool.__annotations__ = {}
+        assert outcome(tool).content == str({"error": error}) and outcome(tool).failed
+    draws.__annotations__ = {}
+    assert "images, which are not supported yet" in outcome(draws).content
+
+
+def test_long_and_odd_results_are_cut_and_cleaned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "LONGEST_RESULT", 10)
+
+    def long() -> str:
+        return "\ud800" + "a" * 20
+
+    assert outcome(long).content == "?" + "a" * 9 and not outcome(long).failed
+
+
+def test_a_call_that_takes_too_long_is_an_error_and_its_environment_is_not_used_again() -> None:
+    def spins() -> None:
+        while True:
+            pass
+
+    async def waits() -> None:
+        await asyncio.sleep(60)
+
+    late = str({"error": "still running after 0.2 s (tool_timeout)"})
+    assert [outcome(tool, 0.2).content for tool in (spins, waits)] == [late, late]
+    _, host = hosted(environments={"": Counter}, timeout_s=0.2)
+    (number,) = opened(host, {})
+    frozen = results(host, {number: [Call("freeze", {"seconds": 3.0}), Call("which", {})]})[number]
+    assert frozen[0].content == late and "has not come back from an earlier call" in frozen[1].content
+    (number,) = opened(host, {})
+    assert results(host, {number: [Call("which", {})]})[number][0].content == "1"
+
+
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [
+        ([{"type": "text"}], "raised TypeError: reset returned list, not text or None; images are not supported yet"),
+        (7, "raised TypeError: reset returned int, not text or None"),
+        (ValueError("no such level"), "raised ValueError: no such level"),
+    ],
+)
+def test_a_reset_that_fails_is_one_message(returned: Any, says: str) -> None:
+    def reset(self: Any, **row: Any) -> Any:
+        if isinstance(returned, Exception):
+            raise returned
+        return returned
+
+    _, host = hosted(environments={"": type("Game", (), {"reset": reset})})
+    with pytest.raises(UserError, match=f"The reset of the environment {says}"):
+        host.begin([{}], wait_on)
+
+
+def test_reward_functions_get_environments_and_messages_of_all_turns() -> None:
+    seen = list[Any]()
+
+    def reward(completions: Any, environments: Any) -> list[float]:
+        seen.extend(completions)
+        assert completions[0][0]["content"] == ""
+        return [float(each.total) for each in environments]
+
+    host = FunctionHost(ThreadCaller(), resolve=lambda *_: [RewardFunction.of("reward", reward, dialect="trl")])
+    scorer = Scorer(RewardSource([["reward"]], None, Path.cwd()), host, 5.0)
+    scorer.tools = RunTools(None, factories={"": Counter})
+    (number,) = opened(ScorerTools(scorer, "", 5.0), {"start": 4})
+    call, result = Call("add", {"number": 1}), ToolResult("add", "5")
+    turns = [Turn("", [call], 3, [result], 2), Turn("Done.", tokens=2)]
+    completion = Completion([1], [0.0], "Done.", "eos", turns=turns, conversation=number)
+    scorer.score([Group(Problem(0, "", [], [], ""), [completion])], 0, [1.0, 1.0], 5.0, TrainerState())
+    assert completion.scores == {"reward": 4.0, "Counter": 4.0} and completion.reward == 8.0
+    assert [message["role"] for message in seen[0]] == ["assistant", "tool", "assistant"]
+    assert seen[0][1] == {"role": "tool", "name": "add", "content": "5"}
