@@ -337,7 +337,11 @@ def test_no_reward_function_means_the_defaults() -> None:
             "tools_file",
             "The model cannot call tools while Output regex",
         ),
-        ({"mcp_servers": {"a": {}}, "output_schema": "{}"}, "tools_file", "while Output schema holds its output"),
+        (
+            {"mcp_servers": {"a": {"command": "x"}}, "output_schema": "{}"},
+            "tools_file",
+            "while Output schema holds its output",
+        ),
         ({"run_name": True}, "run_name", "Run folder name must be text, not true."),
         ({"optimizer": "AdamV"}, "optimizer", "Did you mean adam?"),
     ],
