@@ -138,6 +138,8 @@ def prompt_variety(rows: Rows, config: PromptSettings, source: str) -> PromptVar
         except UserError:
             continue
         text = "\n".join(message["content"] for message in chat if message["role"] != "system")
+        if not text:  # an environment writes it
+            continue
         texts.append((text, words_of(text[:LONGEST])))
         if (answer := row.get(prompt_format.answer_column)) is not None and (shown := quote(answer, LONGEST_ANSWER)):
             answers[shown] += 1

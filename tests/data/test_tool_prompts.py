@@ -9,6 +9,7 @@ import pytest
 
 from backend.data.preview import PromptLengths, preview_problem
 from backend.data.problems import PromptFormat, apply_chat_template, with_opening
+from backend.data.prompt_variety import prompt_variety
 from backend.data.prompts import TokenizedPrompts
 from backend.data.rows import check_columns, read_splits
 from backend.serve import dataset_questions
@@ -68,6 +69,7 @@ def test_rows_of_an_environment_need_no_prompt(tokenizer: Any) -> None:
         assert problem.messages == [{"role": "user", "content": ""}] and problem.prompt == ""
     assert not check_columns([{"n": 1}], settings(**QUIZ), "rows.jsonl")
     assert refusal({})[0] == "prompt_feature"
+    assert prompt_variety([{}, {}], settings(**QUIZ), "rows.jsonl").to_dict()["level"] == "good"
 
 
 def test_without_a_dataset_a_step_has_rows_of_its_environment() -> None:
