@@ -33,7 +33,8 @@ def tool_tokenizer(
     config |= {"tool_parser_type": parser} if parser else {}
     config |= {"eos_token": end} if end else {}
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    (folder / "config.json").write_text('{"model_type": "qwen3"}', encoding="utf-8")
+    if not (folder / "config.json").exists():
+        (folder / "config.json").write_text('{"model_type": "qwen3"}', encoding="utf-8")
     return mlx_lm.utils.load_tokenizer(folder)
 
 

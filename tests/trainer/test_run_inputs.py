@@ -9,11 +9,15 @@ import pytest
 from typer.testing import CliRunner
 
 from backend.__main__ import app
+from backend.config.config import parse
 from backend.data import rows
+from backend.data.prompts import TokenizedPrompts
 from backend.runs.run_folder import RunFolder
 from backend.trainer.preflight import check, preflight
+from backend.trainer.run_inputs import prompt_sets
 from backend.utils.errors import UserError
 from tests.support import small_run
+from tests.support.tool_tokenizers import tool_tokenizer
 
 COUNTS_ITS_EXECUTIONS = """
 from pathlib import Path
@@ -67,3 +71,29 @@ def test_preflight_raises_every_fault_that_check_returns(tmp_path: Path) -> None
     with pytest.raises(UserError) as caught:
         preflight(raw)
     assert caught.value.faults == faults
+
+
+ADD = '''
+def add(a: int, b: int) -> int:
+    """Add.
+
+    Args:
+        a: One number.
+        b: Another.
+    """
+    return a + b
+'''
+
+
+def test_tools_need_a_chat_template_with_calls(tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text(ADD)
+    raw = small_run.settings_for(tmp_path, tools_file=str(tmp_path / "tools.py"), max_seq_length=2000)
+    (fault,) = check(raw)
+    assert fault.setting == "model" and fault.sentence.startswith("The model cannot use tools: mlx-lm knows no parser")
+    tokenizer = tool_tokenizer(tmp_path / "model")
+    assert not check(raw)
+    inputs = preflight(raw)
+    inputs.scorer.close()
+    (prompts,) = prompt_sets(parse(raw), inputs, [parse(raw)])
+    (first,) = prompts.tokenize(tokenizer, TokenizedPrompts, all_rows=True).first(1)
+    assert '"name": "add"' in tokenizer.decode(first.tokens)
