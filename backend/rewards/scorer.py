@@ -89,9 +89,11 @@ class Scorer:
 
     def ask_tools(self, timeout_s: float, poll: Poll, **request: Any) -> list[tuple[int, list[ToolResult]]]:
         """The turns that have ended; `request` as `ToolRequest`. Raises ProcessLostError."""
+        poll()
         if self._generation != self.host.generation:  # another run of this worker has ended its process
             raise ProcessLostError("was interrupted")
-        answer = self.host.ask(ToolRequest(self._key, timeout_s, **request), poll)
+        # Quick, and a poll that raises there would end the process before its environments can close.
+        answer = self.host.ask(ToolRequest(self._key, timeout_s, **request))
         if answer.failure is None:
             return answer.turns
         hung = answer.failure.what == timeout_words(timeout_s)

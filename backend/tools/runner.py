@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import copy
 import functools
 import inspect
 import os
@@ -113,7 +114,7 @@ class ToolRunner:
 
         def reset() -> str:
             seat.instance = kind.make() if seat.instance is None else seat.instance
-            text = seat.instance.reset(**row)
+            text = seat.instance.reset(**copy.deepcopy(dict(row)))
             if not isinstance(text, str | None):
                 advice = "; images are not supported yet" if isinstance(text, list) else ""
                 raise TypeError(f"reset returned {class_name(text)}, not text or None{advice}")
@@ -137,7 +138,7 @@ class ToolRunner:
         else:
             used = seat if method else _Seat(None)
             limited = self._awaited if inspect.iscoroutinefunction(function) else self._limited
-            text, error = limited(used, functools.partial(function, **call.arguments))
+            text, error = limited(used, functools.partial(function, **copy.deepcopy(call.arguments)))
         if error is not None:
             what = text_of(error)
             text = str({"error": what if isinstance(error, Exception) else f"{type(error).__name__}: {what}"})

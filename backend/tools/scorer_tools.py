@@ -80,7 +80,7 @@ class ScorerTools:
         return self._scorer.new_notes()
 
     def close(self) -> None:
-        self._scorer.restore_tools = lambda poll: None
+        self._conversations, self._running = {}, {}
         if self._environments:
             with suppress(ProcessLostError):
                 self._scorer.ask_tools(self._timeout_s, wait_on, close=True)
