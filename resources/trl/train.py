@@ -202,7 +202,7 @@ class Prompts(Sequence[int | None]):
         if index not in self._chats:
             prompt = self._rows[index]["prompt"]
             messages = [{"role": message["role"], "content": message["content"]} for message in prompt]
-            chat, tokens = fitted(messages, self._tokenizer, self._form, f"row {index + 1} of {self._where}")
+            chat, tokens = fitted(messages, {}, self._tokenizer, self._form, f"row {index + 1} of {self._where}")
             self._chats[index] = chat if isinstance(tokens, list) else None
         return None if self._chats[index] is None else index
 

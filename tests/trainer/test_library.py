@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ from backend import Callback, RunFailed, StopTraining, TrainedRun, UserError, re
 from backend.config.config import load
 from backend.runs.run_folder import RunFolder
 from tests.support import small_run
+from tests.support.tool_tokenizers import TEMPLATES
 
 ROOT = Path(__file__).parents[2]
 ROWS = [{"prompt": f"What is {n} plus {n}?", "answer": str(2 * n), "level": n} for n in range(8)]
@@ -63,6 +65,49 @@ class Told(Callback):
 
     def on_end(self, run: TrainedRun) -> None:
         self.events.append(("end", run.ending, run.step))
+
+
+class Game:
+    """An environment that scores by itself."""
+
+    def reset(self, level: int, **row: Any) -> str:
+        self.level = level
+        return f" Guess below {level + 1}."
+
+    def guess(self, number: int) -> str:
+        """Guess.
+
+        Args:
+            number: A guess.
+        """
+        return "right" if number == self.level else "wrong"
+
+    def get_reward(self) -> float:
+        return float(self.level)
+
+
+def test_tools_and_environments_of_the_program(trained: Any, model: str, tmp_path: Path) -> None:
+    def now() -> str:
+        """Tell the time."""
+        return "noon"
+
+    for file in Path(model).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    config["chat_template"] = (TEMPLATES / "qwen3.jinja").read_text(encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
+    settings = {"model": str(tmp_path), "max_seq_length": 1000}
+    run = trained(
+        settings, tools=[now], environment_factory={"game": Game}, dataset=[{**ROWS[3], "environment": "game"}]
+    )
+    assert run.metrics[0]["rewards/Game/mean"] == 3.0 and run.metrics[0]["tools/call_frequency"] == 0.0
+    written = load(run.folder / "config.yaml")
+    assert (written.tools, written.environment) == (["now"], {"game": f"{run.folder / 'own_tools.py'}::Game"})
+    with pytest.raises(UserError, match="with objects of a program, and now, game is not given now"):
+        resume(run.folder, changes={"iters": 3})
+    resumed = resume(run.folder, tools=[now], environment_factory={"game": Game}, changes={"iters": 3})
+    assert (resumed.ending, resumed.step) == ("finished", 3)
 
 
 def test_functions_rows_and_callbacks_of_the_program(trained: Any, tmp_path: Path) -> None:

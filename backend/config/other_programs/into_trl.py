@@ -57,6 +57,8 @@ INSTEAD = {
     "own_schedule": "the learning rate as it is set; an object of a program is in no file",
     "stop_when": "the run goes on to its end",
     "memory_limit": "memory is PyTorch's there; lower per_device_train_batch_size",
+    "tools_file": "a copy lies in user_code/; hand its functions to StudioTrainer in train.py, as tools=[…]",
+    "environment": "a copy lies in user_code/; hand the class to StudioTrainer in train.py, as environment_factory=…",
     "fuse": "the adapter is saved by itself; PEFT's merge_and_unload merges it",
 }
 """Setting without a counterpart in TRL → what happens instead, where that is worth saying."""
