@@ -88,10 +88,12 @@ def longest_prompt(config: Config, folder: Path) -> int | None:
 
     from backend.data.problems import PromptFormat, messages_of
     from backend.data.rows import read_splits
+    from backend.tools.load import shown_tools
 
-    prompt_format = PromptFormat.of(config)
+    prompt_format = PromptFormat.of(config, shown_tools(config)[0])
     texts = [
         "\n".join(str(message["content"]) for message in messages_of(row, prompt_format, "a row"))
+        + str(prompt_format.variables_of(row).get("tools", ""))
         for row in islice(read_splits(config, head=True).train, ROWS)
     ]
     if not texts:
