@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from backend.cli.common import tell, tell_json, verb
+from backend.cli.common import tell, tell_error, tell_json, verb
 from backend.cli.completions import Changes
 from backend.cli.display import new_console, new_table
 from backend.cli.training import read_settings
@@ -90,7 +90,10 @@ def longest_prompt(config: Config, folder: Path) -> int | None:
     from backend.data.rows import read_splits
     from backend.tools.load import shown_tools
 
-    prompt_format = PromptFormat.of(config, shown_tools(config)[0])
+    schemas, why_not = shown_tools(config)
+    if why_not:
+        tell_error(why_not)
+    prompt_format = PromptFormat.of(config, schemas)
     texts = [
         "\n".join(str(message["content"]) for message in messages_of(row, prompt_format, "a row"))
         + str(prompt_format.variables_of(row).get("tools", ""))

@@ -47,7 +47,7 @@ def shown_tools(config: Config) -> tuple[ToolSchemas, str]:
     if not uses_tools(config):
         return NO_TOOLS, ""
     if AllowedCode().missing(named) or AllowedServers().missing(named):
-        return NO_TOOLS, "The tools were never allowed to run on this machine, so prompts are shown without them."
+        return NO_TOOLS, "The tools were never allowed to run on this machine, so prompts are without them here."
     update = {"reward_isolation": "process", "reward_functions": list(DEFAULT_REWARDS), "stages": []}
     scorer = begin_scorer(config.model_copy(update=update | {"reward_functions_file": ""}))
     try:
