@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-START_S = 120.0
+START_S = 60.0
 """Seconds for a server to list its tools: npx and uvx fetch it first."""
 
 
@@ -145,6 +145,7 @@ class _Server:
         self.name, self._settings, self._note = name, settings, note
         self.schemas: list[dict[str, Any]] = []
         self.has_ended = False  # during a rollout: the next one starts it again
+        self._is_noted = False
         self._client: Client | None = None
         self._life: asyncio.Task[None] | None = None
         self._started, self._end = asyncio.Event(), asyncio.Event()
@@ -180,8 +181,12 @@ class _Server:
                 raise
             if self._client is client:  # the first of the calls that it took along
                 self._client, self.has_ended = None, True
-                what = f"The MCP server {self.name} ended{await self._last_line()}."
-                self._note(f"{what} Its calls fail until the next rollout, which starts it again.")
+                if not self._is_noted:
+                    self._is_noted, last_line = True, await self._last_line()
+                    self._note(
+                        f"The MCP server {self.name} ended{last_line}. Its calls fail until the next rollout, which "
+                        "starts it again. Later ends have no note."
+                    )
             raise ended from error
         texts: list[str] = []
         for part in result.content:

@@ -195,9 +195,10 @@ def test_server_that_ends_fails_its_calls_and_starts_again(request: pytest.Fixtu
         (ERROR % "The MCP server old has ended.", True)
     }
     assert not run(host, [("time", {})])[0][0].failed
+    assert run(host, [("die", {})])[0][0].failed and not run(host, [("time", {})])[0][0].failed
     assert host.new_notes() == [
         "The MCP server old ended; the last line that it printed is: out of luck. Its calls fail until the next "
-        "rollout, which starts it again."
+        "rollout, which starts it again. Later ends have no note."
     ]
 
 
