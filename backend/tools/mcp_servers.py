@@ -34,10 +34,6 @@ START_S = 60.0
 """Seconds for a server to list its tools: npx and uvx fetch it first."""
 
 
-class ToolError(Exception):
-    """A call failed; the text is for the model."""
-
-
 class McpServers:
     """A `ToolHost` without environments. `taken`: names of other tools → where they are from. Raises UserError on
     `mcp_servers` where one cannot be started or two tools have the same name."""
@@ -123,7 +119,7 @@ class McpServers:
         start, text, error = time.perf_counter(), "", ""
         try:
             if call.name not in self._owners:
-                raise ToolError(f"Tool {call.name} not found.")
+                raise ValueError(f"Tool {call.name} not found.")
             with anyio.fail_after(self._timeout_s):
                 text = await self._owners[call.name].call(call)
         except TimeoutError:
@@ -167,11 +163,11 @@ class _Server:
         return f"The MCP server {self.name} could not be started: {why}{await self._last_line()}"
 
     async def call(self, call: ToolCall) -> str:
-        """The text of the result. Raises ToolError and what `mcp` raises."""
+        """The text of the result. Raises ValueError and what `mcp` raises, for the model to read."""
         from mcp import MCPError
         from mcp_types import CONNECTION_CLOSED
 
-        client, ended = self._client, ToolError(f"The MCP server {self.name} has ended.")
+        client, ended = self._client, ValueError(f"The MCP server {self.name} has ended.")
         if client is None:
             raise ended
         try:
@@ -192,11 +188,12 @@ class _Server:
         for part in result.content:
             text = part.text if part.type == "text" else getattr(getattr(part, "resource", None), "text", None)
             if text is None:
-                raise ToolError(f"{call.name} returned content of type {part.type}, and the model reads only text.")
+                raise ValueError(f"{call.name} returned content of type {part.type}, and the model reads only text.")
             texts.append(text)
+        text = "\n".join(texts)
         if result.is_error:
-            raise ToolError("\n".join(texts))
-        return "\n".join(texts)
+            raise ValueError(text)
+        return text
 
     async def stop(self) -> None:
         """End the session, and the process if we started it."""

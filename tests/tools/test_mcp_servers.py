@@ -183,6 +183,8 @@ def test_slow_calls_end_and_conversations_run_side_by_side(stdio: McpServers, mo
 def test_stopped_rollout_gives_no_results_to_the_next(stdio: McpServers) -> None:
     ((number, text),) = stdio.begin([{}], poll)
     stdio.submit(number, [ToolCall("echo", {"text": "late"})], poll)
+    while stdio._ended.empty():
+        time.sleep(0.005)
     assert text is None and run(stdio, [("echo", {"text": "a"})])[0][0].content == "a"
     assert stdio.finished(0.1, poll) == []
 
