@@ -57,6 +57,10 @@ _NOT_DIVIDED = {
     "dropout": "Each machine would drop inputs of its own; set Dropout to 0, or Parallelism to Prompts.",
     "modules_to_save": "A model divided among machines trains only adapters; leave Modules to save empty.",
     "reference_model_path": "With a model divided among machines the reference is the base model; clear this.",
+    **dict.fromkeys(
+        ("tools_file", "environment", "mcp_servers"),
+        "The machines of a divided model cannot wait for tools; set Parallelism to Prompts.",
+    ),
     "sync_ref_model": "With a model divided among machines the reference stays the base model; switch Reference "
     "follows off.",
 }

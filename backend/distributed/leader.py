@@ -130,6 +130,8 @@ class SharedSampling:
             del self._given[message.rank]
             done: SampledRound = message.body["done"]
             problems = self._problems[done.start :]
+            if opened := message.body["problems"]:  # environments may have added to the prompts
+                problems = [replace(each, row=own.row) for own, each in zip(problems, opened, strict=False)]
             done.groups = [Group(*each) for each in zip(problems, message.body["completions"], strict=False)]
             self._take(done)
             self._give()
@@ -347,7 +349,7 @@ class LeaderContext(RunContext):
         sent = [
             Group(
                 Problem(number, "", [], group.problem.tokens, ""),
-                [replace(completion, text="", scores={}, logged={}) for completion in group.completions],
+                [replace(completion, text="", scores={}, logged={}, turns=[]) for completion in group.completions],
             )
             for number, group in enumerate(groups)
         ]

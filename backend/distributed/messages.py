@@ -26,7 +26,7 @@ from backend.sampling.row_costs import RowCosts
 from backend.sampling.sampler import Sampling
 from backend.trainer.machine import StepSize
 from backend.training.batch import Batch
-from backend.types import Completion, Group, Problem
+from backend.types import Completion, Group, Problem, ToolCall, ToolResult, Turn
 from backend.utils.errors import UserError
 from backend.utils.files import read_bytes
 from backend.utils.text import quote
@@ -88,7 +88,10 @@ class SampledRound:
 
 _DATACLASSES: dict[str, Callable[..., Any]] = {
     cls.__name__: cls
-    for cls in (Batch, Completion, Grammar, Group, Penalties, Problem, RowCosts, SampledRound, Sampling, SamplingOrder)
+    for cls in (
+        *(Batch, Completion, Grammar, Group, Penalties, Problem, RowCosts, SampledRound, Sampling, SamplingOrder),
+        *(ToolCall, ToolResult, Turn),
+    )
 } | {"StepSize": StepSize}
 _TEXTS: dict[str, Callable[[str], Any]] = {
     "bytes": base64.b64decode,
@@ -214,16 +217,22 @@ def check_sendable(values: Mapping[str, Any]) -> None:
 
 
 def reward_code(config: Config) -> dict[str, tuple[str, str]]:
-    """Name of each reward file in the settings → (path, text). Raises UserError."""
+    """Name of each file of reward functions, tools and environments in the settings → (path, text). Raises
+    UserError."""
     entries = [*config.reward_functions]
     for stage in config.stages:
         entries += stage.get("reward_functions") or []
-    names = {read_call(entry).file for entry in entries} | {config.reward_functions_file}
+    entries += filter(None, _environments(config).values())
+    names = {read_call(entry).file for entry in entries} | {config.reward_functions_file, config.tools_file}
     files = {name: locate_reward_file(name).resolve() for name in names if name}
     return {
         name: (str(path), read_bytes(path, "reward_functions_file").decode(errors="surrogateescape"))
         for name, path in files.items()
     }
+
+
+def _environments(config: Config) -> dict[str, str]:
+    return config.environment if isinstance(config.environment, dict) else {"": config.environment}
 
 
 def write_reward_code(code: dict[str, tuple[str, str]], folder: Path) -> dict[str, Path]:
@@ -241,7 +250,7 @@ def with_reward_files(config: Config, files: dict[str, Path]) -> Config:
     """The settings with other paths for the files that they name."""
 
     def moved(entry: str) -> str:
-        name = read_call(entry).file
+        name = read_call(entry).file if entry else ""
         return f"{files[name]}{entry[entry.index('::') :]}" if name else entry
 
     stages = [dict(stage) for stage in config.stages]
@@ -249,6 +258,10 @@ def with_reward_files(config: Config, files: dict[str, Path]) -> Config:
         if stage.get("reward_functions"):
             stage["reward_functions"] = [moved(entry) for entry in stage["reward_functions"]]
     file = config.reward_functions_file
-    moved_file = {"reward_functions_file": str(files[file])} if file else {}
+    moved_file: dict[str, Any] = {"reward_functions_file": str(files[file])} if file else {}
+    if config.tools_file:
+        moved_file["tools_file"] = str(files[config.tools_file])
+    environments = {name: moved(entry) for name, entry in _environments(config).items()}
+    moved_file["environment"] = environments if isinstance(config.environment, dict) else environments[""]
     entries = [moved(entry) for entry in config.reward_functions]
     return config.model_copy(update={"reward_functions": entries, "stages": stages} | moved_file)

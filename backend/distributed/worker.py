@@ -26,6 +26,7 @@ from backend.distributed.scheduling import sample_round, score_round, timed_lear
 from backend.engine import device
 from backend.models.policy import Policy, load_policy
 from backend.rewards.scorer import Scorer, begin_scorer
+from backend.tools.load import load_tools
 from backend.trainer.machine import KeepAwake
 from backend.trainer.memory.plan import refuse_too_large
 from backend.trainer.run_context import StepContext, step_parts
@@ -86,7 +87,8 @@ class Worker:
         elif kind == "build":
             assert self.scorer is not None
             own = self.policy, self.config, self.scorer
-            parts = step_parts(*own, **body, note=self._notes.append, stages=self._stages)
+            tools = load_tools(self.config, self.scorer)
+            parts = step_parts(*own, **body, note=self._notes.append, stages=self._stages, tools=tools)
             self.parts = StepContext(**parts)
             self.parts.learner.forward.ranks = self._ranks
             check_same_base(self.parts, self.config, self._ranks, [])
@@ -107,7 +109,9 @@ class Worker:
             completions = [group.completions for group in done.groups]
             for completion in chain(*completions):
                 check_sendable(completion.logged)
-            self._leader.send("sampled", done=replace(done, groups=[]), completions=completions, notes=notes)
+            problems = [replace(group.problem, row={}) for group in done.groups] if self.parts.rollout.tools else []
+            sampled = {"completions": completions, "problems": problems, "notes": notes}
+            self._leader.send("sampled", done=replace(done, groups=[]), **sampled)
         elif kind == "learn":
             self._learn(**body)
         elif kind == "measure":

@@ -13,6 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.utils import load_tokenizer
 
 from backend.config.config import parse
 from backend.distributed.leader import Leader
@@ -23,6 +24,8 @@ from backend.trainer.control import Stopped
 from backend.trainer.run_process import train
 from tests.support import small_run
 from tests.support.rank_threads import ThreadCollectives, ThreadLeader, ThreadWorkers, inboxes, on_ranks
+from tests.support.scripted_turns import script_turns
+from tests.support.tool_tokenizers import call, tool_model
 
 SETTINGS: dict[str, Any] = (
     {"iters": 3, "batch_size": 4, "group_size": 3, "beta": 0.05, "top_k": 0, "top_p": 1.0}
@@ -87,6 +90,9 @@ def without_figures(rows: list[Any]) -> list[Any]:
         for completion in row["completions"]:
             completion["advantage"] = round(completion["advantage"], 9)
             completion.pop("token_data", None)
+            for turn in completion.get("turns", ()):
+                for result in turn["results"]:
+                    result.pop("seconds")
     return rows
 
 
@@ -145,6 +151,46 @@ def test_two_ranks_make_the_run_of_one(tmp_path: Path) -> None:
         assert max(step[f"ranks/{rank}/learn_tokens_per_second"] for rank in (0, 1)) > 0
     tokens = [completion["token_data"] for row in completions(shared) for completion in row["completions"]]
     assert tokens and all("learned_logp" in each for each in tokens), "the records of another rank's rows are missing"
+
+
+GAME = """
+class Game:
+    def reset(self, **row):
+        self.total = 0
+        return f" It begins at {len(row['prompt'])}."
+
+    def add(self, number: int) -> int:
+        \"\"\"
+        Adds to the total.
+
+        Args:
+            number: What to add.
+
+        Returns:
+            The total.
+        \"\"\"
+        self.total += number
+        return self.total
+
+    def get_reward(self) -> float:
+        return float(self.total)
+"""
+
+
+def test_ranks_play_in_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "game.py").write_text(GAME)
+    model = tool_model(tmp_path / "model")
+    turns = [[call("add", number=2) + call("add", number=3), call("add", number=1), "Six."], [call("add", n=1), "?"]]
+    script_turns(monkeypatch, load_tokenizer(model), [*turns, ["No."]])
+    small_run.write_rows(tmp_path / "rows.jsonl", 8)
+    raw = settings(tmp_path, model=str(model), environment=f"{tmp_path}/game.py::Game", steps_per_eval=0)
+    raw |= {"max_completion_length": 500, "max_seq_length": 2000, "iters": 1}
+    shared = assert_shared_run_equals_one(tmp_path, raw, 2)
+    for row in completions(shared):
+        assert [completion["rewards"]["Game"] for completion in row["completions"]] == [6.0, 0.0, 0.0]
+        assert row["prompt"].endswith(".") and " It begins at " in row["prompt"]
+    (step,) = metrics(shared, "step")
+    assert step["tools/call_frequency"] == 4 / 3 and step["tools/failure_frequency"] == 1 / 4
 
 
 LOSSES = "grpo bnpo dr_grpo dapo cispo sapo vespo"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,16 +22,16 @@ def script_turns(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, turns: Sequenc
     """From now on completion i of a rollout says turns[i % len(turns)], each turn ended by the tokenizer's end."""
     end = tokenizer.eos_token_id
     ids = [[[*tokenizer.encode(text, add_special_tokens=False), end] for text in row] for row in turns]
-    began: dict[int, tuple[int, int]] = {}  # row → the turn that it is in, and the place where that began
+    here = threading.local()  # `began`: row → the turn that it is in, and the place where that began
 
     def places(seed: int, keys: Sequence[tuple[int, ...]], count: int) -> np.ndarray:
-        began.clear()
+        here.began = {}
         return (np.arange(len(keys))[:, None] * WIDEST + np.arange(count)[None]).astype(np.float32)
 
     def scripted(sampled: Sampled, index: np.ndarray, uniform_B: mx.array) -> Sampled:
         tokens: list[int] = []
         for row, place in zip(index.tolist(), np.array(uniform_B).astype(int) % WIDEST, strict=True):
-            turn, start = began.get(row, (0, 0))
+            turn, start = here.began.get(row, (0, 0))
             told = ids[row % len(ids)]
             said = told[turn] if turn < len(told) else [end]
             tokens.append(said[min(place - start, len(said) - 1)])
@@ -41,7 +42,7 @@ def script_turns(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, turns: Sequenc
     def hear(self: Rollout, outputs: CompletionBuffer, *rest: Any) -> tuple[list[int], list[int]]:
         going_on, ending = heard(self, outputs, *rest)
         for row in going_on:
-            began[row] = began.get(row, (0, 0))[0] + 1, int(outputs.length[row])
+            here.began[row] = here.began.get(row, (0, 0))[0] + 1, int(outputs.length[row])
         return going_on, ending
 
     monkeypatch.setattr(rollout_module, "keyed_uniforms", places)
@@ -49,6 +50,4 @@ def script_turns(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, turns: Sequenc
     monkeypatch.setattr(
         SamplingState, "first", lambda self, i, logits, u, *w: scripted(first(self, i, logits, u, *w), i, u)
     )
-    monkeypatch.setattr(
-        SamplingState, "results", lambda self, r, i, t, u: scripted(results(self, r, i, t, u), i, u)
-    )
+    monkeypatch.setattr(SamplingState, "results", lambda self, r, i, t, u: scripted(results(self, r, i, t, u), i, u))

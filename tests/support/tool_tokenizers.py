@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import mlx_lm.utils
 
-from tests.support.random_models import tiny_tokenizer
+from tests.support.random_models import tiny_model, tiny_tokenizer
 
 TEMPLATES = Path(__file__).parent.parent / "golden" / "chat_templates"
 """Texts of published models, as the files of TRL 1.16 (trl/chat_templates, Apache-2.0) hold them."""
@@ -36,6 +37,21 @@ def tool_tokenizer(
     if not (folder / "config.json").exists():
         (folder / "config.json").write_text('{"model_type": "qwen3"}', encoding="utf-8")
     return mlx_lm.utils.load_tokenizer(folder)
+
+
+def tool_model(folder: Path) -> Path:
+    """A tiny random model of the qwen3 architecture with this tokenizer."""
+    vocab = len(tool_tokenizer(folder / "tokenizer"))
+    tiny_model(folder, own={"vocab_size": vocab}, hidden=32)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.move(folder / "tokenizer" / name, folder / name)
+    (folder / "generation_config.json").unlink()
+    return folder
+
+
+def call(name: str, **arguments: Any) -> str:
+    """A call as the model writes it."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def schema(name: str, **types: Any) -> dict[str, Any]:
