@@ -1,0 +1,249 @@
+"""TRL 1.16's own tests of tools and environments (tests/test_grpo_trainer.py), against `backend.train`: the same tools,
+environments and completions, and what TRL asserts of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.utils import load_tokenizer
+
+import backend
+from backend import TrainedRun
+from backend.runs.run_folder import RunFolder
+from backend.utils.errors import UserError
+from tests.support.scripted_turns import script_turns
+from tests.support.tool_tokenizers import call, tool_model
+
+PROMPTS = [{"prompt": [{"role": "user", "content": f"What is better than {word}?"}]} for word in ("ugly", "implicit")]
+
+
+def multiply_tool(a: int, b: int) -> int:
+    """
+    Multiplies two integers.
+
+    Args:
+        a: The first integer.
+        b: The second integer.
+
+    Returns:
+        The product of the two integers.
+    """
+    return a * b
+
+
+async def async_multiply_tool(a: int, b: int) -> int:
+    """
+    Asynchronously multiplies two integers.
+
+    Args:
+        a: The first integer.
+        b: The second integer.
+
+    Returns:
+        The product of the two integers.
+    """
+    return a * b
+
+
+class Counter:
+    def __init__(self) -> None:
+        made.append(self)
+
+    def reset(self, **kwargs: Any) -> None:
+        self.count = 0
+        rows.append(kwargs)
+
+    def increment(self, step: int) -> int:
+        """
+        Increment the internal counter.
+
+        Args:
+            step: Value to add to the counter.
+
+        Returns:
+            The updated counter value.
+        """
+        self.count += step
+        return self.count
+
+
+class ScoredCounter(Counter):
+    def get_reward(self) -> float:
+        return float(self.count)
+
+
+class Echo:
+    def reset(self, **kwargs: Any) -> str:
+        rows.append(kwargs)
+        return "Echo."
+
+    def shout(self, text: str) -> str:
+        """
+        Shout the given text.
+
+        Args:
+            text: Text to shout.
+
+        Returns:
+            The text in upper case.
+        """
+        shouted.append(text)
+        return text.upper()
+
+
+made: list[Counter] = []
+rows: list[dict[str, Any]] = []
+shouted: list[str] = []
+Train = Callable[..., TrainedRun]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tool_model(tmp_path_factory.mktemp("tool model") / "model")
+
+
+@pytest.fixture
+def train(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
+    """Trains with completions of these turns, and checks that every adapter has changed."""
+    for seen in (made, rows, shouted):
+        seen.clear()
+    settings: dict[str, Any] = {"model": str(model), "iters": 1, "batch_size": 1, "max_seq_length": 1024, "beta": 0.0}
+    settings |= {"steps_per_eval": 0, "num_layers": -1, "learning_rate": 0.1, "max_completion_length": 300}
+
+    def run(turns: list[list[str]], group_size: int = 3, iters: int = 1, **of_train: Any) -> TrainedRun:
+        script_turns(monkeypatch, load_tokenizer(model), turns)
+        own = {"group_size": group_size, "iters": iters} | of_train.pop("settings", {})
+        trained = backend.train(settings | own, runs_dir=tmp_path / "runs", **of_train)
+        weights = mx.load(str(RunFolder(trained.folder).adapters / "adapters.safetensors"))
+        assert all(mx.abs(x).max().item() > 0 for x in weights.values()), "A weight has not changed."
+        return trained
+
+    return run
+
+
+def length(completions: list[Any], **kwargs: Any) -> list[float]:
+    return [float(len(completion[-1]["content"])) for completion in completions]
+
+
+@pytest.mark.parametrize("tool", [multiply_tool, async_multiply_tool])
+def test_train_with_tools(train: Train, tool: Callable[..., Any]) -> None:
+    """Of three completions two call the tool, and one of those with a wrong argument name."""
+    name = tool.__name__
+    turns = [[call(name, a=3, b=4), "Done!"], [call(name, a=3, c=4), "Done!"], ["I don't know any tool"]]
+    run = train(turns, tools=[tool], dataset=PROMPTS, reward_functions=[length])
+    assert run.metrics[-1]["loss"] is not None
+    assert run.metrics[-1]["tools/call_frequency"] == pytest.approx(2 / 3)
+    assert run.metrics[-1]["tools/failure_frequency"] == pytest.approx(1 / 2)
+
+
+def test_train_with_multiple_environments(train: Train) -> None:
+    dataset = [{"environment": name} for name in ("counter", "echo")]
+    turns = [[call("increment", step=1), "Done!"], ["I won't"], [call("shout", text="hi"), "Done!"], ["Done!"]]
+    factories = {"counter": Counter, "echo": Echo}
+    seen: list[Any] = []
+
+    def kinds(completions: list[Any], environments: list[Any], environment: list[str], **kwargs: Any) -> list[float]:
+        seen.extend(zip(environment, map(type, environments), strict=True))
+        return [float(len(completion)) for completion in completions]
+
+    both = {"batch_size": 2, "data_seed": next(seed for seed in range(9) if first_is_counter(seed))}
+    run = train(turns, 2, dataset=dataset, environment_factory=factories, reward_functions=[kinds], settings=both)
+    assert set(seen) == {("counter", Counter), ("echo", Echo)}
+    assert sum(each.count for each in made) == 1 and shouted == ["hi"]
+    assert run.metrics[-1]["tools/call_frequency"] == pytest.approx(2 / 4)
+    assert run.metrics[-1]["tools/failure_frequency"] == 0.0
+    assert len(rows) == 4 and all("environment" not in row for row in rows)
+
+
+def first_is_counter(seed: int) -> bool:
+    """Whether the first of two rows is taken first with this seed."""
+    import random
+
+    from backend.data.prompts import shuffled
+
+    return shuffled(2, random.Random(f"{seed} 0"))[0] == 0
+
+
+def test_train_with_unknown_environment_raises(train: Train) -> None:
+    dataset = [row | {"environment": "unknown"} for row in PROMPTS]
+    with pytest.raises(UserError, match="not among the environments"):
+        train([["x"]], dataset=dataset, environment_factory={"counter": Counter}, reward_functions=[length])
+
+
+COUNTING = [[call("increment", step=1), "Done!"], [call("decrement", step=2), "Done!"], ["I won't increment"]]
+
+
+def test_train_with_environment_factory(train: Train) -> None:
+    run = train(COUNTING, iters=2, environment_factory=Counter, reward_functions=[length])
+    assert run.metrics[-1]["tools/call_frequency"] == pytest.approx(2 / 3)
+    assert run.metrics[-1]["tools/failure_frequency"] == pytest.approx(1 / 2)
+    assert sorted(each.count for each in made) == [0, 0, 1], "made once each, and reset for the second step"
+
+
+def test_train_with_environment_owned_reward(train: Train) -> None:
+    run = train(COUNTING, iters=2, environment_factory=ScoredCounter)
+    assert run.metrics[-1]["rewards/ScoredCounter/mean"] == pytest.approx(1 / 3)
+    assert run.metrics[-1]["reward"] == pytest.approx(1 / 3)
+
+
+def test_environment_owned_reward_coexists_with_reward_funcs(train: Train) -> None:
+    run = train(COUNTING, environment_factory=ScoredCounter, reward_functions=[length])
+    names = [name for name in run.metrics[-1] if name.startswith("rewards/") and name.endswith("/mean")]
+    assert names == ["rewards/length/mean", "rewards/ScoredCounter/mean"]
+    assert run.metrics[-1]["reward"] == pytest.approx(run.metrics[-1][names[0]] + 1 / 3)
+
+
+def test_environment_owned_reward_mixed_environments(train: Train) -> None:
+    """Two names of one class are one column, and rows of another environment have no score in it."""
+    factories = {"scored": ScoredCounter, "scored2": ScoredCounter, "plain": Counter}
+    dataset, step = [{"environment": name} for name in factories], {"batch_size": 3}
+    run = train(COUNTING, dataset=dataset, environment_factory=factories, reward_functions=[length], settings=step)
+    groups = [row for row in completions_of(run) if row["completions"][0]["rewards"]["ScoredCounter"] is not None]
+    assert len(groups) == 2
+    assert [each["rewards"]["ScoredCounter"] for each in groups[0]["completions"]] == [1.0, 0.0, 0.0]
+
+
+def completions_of(run: TrainedRun) -> list[dict[str, Any]]:
+    import json
+
+    return [json.loads(line) for line in RunFolder(run.folder).completions.read_text().splitlines()]
+
+
+def test_no_reward_source_raises(train: Train) -> None:
+    with pytest.raises(UserError, match="reward"):
+        train([["x"]], environment_factory=Counter, reward_functions=[])
+
+
+def test_dataset_required_without_environment(train: Train) -> None:
+    with pytest.raises(UserError, match="[Cc]hoose a dataset"):
+        train([["x"]], reward_functions=[length])
+
+
+def test_multiple_environments_without_dataset_raises(train: Train) -> None:
+    with pytest.raises(UserError, match="dataset"):
+        train([["x"]], environment_factory={"a": Counter, "b": Echo}, reward_functions=[length])
+
+
+def test_train_with_environment_owned_data(train: Train) -> None:
+    class GuessTheWord:
+        def reset(self, **kwargs: Any) -> str:
+            return "Guess the 5-letter word."
+
+    run = train([["a"], ["aa"], ["aaa"]], iters=2, environment_factory=GuessTheWord, reward_functions=[length])
+    assert [row["prompt"] for row in completions_of(run)] == ["Guess the 5-letter word."] * 2
+
+
+def test_train_with_malformed_tool_calls(train: Train) -> None:
+    broken = [
+        '<tool_call>\n{"arguments": {"a": 3, "b": 4}}\n</tool_call>',
+        '<toolcall>\n{"arguments": {"a": 3, "b": 4}}\n</toolcall>',
+        '<tool_call>\n{"arguments": {a: 3, b: 4}}\n</tool_call>',
+    ]
+    turns = [[text, "A second turn."] for text in broken]
+    run = train(turns, tools=[multiply_tool], dataset=PROMPTS, reward_functions=[length])
+    assert run.metrics[-1]["tools/call_frequency"] == 0
+    assert [each["text"] for each in completions_of(run)[0]["completions"]] == broken
