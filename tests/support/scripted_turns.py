@@ -29,13 +29,16 @@ def script_turns(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, turns: Sequenc
         return (np.arange(len(keys))[:, None] * WIDEST + np.arange(count)[None]).astype(np.float32)
 
     def scripted(sampled: Sampled, index: np.ndarray, uniform_B: mx.array) -> Sampled:
+        if not hasattr(here, "began"):  # the sampler's own trial
+            return sampled
         tokens: list[int] = []
         for row, place in zip(index.tolist(), np.array(uniform_B).astype(int) % WIDEST, strict=True):
             turn, start = here.began.get(row, (0, 0))
             told = ids[row % len(ids)]
             said = told[turn] if turn < len(told) else [end]
             tokens.append(said[min(place - start, len(said) - 1)])
-        return sampled._replace(token_B=mx.array(tokens, sampled.token_B.dtype))
+        # The log-probabilities are of the tokens that were drawn, not of these.
+        return sampled._replace(token_B=mx.array(tokens, sampled.token_B.dtype), logp_B=0 * sampled.logp_B)
 
     first, results, heard = SamplingState.first, SamplingState.results, Rollout.results
 
