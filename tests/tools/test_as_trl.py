@@ -220,7 +220,7 @@ def test_no_reward_source_raises(train: Train) -> None:
 
 
 def test_dataset_required_without_environment(train: Train) -> None:
-    with pytest.raises(UserError, match="[Cc]hoose a dataset"):
+    with pytest.raises(UserError, match="dataset"):
         train([["x"]], reward_functions=[length])
 
 
