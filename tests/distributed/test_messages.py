@@ -17,7 +17,7 @@ from backend.engine.penalties import Penalties
 from backend.sampling.grammar import Grammar
 from backend.sampling.row_costs import RowCosts
 from backend.sampling.sampler import Sampling
-from backend.types import Completion, Group, Problem
+from backend.types import Completion, Group, Problem, ToolCall, ToolResult, Turn
 from backend.utils.errors import UserError
 
 
@@ -61,6 +61,8 @@ def test_scored_groups_arrive_as_they_were() -> None:
     scored.reward, scored.advantage = 0.1, 1 / 3
     empty = Completion([], [], "", "length", scores={"f": float("nan"), "g": 1.0}, logged={"note": "hm"})
     masked = Completion([6, 7], numbers[3:], "d", "string", mask=[1, 0], log_held=[-0.25, 0.0], reward=3.0)
+    call, result = ToolCall("add", {"a": [1, {"b": None}]}), ToolResult("add", "3", failed=True, seconds=0.5)
+    masked.turns, masked.conversation = [Turn("d", [call], 1, [result], 1)], 7
     groups = [Group(Problem(0, "a", [], [1, 2], "x"), [scored, empty]), Group(Problem(1, "b", [], [], "y"), [masked])]
     assert repr(sent(groups)) == repr(groups)
 
@@ -101,11 +103,13 @@ def test_reward_files_move_to_the_worker(tmp_path: Path) -> None:
         (tmp_path / folder / "own.py").write_text(source, newline="")
     entry, file = f"{tmp_path}/a/own.py::f(name=first)", f"{tmp_path}/b/own.py"
     raw = {"model": "m", "data": "d", "reward_functions": [entry, "r1_int"], "reward_functions_file": file}
+    raw |= {"tools_file": file, "environment": {"own": f"{file}::f"}}
     config = parse(raw | {"stages": [{"iters": 1, "reward_functions": [f"{file}::f"]}, {"iters": 1}]})
     files = messages.write_reward_code(sent(messages.reward_code(config)), tmp_path / "worker")
     moved = messages.with_reward_files(config, files)
     first, second = moved.reward_functions[0].removesuffix("::f(name=first)"), moved.reward_functions_file
     assert Path(first).read_bytes().startswith(b"# a\r\n") and Path(second).read_bytes().startswith(b"# b\r\n")
     assert moved.reward_functions[1] == "r1_int"
+    assert moved.tools_file == second and moved.environment == {"own": f"{second}::f"}
     assert moved.stages[0]["reward_functions"] == [f"{second}::f"]
     assert str(tmp_path / "worker") in first and str(tmp_path / "worker") in second

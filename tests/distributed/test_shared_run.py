@@ -177,13 +177,14 @@ class Game:
 """
 
 
+@pytest.mark.proof
 def test_ranks_play_in_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "game.py").write_text(GAME)
     model = tool_model(tmp_path / "model")
     turns = [[call("add", number=2) + call("add", number=3), call("add", number=1), "Six."], [call("add", n=1), "?"]]
     script_turns(monkeypatch, load_tokenizer(model), [*turns, ["No."]])
     small_run.write_rows(tmp_path / "rows.jsonl", 8)
-    raw = settings(tmp_path, model=str(model), environment=f"{tmp_path}/game.py::Game", steps_per_eval=0)
+    raw = settings(tmp_path, model=str(model), environment=f"{tmp_path}/game.py::Game", steps_per_eval=1)
     raw |= {"max_completion_length": 500, "max_seq_length": 2000, "iters": 1}
     shared = assert_shared_run_equals_one(tmp_path, raw, 2)
     for row in completions(shared):

@@ -134,6 +134,9 @@ def _host(calls: OwnCalls, tools: OwnTools) -> FunctionHost:
             path = locate_reward_file(file).resolve()
             executed[path] = executed.get(path) or load_reward_file(path)
 
+        if not names:
+            raise UserError("reward_functions", "No reward function is chosen, and no environment has a get_reward.")
+
         def function(entry: str) -> RewardFunction:
             if (name := _own_name(entry)) in calls:
                 return RewardFunction.of(name, calls[name], dialect="trl")
