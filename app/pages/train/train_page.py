@@ -21,6 +21,7 @@ from app.pages.train.machines import MachinesPart
 from app.pages.train.notices import DEMO, MARGINS, FileProblemsPanel, TranslatedFileBanner
 from app.pages.train.picker import Picking, size_text
 from app.pages.train.reward_panel import RewardPanel
+from app.pages.train.tools_part import ToolsPart
 from app.state.dataset import Dataset
 from app.state.draft import is_equivalent
 from app.state.guide import place_of_setting
@@ -31,6 +32,7 @@ from app.widgets.basic.labels import button, label, plain_tip, show_text
 from app.widgets.basic.layout import card, column, configure, connect, holder, row, set_shown, set_tab_order
 from app.widgets.form.fields import AdapterField, PathField
 from app.widgets.form.setting_search import SettingSearch
+from app.widgets.form.tools_field import ToolsField
 from backend.config import first_choices
 from backend.config.config import SECTIONS, SETTINGS, sections
 from backend.config.form import documented_part
@@ -143,6 +145,9 @@ class TrainPage(QWidget):
         """Build the fields that are not among the essentials, one block in each turn of the event loop."""
         if not self.form.build_next():
             self._build_timer.stop()
+            tools = self.form.fields["tools"]
+            assert isinstance(tools, ToolsField)
+            self.tools = ToolsPart(self.session, tools)
             self._show_values()
             self._rest_timer.start(0)
 

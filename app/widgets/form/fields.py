@@ -13,6 +13,7 @@ from PySide6.QtGui import QIcon, QKeySequence, QShortcut
 from PySide6.QtWidgets import QLineEdit, QMenu, QWidget
 
 from app import theme
+from app.state.messages import problems_to
 from app.widgets.basic import icons
 from app.widgets.basic.controls import ComboBox, LinkButton, NumberEdit, PathEdit, ProseEdit, Switch
 from app.widgets.basic.dialogs import open_file, open_folder
@@ -20,12 +21,14 @@ from app.widgets.basic.labels import button, key_name, label
 from app.widgets.basic.layout import column, holder, row
 from app.widgets.form import value_text
 from app.widgets.form.field import Field, LineField
+from app.widgets.form.tools_field import ToolsField
 from backend.config import first_choices
 from backend.config.setting import Choice, Setting
 from backend.rewards.catalogue import split_names
 from backend.runs import saved_weights
 from backend.runs.run_folder import find_run
 from backend.runs.saved_weights import peft_folder, runs_with_adapters
+from backend.tools.catalogue import classes_of
 from backend.utils import places
 from backend.utils.errors import UserError
 from backend.utils.files import possible_path
@@ -168,11 +171,34 @@ class ProseField(Field):
 
 
 class MappingField(ProseField):
-    """A mapping, one `key: value` per line."""
+    """A mapping as YAML."""
 
-    lines = 2
+    lines = 3
     write = staticmethod(value_text.mapping_text)
     read = staticmethod(value_text.mapping_value)
+
+
+class EnvironmentField(MappingField):
+    """A class as file.py::Class, or a mapping of names to classes."""
+
+    read = staticmethod(lambda text: value_text.mapping_value(text) or "")
+
+    def build(self) -> QWidget:
+        built = super().build()
+        name = "Browse for a file with an environment"
+        self.browse = button("Browse…", self._choose_file, name=name, minimumWidth=theme.scaled(116))
+        self.tab_stops.append(self.browse)
+        return holder(row((built, 1), (self.browse, 0, Qt.AlignmentFlag.AlignTop)))
+
+    def _choose_file(self) -> None:
+        path = open_file(self, self.setting.key, self.setting.label, _FILE_PATTERNS["file"])
+        if path is None:
+            return
+        with problems_to(self.show_problem):
+            classes = classes_of(path) or ["Class"]
+            entries = {kind.lower(): f"{path}::{kind}" for kind in classes}
+            self.set_control_value(entries if len(classes) > 1 else f"{path}::{classes[0]}")
+            self.emit_edited()
 
 
 class StagesField(ProseField):
@@ -199,6 +225,7 @@ _PLACEHOLDERS = {
     "data": f"such as {first_choices.DATASET}, or drop a file here",
     "adapter": "none: starts from the base model",
     "reward_functions_file": "drop a Python file here",
+    "tools_file": "none; drop a Python file with functions here",
     "hosts": "none: this machine alone",
 }
 _FILE_PATTERNS = {
@@ -339,6 +366,9 @@ _KINDS: dict[str, type[Field]] = {
 }
 
 
+_OWN: dict[str, type[Field]] = {"tools": ToolsField, "environment": EnvironmentField}
+
+
 def make_field(setting: Setting, parent: QWidget | None = None) -> Field:
-    """The field for a setting's kind."""
-    return _KINDS[setting.kind](setting, parent)
+    """The field for a setting, or for its kind."""
+    return (_OWN.get(setting.key) or _KINDS[setting.kind])(setting, parent)

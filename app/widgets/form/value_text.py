@@ -8,8 +8,12 @@ import math
 import re
 from typing import Any
 
+import yaml
+
 from backend.config.setting import Setting
 from backend.utils import places
+from backend.utils.documents import parse_yaml
+from backend.utils.errors import UserError
 
 _SEPARATORS = ",_ \u00a0\u2009\u202f'’"
 _GROUPED = re.compile(rf"[-+]?[1-9]\d{{0,2}}(?P<mark>[{_SEPARATORS}])\d{{3}}((?P=mark)\d{{3}})*(\.\d*)?")
@@ -100,26 +104,24 @@ def float_value(text: str) -> float | str:
 
 
 def mapping_text(value: Any) -> str:
-    """One `key: value` per line."""
-    if not isinstance(value, dict):
+    """A mapping as YAML; any other value as text."""
+    if not value or not isinstance(value, dict):
         return str(value or "")
-    bare = {key: isinstance(item, str) and _scalar(item.strip()) == item for key, item in value.items()}
-    return "\n".join(f"{key}: {item if bare[key] else json.dumps(item)}" for key, item in value.items())
+    options: Any = {"sort_keys": False, "allow_unicode": True, "width": 1000}
+    lines = (  # one by one, since PyYAML would write a mapping of texts in braces
+        yaml.safe_dump({key: item}, default_flow_style=None if isinstance(item, dict | list) else False, **options)
+        for key, item in value.items()
+    )
+    return "".join(lines).rstrip("\n")
 
 
 def mapping_value(text: str) -> dict[str, Any] | str:
-    """The mapping, or the text itself if a line has no colon."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    if any(":" not in line for line in lines):
-        return text
-    return {key.strip(): _scalar(item.strip()) for key, item in (line.split(":", 1) for line in lines)}
-
-
-def _scalar(text: str) -> Any:
+    """The mapping, or the text itself if it is none."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        value = parse_yaml(text, "", "")
+    except UserError:
         return text
+    return value if isinstance(value, dict) else {} if value is None else text
 
 
 def stages_text(value: Any) -> str:

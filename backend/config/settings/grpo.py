@@ -271,8 +271,6 @@ class GrpoFields(BaseModel):
     tools_file: str = _tools("", "Tools file", kind="file")
     """A Python file with functions that the model may call. Each needs type hints and a docstring with an Args
     section: the model reads them."""
-    tools: list[str] = _tools([], "Tools")
-    """Names of the functions of the tools file that the model may call. Empty: all public ones."""
     environment: str | dict[str, str] = _tools("", "Environment", kind="text")
     """A class, as file.py::Class. Every completion gets an instance, its public methods are tools, and a get_reward
     method scores it. Several: a mapping of names to classes."""
@@ -280,6 +278,8 @@ class GrpoFields(BaseModel):
     """Column that names each row's environment where there are several."""
     mcp_servers: dict[str, Any] = _tools({}, "MCP servers")
     """Servers whose tools the model may call: a name, then command and args, or the url of one on this machine."""
+    tools: list[str] = _tools([], "Tools")
+    """Names of the functions of the tools file that the model may call. Empty: all public ones."""
     max_tool_calling_iterations: int = _tools(8, "Tool turns", within=(1, 1000), advanced=True)
     """Turns with tool calls in one completion; after them the next call is not run."""
     tool_timeout: float = _tools(10.0, "Tool timeout", above=(0, 1_000_000, "s"), advanced=True)

@@ -1,0 +1,183 @@
+"""The tools that the model may call: a table with ticks, and the schema of one as the model reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QColor, QFont, QKeyEvent, QShowEvent
+from PySide6.QtWidgets import QWidget
+
+from app import theme
+from app.widgets.basic.controls import LinkButton, ProseEdit
+from app.widgets.basic.labels import button, label, show_text
+from app.widgets.basic.layout import column, holder, row, set_shown, set_style_property
+from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel
+from app.widgets.form.field import Field
+from app.widgets.reward_delegates import TickDelegate, toggle_tick
+from backend.tools.catalogue import ListedTool
+
+USE, TOOL, DOES, PARAMETERS, ORIGIN = range(5)
+MOST_ROWS, JSON_LINES = 8, 12
+NOTHING = "None. Choose a file of functions, an environment, or MCP servers."
+FROM_SOURCE = "Read from the source; nothing was run."
+EXACT = "These are the schemas that the model reads."
+NOT_FOUND = "The tools file has no function of this name."
+
+
+class ToolModel(RowsModel):
+    columns = (
+        Column("Use", 44),
+        Column("Tool", 148),
+        Column("What it does"),
+        Column("Parameters", 176),
+        Column("From", 108),
+    )
+    toggled = Signal(str)  # name
+    rows: Sequence[ListedTool]
+    chosen: Sequence[str] = ()
+
+    def is_ticked(self, tool: ListedTool) -> bool:
+        return not self.chosen or not tool.is_optional or tool.name in self.chosen
+
+    def text(self, row: ListedTool, column: int) -> str | None:
+        parameters = ", ".join(name for name, *_ in row.parameters) or "none"
+        return (None, row.name, row.description, parameters, row.origin)[column]
+
+    def colour(self, row: ListedTool, column: int) -> QColor:
+        colours = theme.palette()
+        if not row.origin:
+            return colours.warning
+        return colours.text if column == TOOL and self.is_ticked(row) else colours.muted
+
+    def font(self, row: ListedTool, column: int) -> QFont | None:
+        return theme.mono_font(theme.CAPTION) if column in (TOOL, PARAMETERS) else theme.caption_font()
+
+    def extra(self, row: ListedTool, index: Index, role: int) -> Any:
+        if index.column() != USE or not row.is_optional:
+            return None
+        if role == Qt.ItemDataRole.CheckStateRole:
+            return Qt.CheckState.Checked if self.is_ticked(row) else Qt.CheckState.Unchecked
+        return f"{row.name}, {'used' if self.is_ticked(row) else 'not used'}" if role == ACCESSIBLE else None
+
+    def setData(self, index: Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
+        self.toggled.emit(self.rows[index.row()].name)
+        return True
+
+
+ACCESSIBLE = Qt.ItemDataRole.AccessibleTextRole
+
+
+class OptionalTicks(TickDelegate):
+    """Ticks only for the functions of the file: the tools of environments and servers are always used."""
+
+    def paint(self, painter: Any, option: Any, index: Index) -> None:
+        if index.data(Qt.ItemDataRole.CheckStateRole) is not None:
+            super().paint(painter, option, index)
+
+
+class ToolTable(BaseTable):
+    def __init__(self, model: ToolModel, parent: QWidget) -> None:
+        super().__init__(parent, model=model, name="Tools", single=True)
+        self.setAccessibleDescription("Space ticks a function.")
+        self.setItemDelegateForColumn(USE, OptionalTicks(self))
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_Space and self.currentIndex().isValid():
+            toggle_tick(self.model(), self.currentIndex().siblingAtColumn(USE))
+        else:
+            super().keyPressEvent(event)
+
+    def fit_columns(self) -> None:
+        self.setColumnHidden(PARAMETERS, self.width() < theme.scaled(640))
+
+
+class ToolsField(Field):
+    """Edits the names of the chosen functions; none chosen means all."""
+
+    wide = True
+    control: ToolTable
+    load_requested = Signal()
+    shown = Signal()
+
+    def build(self) -> QWidget:
+        self._chosen: list[str] | Any = []
+        self._listed: Sequence[ListedTool] = ()
+        self.model = ToolModel(self)
+        self.control = ToolTable(self.model, self)
+        self.model.toggled.connect(self._toggle)
+        self.control.selectionModel().currentRowChanged.connect(self._show_schema)
+        rich = Qt.TextFormat.RichText
+        self.schema = label(role="muted", wrap=True, selectable=True, textFormat=rich, font=theme.caption_font())
+        self.json = ProseEdit(JSON_LINES, self, readOnly=True, font=theme.mono_font(theme.CAPTION), visible=False)
+        self.json.setAccessibleName("JSON schema")
+        self.status = label(font=theme.caption_font(), wrap=True)
+        self.show_json = LinkButton("Show JSON", self, on_click=self._turn_json, font=theme.caption_font())
+        tip = "Loads the files and servers, if you allow that, and shows the schemas that the chat template gets"
+        self.load = button("Show what the model reads", self.load_requested.emit, tip=tip)
+        self.tab_stops += [self.show_json, self.load]
+        foot = row((self.status, 1), self.show_json, self.load, spacing=2 * theme.SPACE)
+        return holder(column(self.control, self.schema, self.json, foot, spacing=6))
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.shown.emit()
+
+    def value(self) -> Any:
+        return self._chosen
+
+    def set_control_value(self, raw: Any) -> None:
+        self._chosen = raw
+        self.show_tools(self._listed)
+
+    def show_tools(
+        self, listed: Sequence[ListedTool], status: str = "", problem: str = "", *, loads: bool = False
+    ) -> None:
+        """Show tools; `status`: where from; `problem`: why not; `loads`: the model's own schemas can be loaded."""
+        self._listed, chosen = listed, self._chosen if isinstance(self._chosen, list) else []
+        known, place = {tool.name for tool in listed}, max(0, self.control.currentIndex().row())
+        missing = [ListedTool({"name": name, "description": NOT_FOUND}, "") for name in chosen if name not in known]
+        self.model.chosen = chosen
+        self.model.set_rows([*listed, *missing])
+        rows = self.model.rowCount()
+        self.control.fit_rows(MOST_ROWS)
+        set_shown(self.control, rows > 0)
+        if rows:
+            self.control.selectRow(min(place, rows - 1))
+        self._show_schema()
+        set_style_property(self.status, "role", "problem" if problem else "muted")
+        show_text(self.status, problem or status or NOTHING)
+        set_shown(self.load, loads)
+
+    def _toggle(self, name: str) -> None:
+        names = [tool.name for tool in self._listed if tool.is_optional]
+        used = [each for each in names if (each in (self._chosen or names)) != (each == name)]
+        if used:  # the last one stays: without a choice all are used
+            self._chosen = [] if used == names else used
+            self.show_tools(self._listed)
+            self.emit_edited()
+
+    def _turn_json(self) -> None:
+        set_shown(self.json, self.json.isHidden())
+        self._show_schema()
+
+    def _show_schema(self, *_: object) -> None:
+        place = self.control.currentIndex().row()
+        tool = self.model.rows[place] if 0 <= place < len(self.model.rows) else None
+        set_shown(self.schema, tool is not None)
+        set_shown(self.show_json, tool is not None)
+        self.show_json.setText("Show JSON" if self.json.isHidden() else "Hide JSON")
+        if tool is None:
+            self.json.hide()
+            return
+        colour = theme.palette().text.name()
+        title = f'<b style="color:{colour}">{escape(tool.name)}</b>: {escape(tool.description)}'
+        lines = [f'<tr><td colspan="3">{title}</td></tr>']
+        for name, kind, about in tool.parameters:
+            cells = (f'<span style="color:{colour}">{escape(name)}</span>', escape(kind), escape(about))
+            lines.append(f"<tr>{''.join(f'<td style=padding-right:14px>{cell}</td>' for cell in cells)}</tr>")
+        self.schema.setText(f"<table>{''.join(lines)}</table>")
+        self.json.setPlainText(json.dumps(tool.schema, indent=2, ensure_ascii=False))
