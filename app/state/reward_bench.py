@@ -110,7 +110,9 @@ class RewardBench(QObject):
             self.refused.emit(DECLINED)
             return
         choice = {"how": how, "count": count, "numbers": list(numbers), "group_size": group_size, "seed": seed}
-        self._load("sample", "Sampling", "sampled from the model", settings=self.draft.values(), **choice)
+        settings = self.draft.values()
+        choice |= {"settings": settings, "trusted": self.consent.code.fingerprints(settings)}
+        self._load("sample", "Sampling", "sampled from the model", **choice)
 
     def load_run(self, folder: Path, step: int | None) -> None:
         """Load the completions of a step, the newest by default."""
@@ -276,6 +278,6 @@ class RewardBench(QObject):
 
 
 def _without_scores(group: Mapping[str, Any]) -> Group:
-    keys = ("text", "tokens", "stop", "turns")
+    keys = ("text", "tokens", "stop", "turns", "conversation")
     completions = [{key: row[key] for key in keys if key in row} for row in group["completions"]]
     return {**group, "completions": completions}

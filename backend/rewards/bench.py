@@ -9,13 +9,13 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from backend.config.config import Config
+from backend.config.config import Config, keys_used_by
 from backend.rewards.allowed_code import code_files
 from backend.rewards.calls import Poll, wait_on
 from backend.rewards.catalogue import builtin_rewards, locate_reward_file, reward_call, rewards_in_file
@@ -25,6 +25,8 @@ from backend.rewards.scorer import Scorer
 from backend.rewards.scoring import RewardSource, samples_of, total_reward
 from backend.rewards.worker_process import RewardWorker
 from backend.runs.completion_rows import SampledRow, ScoringRow, token_ids
+from backend.tools.host import ToolHost
+from backend.tools.load import load_tools
 from backend.training.advantages import advantage_values
 from backend.types import Completion, Group, Problem, Turn
 from backend.utils import documents
@@ -74,6 +76,8 @@ class RewardBench:
         self.worker = RewardWorker()
         self._scorer: Scorer | None = None
         self._loaded: tuple[Any, ...] = ()
+        self._tools: ToolHost | None = None
+        self._tools_of: tuple[Any, ...] = ()
         self._lock = threading.Lock()
 
     def score(
@@ -108,25 +112,55 @@ class RewardBench:
                 raise
         return results
 
+    @contextmanager
+    def tools(self, config: Config, settings: BenchSettings, poll: Poll = wait_on) -> Iterator[ToolHost | None]:
+        """The tools of a run, in the process that scores; nothing is scored meanwhile. Their environments stay until
+        the next rollout, for functions that read them. Raises UserError."""
+        named = {key: getattr(config, key) for key in keys_used_by("tools")}
+        with self._lock:
+            try:
+                key = (_stamps(code_files(named, Path.cwd())), repr(named))
+                if key != self._tools_of:
+                    self.close()  # a scorer loads its tools once
+                scorer = self._scorer_of(settings)
+                self._tools = self._tools or load_tools(config, scorer)
+                self._tools_of = key
+                yield self._tools
+            except BaseException:
+                self.close()
+                raise
+
     def _scorer_of(self, settings: BenchSettings) -> Scorer:
         base = Path.cwd()
         named = {"reward_functions": list(settings.names), "reward_functions_file": str(settings.file or "")}
         files = code_files(named, base)
-        # Taken before the worker reads the files: an edit in between differs from these stamps the next time.
-        stamps = tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files)
+        stamps = _stamps(files)
         loaded = (stamps, settings.network, tuple(settings.names), settings.file, base)
         if self._scorer is None or loaded != self._loaded:
             if loaded[:2] != self._loaded[:2]:
                 self.close()
                 self.worker = RewardWorker(settings.network)
             source = RewardSource([settings.names], settings.file, base, tuple(files))
+            self._end_tools()
             self._scorer, self._loaded = Scorer(source, self.worker, settings.timeout_s), loaded
         return self._scorer
 
+    def _end_tools(self) -> None:
+        tools, self._tools, self._tools_of = self._tools, None, ()
+        if tools is not None:
+            with suppress(UserError):  # its process may be gone
+                tools.close()
+
     def close(self) -> None:
-        """End the worker."""
+        """End the worker and the tools."""
+        self._end_tools()
         self._scorer, self._loaded = None, ()
         self.worker.stop()
+
+
+def _stamps(files: Sequence[Path]) -> tuple[tuple[str, int, int], ...]:
+    """What tells an edited file. Take it before the worker reads the files, so that an edit in between is seen."""
+    return tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files)
 
 
 def score_lines(
@@ -144,9 +178,11 @@ def score_lines(
     start = time.perf_counter()
     results = bench.score(settings, lines, poll, on_function)
     seconds = time.perf_counter() - start
+    of_environments = [result.name for result in results[len(settings.names) :]]  # their `get_reward`
+    names, weights_given = [*settings.names, *of_environments], [*settings.weights, *[1.0] * len(of_environments)]
     completions = [completion for line in lines for completion in line["completions"]]
     sizes = [len(line["completions"]) for line in lines]
-    counted = [(result, weight) for result, weight in zip(results, settings.weights, strict=True) if not result.error]
+    counted = [(result, weight) for result, weight in zip(results, weights_given, strict=True) if not result.error]
     weights = [weight for _, weight in counted]
     scores_by_row = [[result.given[i] for result, _ in counted] for i in range(len(completions))]
     rewards = [total_reward(scores, weights) for scores in scores_by_row]
@@ -161,7 +197,7 @@ def score_lines(
     with suppress(UserError):
         own = {entry.name: entry.label for entry in rewards_in_file(settings.file)} if settings.file else {}
     labels = {entry.name: entry.label for entry in builtin_rewards()} | own
-    for name, result, weight in zip(settings.names, results, settings.weights, strict=True):
+    for name, result, weight in zip(names, results, weights_given, strict=True):
         call = reward_call(name, labels)
         result.weight, result.label = weight, call.alias or labels.get(call.function, call.function)
         result.looks_for = (str(call.arguments.get("word", "")),)
@@ -251,7 +287,9 @@ def group_of(row: Any, index: int, where: str) -> Group:
             turns = [Turn.of(turn) for turn in each.get("turns") or ()]
         except (KeyError, TypeError):
             raise UserError("completions", f"{where} has turns that are not as in completions.jsonl.") from None
-        completions.append(Completion(token_ids(each.get("tokens")), [], each["text"], stop, turns=turns))
+        completion = Completion(token_ids(each.get("tokens")), [], each["text"], stop, turns=turns)
+        completion.conversation = each.get("conversation", -1)
+        completions.append(completion)
     kind, prompt, columns = row.get("type"), row.get("prompt", ""), row.get("columns")
     messages = next((chat for chat in (prompt, row.get("messages")) if _is_chat(chat)), [])
     other_keys = {key: value for key, value in row.items() if key not in ("completion", "completions")}
@@ -283,7 +321,7 @@ def line_of(group: Group) -> ScoringRow:
 def _sampled_row(completion: Completion) -> SampledRow:
     row = SampledRow(text=completion.text, tokens=list(completion.tokens), stop=completion.stop)
     if completion.turns:
-        row["turns"] = [turn.row() for turn in completion.turns]
+        row["turns"], row["conversation"] = [turn.row() for turn in completion.turns], completion.conversation
     return row
 
 

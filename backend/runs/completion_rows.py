@@ -67,6 +67,7 @@ class SampledRow(TypedDict):
     tokens: list[int]  # empty where only the text is known
     stop: Stop
     turns: NotRequired[list[TurnRow]]
+    conversation: NotRequired[int]  # its number at the tool host that sampled it
 
 
 class ScoringRow(TypedDict):

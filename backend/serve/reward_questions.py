@@ -7,12 +7,14 @@ reward worker stay warm between questions. Scoring imports no mlx.
 from __future__ import annotations
 
 import atexit
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from backend.config.config import keys_used_by, parse
+from backend.config.config import Config, keys_used_by, parse
 from backend.rewards.allowed_code import code_files, read_code
 from backend.rewards.bench import (
     BenchSettings,
@@ -29,6 +31,7 @@ from backend.rewards.catalogue import DEFAULT_REWARDS, locate_reward_file
 from backend.rewards.errors import RewardError
 from backend.runs.completion_rows import GroupRow, ScoringRow, parse_group_row
 from backend.serve.questions import QuestionCall
+from backend.tools.host import NO_TOOLS, ToolHost
 from backend.utils.errors import UserError
 
 _bench = RewardBench()
@@ -46,12 +49,9 @@ def score(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     Reports {"scoring": name of a function}. A file that cannot be loaded is answered as {"failed": {"sentence",
     "file", "line", "frames", "traceback"}}. Problems of settings that scoring does not use are reported elsewhere.
     """
-    used = {key: value for key, value in request["settings"].items() if key in _FOR_SCORING}
-    settings = BenchSettings.of(parse({"model": "-", "data": "-", **used}))
+    settings = _scoring_settings(request)
     named = {"reward_functions": list(settings.names), "reward_functions_file": str(settings.file or "")}
-    for path in code_files(named):
-        if (request.get("trusted") or {}).get(str(path)) != read_code(path).fingerprint:
-            raise UserError("reward_functions_file", f"{path.name} has not been allowed to run as it is now.")
+    _check_allowed(code_files(named), request)
     try:
         scored = score_lines(
             _bench, request["groups"], settings, call.check, lambda name: call.report({"scoring": name})
@@ -65,16 +65,52 @@ def score(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
         return {"failed": error.place}
 
 
+def _scoring_settings(request: dict[str, Any]) -> BenchSettings:
+    used = {key: value for key, value in request["settings"].items() if key in _FOR_SCORING}
+    return BenchSettings.of(parse({"model": "-", "data": "-", **used}))
+
+
+def _check_allowed(files: Iterable[Path], request: dict[str, Any]) -> None:
+    for path in files:
+        if (request.get("trusted") or {}).get(str(path)) != read_code(path).fingerprint:
+            raise UserError("reward_functions_file", f"{path.name} has not been allowed to run as it is now.")
+
+
+def tools(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+    """{"settings": of tools, "trusted"} → {"shared", "by_environment"}: the schemas that the model reads."""
+    _check_allowed(code_files(request["settings"]), request)
+    config = parse({"model": "-", "data": "-", **request["settings"]})
+    bench = RewardBench()  # of its own, since the other may sample meanwhile
+    try:
+        with bench.tools(config, BenchSettings.of(config), call.check) as host:
+            return asdict(host.schemas if host is not None else NO_TOOLS)
+    finally:
+        bench.close()
+
+
+@contextmanager
+def run_tools(config: Config, request: dict[str, Any], call: QuestionCall) -> Iterator[ToolHost | None]:
+    """The tools of a run for sampling, whose environments stay for scoring."""
+    named = {key: getattr(config, key) for key in keys_used_by("tools")}
+    if not any(named[key] for key in ("tools_file", "environment", "mcp_servers")):
+        yield None
+        return
+    _check_allowed(code_files(named), request)
+    with _bench.tools(config, _scoring_settings(request), call.check) as host:
+        yield host
+
+
 def sample(request: dict[str, Any], call: QuestionCall) -> list[dict[str, Any]]:
-    """{"settings", "how", "count", "numbers", "group_size", "seed"} → lines; reports {"phase", "done", "of"}."""
+    """{"settings", "how", "count", "numbers", "group_size", "seed", "trusted"} → lines; reports {"phase", "done",
+    "of"}."""
     from backend.trainer.trial_sampling import Pick
 
     raw = {key: value for key, value in request["settings"].items() if key not in _NOT_FOR_SAMPLING}
     config = parse({**raw, "reward_functions": list(DEFAULT_REWARDS)})
     pick = Pick(request.get("how", "random"), int(request.get("count", 8)), tuple(request.get("numbers") or ()))
-    groups = _trial_sampler().sample(
-        config, pick, int(request["group_size"]), int(request["seed"]), call.report, call.check
-    )
+    size, seed = int(request["group_size"]), int(request["seed"])
+    with run_tools(config, request, call) as host:
+        groups = _trial_sampler().sample(config, pick, size, seed, call.report, call.check, host)
     return [{**line_of(group), "row": group.problem.index + 1} for group in groups]
 
 

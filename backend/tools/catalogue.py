@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.rewards.catalogue import Function, functions, parse_reward_file
-from backend.tools.host import ToolSchemas
+from backend.tools.host import NOT_TOOLS, ToolSchemas
 from backend.utils.errors import UserError
 from backend.utils.files import user_path
 from backend.utils.text import quote

@@ -12,6 +12,8 @@ from backend.utils.text import quote
 
 Poll = Callable[[], None]
 """Called while something is waited for; may raise to stop."""
+NOT_TOOLS = ("reset", "get_reward", "close")
+"""Public methods of an environment that the model cannot call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,10 @@ from typing import Any
 from backend.rewards.errors import class_name, describe_error
 from backend.rewards.registry import FunctionDescription
 from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file
+from backend.tools.host import NOT_TOOLS
 from backend.tools.runner import ToolRunner
 from backend.utils.errors import UserError
 from backend.utils.text import quote
-
-NOT_TOOLS = ("reset", "get_reward", "close")
-"""Public methods of an environment that the model cannot call."""
 
 
 @dataclass(frozen=True, slots=True)

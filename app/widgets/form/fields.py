@@ -173,7 +173,7 @@ class ProseField(Field):
 class MappingField(ProseField):
     """A mapping as YAML."""
 
-    lines = 3
+    lines = 4
     write = staticmethod(value_text.mapping_text)
     read = staticmethod(value_text.mapping_value)
 
@@ -181,6 +181,7 @@ class MappingField(ProseField):
 class EnvironmentField(MappingField):
     """A class as file.py::Class, or a mapping of names to classes."""
 
+    lines = 2
     read = staticmethod(lambda text: value_text.mapping_value(text) or "")
 
     def build(self) -> QWidget:
