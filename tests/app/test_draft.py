@@ -99,7 +99,7 @@ def test_a_file_without_settings_changes_nothing(draft: Draft, tmp_path: Path, t
 
 def test_problems_of_a_file_are_told_with_their_lines_and_the_rest_is_loaded(draft: Draft, tmp_path: Path):
     (tmp_path / "bad.yaml").write_text(
-        "model: a/b\nlerning_rate: 1e-4\ntools: 2\nlora_parameters: {rank: 3, rnk: 4}\niters: many\n"
+        "model: a/b\nlerning_rate: 1e-4\nzzz: 2\nlora_parameters: {rank: 3, rnk: 4}\niters: many\n"
         "gruop_size: 2\ngrop_size: 4\nbatchsize: 4\nbatch_size: 2\n"
     )
     draft.set("seed", 7)
@@ -107,7 +107,7 @@ def test_problems_of_a_file_are_told_with_their_lines_and_the_rest_is_loaded(dra
     found = draft.file_problems
     assert found is not None
     told = {each.key: (found.lines[each.key], each.meant) for each in found.unread}
-    unclear = {"tools": (3, ""), "rnk": (4, ""), "gruop_size": (6, ""), "grop_size": (7, ""), "batchsize": (8, "")}
+    unclear = {"zzz": (3, ""), "rnk": (4, ""), "gruop_size": (6, ""), "grop_size": (7, ""), "batchsize": (8, "")}
     assert told == unclear | {"lerning_rate": (2, "learning_rate")}
     assert draft.value("rank") == 3 and draft.value("iters") == "many" and found.lines["iters"] == 5
     assert draft.value("seed") == 0 and draft.path == tmp_path / "bad.yaml" and not draft.dirty

@@ -26,7 +26,7 @@ from app.widgets.basic import controls
 from app.widgets.form import fields
 from app.widgets.form.fields import AdapterField
 from app.widgets.form.setting_search import SettingSearch
-from app.widgets.reward_delegates import WeightEdit
+from app.widgets.reward_delegates import WeightEdit, toggle_tick
 from app.window import Window
 from backend.config.config import SETTINGS, load, parse
 from backend.rewards.catalogue import DEFAULT_REWARDS
@@ -39,12 +39,13 @@ from backend.utils.hub_cache import local_folder
 from backend.utils.machine import machine_bytes
 from backend.utils.places import demo_config
 from tests.support.trainer_by_hand import add_checkpoints
-from tests.support.windows import SilentService
+from tests.support.windows import ServiceByHand, SilentService, table_texts
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FILLED = yaml.safe_load((GOLDEN / "filled_form.yaml").read_text())
 NOT_TYPED = {"reward_functions_file", "map_function", "output_schema", "hosts", "parallelism"}
-"""Those that need a file, and one with whose other values few settings go together."""
+NOT_TYPED |= {"tools_file", "tools", "environment", "mcp_servers"}
+"""Those that need a file, and those with whose other values few settings go together."""
 
 
 @pytest.fixture
@@ -242,7 +243,7 @@ def test_changed_settings_are_chips(page: TrainPage):
 
 def test_problems_of_a_file_are_mended_in_their_panel(page: TrainPage, tmp_path: Path, qtbot):
     file, panel = tmp_path / "bad.yaml", page.file_problems
-    file.write_text("model: a/b\ntools: 2\niters: many\nlerning_rate: 1e-4\n")
+    file.write_text("model: a/b\nzzz: 2\niters: many\nlerning_rate: 1e-4\n")
     page.session.load_config(file)
     qtbot.waitUntil(panel.isVisible)
     assert panel.title.text() == "Problems in bad.yaml" and panel.sentence.text().startswith("2 settings could not")
@@ -573,3 +574,67 @@ def test_peft_adapter(qtbot, tmp_path: Path) -> None:
 def shown_note(field: AdapterField) -> str:
     assert field._note is not None
     return field._note.text() if not field._note.isHidden() else ""
+
+
+TOOLS = """
+def add(first: int, second: int = 0) -> int:
+    \"\"\"Add two numbers.
+
+    Args:
+        first: A number,
+            of any size.
+        second: Another.
+    \"\"\"
+def say(text: str): ...
+def _private(): ...
+raise RuntimeError("the window must not run it")
+"""
+GAME = """
+class Base:
+    def move(self, to: str): "Move on."
+class Game(Base):
+    def reset(self, **row): ...
+    def get_reward(self): ...
+    @property
+    def state(self): ...
+"""
+
+
+def test_tools_are_listed_from_the_source_and_once_allowed_as_the_model_reads_them(page: TrainPage, tmp_path: Path):
+    page.session.service = service = ServiceByHand()
+    page.show_density("all")
+    field, draft = page.form.fields["tools"], page.draft
+    assert field.status.text().startswith("None.") and field.control.isHidden() and field.load.isHidden()
+    (tmp_path / "tools.py").write_text(TOOLS)
+    (tmp_path / "game.py").write_text(GAME)
+    draft.update({"tools_file": str(tmp_path / "tools.py"), "environment": f"{tmp_path / 'game.py'}::Game"})
+    page.tools.refresh()
+    own = ["None", "add", "Add two numbers.", "first, second", "tools.py"]
+    others = [["None", "say", "", "text", "tools.py"], ["None", "move", "Move on.", "to", "Game"]]
+    assert table_texts(field.model) == [own, *others]
+    assert "A number, of any size." in field.schema.text() and "int, optional" in field.schema.text()
+    assert not service.asked and field.status.text() == "Read from the source; nothing was run."
+    toggle_tick(field.model, field.model.index(0, 0))
+    assert draft.value("tools") == ["say"]
+    toggle_tick(field.model, field.model.index(1, 0))
+    assert draft.value("tools") == ["say"], "the last one stays"
+    toggle_tick(field.model, field.model.index(0, 0))
+    assert draft.value("tools") == []
+    page.session.consent.ask = lambda requests: False
+    field.load.click()
+    assert not service.asked
+    page.session.consent.ask = lambda requests: True
+    field.load.click()
+    about = {"name": "add", "description": "Add.", "parameters": {"properties": {"first": {"type": "integer"}}}}
+    served = {"name": "now", "description": "", "parameters": {}}
+    functions = [{"type": "function", "function": each} for each in (about, served)]
+    service.last("tools").answer({"shared": functions, "by_environment": None})
+    assert (
+        field.status.text() == "These are the schemas that the model reads." and "integer, opt" in field.schema.text()
+    )
+    assert table_texts(field.model)[-1] == ["None", "now", "", "none", "MCP server"]
+    draft.set("tools", ["sing"])
+    assert table_texts(field.model)[-1][2] == "The tools file has no function of this name."
+    draft.set("environment", f"{tmp_path / 'game.py'}::Chess")
+    page.tools.refresh()
+    assert field.status.text() == "game.py has no class Chess; it has Base, Game."

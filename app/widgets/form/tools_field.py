@@ -173,11 +173,8 @@ class ToolsField(Field):
         if tool is None:
             self.json.hide()
             return
-        colour = theme.palette().text.name()
-        title = f'<b style="color:{colour}">{escape(tool.name)}</b>: {escape(tool.description)}'
-        lines = [f'<tr><td colspan="3">{title}</td></tr>']
-        for name, kind, about in tool.parameters:
-            cells = (f'<span style="color:{colour}">{escape(name)}</span>', escape(kind), escape(about))
-            lines.append(f"<tr>{''.join(f'<td style=padding-right:14px>{cell}</td>' for cell in cells)}</tr>")
+        lines = [f'<tr><td colspan="3"><b>{escape(tool.name)}</b>: {escape(tool.description)}</td></tr>']
+        for cells in tool.parameters:
+            lines.append(f"<tr>{''.join(f'<td style=padding-right:14px>{escape(cell)}</td>' for cell in cells)}</tr>")
         self.schema.setText(f"<table>{''.join(lines)}</table>")
         self.json.setPlainText(json.dumps(tool.schema, indent=2, ensure_ascii=False))
