@@ -24,7 +24,6 @@ from app.state.memory import MemoryParts
 from app.state.messages import NOTICE, Offer, problems_to
 from app.state.processes import VerbProcess
 from app.state.run_files import CrashOffer, newest_checkpoint, silence_advice
-from app.state.run_names import name_of
 from app.state.session import RUN, Session
 from app.widgets.basic import icons
 from app.widgets.basic.dialogs import keep_folders_in, open_path
@@ -40,6 +39,7 @@ from app.widgets.run_switcher import Switcher
 from app.widgets.window_frame import DropOverlay, Sidebar, StatusStrip
 from backend.config import config
 from backend.runs.run_folder import RunFolder
+from backend.runs.run_names import name_of
 from backend.utils.errors import UserError
 
 MINIMUM = (880, 600)

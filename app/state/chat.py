@@ -16,11 +16,11 @@ from app.state.consent import Consent
 from app.state.memory import amount
 from app.state.processes import Service
 from app.state.reward_bench import case_of
-from app.state.run_names import name_of
 from backend.config import config
 from backend.config.config import Config, keys_used_by
 from backend.rewards.catalogue import scorable
 from backend.runs.run_folder import RunFolder, all_runs
+from backend.runs.run_names import name_of
 from backend.runs.saved_weights import WeightChoice, choices
 from backend.runs.steering import run_config
 from backend.trainer.memory.model_shape import shape_of

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.state.reward_bench import reward_file
-from app.state.run_names import name_of
 from backend.config import config
 from backend.config.config import SETTINGS
 from backend.runs.archive import summary
 from backend.runs.events import Event
 from backend.runs.queue import is_fresh
 from backend.runs.run_folder import RunFolder, all_runs
+from backend.runs.run_names import name_of
 from backend.utils.errors import UserError
 from backend.utils.files import open_regular
 from backend.utils.text import as_in_a_terminal, quote

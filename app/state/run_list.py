@@ -17,10 +17,10 @@ from PySide6.QtCore import QFile, QObject, QTimer, Signal
 
 from app.state.messages import problems_to
 from app.state.processes import start_detached
-from app.state.run_names import name_of, new_label, results_of, setting_text
 from backend.runs.archive import Summary
 from backend.runs.queue import Queue, QueueFile, is_fresh
 from backend.runs.run_folder import RunFolder, all_runs, modified_at
+from backend.runs.run_names import name_of, new_label, results_of, setting_text
 from backend.runs.run_record import RunNotes, RunRecord, change_notes, read_record, record_of, stamp
 from backend.runs.sweep_results import INTERRUPTED, SweepFolder, all_sweeps, shown_state
 from backend.utils.command import backend_command

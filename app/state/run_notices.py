@@ -9,10 +9,10 @@ import numpy as np
 from PySide6.QtCore import QObject, Signal
 
 from app.state.run import Run
-from app.state.run_names import name_of
 from app.state.run_summary import count_text
 from backend.config.config import SETTINGS
 from backend.runs.archive import averaging_window, first_and_last_means
+from backend.runs.run_names import name_of
 from backend.runs.steering import STEERABLE
 from backend.trainer.health.watch import Episode, reported
 from backend.utils.text import quote

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from app.state.memory import GB, MemoryEstimator, MemoryParts, memory_parts_of
 from app.state.messages import problems_to
 from app.state.processes import start_detached
-from app.state.run_names import name_of, new_label
 from app.state.run_summary import count_text
 from backend.config import config
 from backend.runs.events import check_format
 from backend.runs.run_folder import RunFolder, default_run_name, make_run_folder
+from backend.runs.run_names import name_of, new_label
 from backend.runs.run_record import change_notes
 from backend.runs.steering import run_config
 from backend.utils.command import backend_command

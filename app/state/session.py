@@ -16,11 +16,11 @@ from app.state.messages import Messages, Offer, problems_to
 from app.state.prefs import Prefs
 from app.state.presets import Preset
 from app.state.run_files import last_run
-from app.state.run_names import name_of
 from app.state.run_starter import RunStarter
 from backend.runs.archive import MOST_RUNS, CompletionTime, completion_time_of, seconds_per_completion
 from backend.runs.events import check_format
 from backend.runs.run_folder import RunFolder, all_runs
+from backend.runs.run_names import name_of
 from backend.runs.steering import changed_values, read_changes
 from backend.utils import places
 from backend.utils.about import ProblemFacts

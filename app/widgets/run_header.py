@@ -10,13 +10,13 @@ from PySide6.QtGui import QFont, QPaintEvent, QResizeEvent, QShortcut
 from PySide6.QtWidgets import QBoxLayout, QFrame, QLineEdit, QPushButton, QWidget
 
 from app import theme
-from app.state.run_names import split_name
 from app.widgets.basic.controls import Dot, ElidedLabel, LinkButton
 from app.widgets.basic.labels import PlainLabel, button, label, progress_bar, show_text
 from app.widgets.basic.layout import clear_layout, column, configure, holder, paint_edge, row
 from app.widgets.basic.number_format import duration, figure
 from app.widgets.run_switcher import RunSwitcher
 from backend.runs.run_folder import RunFolder
+from backend.runs.run_names import split_name
 
 STATES = {
     "": ("No run", "placeholder"),

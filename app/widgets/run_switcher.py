@@ -12,7 +12,6 @@ from PySide6.QtGui import QFont, QKeyEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QFrame, QPushButton, QSizePolicy, QWidget
 
 from app import theme
-from app.state.run_names import name_of
 from app.widgets.basic import icons
 from app.widgets.basic.controls import SearchEdit
 from app.widgets.basic.labels import plain_tip
@@ -20,6 +19,7 @@ from app.widgets.basic.layout import column, configure, paint_ring
 from app.widgets.basic.number_format import moment
 from app.widgets.basic.tables import BaseTable, Column, RowsModel
 from backend.runs.run_folder import RunFolder, all_runs, modified_at
+from backend.runs.run_names import name_of
 
 MENU_SIZE = QSize(460, 360)
 CHEVRON, PADDING = 12, 8

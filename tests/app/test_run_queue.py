@@ -14,9 +14,9 @@ from app.pages.runs.queue_panel import QueuePanel
 from app.pages.runs.runs_page import RunsPage
 from app.state.prefs import Prefs
 from app.state.run_list import RunQueue
-from app.state.run_names import name_of, rename
 from app.state.session import Session
 from backend.runs.run_folder import RunFolder
+from backend.runs.run_names import name_of, rename
 from backend.runs.run_record import Parent, write_parent
 from backend.utils import places
 from backend.utils.errors import UserError

@@ -16,7 +16,6 @@ from app.pages.evaluate.tables import FigureModel, FiguresTable, PromptRowModel,
 from app.state import charts
 from app.state.dataset import ANSWER_SETTINGS, LIMIT_SETTINGS
 from app.state.evaluations import Listed, checkpoint_steps
-from app.state.run_names import name_of
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton, NumberEdit, Segments
 from app.widgets.basic.dialogs import open_file
@@ -27,6 +26,7 @@ from app.widgets.run_header import BeforeAfter, ResultCard
 from app.widgets.run_switcher import RunSwitcher
 from app.widgets.side_by_side import TITLES, SideBySide
 from backend.runs.run_folder import RunFolder
+from backend.runs.run_names import name_of
 from backend.runs.steering import run_config
 from backend.trainer.evaluation.evaluation_rows import Data, Decoding, DecodingName
 from backend.utils.errors import UserError

@@ -22,7 +22,6 @@ from app.state.guide import place_of_chart
 from app.state.messages import problems_to
 from app.state.run import Run
 from app.state.run_files import STEERED_STATES, failed_line, newest_checkpoint, setting_of_problem, silence_advice
-from app.state.run_names import rename
 from app.state.run_notices import before_and_after, note_text
 from app.state.run_state import PHASE_WORDS, ranks_of
 from app.state.run_summary import count_text
@@ -37,6 +36,7 @@ from app.widgets.charts.curves import Trace
 from app.widgets.charts.plot import Plot
 from app.widgets.run_header import BeforeAfter, CardAction, ResultCard, RunHeader
 from backend.runs.archive import averaging_window
+from backend.runs.run_names import rename
 from backend.trainer.evaluation.evaluation_rows import evaluations_of
 
 CORRECT = "correct"

@@ -13,7 +13,6 @@ from app import theme
 from app.state.messages import problems_to
 from app.state.run import Run
 from app.state.run_files import STEERED_STATES
-from app.state.run_names import name_of
 from app.state.session import Session
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import button, label
@@ -21,6 +20,7 @@ from app.widgets.basic.layout import TabArea, clear_layout, column, configure, g
 from app.widgets.form.field import Field
 from app.widgets.form.fields import make_field
 from backend.config.config import SETTINGS, Config
+from backend.runs.run_names import name_of
 from backend.runs.steering import Change, changed
 from backend.utils.errors import UserError
 

@@ -10,7 +10,6 @@ from PySide6.QtGui import QColor, QKeySequence, QShortcut
 from PySide6.QtWidgets import QAbstractItemView, QFrame, QWidget
 
 from app import theme
-from app.state.run_names import name_of
 from app.state.session import Session
 from app.widgets.basic.controls import CheckBox, ElidedLabel
 from app.widgets.basic.labels import REMOVE_KEYS, button, label, plain_tip
@@ -20,6 +19,7 @@ from app.widgets.basic.tables import ROW_HEIGHT, BaseTable, Column, DraggedRowsM
 from backend.runs.archive import raw_settings
 from backend.runs.queue import is_fresh
 from backend.runs.run_folder import RunFolder
+from backend.runs.run_names import name_of
 
 SHOWN_ROWS = 3
 

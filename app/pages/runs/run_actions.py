@@ -14,7 +14,6 @@ from PySide6.QtWidgets import QInputDialog, QListWidget, QListWidgetItem, QMenu,
 
 from app import theme
 from app.state.messages import problems_to
-from app.state.run_names import name_of
 from app.state.run_state import LIVE
 from app.state.session import Session
 from app.widgets.basic.dialogs import Dialog, open_path
@@ -23,6 +22,7 @@ from app.widgets.basic.layout import column, configure, row
 from app.widgets.basic.number_format import counted, file_size
 from backend.runs.disk_use import FreeableSpace, free_space
 from backend.runs.run_folder import RunFolder, hold_lock
+from backend.runs.run_names import name_of
 from backend.runs.run_record import RunRecord, change_notes, tags_in
 from backend.utils.errors import UserError
 

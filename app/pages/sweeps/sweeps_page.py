@@ -14,7 +14,6 @@ from PySide6.QtWidgets import QFrame, QHeaderView, QLineEdit, QWidget
 from app import theme
 from app.state.memory import amount
 from app.state.messages import problems_to
-from app.state.run_names import name_of
 from app.state.session import Session
 from app.state.sweeps import (
     RESUMABLE,
@@ -48,6 +47,7 @@ from app.widgets.basic.tables import BaseTable, CellDelegate, Column, Index, Row
 from app.widgets.charts.parallel import ParallelLine, ParallelPlot
 from backend.config.config import SETTINGS
 from backend.config.setting import Setting
+from backend.runs.run_names import name_of
 from backend.runs.sweep import SweepPlan, text_of
 from backend.runs.sweep_results import (
     ConfigurationResult,

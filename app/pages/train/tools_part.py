@@ -43,7 +43,7 @@ class ToolsPart(QObject):
         has_sources = any(settings[key] for key in SOURCES) and not problem
         if settings != self._asked:
             self._asked, self._exact, self._problem = {}, None, ""
-            if has_sources and self._field.isVisible() and not self._session.consent.code.missing(settings):
+            if has_sources and self._field.isVisible() and not self._session.consent.is_missing(settings):
                 self._ask(settings)
         self._show(problem, has_sources=has_sources)
 

@@ -1,4 +1,4 @@
-"""The names of runs that the window shows: from the data and the settings that tell a run from others.
+"""Names of runs as the window shows them: from the data and the settings that tell a run from others.
 
 A name that the user gave wins: a title, or a folder's name that is not the default one. A run that the window makes
 keeps its name as `label` in about.json. For any other run it follows from its sweep, from its parent, or from the
