@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import random
 import sys
@@ -23,7 +24,7 @@ from backend.utils.files import TEXT_LIMIT
 from backend.utils.text import quote
 
 if TYPE_CHECKING:
-    from backend.sampling.chat import Chat, ChatQuestion, Reply, SideName, Turn
+    from backend.sampling.chat import AnswerTurn, Chat, ChatQuestion, Reply, SideName, Turn
 
 COMMANDS = {
     "/base": "the model before training answers",
@@ -143,8 +144,9 @@ class TerminalChat:
         except KeyboardInterrupt:
             tell_error(" … stopped")
             replies = []
+        with_tools = {reply.side: [turn.row() for turn in reply.completion.turns] for reply in replies}
         for side, text in texts.items():
-            self._turns.setdefault(side, []).append(Turn(prompt, text))
+            self._turns.setdefault(side, []).append(Turn(prompt, text, with_tools.get(side, ())))
         if self._with_scores and replies:
             _tell_scores(replies, score(self._chat.source.config, replies))
 
@@ -201,15 +203,17 @@ class Asking:
 def open_chat(name: str, checkpoint: str, runs_dir: Path | None, wanted: Sequence[SideName], asking: Asking) -> Chat:
     """Load a chat and print notes on stderr. Raises UserError."""
     from backend.sampling.chat import Chat, find_source, load_sides
-    from backend.tools.load import shown_tools
+    from backend.tools.load import begin_tools
 
     source = find_source(name, checkpoint, runs_dir)
     asking.question(source.config, "")
     wanted = wanted if source.run is not None else ("base",)
-    sides, (schemas, why_not) = load_sides(source, wanted, tell_error), shown_tools(source.config)
+    stack = contextlib.ExitStack()
+    atexit.register(stack.close)
+    sides, (host, why_not) = load_sides(source, wanted, tell_error), begin_tools(source.config, stack)
     if why_not:
         tell_error(why_not)
-    return Chat(source, sides, schemas)
+    return Chat(source, sides, host)
 
 
 def answer(
@@ -225,12 +229,15 @@ def answer(
         texts[side] = texts.get(side, "") + text
         tell(text, end="", flush=True)
 
+    def print_results(side: SideName, turns: Sequence[AnswerTurn]) -> None:
+        tell("".join(f"\n→ {result.name}: {result.content}" for result in turns[-1].results))
+
     replies: list[Reply] = []
     for side in sides:
         if len(sides) > 1:
             label = f"[bold cyan]{side}[/]" if side == "tuned" else f"[bold]{side}[/]"
             new_console(highlight=False, markup=True).print(label)
-        replies.append(chat.reply(question, [side], print_text)[side])
+        replies.append(chat.reply(question, [side], print_text, on_turns=print_results)[side])
         tell(flush=True)
     return replies
 

@@ -7,9 +7,10 @@ and tuned share arrays; after full fine-tuning they are two models.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -34,12 +35,14 @@ from backend.runs.run_folder import RunFolder, find_run
 from backend.runs.saved_weights import END, WeightChoice, find_choice
 from backend.runs.steering import run_config
 from backend.sampling.cached_sequence import CachedSequence, SampledToken
-from backend.sampling.grammar import GrammarCache
+from backend.sampling.conversations import WAIT_S, Rollout, Tools
+from backend.sampling.grammar import GrammarCache, GrammarState
 from backend.sampling.outputs import OPEN, CompletionBuffer, TextStream
 from backend.sampling.sampler import Sampling, keyed_uniforms
-from backend.tools.host import NO_TOOLS, ToolSchemas
+from backend.tools.host import NO_TOOLS, ToolHost
 from backend.trainer.memory.estimate import choose_dtype, format_bytes
 from backend.types import Completion, Group, Problem
+from backend.types import Turn as AnswerTurn
 from backend.utils.errors import UserError
 from backend.utils.files import names_folder
 from backend.utils.machine import machine_bytes
@@ -50,6 +53,7 @@ SIDES: tuple[SideName, ...] = get_args(SideName)
 Note = Callable[[str], None]
 OnText = Callable[[SideName, str], None]
 OnReply = Callable[["Reply"], None]
+OnTurns = Callable[[SideName, Sequence[AnswerTurn]], None]
 Check = Callable[[], None]
 
 # `load_policy` then keeps the model without adapters as the reference
@@ -208,14 +212,22 @@ def _misfit(source: ChatSource) -> UserError:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
+    """A prompt and its answer; `turns`: of an answer with tools, as in completions.jsonl."""
+
     prompt: str
     answer: str
+    turns: Sequence[Mapping[str, Any]] = ()
+
+    def messages(self) -> Messages:
+        if self.turns:
+            return [message for turn in self.turns for message in AnswerTurn.of(turn).messages()]
+        return [{"role": "assistant", "content": self.answer}]
 
 
 @dataclass(frozen=True, slots=True)
 class ChatQuestion:
     """The next prompt of a conversation. `turns`: those before it, by side. `row`: of the held-out split, if it began
-    there. `answer`: expected, for reward functions. `system`: replaces the run's."""
+    there. `answer`: expected, for reward functions. `system`: replaces the run's. `tools`: the answer may call them."""
 
     prompt: str
     turns: Mapping[SideName, Sequence[Turn]] = field(default_factory=dict)
@@ -225,6 +237,7 @@ class ChatQuestion:
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int = 512
     seed: int = 0
+    tools: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +258,7 @@ class Reply:
     def figures(self) -> dict[str, Any]:
         return {
             "text": self.completion.text,
+            "turns": [turn.row() for turn in self.completion.turns],
             "tokens": len(self.completion.tokens),
             "stop": self.completion.stop,
             "prompt_tokens": len(self.problem.tokens),
@@ -257,10 +271,9 @@ class Reply:
 class Chat:
     """Answers questions with the models of `sides`."""
 
-    def __init__(self, source: ChatSource, sides: Sides, tools: ToolSchemas = NO_TOOLS) -> None:
-        """`tools`: those that the prompts show."""
-        self.source, self.sides = source, sides
-        self._format = PromptFormat.of(source.config, tools)
+    def __init__(self, source: ChatSource, sides: Sides, host: ToolHost | None = None) -> None:
+        """`host`: the tools that answers may call."""
+        self.source, self.sides, self.host = source, sides, host
         self._grammars = {
             name: GrammarCache(sides.tokenizer, sides.eos_ids, side.split_model.vocab_size)
             for name, side in sides.sides.items()
@@ -279,11 +292,14 @@ class Chat:
 
     def problem(self, question: ChatQuestion, side: SideName) -> Problem:
         """The question as this side gets it: rendered and tokenised as in training. Raises UserError."""
-        prompt_format = self._format
+        schemas = self.host.schemas if self.host is not None and question.tools else NO_TOOLS
+        prompt_format = PromptFormat.of(self.source.config, schemas)
         if question.system is not None:
             prompt_format = replace(prompt_format, system_prompt=question.system)
         turns = question.turns.get(side, ())
         typed: Row = {prompt_format.prompt_column: question.prompt, prompt_format.answer_column: question.answer}
+        if column := prompt_format.environment_column:  # of several: what is typed has the first
+            typed[column] = prompt_format.environments[0]
         index, row, where, opening = 0, typed, "this prompt", turns[0].prompt if turns else question.prompt
         first: Row = typed | {prompt_format.prompt_column: opening}
         if question.row is not None:
@@ -291,11 +307,13 @@ class Chat:
             if not 0 <= question.row < len(rows):
                 raise UserError("row", f"{source} has rows 1 to {len(rows)}, and no row {question.row + 1}.")
             index, first, where = question.row, rows[question.row], row_name(question.row, source)
+            if column:
+                typed[column] = first.get(column)
             row = typed if turns else first
         messages: Messages = messages_of(first, prompt_format, where)
         for i, turn in enumerate(turns):
             following = turns[i + 1].prompt if i + 1 < len(turns) else question.prompt
-            messages += [{"role": "assistant", "content": turn.answer}, {"role": "user", "content": following}]
+            messages += [*turn.messages(), {"role": "user", "content": following}]
         tokens = tokenize_if_fits(messages, self.sides.tokenizer, prompt_format.variables_of(first), where, None)
         assert isinstance(tokens, list)
         return problem_of(index, row, messages, tokens, prompt_format)
@@ -307,25 +325,29 @@ class Chat:
         on_text: OnText = lambda side, text: None,
         check: Check = lambda: None,
         on_reply: OnReply = lambda reply: None,
+        on_turns: OnTurns = lambda side, turns: None,
     ) -> dict[SideName, Reply]:
         """The sides' answers, in turns token by token. `on_text` gets each new piece of text, `on_reply` each answer;
-        `check` is called before every token, and may raise. Raises UserError."""
+        `on_turns` an answer's turns before and after its calls have run; `check` is called before every token, and may
+        raise. Raises UserError."""
         began = time.perf_counter()
         turn = max((len(question.turns.get(name, ())) for name in names), default=0)
         (uniform_T,) = keyed_uniforms(question.seed, [(turn, 0)], question.max_tokens)
-        problems: dict[SideName, Problem] = {name: self.problem(question, name) for name in names}
+        problems = [self.problem(question, name) for name in names]
+        talks: Sequence[Rollout | None] = [None for _ in names]
+        if self.host is not None and question.tools:
+            rollout = Tools.of(self.source.config, self.host, self.sides.tokenizer).begin(problems, 1, check)
+            problems, talks = rollout.problems, [rollout.one(place) for place in range(len(names))]
         with ExitStack() as stack:
             answers: list[_Answer] = []
-            for name, problem in problems.items():
-                sequence = self._sequences[name]
+            for name, problem, talk in zip(names, problems, talks, strict=True):
                 outputs = CompletionBuffer(
                     1, question.max_tokens, self.sides.tokenizer, self.sides.eos_ids, self.source.config.stop
                 )
-                outputs.held = self._grammars[name].state(question.sampling.grammar)
-                steps = stack.enter_context(
-                    closing(sequence.generate(problem.tokens, question.sampling, uniform_T, check, outputs.held))
-                )
-                answers.append(_Answer(name, problem, steps, outputs, self.sides, began))
+                outputs.held = held = self._grammars[name].state(question.sampling.grammar)
+                generate = partial(self._generate, name, question.sampling, uniform_T, check, held)
+                answer = _Answer(name, problem, generate, outputs, self.sides, began, talk)
+                answers.append(stack.enter_context(closing(answer)))
             replies: dict[SideName, Reply] = {}
             while len(replies) < len(answers):
                 for answer in (answer for answer in answers if answer.is_open):
@@ -333,26 +355,48 @@ class Chat:
                     if text := answer.step():
                         on_text(answer.side, text)
                     if not answer.is_open:
+                        answer.run_calls(check, on_turns)
+                    if not answer.is_open:
                         replies[answer.side] = answer.reply(self._sequences[answer.side].prefilled)
                         on_reply(replies[answer.side])
         return replies
 
+    def _generate(
+        self,
+        name: SideName,
+        sampling: Sampling,
+        uniform_T: np.ndarray,
+        check: Check,
+        held: GrammarState | None,
+        prompt: Sequence[int],
+        start: int = 0,
+    ) -> Generator[SampledToken]:
+        return self._sequences[name].generate(prompt, sampling, uniform_T[start:], check, held)
+
 
 class _Answer:
+    """`generate(prompt, start)` samples from the answer's token `start` on; `talk`: its conversation with tools."""
+
     def __init__(
         self,
         side: SideName,
         problem: Problem,
-        steps: Iterator[SampledToken],
+        generate: Callable[..., Generator[SampledToken]],
         outputs: CompletionBuffer,
         sides: Sides,
         began: float,
+        talk: Rollout | None,
     ) -> None:
         self.side: SideName = side
         self.problem = problem
-        self._steps, self._outputs, self._began, self._eos_ids = steps, outputs, began, sides.eos_ids
-        self._text = TextStream(lambda tokens: sides.tokenizer.decode(list(tokens), skip_special_tokens=False))
+        self._generate, self._steps = generate, generate(problem.tokens)
+        self._outputs, self._began, self._eos_ids, self._talk = outputs, began, sides.eos_ids, talk
+        self._decode = lambda tokens: sides.tokenizer.decode(list(tokens), skip_special_tokens=False)
+        self._text = TextStream(self._decode)
         self._first_token_s = self._seconds = 0.0
+
+    def close(self) -> None:
+        self._steps.close()
 
     @property
     def is_open(self) -> bool:
@@ -368,6 +412,21 @@ class _Answer:
         text = "" if sampled.token in self._eos_ids else self._text.push(sampled.token)
         return text if self.is_open else text + self._text.rest()
 
+    def run_calls(self, check: Check, on_turns: OnTurns) -> None:
+        """Run the calls of the turn that has ended, if it has any; the answer goes on after their results."""
+        talk, outputs = self._talk, self._outputs
+        if talk is None or not talk.end_turns([0], outputs, check):
+            return
+        on_turns(self.side, talk.turns(0))
+        while talk.waiting:
+            going_on, _ = talk.results(outputs, WAIT_S, check)
+            if going_on:
+                outputs.stop[0] = OPEN
+                self._steps.close()
+                self._steps = self._generate([*self.problem.tokens, *outputs.tokens(0)], int(outputs.length[0]))
+                self._text = TextStream(self._decode)
+        on_turns(self.side, talk.turns(0))
+
     def reply(self, prefilled: int) -> Reply:
-        completion = self._outputs.completion(0)
+        completion = self._talk.completion(0, self._outputs) if self._talk else self._outputs.completion(0)
         return Reply(self.side, self.problem, completion, prefilled, self._first_token_s, self._seconds)

@@ -78,6 +78,14 @@ class Rollout:
         self.waiting = 0
         """Conversations whose calls run."""
 
+    def one(self, row: int) -> Rollout:
+        """The conversation of a completion as a rollout of its own; of a rollout with groups of one."""
+        return Rollout(self._tools, [self.problems[row]], 1, [self._numbers[row]])
+
+    def turns(self, row: int) -> list[Turn]:
+        """Its turns so far."""
+        return self._turns[row]
+
     def end_turns(self, rows: Sequence[int], outputs: CompletionBuffer, poll: Poll) -> list[int]:
         """Read the turns that have ended in these completions, and begin to run their calls. → those that wait."""
         waiting: list[int] = []

@@ -6,8 +6,10 @@ conversation and sends it with every prompt.
 
 from __future__ import annotations
 
+import atexit
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,27 +17,31 @@ from backend.serve.questions import QuestionCall
 from backend.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from backend.sampling.chat import Chat, Reply
+    from backend.sampling.chat import AnswerTurn, Chat, Reply
 
 REPORT_EVERY_S = 0.03  # interval of reports about an answer's text: as often as a screen shows it
 
 _loaded: list[Chat] = []  # the chat that was loaded last; empty before
+_tools = ExitStack()  # ends the process of its tools
+atexit.register(_tools.close)
 
 
 def chat_load(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{"name": run or model, "checkpoint": key} → {"sides": [base, tuned], "bytes", "notes": [sentence]}."""
+    """{"name": run or model, "checkpoint": key} → {"sides": [base, tuned], "bytes", "notes": [sentence],
+    "has_tools"}."""
     from backend.sampling.chat import Chat, find_source, load_sides
-    from backend.tools.load import shown_tools
+    from backend.tools.load import begin_tools
 
     _loaded.clear()  # frees the memory of the old model first
+    _tools.close()
     notes: list[str] = []
     source = find_source(request["name"], request.get("checkpoint") or "")
     call.check()
     sides = load_sides(source, note=notes.append)
-    schemas, why_not = shown_tools(source.config)
+    host, why_not = begin_tools(source.config, _tools)
     notes += filter(None, [why_not])
-    _loaded.append(Chat(source, sides, schemas))
-    return {"sides": list(sides.sides), "bytes": sides.bytes, "notes": notes}
+    _loaded.append(Chat(source, sides, host))
+    return {"sides": list(sides.sides), "bytes": sides.bytes, "notes": notes, "has_tools": host is not None}
 
 
 def chat_row(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
@@ -51,10 +57,11 @@ def chat_row(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
 
 def chat_reply(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
     """{"sides", "prompt", "turns": {side: [[prompt, answer], …]}, "row"?, "answer"?, "system"?, "temperature", "top_p",
-    "top_k", "min_p", "max_tokens", "seed", "free_output"?} → {}, when all have answered.
+    "top_k", "min_p", "max_tokens", "seed", "free_output"?, "tools"?} → {}, when all have answered.
 
-    Penalties and the grammar are the run's; `free_output` leaves the grammar out. Reports {"new_text": {side: text}},
-    and as an answer ends {"side", …`Reply.figures`, "group": a line for the question `score`}.
+    Penalties and the grammar are the run's; `free_output` leaves the grammar out, `tools` false the tools.
+    Reports {"new_text": {side: text}}, {"turns_of": side, "turns"} before and after a turn's calls have run, and as an
+    answer ends {"side", …`Reply.figures`, "group": a line for the question `score`}.
     """
     from backend.rewards.bench import line_of
     from backend.sampling.chat import ChatQuestion, Turn
@@ -76,6 +83,10 @@ def chat_reply(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]
             begun.add(side)
             send()
 
+    def on_turns(side: str, turns: Sequence[AnswerTurn]) -> None:
+        send()
+        call.report({"turns_of": side, "turns": [turn.row() for turn in turns]})
+
     def on_reply(reply: Reply) -> None:
         send()
         call.report({"side": reply.side, **reply.figures(), "group": line_of(reply.group)})
@@ -92,8 +103,9 @@ def chat_reply(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]
         replace(of_run, **asked, grammar=None if request.get("free_output") else of_run.grammar),
         int(request["max_tokens"]),
         int(request["seed"]),
+        request.get("tools", True),
     )
-    _chat().reply(question, request["sides"], add, call.check, on_reply)
+    _chat().reply(question, request["sides"], add, call.check, on_reply, on_turns)
     return {}
 
 

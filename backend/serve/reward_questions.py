@@ -31,7 +31,8 @@ from backend.rewards.catalogue import DEFAULT_REWARDS, locate_reward_file
 from backend.rewards.errors import RewardError
 from backend.runs.completion_rows import GroupRow, ScoringRow, parse_group_row
 from backend.serve.questions import QuestionCall
-from backend.tools.host import NO_TOOLS, ToolHost
+from backend.tools.host import ToolHost
+from backend.tools.load import shown_tools, uses_tools
 from backend.utils.errors import UserError
 
 _bench = RewardBench()
@@ -77,27 +78,11 @@ def _check_allowed(files: Iterable[Path], request: dict[str, Any]) -> None:
 
 
 def tools(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{"settings": of tools, "trusted"} → {"shared", "by_environment"}: the schemas that the model reads."""
-    _check_allowed(code_files(request["settings"]), request)
-    config = parse({"model": "-", "data": "-", **request["settings"]})
-    bench = RewardBench()  # of its own, since the other may sample meanwhile
-    try:
-        with bench.tools(config, BenchSettings.of(config), call.check) as host:
-            return asdict(host.schemas if host is not None else NO_TOOLS)
-    finally:
-        bench.close()
-
-
-@contextmanager
-def run_tools(config: Config, request: dict[str, Any], call: QuestionCall) -> Iterator[ToolHost | None]:
-    """The tools of a run for sampling, whose environments stay for scoring."""
-    named = {key: getattr(config, key) for key in keys_used_by("tools")}
-    if not any(named[key] for key in ("tools_file", "environment", "mcp_servers")):
-        yield None
-        return
-    _check_allowed(code_files(named), request)
-    with _bench.tools(config, _scoring_settings(request), call.check) as host:
-        yield host
+    """{"settings": of tools} → {"shared", "by_environment"}: the schemas that the model reads. Raises UserError."""
+    schemas, why_not = shown_tools(parse({"model": "-", "data": "-", **request["settings"]}))
+    if why_not:
+        raise UserError("tools_file", why_not)
+    return asdict(schemas)
 
 
 def sample(request: dict[str, Any], call: QuestionCall) -> list[dict[str, Any]]:
@@ -109,9 +94,20 @@ def sample(request: dict[str, Any], call: QuestionCall) -> list[dict[str, Any]]:
     config = parse({**raw, "reward_functions": list(DEFAULT_REWARDS)})
     pick = Pick(request.get("how", "random"), int(request.get("count", 8)), tuple(request.get("numbers") or ()))
     size, seed = int(request["group_size"]), int(request["seed"])
-    with run_tools(config, request, call) as host:
+    with _run_tools(config, request, call) as host:
         groups = _trial_sampler().sample(config, pick, size, seed, call.report, call.check, host)
     return [{**line_of(group), "row": group.problem.index + 1} for group in groups]
+
+
+@contextmanager
+def _run_tools(config: Config, request: dict[str, Any], call: QuestionCall) -> Iterator[ToolHost | None]:
+    """The tools of a run for sampling, whose environments stay for scoring. Raises UserError."""
+    if not uses_tools(config):
+        yield None
+        return
+    _check_allowed(code_files({key: getattr(config, key) for key in keys_used_by("tools")}), request)
+    with _bench.tools(config, _scoring_settings(request), call.check) as host:
+        yield host
 
 
 @cache

@@ -95,7 +95,9 @@ def classes_of(path: Path) -> list[str]:
 
 def with_exact(listed: Sequence[ListedTool], schemas: ToolSchemas) -> list[ListedTool]:
     """These tools with the schemas that the model reads, and tools of MCP servers besides."""
-    exact = {(None, tool["function"]["name"]): tool["function"] for tool in schemas.shared}
+    exact: dict[tuple[str | None, str], Any] = {
+        (None, tool["function"]["name"]): tool["function"] for tool in schemas.shared
+    }
     for name, tools in (schemas.by_environment or {}).items():
         exact |= {(name, tool["function"]["name"]): tool["function"] for tool in tools}
     found: list[ListedTool] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from backend.config.config import Config, keys_used_by
@@ -41,22 +42,27 @@ def load_tools(config: Config, scorer: Scorer) -> ToolHost | None:
 
 
 def shown_tools(config: Config) -> tuple[ToolSchemas, str]:
-    """Tools that prompts show, read in a process that ends again, or none and a sentence that says why: they were never
-    allowed to run here, or fail."""
+    """Tools that prompts show, read in a process that ends again, or none and the sentence of `begin_tools`."""
+    with ExitStack() as stack:
+        tools, why_not = begin_tools(config, stack)
+        return tools.schemas if tools else NO_TOOLS, why_not
+
+
+def begin_tools(config: Config, stack: ExitStack) -> tuple[ToolHost | None, str]:
+    """The tools of a run in a process that `stack` ends, or none and a sentence that says why: they were never allowed
+    to run here, or fail."""
     named = {key: getattr(config, key) for key in (*keys_used_by("tools"), "reward_network")}
     if not uses_tools(config):
-        return NO_TOOLS, ""
+        return None, ""
     if AllowedCode().missing(named) or AllowedServers().missing(named):
-        return NO_TOOLS, "The tools were never allowed to run on this machine, so prompts are without them here."
+        return None, "The tools were never allowed to run on this machine, so prompts are without them here."
     update = {"reward_isolation": "process", "reward_functions": list(DEFAULT_REWARDS), "stages": []}
     scorer = begin_scorer(config.model_copy(update=update | {"reward_functions_file": ""}))
+    stack.callback(scorer.close)
     try:
-        tools = load_tools(config, scorer)
-        return tools.schemas if tools else NO_TOOLS, ""
+        return load_tools(config, scorer), ""
     except UserError as error:
-        return NO_TOOLS, error.faults[0].sentence
-    finally:
-        scorer.close()
+        return None, error.faults[0].sentence
 
 
 def run_tools(config: Config) -> RunTools:

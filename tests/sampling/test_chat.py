@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,17 @@ from backend.data.prompts import TokenizedPrompts
 from backend.engine.model_probe import split
 from backend.models.policy import load_model, load_policy
 from backend.sampling import cached_sequence
+from backend.sampling import chat as chat_module
 from backend.sampling import chat as sides_module
 from backend.sampling.cached_sequence import CachedSequence
 from backend.sampling.chat import Chat, ChatQuestion, Turn, find_source, load_sides
+from backend.sampling.conversations import Tools
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import GREEDY, Sampling
 from backend.types import Completion
 from backend.utils.errors import UserError
+from tests.sampling.test_conversations import Format, Host
+from tests.sampling.test_rollout import MANY_ENDS
 from tests.support.random_models import tiny_model
 from tests.support.small_run import settings_for
 from tests.support.trained_run import make_run, shaken_policy
@@ -235,3 +240,26 @@ def test_a_long_prompt_can_be_stopped_between_its_pieces(models: Path, monkeypat
         next(sequence.generate(PROMPT, GREEDY, np.zeros(4, np.float32), check))
     assert checks == [0, 3, 6]
     assert take(sequence, PROMPT, 5) == take(sequence_of(models, "qwen3"), PROMPT, 5)
+
+
+def test_answers_call_tools_as_rollouts_do(chats: Callable[..., Chat], monkeypatch: pytest.MonkeyPatch):
+    """Calls at many ends of turns: the same tokens, masks and turns, of both sides; without tools there are none."""
+    plain = chats(train_type="full")
+    chat = Chat(plain.source, replace(plain.sides, eos_ids=tuple(MANY_ENDS)), Host())
+    tools = Tools(Host(), Format(), 3, lambda problem: [{}], lambda problem, text: problem)  # pyright: ignore
+    monkeypatch.setattr(chat_module.Tools, "of", lambda config, host, tokenizer: replace(tools, host=host))
+    seen: list[tuple[str, int]] = []
+    question = ChatQuestion("", row=3, sampling=SAMPLED, max_tokens=60, seed=9)
+    replies = chat.reply(question, BOTH, on_turns=lambda side, turns: seen.append((side, len(turns[-1].results))))
+    for side in BOTH:
+        policy = shaken_policy(chat.source.config, seed=1) if side == "tuned" else load_policy(chat.source.config)
+        policy.eos_ids = MANY_ENDS
+        sampler = Sampler(policy, 60)
+        sampler.tools = replace(tools, host=Host())
+        expected = sampler.sample([replies[side].problem], 1, SAMPLED, 9, 0)[0].completions[0]
+        completion = replies[side].completion
+        assert (completion.tokens, completion.mask) == (expected.tokens, expected.mask)
+        assert completion.turns == expected.turns and any(turn.result_tokens for turn in completion.turns)
+        assert seen.count((side, 0)) == seen.count((side, 1)) == sum(bool(turn.results) for turn in completion.turns)
+    again = chat.reply(replace(question, tools=False), BOTH)
+    assert not any(reply.completion.turns or reply.completion.mask for reply in again.values())
