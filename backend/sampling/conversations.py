@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 from backend.config.config import Config
@@ -54,24 +55,33 @@ class Tools:
         """Begin `group_size` conversations about each problem. Raises UserError where an environment cannot."""
         rows = [problem.row for problem in problems for _ in range(group_size)]
         began = self.host.begin(rows, poll)
-        openings = [text for _, text in began]
-        opened: list[Problem] = []
+        shared, own = list[Problem](), list[list[int]]()
         for p, problem in enumerate(problems):
-            first, *others = openings[p * group_size : (p + 1) * group_size]
-            if any(text != first for text in others):
-                what = f"`reset` returned different texts for one row (index {problem.index}), and a group compares"
-                raise UserError("environment", f"{what} answers to one prompt. Let the row's columns decide the text.")
-            opened.append(problem if first is None else self.with_opening(problem, first))
-        return Rollout(self, opened, group_size, [number for number, _ in began])
+            texts = [text for _, text in began[p * group_size : (p + 1) * group_size]]
+            opened = {text: problem if text is None else self.with_opening(problem, text) for text in set(texts)}
+            same = common_prefix([each.tokens for each in opened.values()])
+            shared.append(replace(opened[texts[0]], tokens=same))
+            own += [opened[text].tokens[len(same) :] for text in texts]
+        return Rollout(self, shared, own, [number for number, _ in began])
+
+
+def common_prefix(rows: Sequence[list[int]]) -> list[int]:
+    """What all these ids begin with."""
+    same = takewhile(lambda ids: len(set(ids)) == 1, zip(*rows, strict=False))
+    return [ids[0] for ids in same]
 
 
 class Rollout:
     """The conversations of one rollout, numbered like its completions: parses what a turn says, has its calls run, and
-    hands the results back as tokens."""
+    hands the results back as tokens. `problems`: what the prompts of each group have in common; `openings`: the rest of
+    each completion's prompt, which differs where `reset` says different things of one row."""
 
-    def __init__(self, tools: Tools, problems: list[Problem], group_size: int, numbers: Sequence[int]) -> None:
-        self.problems = problems
+    def __init__(
+        self, tools: Tools, problems: list[Problem], openings: list[list[int]], numbers: Sequence[int]
+    ) -> None:
+        self.problems, self.openings = problems, openings
         self._tools, self._numbers = tools, list(numbers)
+        group_size = len(numbers) // len(problems)
         self._schemas = [tools.schemas_of(problem) for problem in problems for _ in range(group_size)]
         self._row_of = {number: row for row, number in enumerate(numbers)}
         self._turns: list[list[Turn]] = [[] for _ in numbers]
@@ -134,7 +144,7 @@ class Rollout:
 
     def _start(self, row: int) -> int:
         """Where the present turn begins."""
-        return sum(turn.tokens + turn.result_tokens for turn in self._turns[row])
+        return len(self.openings[row]) + sum(turn.tokens + turn.result_tokens for turn in self._turns[row])
 
 
 def tool_metrics(groups: Sequence[Group]) -> dict[str, float]:

@@ -112,7 +112,11 @@ class Sampler:
         outputs = CompletionBuffer(len(keys), self.max_tokens, self.policy.tokenizer, self.policy.eos_ids, self.stop)
         decode = self._decode_batch if self.has_continuous_batching else self._decode_by_group
         conversations = self.tools and self.tools.begin(problems, group_size, lambda: poll(0))
-        problems = conversations.problems if conversations else problems
+        if conversations is not None:
+            problems = conversations.problems
+            for row, opening in enumerate(conversations.openings):
+                if opening:
+                    outputs.insert(row, opening)
         self.policy.model.eval()
         self.fused.refresh()
         try:
@@ -309,7 +313,9 @@ class Sampler:
 
         for p, prompt in enumerate(prompts):
             for first in range(p * G, (p + 1) * G, self.rows or G):
-                decode_turn(np.arange(first, min(first + (self.rows or G), (p + 1) * G)), prompt, [])
+                index = np.arange(first, min(first + (self.rows or G), (p + 1) * G))
+                for part in [index] if not outputs.length[index].any() else index[:, None]:
+                    decode_turn(part, prompt, outputs.tokens(part[0]))
         # Conversations differ in length by now, and these caches can neither hold such rows nor go back.
         while conversations is not None and conversations.waiting:
             for row in conversations.results(outputs, WAIT_S, lambda: poll(outputs.token_count))[0]:

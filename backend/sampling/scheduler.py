@@ -86,8 +86,7 @@ class Scheduler:
             needed = capacity(rows.slot - unused + steps)
             has_right_columns = rows.slot + steps <= rows.capacity and 4 * needed > 3 * rows.capacity
         if not has_right_columns:
-            admissions = self.queue.admit(fresh) if fresh else []
-            admissions += self._read_results(ready)
+            admissions = self._begin(fresh, ready) + self._read_results(ready)
             # An admitted row has one token more, from its prefill; the row with the fewest decides how long the next
             # chunk is.
             lengths = [self.outputs.length[each.index] + 1 for each in admissions]
@@ -106,6 +105,18 @@ class Scheduler:
             mx.async_eval(*self.latest)
             rows.compact(keep, len(alive), admissions, lengths, steps)
         return True
+
+    def _begin(self, count: int, ready: list[int]) -> list[AdmittedRows]:
+        """The next `count` completions. Those whose prompt goes on after what their group shares become `ready`."""
+        admissions: list[AdmittedRows] = []
+        for each in self.queue.admit(count):
+            goes_on = self.outputs.length[each.index] > 0
+            for row, prompt in zip(each.index[goes_on].tolist(), each.prompt[goes_on].tolist(), strict=True):
+                self.parked[row] = ParkedRow(*each.prefilled.copied(prompt), read=0)
+                ready.append(row)
+            if not goes_on.all():
+                admissions.append(AdmittedRows(each.prefilled, each.index[~goes_on], each.prompt[~goes_on]))
+        return admissions
 
     def _with_results(self, *, is_idle: bool) -> list[int]:
         """The parked completions whose tools have answered. `is_idle`: wait for one where none can begin either."""
@@ -209,6 +220,10 @@ class Prefilled:
     @property
     def columns(self) -> int:
         return self.keys[0].shape[-2]
+
+    def copied(self, prompt: int) -> tuple[list[mx.array], list[mx.array]]:
+        """Keys and values of one prompt."""
+        return _copied((self.keys, self.values), prompt, int(self.pad_P[prompt]), self.columns)
 
 
 @dataclass(slots=True)
@@ -315,13 +330,7 @@ class KVRows:
 
     def copied(self, row: int, columns: int) -> tuple[list[mx.array], list[mx.array]]:
         """Keys and values of the first `columns` of a row."""
-        start = int(self.pad[row])
-        keys, values = (
-            [mx.contiguous(array[row : row + 1, ..., start : start + columns, :]) for array in arrays]
-            for arrays in (self.keys, self.values)
-        )
-        mx.eval(keys, values)
-        return keys, values
+        return _copied((self.keys, self.values), row, int(self.pad[row]), int(self.pad[row]) + columns)
 
     def compact(
         self,
@@ -370,6 +379,14 @@ class KVRows:
         # Ended rows may be longer than `slot`: their padding is 0, not negative.
         self.pad = np.maximum(slot - lengths, 0)
         self.slot, self.pad_B, self.column_C = slot, mx.array(self.pad.astype(np.int32)), mx.arange(columns)
+
+
+def _copied(
+    layers: tuple[list[mx.array], list[mx.array]], row: int, start: int, end: int
+) -> tuple[list[mx.array], list[mx.array]]:
+    keys, values = ([mx.contiguous(x[row : row + 1, ..., start:end, :]) for x in arrays] for arrays in layers)
+    mx.eval(keys, values)
+    return keys, values
 
 
 def _aligned(filled: mx.array, slot: int, columns: int) -> mx.array:

@@ -16,7 +16,6 @@ from backend.sampling.sampler import Sampling, keyed_uniforms, sample_tokens
 from backend.sampling.scheduler import Scheduler
 from backend.tools.host import Poll, ToolSchemas
 from backend.types import Completion, Group, Problem, ToolCall, ToolResult
-from backend.utils.errors import UserError
 from tests.sampling.test_rollout import FILTERED, MANY_ENDS, full_logits, full_logps, policy_of, problems
 
 SUFFIX, LONGEST = 7, 40
@@ -65,7 +64,7 @@ class Host:
 
 def with_tools(sampler: Sampler, host: Host | None = None, most_turns: int = 3) -> Sampler:
     configured = copy.copy(sampler)
-    opened = lambda problem, text: Problem(0, text, [], [*problem.tokens, 70], "")  # noqa: E731
+    opened = lambda problem, text: Problem(0, text, [], [*problem.tokens, *map(ord, text)], "")  # noqa: E731
     configured.tools = Tools(host or Host(), Format(), most_turns, lambda problem: [{}], opened)  # pyright: ignore
     return configured
 
@@ -175,12 +174,21 @@ def test_a_parked_row_keeps_its_place_in_memory(
     assert most == 3
 
 
-def test_an_environments_text_opens_the_prompt_of_a_group(samplers: Callable[[str], Sampler]) -> None:
+@pytest.mark.parametrize("arch", ["qwen3", "gemma3_text"])
+def test_an_environments_text_opens_the_prompt(samplers: Callable[[str], Sampler], arch: str) -> None:
+    """What differs within a group is the masked beginning of each completion."""
     host = Host()
-    host.texts = ["a", "a"]
-    sampler = with_tools(samplers("qwen3"), host)
-    (group,) = sampler.sample(problems([4]), 2, FILTERED, seed=5, first_number=7)
-    assert group.problem.tokens == [*problems([4])[0].tokens, 70]
-    host.texts = ["a", "b"]
-    with pytest.raises(UserError, match="different texts"):
-        sampler.sample(problems([4]), 2, FILTERED, seed=5, first_number=7)
+    host.texts = ["GO", "GO"]
+    (group,) = with_tools(samplers(arch), host).sample(problems([4]), 2, FILTERED, seed=5, first_number=7)
+    assert group.problem.tokens == [*problems([4])[0].tokens, *b"GO"]
+    host.texts = ["GO", "GET SET", "G"]
+    (group,) = with_tools(samplers(arch), host).sample(problems([4]), 3, FILTERED, seed=5, first_number=7)
+    assert group.problem.tokens == [*problems([4])[0].tokens, ord("G")]
+    for completion, text in zip(group.completions, ["O", "ET SET", ""], strict=True):
+        opening = [*text.encode()]
+        assert completion.tokens[: len(opening)] == opening
+        own = np.array(completion.mask or [1] * len(completion.tokens), bool)
+        assert not own[: len(opening)].any() and own[len(opening)]
+        assert own.sum() == sum(turn.tokens for turn in completion.turns)
+        logps = full_logps(samplers(arch).policy, group.problem.tokens, completion.tokens, 0.9)
+        assert np.abs(logps - completion.logps)[own].max() < 1e-4
