@@ -157,11 +157,15 @@ class Scorer:
     ) -> RewardError:
         """The error that stops a run."""
         function, index = functions[min(failure.function, len(functions) - 1)], failure.completion
-        if isinstance(self.host, RewardWorker) and not self.host.network and _NO_NETWORK.search(failure.what):
-            failure = replace(failure, what=f"{failure.what} (reward_network is off)")
+        failure = replace(failure, what=self.with_network_hint(failure.what))
         if not failure.file:  # its process is gone
             failure = replace(failure, file=str(function.file or ""), line=function.line)
         return RewardError.of_call(function, failure, None if index is None else samples[index % len(samples)])
+
+    def with_network_hint(self, what: str) -> str:
+        """What code raised, and that it may not use the network if that is the reason."""
+        has_none = isinstance(self.host, RewardWorker) and not self.host.network
+        return f"{what} (reward_network is off)" if has_none and _NO_NETWORK.search(what) else what
 
     def map_rows(
         self, function: str, rows: Sequence[dict[str, Any]], where: Callable[[int], str]

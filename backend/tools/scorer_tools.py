@@ -148,7 +148,8 @@ class ScorerTools:
             if result.failed:
                 name = self._conversations[number].environment
                 which = f"environment {quote(name, 40)}" if name else "environment"
-                raise UserError("environment", f"The reset of the {which} {result.content}.")
+                what = self._scorer.with_network_hint(result.content)
+                raise UserError("environment", f"The reset of the {which} {what}.")
             texts[number] = result.content or None
         return texts
 

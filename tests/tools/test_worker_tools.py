@@ -16,6 +16,7 @@ from backend.rewards.worker_process import RewardWorker
 from backend.tools.scorer_tools import ScorerTools
 from backend.tools.toolbox import RunTools
 from backend.types import Completion, Group, Problem, ToolCall, ToolResult
+from backend.utils.errors import UserError
 
 HEAD = "import asyncio, ctypes, os, sys, time\n\n"
 TOOLS = (
@@ -141,6 +142,12 @@ def test_calls_have_results_or_errors(tools, capfd: pytest.CaptureFixture[str]) 
     run(host, [])
     printed = capfd.readouterr().err
     assert len(printed) < 100_000 and "more bytes that reward functions printed are left out" in printed
+
+
+def test_reset_without_network_says_so(tools) -> None:
+    text = 'class Game:\n    def reset(self, **row):\n        raise PermissionError(13, "Permission denied")\n'
+    with pytest.raises(UserError, match=r"Permission denied \(mine.py, line 3\) \(reward_network is off\)\.$"):
+        tools(text, "Game")[1].begin([{}], wait_on)
 
 
 @pytest.mark.parametrize(
