@@ -38,9 +38,11 @@ KEPT_TURNS = 20
 
 @dataclass(slots=True)
 class ChatAnswer:
-    """One side's answer. `figures`: of `backend.sampling.chat.Reply`; `problem`: why it was not given or scored."""
+    """One side's answer. `figures`: of `backend.sampling.chat.Reply`; `problem`: why it was not given or scored;
+    `turns`: before `text`, those with calls of tools."""
 
     text: str = ""
+    turns: list[dict[str, Any]] = field(default_factory=list)
     state: Literal["waiting", "writing", "done", "stopped", "failed"] = "waiting"
     figures: dict[str, Any] = field(default_factory=dict)
     group: dict[str, Any] = field(default_factory=dict)
@@ -90,7 +92,8 @@ class ChatWithModel(QObject):
     Attributes:
         state – empty, loading, ready, answering, or failed with `problem`.
         choice – what was chosen; `checkpoint`: which of its weights are loaded, or being loaded.
-        sides, bytes, notes – of what is loaded: its sides, the memory of its weights, sentences.
+        sides, bytes, notes, has_tools – of what is loaded: its sides, the memory of its weights, sentences, and if
+            its answers can call tools.
         turns – what was asked of it since `reset`, kept in `folder`.
         row – the row that was picked last, or None.
     """
@@ -109,6 +112,7 @@ class ChatWithModel(QObject):
         self.choice: ChatChoice | None = None
         self.checkpoint, self.problem, self.bytes = "", "", 0
         self.sides: list[str] = []
+        self.has_tools = False
         self.notes: list[str] = []
         self.turns: list[ChatTurn] = []
         self.row: HeldOutRow | None = None
@@ -153,10 +157,12 @@ class ChatWithModel(QObject):
             self._service.close(wait=False)
             self._service = None
         self.sides, self.notes, self.bytes, self.row, self._question = [], [], 0, None, None
+        self.has_tools = False
         self._set_state("empty")
 
     def _on_loaded(self, answer: dict[str, Any]) -> None:
         self.sides, self.bytes, self.notes = answer["sides"], answer["bytes"], answer["notes"]
+        self.has_tools = bool(answer.get("has_tools"))
         if self.choice is not None and self.choice.is_run and not self._may_score:
             self.notes.append("The code was not allowed to run, so answers are not scored.")
         self._set_state("ready")
@@ -209,7 +215,7 @@ class ChatWithModel(QObject):
     ) -> None:
         """Have `sides` answer; `continues`: they see the turns before.
 
-        `how`: temperature, top_p, top_k, min_p, max_tokens, seed, free_output.
+        `how`: temperature, top_p, top_k, min_p, max_tokens, seed, free_output, tools.
         """
         sides = [side for side in self.sides if side in sides]
         if self._service is None or self.state != "ready" or not sides:
@@ -217,10 +223,10 @@ class ChatWithModel(QObject):
         row = self.row if self.row is not None and prompt == self.row.prompt else None
         if row is not None or not continues:
             self._first, self._opening_row = len(self.turns), row.number if row is not None else None
-        turns: dict[str, list[list[str]]] = {}
+        turns: dict[str, list[list[Any]]] = {}
         for side in sides:
             given = [(turn.prompt, turn.answers[side]) for turn in self.turns[self._first :] if side in turn.answers]
-            turns[side] = [[asked, answer.text] for asked, answer in given if answer.state != "failed"]
+            turns[side] = [[asked, answer.text, answer.turns] for asked, answer in given if answer.state != "failed"]
         is_first = self._first == len(self.turns)
         self.turns.append(ChatTurn(prompt, expected, {side: ChatAnswer() for side in sides}, is_first))
         self._set_state("answering")
@@ -251,10 +257,15 @@ class ChatWithModel(QObject):
             answer.text += text
             answer.state = "writing"
             self.answer_changed.emit(index, side)
+        if side := progress.get("turns_of"):  # its calls run, or have run
+            answer = self.turns[index].answers[side]
+            answer.turns, answer.text = progress["turns"], ""
+            self.answer_changed.emit(index, side)
         if side := progress.get("side"):  # its answer has ended
             answer = self.turns[index].answers[side]
             # The text of all tokens: pieces differ from it where a tokenizer cleans up spaces.
             answer.text, answer.group = progress.pop("text"), progress.pop("group")
+            answer.turns = progress.pop("turns", [])
             answer.figures, answer.state = progress, "done"
             self.answer_changed.emit(index, side)
             self._score(index, side)

@@ -16,9 +16,9 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from PySide6.QtGui import QUndoCommand, QUndoStack
 
 from app.state import run_summary
-from app.state.file_problems import FileProblems, UnreadKey, file_problems, key_lines
 from backend.config import config
 from backend.config.config import SETTINGS, Config
+from backend.config.file_problems import FileProblems, UnreadKey, file_problems, key_lines
 from backend.config.model_and_data_names import source_faults
 from backend.config.other_programs.translation import DEFAULTS, Translation, read_file, summary
 from backend.config.setting import Kind, Setting

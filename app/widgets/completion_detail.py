@@ -50,24 +50,31 @@ class TextPane(QPlainTextEdit):
         if self.toPlainText() != shown:  # setting it again would scroll to the top and drop the selection
             self.setPlainText(shown)
 
-    def show_parts(self, parts: Sequence[tuple[str, QTextCharFormat | None]]) -> list[int]:
-        """Show the parts of a text, each in its format. Returns where they end, in characters of the document."""
-        self.show_text("".join(text for text, _ in parts))
-        # A document counts UTF-16 units, two for an emoji.
-        ends = list(accumulate(len(text.encode("utf-16-le", "surrogatepass")) // 2 for text, _ in parts))
-        marks, start = [], 0
-        for form, run in groupby(zip(ends, parts, strict=True), key=lambda pair: pair[1][1]):
-            end = [end for end, _ in run][-1]
-            if form is not None:
-                mark = QTextEdit.ExtraSelection()
-                mark.cursor = QTextCursor(self.document())
-                mark.cursor.setPosition(start)
-                mark.cursor.setPosition(end, QTextCursor.MoveMode.KeepAnchor)
-                mark.format = form
-                marks.append(mark)
-            start = end
-        self.setExtraSelections(marks)
-        return ends
+
+def show_parts(pane: Any, parts: Sequence[tuple[str, QTextCharFormat | None]]) -> list[int]:
+    """Show the parts of a text in a pane with `show_text`, each in its format. Returns where they end, in characters of
+    its document."""
+    pane.show_text("".join(text for text, _ in parts))
+    # A document counts UTF-16 units, two for an emoji.
+    ends = list(accumulate(len(text.encode("utf-16-le", "surrogatepass")) // 2 for text, _ in parts))
+    marks, start = [], 0
+    for form, run in groupby(zip(ends, parts, strict=True), key=lambda pair: pair[1][1]):
+        end = [end for end, _ in run][-1]
+        if form is not None:
+            mark = QTextEdit.ExtraSelection()
+            mark.cursor = QTextCursor(pane.document())
+            mark.cursor.setPosition(start)
+            mark.cursor.setPosition(end, QTextCursor.MoveMode.KeepAnchor)
+            mark.format = form
+            marks.append(mark)
+        start = end
+    pane.setExtraSelections(marks)
+    return ends
+
+
+def show_conversation(pane: Any, completion: Mapping[str, Any]) -> None:
+    parts = conversation_parts(completion)
+    show_parts(pane, [(visible(text), conversation_format(kind)) for kind, text in parts])
 
 
 def blend(over: QColor, share: float) -> QColor:
@@ -115,8 +122,7 @@ class CompletionPane(QWidget):
 
     def show_completion(self, completion: Mapping[str, Any] | None) -> None:
         self._completion = completion
-        parts = conversation_parts(completion or {})
-        self.text.show_parts([(visible(text), conversation_format(kind)) for kind, text in parts])
+        show_conversation(self.text, completion or {})
         self.result.setText(_result_html(completion) if completion else "")
         self.scores.setText(self._scores_html(completion) if completion else "")
 

@@ -115,10 +115,40 @@ def test_what_was_asked_stays_with_its_run(qtbot, page: ChatPage):
     later.chat._make_service = ServiceByHand  # pyright: ignore
     later.continues.click()
     load(later)
-    assert send(later, "And?").arguments["turns"] == {"base": [["Mine", "One."]], "tuned": [["Mine", ""]]}
+    assert send(later, "And?").arguments["turns"] == {"base": [["Mine", "One.", []]], "tuned": [["Mine", "", []]]}
     later.bar.reset.click()
     assert later.transcript.answers == [] and next(later.chat._folder.iterdir()).read_text() == ""
     later.chat.unload()
+
+
+def test_calls_of_tools_are_shown_as_they_run(page: ChatPage):
+    load(page)
+    assert page.use_tools.isHidden(), "the run has none"
+    page.chat.unload()
+    page.load()
+    about = {"sides": ["base", "tuned"], "bytes": 2_000_000, "notes": [], "has_tools": True}
+    service_of(page).last("chat_load").answer(about)
+    asked = send(page)
+    view = page.transcript.answers[0]["base"]
+    assert asked.arguments["tools"] is True and page.use_tools.isVisible()
+    call = {"name": "add", "arguments": {"a": 1}}
+    turn = {"text": "So:", "tokens": 7, "calls": [call], "results": [], "result_tokens": 0}
+    asked.report({"new_text": {"base": "So: <tool_call>"}})
+    asked.report({"turns_of": "base", "turns": [turn]})
+    assert view.status.text() == "Running add…" and view.text.toPlainText() == ""
+    turn = turn | {"results": [{"name": "add", "content": "3", "failed": False, "seconds": 0.5}], "result_tokens": 4}
+    asked.report({"turns_of": "base", "turns": [turn]})
+    said = "Turn 1, 7 tokens\nSo:\n→ add(a=1)  500 ms\n← 3\n"
+    assert view.calls.toPlainText() == said and not view.calls.isHidden()
+    asked.report({"new_text": {"base": "It is 3."}})
+    last = {"text": "It is 3.", "tokens": 5, "calls": [], "results": [], "result_tokens": 0}
+    asked.report(reply("base", "It is 3.") | {"turns": [turn, last]})
+    assert (view.calls.toPlainText(), view.text.toPlainText()) == (said, "It is 3.")
+    asked.answer({})
+    page.use_tools.click()
+    page.continues.click()
+    again = send(page, "And?").arguments
+    assert again["tools"] is False and again["turns"]["base"] == [["Hi", "It is 3.", [turn, last]]]
 
 
 def test_both_sides_stream_and_are_scored(page: ChatPage):
@@ -160,7 +190,7 @@ def test_escape_stops(page: ChatPage):
     page.chat.stop()
     page.continues.click()
     later = send(page, "And now?")
-    assert later.arguments["sides"] == ["tuned"] and later.arguments["turns"] == {"tuned": [["Alone", ""]]}
+    assert later.arguments["sides"] == ["tuned"] and later.arguments["turns"] == {"tuned": [["Alone", "", []]]}
     later.answer({})
     page.new_conversation()
     assert send(page).arguments["turns"] == {"tuned": []} and len(page.transcript.answers) == 1

@@ -16,7 +16,7 @@ from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import label
 from app.widgets.basic.layout import card, clear_layout, column, configure, holder, row, set_shown
 from app.widgets.basic.number_format import figure, short_duration
-from app.widgets.completion_detail import TagHighlighter, scores_html
+from app.widgets.completion_detail import TagHighlighter, scores_html, show_conversation
 from app.widgets.completion_table import STOP_LABELS
 
 FEWEST_LINES, MOST_LINES = 3, 8
@@ -95,6 +95,7 @@ class AnswerView(QFrame):
         self._folds: bool | None = None
         self._is_folded = False
         self.fold = LinkButton("", on_click=self._turn_fold)
+        self.calls = GrowingText(f"{TITLES[side]}, calls of answer {number}")
         self.text = GrowingText(f"{TITLES[side]}, answer {number}")
         self._highlighter = TagHighlighter(self.text)
         rich = Qt.TextFormat.RichText
@@ -106,7 +107,7 @@ class AnswerView(QFrame):
         bottom = Qt.AlignmentFlag.AlignBottom
         foot = row((self.status, 1), (self.fold, 0, bottom), (self.keep, 0, bottom), spacing=2 * theme.SPACE)
         title = label(TITLES[side], theme.heading_font())
-        parts = (title, self.text, self.scores, self.problem, None, foot)
+        parts = (title, self.calls, self.text, self.scores, self.problem, None, foot)
         column(*parts, into=self, spacing=6, margins=(12, theme.SPACE, 12, theme.SPACE))
         self.show_answer(*self._shown)
         theme.signals.changed.connect(self._recolour)
@@ -117,6 +118,8 @@ class AnswerView(QFrame):
         is_long = bool(rest) and len(thinking) > SHORT  # shown while it is being written, or short
         self._is_folded = is_long if self._folds is None else self._folds
         self.text.show_text(rest if self._is_folded else answer.text)
+        with_calls = [turn for turn in answer.turns if turn["calls"]]
+        show_conversation(self.calls, {"turns": with_calls})
         words = figure(len(thinking.split()))
         self.fold.setText(f"Show thinking ({words} words)" if self._is_folded else "Hide thinking")
         names = list(answer.scores)
@@ -125,7 +128,7 @@ class AnswerView(QFrame):
         self.problem.setText(answer.problem)
         self.status.setText(status_text(answer))
         texts = ((self.scores, answer.scores), (self.problem, answer.problem))
-        for part, is_shown in ((self.fold, is_long), *texts, (self.keep, can_keep)):
+        for part, is_shown in ((self.calls, with_calls), (self.fold, is_long), *texts, (self.keep, can_keep)):
             set_shown(part, bool(is_shown))
 
     def _turn_fold(self) -> None:
@@ -139,6 +142,8 @@ class AnswerView(QFrame):
 
 def status_text(answer: ChatAnswer) -> str:
     """“23 tokens, ended, the first after 50 ms, then 190 tokens/s”."""
+    if answer.state == "writing" and answer.turns and not (answer.text or answer.turns[-1]["results"]):
+        return f"Running {', '.join(call['name'] for call in answer.turns[-1]['calls'])}…"
     if answer.state != "done":
         return {"waiting": "Reading the prompt…", "writing": "Writing…", "stopped": "Stopped"}.get(answer.state, "")
     figures, kept = answer.figures, ", kept as a case" if answer.kept else ""

@@ -54,12 +54,15 @@ class ChatPage(QWidget):
         self.prompt = self.first_focus = PromptBox()
         tip = "Off: each prompt is asked alone. On: it is asked after those before it"
         self.continues = CheckBox("Continue the conversation", tip=tip)
+        tip = "Answers call the run's tools; an environment begins anew with each prompt"
+        self.use_tools = CheckBox("Use its tools", tip=tip, checked=True)
         self.send_button = button(
             "Send", lambda: self.chat.stop() if self.chat.state == "answering" else self.send(), primary=True
         )
         body = QWidget()
         self._body = stack(self.notice, self.transcript, into=body)
-        asking = row((self.prompt, 1), column(self.continues, row(self.sides, (self.send_button, 1)), None, spacing=6))
+        sending = row(self.sides, (self.send_button, 1))
+        asking = row((self.prompt, 1), column(self.continues, self.use_tools, sending, None, spacing=6))
         self._below = holder(column(self.rows, asking, spacing=6))
         middle = row((column((body, 1), self._below, spacing=12), 1), self.panel, spacing=12)
         column(self.bar, self.about, (middle, 1), into=self, margins=theme.GUTTER)
@@ -193,6 +196,7 @@ class ChatPage(QWidget):
         self.about.setText(f"{words[0]}. {words[1]}" if is_told else about_loaded(chat))
         can_ask = choice is not None and not choice.problem and self._live is None
         self.sides.setVisible(len(chat.sides) > 1)
+        set_shown(self.use_tools, chat.has_tools)
         self.rows.offer_rows(has_rows=choice is not None and choice.is_run, loaded=chat.is_loaded)
         set_shown(self._below, can_ask)
         set_shown(self.panel, can_ask and self.bar.settings.isChecked())
@@ -274,7 +278,8 @@ class ChatPage(QWidget):
         prompt, sides = self.prompt.toPlainText().strip(), self.sides.key
         chosen = self.chat.sides if sides == "both" or sides not in self.chat.sides else [sides]
         expected, system = self.rows.expected.text().strip(), self.panel.system_message()
-        how, continues = self.panel.values(), self.continues.isChecked()
+        how = self.panel.values() | {"tools": self.use_tools.isChecked()}
+        continues = self.continues.isChecked()
         self.chat.send(prompt, chosen, how, expected=expected, system=system, continues=continues)
         self.prompt.clear()
         self.rows.expected.clear()

@@ -28,7 +28,7 @@ from app.widgets.basic.controls import CheckBox, ComboBox, LinkButton
 from app.widgets.basic.labels import label, show_text
 from app.widgets.basic.layout import configure, row, set_shown
 from app.widgets.basic.number_format import counted, figure, finite, signed
-from app.widgets.completion_detail import CompletionPane, blend, conversation_format
+from app.widgets.completion_detail import CompletionPane, blend, conversation_format, show_parts
 from backend.runs.conversation import conversation_parts, conversation_text, turns_of
 from backend.utils.text import visible
 
@@ -261,7 +261,7 @@ class ReadingPane(CompletionPane):
             shown = [
                 (fold(part, tags) if kind == "text" else part, conversation_format(kind)) for kind, part in conversation
             ]
-        self._ends = self.text.show_parts(shown)
+        self._ends = show_parts(self.text, shown)
         self.legend.show_tokens(tokens)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
