@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,13 +24,14 @@ from transformers import PreTrainedTokenizerFast
 from backend.config.config import Config
 from backend.data.problems import PromptFormat
 from backend.data.prompts import TokenizedPrompts
-from backend.data.rows import read_splits
 from backend.models.policy import load_policy
 from backend.rewards.functions.r1 import extract_answer
 from backend.runs.checkpoint import arrays_of, newest
 from backend.runs.run_folder import RunFolder
+from backend.sampling.conversations import Tools
 from backend.sampling.rollout import Sampler
 from backend.trainer.evaluation.evaluate import greedy_accuracy
+from backend.trainer.run_inputs import read_inputs
 from backend.training.optimizers import clip_by_norm, optimizer
 from backend.training.schedules import schedule
 
@@ -80,24 +81,26 @@ CAREFUL_SHARE = 0.35
 PEAK_RATE, RATE_WARMUP_STEPS = 2e-3, 50
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer(
+    vocabulary: Sequence[str] = VOCABULARY, words: Sequence[str] = WORDS, config: dict[str, Any] = TOKENIZER_CONFIG
+) -> PreTrainedTokenizerFast:
     """The tokenizer, equal to the one transformers loads from the files of `rebuild`."""
     # Byte-pair encoding without merges: one token per character, and `<unk>` for every other one.
-    characters = BPE({token: index for index, token in enumerate(VOCABULARY)}, [], unk_token=UNKNOWN)
+    characters = BPE({token: index for index, token in enumerate(vocabulary)}, [], unk_token=UNKNOWN)
     tokenizer = Tokenizer(characters)
     tokenizer.decoder = decoders.Fuse()  # the default joins tokens with spaces
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
-    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in WORDS])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **TOKENIZER_CONFIG)
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in words])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **config)
 
 
-def make_model(seed: int) -> qwen3.Model:
+def make_model(seed: int, config: dict[str, Any] = CONFIG) -> qwen3.Model:
     """A model with random weights that depend on `seed` alone.
 
     Norms start at 1, matrices normal with variance 1 / inputs; projections into the residual stream are scaled down by
     √(2 · layers), as in GPT-2.
     """
-    model = qwen3.Model(qwen3.ModelArgs.from_dict(CONFIG))
+    model = qwen3.Model(qwen3.ModelArgs.from_dict(config))
     weights = dict(tree_flatten(model.parameters()))
     initial: list[tuple[str, mx.array]] = []
     for (name, array), key in zip(weights.items(), mx.random.split(mx.random.key(seed), len(weights)), strict=True):
@@ -106,7 +109,7 @@ def make_model(seed: int) -> qwen3.Model:
             continue
         scale = array.shape[-1] ** -0.5
         if name.endswith(("o_proj.weight", "down_proj.weight")):
-            scale *= (2 * LAYERS) ** -0.5
+            scale *= (2 * config["num_hidden_layers"]) ** -0.5
         initial.append((name, mx.random.normal(array.shape, scale=scale, key=key)))
     model.update(tree_unflatten(initial))
     mx.eval(model.parameters())
@@ -165,26 +168,24 @@ def sloppy(problem: Sum) -> str:
     return f"<think></think><answer>{''.join(str((int(a) + int(b)) % 10) for a, b in columns)}</answer>"
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, problem: Sum, solution: str) -> tuple[list[int], list[int]]:
-    """(ids of the prompt with the chat template, ids of the solution with the end-of-turn token)."""
+Progress = Callable[[str], None]
+Example = tuple[list[int], list[int]]
+"""Token ids of a conversation, and 1 for each that the model learns to write, 0 for the others."""
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, problem: Sum, solution: str) -> Example:
+    """The prompt with the chat template, and the solution with the end-of-turn token, which the model learns."""
     messages = [{"role": "user", "content": problem.prompt}]
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    return tokenizer.encode(str(prompt)), tokenizer.encode(solution + END)
+    asked, written = tokenizer.encode(str(prompt)), tokenizer.encode(solution + END)
+    return asked + written, [0] * len(asked) + [1] * len(written)
 
 
-def warm_up(
-    model: qwen3.Model,
-    tokenizer: PreTrainedTokenizerFast,
-    problems: list[Sum],
-    seed: int,
-    steps: int,
-    progress: Callable[[str], None],
-) -> None:
-    """Train `model` in place on `steps` random batches of careful and sloppy answers.
+def warm_up(model: qwen3.Model, batch: Callable[[], list[Example]], steps: int, progress: Progress) -> None:
+    """Train `model` in place on `steps` batches.
 
     The learning rate decays to 0; otherwise accuracy varies widely from one step to the next.
     """
-    rng = random.Random(f"warm-up {seed}")
     rate = schedule(
         "cosine",
         PEAK_RATE,
@@ -201,17 +202,12 @@ def warm_up(
 
     gradient = nn.value_and_grad(model, loss)
     for step in range(1, steps + 1):
-        pairs = [
-            encode(tokenizer, problem, (careful if rng.random() < CAREFUL_SHARE else sloppy)(problem))
-            for problem in rng.choices(problems, k=ROWS)
-        ]
-        longest = max(len(prompt) + len(answer) for prompt, answer in pairs)
-        tokens_BL = np.full((ROWS, longest), tokenizer.pad_token_id, np.int32)
-        mask_BL = np.zeros((ROWS, longest), np.float32)
-        for row, (prompt, answer) in enumerate(pairs):
-            end = len(prompt) + len(answer)
-            tokens_BL[row, :end] = prompt + answer
-            mask_BL[row, len(prompt) : end] = 1
+        examples = batch()
+        longest = max(len(ids) for ids, _ in examples)
+        tokens_BL = np.full((len(examples), longest), VOCABULARY.index(PAD), np.int32)
+        mask_BL = np.zeros((len(examples), longest), np.float32)
+        for row, (ids, mask) in enumerate(examples):
+            tokens_BL[row, : len(ids)], mask_BL[row, : len(ids)] = ids, mask
         value, grads = gradient(model, mx.array(tokens_BL), mx.array(mask_BL))
         grads, _ = clip_by_norm(grads, 1.0)
         adamw.learning_rate = rate(step - 1)
@@ -221,25 +217,43 @@ def warm_up(
             progress(f"Warm-up step {step} of {steps}, loss {value.item():.3f}.")
 
 
-def rebuild(
-    folder: Path, seed: int = 0, progress: Callable[[str], None] = lambda sentence: None, steps: int = STEPS
-) -> None:
+def rebuild(folder: Path, seed: int = 0, progress: Progress = lambda sentence: None, steps: int = STEPS) -> None:
     """Make `folder`/model and `folder`/data again. Writes files only once the warm-up is complete."""
-    splits, tokenizer, model = pools(seed), make_tokenizer(), make_model(seed)
-    warm_up(model, tokenizer, splits["warmup"], seed, steps, progress)
+    splits, tokenizer, model, rng = pools(seed), make_tokenizer(), make_model(seed), random.Random(f"warm-up {seed}")
+
+    def batch() -> list[Example]:
+        return [
+            encode(tokenizer, problem, (careful if rng.random() < CAREFUL_SHARE else sloppy)(problem))
+            for problem in rng.choices(splits["warmup"], k=ROWS)
+        ]
+
+    warm_up(model, batch, steps, progress)
+    rows = {name: [problem.row() for problem in splits[name]] for name in ("train", "valid", "test")}
+    write(folder, model, CONFIG, tokenizer, TOKENIZER_CONFIG, rows)
+    progress(f"The demo's model and data are in {folder}.")
+
+
+def write(
+    folder: Path,
+    model: qwen3.Model,
+    config: dict[str, Any],
+    tokenizer: PreTrainedTokenizerFast,
+    tokenizer_config: dict[str, Any],
+    rows: dict[str, list[dict[str, str]]],
+) -> None:
+    """Write `folder`/model and `folder`/data."""
     model_folder, data_folder = folder / "model", folder / "data"
     model_folder.mkdir(parents=True, exist_ok=True)
     data_folder.mkdir(exist_ok=True)
     # Not with `save_pretrained`, whose files change with the version of transformers.
     tokenizer.backend_tokenizer.save(str(model_folder / "tokenizer.json"))
-    for name, content in (("tokenizer_config.json", TOKENIZER_CONFIG), ("config.json", CONFIG)):
+    for name, content in (("tokenizer_config.json", tokenizer_config), ("config.json", config)):
         (model_folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     weights: dict[str, mx.array] = dict(tree_flatten(model.parameters()))  # pyright: ignore[reportArgumentType]
     mx.save_safetensors(str(model_folder / "model.safetensors"), weights, metadata={"format": "mlx"})
-    for split in ("train", "valid", "test"):
-        lines = "".join(json.dumps(problem.row()) + "\n" for problem in splits[split])
+    for split, part in rows.items():
+        lines = "".join(json.dumps(row) + "\n" for row in part)
         (data_folder / f"{split}.jsonl").write_text(lines, encoding="utf-8")
-    progress(f"The demo's model and data are in {folder}.")
 
 
 def test_accuracy(config: Config, run: RunFolder | None) -> float:
@@ -248,10 +262,15 @@ def test_accuracy(config: Config, run: RunFolder | None) -> float:
     policy = load_policy(config)
     if run is not None and (saved := newest(run)) is not None:
         policy.assign(arrays_of(saved, "weights"))
-    splits = read_splits(config)
-    prompts = TokenizedPrompts(splits.test, policy.tokenizer, PromptFormat.of(config), splits.source["test"])
-    return greedy_accuracy(
-        Sampler(policy, config.max_completion_length),
+    inputs = read_inputs(config)
+    rows, source = inputs.splits.test, inputs.splits.source["test"]
+    prompts = TokenizedPrompts(rows, policy.tokenizer, PromptFormat.of(config, inputs.schemas), source)
+    sampler = Sampler(policy, config.max_completion_length)
+    sampler.tools = inputs.tools and Tools.of(config, inputs.tools, policy.tokenizer)
+    accuracy = greedy_accuracy(
+        sampler,
         prompts.first(-1),
         lambda groups: [extract_answer(group.completions[0].text) == group.problem.answer.strip() for group in groups],
     )
+    inputs.scorer.close()
+    return accuracy

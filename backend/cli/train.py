@@ -135,16 +135,18 @@ def demo(
     iters: Annotated[int | None, typer.Option(help="Steps, in place of the preset's.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed, in place of the preset's.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    tools: Annotated[bool, typer.Option("--tools", help="Learn to call a calculator instead.")] = False,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Make the bundled model and data again.")] = False,
     run: Annotated[Path | None, typer.Option("--run", hidden=True, help="Go on with this run of the demo.")] = None,
     stream: Stream = False,
     progress: Live = None,
 ) -> None:
     """Train the bundled model on bundled sums, and measure its accuracy before and after."""
+    name = "calculator" if tools else "demo"
     if rebuild:
-        from backend.demo import rebuild as build
+        from backend import calculator_demo, demo
 
-        build(resources() / "demo", progress=print)
+        (calculator_demo if tools else demo).rebuild(resources() / name, progress=print)
         return
     start = time.monotonic()
     changes = {key: value for key, value in (("iters", iters), ("seed", seed)) if value is not None}
@@ -153,7 +155,7 @@ def demo(
         demo_run = PreparedRun(folder, load(folder.config))
         relax_gpu_timeout(demo_run.settings)
     else:
-        demo_run = new_run(read(demo_config()) | changes, runs_dir, None)
+        demo_run = new_run(read(demo_config(name)) | changes, runs_dir, None)
     from backend.demo import test_accuracy
 
     before = test_accuracy(demo_run.settings, None)

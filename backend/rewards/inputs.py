@@ -61,7 +61,7 @@ def inputs_for(samples: list[Sample], state: TrainerState, dialect: str, as_mess
     is_trl = dialect == "trl"
     ours = ("prompts", "completions", "completion_ids", "trainer_state") if is_trl else INPUTS
     for index, (problem, completion) in enumerate(samples):
-        if as_messages or (is_trl and _is_chat(problem)):
+        if as_messages or (is_trl and (_is_chat(problem) or completion.turns)):
             chat = problem.messages or [{"role": "user", "content": problem.prompt}]
             inputs["prompts"][index] = copy.deepcopy(chat)
             written = [message for turn in completion.turns for message in turn.messages()]

@@ -30,9 +30,9 @@ def demo_folder(part: str) -> Path:
     return resources() / "demo" / part
 
 
-def demo_config() -> Path:
-    """The preset that the first launch shows."""
-    return resources() / "presets" / "demo.yaml"
+def demo_config(name: str = "demo") -> Path:
+    """The preset of a bundled demo; "demo" is the one that the first launch shows."""
+    return resources() / "presets" / f"{name}.yaml"
 
 
 def path_text(path: str) -> str:

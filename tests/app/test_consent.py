@@ -17,10 +17,12 @@ from app.state.prefs import Prefs
 from app.state.session import Session
 from app.widgets.consent_dialog import AllowDialog, ConsentDialog, HostsDialog, ServersDialog
 from app.window import Window
+from backend.config.config import read
 from backend.distributed.hosts_file import AllowedHosts, HostsToAllow
 from backend.rewards.allowed_code import CodeToAllow, read_code
 from backend.runs.run_folder import RunFolder
 from backend.tools.mcp_settings import valid_servers
+from backend.utils.places import demo_config
 from tests.support import small_run
 
 CODE = """import json
@@ -61,7 +63,8 @@ def test_consent_is_asked_once(reward_file: Path, tmp_path: Path) -> None:
     assert consent.code.fingerprints(settings) != {str(reward_file): read_code(reward_file).fingerprint}
     assert consent.obtain(settings) and [request.changed for request in dialog.requests] == [False, True]
     assert consent.code.fingerprints(settings) == {str(reward_file): read_code(reward_file).fingerprint}
-    assert consent.obtain({"reward_functions": ["r1_int"]}) and len(dialog.requests) == 2, "what ships needs no consent"
+    for ours in ({"reward_functions": ["r1_int"]}, read(demo_config("calculator"))):
+        assert consent.obtain(ours) and len(dialog.requests) == 2, "what ships needs no consent"
 
 
 def test_run_starts_nothing_without_consent(qtbot, tmp_path: Path, monkeypatch) -> None:

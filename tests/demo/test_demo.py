@@ -1,4 +1,4 @@
-"""The bundled demo: its files are those of the script, no held-out row is trained on, no network is needed."""
+"""The bundled demos: their files are those of the scripts, no held-out row is trained on, no network is needed."""
 
 from __future__ import annotations
 
@@ -6,18 +6,26 @@ import hashlib
 import json
 import socket
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx_lm
 import pytest
 
-from backend import demo
-from backend.config.config import load
-from backend.demo import NUMBERS, Sum, careful, encode, pools, rebuild
+from backend import calculator_demo, demo
+from backend.calculator_demo import Question
+from backend.config.config import load, read
+from backend.demo import NUMBERS, Sum, careful, encode, pools
 from backend.rewards.catalogue import DEFAULT_REWARDS
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from backend.sampling.turn_format import TurnFormat
+from backend.types import ToolCall, ToolResult
 from backend.utils.places import demo_config, resources
+from tests.support.small_run import train_here
 
-DEMO = resources() / "demo"
+DEMO, CALCULATOR = resources() / "demo", resources() / "calculator"
+DEMOS = pytest.mark.parametrize(("made_by", "folder"), [(demo, DEMO), (calculator_demo, CALCULATOR)])
 EVERY_SUM = [Sum(a, b) for a in NUMBERS for b in NUMBERS]
 
 
@@ -27,10 +35,11 @@ def test_opening_the_model_needs_no_network(monkeypatch: pytest.MonkeyPatch) -> 
     assert tokenizer.get_vocab() == demo.make_tokenizer().get_vocab()
 
 
+@DEMOS
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
-def test_the_shipped_rows_are_those_of_the_script(split: str) -> None:
-    lines = (DEMO / "data" / f"{split}.jsonl").read_text("utf-8").splitlines()
-    assert [json.loads(line) for line in lines] == [sum_.row() for sum_ in pools(0)[split]]
+def test_the_shipped_rows_are_those_of_the_script(made_by: Any, folder: Path, split: str) -> None:
+    lines = (folder / "data" / f"{split}.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == [question.row() for question in made_by.pools(0)[split]]
 
 
 def test_no_sum_is_in_two_splits_not_even_mirrored() -> None:
@@ -38,13 +47,60 @@ def test_no_sum_is_in_two_splits_not_even_mirrored() -> None:
     assert len(seen) == 4 and len(set.union(*seen)) == sum(map(len, seen)) == 4095
 
 
+def test_no_question_is_in_two_splits() -> None:
+    parts = calculator_demo.pools(0).values()
+    assert len(set().union(*parts)) == sum(map(len, parts)) == 3 * 4000
+
+
 def test_the_preset_trains_the_demo_and_the_longest_careful_answer_fits() -> None:
     config, tokenizer = load(demo_config()), demo.make_tokenizer()
     assert (Path(config.model), Path(config.data)) == (DEMO / "model", DEMO / "data")
     assert config.beta > 0 and config.num_iterations == 2 and tuple(config.reward_functions) == DEFAULT_REWARDS
-    lengths = [tuple(map(len, encode(tokenizer, sum_, careful(sum_)))) for sum_ in [*EVERY_SUM[::7], Sum(99, 99)]]
-    assert max(answer for _, answer in lengths) <= config.max_completion_length
-    assert max(prompt for prompt, _ in lengths) + config.max_completion_length <= config.max_seq_length
+    masks = [encode(tokenizer, sum_, careful(sum_))[1] for sum_ in [*EVERY_SUM[::7], Sum(99, 99)]]
+    assert max(map(sum, masks)) <= config.max_completion_length
+    assert max(mask.count(0) for mask in masks) + config.max_completion_length <= config.max_seq_length
+
+
+def test_the_calculator_demo_warms_up_on_what_it_will_see() -> None:
+    """The ids of a conversation of the warm-up are those that sampling, the parser and the template make."""
+    config, question = load(demo_config("calculator")), Question(99, "*", 98)
+    tokenizer = mlx_lm.load(str(CALCULATOR / "model"))[1]
+    ids, mask = calculator_demo.encode(calculator_demo.tokenizer(), question, calls=True, trusts=True)
+    first = mask.index(1)
+    chat = [{"role": "user", "content": question.row()["prompt"]}]
+    assert tokenizer.apply_chat_template(chat, tools=calculator_demo.TOOLS, add_generation_prompt=True) == ids[:first]
+    turns = TurnFormat(tokenizer, {})
+    turn = ids[first : mask.index(0, first)]
+    assert turns.fault == "" and turns.parse(turn, calculator_demo.TOOLS) == (
+        "",
+        [ToolCall("calculate", {"expression": "99*98"})],
+    )
+    between = turns.suffix([ToolResult("calculate", "9702")])
+    answer = tokenizer.encode("<answer>9702</answer><|im_end|>")
+    assert ids[:first] + turn + between + answer == ids[: len(mask) - mask[::-1].index(1)]
+    assert len(ids) - first <= config.max_completion_length
+    assert first + config.max_completion_length <= config.max_seq_length
+
+
+def test_a_step_of_the_calculator_demo_trains_on_conversations(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    quick = {
+        "iters": 1,
+        "batch_size": 2,
+        "steps_per_eval": 0,
+        "fuse": False,
+        "reward_isolation": "thread",
+        "tool_timeout": 60.0,
+    }
+    assert train_here(read(demo_config("calculator")) | quick, run).kind == "finished"
+    metrics = next(event["metrics"] for event in read_events(run.events) if event["kind"] == "step")
+    assert 0 < metrics["tools/call_frequency"] < 1 < metrics["tools/turns"] < 2
+    assert metrics["tools/failure_frequency"] == metrics["tools/dropped_frequency"] == 0
+    turns = [
+        completion["turns"] for group in map(json.loads, run.completions.open()) for completion in group["completions"]
+    ]
+    called = next(each for each in turns if len(each) == 2)
+    assert called[0]["calls"][0]["name"] == "calculate" and called[0]["result_tokens"] > 0
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -52,20 +108,25 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def test_the_same_seed_makes_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "ROWS", 4)
+@DEMOS
+def test_the_same_seed_makes_the_same_bytes(
+    made_by: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rebuild = made_by.rebuild
+    monkeypatch.setattr(made_by, "ROWS", 4)
     messages: list[str] = []
     rebuild(tmp_path / "once", steps=2, progress=messages.append)
     mx.random.normal((3,))  # earlier random numbers must not matter
     rebuild(tmp_path / "again", steps=2)
     rebuild(tmp_path / "other", seed=1, steps=2)
     once, again, other = (digests(tmp_path / name) for name in ("once", "again", "other"))
-    assert once == again and set(once) == set(digests(DEMO))
+    assert once == again and set(once) == set(digests(folder))
     changed = {name for name in once if once[name] != other[name]}
     assert changed == {"model/model.safetensors", *(f"data/{split}.jsonl" for split in ("train", "valid", "test"))}
     assert messages[0].startswith("Warm-up step 2 of 2")
 
 
 @pytest.mark.slow
-def test_the_shipped_model_has_something_to_learn() -> None:
-    assert 0.10 <= demo.test_accuracy(load(demo_config()), None) <= 0.50
+@pytest.mark.parametrize("name", ["demo", "calculator"])
+def test_the_shipped_model_has_something_to_learn(name: str) -> None:
+    assert 0.10 <= demo.test_accuracy(load(demo_config(name)), None) <= 0.50

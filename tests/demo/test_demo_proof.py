@@ -19,8 +19,10 @@ from tests.support.small_run import train_here
 @pytest.mark.proof
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_demo_gains_thirty_points_within_four_minutes(seed: int, tmp_path: Path) -> None:
-    command = backend_command("demo", "--runs-dir", str(tmp_path), "--seed", str(seed), "--json", "--no-progress")
+@pytest.mark.parametrize("which", [(), ("--tools",)])
+def test_the_demo_gains_thirty_points_within_four_minutes(which: tuple[str, ...], seed: int, tmp_path: Path) -> None:
+    where = ("--runs-dir", str(tmp_path), "--seed", str(seed), "--json", "--no-progress")
+    command = backend_command("demo", *which, *where)
     done = subprocess.run(command, env=backend_environment(), capture_output=True, text=True, check=True, cwd=tmp_path)
     result = json.loads(done.stdout.splitlines()[-1])
     print(result)

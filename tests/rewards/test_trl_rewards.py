@@ -14,7 +14,7 @@ from backend.rewards.errors import RewardError
 from backend.rewards.inputs import TrainerState
 from backend.rewards.resolve import resolve
 from backend.rewards.scoring import Answer
-from backend.types import Completion, Group, Problem
+from backend.types import Completion, Group, Problem, ToolCall, ToolResult, Turn
 from tests.support.scoring import make_group, reward_function, score
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}]
@@ -192,6 +192,17 @@ def test_a_prompt_of_text_gives_text() -> None:
     assert seen_by(chat("a", column="messages", prompt="What is 2 + 2?"), "trl")[1] == ["a"]
     assert seen_by(chat("a", column="history", history=[{"role": "user", "content": "Else"}]), "trl")[1] == ["a"]
     assert seen_by(chat("a", column="facts", facts=[1, 2]), "trl")[1] == ["a"]
+
+
+def test_with_tools_trl_functions_get_the_conversation_of_text_rows_too() -> None:
+    turns = [Turn("", [ToolCall("add", {"a": 2})], 3, [ToolResult("add", "4")], 2), Turn("4", [], 1)]
+    group = make_group("4", prompt="What is 2 + 2?")
+    group.completions[0].turns = turns
+    assert seen_by(group, "ours")[1] == ["4"]
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    asked = {"role": "assistant", "content": "", "tool_calls": [call]}
+    told = {"role": "tool", "name": "add", "content": "4"}
+    assert seen_by(group, "trl")[1] == [[asked, told, {"role": "assistant", "content": "4"}]]
 
 
 def test_trl_functions_get_columns_as_they_are() -> None:

@@ -1,0 +1,162 @@
+"""The bundled demo of tools: a model of 300,000 parameters that mostly guesses, and sometimes calls a calculator.
+
+Makes the files in `resources/calculator/` from a seed, as `backend.demo` does those of the demo without tools. In the
+warm-up the model sees wrong guesses, calls whose result is ignored, and calls whose result is the answer.
+"""
+
+from __future__ import annotations
+
+import operator
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedTokenizerFast
+
+from backend.demo import (
+    CONFIG,
+    END,
+    NUMBERS,
+    SPECIAL,
+    START,
+    TOKENIZER_CONFIG,
+    Example,
+    Progress,
+    make_model,
+    make_tokenizer,
+    warm_up,
+    write,
+)
+
+WORDS = (
+    *("<tools>", "</tools>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+    *("<answer>", "</answer>", "system", "user", "assistant", "calculate", "expression"),
+    *('{"name": "', '", "arguments": {"', '": "', '"}}'),
+)
+VOCABULARY = (*SPECIAL, *WORDS, "\n", *map(chr, range(32, 127)))
+"""Every token; its index is its id. The characters are those of ASCII, since a result may be any text."""
+TEMPLATE = (
+    # Qwen3's format, but the system message names the tools and does not show their schemas.
+    "{% if tools or messages[0].role == 'system' %}"
+    f"{START}system\n"
+    "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}"
+    "{% if tools %}<tools>"
+    "{% for tool in tools %}{{ '\n' + tool.function.name }}{% endfor %}{{ '\n' }}"
+    "</tools>{% endif %}"
+    f"{END}\n"
+    "{% endif %}"
+    "{% for message in messages %}"
+    "{% if message.role == 'tool' %}"
+    f"{{% if loop.first or loop.previtem.role != 'tool' %}}{START}user{{% endif %}}"
+    "{{ '\n<tool_response>\n' + message.content + '\n</tool_response>' }}"
+    f"{{% if loop.last or loop.nextitem.role != 'tool' %}}{END}\n{{% endif %}}"
+    "{% elif message.role != 'system' or not loop.first %}"
+    f"{START}{{{{ message.role }}}}\n{{{{ message.content }}}}"
+    "{% for call in message.tool_calls or [] %}"
+    "{% set tool_call = call.function or call %}"
+    "{% if message.content or not loop.first %}{{ '\n' }}{% endif %}"
+    '<tool_call>\n{"name": "{{ tool_call.name }}", "arguments": {{ tool_call.arguments | tojson }}}\n</tool_call>'
+    "{% endfor %}"
+    f"{END}\n"
+    "{% endif %}"
+    "{% endfor %}"
+    f"{{% if add_generation_prompt %}}{START}assistant\n{{% endif %}}"
+)
+TOKENIZER = TOKENIZER_CONFIG | {"chat_template": TEMPLATE}
+MODEL: dict[str, Any] = CONFIG | {"num_hidden_layers": 2, "intermediate_size": 256, "vocab_size": 128}
+TOOLS = [{"type": "function", "function": {"name": "calculate"}}]
+"""What the template shows of the tool."""
+OPERATIONS: dict[str, tuple[str, Callable[[int, int], int]]] = {
+    "+": ("sum", operator.add),
+    "-": ("difference", operator.sub),
+    "*": ("product", operator.mul),
+}
+QUESTIONS_PER_SIGN, TEST_ROWS, VALID_ROWS, TRAIN_ROWS = 4000, 256, 128, 1280
+STEPS, ROWS = 600, 64
+CALL_SHARE, TRUST_SHARE = 0.4, 0.6
+
+
+class Question(NamedTuple):
+    """Two numbers and what to do with them."""
+
+    first: int
+    sign: str
+    second: int
+
+    @property
+    def expression(self) -> str:
+        return f"{self.first}{self.sign}{self.second}"
+
+    @property
+    def answer(self) -> str:
+        return str(OPERATIONS[self.sign][1](self.first, self.second))
+
+    @property
+    def guess(self) -> str:
+        """The answer column by column, without carries: right for a third of the sums and differences, and for no
+        product."""
+        columns = zip(str(self.first), str(self.second), strict=True)
+        return "".join(str(OPERATIONS[self.sign][1](int(a), int(b)) % 10) for a, b in columns)
+
+    def row(self) -> dict[str, str]:
+        """The question as a row of a dataset."""
+        return {"prompt": f"{self.expression}=", "answer": self.answer, "type": OPERATIONS[self.sign][0]}
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """The tokenizer, equal to the one transformers loads from the files of `rebuild`."""
+    return make_tokenizer(VOCABULARY, WORDS, TOKENIZER)
+
+
+def pools(seed: int) -> dict[str, list[Question]]:
+    """Disjoint splits: train, valid, test, and warmup, which is not shipped. There are as many questions of each sign;
+    no difference is negative."""
+    rng, questions = random.Random(f"calculator {seed}"), list[Question]()
+    for sign in OPERATIONS:
+        of_sign = [Question(a, sign, b) for a in NUMBERS for b in NUMBERS if sign != "-" or a >= b]
+        questions += rng.sample(of_sign, QUESTIONS_PER_SIGN)
+    rng.shuffle(questions)
+    splits: dict[str, list[Question]] = {}
+    for name, rows in (("test", TEST_ROWS), ("valid", VALID_ROWS), ("train", TRAIN_ROWS)):
+        splits[name], questions = questions[:rows], questions[rows:]
+    return splits | {"warmup": questions}
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, question: Question, *, calls: bool, trusts: bool) -> Example:
+    """A conversation with or without a call, whose result the answer repeats if the model `trusts` it."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": question.row()["prompt"]}]
+    if calls:
+        call = {"name": "calculate", "arguments": {"expression": question.expression}}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]})
+        messages.append({"role": "tool", "name": "calculate", "content": question.answer})
+    answer = question.answer if calls and trusts else question.guess
+    messages.append({"role": "assistant", "content": f"<answer>{answer}</answer>"})
+    text = str(tokenizer.apply_chat_template(messages, tools=TOOLS, tokenize=False))  # pyright: ignore
+    ids, mask = list[int](), list[int]()
+    for place, part in enumerate(text.split(f"{START}assistant\n")):
+        # What follows the generation prompt is the model's, up to the end of its turn.
+        written, end, rest = part.partition(END) if place else ("", "", part)
+        opening = f"{START}assistant\n" if place else ""
+        for piece, learnt in ((opening, 0), (written + end, 1), (rest, 0)):
+            new = tokenizer.encode(piece)
+            ids += new
+            mask += [learnt] * len(new)
+    return ids, mask
+
+
+def rebuild(folder: Path, seed: int = 0, progress: Progress = lambda sentence: None, steps: int = STEPS) -> None:
+    """Make `folder`/model and `folder`/data again. Writes files only once the warm-up is complete."""
+    splits, ours = pools(seed), tokenizer()
+    model, rng = make_model(seed, MODEL), random.Random(f"warm-up {seed}")
+
+    def batch() -> list[Example]:
+        return [
+            encode(ours, question, calls=rng.random() < CALL_SHARE, trusts=rng.random() < TRUST_SHARE)
+            for question in rng.choices(splits["warmup"], k=ROWS)
+        ]
+
+    warm_up(model, batch, steps, progress)
+    rows = {name: [question.row() for question in splits[name]] for name in ("train", "valid", "test")}
+    write(folder, model, MODEL, ours, TOKENIZER, rows)
+    progress(f"The model and data of the calculator demo are in {folder}.")
