@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from backend.config.setting import RewardSettings
 from backend.rewards.allowed_code import code_files
@@ -25,7 +25,6 @@ from backend.rewards.scoring import (
     RewardSource,
     ScoreRequest,
     ToolRequest,
-    ToolSource,
     samples_of,
     total_reward,
 )
@@ -33,6 +32,9 @@ from backend.rewards.worker_process import RewardWorker
 from backend.types import Completion, Group, Problem, ToolResult
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import quote
+
+if TYPE_CHECKING:
+    from backend.tools.toolbox import RunTools
 
 NOT_ISOLATED = (
     "Reward functions run inside the trainer's own process (reward_isolation: thread): one that crashes, exits or "
@@ -59,9 +61,8 @@ class Scorer:
         self._source, self._timeout_s = source, timeout_s
         self._key = next(_keys)
         self._loaded, self._generation = Answer(), -1  # what was loaded, in which process
-        self.tools: ToolSource | None = None
+        self.tools: RunTools | None = None
         self.restore_tools: Callable[[Poll], None] = lambda poll: None  # called when a new process has loaded them
-        self._news = list[str]()
         self.closing = ExitStack()  # what else ends with it
 
     def load(self, poll: Poll = wait_on) -> list[list[FunctionDescription]]:
@@ -98,17 +99,8 @@ class Scorer:
             return answer.turns
         hung = answer.failure.what == timeout_words(timeout_s)
         raise ProcessLostError(
-            f"kept Python's lock for {timeout_s:g} s (tool_timeout)" if hung else answer.failure.what
+            f"kept Python's lock for more than {timeout_s:g} s (tool_timeout)" if hung else answer.failure.what
         )
-
-    def new_notes(self) -> list[str]:
-        """Messages about tools since the last call."""
-        news, self._news = self._news, []
-        return news
-
-    def note(self, sentence: str) -> None:
-        """Add to `new_notes`."""
-        self._news.append(sentence)
 
     def score(
         self,

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from backend.rewards.calls import (
     Caller,
@@ -34,10 +34,14 @@ from backend.rewards.errors import Failure, class_name, describe_error, printabl
 from backend.rewards.inputs import ExtraLogs, Sample, TrainerState, inputs_for
 from backend.rewards.registry import FunctionDescription
 from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file, resolve, stand_in_library
-from backend.types import Completion, Group, ToolCall, ToolResult
+from backend.types import Group, ToolCall, ToolResult
 from backend.utils.documents import DEPTH, levels
 from backend.utils.errors import UserError
 from backend.utils.text import quote
+
+if TYPE_CHECKING:
+    from backend.tools.runner import ToolRunner
+    from backend.tools.toolbox import RunTools
 
 CLOSE_S = 0.8  # seconds for environments to close where nobody has closed them
 LONGEST_PRINTED = 2000  # characters of printed output in the bench, from its end
@@ -54,33 +58,6 @@ class RewardSource:
     files: tuple[Path, ...] = ()
 
 
-class Tools(Protocol):
-    """Tools and environments of a run, beside its reward functions (`backend.tools.runner`)."""
-
-    shared_schemas: list[dict[str, Any]]
-    environment_schemas: dict[str, list[dict[str, Any]]]
-
-    def rewards(self) -> list[RewardFunction]:
-        """The environments' `get_reward` as reward functions."""
-        ...
-
-    def run(self, request: ToolRequest) -> list[tuple[int, list[ToolResult]]]:
-        """Start what the request names. → what has ended."""
-        ...
-
-    def environment(self, completion: Completion) -> Any:
-        """The instance of a completion, None without one."""
-        ...
-
-
-class ToolSource(Protocol):
-    """Where a run's tools are defined. It can be pickled unless they are objects of a program."""
-
-    def open(self, executed: dict[Path, RewardFile]) -> Tools:
-        """Load them; `executed` caches files already run. Raises UserError."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
     """Execute the files of `source` and `tools` once each; their functions are used by `key`."""
@@ -88,7 +65,7 @@ class LoadRequest:
     key: int
     source: RewardSource
     timeout_s: float
-    tools: ToolSource | None = None
+    tools: RunTools | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +143,7 @@ class FunctionHost:
 
     def __init__(self, caller: Caller, notes: Sequence[str] = (), resolve: Callable[..., Any] = resolve) -> None:
         self.caller, self._notes, self._resolve = caller, list(notes), resolve
-        self._loaded: dict[int, tuple[list[list[RewardFunction]], RewardFile | None, Tools | None]] = {}
+        self._loaded: dict[int, tuple[list[list[RewardFunction]], RewardFile | None, ToolRunner | None]] = {}
 
     def release(self, key: int) -> None:
         """Forget the functions of a key, and close its environments."""
@@ -200,8 +177,8 @@ class FunctionHost:
                 stack.enter_context(contextlib.redirect_stderr(printed))
             samples = samples_of(request.groups)
             environments = None
-            if tools is not None and tools.environment_schemas:
-                environments = [tools.environment(completion) for _, completion in samples]
+            if tools is not None and tools.toolbox.kinds:
+                environments = [tools.environment(completion.conversation) for _, completion in samples]
             scored = score_step(functions, samples, request.timeout_s, request.state, self.caller, environments)
         return replace(scored, printed=printed.getvalue()[-LONGEST_PRINTED:])
 
@@ -210,7 +187,7 @@ class FunctionHost:
         source, executed = request.source, dict[Path, RewardFile]()
         try:
             tools = request.tools.open(executed) if request.tools else None
-            extra = tools.rewards() if tools else []
+            extra = tools.toolbox.rewards() if tools else []
             if extra and source.file and not any(source.stages):  # for its map functions
                 executed[locate_reward_file(source.file).resolve()] = load_reward_file(source.file)
             stages = [
@@ -231,8 +208,8 @@ class FunctionHost:
             stages=[[function.about for function in stage] for stage in stages],
             map_functions=list(file.map_functions if file else ()),
             notes=self._notes,
-            shared_schemas=tools.shared_schemas if tools else [],
-            environment_schemas=tools.environment_schemas if tools else {},
+            shared_schemas=tools.toolbox.shared_schemas if tools else [],
+            environment_schemas=tools.toolbox.environment_schemas if tools else {},
         )
 
     def _map(self, request: MapRequest, file: RewardFile) -> Answer:

@@ -43,6 +43,7 @@ START_S = 60.0  # seconds for the worker to start or read a request
 OWN_S = 10.0  # seconds between functions, and to return an answer
 EXIT_S = 1.0
 _STACK_S = 0.5  # seconds past a limit for the worker to say where it hangs
+_LOCK_S = 5.0  # seconds past the limit of a call for the worker to answer, unless the call keeps Python's lock
 _EXIT_CODE_S = 0.5
 _GUARD_S = 6.0  # seconds for the guard to kill descendants
 _LAST_WORDS_S = 2.0
@@ -223,7 +224,7 @@ class _Child:
         """Read marks until the answer; each call of a function has `timeout_s` from its mark. Raises
         _WorkerLostError.
         """
-        limit_s = request.timeout_s + _STACK_S
+        limit_s = request.timeout_s + (_LOCK_S if isinstance(request, ToolRequest) else _STACK_S)
         calls = len(request.indices) if isinstance(request, ScoreRequest) else 1
         ready = select.poll()
         ready.register(self._answers, select.POLLIN)

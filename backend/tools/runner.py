@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Any
 from backend.rewards.calls import CallError, ThreadCaller
 from backend.rewards.errors import class_name, describe_error, text_of
 from backend.rewards.scoring import ToolRequest
-from backend.types import Completion, ToolCall, ToolResult
+from backend.types import ToolCall, ToolResult
 
 if TYPE_CHECKING:
-    from backend.rewards.resolve import RewardFunction
     from backend.tools.toolbox import EnvironmentKind, Toolbox
 
 LONGEST_RESULT = 1_000_000
@@ -47,8 +46,7 @@ class ToolRunner:
     """Answers the tool requests of one run. Conversations have numbers that the caller chooses."""
 
     def __init__(self, toolbox: Toolbox) -> None:
-        self._toolbox = toolbox
-        self.shared_schemas, self.environment_schemas = toolbox.shared_schemas, toolbox.environment_schemas
+        self.toolbox = toolbox
         self._seats: dict[int, _Seat] = {}
         self._ended: list[tuple[int, list[ToolResult]]] = []
         self._changed = threading.Condition()
@@ -56,11 +54,9 @@ class ToolRunner:
         self._timeout_s = 0.0
         self._pid = os.getpid()
 
-    def rewards(self) -> list[RewardFunction]:
-        return self._toolbox.rewards()
-
-    def environment(self, completion: Completion) -> Any:
-        seat = self._seats.get(completion.conversation)
+    def environment(self, conversation: int) -> Any:
+        """Its instance, None without one."""
+        seat = self._seats.get(conversation)
         return seat.instance if seat else None
 
     def run(self, request: ToolRequest) -> list[tuple[int, list[ToolResult]]]:
@@ -71,8 +67,7 @@ class ToolRunner:
         if request.begin is not None:
             self._begin(request.begin)
         for number, calls in request.submit.items():
-            seat = self._seats.setdefault(number, _Seat(None))
-            self._start(number, seat, functools.partial(self._turn, seat, calls))
+            self._start(number, self._seats.setdefault(number, _Seat(None)), self._call, calls)
         with self._changed:
             self._changed.wait_for(lambda: self._ended, request.wait_s)
             taken, size = list[tuple[int, list[ToolResult]]](), 0
@@ -83,21 +78,21 @@ class ToolRunner:
 
     def _begin(self, rows: Sequence[tuple[int, str, Mapping[str, Any]]]) -> None:
         for seat in self._seats.values():
-            if seat.is_busy and seat.kind and seat.instance in seat.kind.pool:
-                seat.kind.pool.remove(seat.instance)
+            if seat.is_busy and seat.kind:
+                seat.kind.pool[:] = [each for each in seat.kind.pool if each is not seat.instance]
         with self._changed:
             self._seats, self._ended = {}, []
         used = Counter[str]()
         for number, name, row in rows:
-            kind = self._toolbox.kinds[name]
+            kind = self.toolbox.kinds[name]
             free = kind.pool[used[name] : used[name] + 1]
             used[name] += 1
             seat = self._seats[number] = _Seat(kind, *free)
-            self._start(number, seat, functools.partial(self._reset, seat, row))
+            self._start(number, seat, self._reset, [row])
 
-    def _start(self, number: int, seat: _Seat, work: Callable[[], list[ToolResult]]) -> None:
+    def _start(self, number: int, seat: _Seat, work: Callable[[_Seat, Any], ToolResult], each: Sequence[Any]) -> None:
         def run() -> None:
-            results = work()
+            results = [work(seat, one) for one in each]
             with self._changed:
                 if self._seats.get(number) is seat:
                     self._ended.append((number, results))
@@ -105,10 +100,7 @@ class ToolRunner:
 
         threading.Thread(target=run, name=f"tools of {number}", daemon=True).start()
 
-    def _turn(self, seat: _Seat, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        return [self._call(seat, call) for call in calls]
-
-    def _reset(self, seat: _Seat, row: Mapping[str, Any]) -> list[ToolResult]:
+    def _reset(self, seat: _Seat, row: Mapping[str, Any]) -> ToolResult:
         assert seat.kind
         kind, start = seat.kind, time.perf_counter()
 
@@ -125,12 +117,12 @@ class ToolRunner:
             text = f"raised {describe_error(error, kind.file)}"
             if error.__traceback__:
                 traceback.print_exception(error, file=sys.stderr)
-        return [_result("reset", text, error, start)]
+        return _result("reset", text, error, start)
 
     def _call(self, seat: _Seat, call: ToolCall) -> ToolResult:
         start = time.perf_counter()
         method = seat.kind is not None and call.name in seat.kind.methods
-        function = getattr(seat.instance, call.name) if method else self._toolbox.tools.get(call.name)
+        function = getattr(seat.instance, call.name) if method else self.toolbox.tools.get(call.name)
         if function is None:
             text, error = "", ValueError(f"Tool {call.name} not found.")
         elif method and seat.is_busy:
@@ -146,19 +138,14 @@ class ToolRunner:
 
     def _limited(self, seat: _Seat, work: Callable[[], Any]) -> tuple[str, BaseException | None]:
         """The result as text, or why there is none."""
-
-        def run() -> str:
-            try:
-                return _as_text(work())
-            finally:
-                self._leave_fork()
-
         seat.is_busy, runs_on = True, False
         try:
-            return ThreadCaller().call(0, self._timeout_s, run), None
+            return ThreadCaller().call(0, self._timeout_s, lambda: _as_text(work())), None
         except CallError as call:
             runs_on = call.runs_on
             return "", call.error or self._too_long()
+        except RuntimeError as error:  # the system has no more threads
+            return "", error
         finally:
             seat.is_busy = runs_on
 
@@ -168,12 +155,13 @@ class ToolRunner:
         async def run() -> tuple[str, BaseException | None]:
             try:
                 return _as_text(await work()), None
-            except (asyncio.CancelledError, GeneratorExit):
+            except GeneratorExit:
                 raise
-            except BaseException as error:  # SystemExit would end the loop
+            except BaseException as error:  # SystemExit would end the loop, and a cancellation may be the tool's own
                 return "", error
             finally:
-                self._leave_fork()
+                if os.getpid() != self._pid:  # a fork of a sync tool has no thread that could go on
+                    os._exit(0)
                 ended.set()
 
         seat.is_busy = True
@@ -198,14 +186,9 @@ class ToolRunner:
     def _too_long(self) -> Exception:
         return TimeoutError(f"still running after {self._timeout_s:g} s (tool_timeout)")
 
-    def _leave_fork(self) -> None:
-        """End a copy of this process that a tool has forked: it must not run what is left of the turn."""
-        if os.getpid() != self._pid:
-            os._exit(0)
-
     def _close(self) -> None:
         threads, end = list[threading.Thread](), time.monotonic() + self._timeout_s
-        for kind in self._toolbox.kinds.values():
+        for kind in self.toolbox.kinds.values():
             for instance in kind.pool:
                 close = getattr(kind.type, "close", None)
                 limited = self._awaited if inspect.iscoroutinefunction(close) else self._limited

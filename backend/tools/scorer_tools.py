@@ -14,7 +14,6 @@ from backend.rewards.scorer import ProcessLostError, Scorer
 from backend.tools.host import Poll, ToolSchemas, environment_name
 from backend.types import ToolCall, ToolResult
 from backend.utils.errors import UserError
-from backend.utils.text import quote
 
 _POLL_S = 0.05
 _MOST_REBUILDS = 3  # in a row, in which the same calls end the process again
@@ -44,6 +43,7 @@ class ScorerTools:
         self._running: dict[int, Sequence[ToolCall]] = {}
         self._ended: list[tuple[int, list[ToolResult]]] = []
         self._rebuilds = 0
+        self._notes: list[str] = []
         scorer.load()
         shared, self._environments = scorer.schemas
         self.schemas = ToolSchemas(shared, self._environments or None)
@@ -52,7 +52,10 @@ class ScorerTools:
     def begin(self, rows: Sequence[Mapping[str, Any]], poll: Poll) -> list[tuple[int, str | None]]:
         self._running, self._ended = {}, []
         self._conversations = {
-            next(self._numbers): _Conversation(self.environment_of(row), {k: row[k] for k in row if k != self._column})
+            next(self._numbers): _Conversation(
+                environment_name(row, self._column, self._environments) if self._column else "",
+                {name: value for name, value in row.items() if name != self._column},
+            )
             for row in rows
         }
         try:
@@ -61,10 +64,6 @@ class ScorerTools:
         except ProcessLostError as lost:
             raise UserError("environment", f"An environment {lost} while it was reset.") from None
         return [(number, texts.get(number)) for number in self._conversations]
-
-    def environment_of(self, row: Mapping[str, Any]) -> str:
-        """The name of a row's environment. Raises UserError for an unknown one."""
-        return environment_name(row, self._column, self._environments) if self._column else ""
 
     def submit(self, conversation: int, calls: Sequence[ToolCall], poll: Poll) -> None:
         self._running[conversation] = list(calls)
@@ -77,7 +76,8 @@ class ScorerTools:
         return ended
 
     def new_notes(self) -> list[str]:
-        return self._scorer.new_notes()
+        notes, self._notes = self._notes, []
+        return notes
 
     def close(self) -> None:
         self._conversations, self._running = {}, {}
@@ -88,12 +88,12 @@ class ScorerTools:
     def _exchange(self, poll: Poll, **request: Any) -> None:
         try:
             for number, results in self._scorer.ask_tools(self._timeout_s, poll, **request):
-                self._end(number, self._running[number], results)
+                self._remember(number, self._running[number], results)
+                self._end(number, results)
         except ProcessLostError as lost:
             self._recover(str(lost), poll)
 
-    def _end(self, number: int, calls: Sequence[ToolCall], results: list[ToolResult]) -> None:
-        self._remember(number, calls, results)
+    def _end(self, number: int, results: list[ToolResult]) -> None:
         del self._running[number]
         self._ended.append((number, results))
 
@@ -103,7 +103,7 @@ class ScorerTools:
         past += [call for call, each in zip(calls, results, strict=True) if each.seconds < self._timeout_s]
 
     def _recover(self, what: str, poll: Poll) -> None:
-        self._scorer.note(
+        self._notes.append(
             f"A tool {what}. Its process was started again; the environments repeated their calls, and the calls that "
             "were running run again, one at a time."
         )
@@ -112,8 +112,7 @@ class ScorerTools:
             for call in calls:
                 results.append(self._alone(number, call, poll))
                 self._remember(number, [call], results[-1:])
-            del self._running[number]
-            self._ended.append((number, results))
+            self._end(number, results)
 
     def _alone(self, number: int, call: ToolCall, poll: Poll) -> ToolResult:
         start = time.perf_counter()
@@ -146,10 +145,8 @@ class ScorerTools:
         texts = dict[int, str | None]()
         for number, (result,) in self._run({number: () for number, _, _ in rows}, poll, begin=rows).items():
             if result.failed:
-                name = self._conversations[number].environment
-                which = f"environment {quote(name, 40)}" if name else "environment"
                 what = self._scorer.with_network_hint(result.content)
-                raise UserError("environment", f"The reset of the {which} {what}.")
+                raise UserError("environment", f"The reset of an environment {what}.")
             texts[number] = result.content or None
         return texts
 

@@ -37,7 +37,7 @@ class Counter:
 
     def reset(self, start: int = 0, **row: Any) -> str:
         self.total, self.row = start, row
-        return f"It is {start}."
+        return f"It is {start}.{row if 'n' in row else ''}"
 
     def add(self, number: int) -> int:
         """Add.
@@ -159,7 +159,7 @@ def test_instances_are_pooled_and_reset_with_the_row() -> None:
 def test_a_mapping_of_environments_is_chosen_by_a_column_that_reset_does_not_get() -> None:
     scorer, host = hosted(environments={"count": Counter, "judge": Judge, "again": Counter})
     rows = [{"environment": name, "n": 1} for name in ("count", "judge", "again")]
-    assert [text for _, text in host.begin(rows, wait_on)] == ["It is 0.", None, "It is 0."]
+    assert [text for _, text in host.begin(rows, wait_on)] == ["It is 0.{'n': 1}", None, "It is 0.{'n': 1}"]
     counted = results(host, {number: [Call("add", {"number": 3})] for number in (0, 1)})
     assert counted[0][0].content == "3" and counted[1][0].content == "{'error': 'Tool add not found.'}"
     assert [each.name for each in scorer.load()[0]] == ["Counter", "Judge"]
@@ -179,6 +179,9 @@ def test_errors_are_results_as_in_trl() -> None:
     async def fails_later() -> None:
         raise ValueError("late")
 
+    async def cancels() -> None:
+        raise asyncio.CancelledError
+
     class Odd:
         def __str__(self) -> str:
             raise RuntimeError("no text")
@@ -189,7 +192,13 @@ def test_errors_are_results_as_in_trl() -> None:
     def draws() -> list:
         return [{"type": "image", "image": b""}]
 
-    expected = {fails: "'north'", leaves: "SystemExit: 2", fails_later: "late", odd: "no text"}
+    expected = {
+        fails: "'north'",
+        leaves: "SystemExit: 2",
+        fails_later: "late",
+        cancels: "CancelledError: ",
+        odd: "no text",
+    }
     for tool, error in expected.items():
         tool.__annotations__ = {}
         assert outcome(tool).content == str({"error": error}) and outcome(tool).failed
@@ -239,7 +248,7 @@ def test_a_reset_that_fails_is_one_message(returned: Any, says: str) -> None:
         return returned
 
     _, host = hosted(environments={"": type("Game", (), {"reset": reset})})
-    with pytest.raises(UserError, match=f"The reset of the environment {says}"):
+    with pytest.raises(UserError, match=f"The reset of an environment {says}"):
         host.begin([{}], wait_on)
 
 

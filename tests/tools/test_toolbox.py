@@ -11,7 +11,7 @@ import pytest
 from backend.config.config import parse, resolve_paths
 from backend.rewards.allowed_code import code_files
 from backend.tools.load import run_tools
-from backend.tools.runner import ToolRunner
+from backend.tools.toolbox import Toolbox
 from backend.utils.errors import UserError
 
 FILE = '''
@@ -91,10 +91,10 @@ shop = Shop()
 def load(tmp_path: Path):
     """Loads a run's tools from files in a folder."""
 
-    def load(text: str = FILE, **settings: Any) -> ToolRunner:
+    def load(text: str = FILE, **settings: Any) -> Toolbox:
         (tmp_path / "mine.py").write_text(dedent(text))
         raw = resolve_paths(tmp_path, {"model": "m", "data": "d", **settings})
-        return run_tools(parse(raw)).open({})
+        return run_tools(parse(raw)).open({}).toolbox
 
     return load
 
