@@ -26,6 +26,8 @@ SAMPLING = Sampling(1.0, 1.0, 0, 0.0)
 class Sampled:
     """A fake Rollout: groups without a model, and a log of calls in order."""
 
+    tools = None
+
     def __init__(self, log: list[str]) -> None:
         self.log = log
 
