@@ -48,8 +48,11 @@ def _is_path(text: str) -> bool:
 
 
 def public_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Reduce paths in settings to their last part."""
-    return {key: _public(value, is_text=key in FREE_TEXT) for key, value in settings.items()}
+    """Reduce paths in settings to their last part, and MCP servers to their names: the rest may hold keys."""
+    public = {key: _public(value, is_text=key in FREE_TEXT) for key, value in settings.items()}
+    if servers := public.get("mcp_servers"):
+        public["mcp_servers"] = {name: {} for name in servers}
+    return public
 
 
 def _public(value: Any, *, is_text: bool) -> Any:

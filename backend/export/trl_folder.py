@@ -79,9 +79,9 @@ FILES = {
 """File of the folder → description."""
 OF_THIS_MACHINE = (
     *("data", "valid_data", "test_data", "eval_data", "model", "adapter", "reference_model_path", "output_schema"),
-    "hosts",
+    *("hosts", "mcp_servers"),
 )
-"""Settings with possible paths that no exported file reads."""
+"""Settings with possible paths or keys that no exported file reads."""
 READ_AS_TEXT = ("backend/training/losses.py",)
 """Modules read as text: `backend.config.loss_menu` builds menus from them."""
 _SETTING = "reward_functions_file"

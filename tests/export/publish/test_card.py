@@ -45,6 +45,7 @@ def run(home: Path) -> RunFolder:
     settings = {"model": str(base), "data": str(home / "data" / "sums.jsonl"), "train_type": "lora"}
     settings |= {"reward_functions": ["r1_accuracy_reward_func", f"{home}/rewards.py:shorter"]}
     settings |= {"grpo_loss_type": "dapo", "system_prompt": f"Files are in {home}/data or /usr/share."}
+    settings |= {"mcp_servers": {"files": {"command": "npx", "args": ["--token=a-key"], "env": {"KEY": "a-key"}}}}
     return made_up_runs.make_run(home / "runs" / "sums", **settings)
 
 
@@ -176,7 +177,7 @@ def test_no_path_user_or_host_of_this_machine_is_in_card_or_settings(run: RunFol
     assert settings["reward_functions"][1] == "rewards.py:shorter"
     assert settings["system_prompt"] == "Files are in ~/data or /usr/share."
     for text in (model_card(found), found.settings):
-        for secret in (str(home), "annabelle", "/home/", str(home.parent)):
+        for secret in (str(home), "annabelle", "/home/", str(home.parent), "a-key"):
             assert secret not in text, f"{secret} is in it"
 
 
