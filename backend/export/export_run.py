@@ -445,7 +445,7 @@ class HeldOutComparison:
         problems = prompts.first(self.count)
         if not problems:
             raise UserError("max_seq_length", f"No prompt of {self._source} leaves room for a completion.")
-        tools = self._tools and Tools.of(config, self._tools, policy.tokenizer)
+        tools = Tools.of(config, self._tools, policy.tokenizer)
         groups = scored_groups(
             Sampler(policy, config.max_completion_length, stop=config.stop, tools=tools),
             problems,

@@ -335,8 +335,9 @@ class Chat:
         (uniform_T,) = keyed_uniforms(question.seed, [(turn, 0)], question.max_tokens)
         problems = [self.problem(question, name) for name in names]
         talks: Sequence[Rollout | None] = [None for _ in names]
-        if self.host is not None and question.tools:
-            rollout = Tools.of(self.source.config, self.host, self.sides.tokenizer).begin(problems, 1, check)
+        tools = Tools.of(self.source.config, self.host, self.sides.tokenizer) if question.tools else None
+        if tools is not None:
+            rollout = tools.begin(problems, 1, check)
             problems, talks = rollout.problems, [rollout.one(place) for place in range(len(names))]
         with ExitStack() as stack:
             answers: list[_Answer] = []

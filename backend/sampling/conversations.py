@@ -40,8 +40,10 @@ class Tools:
     with_opening: Callable[[Problem, str], Problem]
 
     @classmethod
-    def of(cls, config: Config, host: ToolHost, tokenizer: Any) -> Tools:
-        """Raises UserError for a tokenizer that cannot be used with tools."""
+    def of(cls, config: Config, host: ToolHost | None, tokenizer: Any) -> Tools | None:
+        """None without a host. Raises UserError for a tokenizer that cannot be used with tools."""
+        if host is None:
+            return None
         prompt_format = PromptFormat.of(config, host.schemas)
         return cls(
             host,
@@ -90,7 +92,7 @@ class Rollout:
 
     def one(self, row: int) -> Rollout:
         """The conversation of a completion as a rollout of its own; of a rollout with groups of one."""
-        return Rollout(self._tools, [self.problems[row]], 1, [self._numbers[row]])
+        return Rollout(self._tools, [self.problems[row]], [[]], [self._numbers[row]])
 
     def turns(self, row: int) -> list[Turn]:
         """Its turns so far."""

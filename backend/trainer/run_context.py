@@ -345,7 +345,7 @@ def step_parts(
     plan = plan_memory(config, policy, longest_prompts, note, stages)
     limits = learner_limits(plan, most), rollout_limits(plan, most)
     learner, rollout = (engine or Engine()).build(policy, config, scoring.steps, *limits)
-    rollout.tools = tools and Tools.of(config, tools, policy.tokenizer)
+    rollout.tools = Tools.of(config, tools, policy.tokenizer)
     return {
         "policy": policy,
         "learner": learner,

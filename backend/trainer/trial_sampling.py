@@ -106,7 +106,7 @@ class TrialSampler:
         key = (config.max_completion_length, tuple(config.stop))
         if self._rollout is None or self._rollout[0] != key:
             self._rollout = (key, Sampler(policy, config.max_completion_length, stop=config.stop))
-        self._rollout[1].tools = tools and Tools.of(config, tools, policy.tokenizer)
+        self._rollout[1].tools = Tools.of(config, tools, policy.tokenizer)
         return self._rollout[1].sample(problems, group_size, Sampling.of(config), seed, 0, poll)
 
     def _cached_policy(self, config: Config) -> Policy:

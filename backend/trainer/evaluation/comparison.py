@@ -208,7 +208,7 @@ def evaluate_model(
     settings = config.model_copy(update=step | {"steps_per_generation": 1, "group_size": most})
     plan = plan_memory(settings, policy, [len(problem.tokens) for problem in problems], notes.append)
     sampler = Sampler(policy, config.max_completion_length, stop=config.stop, **rollout_limits(plan))
-    sampler.tools = inputs.tools and Tools.of(config, inputs.tools, policy.tokenizer)
+    sampler.tools = Tools.of(config, inputs.tools, policy.tokenizer)
     results = _sample_sides(evaluated, choices, policy, sampler, scoring, problems, report, check)
     if inputs.tools is not None:
         inputs.tools.close()
