@@ -66,6 +66,8 @@ class ScorerTools:
         return [(number, texts.get(number)) for number in self._conversations]
 
     def submit(self, conversation: int, calls: Sequence[ToolCall], poll: Poll) -> None:
+        if not self._running:  # else a process that has ended is noticed with the calls that ran in it
+            self._scorer.load(poll)
         self._running[conversation] = list(calls)
         self._exchange(poll, submit={conversation: calls})
 
@@ -103,25 +105,24 @@ class ScorerTools:
         past += [call for call, each in zip(calls, results, strict=True) if each.seconds < self._timeout_s]
 
     def _recover(self, what: str, poll: Poll) -> None:
-        self._notes.append(
-            f"A tool {what}. Its process was started again; the environments repeated their calls, and the calls that "
-            "were running run again, one at a time."
-        )
+        blamed = list[str]()
         for number, calls in list(self._running.items()):
             results = list[ToolResult]()
             for call in calls:
-                results.append(self._alone(number, call, poll))
+                start = time.perf_counter()
+                try:
+                    self._scorer.load(poll)
+                    results += self._run({number: [call]}, poll)[number]
+                except ProcessLostError as lost:
+                    seconds = max(time.perf_counter() - start, self._timeout_s)
+                    results.append(ToolResult(call.name, str({"error": f"{call.name} {lost}"}), True, seconds))
+                    blamed.append(call.name)
                 self._remember(number, [call], results[-1:])
             self._end(number, results)
-
-    def _alone(self, number: int, call: ToolCall, poll: Poll) -> ToolResult:
-        start = time.perf_counter()
-        try:
-            self._scorer.load(poll)
-            return self._run({number: [call]}, poll)[number][0]
-        except ProcessLostError as lost:
-            text = str({"error": f"{call.name} {lost}"})
-            return ToolResult(call.name, text, failed=True, seconds=max(time.perf_counter() - start, self._timeout_s))
+        self._notes.append(
+            f"{f'The tool {blamed[0]}' if blamed else 'A tool'} {what}. Its process was started again: environments "
+            "repeated their calls, and the calls that were running ran again, one at a time."
+        )
 
     def _restore(self, poll: Poll) -> None:
         """Bring the environments of a new process to where those of the old one were. If that ends it too, the scorer

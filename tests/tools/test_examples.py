@@ -10,7 +10,7 @@ import pytest
 from backend.rewards.scoring import ToolRequest
 from backend.tools.runner import ToolRunner
 from backend.tools.toolbox import RunTools
-from backend.types import Completion, ToolCall, ToolResult
+from backend.types import ToolCall, ToolResult
 from backend.utils.places import resources
 
 CALCULATOR, SEARCH = resources() / "examples" / "calculator.py", resources() / "examples" / "search.py"
@@ -51,12 +51,12 @@ def test_search_finds_the_passage_of_every_question() -> None:
 
 def test_wordle_marks_each_letter_once_and_scores_a_game() -> None:
     tools = RunTools(None, (), {"": (WORDLE, "Wordle")}).open({})
-    assert [schema["function"]["name"] for schema in tools.environment_schemas[""]] == ["guess"]
+    assert [schema["function"]["name"] for schema in tools.toolbox.environment_schemas[""]] == ["guess"]
     words = ("geese", "Crane", "toast", "crane")
     opening, *guesses = play(tools, *(ToolCall("guess", {"word": word}) for word in words), row={"answer": "crane"})
     assert opening.content.startswith("Guess the hidden word of 5 letters.")
     assert guesses[0].content == "----G 5 left." and guesses[1].content == "GGGGG Solved in 2."
     assert [guess.failed for guess in guesses] == [False, False, True, True]
-    (reward,) = tools.rewards()
-    played = tools.environment(Completion([], [], "", "eos", conversation=0))
+    (reward,) = tools.toolbox.rewards()
+    played = tools.environment(0)
     assert reward.about.name == "Wordle" and reward.call(environments=[played]) == [0.9]

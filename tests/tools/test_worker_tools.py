@@ -183,5 +183,7 @@ def test_a_call_that_takes_the_process_with_it_is_an_error_and_environments_are_
     assert [each.content for each in first] == ["13"]
     assert [each.content for each in second] == ["22", str({"error": f"{name} {says}"})]
     (note,) = host.new_notes()
-    assert note.startswith(f"A tool {says}. Its process was started again")
+    assert note.startswith(f"The tool {name} {says}. Its process was started again")
     assert scores(scorer, numbers) == [13, 22, 30]  # of a process that has begun anew for it
+    scorer.host.stop()  # by another run
+    assert go_on(host, numbers[2:], [add])[0][0].content == "31" and not host.new_notes()
