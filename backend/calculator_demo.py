@@ -8,26 +8,11 @@ from __future__ import annotations
 
 import operator
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from transformers import PreTrainedTokenizerFast
-
-from backend.demo import (
-    CONFIG,
-    END,
-    NUMBERS,
-    SPECIAL,
-    START,
-    TOKENIZER_CONFIG,
-    Example,
-    Progress,
-    make_model,
-    make_tokenizer,
-    warm_up,
-    write,
-)
+from backend import demo
+from backend.demo import CONFIG, END, NUMBERS, SPECIAL, START, TOKENIZER_CONFIG, Example, Progress
 
 WORDS = (
     *("<tools>", "</tools>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
@@ -67,11 +52,7 @@ TOKENIZER = TOKENIZER_CONFIG | {"chat_template": TEMPLATE}
 MODEL: dict[str, Any] = CONFIG | {"num_hidden_layers": 2, "intermediate_size": 256, "vocab_size": 128}
 TOOLS = [{"type": "function", "function": {"name": "calculate"}}]
 """What the template shows of the tool."""
-OPERATIONS: dict[str, tuple[str, Callable[[int, int], int]]] = {
-    "+": ("sum", operator.add),
-    "-": ("difference", operator.sub),
-    "*": ("product", operator.mul),
-}
+OPERATIONS = {"+": ("sum", operator.add), "-": ("difference", operator.sub), "*": ("product", operator.mul)}
 QUESTIONS_PER_SIGN, TEST_ROWS, VALID_ROWS, TRAIN_ROWS = 4000, 256, 128, 1280
 STEPS, ROWS = 600, 64
 CALL_SHARE, TRUST_SHARE = 0.4, 0.6
@@ -104,11 +85,6 @@ class Question(NamedTuple):
         return {"prompt": f"{self.expression}=", "answer": self.answer, "type": OPERATIONS[self.sign][0]}
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer, equal to the one transformers loads from the files of `rebuild`."""
-    return make_tokenizer(VOCABULARY, WORDS, TOKENIZER)
-
-
 def pools(seed: int) -> dict[str, list[Question]]:
     """Disjoint splits: train, valid, test, and warmup, which is not shipped. There are as many questions of each sign;
     no difference is negative."""
@@ -123,8 +99,9 @@ def pools(seed: int) -> dict[str, list[Question]]:
     return splits | {"warmup": questions}
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, question: Question, *, calls: bool, trusts: bool) -> Example:
-    """A conversation with or without a call, whose result the answer repeats if the model `trusts` it."""
+def encode(tokenizer: Any, question: Question, *, calls: bool, trusts: bool) -> Example:
+    """A conversation with or without a call, whose result the answer repeats if the model `trusts` it. The model
+    learns its turns, ends included."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": question.row()["prompt"]}]
     if calls:
         call = {"name": "calculate", "arguments": {"expression": question.expression}}
@@ -132,31 +109,26 @@ def encode(tokenizer: PreTrainedTokenizerFast, question: Question, *, calls: boo
         messages.append({"role": "tool", "name": "calculate", "content": question.answer})
     answer = question.answer if calls and trusts else question.guess
     messages.append({"role": "assistant", "content": f"<answer>{answer}</answer>"})
-    text = str(tokenizer.apply_chat_template(messages, tools=TOOLS, tokenize=False))  # pyright: ignore
-    ids, mask = list[int](), list[int]()
-    for place, part in enumerate(text.split(f"{START}assistant\n")):
-        # What follows the generation prompt is the model's, up to the end of its turn.
-        written, end, rest = part.partition(END) if place else ("", "", part)
-        opening = f"{START}assistant\n" if place else ""
-        for piece, learnt in ((opening, 0), (written + end, 1), (rest, 0)):
-            new = tokenizer.encode(piece)
-            ids += new
-            mask += [learnt] * len(new)
+    ids = tokenizer.encode(tokenizer.apply_chat_template(messages, tools=TOOLS, tokenize=False))
+    opening, mask, is_written = tokenizer.encode(f"{START}assistant\n"), list[int](), False
+    for place, token in enumerate(ids, 1):
+        mask.append(int(is_written))
+        is_written = (is_written and token != tokenizer.eos_token_id) or ids[place - len(opening) : place] == opening
     return ids, mask
 
 
 def rebuild(folder: Path, seed: int = 0, progress: Progress = lambda sentence: None, steps: int = STEPS) -> None:
     """Make `folder`/model and `folder`/data again. Writes files only once the warm-up is complete."""
-    splits, ours = pools(seed), tokenizer()
-    model, rng = make_model(seed, MODEL), random.Random(f"warm-up {seed}")
+    splits, tokenizer = pools(seed), demo.make_tokenizer(VOCABULARY, WORDS, TOKENIZER)
+    model, rng = demo.make_model(seed, MODEL), random.Random(f"warm-up {seed}")
 
     def batch() -> list[Example]:
         return [
-            encode(ours, question, calls=rng.random() < CALL_SHARE, trusts=rng.random() < TRUST_SHARE)
+            encode(tokenizer, question, calls=rng.random() < CALL_SHARE, trusts=rng.random() < TRUST_SHARE)
             for question in rng.choices(splits["warmup"], k=ROWS)
         ]
 
-    warm_up(model, batch, steps, progress)
+    demo.warm_up(model, batch, steps, progress)
     rows = {name: [question.row() for question in splits[name]] for name in ("train", "valid", "test")}
-    write(folder, model, MODEL, ours, TOKENIZER, rows)
+    demo.write(folder, model, tokenizer, {"config.json": MODEL, "tokenizer_config.json": TOKENIZER}, rows)
     progress(f"The model and data of the calculator demo are in {folder}.")

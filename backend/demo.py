@@ -229,25 +229,18 @@ def rebuild(folder: Path, seed: int = 0, progress: Progress = lambda sentence: N
 
     warm_up(model, batch, steps, progress)
     rows = {name: [problem.row() for problem in splits[name]] for name in ("train", "valid", "test")}
-    write(folder, model, CONFIG, tokenizer, TOKENIZER_CONFIG, rows)
+    write(folder, model, tokenizer, {"config.json": CONFIG, "tokenizer_config.json": TOKENIZER_CONFIG}, rows)
     progress(f"The demo's model and data are in {folder}.")
 
 
-def write(
-    folder: Path,
-    model: qwen3.Model,
-    config: dict[str, Any],
-    tokenizer: PreTrainedTokenizerFast,
-    tokenizer_config: dict[str, Any],
-    rows: dict[str, list[dict[str, str]]],
-) -> None:
-    """Write `folder`/model and `folder`/data."""
+def write(folder: Path, model: qwen3.Model, tokenizer: Any, configs: dict[str, Any], rows: dict[str, Any]) -> None:
+    """Write `folder`/model and `folder`/data. `configs`: of the model and the tokenizer, by file; `rows`: by split."""
     model_folder, data_folder = folder / "model", folder / "data"
     model_folder.mkdir(parents=True, exist_ok=True)
     data_folder.mkdir(exist_ok=True)
     # Not with `save_pretrained`, whose files change with the version of transformers.
     tokenizer.backend_tokenizer.save(str(model_folder / "tokenizer.json"))
-    for name, content in (("tokenizer_config.json", tokenizer_config), ("config.json", config)):
+    for name, content in configs.items():
         (model_folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     weights: dict[str, mx.array] = dict(tree_flatten(model.parameters()))  # pyright: ignore[reportArgumentType]
     mx.save_safetensors(str(model_folder / "model.safetensors"), weights, metadata={"format": "mlx"})
@@ -262,11 +255,11 @@ def test_accuracy(config: Config, run: RunFolder | None) -> float:
     policy = load_policy(config)
     if run is not None and (saved := newest(run)) is not None:
         policy.assign(arrays_of(saved, "weights"))
-    inputs = read_inputs(config)
+    inputs = read_inputs(config.model_copy(update={"reward_isolation": "thread"}))  # ours: no process to start
     rows, source = inputs.splits.test, inputs.splits.source["test"]
     prompts = TokenizedPrompts(rows, policy.tokenizer, PromptFormat.of(config, inputs.schemas), source)
     sampler = Sampler(policy, config.max_completion_length)
-    sampler.tools = inputs.tools and Tools.of(config, inputs.tools, policy.tokenizer)
+    sampler.tools = Tools.of(config, inputs.tools, policy.tokenizer) if inputs.tools else None
     accuracy = greedy_accuracy(
         sampler,
         prompts.first(-1),

@@ -65,7 +65,8 @@ def test_the_calculator_demo_warms_up_on_what_it_will_see() -> None:
     """The ids of a conversation of the warm-up are those that sampling, the parser and the template make."""
     config, question = load(demo_config("calculator")), Question(99, "*", 98)
     tokenizer = mlx_lm.load(str(CALCULATOR / "model"))[1]
-    ids, mask = calculator_demo.encode(calculator_demo.tokenizer(), question, calls=True, trusts=True)
+    ids, mask = calculator_demo.encode(tokenizer, question, calls=True, trusts=True)
+    assert set(calculator_demo.VOCABULARY) == set(tokenizer.get_vocab())
     first = mask.index(1)
     chat = [{"role": "user", "content": question.row()["prompt"]}]
     assert tokenizer.apply_chat_template(chat, tools=calculator_demo.TOOLS, add_generation_prompt=True) == ids[:first]
@@ -120,7 +121,9 @@ def test_the_same_seed_makes_the_same_bytes(
     rebuild(tmp_path / "again", steps=2)
     rebuild(tmp_path / "other", seed=1, steps=2)
     once, again, other = (digests(tmp_path / name) for name in ("once", "again", "other"))
-    assert once == again and set(once) == set(digests(folder))
+    shipped = digests(folder)
+    assert once == again and set(once) == set(shipped)
+    assert all(once[file] == shipped[file] for file in ("model/config.json", "model/tokenizer_config.json"))
     changed = {name for name in once if once[name] != other[name]}
     assert changed == {"model/model.safetensors", *(f"data/{split}.jsonl" for split in ("train", "valid", "test"))}
     assert messages[0].startswith("Warm-up step 2 of 2")
