@@ -259,7 +259,7 @@ class Reply:
         return {
             "text": self.completion.text,
             "turns": [turn.row() for turn in self.completion.turns],
-            "tokens": len(self.completion.tokens),
+            "tokens": self.completion.trained_tokens,
             "stop": self.completion.stop,
             "prompt_tokens": len(self.problem.tokens),
             "prefilled": self.prefilled,
