@@ -203,11 +203,6 @@ RULES: list[tuple[str, Callable[[_Values], Any], str]] = [
     ("optimizer", lambda c: c.hosts.strip() and c.optimizer == OWN, _ONE_PROCESS),
     ("lr_schedule", lambda c: c.hosts.strip() and c.lr_schedule == OWN != c.optimizer, _ONE_PROCESS),
     (
-        "hosts",
-        lambda c: c.hosts.strip() and (c.tools_file or c.environment or c.mcp_servers),
-        "Tools and environments run on one machine, and a hosts file trains on several; clear one of the two.",
-    ),
-    (
         "stages",
         lambda c: (
             c.lr_schedule == OWN and min({*OF_THE_RATE} & {key for stage in c.stages for key in stage}, default="")

@@ -166,6 +166,10 @@ def resolve_paths(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
             else resolve_paths(folder, {"data": about})["data"]
             for name, about in cast("dict[Any, Any]", sets).items()
         }
+
+    def absolute(entry: Any) -> Any:
+        return with_absolute_file(entry, folder) if isinstance(entry, str) else entry
+
     rewards = {"reward_functions": raw.get("reward_functions")}
     if raw.get("reward_funcs") is not None:  # TRL's, where a function has an import path
         rewards["reward_funcs"] = reward_entries(raw["reward_funcs"])
@@ -173,17 +177,14 @@ def resolve_paths(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(listed, str) and "::" in listed:
             listed = split_names(listed)
         if isinstance(listed, list):
-            resolved[key] = [with_absolute_file(one, folder) if isinstance(one, str) else one for one in listed]
+            resolved[key] = [absolute(one) for one in listed]
     if isinstance(servers := raw.get("mcp_servers"), dict):
         every = cast("dict[Any, Any]", servers).items()
         resolved["mcp_servers"] = {name: with_absolute_paths(about, folder) for name, about in every}
-    if isinstance(environment := raw.get("environment"), str):
-        resolved["environment"] = with_absolute_file(environment, folder)
-    elif isinstance(environment, dict):
-        entries = cast("dict[Any, Any]", environment).items()
-        resolved["environment"] = {
-            name: with_absolute_file(entry, folder) if isinstance(entry, str) else entry for name, entry in entries
-        }
+    if isinstance(environment := raw.get("environment"), dict):
+        resolved["environment"] = {name: absolute(one) for name, one in cast("dict[Any, Any]", environment).items()}
+    elif environment:
+        resolved["environment"] = absolute(environment)
     if isinstance(stages := raw.get("stages"), list):
         resolved["stages"] = [resolve_paths(folder, one) if isinstance(one, dict) else one for one in stages]
     return resolved

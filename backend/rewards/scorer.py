@@ -60,7 +60,7 @@ class Scorer:
         self.host = host
         self._source, self._timeout_s = source, timeout_s
         self._key = next(_keys)
-        self._loaded, self._generation = Answer(), -1  # what was loaded, in which process
+        self.loaded, self._generation = Answer(), -1  # what was loaded, in which process
         self.tools: RunTools | None = None
         self.restore_tools: Callable[[Poll], None] = lambda poll: None  # called when a new process has loaded them
         self.closing = ExitStack()  # what else ends with it
@@ -79,14 +79,9 @@ class Scorer:
                     problems = [ConfigProblem(setting, f"{whose} {failure.what} while it was being loaded.")]
                     failure = replace(failure, file=str(file or ""))
                 raise RewardError(problems, failure)
-            self._loaded, self._generation = answer, self.host.generation
+            self.loaded, self._generation = answer, self.host.generation
             self.restore_tools(poll)
-        return self._loaded.stages
-
-    @property
-    def schemas(self) -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]:
-        """JSON schemas of tools, and of those of each environment."""
-        return self._loaded.shared_schemas, self._loaded.environment_schemas
+        return self.loaded.stages
 
     def ask_tools(self, timeout_s: float, poll: Poll, **request: Any) -> list[tuple[int, list[ToolResult]]]:
         """The turns that have ended; `request` as `ToolRequest`. Raises ProcessLostError."""
@@ -164,7 +159,7 @@ class Scorer:
     ) -> list[dict[str, Any] | None]:
         """Rows mapped by a map function, None to drop one; `where` names rows. Raises UserError."""
         self.load()
-        known = self._loaded.map_functions
+        known = self.loaded.map_functions
         if function not in known:
             near = nearest(function, known)
             hint = f" Did you mean {quote(near, 40)}?" if near else ""
@@ -181,7 +176,7 @@ class Scorer:
 
     def notes(self) -> list[str]:
         """Messages about missing confinement of a user's file."""
-        return self._loaded.notes if self._source.files else []
+        return self.loaded.notes if self._source.files else []
 
     def close(self) -> None:
         """Stop the worker unless it is shared."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from backend.config.config import Config, keys_used_by
 from backend.rewards.allowed_code import AllowedCode, AllowedServers
@@ -14,10 +15,12 @@ from backend.tools.host import NO_TOOLS, ToolHost, ToolSchemas
 from backend.tools.mcp_servers import McpServers
 from backend.tools.scorer_tools import ScorerTools, tool_names
 from backend.tools.several import SeveralHosts
-from backend.tools.toolbox import RunTools
 from backend.utils.errors import UserError
 from backend.utils.files import user_path
 from backend.utils.text import quote
+
+if TYPE_CHECKING:
+    from backend.tools.toolbox import RunTools
 
 
 def uses_tools(config: Config) -> bool:
@@ -67,6 +70,8 @@ def begin_tools(config: Config, stack: ExitStack) -> tuple[ToolHost | None, str]
 
 def run_tools(config: Config) -> RunTools:
     """The files and names of these settings. Raises UserError."""
+    from backend.tools.toolbox import RunTools
+
     file = user_path(config.tools_file, "tools_file", Path.cwd()).resolve() if config.tools_file else None
     entries = config.environment if isinstance(config.environment, Mapping) else {"": config.environment}
     environments = {name: _class_in_file(entry) for name, entry in entries.items() if entry}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 LONGEST_RESULT = 1_000_000
 """Characters of one result."""
-_MOST_AT_ONCE = 2_000_000  # characters of results in one answer, which has a limit
+_MOST_AT_ONCE = 4  # turns in one answer, which has a limit of bytes
 _CANCEL_S = 0.3  # for an async call to end after its cancellation
 _IMAGES = ("image", "image_url", "video", "audio")
 
@@ -70,10 +70,7 @@ class ToolRunner:
             self._start(number, self._seats.setdefault(number, _Seat(None)), self._call, calls)
         with self._changed:
             self._changed.wait_for(lambda: self._ended, request.wait_s)
-            taken, size = list[tuple[int, list[ToolResult]]](), 0
-            while self._ended and size < _MOST_AT_ONCE:
-                taken.append(self._ended.pop(0))
-                size += sum(len(result.content) for result in taken[-1][1])
+            taken, self._ended = self._ended[:_MOST_AT_ONCE], self._ended[_MOST_AT_ONCE:]
         return taken
 
     def _begin(self, rows: Sequence[tuple[int, str, Mapping[str, Any]]]) -> None:
@@ -189,15 +186,11 @@ class ToolRunner:
     def _close(self) -> None:
         threads, end = list[threading.Thread](), time.monotonic() + self._timeout_s
         for kind in self.toolbox.kinds.values():
-            for instance in kind.pool:
-                close = getattr(kind.type, "close", None)
-                limited = self._awaited if inspect.iscoroutinefunction(close) else self._limited
-                if close is not None:
-                    arguments = _Seat(None), functools.partial(close, instance)
-                    threads.append(threading.Thread(target=limited, args=arguments, daemon=True))
-            kind.pool.clear()
-        for thread in threads:
-            thread.start()
+            pool, kind.pool = kind.pool, []
+            for instance in pool if hasattr(kind.type, "close") else ():
+                limited = self._awaited if inspect.iscoroutinefunction(instance.close) else self._limited
+                threads.append(threading.Thread(target=limited, args=(_Seat(None), instance.close), daemon=True))
+                threads[-1].start()
         for thread in threads:
             thread.join(max(end - time.monotonic(), 0))
 

@@ -45,8 +45,8 @@ class ScorerTools:
         self._rebuilds = 0
         self._notes: list[str] = []
         scorer.load()
-        shared, self._environments = scorer.schemas
-        self.schemas = ToolSchemas(shared, self._environments or None)
+        self._environments = scorer.loaded.environment_schemas
+        self.schemas = ToolSchemas(scorer.loaded.shared_schemas, self._environments or None)
         scorer.restore_tools = self._restore
 
     def begin(self, rows: Sequence[Mapping[str, Any]], poll: Poll) -> list[tuple[int, str | None]]:

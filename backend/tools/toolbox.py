@@ -1,5 +1,5 @@
 """Load tools and environments, written as for TRL: functions with type hints and a Google docstring, and classes whose
-public methods are tools."""
+public methods are tools. Import it where there are tools only: it loads transformers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import inspect
 import os
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ from backend.tools.host import NOT_TOOLS
 from backend.tools.runner import ToolRunner
 from backend.utils.errors import UserError
 from backend.utils.text import quote
+
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # as mlx-lm: PyTorch is not missed
+from transformers.utils import get_json_schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +33,6 @@ class RunTools:
     environments: Mapping[str, tuple[Path, str]] = field(default_factory=dict[str, tuple[Path, str]])
     functions: Sequence[Callable[..., Any]] = ()
     factories: Mapping[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
-
-    def __reduce__(self) -> Any:
-        return _after_imports, tuple(getattr(self, each.name) for each in fields(self))
 
     def open(self, executed: dict[Path, RewardFile]) -> ToolRunner:
         """Run the files and load what they define; `executed` caches files already run. Raises UserError."""
@@ -56,12 +56,6 @@ class RunTools:
                 raise UserError("environment", what)
             kinds.append(EnvironmentKind(name, found[function], path))
         return ToolRunner(Toolbox(tools, kinds))
-
-
-def _after_imports(*values: Any) -> RunTools:
-    """The worker imports the library as it reads a request, before the time limit of the user's files begins."""
-    _get_json_schema()
-    return RunTools(*values)
 
 
 def _tools_of(file: RewardFile, names: Sequence[str]) -> list[Callable[..., Any]]:
@@ -137,38 +131,28 @@ class Toolbox:
     def rewards(self) -> list[RewardFunction]:
         """The `get_reward` of each class, under the name of the class. Its score is None where a completion has another
         environment."""
-        found = dict[type, RewardFunction]()
-        for kind in self.kinds.values():
-            method = getattr(kind.type, "get_reward", None)
-            if method is not None and kind.type not in found:
-                line = getattr(getattr(method, "__code__", None), "co_firstlineno", 0)
-                call = _reward_of(kind.type, is_async=inspect.iscoroutinefunction(method))
-                about = FunctionDescription(kind.type.__name__, kind.file, line)
-                found[kind.type] = RewardFunction(about, call, inspect.signature(call).parameters, dialect="trl")
-        return list(found.values())
+        kinds = {kind.type: kind for kind in self.kinds.values() if hasattr(kind.type, "get_reward")}
+        return [_reward_of(kind) for kind in kinds.values()]
 
 
-def _reward_of(kind: type, *, is_async: bool) -> Callable[..., Any]:
-    def get_reward(environments: list[Any]) -> list[Any]:
-        return [each.get_reward() if type(each) is kind else None for each in environments]
+def _reward_of(kind: EnvironmentKind) -> RewardFunction:
+    def score(environments: list[Any]) -> list[Any]:
+        return [each.get_reward() if type(each) is kind.type else None for each in environments]
 
-    async def get_reward_async(environments: list[Any]) -> list[Any]:
-        return [await each.get_reward() if type(each) is kind else None for each in environments]
+    async def score_async(environments: list[Any]) -> list[Any]:
+        return [await each.get_reward() if type(each) is kind.type else None for each in environments]
 
-    return get_reward_async if is_async else get_reward
-
-
-def _get_json_schema() -> Callable[[Any], dict[str, Any]]:
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # as mlx-lm: PyTorch is not missed
-    from transformers.utils import get_json_schema
-
-    return get_json_schema
+    method: Any = kind.type.get_reward
+    line = getattr(getattr(method, "__code__", None), "co_firstlineno", 0)
+    call = score_async if inspect.iscoroutinefunction(method) else score
+    about = FunctionDescription(kind.type.__name__, kind.file, line)
+    return RewardFunction(about, call, inspect.signature(call).parameters, dialect="trl")
 
 
 def _schema(tool: Any, setting: str) -> dict[str, Any]:
     name = getattr(tool, "__qualname__", "") or class_name(tool)
     try:
-        return _get_json_schema()(tool)
+        return get_json_schema(tool)
     except Exception as error:
         what = f"{type(error).__name__}: {error}" if isinstance(error, NameError) else str(error)
         raise UserError(setting, f"The model cannot be told of {quote(name, 60)}. {quote(what, 160)}") from error

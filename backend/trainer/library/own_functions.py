@@ -11,7 +11,7 @@ import keyword
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from backend.config.config import Config
 from backend.config.setting import RewardSettings
@@ -22,9 +22,11 @@ from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file
 from backend.rewards.scorer import Scorer, begin_scorer, reward_source
 from backend.rewards.scoring import FunctionHost
 from backend.tools.load import run_tools
-from backend.tools.toolbox import RunTools
 from backend.utils.disk import replace_file
 from backend.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from backend.tools.toolbox import RunTools
 
 FILE, TOOLS_FILE = "own_functions.py", "own_tools.py"
 """In the run's folder."""
@@ -93,6 +95,8 @@ class OwnTools:
 
     def source(self, config: Config) -> RunTools:
         """With those of files. Raises UserError where the settings name others."""
+        from backend.tools.toolbox import RunTools
+
         named = run_tools(config)
         own = {name for name, (file, _) in named.environments.items() if file.name == TOOLS_FILE}
         tools = named.names if named.file and named.file.name == TOOLS_FILE else ()
