@@ -23,7 +23,7 @@ from PySide6.QtWidgets import QFileDialog, QMenu, QWidget
 
 from app import theme
 from app.pages.completions.filter_bar import RUN, STEP, FilterBar, StepHead
-from app.pages.completions.reading_pane import HINT, ReadingPane
+from app.pages.completions.reading_pane import GREY, HINT, ReadingPane
 from app.state import charts
 from app.state.completion_facts import (
     ALL,
@@ -47,7 +47,7 @@ from app.widgets.completion_detail import CompletionDetail
 from app.widgets.completion_table import CompletionLine, CompletionModel, CompletionTable, lines_of_row
 from backend.runs.completion_files import SUFFIXES, export_completions
 from backend.runs.completion_rows import listed_completions, scores_of
-from backend.runs.conversation import conversation_text
+from backend.runs.conversation import conversation_text, turns_of
 from backend.runs.run_record import change_notes
 from backend.trainer.evaluation.evaluation_rows import default_pass_rule
 from backend.utils.errors import UserError
@@ -358,7 +358,8 @@ class CompletionsPage(QWidget):
         first, second = (pair[0].completion, pair[1].completion) if len(pair) == 2 else (None, None)
         others = self.model.rowCount() - 1 if self.model.is_flat else len(listed_completions(line.row)) - 1
         can_compare = line.completion is not None and len(pair) != 2 and others > 0
-        show_text(self.pane.hint, HINT if can_compare else "")
+        has_results = any(turn.get("result_tokens") for turn in turns_of(line.completion or {}))
+        show_text(self.pane.hint, " ".join([GREY] * has_results + [HINT] * can_compare))
         if first is not None and second is not None:
             self.detail.show_completion(pair[1].row, second)
             names = [f"step {each.row.get('step')}, number {each.place + 1}" for each in pair]

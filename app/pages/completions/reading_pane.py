@@ -29,7 +29,7 @@ from app.widgets.basic.labels import label, show_text
 from app.widgets.basic.layout import configure, row, set_shown
 from app.widgets.basic.number_format import counted, figure, finite, signed
 from app.widgets.completion_detail import CompletionPane, blend, conversation_format, show_parts
-from backend.runs.conversation import conversation_parts, conversation_text, turns_of
+from backend.runs.conversation import conversation_parts, conversation_text
 from backend.utils.text import visible
 
 STRONGEST, CHANGED = 0.45, 0.30
@@ -277,9 +277,7 @@ class ReadingPane(CompletionPane):
         measure = next((measure for measure in MEASURES if measure.key == self.measure.currentData()), None)
         data = self.load_tokens() if measure else None
         found = coloured(measure, data, (self._completion or {}).get("advantage")) if measure and data else None
-        has_results = any(turn.get("result_tokens") for turn in turns_of(self._completion or {}))
-        why = NOT_LEARNED if data else NOT_RECORDED
-        self._explain(why if measure and not found else GREY if has_results else "")
+        self._explain("" if found or not measure else NOT_LEARNED if data else NOT_RECORDED)
         self.measure.setToolTip(measure.sentence if measure else "")
         return found
 
