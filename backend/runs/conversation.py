@@ -38,7 +38,8 @@ def conversation_parts(completion: Mapping[str, Any]) -> list[Part]:
     if len(turns) < 2 and not any(turn.get("calls") for turn in turns):
         text = completion.get("text")
         return [("text", text if isinstance(text, str) else "")]
-    return [part for number, turn in enumerate(turns, 1) for part in _turn_parts(number, turn)]
+    *parts, (kind, last) = [part for number, turn in enumerate(turns, 1) for part in _turn_parts(number, turn)]
+    return [*parts, (kind, last.removesuffix("\n"))]
 
 
 def conversation_text(completion: Mapping[str, Any]) -> str:

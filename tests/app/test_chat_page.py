@@ -138,7 +138,7 @@ def test_calls_of_tools_are_shown_as_they_run(page: ChatPage):
     assert view.status.text() == "Running add…" and view.text.toPlainText() == ""
     turn = turn | {"results": [{"name": "add", "content": "3", "failed": False, "seconds": 0.5}], "result_tokens": 4}
     asked.report({"turns_of": "base", "turns": [turn]})
-    said = "Turn 1, 7 tokens\nSo:\n→ add(a=1)  500 ms\n← 3\n"
+    said = "Turn 1, 7 tokens\nSo:\n→ add(a=1)  500 ms\n← 3"
     assert view.calls.toPlainText() == said and not view.calls.isHidden()
     asked.report({"new_text": {"base": "It is 3."}})
     last = {"text": "It is 3.", "tokens": 5, "calls": [], "results": [], "result_tokens": 0}

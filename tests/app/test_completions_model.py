@@ -280,14 +280,14 @@ def turn(text: str, calls: Any = (), results: Any = (), result_tokens: int = 0) 
             [turn("Let me look.", CALLS, RESULTS, 20), turn("last")],
             "2 turns, 2 calls, 1 failed",
             'Turn 1, 9 tokens\nLet me look.\n→ search(query="grüße", limit=3)  12.3 ms\n← one\n  two\n'
-            "→ cube()  10 s\n✕ {'error': 'no'}\n\nTurn 2, 9 tokens\nlast\n",
+            "→ cube()  10 s\n✕ {'error': 'no'}\n\nTurn 2, 9 tokens\nlast",
         ),
         (
             [turn("", CALLS[1:], RESULTS[1:])],
             "1 turn, 1 call, 1 failed",
-            f"Turn 1, 9 tokens\n→ cube()  10 s\n✕ {{'error': 'no'}}\n{LEFT_OUT}\n",
+            f"Turn 1, 9 tokens\n→ cube()  10 s\n✕ {{'error': 'no'}}\n{LEFT_OUT}",
         ),
-        ([turn("", CALLS[1:])], "1 turn, 1 call", f"Turn 1, 9 tokens\n→ cube()\n{NOT_RUN}\n"),
+        ([turn("", CALLS[1:])], "1 turn, 1 call", f"Turn 1, 9 tokens\n→ cube()\n{NOT_RUN}"),
     ],
 )
 def test_a_conversation_reads_as_its_turns_calls_and_results(turns: Any, mark: str, text: str, tmp_path: Path) -> None:
