@@ -53,8 +53,19 @@ def digits(prompts, completions, answer, types=None):
     """How many digits the text has: it varies even in the first few tokens."""
     return [float(sum(c.isdigit() for c in text)) for text in completions]
 '''
+TOOL = '''
+def calculate(expression: str) -> str:
+    """Evaluate an arithmetic expression.
+
+    Args:
+        expression: Numbers and operators.
+    """
+    {body}
+'''
+TOOL_BODIES = {"tools-fail": "raise RuntimeError('out of order')", "results-dropped": "return '0' * 400"}
+"""What the tool of a recording does; it calculates in the others."""
 KEPT_KINDS = ("started", "step", "eval", "checkpoint", "change", "note", "finished", "stopped", "failed")
-DEMO = project_root() / "resources" / "demo"
+RESOURCES = project_root() / "resources"
 TRAIN_ROWS = {"few-rows": 4, "solved": 4}  # of the training data; all of it for the others
 KILLED_AT = {"crashed": 20}  # the step at which the process is killed
 
@@ -65,12 +76,14 @@ def record(plan: Recording) -> Recording:
         folder = Path(temporary)
         data = folder / "data"
         data.mkdir()
+        demo = RESOURCES / ("calculator" if "tools_file" in plan.settings else "demo")
+        (folder / "tools.py").write_text(TOOL.format(body=TOOL_BODIES.get(plan.name, "return str(eval(expression))")))
         for split in ("train", "valid"):
-            lines = (DEMO / "data" / f"{split}.jsonl").read_text("utf-8").splitlines(keepends=True)
+            lines = (demo / "data" / f"{split}.jsonl").read_text("utf-8").splitlines(keepends=True)
             count = TRAIN_ROWS.get(plan.name) if split == "train" else None
             (data / f"{split}.jsonl").write_text("".join(lines[:count]), "utf-8")
         (folder / "rewards.py").write_text(REWARDS, encoding="utf-8")
-        settings = plan.settings | {"model": str(DEMO / "model"), "data": str(data)}
+        settings = plan.settings | {"model": str(demo / "model"), "data": str(data)}
         (folder / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
         train(folder, KILLED_AT.get(plan.name, 0))
         events = [tidy(event) for event in read_events(folder / "run" / "events.jsonl") if event["kind"] in KEPT_KINDS]
@@ -138,7 +151,9 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="its settings, beside the demo's")
     options = parser.parse_args()
     if options.story:
-        usual = read(demo_config()) | {"iters": 64, "fuse": False, "val_batches": 4, "save_every": 16}
+        with_tools = any(each.startswith("tools_file=") for each in options.set)
+        usual = read(RESOURCES / "presets" / "calculator.yaml" if with_tools else demo_config())
+        usual |= {"iters": 64, "fuse": False, "val_batches": 4, "save_every": 16}
         changes = {key: yaml.safe_load(value) for key, _, value in (each.partition("=") for each in options.set)}
         settings = usual | changes | {"model": "demo/model", "data": "demo/data"}
         plans = [Recording(options.names[0], options.story, settings, options.signs, [])]
