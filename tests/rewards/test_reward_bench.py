@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from backend.__main__ import app
+from backend.config.config import read
 from backend.rewards.allowed_code import read_code
 from backend.rewards.bench import BenchSettings, RewardBench, group_of, line_of, score_lines
 from backend.rewards.cases import cases_file, new_case, read_cases, rerun, write_cases
@@ -19,6 +20,7 @@ from backend.serve import reward_questions as handlers
 from backend.serve.questions import Cancelled, QuestionCall
 from backend.training.advantages import advantages
 from backend.utils.errors import UserError
+from backend.utils.places import project_root
 from tests.support import small_run
 
 VERBS = app()
@@ -37,6 +39,22 @@ def share(c):
 GONE = '@register_reward_function("gone")\ndef gone(completions, **kw):\n    os._exit(3)\n'
 HANGS = '@register_reward_function("hangs")\ndef hangs(completions, **kw):\n    ctypes.PyDLL(None).sleep(1000)\n'
 """`hangs` keeps the interpreter's lock, and no processor busy."""
+GAME = '''class Game:
+    def reset(self, **row):
+        self.calls = 0
+
+    def calculate(self, expression: str) -> str:
+        """Evaluate.
+
+        Args:
+            expression: Numbers.
+        """
+        self.calls += 1
+        return str(eval(expression))
+
+    def get_reward(self):
+        return float(self.calls)
+'''
 
 
 @pytest.fixture
@@ -276,3 +294,22 @@ def test_rewards_cases_exits_with_2_while_a_case_fails(mine: Path) -> None:
     result = backend("rewards", "cases", mine)
     assert result.exit_code == 2 and "length gave no score; 3 is expected. The reward function length" in result.stderr
     assert "return 1 / 0" in result.stderr and "ZeroDivisionError: division by zero (mine.py, line" in result.stderr
+
+
+@pytest.mark.proof
+def test_a_sample_calls_tools_and_an_environment_scores_it(tmp_path: Path) -> None:
+    (tmp_path / "game.py").write_text(GAME)
+    resources = project_root() / "resources"
+    settings = read(resources / "presets" / "calculator.yaml") | {"tools_file": "", "tools": []}
+    settings["environment"] = f"{tmp_path / 'game.py'}::Game"
+    request = {"settings": settings, "how": "first", "count": 4, "group_size": 4, "seed": 3}
+    with pytest.raises(UserError, match=r"game\.py has not been allowed"):
+        handlers.sample(request, QuestionCall())
+    request["trusted"] = {str(tmp_path / "game.py"): read_code(tmp_path / "game.py").fingerprint}
+    lines = handlers.sample(request, QuestionCall())
+    scored = handlers.score({**request, "groups": lines}, QuestionCall())
+    assert [each["name"] for each in scored["functions"]] == ["r1_accuracy_reward_func", "Game"]
+    rows = [row for line in lines for row in line["completions"]]
+    calls = [sum(len(turn["calls"]) for turn in row["turns"]) for row in rows]
+    assert any(calls) and [row["rewards"]["Game"] for group in scored["scored"] for row in group] == calls
+    handlers._bench.close()

@@ -109,7 +109,7 @@ class RewardsPage(QWidget):
         self.views.chosen.connect(self._show_views)
         self.results.table.chosen.connect(self._choose)
         self.results.board.error_requested.connect(lambda function: self._show_error(function["error"], go=True))
-        self.results.functions.weighed.connect(lambda weights: self.draft.set("reward_weights", weights))
+        self.results.functions.weighed.connect(self._weigh)
         self.cases.drop_requested.connect(bench.remove_case)
         self.panel.opened.connect(self._name_file)
         session.reward_rows_requested.connect(self._sample_rows)
@@ -128,6 +128,10 @@ class RewardsPage(QWidget):
         super().resizeEvent(event)
         self.results.fit(self.height())
         self._show_views()
+
+    def _weigh(self, weights: list[float]) -> None:
+        count = len(self.draft.valid_values()["reward_functions"])  # those of environments come after
+        self.draft.set("reward_weights", weights[:count])
 
     def _show_views(self) -> None:
         narrow, key = self.width() < theme.scaled(NARROW), self.views.key
