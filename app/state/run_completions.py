@@ -48,7 +48,8 @@ class FactsReader:
         self.matches: list[int] = []
         self.is_done = self.is_void = False
         self._lines = LineReader(path, READ_BYTES)
-        self._in_line = re.compile(b"".join(map(_spelled, text)), re.IGNORECASE)
+        is_call = not set(text).isdisjoint("→←✕(=")  # shown so, and written as JSON
+        self._in_line = re.compile(b"" if is_call else b"".join(map(_spelled, text)), re.IGNORECASE)
         self._in_text = re.compile(re.escape(text), re.IGNORECASE)
 
     @property

@@ -295,5 +295,6 @@ def test_a_conversation_reads_as_its_turns_calls_and_results(turns: Any, mark: s
     assert (turns_mark(row), conversation_text(row)) == (mark, text)
     path = write(tmp_path / "completions.jsonl", [{"step": 1, "prompt": "Which?", "completions": [row]}])
     assert found(path, "grüße") == ([(1, 0)] if "grüße" in text else [])
+    assert found(path, "→ CUBE()") == ([(1, 0)] if "cube" in text else [])
     list(export_completions(path, [(0, 0)], tmp_path / "out.md"))
     assert f"```\n{text}\n```" in (tmp_path / "out.md").read_text(encoding="utf-8")
