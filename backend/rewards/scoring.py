@@ -188,6 +188,8 @@ class FunctionHost:
         try:
             tools = request.tools.open(executed) if request.tools else None
             extra = tools.toolbox.rewards() if tools else []
+            if tools and tools.toolbox.kinds and not extra and not all(source.stages):
+                raise UserError("reward_functions", "Choose a reward function, or give the environment a get_reward.")
             if extra and source.file and not any(source.stages):  # for its map functions
                 executed[locate_reward_file(source.file).resolve()] = load_reward_file(source.file)
             stages = [

@@ -12,7 +12,6 @@ import os
 import sys
 import threading
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from backend.rewards.calls import CallError, ThreadCaller
 from backend.rewards.errors import class_name, describe_error, text_of
 from backend.rewards.scoring import ToolRequest
 from backend.types import ToolCall, ToolResult
+from backend.utils.errors import user_traceback
 
 if TYPE_CHECKING:
     from backend.tools.toolbox import EnvironmentKind, Toolbox
@@ -31,6 +31,10 @@ LONGEST_RESULT = 1_000_000
 _MOST_AT_ONCE = 4  # turns in one answer, which has a limit of bytes
 _CANCEL_S = 0.3  # for an async call to end after its cancellation
 _IMAGES = ("image", "image_url", "video", "audio")
+
+
+class _RefusedError(Exception):
+    """We end a call, or refuse its result; the text completes “NAME …”."""
 
 
 @dataclass(slots=True, eq=False)
@@ -106,14 +110,15 @@ class ToolRunner:
             text = seat.instance.reset(**copy.deepcopy(dict(row)))
             if not isinstance(text, str | None):
                 advice = "; images are not supported yet" if isinstance(text, list) else ""
-                raise TypeError(f"reset returned {class_name(text)}, not text or None{advice}")
+                raise _RefusedError(f"returned {class_name(text)}, not text or None{advice}")
             return text or ""
 
         text, error = self._limited(seat, reset)
-        if error is not None:
+        if isinstance(error, _RefusedError):
+            text = str(error)
+        elif error is not None:
             text = f"raised {describe_error(error, kind.file)}"
-            if error.__traceback__:
-                traceback.print_exception(error, file=sys.stderr)
+            sys.stderr.write(user_traceback(error, kind.file))
         return _result("reset", text, error, start)
 
     def _call(self, seat: _Seat, call: ToolCall) -> ToolResult:
@@ -123,14 +128,16 @@ class ToolRunner:
         if function is None:
             text, error = "", ValueError(f"Tool {call.name} not found.")
         elif method and seat.is_busy:
-            text, error = "", RuntimeError("the environment has not come back from an earlier call")
+            text, error = "", _RefusedError("cannot run: an earlier call of this environment has not ended")
         else:
             used = seat if method else _Seat(None)
             limited = self._awaited if inspect.iscoroutinefunction(function) else self._limited
             text, error = limited(used, functools.partial(function, **copy.deepcopy(call.arguments)))
         if error is not None:
             what = text_of(error)
-            text = str({"error": what if isinstance(error, Exception) else f"{type(error).__name__}: {what}"})
+            if isinstance(error, _RefusedError) or not isinstance(error, Exception):  # TRL has the bare text of others
+                what = f"{call.name if isinstance(error, _RefusedError) else type(error).__name__ + ':'} {what}"
+            text = str({"error": what})
         return _result(call.name, text, error, start)
 
     def _limited(self, seat: _Seat, work: Callable[[], Any]) -> tuple[str, BaseException | None]:
@@ -181,7 +188,7 @@ class ToolRunner:
             return self._loop
 
     def _too_long(self) -> Exception:
-        return TimeoutError(f"still running after {self._timeout_s:g} s (tool_timeout)")
+        return _RefusedError(f"was still running after {self._timeout_s:g} s (tool_timeout)")
 
     def _close(self) -> None:
         threads, end = list[threading.Thread](), time.monotonic() + self._timeout_s
@@ -197,7 +204,7 @@ class ToolRunner:
 
 def _as_text(value: Any) -> str:
     if isinstance(value, list) and any(isinstance(part, Mapping) and part.get("type") in _IMAGES for part in value):
-        raise TypeError("the tool returned images, which are not supported yet")
+        raise _RefusedError("returned images, which are not supported yet")
     return str(value)
 
 

@@ -61,8 +61,11 @@ class ScorerTools:
         try:
             self._scorer.load(poll)
             texts = self._reset(poll)
-        except ProcessLostError as lost:
-            raise UserError("environment", f"An environment {lost} while it was reset.") from None
+        except (ProcessLostError, UserError) as error:
+            self._conversations = {}
+            if isinstance(error, UserError):
+                raise
+            raise UserError("environment", f"An environment {error} while it was reset.") from None
         return [(number, texts.get(number)) for number in self._conversations]
 
     def submit(self, conversation: int, calls: Sequence[ToolCall], poll: Poll) -> None:

@@ -223,12 +223,13 @@ def test_a_call_that_takes_too_long_is_an_error_and_its_environment_is_not_used_
     async def waits() -> None:
         await asyncio.sleep(60)
 
-    late = str({"error": "still running after 0.2 s (tool_timeout)"})
-    assert [outcome(tool, 0.2).content for tool in (spins, waits)] == [late, late]
+    for tool in (spins, waits):
+        late = str({"error": f"{tool.__name__} was still running after 0.2 s (tool_timeout)"})
+        assert outcome(tool, 0.2).content == late
     _, host = hosted(environments={"": Counter}, timeout_s=0.2)
     (number,) = opened(host, {})
     frozen = results(host, {number: [Call("freeze", {"seconds": 3.0}), Call("which", {})]})[number]
-    assert frozen[0].content == late and "has not come back from an earlier call" in frozen[1].content
+    assert "freeze was still running" in frozen[0].content and "has not ended" in frozen[1].content
     (number,) = opened(host, {})
     assert results(host, {number: [Call("which", {})]})[number][0].content == "1"
 
@@ -236,8 +237,8 @@ def test_a_call_that_takes_too_long_is_an_error_and_its_environment_is_not_used_
 @pytest.mark.parametrize(
     ("returned", "says"),
     [
-        ([{"type": "text"}], "raised TypeError: reset returned list, not text or None; images are not supported yet"),
-        (7, "raised TypeError: reset returned int, not text or None"),
+        ([{"type": "text"}], "returned list, not text or None; images are not supported yet"),
+        (7, "returned int, not text or None"),
         (ValueError("no such level"), "raised ValueError: no such level"),
     ],
 )
@@ -247,7 +248,7 @@ def test_a_reset_that_fails_is_one_message(returned: Any, says: str) -> None:
             raise returned
         return returned
 
-    _, host = hosted(environments={"": type("Game", (), {"reset": reset})})
+    _, host = hosted(environments={"": type("Game", (), {"reset": reset, "get_reward": reset})})
     with pytest.raises(UserError, match=f"The reset of an environment {says}"):
         host.begin([{}], wait_on)
 
