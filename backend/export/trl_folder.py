@@ -73,7 +73,7 @@ FILES = {
     "reward_calls.py": "gives them what they expect",
     "backend/": "the modules of GRPO Studio that these need",
     "source/": "the rows of local files",
-    "user_code/": "your own reward and map functions",
+    "user_code/": "your own reward and map functions, tools and environments",
     "model/": "the model, which has no name on Hugging Face",
 }
 """File of the folder → description."""
@@ -229,7 +229,7 @@ def write_rows(config: Config, folder: Path, tell: Tell) -> tuple[dict[str, Any]
     Writes local rows below `folder`. Raises UserError for unreadable rows.
     """
     reading, rows = Reading(streamed=config.streaming), dict[str, Any]()
-    if is_local(config.data):
+    if not config.data.strip() or is_local(config.data):  # without data, rows of an environment
         rows = {split: _copied(found, split, folder, tell) for split, found in own_splits(config, reading).items()}
     else:
         for split, names in names_by_split(config).items():
@@ -379,8 +379,18 @@ def copy_user_files(config: Config, folder: Path) -> Config:
         changes["reward_functions"] = [
             replace(call, file=portable(call.file)).text if call.file else entry for entry, call in calls
         ]
-    if config.reward_functions_file:
-        changes["reward_functions_file"] = portable(config.reward_functions_file)
+    for key in ("reward_functions_file", "tools_file"):
+        if name := getattr(config, key):
+            changes[key] = portable(name)
+
+    def portable_class(entry: str) -> str:
+        file, _, name = entry.rpartition("::")
+        return f"{portable(file.strip())}::{name}"
+
+    if isinstance(config.environment, str):
+        changes["environment"] = portable_class(config.environment) if config.environment else ""
+    else:
+        changes["environment"] = {name: portable_class(entry) for name, entry in config.environment.items()}
     return config.model_copy(update=changes)
 
 

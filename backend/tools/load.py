@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from backend.config.config import Config, keys_used_by
 from backend.rewards.allowed_code import AllowedCode, AllowedServers
@@ -16,11 +14,6 @@ from backend.tools.mcp_servers import McpServers
 from backend.tools.scorer_tools import ScorerTools, tool_names
 from backend.tools.several import SeveralHosts
 from backend.utils.errors import UserError
-from backend.utils.files import user_path
-from backend.utils.text import quote
-
-if TYPE_CHECKING:
-    from backend.tools.toolbox import RunTools
 
 
 def uses_tools(config: Config) -> bool:
@@ -32,6 +25,8 @@ def load_tools(config: Config, scorer: Scorer) -> ToolHost | None:
     MCP servers, which closing the scorer ends. None for a run without tools. Raises UserError."""
     hosts, taken = list[ToolHost](), dict[str, str]()
     if config.tools_file or config.environment:
+        from backend.tools.toolbox import run_tools  # imports transformers
+
         scorer.tools = scorer.tools or run_tools(config)
         column = config.environment_column if isinstance(config.environment, Mapping) else ""
         hosts.append(ScorerTools(scorer, column, config.tool_timeout))
@@ -66,20 +61,3 @@ def begin_tools(config: Config, stack: ExitStack) -> tuple[ToolHost | None, str]
         return load_tools(config, scorer), ""
     except UserError as error:
         return None, error.faults[0].sentence
-
-
-def run_tools(config: Config) -> RunTools:
-    """The files and names of these settings. Raises UserError."""
-    from backend.tools.toolbox import RunTools
-
-    file = user_path(config.tools_file, "tools_file", Path.cwd()).resolve() if config.tools_file else None
-    entries = config.environment if isinstance(config.environment, Mapping) else {"": config.environment}
-    environments = {name: _class_in_file(entry) for name, entry in entries.items() if entry}
-    return RunTools(file, tuple(config.tools), environments)
-
-
-def _class_in_file(entry: str) -> tuple[Path, str]:
-    file, _, name = entry.rpartition("::")
-    if not file or not name.isidentifier():
-        raise UserError("environment", f"An environment is file.py::Class, not {quote(entry, 60)}.")
-    return user_path(file.strip(), "environment", Path.cwd()).resolve(), name

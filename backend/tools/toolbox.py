@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from backend.rewards.errors import class_name, describe_error
 from backend.rewards.registry import FunctionDescription
@@ -17,10 +17,14 @@ from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file
 from backend.tools.host import NOT_TOOLS
 from backend.tools.runner import ToolRunner
 from backend.utils.errors import UserError
+from backend.utils.files import user_path
 from backend.utils.text import quote
 
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # as mlx-lm: PyTorch is not missed
 from transformers.utils import get_json_schema
+
+if TYPE_CHECKING:
+    from backend.config.config import Config
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,21 @@ class RunTools:
                 raise UserError("environment", what)
             kinds.append(EnvironmentKind(name, found[function], path))
         return ToolRunner(Toolbox(tools, kinds))
+
+
+def run_tools(config: Config) -> RunTools:
+    """The files and names of these settings. Raises UserError."""
+    file = user_path(config.tools_file, "tools_file", Path.cwd()).resolve() if config.tools_file else None
+    entries = config.environment if isinstance(config.environment, Mapping) else {"": config.environment}
+    environments = {name: _class_in_file(entry) for name, entry in entries.items() if entry}
+    return RunTools(file, tuple(config.tools), environments)
+
+
+def _class_in_file(entry: str) -> tuple[Path, str]:
+    file, _, name = entry.rpartition("::")
+    if not file or not name.isidentifier():
+        raise UserError("environment", f"An environment is file.py::Class, not {quote(entry, 60)}.")
+    return user_path(file.strip(), "environment", Path.cwd()).resolve(), name
 
 
 def _tools_of(file: RewardFile, names: Sequence[str]) -> list[Callable[..., Any]]:

@@ -2,7 +2,7 @@
 held_out/*.jsonl.
 
 A row has `prompt` (chat messages), `answer` (text) and `row` (every column of the dataset, as JSON, for the reward
-functions). What is done to the rows is GRPO Studio's own code in backend/, with the settings of settings.json: the map
+functions and environments). What is done to the rows is GRPO Studio's own code in backend/, with the settings of settings.json: the map
 function, the prompt template, the answer pattern, system messages, and the share that is held out. Rows of local files
 lie in source/; a dataset of Hugging Face is read from there.
 """
@@ -108,6 +108,8 @@ def _write(file: Path, rows: Iterable[dict[str, Any]], form: PromptFormat, sourc
         problem = problem_of(index, row, messages_of(row, form, row_name(index, source)), [], form)
         text = json.dumps(row, ensure_ascii=False, default=str)
         line = {"prompt": problem.messages, "answer": problem.answer, "row": text}
+        if form.environment_column:
+            line["environment"] = form.environment_of(row)  # the name that TRL looks for
         file.parent.mkdir(exist_ok=True)
         with file.open("a", encoding="utf-8") as out:
             out.write(json.dumps(line, ensure_ascii=False) + "\n")

@@ -13,23 +13,27 @@ import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from backend.data.problems import problem_of
-from backend.rewards.resolve import RewardFunction, resolve, stand_in_library
+from backend.rewards.resolve import RewardFile, RewardFunction, resolve, stand_in_library
 from backend.rewards.inputs import TrainerState, inputs_for
 from backend.rewards.calls import read_scores
 from backend.types import Completion
 from dataset import HERE, prompt_format, settings
 
 TrlReward = Callable[..., Any]
+EXECUTED: dict[Path, RewardFile] = {}
+"""Files of the user that have run: an environment has the same class for the reward functions of its file."""
 
 
 def reward_functions() -> list[TrlReward]:
     """One function for each entry of the setting `reward_functions`, under the name that its scores have in GRPO
     Studio."""
     file = HERE / settings().reward_functions_file if settings().reward_functions_file else None
-    return [_as_trl_calls_it(function) for function in resolve(settings().reward_functions, file, HERE)]
+    names = settings().reward_functions  # none where an environment scores
+    return [_as_trl_calls_it(function) for function in resolve(names, file, HERE, EXECUTED)] if names else []
 
 
 def _as_trl_calls_it(function: RewardFunction) -> TrlReward:
@@ -66,8 +70,10 @@ def _arguments(
     texts = [_text(tokens, completion) for tokens, completion in zip(ids, completions, strict=True)]
     sampled = [Completion(list(tokens), [], text, "eos") for tokens, text in zip(ids, texts, strict=True)]
     inputs = inputs_for(list(zip(problems, sampled, strict=True)), _state(given.get("trainer_state")), function.dialect)
-    loggers = {name: given[name] for name in ("log_extra", "log_metric") if name in given}
-    return function.call_kwargs(inputs | loggers)
+    inputs |= {name: given[name] for name in ("log_extra", "log_metric", "environments") if name in given}
+    if function.dialect == "trl" and (settings().tools_file or settings().environment):
+        inputs |= {"prompts": prompts, "completions": completions}  # conversations with calls and results
+    return function.call_kwargs(inputs)
 
 
 def _state(state: Any) -> TrainerState:
@@ -83,7 +89,9 @@ def _state(state: Any) -> TrainerState:
 
 
 def _text(tokens: list[int], completion: Any) -> str:
-    """A completion as text, with special tokens and without the end of sequence."""
+    """A completion as text, with special tokens and without the end of sequence; the last turn of a conversation."""
+    if len(completion) > 1 and not isinstance(completion, str):
+        return next(each.get("content") or "" for each in reversed(completion) if each["role"] == "assistant")
     if not tokens:
         return completion if isinstance(completion, str) else "".join(message["content"] for message in completion)
     tokenizer, ends = _tokenizer()

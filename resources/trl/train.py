@@ -12,10 +12,14 @@ and puts adapters on the layers that the settings name.
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +44,12 @@ import yaml  # noqa: E402
 from accelerate import PartialState  # noqa: E402
 from backend.data.problems import fitted  # noqa: E402
 from backend.data.prompts import PromptStream  # noqa: E402
+from backend.tools.host import ToolSchemas  # noqa: E402
+from backend.tools.toolbox import EnvironmentKind, run_tools  # noqa: E402
 from backend.utils.errors import UserError  # noqa: E402
 from backend.training.schedules import learning_rates  # noqa: E402
 from datasets import Dataset, load_dataset  # noqa: E402
+from reward_calls import EXECUTED  # noqa: E402
 from torch.optim.lr_scheduler import LambdaLR  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, EarlyStoppingCallback  # noqa: E402
 from trl import GRPOTrainer, get_peft_config, get_quantization_config  # noqa: E402
@@ -51,6 +58,7 @@ from trl.scripts.grpo import make_parser  # noqa: E402
 CONFIG = FOLDER / "grpo_config.yaml"
 SETTINGS = rows_of_the_run.settings()
 SETTINGS.updates_per_step = SETTINGS.num_iterations * SETTINGS.steps_per_generation
+TOOLS = run_tools(SETTINGS).open(EXECUTED).toolbox
 PROMPTS_PER_STEP = SETTINGS.batch_size * SETTINGS.gradient_accumulation_steps * SETTINGS.steps_per_generation
 
 
@@ -76,6 +84,8 @@ def main() -> None:
         callbacks=callbacks(training),
         quantization_config=get_quantization_config(model),
         peft_config=adapters(model),
+        tools=list(TOOLS.tools.values()),
+        environment_factory=environment_factory(),
     )
     trainer.steps = max(1, training.max_steps // SETTINGS.updates_per_step)
     trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
@@ -107,6 +117,33 @@ class StudioTrainer(GRPOTrainer):
             own = self._metrics["eval"]
             self._metrics["eval"] = defaultdict(list, {f"{name}_{key}": values for key, values in own.items()})
         super().log(logs, start_time)
+
+
+def environment_factory() -> Any:
+    """What makes an environment; a mapping where the rows name theirs; None for a run without."""
+    types = {kind.type: type_for_trl(kind.type) for kind in TOOLS.kinds.values()}
+    factories = {name: partial(new_environment, kind, types[kind.type]) for name, kind in TOOLS.kinds.items()}
+    return factories.get("") or factories or None
+
+
+def type_for_trl(kind: Any) -> type:
+    """The class, whose `reset` gets the columns of the dataset, and whose `close` TRL does not take for a tool."""
+
+    def reset(self: Any, row: str, **_: Any) -> Any:
+        columns = json.loads(row)
+        if isinstance(SETTINGS.environment, dict):
+            del columns[SETTINGS.environment_column]
+        return kind.reset(self, **columns)
+
+    return type(kind.__name__, (kind,), {"reset": reset, "close": None})
+
+
+def new_environment(kind: EnvironmentKind, its_type: type) -> Any:
+    environment = kind.make()
+    if hasattr(environment, "close"):
+        atexit.register(environment.close)
+    environment.__class__ = its_type
+    return environment
 
 
 # ── arguments ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -191,7 +228,9 @@ class Prompts(Sequence[int | None]):
 
     def __init__(self, file: Path, tokenizer: Any, name: str = "") -> None:
         self._rows = load_dataset("json", data_files=str(file), split="train")
-        self._tokenizer, self._form = _Tokenizer(tokenizer), rows_of_the_run.prompt_format(name)
+        shown = ToolSchemas(TOOLS.shared_schemas, TOOLS.environment_schemas)
+        form = replace(rows_of_the_run.prompt_format(name), tools=shown)
+        self._tokenizer, self._form = _Tokenizer(tokenizer), form
         self._where = file.stem
         self._chats: dict[int, Any] = {}
 
@@ -200,9 +239,10 @@ class Prompts(Sequence[int | None]):
 
     def __getitem__(self, index: Any) -> Any:
         if index not in self._chats:
-            prompt = self._rows[index]["prompt"]
-            messages = [{"role": message["role"], "content": message["content"]} for message in prompt]
-            chat, tokens = fitted(messages, {}, self._tokenizer, self._form, f"row {index + 1} of {self._where}")
+            stored = self._rows[index]
+            messages = [{"role": message["role"], "content": message["content"]} for message in stored["prompt"]]
+            row = json.loads(stored["row"])
+            chat, tokens = fitted(messages, row, self._tokenizer, self._form, f"row {index + 1} of {self._where}")
             self._chats[index] = chat if isinstance(tokens, list) else None
         return None if self._chats[index] is None else index
 

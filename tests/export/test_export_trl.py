@@ -23,7 +23,7 @@ from backend.rewards.resolve import resolve
 from backend.rewards.scorer import begin_scorer
 from backend.types import Completion, Group
 from backend.utils.errors import UserError
-from backend.utils.places import demo_folder
+from backend.utils.places import demo_folder, resources
 from tests.support.scoring import score
 
 PROBE = Path(__file__).parents[1] / "support" / "trl_folder_probe.py"
@@ -164,6 +164,34 @@ def test_nothing_of_this_machine_is_in_it(config: Config, folder: Path) -> None:
     home = str(Path(config.data).parent)
     assert [path for path, text in texts.items() if home in text or str(Path.home()) + "/" in text] == []
     assert not [path for path in texts if "__pycache__" in path.parts]
+
+
+def test_tools_and_environments_are_carried(tmp_path: Path) -> None:
+    """With the column under TRL's name. Servers are not."""
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "Play.", "answer": "crane", "game": "word"}\n')
+    examples = resources() / "examples"
+    files = {
+        "tools_file": str(examples / "calculator.py"),
+        "environment": {"word": f"{examples / 'wordle.py'}::Wordle"},
+    }
+    files |= {"model": "owner/model", "data": str(tmp_path / "rows.jsonl"), "environment_column": "game"}
+    server = {"mcp_servers": {"local": {"url": "http://127.0.0.1:1/mcp"}}}
+    exported = export_trl(parse(files | server | {"max_tool_calling_iterations": 3}), "it", tmp_path)
+    assert [left.setting for left in exported.left_out] == ["mcp_servers"]
+    assert {"tools_file", "environment", "environment_column"} <= exported.by_files.keys()
+    assert yaml.safe_load((exported.path / "grpo_config.yaml").read_text())["max_tool_calling_iterations"] == 3
+    opened = (
+        "import json, dataset; from backend.tools.toolbox import run_tools; dataset.prepare();"
+        "tools = run_tools(dataset.settings()).open({}).toolbox; row = json.loads(dataset.TRAIN.read_text());"
+        "print([*tools.tools], tools.environment_schemas['word'][0]['function']['name'], row['environment'])"
+    )
+    run = subprocess.run(
+        [sys.executable, "-BSc", f"import sys; sys.path += {sys.path[1:]}; {opened}"],
+        cwd=exported.path,
+        capture_output=True,
+        text=True,
+    )
+    assert run.stdout.split("\n")[-2] == "['calculate'] guess word", run.stderr
 
 
 def test_only_a_folder_of_ours_is_replaced(tmp_path: Path) -> None:

@@ -24,8 +24,10 @@ from backend.config.config import parse
 from backend.export.trained_weights import AdapterFiles, TrainedWeights
 from backend.export.trl_folder import export_trl
 from backend.models.peft_import import import_adapter
+from backend.utils.places import resources
 from tests.support.random_models import tiny_tokenizer
 from tests.support.random_runs import PROMPT, furthest
+from tests.support.tool_tokenizers import tool_model
 from tests.support.torch_process import Torch
 
 ARGUMENTS = Path(__file__).parents[1] / "config" / "other_programs" / "trl_1_16.yaml"
@@ -104,3 +106,51 @@ def test_the_adapter_comes_home(torch: Torch, base: Path, trained: Path, tmp_pat
     files = AdapterFiles(imported.path / "adapters.safetensors", imported.path / "adapter_config.json")
     logits: Any = TrainedWeights(base, str(base), base, files).open()(PROMPT)
     assert furthest(logits[0], expected) < 1e-4
+
+
+ENVIRONMENT = '''
+class Counter:
+    def reset(self, start, **row):
+        assert set(row) == {"prompt"}
+        self.n = start
+        return f" Count on from {start}."
+    def add(self, by: int) -> str:
+        """Add.
+
+        Args:
+            by: How much.
+        """
+        self.n += by
+        return str(self.n)
+    def get_reward(self):
+        return float(self.n)
+    def close(self):
+        pass
+def seen(completions, environments, **kwargs):
+    return [len(messages) + float(isinstance(each, Counter)) for messages, each in zip(completions, environments)]
+'''
+
+
+def test_the_exported_script_trains_with_tools_and_environments(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(ENVIRONMENT)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "Go.", "start": 5, "game": "count"}\n' * 2)
+    model = tool_model(tmp_path / "model")
+    about = json.loads((model / "config.json").read_text()) | {"architectures": ["Qwen3ForCausalLM"]}
+    (model / "config.json").write_text(json.dumps(about))
+    where = {"model": str(model), "data": str(tmp_path / "rows.jsonl"), "device": "cpu", "environment_column": "game"}
+    tools = {
+        "tools_file": str(resources() / "examples" / "calculator.py"),
+        "environment": {"count": f"{tmp_path / 'own.py'}::Counter"},
+    }
+    small = {"iters": 1, "group_size": 2, "max_completion_length": 8, "max_seq_length": 2048, "steps_per_report": 1}
+    rewards = {"reward_functions": [f"{tmp_path / 'own.py'}::seen"]}
+    folder = export_trl(parse(where | tools | small | rewards), "tools", tmp_path / "out").path
+    run = subprocess.run([PYTHON, "train.py"], cwd=folder, env=without_ours(), capture_output=True, text=True)
+    assert not run.returncode, run.stderr[-3000:]
+    (state,) = (folder / "output").rglob("trainer_state.json")
+    logged = json.loads(state.read_text())["log_history"][0]
+    assert (logged["rewards/seen/mean"], logged["rewards/Counter/mean"], logged["tools/call_frequency"]) == (
+        2.0,
+        5.0,
+        0.0,
+    )

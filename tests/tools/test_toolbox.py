@@ -10,8 +10,7 @@ import pytest
 
 from backend.config.config import parse, resolve_paths
 from backend.rewards.allowed_code import code_files
-from backend.tools.load import run_tools
-from backend.tools.toolbox import Toolbox
+from backend.tools.toolbox import Toolbox, run_tools
 from backend.utils.errors import UserError
 
 FILE = '''

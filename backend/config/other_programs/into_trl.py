@@ -35,6 +35,9 @@ BY_FILES: dict[str, str] = {
     "max_seq_length": "train.py leaves out prompts with no room for a completion; vLLM gets it as its limit",
     **dict.fromkeys(("max_prompt_length", "long_prompts"), "train.py applies it"),
     "num_layers": "train.py puts adapters on the last layers only; trl grpo alone on all",
+    **dict.fromkeys(("tools_file", "tools"), "train.py loads a copy, as tools=[…]; trl grpo alone has no tools"),
+    "environment": "train.py loads a copy, as environment_factory=…; trl grpo alone has no environments",
+    "environment_column": "dataset.py writes it as the column environment",
     "tokenizer": "train.py loads it",
     "val_batches": "train.py evaluates on so many prompts; trl grpo alone on all",
     "test": "train.py answers the test prompts at the end",
@@ -57,8 +60,8 @@ INSTEAD = {
     "own_schedule": "the learning rate as it is set; an object of a program is in no file",
     "stop_when": "the run goes on to its end",
     "memory_limit": "memory is PyTorch's there; lower per_device_train_batch_size",
-    "tools_file": "a copy lies in user_code/; hand its functions to StudioTrainer in train.py, as tools=[…]",
-    "environment": "a copy lies in user_code/; hand the class to StudioTrainer in train.py, as environment_factory=…",
+    "mcp_servers": "TRL speaks to no MCP servers: the model is trained without their tools",
+    "tool_timeout": "TRL waits for a call as long as it takes",
     "fuse": "the adapter is saved by itself; PEFT's merge_and_unload merges it",
 }
 """Setting without a counterpart in TRL → what happens instead, where that is worth saying."""

@@ -21,7 +21,6 @@ from backend.rewards.errors import class_name
 from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file, resolve
 from backend.rewards.scorer import Scorer, begin_scorer, reward_source
 from backend.rewards.scoring import FunctionHost
-from backend.tools.load import run_tools
 from backend.utils.disk import replace_file
 from backend.utils.errors import UserError
 
@@ -95,7 +94,7 @@ class OwnTools:
 
     def source(self, config: Config) -> RunTools:
         """With those of files. Raises UserError where the settings name others."""
-        from backend.tools.toolbox import RunTools
+        from backend.tools.toolbox import RunTools, run_tools
 
         named = run_tools(config)
         own = {name for name, (file, _) in named.environments.items() if file.name == TOOLS_FILE}
