@@ -36,6 +36,10 @@ def details(config: Config, *, holds_out: bool = True) -> list[str]:
     if config.adapter.strip():
         phrases.append(f"Goes on from the adapter {Path(config.adapter).name}")
     phrases.append(f"Scored by {count_text(len(config.reward_functions), 'reward function')}")
+    classes = config.environment.values() if isinstance(config.environment, dict) else [config.environment]
+    sources = [Path(config.tools_file).name, *(each.rpartition("::")[2] for each in classes), *config.mcp_servers]
+    if any(sources):
+        phrases.append(f"May call tools of {', '.join(filter(None, sources))}")
     phrases.append(f"KL penalty {config.beta:g}" if config.beta > 0 else "No KL penalty")
     if batches * passes > 1:
         learnt = f"{count_text(batches, 'batch', 'batches')} of a step" if batches > 1 else "each set of completions"

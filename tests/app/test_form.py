@@ -600,7 +600,9 @@ class Game(Base):
 """
 
 
-def test_tools_are_listed_from_the_source_and_once_allowed_as_the_model_reads_them(page: TrainPage, tmp_path: Path):
+def test_tools_are_listed_from_the_source_and_once_allowed_as_the_model_reads_them(
+    page: TrainPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     page.session.service = service = ServiceByHand()
     page.show_density("all")
     field, draft = page.form.fields["tools"], page.draft
@@ -638,3 +640,11 @@ def test_tools_are_listed_from_the_source_and_once_allowed_as_the_model_reads_th
     draft.set("environment", f"{tmp_path / 'game.py'}::Chess")
     page.tools.refresh()
     assert field.status.text() == "game.py has no class Chess; it has Base, Game."
+    monkeypatch.setattr(fields, "open_file", lambda *_: tmp_path / "game.py")
+    page.form.fields["environment"].browse.click()
+    assert draft.value("environment") == f"{tmp_path / 'game.py'}::Game", "the class with a reset"
+    (tmp_path / "game.py").write_text(f"{GAME}class Other:\n    def reset(self): ...\n")
+    page.form.fields["environment"].browse.click()
+    assert draft.value("environment") == {name.lower(): f"{tmp_path / 'game.py'}::{name}" for name in ("Game", "Other")}
+    fix_problems(draft)
+    assert "May call tools of tools.py, Game, Other" in draft.details()

@@ -14,6 +14,7 @@ from app.widgets.basic.labels import PlainLabel, label
 from app.widgets.basic.layout import TabArea, card, column, configure, grid, reserve_gutter, row, set_shown
 from app.widgets.form.field import Field, field_of
 from app.widgets.form.fields import make_field
+from app.widgets.form.tools_field import ToolsField
 from backend.config.config import SECTIONS, SETTINGS
 from backend.config.setting import Setting
 from backend.utils.errors import ConfigProblem
@@ -230,7 +231,8 @@ class FieldGrid(QWidget):
         """Build the fields of these settings."""
         built = {field.setting.key: field for field in self.fields}
         wanted = [each for each in self.settings if each.key in keys]
-        self.fields = [built.get(each.key) or make_field(each, self) for each in wanted]
+        make = {"tools": ToolsField}  # elsewhere it is a list of names
+        self.fields = [built.get(each.key) or make.get(each.key, make_field)(each, self) for each in wanted]
         self._applying = set(self.fields)
         self._flow()
 

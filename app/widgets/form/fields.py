@@ -21,7 +21,6 @@ from app.widgets.basic.labels import button, key_name, label
 from app.widgets.basic.layout import column, holder, row
 from app.widgets.form import value_text
 from app.widgets.form.field import Field, LineField
-from app.widgets.form.tools_field import ToolsField
 from backend.config import first_choices
 from backend.config.setting import Choice, Setting
 from backend.rewards.catalogue import split_names
@@ -367,7 +366,7 @@ _KINDS: dict[str, type[Field]] = {
 }
 
 
-_OWN: dict[str, type[Field]] = {"tools": ToolsField, "environment": EnvironmentField}
+_OWN: dict[str, type[Field]] = {"environment": EnvironmentField}
 
 
 def make_field(setting: Setting, parent: QWidget | None = None) -> Field:
