@@ -86,8 +86,8 @@ def typed_value(about: Setting, raw: Any) -> Any:
             return float(str(raw))
     except ValueError:
         return about.default
-    fits = isinstance(raw, type(about.default)) or about.default is None
-    return raw if fits else about.default
+    kinds = (str, dict) if about.key == "environment" else type(about.default)
+    return raw if isinstance(raw, kinds) or about.default is None else about.default
 
 
 def is_identical(left: Any, right: Any) -> bool:
