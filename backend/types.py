@@ -107,6 +107,8 @@ class Completion:
     """Each reward function's score, None where it has no opinion."""
     reward: float | None = None
     advantage: float = 0.0
+    columns: dict[str, Any] = field(default_factory=dict)
+    """Values that reward functions get by name beside the row's columns: those of a program's `rollout_func`."""
     logged: dict[str, Any] = field(default_factory=dict)
     """Extra values that reward functions logged for this completion (TRL's `log_extra`)."""
 

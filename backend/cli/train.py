@@ -100,10 +100,11 @@ def resume(
         tell(f"The run {folder.name} has finished; there is nothing to resume.{more}")
         return
     require_allowed(read(folder.config), allow=allow_code)
-    from backend.trainer.library.own_functions import require_no_program
+    from backend.trainer.library.own_functions import require_no_program, require_rollout
 
     settings, asked = load(folder.config), parse_changes(changes or []) | hosts_setting(hosts)
     require_no_program(settings)
+    require_rollout(folder.path)
     updates.require_no_program(settings)
     if is_over and not translate(asked)[0].keys() & LENGTHENING:
         raise UserError("iters", f"The run {folder.name} has finished; give it more steps as well, with --set iters=N.")

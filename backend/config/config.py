@@ -84,9 +84,6 @@ SETTINGS: dict[str, Setting] = in_form_order(
 )
 """Every setting by key, in the order of the form."""
 
-NOT_BUILT = {"rollout_func": "A rollout function of your own"}
-"""Keys of related programs for features that do not exist yet."""
-
 TEXTS = ("text", "prose", "model", "adapter", "dataset", "file", "hosts", "choice")
 """Kinds of settings whose value is text even where YAML reads a number."""
 
@@ -329,8 +326,6 @@ def _quoted(value: Any) -> str:
 
 
 def _unknown(key: str) -> str:
-    if key in NOT_BUILT:
-        return f"{NOT_BUILT[key]} ({key}) is not built yet; take the key out to run without it."
     if not key.strip():
         return "A setting has no name."
     near = nearest(key, [*SETTINGS, *FOREIGN_WORDS])

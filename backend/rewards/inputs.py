@@ -66,8 +66,9 @@ def inputs_for(samples: list[Sample], state: TrainerState, dialect: str, as_mess
             inputs["prompts"][index] = copy.deepcopy(chat)
             written = [message for turn in completion.turns for message in turn.messages()]
             inputs["completions"][index] = written or [{"role": "assistant", "content": completion.text}]
-    columns = dict.fromkeys(name for problem, _ in samples for name in problem.row if name not in ours)
-    return inputs | {name: [problem.row.get(name) for problem, _ in samples] for name in columns}
+    rows = [{**problem.row, **completion.columns} for problem, completion in samples]
+    columns = dict.fromkeys(name for row in rows for name in row if name not in ours)
+    return inputs | {name: [row.get(name) for row in rows] for name in columns}
 
 
 def _is_chat(problem: Problem) -> bool:

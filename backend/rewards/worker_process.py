@@ -30,7 +30,7 @@ from backend.rewards.confinement.guard import END_SIGNAL
 from backend.rewards.errors import Failure, printable
 from backend.rewards.scoring import Answer, LoadRequest, MapRequest, Request, ScoreRequest, ToolRequest
 from backend.rewards.worker import LOST_PIPE, SPOILED
-from backend.types import Completion, Group
+from backend.types import Group
 from backend.utils.child_process import module_command
 from backend.utils.command import backend_environment
 from backend.utils.errors import LONGEST_TRACEBACK, UserError
@@ -131,7 +131,7 @@ def _slim(request: ScoreRequest) -> ScoreRequest:
         Group(
             replace(group.problem, tokens=[], row=dict(group.problem.row)),
             [
-                Completion(each.tokens, [], each.text, "eos", turns=each.turns, conversation=each.conversation)
+                replace(each, logps=[], log_kept=[], log_held=[], mask=[], scores={}, logged={})
                 for each in group.completions
             ],
         )

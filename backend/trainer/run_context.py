@@ -310,10 +310,10 @@ class RunContext(StepContext):
 
 class Engine:
     """Loads the model of a run and builds what computes with it. `own`: the optimizer and schedule of the program that
-    trains."""
+    trains; `sampler`: makes what samples completions."""
 
-    def __init__(self, own: OwnUpdates = SETTINGS_DECIDE) -> None:
-        self.own = own
+    def __init__(self, own: OwnUpdates = SETTINGS_DECIDE, sampler: Callable[..., Sampler] = Sampler) -> None:
+        self.own, self.sampler = own, sampler
 
     def load(self, config: Config, note: Note, base: Base | None = None) -> Policy:
         return load_policy(config, note, base)
@@ -323,7 +323,7 @@ class Engine:
     ) -> tuple[Learner, Sampler]:
         """Learner and sampler with the memory plan's limits as keywords."""
         learner = LEARNERS[config.train_mode](policy, config, steps, own=self.own, **of_learner)
-        return learner, Sampler(policy, config.max_completion_length, stop=config.stop, **of_rollout)
+        return learner, self.sampler(policy, config.max_completion_length, stop=config.stop, **of_rollout)
 
 
 def step_parts(

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from app.state import charts
 from backend.config import checks
 from backend.config.config import (
-    NOT_BUILT,
     SECTIONS,
     SETTINGS,
     dump,
@@ -133,7 +132,6 @@ def test_sections_hold_every_setting_once_in_order() -> None:
     by_section = sections()
     assert list(by_section) == list(SECTIONS) and all(by_section.values())
     assert [setting.key for members in by_section.values() for setting in members] == list(SETTINGS)
-    assert not set(NOT_BUILT) & set(SETTINGS)
 
 
 SPEC_FORM: dict[str, Any] = (
@@ -277,11 +275,6 @@ def test_an_unknown_key_is_a_fault_that_names_the_nearest() -> None:
     assert one_sentence({"qqqq": 1}, "qqqq") == "There is no setting qqqq."
     assert one_sentence({"lora_parameters": {" ": 1}}, "config") == "A setting has no name."
     assert one_sentence({3: 1}, "3") == "There is no setting 3."  # pyright: ignore
-
-
-@pytest.mark.parametrize("key", NOT_BUILT)
-def test_a_key_of_a_feature_not_built_yet_is_refused(key: str) -> None:
-    assert one_sentence({key: 1}, key).endswith(f"({key}) is not built yet; take the key out to run without it.")
 
 
 def test_no_reward_function_means_the_defaults() -> None:

@@ -248,3 +248,48 @@ def test_train_with_malformed_tool_calls(train: Train) -> None:
     run = train(turns, tools=[multiply_tool], dataset=PROMPTS, reward_functions=[length])
     assert run.metrics[-1]["tools/call_frequency"] == 0
     assert [each["text"] for each in completions_of(run)[0]["completions"]] == broken
+
+
+def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+    """Each prompt is answered by the run's own sampler; a note of three tokens that is not the model's follows."""
+    ids = [trainer.processing_class.apply_chat_template(prompt, add_generation_prompt=True) for prompt in prompts]
+    made = trainer.generate(ids)
+    return {
+        "prompt_ids": ids,
+        "completion_ids": [[*tokens, 70, 71, 72] for tokens, _ in made],
+        "logprobs": [[*logps, 0.0, 0.0, 0.0] for _, logps in made],
+        "env_mask": [[1] * len(tokens) + [0] * 3 for tokens, _ in made],
+        "score": [float(number % 3) for number in range(len(ids))],
+    }
+
+
+def test_generate_prefers_rollout_func(train: Train) -> None:
+    def scored(completion_ids: list[list[int]], score: list[float], **kwargs: Any) -> list[float]:
+        assert all(ids[-3:] == [70, 71, 72] for ids in completion_ids)
+        return score
+
+    told = {"record_tokens": True, "max_completion_length": 8}
+    run = train(
+        [["Yes."], ["No."], ["Why?"]], rollout_func=rollout, dataset=PROMPTS, reward_functions=[scored], settings=told
+    )
+    assert run.metrics[-1]["rewards/scored/mean"] == 1.0
+    for each in completions_of(run)[0]["completions"]:
+        assert each["token_data"]["mask"][-3:] == [0, 0, 0]
+        assert each["tokens"] == len(each["token_data"]["mask"]) - 3
+    with pytest.raises(UserError, match=r"backend\.resume"):
+        backend.resume(run.folder, reward_functions=[scored], changes={"iters": 2})
+
+
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [
+        ({"prompt_ids": [[1]], "completion_ids": [[2]]}, "rollout_func must return keys"),
+        ({"prompt_ids": [[1]], "completion_ids": [[2]], "logprobs": [[0.0]]}, "1 prompt_ids for 3 prompts"),
+        ({key: [[1]] * 3 for key in ("prompt_ids", "completion_ids")} | {"logprobs": [[]] * 3}, "of 1 tokens"),
+    ],
+)
+def test_generate_rollout_func_raises_when_required_keys_are_missing(
+    train: Train, returned: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(UserError, match=says):
+        train([[""]], rollout_func=lambda prompts, trainer: returned, dataset=PROMPTS, reward_functions=[length])

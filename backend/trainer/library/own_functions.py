@@ -27,7 +27,7 @@ from backend.utils.errors import UserError
 if TYPE_CHECKING:
     from backend.tools.toolbox import RunTools
 
-FILE, TOOLS_FILE = "own_functions.py", "own_tools.py"
+FILE, TOOLS_FILE, ROLLOUT_FILE = "own_functions.py", "own_tools.py", "own_rollout.txt"
 """In the run's folder."""
 _TEXT = '''"""Functions and classes of the program that called backend.train. They are in that program."""
 
@@ -169,6 +169,21 @@ def begin_own_scorer(settings: Config, calls: OwnCalls, tools: OwnTools) -> Scor
     scorer = Scorer(reward_source(settings), _host(calls, tools), settings.reward_timeout)
     scorer.tools = source
     return scorer
+
+
+def mark_rollout(folder: Path, function: Any) -> None:
+    """Note in a new run's folder that its completions come from a function of the program, if they do."""
+    if function is not None:
+        replace_file(folder / ROLLOUT_FILE, "A function of the program that called backend.train samples this run.\n")
+
+
+def require_rollout(folder: Path, function: Any = None) -> None:
+    """Raise UserError where a run is to go on without the function that samples, or with one that it had not."""
+    if (folder / ROLLOUT_FILE).exists() and function is None:
+        what = "The run's completions come from a function of a program; go on there, with backend.resume()."
+        raise UserError("rollout_func", what)
+    if function is not None and not (folder / ROLLOUT_FILE).exists():
+        raise UserError("rollout_func", "The run has sampled its completions itself so far; start a new one.")
 
 
 def require_no_program(settings: RewardSettings) -> None:

@@ -20,7 +20,13 @@ from backend.rewards.errors import class_name, describe_error
 from backend.runs.events import check_format, has_finished, read_events
 from backend.runs.run_folder import RunFolder, default_run_name, find_run, make_run_folder
 from backend.trainer.control import Stopped, handlers_restored
-from backend.trainer.library.own_functions import OwnFunctions, OwnTools, begin_own_scorer
+from backend.trainer.library.own_functions import (
+    OwnFunctions,
+    OwnTools,
+    begin_own_scorer,
+    mark_rollout,
+    require_rollout,
+)
 from backend.trainer.machine import relax_gpu_timeout
 from backend.utils.disk import replace_file
 from backend.utils.errors import UserError, user_traceback
@@ -28,6 +34,7 @@ from backend.utils.machine import require_environment
 from backend.utils.text import quote
 
 if TYPE_CHECKING:
+    from backend.trainer.library.own_rollout import RolloutFunction
     from backend.trainer.library.own_updates import GivenOptimizer
     from backend.trainer.run_context import Engine
     from backend.trainer.run_inputs import RunInputs
@@ -190,6 +197,7 @@ def train(
     reward_functions: RewardFunctions | None = None,
     tools: Tools = (),
     environment_factory: Environments | None = None,
+    rollout_func: RolloutFunction | None = None,
     dataset: Any = None,
     callbacks: Sequence[Any] = (),
     optimizer: GivenOptimizer | None = None,
@@ -201,8 +209,9 @@ def train(
 
     `config`: a `Config`, a mapping of settings, or the path of a YAML file. `reward_functions`: names as in the
     settings, and callables, which run in this process. `tools`: functions that the model may call;
-    `environment_factory`: a class, or classes by name; both are as for TRL, and run in this process. `dataset`: rows,
-    or splits of rows by name; they are copied into the run's folder. `callbacks`: see `backend.Callback`. `optimizer`:
+    `environment_factory`: a class, or classes by name; both are as for TRL, and run in this process.
+    `rollout_func`: samples the completions (`backend.trainer.library.own_rollout`). `dataset`: rows, or splits of rows
+    by name; they are copied into the run's folder. `callbacks`: see `backend.Callback`. `optimizer`:
     an mlx.optimizers.Optimizer, or a callable that makes one of a learning rate; `schedule`: the number of an update,
     from 0, → its learning rate. They replace the settings of these names. `name` and `runs_dir` are as on the command
     line.
@@ -229,6 +238,7 @@ def train(
         if reward_functions is not None:
             raw |= {"reward_functions": own.write(folder.path)} | ({"reward_isolation": "thread"} if own.calls else {})
         raw |= own_tools.settings(folder.path)
+        mark_rollout(folder.path, rollout_func)
         if dataset is not None:
             write_dataset(dataset, folder.path / FOLDER)
             raw |= {"data": str(folder.path / FOLDER)}
@@ -251,7 +261,7 @@ def train(
         )
         allow_named(raw)
         replace_file(folder.config, dump(settings, origin))
-    return _train(settings, folder, inputs, calls, "backend.train", {}, given.engine())
+    return _train(settings, folder, inputs, calls, "backend.train", {}, given.engine(), rollout_func)
 
 
 def resume(
@@ -260,6 +270,7 @@ def resume(
     reward_functions: RewardFunctions | None = None,
     tools: Tools = (),
     environment_factory: Environments | None = None,
+    rollout_func: RolloutFunction | None = None,
     callbacks: Sequence[Any] = (),
     optimizer: GivenOptimizer | None = None,
     schedule: Callable[[int], Any] | None = None,
@@ -269,8 +280,8 @@ def resume(
     on.
 
     `run`: its folder or its name. A run that was trained with callables needs those of the same names again, in
-    `reward_functions`, `tools` and `environment_factory`, and one with an optimizer or a schedule of the program the
-    same again. Raises as `train`.
+    `reward_functions`, `tools`, `environment_factory` and `rollout_func`, and one with an optimizer or a
+    schedule of the program the same again. Raises as `train`.
     """
     require_environment()
     folder = find_run(os.fspath(run))
@@ -279,6 +290,7 @@ def resume(
     if has_finished(folder) and not changes:
         what = f"The run {folder.name} has finished; give it more steps, as in changes={{'iters': 200}}."
         raise UserError("run", what)
+    require_rollout(folder.path, rollout_func)
     own, own_tools = OwnFunctions(reward_functions or []), OwnTools(tools, environment_factory)
     calls = CallbackCalls(callbacks, folder.path)
     _prepare_engine(settings)
@@ -288,7 +300,7 @@ def resume(
     given = GivenUpdates(optimizer, schedule, settings)
     given.require_those_of(settings)
     inputs = read_inputs(settings, scorer=begin_own_scorer(settings, own.calls, own_tools))
-    return _train(settings, folder, inputs, calls, "backend.resume", changes, given.engine())
+    return _train(settings, folder, inputs, calls, "backend.resume", changes, given.engine(), rollout_func)
 
 
 @contextlib.contextmanager
@@ -325,9 +337,14 @@ def _train(
     command: str,
     changes: Mapping[str, Any] | None,
     engine: Engine,
+    rollout_func: RolloutFunction | None,
 ) -> TrainedRun:
     from backend.trainer import run_process
+    from backend.trainer.library.own_rollout import OwnSampler
     from backend.trainer.run_context import load_context
+
+    if rollout_func is not None:
+        engine.sampler = functools.partial(OwnSampler, rollout_func, settings)
 
     is_main = threading.current_thread() is threading.main_thread()
     with handlers_restored() if is_main else contextlib.nullcontext():
