@@ -77,13 +77,6 @@ def show_conversation(pane: Any, completion: Mapping[str, Any]) -> None:
     show_parts(pane, [(visible(text), conversation_format(kind)) for kind, text in parts])
 
 
-def blend(over: QColor, share: float) -> QColor:
-    """A colour over the background of a text."""
-    under = theme.palette().field
-    parts = ((under.redF(), over.redF()), (under.greenF(), over.greenF()), (under.blueF(), over.blueF()))
-    return QColor.fromRgbF(*(a + (b - a) * share for a, b in parts))
-
-
 def conversation_format(kind: Kind) -> QTextCharFormat | None:
     """How a part of a conversation looks: what the model did not write is grey."""
     if kind == "text":
@@ -93,7 +86,9 @@ def conversation_format(kind: Kind) -> QTextCharFormat | None:
     roles = {"call": colours.accent, "failed": colours.bad, "warning": colours.warning}
     form.setForeground(roles.get(kind, colours.muted))
     # Qt drops the colour of a part that follows a coloured one, unless one of them has a background.
-    form.setBackground(blend(colours.muted, SHADE if of_tool else 0))
+    shade = QColor(colours.muted)
+    shade.setAlphaF(SHADE if of_tool else 0)
+    form.setBackground(shade)
     form.setProperty(QTextFormat.Property.FullWidthSelection, of_tool)
     return form
 

@@ -28,7 +28,7 @@ from app.widgets.basic.controls import CheckBox, ComboBox, LinkButton
 from app.widgets.basic.labels import label, show_text
 from app.widgets.basic.layout import configure, row, set_shown
 from app.widgets.basic.number_format import counted, figure, finite, signed
-from app.widgets.completion_detail import CompletionPane, blend, conversation_format, show_parts
+from app.widgets.completion_detail import CompletionPane, conversation_format, show_parts
 from backend.runs.conversation import conversation_parts, conversation_text
 from backend.utils.text import visible
 
@@ -159,6 +159,12 @@ def _difference_format(kind: str) -> QTextCharFormat | None:
     form.setFontStrikeOut(not is_added)
     form.setFontWeight(QFont.Weight.DemiBold if is_added else QFont.Weight.Normal)
     return form
+
+
+def blend(over: QColor, share: float) -> QColor:
+    under = theme.palette().field
+    parts = ((under.redF(), over.redF()), (under.greenF(), over.greenF()), (under.blueF(), over.blueF()))
+    return QColor.fromRgbF(*(a + (b - a) * share for a, b in parts))
 
 
 def diff(old: str, new: str) -> list[Part]:
