@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.config.config import Config, keys_used_by, parse
-from backend.rewards.allowed_code import code_files, read_code
+from backend.rewards.allowed_code import AllowedServers, code_files, read_code
 from backend.rewards.bench import (
     BenchSettings,
     RewardBench,
@@ -34,6 +34,7 @@ from backend.serve.questions import QuestionCall
 from backend.tools.host import ToolHost
 from backend.tools.load import shown_tools, uses_tools
 from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 _bench = RewardBench()
 atexit.register(_bench.close)
@@ -105,7 +106,10 @@ def _run_tools(config: Config, request: dict[str, Any], call: QuestionCall) -> I
     if not uses_tools(config):
         yield None
         return
-    _check_allowed(code_files({key: getattr(config, key) for key in keys_used_by("tools")}), request)
+    named = {key: getattr(config, key) for key in keys_used_by("tools")}
+    _check_allowed(code_files(named), request)
+    if servers := AllowedServers().missing(named):
+        raise UserError("mcp_servers", f"The MCP server {quote(next(iter(servers)), 40)} has not been allowed.")
     with _bench.tools(config, _scoring_settings(request), call.check) as host:
         yield host
 
