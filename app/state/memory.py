@@ -45,8 +45,7 @@ def memory_parts_of_shape(config: Config, shape: ModelShape, prompt: int | None 
     result = estimate_run(config, shape, machine_bytes(), prompt)
     named = [(NAMES.get(name, (name.capitalize(), "")), size) for name, size in result.largest.sizes.items()]
     parts = tuple(MemoryPart(name, size, about) for (name, about), size in named)
-    # The estimate has already chosen chunk sizes that fit, if any do, so there is no slack.
-    return MemoryParts(parts, result.limit, result.advice, 0.0, result.speed_note, machines_note(config))
+    return MemoryParts(parts, result.limit, result.advice, result.speed_note, machines_note(config))
 
 
 GB = 1e9
@@ -65,14 +64,13 @@ class MemoryPart:
 class MemoryParts:
     """The memory of a run in bytes, against the `limit` of this machine.
 
-    `advice`: what to change if it may not fit; `speed_note`: on its speed, if it fits. `slack`: how far the
-    estimate may be off, as a share of it. `machines_note`: whose memory it is, of a run on several machines.
+    `advice`: what to change if it does not fit; `speed_note`: on its speed, if it fits. `machines_note`: whose memory
+    it is, of a run on several machines.
     """
 
     parts: tuple[MemoryPart, ...]
     limit: float
     advice: str = ""
-    slack: float = 0.15
     speed_note: str = ""
     machines_note: str = ""
 
@@ -81,21 +79,13 @@ class MemoryParts:
         return sum(part.bytes for part in self.parts)
 
     @property
-    def verdict(self) -> str:
-        """fits, tight (it may not fit) or over (it surely does not)."""
-        if self.total * (1 + self.slack) <= self.limit:
-            return "fits"
-        return "over" if self.total * (1 - self.slack) > self.limit else "tight"
+    def fits(self) -> bool:
+        return self.total <= self.limit
 
     @property
     def sentence(self) -> str:
-        needs, limit = amount(self.total), amount(self.limit)
-        verdict = {
-            "fits": f"Needs about {needs} of {limit}.",
-            "tight": f"Needs about {needs}; this machine has {limit} to give, so it may not fit.",
-            "over": f"Needs about {needs}, and this machine has only {limit} to give.",
-        }[self.verdict]
-        return f"{verdict} {self.machines_note}".rstrip()
+        of = f" of {amount(self.limit)}" if self.fits else f", and this machine has only {amount(self.limit)} to give"
+        return f"Needs about {amount(self.total)}{of}. {self.machines_note}".rstrip()
 
 
 MemoryEstimator = Callable[[Config], MemoryParts | None]

@@ -144,7 +144,7 @@ class RunStarter:
 
     def _fits_memory(self) -> bool:
         parts = self.memory_parts()
-        if parts is None or parts.verdict != "over":
+        if parts is None or parts.fits:
             return True
         if self.confirm_over_memory(parts):
             # The trainer makes the same estimate, and would refuse the run for it.

@@ -14,6 +14,7 @@ from backend.runs.saved_weights import Checkpoint, all_checkpoints, best_of, fin
 from backend.runs.steering import run_config
 from backend.trainer.memory.model_shape import Linear, ModelShape, packed_width, shape_of
 from backend.trainer.memory.phases import QUANTIZED
+from backend.utils.documents import read_resource
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder
 from backend.utils.places import lm_studio_models
@@ -54,76 +55,8 @@ class ExportFormat:
     """Bits per weight if neither base nor `quantization` defines them."""
 
 
-def _affine(bits: int, sentence: str) -> ExportFormat:
-    quantization = {"bits": bits, "group_size": 64, "mode": "affine"}
-    return ExportFormat(f"{bits}bit", f"{bits} bits", sentence, quantization=quantization)
-
-
-def _gguf(type_: str, bits: float, sentence: str) -> ExportFormat:
-    return ExportFormat(
-        f"gguf-{type_}",
-        f"GGUF {type_.upper()}",
-        f"One file for llama.cpp, Ollama and LM Studio, {sentence}",
-        kind="gguf",
-        names="original",
-        gguf_type=type_,
-        matrix_bits=bits,
-    )
-
-
-_FORMATS = (
-    ExportFormat(
-        "full", "Full precision", "The floats of the base model; a quantised base is unpacked. Nothing is lost."
-    ),
-    ExportFormat(
-        "fused",
-        "As the base came",
-        "The base model's own bits, layer by layer. On a quantised base, rounding the merged weights again loses a "
-        "part of what was learned.",
-        keeps_bits=True,
-    ),
-    _affine(8, "About half of 16 bits in size; the loss is hardly measurable."),
-    _affine(6, "A little smaller than 8 bits, with a small loss."),
-    _affine(4, "The smallest and the fastest to answer; loses the most."),
-    ExportFormat(
-        "mxfp4",
-        "MXFP4",
-        "4-bit floats in blocks of 32 (OCP microscaling), for hardware and programs that compute with them.",
-        quantization={"bits": 4, "group_size": 32, "mode": "mxfp4"},
-    ),
-    ExportFormat("bf16", "bfloat16", "Every weight as a 16-bit float with the range of float32.", dtype="bfloat16"),
-    ExportFormat(
-        "fp16",
-        "float16",
-        "Every weight as a 16-bit float with three digits more than bfloat16, up to 65,504.",
-        dtype="float16",
-    ),
-    ExportFormat(
-        "adapter",
-        "Adapter alone",
-        "What training added, in mlx-lm's files: small, and of use only with the base model.",
-        kind="adapter",
-    ),
-    ExportFormat(
-        "original",
-        "Hugging Face weights",
-        "The original files with what was trained merged into them, name by name: for transformers, vLLM and "
-        "llama.cpp.",
-        names="original",
-    ),
-    ExportFormat(
-        "peft",
-        "Adapter for peft",
-        "What training added, in the files of Hugging Face's peft: for transformers and vLLM, beside the original "
-        "model.",
-        kind="adapter",
-        names="original",
-    ),
-    _gguf("q8_0", 8.5, "in 8 bits: half of 16 bits in size, and the loss is hardly measurable."),
-    _gguf("f16", 16, "in float16; llama-quantize makes smaller ones of it."),
-    _gguf("bf16", 16, "in bfloat16: nothing of a model in bfloat16 is lost."),
-)
-FORMATS: dict[str, ExportFormat] = {row.key: row for row in _FORMATS}
+_TABLES = read_resource("exports.yaml")
+FORMATS: dict[str, ExportFormat] = {key: ExportFormat(key, **about) for key, about in _TABLES["formats"].items()}
 """By value of `--format`, in menu order; the first is the default."""
 DEFAULT_FORMAT = next(iter(FORMATS))
 
@@ -145,39 +78,7 @@ class ExportTarget:
 
 PUBLISHER = "grpo-studio"
 """Our folder under LM Studio's models, laid out as <publisher>/<model>."""
-
-_TARGETS = (
-    ExportTarget(
-        "lmstudio",
-        "LM Studio",
-        kinds=("model", "gguf"),
-        refusal="LM Studio loads complete models only, so an adapter alone cannot go there; choose another format, or "
-        "a folder.",
-    ),
-    ExportTarget("folder", "A folder", asks_for_folder=True),
-    ExportTarget(
-        "ollama",
-        "Ollama",
-        kinds=("gguf",),
-        refusal="Ollama takes GGUF files only; choose a GGUF format.",
-        store="Among Ollama's own models.",
-    ),
-    ExportTarget(
-        "hub",
-        "Hugging Face",
-        kinds=("model", "adapter"),
-        refusal="GGUF files are not uploaded from here; export to a folder, and upload that with `hf upload`.",
-    ),
-    ExportTarget(
-        "trl",
-        "TRL, on CUDA machines",
-        asks_for_folder=True,
-        kinds=(),
-        refusal="TRL gets the settings of a run and no weights, so there is no format to choose.",
-        takes_settings=True,
-    ),
-)
-TARGETS: dict[str, ExportTarget] = {row.key: row for row in _TARGETS}
+TARGETS: dict[str, ExportTarget] = {key: ExportTarget(key, **about) for key, about in _TABLES["targets"].items()}
 """By value of `--to`."""
 
 

@@ -172,10 +172,9 @@ class MemoryBar(QWidget):
             for place, widget in enumerate((swatch, label(name, role="muted"), figure)):
                 widget.setToolTip(f"<p>{about}</p>" if about else "")
                 self._rows.addWidget(widget, i, place)
-        fits = memory_parts.verdict == "fits"
         self.sentence.setText(memory_parts.sentence)
-        set_style_property(self.sentence, "role", "muted" if fits else "problem")
-        show_text(self.advice, memory_parts.speed_note if fits else memory_parts.advice)
+        set_style_property(self.sentence, "role", "muted" if memory_parts.fits else "problem")
+        show_text(self.advice, memory_parts.speed_note if memory_parts.fits else memory_parts.advice)
         self._bar.sizes, self._bar.limit = [size for _, size, _ in parts], memory_parts.limit
         self._bar.update()
         listed = ", ".join(f"{name} {amount(size)}" for name, size, _ in parts)

@@ -44,7 +44,6 @@ PLACE_LABELS = {
 STAR, NAME, KIND, PRECISION, SIZE, CHANGED, WHERE = range(7)
 _PHASES = {"asking": "Asking the Hub", "checking": "Checking", "linking": "Almost there"}
 _EXAMPLES = {"model": "Qwen3 4bit", "dataset": "gsm8k"}
-FITS = {"fits": "Fits", "tight": "May not fit", "over": "Too large"}
 """Verdict on the memory → words for the column “Where”."""
 SETTLE_MS = 400
 QUESTIONS = {"model": "models", "dataset": "datasets"}
@@ -454,7 +453,7 @@ def suggested_models() -> list[PickerEntry]:
                 kind=model.shape.kind,
                 precision="4-bit",
                 remarks=(model.good_for, need),
-                fits=FITS[memory.verdict],
+                fits="Fits" if memory.fits else "Too large",
             )
         )
     return entries

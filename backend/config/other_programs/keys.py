@@ -6,19 +6,16 @@ A program is one table, key → `Translated`, `IgnoredKey` or `Refused`, and fun
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from backend.utils.documents import parse_yaml
+from backend.utils.documents import parse_yaml, read_resource
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import quote
 
 ASKS_FOR_NOTHING = ("", "none", "no", "false", "off", "null")
 """Values, as lower-case text, with which a refused key is accepted."""
-NO_REMOTE_CODE = "the code of models is mlx-lm's; none from a model's repository is run"
-BY_HOSTS = "--hosts FILE says which machines train, and whether they share the prompts or the model"
-"""Reasons that several tables give for a key without effect."""
 CHOICE_ALIASES: dict[str, dict[str, str]] = {
     "lr_schedule": {
         **dict.fromkeys(("cosine_decay", "cosine decay", "cosine_with_min_lr"), "cosine"),
@@ -81,32 +78,33 @@ Word = Translated | IgnoredKey | Refused
 Words = Mapping[str, Word]
 
 
-def same(names: str) -> dict[str, Word]:
-    """Keys that are ours too, with the same meaning. All tables take their keys as text with spaces."""
-    return {name: Translated((name,)) for name in names.split()}
+TABLES: dict[str, Any] = read_resource("other_programs.yaml")
+"""The tables; the head of the file explains them."""
 
 
-def renamed(**ours: str) -> dict[str, Word]:
-    """their_key="our_key", where only the name differs."""
-    return {theirs: Translated((key,)) for theirs, key in ours.items()}
+def tables_of(program: str) -> dict[str, dict[str, Word]]:
+    """Title → table of keys, of one program in TABLES."""
+    return {title: _table(**rows) for title, rows in TABLES[program].items()}
 
 
-def converted(**ours: str) -> dict[str, Word]:
-    """their_key="our_keys", which a function of the program converts."""
-    return {theirs: Translated(tuple(keys.split()), is_converted=True) for theirs, keys in ours.items()}
-
-
-def switch(names: str, setting: str, value: Any = None) -> dict[str, Word]:
-    """Keys of which true sets `setting` to `value`, or is read by a function."""
-    return dict.fromkeys(names.split(), Translated((setting,), is_switch=True, value=value))
-
-
-def ignored(reason: str, names: str) -> dict[str, Word]:
-    return dict.fromkeys(names.split(), IgnoredKey(reason))
-
-
-def refused(nearest: str, names: str, off: Iterable[Any] = ()) -> dict[str, Word]:
-    return dict.fromkeys(names.split(), Refused(nearest, tuple(off)))
+def _table(
+    same: str = "",
+    renamed: Mapping[str, str] = {},
+    converted: Mapping[str, str] = {},
+    switches: Iterable[Sequence[Any]] = (),
+    ignored: Mapping[str, str] = {},
+    refused: Iterable[Sequence[Any]] = (),
+) -> dict[str, Word]:
+    table: dict[str, Word] = {key: Translated((key,)) for key in same.split()}
+    table |= {key: Translated((ours,)) for key, ours in renamed.items()}
+    table |= {key: Translated(tuple(ours.split()), is_converted=True) for key, ours in converted.items()}
+    for keys, setting, *value in switches:
+        table |= dict.fromkeys(keys.split(), Translated((setting,), is_switch=True, value=value[0] if value else None))
+    for reason, keys in ignored.items():
+        table |= dict.fromkeys(keys.split(), IgnoredKey(reason))
+    for keys, nearest, *off in refused:
+        table |= dict.fromkeys(keys.split(), Refused(nearest, tuple(off)))
+    return table
 
 
 class Translator:

@@ -8,104 +8,26 @@ from typing import Any, cast
 
 from backend.config.other_programs.keys import (
     CHOICE_ALIASES,
-    NO_REMOTE_CODE,
+    TABLES,
     OtherProgram,
-    Translated,
     Translator,
     as_bool,
     as_number,
     choice,
-    converted,
-    ignored,
-    renamed,
-    same,
+    tables_of,
 )
 from backend.utils.text import quote
 
 QUANTIZATION_FLAGS = {"load_in_4bits": "4", "load_in_6bits": "6", "load_in_8bits": "8", "load_in_mxfp4": "mxfp4"}
 _ITERS = 1000
 """Default of `iters`, here and in mlx-lm."""
-
-_SETTINGS = {
-    **same(
-        "model data train_type train_mode optimizer num_layers batch_size epochs seed learning_rate max_seq_length "
-        "val_batches test test_batches grad_checkpoint efficient_long_context seq_step_size mask_prompt fuse "
-        "lm_studio_name beta reference_model_path group_size max_completion_length temperature top_p top_k min_p "
-        "epsilon epsilon_high grpo_loss_type importance_sampling_level reward_functions reward_weights "
-        "reward_functions_file prompt_feature answer_feature type_feature system_feature"
-    ),
-    **renamed(fine_tune_type="train_type", resume_adapter_file="adapter", lora_layers="num_layers"),
-    # An iteration is one batch there, and every k-th updates; a step here is k batches and an update.
-    **converted(
-        gradient_accumulation_steps="gradient_accumulation_steps",
-        grad_accumulation_steps="gradient_accumulation_steps",
-        iters="iters",
-        steps_per_report="steps_per_report",
-        steps_per_eval="steps_per_eval",
-        save_every="save_every",
-        lora_parameters="rank scale dropout lora_keys lora_alpha",
-        optimizer_config="weight_decay adam_beta1 adam_beta2 adam_epsilon",
-        lr_schedule="lr_schedule learning_rate lr_final lr_decay_fraction lr_warmup_steps lr_warmup_init lr_cycles",
-    ),
-    **{flag: Translated(("quantization",), is_switch=True, value=bits) for flag, bits in QUANTIZATION_FLAGS.items()},
-    **converted(
-        hf_dataset="data dataset_config train_split valid_split test_split prompt_feature answer_feature",
-        wandb="report_to tracker_project",
-        wand="report_to tracker_project",
-    ),
-    **renamed(project_name="tracker_project"),
-    **same("report_to"),
-}
-_PAIRS = "it learns from pairs of answers; here a reward function scores each answer, higher for a preferred one"
-_JUDGED = "a judge compares answers; here a reward function with reward_network may ask one for a score"
-OTHER_MODES: dict[str, str] = {
-    "sft": "it imitates answers; train with mlx-lm first, and GRPO on the fused model",
-    **dict.fromkeys(("dpo", "cpo", "orpo", "ftpo", "dsla"), _PAIRS),
-    "kto": "it learns from answers marked good or bad; a reward function gives that mark here",
-    **dict.fromkeys(("online_dpo", "xpo"), _JUDGED),
-    "ppo": "it learns a value model; a group's mean takes its place here, with num_iterations above 1 for the clip",
-    "rlhf_reinforce": "a reward function and beta, the KL penalty, do the same here",
-    "klpo": "beta is the weight of the KL penalty here",
-}
-"""Modes of mlx-lm-lora 5.10, and TRL's KTO, that are not built → what is nearest here, as a clause."""
-_IGNORED = {
-    **ignored("every run here trains", "train"),
-    **ignored("the file is read already", "config"),
-    **ignored("text models are what is trained here", "model_family"),
-    **ignored("adapters are written into the run folder", "adapter_path"),
-    **ignored("long texts are read in pieces of the sequence step size", "recurrence_chunk_size"),
-    **ignored("memory_limit splits a step to fit", "micro_batch_size clear_cache_threshold"),
-    **ignored("the fused model has the model's precision, and adapters stay", "fuse_dequantize fuse_remove_adapters"),
-    **ignored("the tokenizer's chat template is always applied to prompts", "use_chat_template use_prompt"),
-    **ignored("completions end at the model's own end token and at stop", "end_answer_token"),
-    **ignored("python -m backend rewards list lists them", "list_reward_functions"),
-    **ignored(NO_REMOTE_CODE, "trust_remote_code"),
-    **ignored("GRPO asks reward functions, and no judge", "judge judge_config judge_system alpha"),
-    **ignored(
-        "it belongs to another way of training",
-        "qat_enable qat_bits qat_group_size qat_mode qat_start_step qat_interval "
-        "sft_loss_type dpo_cpo_loss_type reward_scaling dsla_loss latent_weight latent_margin latent_gamma "
-        "latent_variant latent_pooling latent_layer klpo_route klpo_kl_estimator klpo_mc_samples klpo_top_k "
-        "klpo_tail_floor lambda_mse_target tau_mse_target lambda_mse clip_epsilon_logits",
-    ),
-    **converted(delta="delta"),
-    **ignored(
-        "GRPO reads prompt, answer, type and system",
-        "completion_feature chosen_feature rejected_feature chat_feature text_feature preference_score_feature",
-    ),
-}
-_DEFAULTS: dict[str, Any] = {
-    "num_layers": -1,
-    "optimizer": "adam",
-    "lora_parameters": {"rank": 8, "dropout": 0.0, "scale": 10.0},
-    "test_batches": 500,
-}
-"""Of mlx-lm-lora 5.10's CONFIG_DEFAULTS, where they differ from ours."""
+OTHER_MODES = {mode: nearest for nearest, modes in TABLES["modes"].items() for mode in modes.split()}
+"""Mode that is not built → what is nearest here, as a clause."""
 
 
 def _defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     has_length = raw.get("iters") is not None or raw.get("epochs") is not None
-    return _DEFAULTS | ({} if has_length else {"iters": 100})
+    return TABLES["defaults"]["mlx_lm_lora"] | ({} if has_length else {"iters": 100})
 
 
 _DATASET_PARTS = {
@@ -283,7 +205,7 @@ MLX_LM_LORA = OtherProgram(
     key="mlx_lm_lora",
     name="mlx-lm-lora",
     source="mlx-lm-lora 5.10.2, its example files, and mlx-lm 0.32",
-    sections={"Settings": _SETTINGS, "Accepted for its other trainings and its window": _IGNORED},
+    sections=tables_of("mlx_lm_lora"),
     regroups=(
         *(_mode, _hugging_face_dataset, _lora_parameters, _optimizer_config),
         *(_wandb, _accumulation, _lr_schedule),

@@ -14,8 +14,15 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from backend.config.other_programs import peft
-from backend.config.other_programs.keys import NO_REMOTE_CODE, OtherProgram, Translator, as_bool, as_number, plain
-from backend.config.other_programs.trl_keys import NO_REVISION, REGEX_WORDS, SAMPLING, SECTIONS
+from backend.config.other_programs.keys import (
+    TABLES,
+    OtherProgram,
+    Translator,
+    as_bool,
+    as_number,
+    plain,
+    tables_of,
+)
 from backend.config.setting import MOST_COMPLETIONS, NEVER
 from backend.rewards.catalogue import split_names
 from backend.utils.text import about_value, quote
@@ -57,6 +64,13 @@ REWARDS = {
     "reasoning_accuracy_reward": "accuracy_reward(after_thoughts=true, name=reasoning_accuracy_reward)",
 }
 """TRL's name of a reward function → ours, where it differs. The numbers are those of TRL's script."""
+SAMPLING = "temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty"
+REGEX_WORDS = (
+    *("guided_decoding_regex", "vllm_guided_decoding_regex"),
+    *("structured_outputs_regex", "vllm_structured_outputs_regex"),
+)
+NO_REVISION = "The newest revision is taken; download another into a folder and give that as model."
+NO_REMOTE_CODE = "the code of models is mlx-lm's; none from a model's repository is run"
 _LOADED_ELSEWHERE = ("attn_implementation", "device_map", "low_cpu_mem_usage", "use_cache", "trust_remote_code")
 """Options of `from_pretrained` that say how PyTorch loads a model."""
 
@@ -351,31 +365,14 @@ def _best(to: Translator) -> None:
     to.fill("best_is_lowest", None if greater is None else not greater, "greater_is_better")
 
 
-_DEFAULTS: dict[str, Any] = {
-    "learning_rate": 1e-6,
-    "lr_scheduler_type": "linear",
-    "weight_decay": 0.0,
-    "seed": 42,
-    "num_train_epochs": 3,
-    "per_device_train_batch_size": 8,
-    "num_generations": 8,
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "beta": 0.0,
-    "epsilon": 0.2,
-    "loss_type": "dapo",
-    "gradient_checkpointing": True,
-    "eval_strategy": "no",
-    "save_steps": 500,
-}
-"""Of TRL 1.16's GRPOConfig, where they differ from ours."""
 _ADAPTER_DEFAULTS = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": ["q_proj", "v_proj"]}
 """Of its ModelConfig; the modules are PEFT's for Llama, Qwen and similar models."""
 
 
 def _defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
-    defaults = _DEFAULTS | ({"use_peft": False} if raw.get(peft.WORD) is None else peft.defaults(raw[peft.WORD]))
+    defaults = TABLES["defaults"]["trl"] | (
+        {"use_peft": False} if raw.get(peft.WORD) is None else peft.defaults(raw[peft.WORD])
+    )
     if "model_name_or_path" in raw:  # the layout of `trl grpo`
         defaults |= {"dataset_test_split": "test"}
     return defaults | (_ADAPTER_DEFAULTS if as_bool(raw.get("use_peft")) else {})
@@ -385,7 +382,7 @@ TRL = OtherProgram(
     key="trl",
     name="TRL",
     source="document 003 (TRL 0.16 with transformers 4.49), and TRL 1.16 with transformers 5.23",
-    sections=SECTIONS,
+    sections=tables_of("trl"),
     regroups=(
         *(_batches, _length, _rhythm, _optimizer, _schedule, _model, peft.peft_config),
         *(_adapters, _dataset, _rewards, _generation, _best),

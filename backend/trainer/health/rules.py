@@ -11,12 +11,10 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from typing import Any, Literal
 
-import yaml
-
 from backend.config.first_choices import SYSTEM_PROMPT
 from backend.distributed.hosts_file import MOST_HOSTS
 from backend.trainer.health.recent import LONG, WINDOW, MeanChange, Recent, known, label_of
-from backend.utils.places import resources
+from backend.utils.documents import read_resource
 
 SUDDEN = 3
 """Steps that all must lie beyond the limit of an explosion."""
@@ -583,7 +581,7 @@ def machines_wait(recent: Recent, rule: Rule) -> Finding | None:
 def _read_rules() -> Iterator[Rule]:
     numbers = {"WINDOW": WINDOW, "LONG": LONG, "SUDDEN": SUDDEN, "SETTLED": SETTLED}
     numbers |= {"SOLVED": SOLVED, "SAMPLING_SHARE": SAMPLING_SHARE}
-    for code, texts in yaml.safe_load((resources() / "health_rules.yaml").read_text(encoding="utf-8")).items():
+    for code, texts in read_resource("health_rules.yaml").items():
         texts |= {name: texts[name].format(**numbers) for name in ("when", "source")}
         look, needs = _LOOKS[code]
         yield Rule(code, look=look, needs=needs, **texts | {"threshold": float(texts["threshold"])})

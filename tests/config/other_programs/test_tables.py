@@ -9,12 +9,14 @@ import pytest
 import yaml
 
 from backend.config.config import SETTINGS
-from backend.config.other_programs.keys import BY_HOSTS, NO_REMOTE_CODE, OtherProgram, Refused, Translated
+from backend.config.other_programs.keys import OtherProgram, Refused, Translated
 from backend.config.other_programs.mlx_grpo import MLX_GRPO
 from backend.config.other_programs.mlx_lm import MLX_LM_LORA
 from backend.config.other_programs.translation import PROGRAMS, TranslatedKey, is_ours, read_words
-from backend.config.other_programs.trl import TRL
+from backend.config.other_programs.trl import NO_REMOTE_CODE, TRL
 from tests.support import other_programs_page as page
+
+BY_HOSTS = "--hosts FILE says which machines train, and whether they share the prompts or the model"
 
 HERE = Path(__file__).parent
 FILES = dict.fromkeys(("trl_document_003", "trl_1_16", "trl_every_argument"), TRL)
