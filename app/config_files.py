@@ -57,7 +57,7 @@ class ConfigFiles(QObject):
             self.session.queue.edit(run)
 
     def show_presets(self) -> None:
-        with problems_to(self.session.messages.note):
+        with problems_to(self.session.messages.say):
             panel = PresetPanel(presets(), self.session.draft.values(), self._window)
             panel.taken.connect(self.session.apply_preset)
             panel.open()
@@ -72,28 +72,28 @@ class ConfigFiles(QObject):
         return self._save_to(path) if path is not None else False
 
     def _save_to(self, path: Path) -> bool:
-        with problems_to(self.session.messages.note):
+        with problems_to(self.session.messages.say):
             self.session.draft.save(path)
             self.session.prefs.remember(path)
-            self.session.messages.note(f"Saved {path.name}.")
+            self.session.messages.say(f"Saved {path.name}.")
             return True
         return False
 
     def copy_command(self) -> None:
         QApplication.clipboard().setText(self.session.draft.command_text())
-        self.session.messages.note("Copied the command that trains what the form says.")
+        self.session.messages.say("Copied the command that trains what the form says.")
 
     def export_for_mlx_lm_lora(self) -> None:
-        with problems_to(self.session.messages.note):
+        with problems_to(self.session.messages.say):
             text, missing = mlx_lm_lora_yaml(self.session.draft.config())
             if path := self.choose_export_path():
                 save_as(path, text)
                 left = f" Left out, as mlx-lm-lora has no such setting: {', '.join(missing)}." if missing else ""
-                self.session.messages.note(f"Wrote {path.name}.{left}")
+                self.session.messages.say(f"Wrote {path.name}.{left}")
 
     def export_for_trl(self) -> None:
         """Write a folder that trains with TRL, in a process."""
-        with problems_to(self.session.messages.note):
+        with problems_to(self.session.messages.say):
             text = dump(self.session.draft.config())
             if (parent := self.choose_trl_folder()) is None:
                 return
@@ -113,7 +113,7 @@ class ConfigFiles(QObject):
             left = ", ".join(each["setting"] for each in exported["left_out"])
             text = f"Wrote {exported['path']}."
             text += f" Not carried over: {left}; its README.md says what stands in." if left else ""
-        self.session.messages.note(text)
+        self.session.messages.say(text)
 
     def _may_replace_form(self) -> bool:
         if not self.session.draft.dirty:

@@ -84,7 +84,7 @@ class HelpMenu(QObject):
         if prefs.check_updates:
             will = "A newer version is asked for at start, once a day; nothing is downloaded."
             will += "" if feed() else f" {NO_FEED}"
-        self.session.messages.note(will)
+        self.session.messages.say(will)
 
     def show_about(self) -> None:
         computes = machine.chip() if machine.has_gpu() else ""

@@ -190,7 +190,8 @@ def _restyle(app: QApplication) -> None:
     app.setPalette(_qt_palette(palette()))
     for widget in widgets:
         widget.setAttribute(_OWN_STYLE if widget.isVisible() else POLISHED, False)
-    app.setStyleSheet(_stylesheet(palette()))
+    files = ("ours.qss",) if sys.platform == "darwin" else ("controls.qss", "ours.qss")
+    app.setStyleSheet(style_sheet(*files))
     for widget in widgets:
         widget.setAttribute(_OWN_STYLE, False)
     QTimer.singleShot(0, _restyle_hidden)
@@ -239,13 +240,14 @@ def _qt_palette(colours: Palette) -> QPalette:
     return qt
 
 
-def _stylesheet(colours: Palette) -> str:
-    names = ("ours",) if sys.platform == "darwin" else ("controls", "ours")
-    folder = places.resources() / "style"
-    text = "\n".join((folder / f"{name}.qss").read_text(encoding="utf-8") for name in names)
+def style_sheet(*names: str) -> str:
+    """Files of resources/style with the theme's colours, lengths and fonts."""
+    folder, colours = places.resources() / "style", palette()
+    text = "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
     roles = (name for name, role in vars(Palette).items() if isinstance(role, _Role))
     for role in sorted(roles, key=len, reverse=True):
         text = text.replace(f"@{role}", getattr(colours, role).name())
+    text = text.replace("@mono", mono_font().family())
     text = re.sub(r"@(\d+)px", lambda length: f"{scaled(int(length[1]))}px", text)
     return text.replace("@icons", (places.resources() / "icons").as_posix())
 

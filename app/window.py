@@ -131,7 +131,7 @@ class Window(QMainWindow):
         session.messages.changed.connect(self._show_message)
         session.draft.changed.connect(self.show_title)
         session.draft.saved.connect(self.show_title)
-        session.draft.save_failed.connect(session.messages.note)
+        session.draft.save_failed.connect(session.messages.say)
         session.run_changed.connect(self._connect_run)
         session.run_state_changed.connect(self._show_state)
         session.queue.changed.connect(self._show_queue)
@@ -273,7 +273,7 @@ class Window(QMainWindow):
     def open_from_desktop(self, path: Path) -> None:
         kind = kind_of(path)
         if kind is None:
-            self.session.messages.note(f"{path.name} is not a config, run, model, dataset or reward file.")
+            self.session.messages.say(f"{path.name} is not a config, run, model, dataset or reward file.")
         else:
             self.open_dropped(DroppedFile(kind, path))
 
@@ -284,11 +284,11 @@ class Window(QMainWindow):
         self.session.send("stop")
 
     def save_now(self) -> None:
-        self.session.messages.note("A checkpoint is written as soon as the present step is done.")
+        self.session.messages.say("A checkpoint is written as soon as the present step is done.")
         self.session.send("save")  # a refusal is the newer message
 
     def take_over(self) -> None:
-        with problems_to(self.session.messages.note):
+        with problems_to(self.session.messages.say):
             if self.session.run is not None:
                 self.session.run.take_over()
 
@@ -457,7 +457,7 @@ class Window(QMainWindow):
         if answer == "stop":
             if session.queue.is_active:  # or the next would begin as soon as this one has stopped
                 session.queue.set_paused(True)
-            with problems_to(session.messages.note):
+            with problems_to(session.messages.say):
                 session.stop_training()
         return answer != "cancel"
 

@@ -61,9 +61,6 @@ class Messages(QObject):
     def current(self) -> Message | None:
         return self._messages[-1] if self._messages else None
 
-    def note(self, sentence: str) -> None:
-        self.say(sentence)
-
     def say(
         self, sentence: str, cause: str = NOTICE, holds: Callable[[], bool] | None = None, offer: Offer | None = None
     ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.state.run_files import STEERED_STATES, file_stamp, last_lines, problem_of
+from app.state.run_files import STEERED_STATES, file_stamp, problem_of
 from app.state.run_state import LIVE, RunState, State
 from backend.config.config import Config, parse, read
 from backend.rewards.catalogue import DEFAULT_REWARDS, metric_name, split_names
@@ -25,7 +25,7 @@ from backend.runs.steering import Change, changed, config_at, read_changes, requ
 from backend.utils import file_lock
 from backend.utils.disk import replace_file
 from backend.utils.errors import UserError
-from backend.utils.files import read_regular
+from backend.utils.files import last_lines, read_regular
 
 LIVE_MS, IDLE_MS, BEHIND_MS = 250, 1000, 4
 """Polling intervals: of a live run, of one that has ended, while there is more to read."""
@@ -35,7 +35,6 @@ SLICE = 256 << 10
 """Bytes of event log parsed in one go: about 2 ms."""
 BUDGET_S, INDEX_BUDGET_S = 0.02, 0.008
 """Seconds of a poll, and of that for the index of the completions."""
-LOG_END = 4096
 SILENT_S = 300.0
 ANSWER_S = 5.0
 """How long a request for control stands: a window that does not answer by then hangs."""
@@ -272,7 +271,7 @@ class Run(QObject):
         if stamp == self._log_stamp:
             return self.start_progress
         self._log_stamp, self._has_news = stamp, True
-        text = last_lines(self.folder.log, LOG_END).decode(errors="replace")
+        text = last_lines(self.folder.log).decode(errors="replace")
         return StartProgress.read(next((line.strip() for line in reversed(text.split("\n")) if line.strip()), ""))
 
     def _update_control(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from backend.runs.queue import is_fresh
 from backend.runs.run_folder import RunFolder, all_runs
 from backend.runs.run_names import name_of
 from backend.utils.errors import UserError
-from backend.utils.files import open_regular
+from backend.utils.files import last_lines
 from backend.utils.text import as_in_a_terminal, quote
 
 LOG_TAIL = 64 << 10
@@ -92,17 +91,6 @@ def log_lines(path: Path, n: int) -> list[str]:
     text = last_lines(path, LOG_TAIL).decode("utf-8", errors="replace")
     lines = text.removesuffix("\n").split("\n") if text else []
     return [as_in_a_terminal(line) for line in lines[-n:]]
-
-
-def last_lines(path: Path, max_bytes: int) -> bytes:
-    try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - max_bytes))
-            text = file.read(max_bytes)
-    except OSError:
-        return b""
-    return text if size <= max_bytes else text.partition(b"\n")[2]  # the first line is cut, perhaps inside a character
 
 
 def file_stamp(path: Path) -> tuple[int, int]:

@@ -98,7 +98,7 @@ class Session(QObject):
         self._is_held = False
         self._release_timer = QTimer(self, singleShot=True, interval=RELEASE_MS)
         self._release_timer.timeout.connect(self._await_release)
-        self.message.connect(self.messages.note)
+        self.message.connect(self.messages.say)
         for signal in (self.draft.changed, self.draft.problems_changed, self.run_changed, self.run_state_changed):
             signal.connect(self.messages.review_soon)
         self.draft.changed.connect(self._remember_file)
@@ -325,7 +325,7 @@ class Session(QObject):
 
     def send(self, command: str) -> None:
         """Send a command to the run on show."""
-        with problems_to(self.messages.note):
+        with problems_to(self.messages.say):
             if self.run is not None:
                 self.run.send(command)
 

@@ -54,7 +54,7 @@ from backend.trainer.machine import GPU_TIMEOUT_VARIABLE
 from backend.utils.command import backend_environment
 from backend.utils.disk import writing
 from backend.utils.errors import UserError
-from backend.utils.files import make_private_folder
+from backend.utils.files import last_line, make_private_folder
 from backend.utils.text import quote
 
 POLL_S = 0.2
@@ -322,11 +322,3 @@ def _kill_group(pid: int) -> None:
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
-
-
-def last_line(log: Path) -> str:
-    """The last line that is not empty; "" where there is none."""
-    if not log.exists():
-        return ""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -31,6 +31,7 @@ from backend.utils.disk import gigabytes
 from backend.utils.errors import UserError
 from backend.utils.file_lock import take
 from backend.utils.hub_cache import RepoType
+from backend.utils.safetensors import BYTES
 
 TIMEOUT_S = 6.0
 MAX_RESULTS = 20
@@ -49,8 +50,6 @@ _EXPAND = {
     "model": ("downloads", "lastModified", "gated", "tags", "safetensors", "config"),
     "dataset": ("downloads", "lastModified", "gated", "tags", "mainSize"),
 }
-_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2, "U16": 2}
-"""Bytes per number by safetensors type; 1 for others."""
 
 
 def search(words: str, repo_type: RepoType) -> list[dict[str, Any]]:
@@ -102,7 +101,7 @@ def _search_result(repo: Mapping[str, Any], repo_type: RepoType) -> dict[str, An
     known = None if is_gguf and not is_usable else config or None
     return result | {
         "kind": architectures.model_type(config),
-        "size": sum(count * _BYTES.get(type_, 1) for type_, count in counts.items()) or None,
+        "size": sum(count * BYTES.get(type_, 1) for type_, count in counts.items()) or None,
         "precision": architectures.precision_of(config) or bits or usual,
         "refusal": "" if is_usable and not config.get("model_type") else architectures.refusal(known, files),
     }

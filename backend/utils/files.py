@@ -144,6 +144,24 @@ def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
     return os.fdopen(handle, "rb", buffering)
 
 
+def last_lines(path: Path, max_bytes: int = 4096) -> bytes:
+    """The whole lines at the end of a file; none where it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - max_bytes))
+            text = file.read(max_bytes)
+    except OSError:
+        return b""
+    return text if size <= max_bytes else text.partition(b"\n")[2]  # the first line is cut, perhaps inside a character
+
+
+def last_line(path: Path) -> str:
+    """The last line with text, stripped; "" where there is none."""
+    lines = last_lines(path).decode(errors="replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
 def append_regular(path: Path) -> FileIO:
     """Open or make a regular file for appending, without following links or waiting. Raises OSError."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

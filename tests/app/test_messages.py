@@ -53,7 +53,7 @@ def test_the_newest_that_holds_is_shown_and_an_older_one_returns() -> None:
 def test_a_notice_goes_by_itself(qtbot, monkeypatch) -> None:
     monkeypatch.setattr(messages, "NOTICE_S", 0.05)
     them = Messages()
-    them.note("Saved mine.yaml.")
+    them.say("Saved mine.yaml.")
     assert them.current is not None
     qtbot.waitUntil(lambda: them.current is None)
 

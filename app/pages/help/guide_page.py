@@ -18,22 +18,6 @@ PLACE = Qt.ItemDataRole.UserRole
 CONTENTS_WIDTH = 264
 WHOLE_LINE = 40
 """Pixels at the end of a chapter that always stay in sight: its last heading can be scrolled to the top."""
-STYLE = """
-.h1 {{ font-size: {h1}px; font-weight: 600; margin-top: 0px; margin-bottom: {space}px; }}
-.h2 {{ font-size: {h2}px; font-weight: 600; margin-top: {wide}px; margin-bottom: {space}px; }}
-.h3 {{ font-size: {h3}px; font-weight: 600; margin-top: {wide}px; margin-bottom: {half}px; }}
-p, li {{ line-height: 130%; }}
-p {{ margin-top: 0px; margin-bottom: {space}px; }}
-li {{ margin-bottom: {half}px; }}
-a {{ color: {accent}; text-decoration: none; }}
-code, pre {{ font-family: '{mono}'; font-size: {small}px; }}
-pre {{ line-height: 130%; margin: 0px; white-space: pre-wrap; }}
-table {{ margin-top: {half}px; margin-bottom: {space}px; border-collapse: collapse; {border} }}
-th, td {{ padding: {half}px {space}px; text-align: left; {border} }}
-table.code {{ border-width: 0px; margin-top: 0px; }}
-table.code td {{ background-color: {card}; padding: {space}px; }}
-th {{ background-color: {hover}; font-weight: 600; }}
-"""
 
 
 class GuideContents(QWidget):
@@ -121,7 +105,7 @@ class GuideView(QTextBrowser):
 
     def show_html(self, html: str) -> None:
         self._html = html
-        self.document().setDefaultStyleSheet(_style())
+        self.document().setDefaultStyleSheet(theme.style_sheet("guide.css"))
         self.setHtml(html)
         self._fit()
         self.show_position(0)
@@ -157,19 +141,6 @@ class GuideView(QTextBrowser):
         if self._html:
             self.show_html(self._html)
             self.show_position(top)
-
-
-def _style() -> str:
-    colours, space = theme.palette(), theme.SPACE
-    sizes = {"h1": theme.TITLE, "h2": 17, "h3": 14, "small": 12, "space": space, "wide": 2 * space + 4, "half": 4}
-    return STYLE.format(
-        card=colours.card.name(),
-        accent=colours.accent.name(),
-        hover=colours.hover.name(),
-        border=f"border: 1px solid {colours.hairline.name()};",
-        mono=theme.mono_font().family(),
-        **{name: theme.scaled(size) for name, size in sizes.items()},
-    )
 
 
 class GuidePage(QWidget):

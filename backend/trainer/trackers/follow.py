@@ -37,7 +37,7 @@ from backend.utils.child_process import module_command
 from backend.utils.command import backend_environment
 from backend.utils.disk import DiskError, disk_fault, fault_of, writing
 from backend.utils.errors import UserError
-from backend.utils.files import make_private_folder, open_regular, require_plain_files
+from backend.utils.files import last_line, make_private_folder, require_plain_files
 from backend.utils.text import quote
 
 MAKERS: dict[str, Callable[[], Tracker]] = {
@@ -53,7 +53,6 @@ POLL_S = 1.0
 HANG_S = 120.0
 """Seconds without progress after its run is over from which a tracker's process ends itself."""
 NICE = 10
-TAIL = 4096
 LONGEST = 160
 
 Say = Callable[[str], None]
@@ -103,7 +102,7 @@ class RunTrackers:
             if (code := process.poll()) is None:
                 continue
             del self._processes[name]
-            last = quote(_last_line(self._run.trackers / f"{name}.log").rstrip("."), 80) or f"exit code {code}"
+            last = quote(last_line(self._run.trackers / f"{name}.log").rstrip("."), 80) or f"exit code {code}"
             why = last if code >= 0 else f"{signal.Signals(-code).name} ended its process"
             warn(f"{name} has ended: {why}. The run goes on without it; track --to {name} sends the rest.")
 
@@ -112,16 +111,6 @@ class RunTrackers:
         for process in self._processes.values():
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
-
-
-def _last_line(log: Path) -> str:
-    try:
-        with open_regular(log) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-            lines = file.read().decode(errors="replace").split("\n")
-    except OSError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def track(run: RunFolder, name: str, *, may_upload: bool = False, waits: bool = False, say: Say) -> None:
