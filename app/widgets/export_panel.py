@@ -15,7 +15,7 @@ from app import theme
 from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel
 from app.widgets.basic.dialogs import first_folder, open_folder, open_link, open_path
 from app.widgets.basic.labels import button, from_home, label, plain_tip, show_text
-from app.widgets.basic.layout import clear_layout, column, configure, grid, row, set_shown, set_tab_order
+from app.widgets.basic.layout import clear_layout, column, configure, connect, grid, row, set_shown, set_tab_order
 from app.widgets.basic.number_format import figure
 from app.widgets.run_switcher import RunSwitcher, run_choices
 from app.widgets.upload_dialog import LogIn, MakeTask, UploadDialog, UploadPreview, VerbDialog
@@ -102,10 +102,8 @@ class ExportChoices(QWidget):
         )
         grid(rows, into=self, stretch=1)
         self.target.currentIndexChanged.connect(self._choose_target)
-        for signal in (self.weights.currentIndexChanged, self.format.currentIndexChanged, self.overwrite.toggled):
-            signal.connect(self._show_choice)
-        for line in (self.name, self.repo):
-            line.textChanged.connect(self._show_choice)
+        menus = (self.weights.currentIndexChanged, self.format.currentIndexChanged)
+        connect(self._show_choice, *menus, self.overwrite.toggled, self.name.textChanged, self.repo.textChanged)
         self._choose_target()
 
     def arguments(self) -> list[str]:

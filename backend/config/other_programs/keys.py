@@ -16,25 +16,12 @@ from backend.utils.text import quote
 
 ASKS_FOR_NOTHING = ("", "none", "no", "false", "off", "null")
 """Values, as lower-case text, with which a refused key is accepted."""
+TABLES: dict[str, Any] = read_resource("other_programs.yaml")
+"""The tables; the head of the file explains them."""
 CHOICE_ALIASES: dict[str, dict[str, str]] = {
-    "lr_schedule": {
-        **dict.fromkeys(("cosine_decay", "cosine decay", "cosine_with_min_lr"), "cosine"),
-        **dict.fromkeys(("linear_decay", "linear_schedule"), "linear"),
-        "exponential_decay": "exponential",
-        "step_decay": "step",
-    },
-    "quantization": {"": "none", "4-bit": "4", "6-bit": "6", "8-bit": "8", "4bit": "4", "6bit": "6", "8bit": "8"},
-    "dtype": {
-        **dict.fromkeys(("", "none"), "auto"),
-        **dict.fromkeys(("fp32", "float", "torch.float32"), "float32"),
-        **dict.fromkeys(("bf16", "torch.bfloat16"), "bfloat16"),
-        **dict.fromkeys(("fp16", "half", "torch.float16"), "float16"),
-    },
-    "scale_rewards": {"true": "group", "false": "none"},
-    "grpo_loss_type": {"dr-grpo": "dr_grpo", "dr grpo": "dr_grpo"},
-    "importance_sampling_level": dict.fromkeys(("", "default", "none"), "token"),
+    key: {other: ours for ours, others in menu.items() for other in others} for key, menu in TABLES["choices"].items()
 }
-"""Other spellings of a menu's values, lower case."""
+"""Setting → other spellings of its menu's values, lower case → ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +63,6 @@ class Refused:
 
 Word = Translated | IgnoredKey | Refused
 Words = Mapping[str, Word]
-
-
-TABLES: dict[str, Any] = read_resource("other_programs.yaml")
-"""The tables; the head of the file explains them."""
 
 
 def tables_of(program: str) -> dict[str, dict[str, Word]]:

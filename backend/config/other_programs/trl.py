@@ -34,36 +34,14 @@ _MOST = MOST_COMPLETIONS**2
 """Completions of an update: as many as Batch and Gradient accumulation allow together."""
 _TRL_PROMPT, _OUR_MAX_SEQ = 512, 2048
 """Tokens of a prompt in TRL's former default; our default of max_seq_length."""
-SCHEDULES = {
-    **{name: name for name in ("linear", "cosine", "cosine_with_restarts", "polynomial", "constant")},
-    **{name: name for name in ("constant_with_warmup", "inverse_sqrt", "warmup_stable_decay")},
-    "cosine_with_min_lr": "cosine",
-    "cosine_warmup_with_min_lr": "cosine",
-}
+SCHEDULES = {name: ours for ours, names in TABLES["schedules"].items() for name in names.split()}
 """transformers' name of a schedule → ours."""
 _POLYNOMIAL_END = 1e-7
 """Of `get_polynomial_decay_schedule_with_warmup`; the others end at 0."""
-_ADAMW = (
-    "adamw adamw_torch adamw_torch_fused adamw_torch_xla adamw_torch_npu_fused adamw_apex_fused adamw_hf "
-    "adamw_anyprecision paged_adamw paged_adamw_32bit"
-)
-OPTIMIZERS: dict[str, tuple[str, str]] = {
-    **dict.fromkeys(_ADAMW.split(), ("adamw", "")),
-    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "adamw_torch_8bit"), ("adamw", "8")),
-    **dict.fromkeys(("lion", "lion_32bit", "paged_lion", "paged_lion_32bit"), ("lion", "")),
-    **dict.fromkeys(("lion_8bit", "paged_lion_8bit"), ("lion", "8")),
-    **{name: (name, "") for name in ("adafactor", "sgd", "adagrad", "rmsprop")},
-    **dict.fromkeys(("rmsprop_bnb", "rmsprop_bnb_32bit"), ("rmsprop", "")),
-}
+OPTIMIZERS = {name: (ours, bits) for names, ours, bits in TABLES["optimizers"] for name in names.split()}
 """transformers' name of an optimizer → (ours, bits of its state)."""
 _OPTIM_ARGS = {"weight_decay": "weight_decay", "eps": "adam_epsilon", "beta1": "adam_beta1", "beta2": "adam_beta2"}
-REWARDS = {
-    "get_soft_overlong_punishment": "soft_overlong_punishment_reward(max_completion_length=1280, cache=256)",
-    "get_repetition_penalty_reward": "repetition_penalty_reward",
-    "get_cosine_scaled_reward": "cosine_scaled_reward",
-    "reasoning_accuracy_reward": "accuracy_reward(after_thoughts=true, name=reasoning_accuracy_reward)",
-}
-"""TRL's name of a reward function → ours, where it differs. The numbers are those of TRL's script."""
+REWARDS: dict[str, str] = TABLES["rewards"]
 SAMPLING = "temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty"
 REGEX_WORDS = (
     *("guided_decoding_regex", "vllm_guided_decoding_regex"),
