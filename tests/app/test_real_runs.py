@@ -172,6 +172,27 @@ def test_completions(qtbot: QtBot, session: Session, real_runs: Path) -> None:
     assert page.table.as_text(page.table.selected_rows()).count("\n") == len(rows)
 
 
+def test_conversations(qtbot: QtBot, session: Session, real_runs: Path) -> None:
+    """The calls of a run with tools: in the pane, the table, a search, and in its charts."""
+    page = qtbot.show(CompletionsPage(session), 1100, 760)
+    show_run(qtbot, session, real_runs / "tools")
+    page.pick(1)
+    calling = [at for at, line in enumerate(page.model.rows) if len((line.completion or {}).get("turns", ())) == 2]
+    page.table.selectRow(calling[0])
+    expression = page.detail.prompt.toPlainText().rstrip("=")
+    assert f'→ calculate(expression="{expression}")' in page.pane.text.toPlainText()
+    assert page.pane.hint.text().startswith("Grey: results of tools")
+    assert str(page.model.index(calling[0], 0).data()).startswith("2 turns, 1 call · <answer>")
+    assert page.pane.result.text().endswith("2 turns, 1 call</span>")
+    page.pane.measure.setCurrentIndex(1)
+    masked = page.pane.legend.tokens.trained.count(False)
+    assert masked == page.table.current_line.completion["turns"][0]["result_tokens"] > 0
+    page.find("→ calculate(")
+    qtbot.waitUntil(lambda: page.model.rowCount() == len(calling))
+    shown = {plot.title for plot in qtbot.show(MonitorPage(session), 1100, 760).grid.included_plots()}
+    assert {"Tools", "Tool failures"} <= shown
+
+
 def test_a_reward_has_one_colour(qtbot: QtBot, window: Window, real_runs: Path) -> None:
     """On every page, whatever else is ticked, and after a restart."""
     session = window.session

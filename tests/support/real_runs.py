@@ -10,7 +10,9 @@ import yaml
 from typer.testing import CliRunner
 
 from backend.__main__ import app
+from backend.config.config import read
 from backend.runs.run_folder import RunFolder
+from backend.utils.places import demo_config
 from tests.support import small_run
 
 OLD_RUN = Path(__file__).parents[1] / "golden" / "run_of_2026_11" / "run"
@@ -33,11 +35,13 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def make_runs(folder: Path) -> Path:
-    """A runs folder with LoRA, full, staged, stopped, failed, cloned, swept and old runs, and an evaluation."""
+    """A folder with LoRA, full, staged, tool-calling, stopped, failed, cloned, swept, old runs, an evaluation."""
     runs, inputs = folder / "runs", folder / "inputs"
     raw, low_half = small_run.settings_for(inputs), small_run.low_half(inputs)
     for name, changes in (KINDS | {"lora": KINDS["lora"] | low_half}).items():
         assert small_run.train_here(raw | changes, RunFolder(runs / name)).kind == "finished"
+    tools = read(demo_config("calculator")) | {"iters": 1, "record_tokens": True, "reward_isolation": "thread"}
+    assert small_run.train_here(tools | {"steps_per_eval": 0}, RunFolder(runs / "tools")).kind == "finished"
     for name in ("stopped", "resumed"):
         run = RunFolder(runs / name)
 

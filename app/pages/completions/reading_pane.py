@@ -29,7 +29,7 @@ from app.widgets.basic.labels import label, show_text
 from app.widgets.basic.layout import configure, row, set_shown
 from app.widgets.basic.number_format import counted, figure, finite, signed
 from app.widgets.completion_detail import CompletionPane, conversation_format, show_parts
-from backend.runs.conversation import conversation_parts, conversation_text
+from backend.runs.conversation import Kind, conversation_parts, conversation_text
 from backend.utils.text import visible
 
 STRONGEST, CHANGED = 0.45, 0.30
@@ -246,7 +246,7 @@ class ReadingPane(CompletionPane):
     def _show_text(self) -> None:
         if self._completion is None:
             return
-        conversation = [(kind, visible(text)) for kind, text in conversation_parts(self._completion)]
+        conversation: list[tuple[Kind, str]] = [(kind, visible(t)) for kind, t in conversation_parts(self._completion)]
         text = "".join(text for kind, text in conversation if kind == "text")
         tokens = None if self._pair else self._tokens()
         for tag, box in self.folds.items():
