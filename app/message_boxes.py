@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QCheckBox, QMessageBox, QWidget
+from PySide6.QtWidgets import QMessageBox, QWidget
 
 
 def ask(parent: QWidget, question: str, detail: str, answers: Mapping[str, str]) -> str:
@@ -13,16 +13,6 @@ def ask(parent: QWidget, question: str, detail: str, answers: Mapping[str, str])
     box = QuestionBox(parent, question, detail, answers)
     box.exec()
     return box.answer
-
-
-def ask_and_remember(
-    parent: QWidget, question: str, detail: str, answers: Mapping[str, str], remember: str
-) -> tuple[str, bool]:
-    """As `ask`, with a check box: (the answer, True if it was ticked)."""
-    box, check = QuestionBox(parent, question, detail, answers), QCheckBox(remember)
-    box.setCheckBox(check)
-    box.exec()
-    return box.answer, check.isChecked()
 
 
 class QuestionBox(QMessageBox):

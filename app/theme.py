@@ -12,7 +12,7 @@ from functools import cache, partial
 from itertools import count
 
 from PySide6.QtCore import QLocale, QObject, QSize, Qt, QTimer, Signal
-from PySide6.QtGui import QColor, QFont, QFontDatabase, QGuiApplication, QPalette, QPen
+from PySide6.QtGui import QColor, QFont, QFontDatabase, QGuiApplication, QPaintDevice, QPainter, QPalette, QPen
 from PySide6.QtWidgets import QApplication
 
 from backend.utils import places
@@ -238,6 +238,13 @@ def _qt_palette(colours: Palette) -> QPalette:
     for name in (role.WindowText, role.Text, role.ButtonText):
         qt.setColor(QPalette.ColorGroup.Disabled, name, colours.faint)
     return qt
+
+
+def painter(device: QPaintDevice) -> QPainter:
+    """Paints with smooth edges."""
+    made = QPainter(device)
+    made.setRenderHint(QPainter.RenderHint.Antialiasing)
+    return made
 
 
 def style_sheet(*names: str) -> str:

@@ -9,14 +9,14 @@ from typing import Any
 
 from PySide6.QtCore import QObject, QSize, Qt, QTimer
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDragLeaveEvent, QDropEvent, QResizeEvent
-from PySide6.QtWidgets import QApplication, QLabel, QMainWindow, QSizePolicy, QToolBar, QWidget
+from PySide6.QtWidgets import QApplication, QCheckBox, QLabel, QMainWindow, QSizePolicy, QToolBar, QWidget
 
 from app import theme
 from app.config_files import ConfigFiles
 from app.desktop import DroppedFile, LauncherIcon, dropped_file, kind_of
 from app.help_menu import HelpMenu
 from app.menus import RUN_ACTIONS, THEMES, Menus
-from app.message_boxes import QuestionBox, ask, ask_and_remember
+from app.message_boxes import QuestionBox, ask
 from app.page_stack import PageArea, PageStack
 from app.pages import PAGES
 from app.state.draft import History
@@ -414,16 +414,18 @@ class Window(QMainWindow):
     def ask_about_training(self) -> str:
         count = len(self.session.queue.waiting)
         waits = f" {count} more wait{'s' if count == 1 else ''} for it to end." if count else ""
-        answer, is_remembered = ask_and_remember(
+        box = QuestionBox(
             self,
             "A run is still training. Keep it running?",
             f"It can go on without the window, which finds it again when it is next opened.{waits}",
             {"keep": "Keep training", "stop": "Stop and save", "cancel": "Cancel"},
-            "Remember my answer",
         )
-        if is_remembered and answer != "cancel":
-            self.session.prefs.when_closing = answer
-        return answer
+        remember = QCheckBox("Remember my answer")
+        box.setCheckBox(remember)
+        box.exec()
+        if remember.isChecked() and box.answer != "cancel":
+            self.session.prefs.when_closing = box.answer
+        return box.answer
 
     def _ask_about_memory(self, memory_parts: MemoryParts) -> bool:
         advice = memory_parts.advice or "The run would end as soon as memory runs out."

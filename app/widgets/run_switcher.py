@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QRect, QSize, Qt, Signal
-from PySide6.QtGui import QFont, QKeyEvent, QPainter, QPaintEvent
+from PySide6.QtGui import QFont, QKeyEvent, QPaintEvent
 from PySide6.QtWidgets import QFrame, QPushButton, QSizePolicy, QWidget
 
 from app import theme
@@ -85,8 +85,7 @@ class Switcher(QPushButton):
         return QSize(theme.scaled(96), self.sizeHint().height())
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        painter, colours, side = QPainter(self), theme.palette(), theme.scaled(CHEVRON)
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter, colours, side = theme.painter(self), theme.palette(), theme.scaled(CHEVRON)
         if self.underMouse() or self.isDown():
             painter.setPen(Qt.PenStyle.NoPen)
             painter.setBrush(colours.hover)

@@ -50,8 +50,7 @@ class DropOverlay(QWidget):
         return super().eventFilter(watched, event)
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        colours, painter = theme.palette(), QPainter(self)
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        colours, painter = theme.palette(), theme.painter(self)
         veil = QColor(colours.selection)
         veil.setAlpha(235)
         painter.fillRect(self.rect(), veil)
@@ -120,8 +119,7 @@ class PageButton(QAbstractButton):
         self._has_ring = False
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        colours, checked, painter = theme.palette(), self.isChecked(), QPainter(self)
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        colours, checked, painter = theme.palette(), self.isChecked(), theme.painter(self)
         if checked or self.underMouse() or self.hasFocus():
             painter.setPen(Qt.PenStyle.NoPen)
             painter.setBrush(colours.selection if checked else colours.hover)

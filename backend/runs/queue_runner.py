@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Literal
 from backend.runs.archive import training_run
 from backend.runs.queue import Queue, QueueFile, is_fresh
 from backend.runs.run_folder import RunFolder
-from backend.utils.command import backend_command, backend_environment
+from backend.utils.child_process import start_beside
+from backend.utils.command import backend_command
 
 POLL_S = 1.0
 GOOD_ENDINGS = (0, 3)  # finished, stopped on request (`backend.cli.common`)
@@ -27,15 +27,7 @@ def train_in_process(run: RunFolder) -> int:
     the runner; returns its exit code, below 0 for a signal."""
     verb = ("train", "--run") if is_fresh(run) else ("resume",)
     with run.log.open("ab") as log:
-        trainer = subprocess.Popen(
-            backend_command(*verb, str(run.path)),
-            cwd=run.path,
-            env=backend_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+        trainer = start_beside(backend_command(*verb, str(run.path)), run.path, log)
     return trainer.wait()
 
 

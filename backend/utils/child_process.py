@@ -81,6 +81,19 @@ def module_command(module: str) -> list[str]:
     return [sys.executable, "-P", "-m", module]
 
 
+def start_beside(command: Sequence[str], folder: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start a process of ours in a session of its own, which neither Ctrl-C in this terminal nor our end reaches."""
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env=backend_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
+
+
 class ChildProcess:
     """A child that answers one request at a time. Not thread-safe: callers that share it hold a lock.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -298,8 +298,9 @@ def test_closing_asks_and_remembers(window: Window, session: Session, qtbot, mon
     waits.config.write_text("model: a\n")
     runner = session.queue.file.hold_runner_lock()
     session.queue.add(waits)
-    asked: list[Callable] = []
-    monkeypatch.setattr("app.window.ask_and_remember", lambda *_: (asked.append(_), (answer, True))[1])
+    asked: list[QuestionBox] = []
+    monkeypatch.setattr(QuestionBox, "exec", lambda box: (asked.append(box), box.checkBox().setChecked(True)))
+    monkeypatch.setattr(QuestionBox, "answer", answer)
     with locked(folder):
         shown(window, folder, qtbot, "running")
         assert window.leave_training() is closes

@@ -16,7 +16,6 @@ from PySide6.QtGui import (
     QHideEvent,
     QKeySequence,
     QMouseEvent,
-    QPainter,
     QPaintEvent,
     QPen,
     QResizeEvent,
@@ -123,8 +122,7 @@ class RunChip(QAbstractButton):
         self.solo_requested.emit()
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        colours, painter, middle, end = theme.palette(), QPainter(self), self.height() / 2, 6 + theme.scaled(20)
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        colours, painter, middle, end = theme.palette(), theme.painter(self), self.height() / 2, 6 + theme.scaled(20)
         if self.hasFocus():
             painter.setPen(QPen(colours.accent, 1))
             painter.drawRoundedRect(self.rect().adjusted(0, 0, -1, -1), 6, 6)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from PySide6.QtCore import QRectF, Qt, Signal
-from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtGui import QColor, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QWidget
 
 from app import theme
@@ -202,8 +202,7 @@ class StackedBar(QWidget):
         full_width_bytes = max(sum(self.sizes), self.limit)
         if full_width_bytes <= 0:
             return
-        colours, painter = theme.palette(), QPainter(self)
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        colours, painter = theme.palette(), theme.painter(self)
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(colours.hover)
         painter.drawRoundedRect(QRectF(self.rect()), 4, 4)

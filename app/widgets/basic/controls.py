@@ -144,8 +144,7 @@ class Switch(QAbstractButton):
 
     def paintEvent(self, event: QPaintEvent) -> None:
         colours, is_on = theme.palette(), self.isChecked()
-        painter = QPainter(self)
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter = theme.painter(self)
         track = QRectF(1, (self.height() - self._track.height()) / 2, self._track.width(), self._track.height())
         painter.setPen(QPen(colours.text, 1.5) if self.hasFocus() else Qt.PenStyle.NoPen)
         painter.setBrush(colours.accent if is_on else colours.outline)
@@ -317,8 +316,7 @@ class Dot(QWidget):
         self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter = theme.painter(self)
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(getattr(theme.palette(), self.colour) if isinstance(self.colour, str) else self.colour())
         if self._square:

@@ -6,7 +6,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from PySide6.QtCore import QByteArray, QObject, QRectF, Qt
-from PySide6.QtGui import QAction, QColor, QIcon, QPainter, QPixmap
+from PySide6.QtGui import QAction, QColor, QIcon, QPixmap
 from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import QToolButton, QWidget
 
@@ -38,8 +38,7 @@ def _render(name: str, tint: str, size: int, ratio: float) -> QPixmap:
     svg = source.replace("currentColor", QColor(tint).name())
     made = QPixmap(round(size * ratio), round(size * ratio))
     made.fill(Qt.GlobalColor.transparent)
-    painter = QPainter(made)
-    painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+    painter = theme.painter(made)
     QSvgRenderer(QByteArray(svg.encode())).render(painter, QRectF(0, 0, size * ratio, size * ratio))
     painter.end()
     made.setDevicePixelRatio(ratio)  # after painting, which was in device pixels
@@ -64,8 +63,7 @@ def dot(colour: str, side: int = 8, corner: float = 3, inset: float = 1) -> QPix
     """A dot, or a square with round corners, of `side` logical pixels; `colour` is its name."""
     made = QPixmap(2 * side, 2 * side)
     made.fill(Qt.GlobalColor.transparent)
-    painter = QPainter(made)
-    painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+    painter = theme.painter(made)
     painter.setPen(Qt.PenStyle.NoPen)
     painter.setBrush(QColor(colour))
     shape = QRectF(0, 0, 2 * side, 2 * side).adjusted(2 * inset, 2 * inset, -2 * inset, -2 * inset)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from PySide6.QtCore import QObject, QPoint, QRect, QRectF, QSize, Qt, SignalInstance
-from PySide6.QtGui import QColor, QPainter, QPen
+from PySide6.QtGui import QColor, QPen
 from PySide6.QtWidgets import (
     QAbstractScrollArea,
     QApplication,
@@ -301,8 +301,7 @@ def reserve_gutter(area: QAbstractScrollArea, content: QLayout) -> None:
 
 def paint_edge(widget: QWidget, colour: QColor, margin: int) -> None:
     """Paint a coloured bar along the left edge of a card, in its `paintEvent`."""
-    painter = QPainter(widget)
-    painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+    painter = theme.painter(widget)
     painter.setPen(Qt.PenStyle.NoPen)
     painter.setBrush(colour)
     painter.drawRoundedRect(QRectF(6, margin, 3, widget.height() - 2 * margin), 1.5, 1.5)
@@ -310,7 +309,6 @@ def paint_edge(widget: QWidget, colour: QColor, margin: int) -> None:
 
 def paint_ring(widget: QWidget, radius: float) -> None:
     """Paint the focus ring along the edge of `widget`, in its `paintEvent`."""
-    painter = QPainter(widget)
-    painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+    painter = theme.painter(widget)
     painter.setPen(QPen(theme.palette().accent, 2))
     painter.drawRoundedRect(QRectF(widget.rect()).adjusted(1, 1, -1, -1), radius, radius)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from PySide6.QtCore import QEvent, QPointF, QRectF, Qt, Signal
-from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen, QPolygonF
+from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPaintEvent, QPen, QPolygonF
 from PySide6.QtWidgets import QToolTip, QWidget
 
 from app import theme
@@ -128,8 +128,7 @@ class ParallelPlot(QWidget):
             self._point_at(self._lines[max(0, min(len(self._lines) - 1, place))])
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        painter, colours, area = QPainter(self), theme.palette(), self._area()
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter, colours, area = theme.painter(self), theme.palette(), self._area()
         for line in self._lines:
             is_current = line is self.current
             share = self._axes[-1].place(line.values[-1])

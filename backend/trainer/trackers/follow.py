@@ -33,8 +33,7 @@ from backend.trainer.trackers.packages import (
 )
 from backend.trainer.trackers.targets import DEFAULT_PROJECT, TRACKERS, chosen, missing_fault
 from backend.utils import file_lock
-from backend.utils.child_process import module_command
-from backend.utils.command import backend_environment
+from backend.utils.child_process import module_command, start_beside
 from backend.utils.disk import DiskError, disk_fault, fault_of, writing
 from backend.utils.errors import UserError
 from backend.utils.files import last_line, make_private_folder, require_plain_files
@@ -78,16 +77,7 @@ class RunTrackers:
                 with writing(folder):
                     make_private_folder(folder)
                     with (folder / f"{name}.log").open("ab") as log:
-                        # A session of its own: neither Ctrl-C in the run's terminal nor the run's end reaches it.
-                        self._processes[name] = subprocess.Popen(
-                            command,
-                            cwd=folder,
-                            env=backend_environment(),
-                            stdin=subprocess.DEVNULL,
-                            stdout=log,
-                            stderr=log,
-                            start_new_session=True,
-                        )
+                        self._processes[name] = start_beside(command, folder, log)
             except DiskError as error:
                 tell(f"{name} is not started: {error.faults[0].sentence}")
             else:
