@@ -42,6 +42,8 @@ class ToolResult:
     content: str
     failed: bool = False
     seconds: float = 0.0
+    reward: float = 0.0
+    """What the server of the environment gave for the call."""
 
 
 @dataclass(slots=True)
@@ -69,6 +71,9 @@ class Turn:
     def row(self) -> TurnRow:
         """The turn as a part of a row of completions.jsonl."""
         turn = asdict(self)
+        for result in turn["results"]:
+            if not result["reward"]:
+                del result["reward"]
         return TurnRow(text=turn.pop("content"), **turn)
 
     @classmethod

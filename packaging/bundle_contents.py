@@ -34,7 +34,7 @@ NEVER = (
     # Trackers other than csv: whoever wants one trains from the package, and a run says so
     # (backend/trainer/trackers/targets.py).
     *("tensorboardX", "tensorboard", "trackio", "wandb"),
-    *("mcp", "mcp_types"),  # likewise (backend/tools/mcp_servers.py)
+    *("mcp", "mcp_types", "websockets"),  # likewise (backend/tools/mcp_servers.py, openenv.py)
     # Tools that install, test or compile.
     *(
         "_pytest",

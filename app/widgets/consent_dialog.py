@@ -124,20 +124,19 @@ def _listed(names: Sequence[str], between: str = ", ", last: str = " and") -> st
 
 
 class ServersDialog(AllowDialog):
-    """The question before MCP servers are first started: what starts."""
+    """The question before servers of MCP or OpenEnv are first started: what starts."""
 
     def __init__(self, servers: Mapping[str, ServerSettings], parent: QWidget | None = None) -> None:
-        names = " and ".join(quote(name, 40) for name in servers)
-        question = f"Use the MCP server{'s' if len(servers) > 1 else ''} {names}?"
+        question = f"Use the {' and the '.join(quote(name, 55) for name in servers)}?"
         facts: dict[str, Facts] = {
             name: [
-                ("Server", quote(name, 40), ""),
+                ("Server", quote(name, 55), ""),
                 ("Connects to" if server.url else "Starts", quote(server.starts, 300), ""),
             ]
             for name, server in servers.items()
         }
         buttons = ("Allow and Run", "Do Not Run")
-        super().__init__("MCP servers", question, SERVER, facts, buttons, parent)
+        super().__init__("Servers", question, SERVER, facts, buttons, parent)
 
 
 class HostsDialog(AllowDialog):

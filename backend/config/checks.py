@@ -16,7 +16,7 @@ from backend.config.settings.training import EIGHT_BIT
 from backend.config.updates import DEFAULT_FINAL, OF_THE_RATE, OWN
 from backend.runs.metric_names import EVALUATION, condition_fault, metric_fault
 from backend.sampling.output_grammar import held_output_faults
-from backend.tools.mcp_settings import server_fault
+from backend.tools.mcp_settings import openenv_fault, server_fault
 from backend.trainer.trackers.targets import project_fault, report_to_fault
 from backend.utils.errors import ConfigProblem
 from backend.utils.text import quote
@@ -281,6 +281,7 @@ RULES: list[tuple[str, Callable[[_Values], Any], str]] = [
     ),
     ("eval_data", lambda c: _first(starmap(evaluation_set_fault, evaluation_sets(c.eval_data).items())), "{found}"),
     ("mcp_servers", lambda c: _first(starmap(server_fault, c.mcp_servers.items())), "{found}"),
+    ("environment", lambda c: openenv_fault(c.environment), "{found}"),
     ("lm_studio_name", lambda c: _unsafe(c.lm_studio_name), "The LM Studio export name {found}."),
     ("run_name", lambda c: _unsafe(c.run_name), "The run folder name {found}."),
 ]

@@ -27,7 +27,7 @@ from backend.config.settings.training import TrainingFields
 from backend.config.stages import validated_stages
 from backend.rewards.catalogue import nearest, split_names, with_absolute_file
 from backend.sampling.output_grammar import is_schema
-from backend.tools.mcp_settings import with_absolute_paths
+from backend.tools.mcp_settings import OPENENV, with_absolute_paths
 from backend.utils.documents import read_yaml, validation_error
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import exists, read_text, user_path
@@ -165,6 +165,9 @@ def resolve_paths(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
         }
 
     def absolute(entry: Any) -> Any:
+        if isinstance(entry, str) and entry.startswith(OPENENV):
+            place = folder / entry.removeprefix(OPENENV)
+            return OPENENV + os.path.realpath(place) if place.is_dir() else entry
         return with_absolute_file(entry, folder) if isinstance(entry, str) else entry
 
     rewards = {"reward_functions": raw.get("reward_functions")}

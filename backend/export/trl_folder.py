@@ -37,6 +37,7 @@ from backend.rewards import functions as functions  # registers them
 from backend.rewards.allowed_code import code_files, read_code
 from backend.rewards.catalogue import locate_reward_file, metric_name, reward_call
 from backend.rewards.registry import REWARD_REGISTRY
+from backend.tools.mcp_settings import OPENENV
 from backend.utils.disk import writing
 from backend.utils.errors import UserError
 from backend.utils.files import read_text, resolved, user_path
@@ -383,14 +384,12 @@ def copy_user_files(config: Config, folder: Path) -> Config:
         if name := getattr(config, key):
             changes[key] = portable(name)
 
-    def portable_class(entry: str) -> str:
-        file, _, name = entry.rpartition("::")
-        return f"{portable(file.strip())}::{name}"
-
-    if isinstance(config.environment, str):
-        changes["environment"] = portable_class(config.environment) if config.environment else ""
-    else:
-        changes["environment"] = {name: portable_class(entry) for name, entry in config.environment.items()}
+    named, environments = config.environment, dict[str, str]()
+    for name, entry in (named if isinstance(named, dict) else {"": named}).items():
+        file, _, kind = entry.rpartition("::")
+        if file and not entry.startswith(OPENENV):
+            environments[name] = f"{portable(file.strip())}::{kind}"
+    changes["environment"] = environments if isinstance(named, dict) else environments.get("", "")
     return config.model_copy(update=changes)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from backend.config.other_programs.translation import translate
 from backend.rewards.catalogue import find_call, functions, locate_reward_file, split_names
 from backend.runs.run_folder import LOCK_VARIABLE
-from backend.tools.mcp_settings import ServerSettings, valid_servers
+from backend.tools.mcp_settings import ServerSettings, named_servers
 from backend.utils import places
 from backend.utils.disk import DiskError, replace_file
 from backend.utils.errors import ConfigProblem, UserError
@@ -204,15 +204,15 @@ class AllowedCode:
 
 
 class AllowedServers:
-    """MCP servers in a record, by default this machine's: SHA-256 of all that decides what starts → what starts."""
+    """MCP and OpenEnv servers in a record, by default this machine's: SHA-256 of what decides what starts → that."""
 
     def __init__(self, file: Path | None = None) -> None:
         self._record = TrustRecord(file)
 
     def missing(self, settings: Mapping[str, Any]) -> dict[str, ServerSettings]:
         """Servers of these raw settings that are not allowed, by name. An edited server is another one."""
-        allowed, servers = self._record.read(), valid_servers(settings.get("mcp_servers"))
-        return {name: server for name, server in servers.items() if server.fingerprint not in allowed}
+        allowed = self._record.read()
+        return {name: server for name, server in named_servers(settings).items() if server.fingerprint not in allowed}
 
     def allow(self, servers: Iterable[ServerSettings]) -> None:
         """Allow these servers from now on."""
@@ -244,7 +244,8 @@ def require_allowed(settings: Mapping[str, Any], base: Path | None = None, *, al
             advice = "Read it first; --allow-code runs it from now on."
             problems.append(ConfigProblem("reward_functions_file", f"{sentence} {advice}"))
     for name, server in AllowedServers().missing(settings).items():
-        sentence = f"The MCP server {quote(name, 40)} was never allowed on this machine: {quote(server.starts, 90)}."
-        problems.append(ConfigProblem("mcp_servers", f"{sentence} --allow-code starts it from now on."))
+        sentence = f"The {quote(name, 55)} was never allowed on this machine: {quote(server.starts, 90)}."
+        setting = "mcp_servers" if name.startswith("MCP") else "environment"
+        problems.append(ConfigProblem(setting, f"{sentence} --allow-code starts it from now on."))
     if problems:
         raise UserError(problems)

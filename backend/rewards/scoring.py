@@ -34,6 +34,7 @@ from backend.rewards.errors import Failure, class_name, describe_error, printabl
 from backend.rewards.inputs import ExtraLogs, Sample, TrainerState, inputs_for
 from backend.rewards.registry import FunctionDescription
 from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file, resolve, stand_in_library
+from backend.tools.host import ServedEnvironment
 from backend.types import Group, ToolCall, ToolResult
 from backend.utils.documents import DEPTH, levels
 from backend.utils.errors import UserError
@@ -179,6 +180,9 @@ class FunctionHost:
             environments = None
             if tools is not None and tools.toolbox.kinds:
                 environments = [tools.environment(completion.conversation) for _, completion in samples]
+                for environment, (_, completion) in zip(environments, samples, strict=True):
+                    if isinstance(environment, ServedEnvironment):
+                        environment.total = sum(each.reward for turn in completion.turns for each in turn.results)
             scored = score_step(functions, samples, request.timeout_s, request.state, self.caller, environments)
         return replace(scored, printed=printed.getvalue()[-LONGEST_PRINTED:])
 

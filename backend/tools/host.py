@@ -44,6 +44,17 @@ def environment_name(row: Mapping[str, Any], column: str, known: Iterable[str], 
     return name
 
 
+class ServedEnvironment:
+    """What reward functions see of an environment that a server runs. `total`: the rewards of its steps."""
+
+    total = 0.0
+
+    def reset(self, **row: Any) -> None: ...
+
+    def get_reward(self) -> float:
+        return self.total
+
+
 class ToolHost(Protocol):
     """Runs the calls of one conversation in order, and conversations side by side."""
 

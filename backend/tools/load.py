@@ -11,6 +11,8 @@ from backend.rewards.catalogue import DEFAULT_REWARDS
 from backend.rewards.scorer import Scorer, begin_scorer
 from backend.tools.host import NO_TOOLS, ToolHost, ToolSchemas
 from backend.tools.mcp_servers import McpServers
+from backend.tools.mcp_settings import openenv_servers
+from backend.tools.openenv import openenv_tools
 from backend.tools.scorer_tools import ScorerTools, tool_names
 from backend.tools.several import SeveralHosts
 from backend.utils.errors import UserError
@@ -22,7 +24,7 @@ def uses_tools(config: Config) -> bool:
 
 def load_tools(config: Config, scorer: Scorer) -> ToolHost | None:
     """Load the tools of a run into the process of its reward functions, before anything else loads these, and start its
-    MCP servers, which closing the scorer ends. None for a run without tools. Raises UserError."""
+    servers, which closing the scorer ends. None for a run without tools. Raises UserError."""
     hosts, taken = list[ToolHost](), dict[str, str]()
     if config.tools_file or config.environment:
         from backend.tools.toolbox import run_tools  # imports transformers
@@ -33,6 +35,11 @@ def load_tools(config: Config, scorer: Scorer) -> ToolHost | None:
         for schemas in (hosts[0].schemas.by_environment or {}).values():
             taken |= dict.fromkeys(tool_names(schemas), "an environment")
         taken |= dict.fromkeys(tool_names(hosts[0].schemas.shared), "the tools file")
+        if served := openenv_servers(config.environment):
+            if both := taken.keys() & {title for title, _ in served.values()}:
+                raise UserError("environment", f"{both.pop()} is an OpenEnv environment and a tool; rename one.")
+            taken |= {title: "an environment" for title, _ in served.values()}
+            hosts.append(openenv_tools(served, config.environment, column, config.tool_timeout, scorer.closing))
     if config.mcp_servers:
         hosts.append(McpServers(config.mcp_servers, config.tool_timeout, taken))
         scorer.closing.callback(hosts[-1].close)

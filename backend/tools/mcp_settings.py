@@ -1,9 +1,10 @@
-"""The setting `mcp_servers`: its checks, and what starting a server runs."""
+"""The setting `mcp_servers`, and OpenEnv environments: their checks, and what starting a server runs."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from backend.utils.text import quote
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+OPENENV = "openenv:"
 
 
 class ServerSettings(BaseModel, extra="forbid", strict=True):
@@ -61,10 +63,43 @@ def server_fault(name: Any, about: Any) -> str:
     return ""
 
 
-def valid_servers(servers: Any) -> dict[str, ServerSettings]:
-    """The servers of the raw setting that have no fault."""
-    pairs = servers.items() if isinstance(servers, Mapping) else ()
-    return {str(name): ServerSettings(**about) for name, about in pairs if not server_fault(name, about)}
+def openenv_servers(environment: Any) -> dict[str, tuple[str, ServerSettings]]:
+    """The OpenEnv environments of the raw setting, "" for the only one → name of its tool and reward, its server."""
+    found: dict[str, tuple[str, ServerSettings]] = {}
+    for name, entry in (environment if isinstance(environment, Mapping) else {"": environment}).items():
+        if not str(entry).startswith(OPENENV):
+            continue
+        url, title = entry.removeprefix(OPENENV), name or "openenv"
+        server = ServerSettings(url=url)
+        if "://" not in url:
+            folder = os.path.abspath(os.path.expanduser(url))
+            python, title = os.path.join(folder, ".venv", "bin", "python"), name or os.path.basename(folder)
+            program = [python, "-m"] if os.path.isfile(python) else ["uv", "run", "--project", folder]
+            args = [*program[1:], "uvicorn", "server.app:app", "--host", "127.0.0.1"]
+            server = ServerSettings(command=program[0], args=args, env={"MAX_CONCURRENT_ENVS": "1024"}, cwd=folder)
+        found[name] = re.sub(r"\W", "_", str(title), flags=re.ASCII).strip("_"), server
+    return found
+
+
+def openenv_fault(environment: Any) -> str:
+    """What is wrong with an OpenEnv environment of the setting; "" for nothing."""
+    for _, server in openenv_servers(environment).values():
+        if server.url and not re.fullmatch(r"ws://(127\.0\.0\.1|localhost)(:\d+)?(/.*)?", server.url):
+            where = f"{quote(server.url, 60)} is not a server on this machine, such as ws://127.0.0.1:8000/ws"
+            return f"{where}. Actions contain what the model wrote, which stays here."
+        if server.cwd and not os.path.isfile(os.path.join(server.cwd, "server", "app.py")):
+            return f"{quote(server.cwd, 90)} is not the folder of an OpenEnv environment: it has no server/app.py."
+    return ""
+
+
+def named_servers(settings: Mapping[str, Any]) -> dict[str, ServerSettings]:
+    """The servers of raw settings by kind and name: of OpenEnv environments, and of MCP without a fault."""
+    found, of_mcp = openenv_servers(settings.get("environment")).items(), settings.get("mcp_servers")
+    servers = {f"OpenEnv server {name or title}": server for name, (title, server) in found}
+    pairs = of_mcp.items() if isinstance(of_mcp, Mapping) else ()
+    return servers | {
+        f"MCP server {name}": ServerSettings(**each) for name, each in pairs if not server_fault(name, each)
+    }
 
 
 def with_absolute_paths(about: Any, folder: Path) -> Any:

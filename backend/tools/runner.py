@@ -138,7 +138,8 @@ class ToolRunner:
             if isinstance(error, _RefusedError) or not isinstance(error, Exception):  # TRL has the bare text of others
                 what = f"{call.name if isinstance(error, _RefusedError) else type(error).__name__ + ':'} {what}"
             text = str({"error": what})
-        return _result(call.name, text, error, start)
+        reward = getattr(seat.instance, "_step_reward", 0.0) if method and not error else 0.0  # of `OpenEnvSession`
+        return _result(call.name, text, error, start, reward)
 
     def _limited(self, seat: _Seat, work: Callable[[], Any]) -> tuple[str, BaseException | None]:
         """The result as text, or why there is none."""
@@ -208,6 +209,6 @@ def _as_text(value: Any) -> str:
     return str(value)
 
 
-def _result(name: str, text: str, error: BaseException | None, start: float) -> ToolResult:
+def _result(name: str, text: str, error: BaseException | None, start: float, reward: float = 0.0) -> ToolResult:
     text = text[:LONGEST_RESULT].encode(errors="replace").decode()  # without lone surrogates, which no tokenizer reads
-    return ToolResult(name, text, error is not None, time.perf_counter() - start)
+    return ToolResult(name, text, error is not None, time.perf_counter() - start, reward)

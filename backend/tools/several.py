@@ -1,4 +1,4 @@
-"""Tools of several hosts as one: those of a tools file and of MCP servers."""
+"""Tools of several hosts as one: those of files, of OpenEnv environments and of MCP servers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,20 @@ _SLICE_S = 0.01  # seconds of waiting for one host while another has calls too
 
 
 class SeveralHosts:
-    """A `ToolHost` over others. Only the first may have environments; conversations have its numbers, and it answers
-    calls of unknown tools. Calls of a turn run in order, whichever host has the tool."""
+    """A `ToolHost` over others, each with environments of its own names. Conversations have the numbers of the first,
+    which answers calls of unknown tools. Calls of a turn run in order, whichever host has the tool."""
 
     def __init__(self, hosts: Sequence[ToolHost]) -> None:
         self._hosts = hosts
         shared = [schema for host in hosts for schema in host.schemas.shared]
-        self.schemas = ToolSchemas(shared, hosts[0].schemas.by_environment)
+        every = [host.schemas.by_environment or {} for host in hosts]
+        environments = {name: own for each in every for name, own in each.items() if own}
+        self.schemas = ToolSchemas(shared, environments or None)
         self._host_of = {
-            schema["function"]["name"]: index for index, host in enumerate(hosts) for schema in host.schemas.shared
+            schema["function"]["name"]: index
+            for index, host in enumerate(hosts)
+            for schemas in (host.schemas.shared, *every[index].values())
+            for schema in schemas
         }
         self._numbers: list[dict[int, int]] = []  # host → number of a conversation → its number there
         self._calls: dict[int, tuple[list[ToolCall], list[ToolResult]]] = {}  # those left, and results so far
@@ -34,7 +39,8 @@ class SeveralHosts:
         own = [number for number, _ in begun[0]]
         self._numbers = [dict(zip(own, (number for number, _ in each), strict=True)) for each in begun]
         self._running.clear()
-        return begun[0]
+        texts = [next(filter(None, (text for _, text in each)), None) for each in zip(*begun, strict=True)]
+        return list(zip(own, texts, strict=True))
 
     def submit(self, conversation: int, calls: Sequence[ToolCall], poll: Poll) -> None:
         self._calls[conversation] = [*calls], []

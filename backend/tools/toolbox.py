@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from backend.rewards.errors import class_name, describe_error
 from backend.rewards.registry import FunctionDescription
 from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file
-from backend.tools.host import NOT_TOOLS
+from backend.tools.host import NOT_TOOLS, ServedEnvironment
+from backend.tools.mcp_settings import openenv_servers
 from backend.tools.runner import ToolRunner
 from backend.utils.errors import UserError
 from backend.utils.files import user_path
@@ -30,13 +31,15 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class RunTools:
     """Tools of a run, as its settings name them: `names` (none: all public functions) of the `tools_file`, and
-    environments: name, "" for the only one → file and class. `functions` and `factories` are objects of a program."""
+    environments: name, "" for the only one → file and class. `functions` and `factories` are objects of a program;
+    `served`: environments that OpenEnv servers run → the name of their reward."""
 
     file: Path | None
     names: Sequence[str] = ()
     environments: Mapping[str, tuple[Path, str]] = field(default_factory=dict[str, tuple[Path, str]])
     functions: Sequence[Callable[..., Any]] = ()
     factories: Mapping[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
+    served: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def open(self, executed: dict[Path, RewardFile]) -> ToolRunner:
         """Run the files and load what they define; `executed` caches files already run. Raises UserError."""
@@ -48,6 +51,7 @@ class RunTools:
 
         tools = _tools_of(contents(self.file, "tools_file"), self.names) if self.file else self.functions
         kinds = [EnvironmentKind(name, factory) for name, factory in self.factories.items()]
+        kinds += [EnvironmentKind(name, type(title, (ServedEnvironment,), {})) for name, title in self.served.items()]
         for name, (path, function) in self.environments.items():
             module = contents(path, "environment").module
             found = vars(module)
@@ -66,8 +70,9 @@ def run_tools(config: Config) -> RunTools:
     """The files and names of these settings. Raises UserError."""
     file = user_path(config.tools_file, "tools_file", Path.cwd()).resolve() if config.tools_file else None
     entries = config.environment if isinstance(config.environment, Mapping) else {"": config.environment}
-    environments = {name: _class_in_file(entry) for name, entry in entries.items() if entry}
-    return RunTools(file, tuple(config.tools), environments)
+    served = {name: title for name, (title, _) in openenv_servers(config.environment).items()}
+    environments = {name: _class_in_file(entry) for name, entry in entries.items() if entry and name not in served}
+    return RunTools(file, tuple(config.tools), environments, served=served)
 
 
 def _class_in_file(entry: str) -> tuple[Path, str]:
@@ -171,7 +176,7 @@ def _reward_of(kind: EnvironmentKind) -> RewardFunction:
 def _schema(tool: Any, setting: str) -> dict[str, Any]:
     name = getattr(tool, "__qualname__", "") or class_name(tool)
     try:
-        return get_json_schema(tool)
+        return getattr(tool, "json_schema", None) or get_json_schema(tool)
     except Exception as error:
         what = f"{type(error).__name__}: {error}" if isinstance(error, NameError) else str(error)
         raise UserError(setting, f"The model cannot be told of {quote(name, 60)}. {quote(what, 160)}") from error

@@ -21,7 +21,7 @@ from backend.config.config import read
 from backend.distributed.hosts_file import AllowedHosts, HostsToAllow
 from backend.rewards.allowed_code import CodeToAllow, read_code
 from backend.runs.run_folder import RunFolder
-from backend.tools.mcp_settings import valid_servers
+from backend.tools.mcp_settings import named_servers
 from backend.utils.places import demo_config
 from tests.support import small_run
 
@@ -145,7 +145,9 @@ def test_machines_question(qtbot, tmp_path: Path, hosts_file: Path) -> None:
 
 
 def test_mcp_server_question(qtbot) -> None:
-    servers = valid_servers({"files": {"command": "npx", "args": ["-y", "a b"], "env": {"KEY": "1"}, "cwd": "/srv"}})
+    servers = named_servers(
+        {"mcp_servers": {"files": {"command": "npx", "args": ["-y", "a b"], "env": {"KEY": "1"}, "cwd": "/srv"}}}
+    )
     dialog = ServersDialog(servers)
     qtbot.addWidget(dialog)
     text = dialog_text(dialog)

@@ -170,14 +170,12 @@ def test_tools_and_environments_are_carried(tmp_path: Path) -> None:
     """With the column under TRL's name. Servers are not."""
     (tmp_path / "rows.jsonl").write_text('{"prompt": "Play.", "answer": "crane", "game": "word"}\n')
     examples = resources() / "examples"
-    files = {
-        "tools_file": str(examples / "calculator.py"),
-        "environment": {"word": f"{examples / 'wordle.py'}::Wordle"},
-    }
+    environment = {"word": f"{examples / 'wordle.py'}::Wordle", "other": "openenv:ws://127.0.0.1:1/ws"}
+    files: dict[str, Any] = {"tools_file": str(examples / "calculator.py"), "environment": environment}
     files |= {"model": "owner/model", "data": str(tmp_path / "rows.jsonl"), "environment_column": "game"}
     server = {"mcp_servers": {"local": {"url": "http://127.0.0.1:1/mcp"}}}
     exported = export_trl(parse(files | server | {"max_tool_calling_iterations": 3}), "it", tmp_path)
-    assert [left.setting for left in exported.left_out] == ["mcp_servers"]
+    assert [left.setting for left in exported.left_out] == ["mcp_servers", "environment"]
     assert {"tools_file", "environment", "environment_column"} <= exported.by_files.keys()
     assert yaml.safe_load((exported.path / "grpo_config.yaml").read_text())["max_tool_calling_iterations"] == 3
     opened = (

@@ -107,6 +107,10 @@ def test_no_run_folder_starts_an_mcp_server_that_nobody_allowed(theirs: Path, tm
     for edited in (server | {"env": {"PATH": "/theirs"}}, server | {"cwd": "/theirs"}, server | {"args": []}):
         with pytest.raises(UserError, match="The MCP server"):
             require_allowed(raw | {"mcp_servers": {"theirs": edited}})
+    with pytest.raises(UserError, match="The OpenEnv server theirs was never allowed on this machine: MAX_CONC"):
+        require_allowed(raw | {"environment": {"theirs": f"openenv:{tmp_path}"}})
+    with pytest.raises(UserError, match="The OpenEnv server openenv was never allowed"):
+        require_allowed(raw | {"environment": "openenv:ws://127.0.0.1:8000/ws"})
 
 
 def test_a_yaml_on_the_command_line_is_a_choice_and_is_remembered(theirs: Path) -> None:

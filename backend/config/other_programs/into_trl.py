@@ -19,6 +19,7 @@ from backend.config.setting import NEVER
 from backend.config.updates import OWN, final_rate, warmup_updates
 from backend.models.adapter_types import adapter_scale
 from backend.runs.metric_names import EVALUATION, transformers_name
+from backend.tools.mcp_settings import openenv_servers
 from backend.utils.text import quote
 
 _ROWS = (
@@ -61,7 +62,6 @@ INSTEAD = {
     "stop_when": "the run goes on to its end",
     "memory_limit": "memory is PyTorch's there; lower per_device_train_batch_size",
     "mcp_servers": "TRL speaks to no MCP servers: the model is trained without their tools",
-    "tool_timeout": "TRL waits for a call as long as it takes",
     "fuse": "the adapter is saved by itself; PEFT's merge_and_unload merges it",
 }
 """Setting without a counterpart in TRL → what happens instead, where that is worth saying."""
@@ -177,6 +177,8 @@ def into_trl(config: Config) -> TrlSettings:
         elif is_changed and key not in _CARRIED and key != "train_mode":
             to.leave(key, INSTEAD.get(key, "TRL has no such setting"))
     to.by_files |= curves
+    if openenv_servers(config.environment):
+        to.leave("environment", "OpenEnv's own client is the environment there, as TRL's guide to OpenEnv has it")
     to.words = {word: to.words[word] for word in TRL.words if to.words.get(word) is not None}
     return to
 

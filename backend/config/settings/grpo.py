@@ -273,7 +273,7 @@ class GrpoFields(BaseModel):
     section: the model reads them."""
     environment: str | dict[str, str] = _tools("", "Environment", kind="text")
     """A class, as file.py::Class. Every completion gets an instance, its public methods are tools, and a get_reward
-    method scores it. Several: a mapping of names to classes."""
+    method scores it. Or openenv:FOLDER. Several: a mapping of names to these."""
     environment_column: str = _tools("environment", "Environment column", advanced=True)
     """Column that names each row's environment where there are several."""
     mcp_servers: dict[str, Any] = _tools({}, "MCP servers")

@@ -115,14 +115,14 @@ def _wait(worker: int, watched: int, woken: int) -> int | None:
     poll.register(watched, 0)  # only the hang-up: the worker reads the requests
     deadline: float | None = None
     while deadline is None or time.monotonic() < deadline:
+        with suppress(ChildProcessError):  # first: it may have ended before that could wake us. Orphans end here too
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == worker:
+                    return ended[1]
         events = dict(poll.poll(None if deadline is None else 1000 * max(deadline - time.monotonic(), 0)))
         if woken in events and signal.SIGTERM in os.read(woken, 64):
             return None
         if watched in events:
             poll.unregister(watched)
             deadline = time.monotonic() + GRACE_S
-        with suppress(ChildProcessError):  # orphans end as children of ours too, and are only collected
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                if ended[0] == worker:
-                    return ended[1]
     return None

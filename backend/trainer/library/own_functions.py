@@ -104,7 +104,8 @@ class OwnTools:
             raise UserError("tools", f"The run was trained with objects of a program, and {names} is not given now.")
         files = {name: entry for name, entry in named.environments.items() if name not in own}
         file = None if tools else named.file
-        return RunTools(file, named.names if file else (), files, list(self.functions.values()), self.factories)
+        functions, names = list(self.functions.values()), named.names if file else ()
+        return RunTools(file, names, files, functions, self.factories, named.served)
 
 
 def _write(file: Path, names: Iterable[str], arguments: str = "") -> None:
