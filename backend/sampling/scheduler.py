@@ -68,7 +68,7 @@ class Scheduler:
         # No admission until an eighth of the rows is free: it copies every row. A parked row keeps its memory.
         free = self.max_rows - len(alive) - len(self.parked)
         fresh = min(free, self.queue.waiting) if free >= max(1, self.max_rows // 8) or not len(alive) else 0
-        if not fresh and len(ready) < len(alive) // 8:
+        if not fresh and len(ready) < len(alive) // 2:  # nor of results until half as many can be read together
             ready = []
         admitted = fresh + len(ready)
         if not len(alive) and not admitted:
