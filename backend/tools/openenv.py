@@ -38,8 +38,7 @@ def openenv_tools(
     from backend.tools.toolbox import RunTools  # imports transformers
 
     if find_spec("websockets") is None:
-        what = "OpenEnv environments need a package that is not installed"
-        raise UserError("environment", f"{what}: pip install 'grpo-studio[openenv]'.")
+        raise UserError("environment", "OpenEnv environments need a package: pip install 'grpo-studio[openenv]'.")
     tell(f"Starting OpenEnv servers: {quote(', '.join(title for title, _ in served.values()), 90)}")
     scorer = Scorer(RewardSource([], None, Path.cwd()), FunctionHost(ThreadCaller()), timeout_s)
     sessions = {name: _session_type(*each, timeout_s, stack) for name, each in served.items()}
