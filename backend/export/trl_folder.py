@@ -85,6 +85,8 @@ OF_THIS_MACHINE = (
 """Settings with possible paths or keys that no exported file reads."""
 READ_AS_TEXT = ("backend/training/losses.py",)
 """Modules read as text: `backend.config.loss_menu` builds menus from them."""
+RESOURCE = "resources/other_programs.yaml"
+"""What these modules read when they are imported."""
 _SETTING = "reward_functions_file"
 
 Tell = Callable[[str], None]
@@ -145,7 +147,7 @@ def _write(config: Config, model: TrlModel, name: str, new: Path, tell: Tell) ->
     rows, sets = write_rows(config, new, tell)
     portable = copy_user_files(config, new)
     modules = needed_modules(config)
-    for path in modules:
+    for path in (*modules, RESOURCE):
         (new / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(project_root() / path, new / path)
     settings = into_trl(config)

@@ -120,7 +120,8 @@ def _start(server: ServerSettings, stack: ExitStack) -> tuple[str, Any]:
         folder = f"{quote(server.cwd, 90)} has no .venv/bin/python, and uv is not installed"
         how = "Install uv, or run there: python3 -m venv .venv && .venv/bin/pip install -e ."
         raise UserError("environment", f"{folder}. {how}")
-    with socket.create_server(("127.0.0.1", 0)) as free:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     variables = {name: os.environ[name] for name in _INHERITED if name in os.environ} | server.env
     command = [*module_command("backend.tools.guarded_command"), server.command, *server.args, "--port", port]
