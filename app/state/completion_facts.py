@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from backend.rewards.catalogue import CODE_TESTS, COMPARING_REWARDS
-from backend.runs.completion_rows import listed_completions, logged_of, scores_of, token_count
+from backend.runs.completion_rows import listed_completions, logged_of, policy_tokens, scores_of
 
 CUT_OFF, IDENTICAL, BEST, WORST = 1, 2, 4, 8
 """Flags; BEST and WORST only in a group whose rewards differ."""
@@ -66,7 +66,7 @@ class CompletionFacts:
         self._arrays["place"].extend(range(count))
         self._arrays["reward"].extend(rewards)
         self._arrays["advantage"].extend([_number(completion.get("advantage")) for completion in completions])
-        self._arrays["tokens"].extend([_number(token_count(completion.get("tokens"))) for completion in completions])
+        self._arrays["tokens"].extend([_number(policy_tokens(completion)) for completion in completions])
         self._arrays["flags"].extend(_flags(completions, rewards))
         scores = self._append_columns("score:", [scores_of(completion) for completion in completions])
         for name, numbers in scores.items():

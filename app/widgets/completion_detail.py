@@ -17,7 +17,7 @@ from app.widgets.basic.labels import label
 from app.widgets.basic.layout import column, configure, holder, row, splitter
 from app.widgets.basic.number_format import figure, signed
 from app.widgets.completion_table import STOP_LABELS, advantage_colour, logged_text
-from backend.runs.completion_rows import logged_of, scores_of, token_count
+from backend.runs.completion_rows import logged_of, policy_tokens, scores_of
 from backend.runs.conversation import Kind, conversation_parts, turns_mark
 from backend.utils.text import visible
 
@@ -181,7 +181,7 @@ def _result_html(completion: Mapping[str, Any]) -> str:
     if "advantage" in completion:
         colour = advantage_colour(completion["advantage"]).name()
         parts.append(f'<span style="color:{colour}">Advantage {signed(completion["advantage"])}</span>')
-    parts.append(f"{figure(token_count(completion.get('tokens')))} tokens, {html.escape(STOP_LABELS.get(stop, stop))}")
+    parts.append(f"{figure(policy_tokens(completion))} tokens, {html.escape(STOP_LABELS.get(stop, stop))}")
     parts += filter(None, [turns_mark(completion)])
     return _join_unbroken(parts)
 

@@ -16,7 +16,7 @@ from app.widgets.basic import icons
 from app.widgets.basic.labels import plain_tip
 from app.widgets.basic.number_format import DASH, figure, finite, signed
 from app.widgets.basic.tables import BaseTable, CellDelegate, Index, RowsModel
-from backend.runs.completion_rows import listed_completions, logged_of, scores_of, token_count
+from backend.runs.completion_rows import listed_completions, logged_of, policy_tokens, scores_of
 from backend.runs.conversation import turns_mark
 from backend.utils.text import visible
 
@@ -207,7 +207,7 @@ class CompletionModel(RowsModel):
             case "advantage":
                 return signed(completion.get("advantage"))
             case "tokens":
-                return figure(token_count(completion.get("tokens")))
+                return figure(policy_tokens(completion))
             case "end":
                 return STOP_LABELS.get(str(completion.get("stop")), str(completion.get("stop") or DASH))
             case "step":

@@ -126,6 +126,13 @@ def token_ids(tokens: Any) -> list[int]:
     return ids if all(isinstance(token, int) for token in ids) else []
 
 
+def policy_tokens(completion: Mapping[str, Any]) -> int | None:
+    """The tokens that the policy wrote, without results of tools; None where the row does not say."""
+    if turns := completion.get("turns"):
+        return sum(turn.get("tokens", 0) for turn in turns)
+    return token_count(completion.get("tokens"))
+
+
 def token_count(tokens: Any) -> int | None:
     """The number of a row's `tokens`, ids or a count; None where neither is."""
     if isinstance(tokens, list):

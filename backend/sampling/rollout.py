@@ -36,6 +36,7 @@ from backend.sampling.sampler import (
 )
 from backend.sampling.scheduler import DECODE_CHUNK, ParkedRow, Prefilled, Scheduler, WaitingQueue, to_host
 from backend.types import Group, Problem
+from backend.utils.errors import UserError
 from backend.utils.machine import chip
 
 Poll = Callable[[int], None]
@@ -115,6 +116,9 @@ class Sampler:
         if conversations is not None:
             problems = conversations.problems
             for row, opening in enumerate(conversations.openings):
+                if len(opening) >= self.max_tokens:
+                    what = f"What reset said to one completion alone takes {len(opening):,} tokens and leaves no room."
+                    raise UserError("max_completion_length", what)
                 if opening:
                     outputs.insert(row, opening)
         self.policy.model.eval()

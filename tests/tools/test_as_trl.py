@@ -284,7 +284,7 @@ def test_generate_prefers_rollout_func(train: Train) -> None:
     ("returned", "says"),
     [
         ({"prompt_ids": [[1]], "completion_ids": [[2]]}, "rollout_func must return keys"),
-        ({"prompt_ids": [[1]], "completion_ids": [[2]], "logprobs": [[0.0]]}, "1 prompt_ids for 3 prompts"),
+        ({"prompt_ids": [[1]], "completion_ids": [[2]], "logprobs": [[0.0]]}, "a list of 3 prompt_ids"),
         ({key: [[1]] * 3 for key in ("prompt_ids", "completion_ids")} | {"logprobs": [[]] * 3}, "of 1 tokens"),
     ],
 )
@@ -293,3 +293,17 @@ def test_generate_rollout_func_raises_when_required_keys_are_missing(
 ) -> None:
     with pytest.raises(UserError, match=says):
         train([[""]], rollout_func=lambda prompts, trainer: returned, dataset=PROMPTS, reward_functions=[length])
+
+
+def test_a_stop_while_a_rollout_func_generates_is_a_stop(train: Train, model: Path, tmp_path: Path) -> None:
+    def asked(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        found = rollout(prompts, trainer)
+        (next((tmp_path / "runs").iterdir()) / "control").write_text("stop")
+        trainer.generate(found["prompt_ids"])
+        raise AssertionError("the stop was not seen")
+
+    settings = {"model": str(model), "iters": 2, "batch_size": 1, "max_seq_length": 4096, "max_completion_length": 8}
+    given: dict[str, Any] = {"dataset": PROMPTS, "reward_functions": [length], "runs_dir": tmp_path / "runs"}
+    assert backend.train(settings | {"steps_per_eval": 0}, rollout_func=asked, **given).ending == "stopped"
+    with pytest.raises(UserError, match="leave out rollout_func"):
+        backend.train(settings, rollout_func=asked, tools=[multiply_tool], **given)

@@ -21,6 +21,7 @@ from backend.rewards.errors import class_name
 from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file, resolve
 from backend.rewards.scorer import Scorer, begin_scorer, reward_source
 from backend.rewards.scoring import FunctionHost
+from backend.tools.load import uses_tools
 from backend.utils.disk import replace_file
 from backend.utils.errors import UserError
 
@@ -172,9 +173,12 @@ def begin_own_scorer(settings: Config, calls: OwnCalls, tools: OwnTools) -> Scor
     return scorer
 
 
-def mark_rollout(folder: Path, function: Any) -> None:
-    """Note in a new run's folder that its completions come from a function of the program, if they do."""
+def mark_rollout(folder: Path, function: Any, config: Config) -> None:
+    """Note in a new run's folder that its completions come from a function of the program, if they do. Raises UserError
+    for a run with tools besides."""
     if function is not None:
+        if uses_tools(config):
+            raise UserError("rollout_func", "The run's own sampler calls tools; leave out rollout_func, or the tools.")
         replace_file(folder / ROLLOUT_FILE, "A function of the program that called backend.train samples this run.\n")
 
 

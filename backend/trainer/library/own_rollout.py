@@ -50,20 +50,28 @@ class OwnSampler(Sampler):
         poll: Poll = lambda token_count: None,
     ) -> list[Group]:
         number = first_number << 32  # its own random numbers for each prompt that it generates from
+        ours = list[BaseException]()  # a stop, or another error that is not the function's
 
         def generate(prompts: Sequence[list[int]]) -> list[tuple[list[int], list[float]]]:
             nonlocal number
             asked = [Problem(i, "", [], list(ids), "") for i, ids in enumerate(prompts)]
-            groups = super(OwnSampler, self).sample(asked, 1, sampling, seed, number, poll)
+            try:
+                groups = super(OwnSampler, self).sample(asked, 1, sampling, seed, number, poll)
+            except BaseException as error:
+                ours.append(error)
+                raise
             number += len(asked)
             return [(group.completions[0].tokens, group.completions[0].logps) for group in groups]
 
         column = self._config.prompt_feature
         prompts = [problem.row.get(column, problem.messages) for problem in problems for _ in range(group_size)]
         trainer = RolloutTrainer(self.policy.model, self.policy.tokenizer, self._config, generate)
+        self.policy.model.eval()
         try:
             returned = self._function(prompts, trainer)
         except Exception as error:
+            if ours:
+                raise ours[0] from None
             what = f"rollout_func raised {describe_error(error, None, 110)}."
             raise UserError("rollout_func", what, user_traceback(error)) from error
         rows = self._checked(returned, len(prompts))
@@ -78,8 +86,8 @@ class OwnSampler(Sampler):
             what = f"rollout_func must return keys {keys}; it returned {class_name(returned)} without {missing[0]}."
             raise UserError("rollout_func", what)
         for key, values in returned.items():
-            if len(values) != count:
-                what = f"rollout_func returned {len(values):,} {quote(key, 30)} for {count:,} prompts."
+            if not hasattr(values, "__len__") or len(values) != count:
+                what = f"rollout_func must return a list of {count:,} {quote(key, 30)}, one for each prompt."
                 raise UserError("rollout_func", what)
         rows = [dict(zip(returned, row, strict=True)) for row in zip(*returned.values(), strict=True)]
         for row in rows:

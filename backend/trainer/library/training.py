@@ -238,12 +238,12 @@ def train(
         if reward_functions is not None:
             raw |= {"reward_functions": own.write(folder.path)} | ({"reward_isolation": "thread"} if own.calls else {})
         raw |= own_tools.settings(folder.path)
-        mark_rollout(folder.path, rollout_func)
         if dataset is not None:
             write_dataset(dataset, folder.path / FOLDER)
             raw |= {"data": str(folder.path / FOLDER)}
         calls = CallbackCalls(callbacks, folder.path)
         settings = parse(raw)
+        mark_rollout(folder.path, rollout_func, settings)
         _prepare_engine(settings)
         from backend.distributed.machine_check import require_one_machine
         from backend.trainer.library.own_updates import GivenUpdates
