@@ -34,7 +34,7 @@ from backend.models.policy import Base, Policy
 from backend.models.sharded_policy import load_sharded_policy
 from backend.sampling.rollout import Poll, Sampler, decode_costs
 from backend.sampling.sampler import Sampling
-from backend.trainer.run_context import LEARNERS, Engine, RunContext
+from backend.trainer.run_context import MODES, Engine, RunContext
 from backend.training.batch import Batch
 from backend.training.collectives import total
 from backend.training.learner import Learner
@@ -138,7 +138,7 @@ class LeadingEngine(Engine):
         of_rollout = of_rollout | {"stop": config.stop, "merge": True}
 
         def build() -> tuple[Learner, Sampler]:
-            learner = LEARNERS[config.train_mode](policy, config, steps, **of_learner)
+            learner = MODES[config.train_mode].learner(policy, config, steps, **of_learner)
             rollout = LeadingSampler(self, config, policy, config.max_completion_length, **of_rollout, costs=costs)
             self.parts = ModelParts(policy, learner, rollout)
             own = self.parts.decisions()
@@ -279,7 +279,7 @@ class _Follower:
             self.config = body["config"]
             self.policy = load_sharded_policy(self.config, self.ranks.group, add_up=partial(total, self.ranks))
         elif kind == BUILD:
-            learner = LEARNERS[self.config.train_mode](self.policy, self.config, body["steps"], **body["learner"])
+            learner = MODES[self.config.train_mode].learner(self.policy, self.config, body["steps"], **body["learner"])
             most = self.config.max_completion_length
             rollout = Sampler(self.policy, most, **body["rollout"], costs=body["costs"])
             self.parts = ModelParts(self.policy, learner, rollout)

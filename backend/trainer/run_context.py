@@ -45,11 +45,10 @@ from backend.training.not_finite import check_sampled, check_scores
 from backend.training.optimizers import SETTINGS_DECIDE, OwnUpdates
 from backend.types import Group, Problem
 
-LEARNERS = {"grpo": grpo_learner}
-"""`train_mode` → function that builds its learner: the algorithm, and the optimizer around it."""
-
 Note = Callable[[str], None]
 """Takes a sentence for the user."""
+CollectMetrics = tuple[dict[str, float], dict[str, float]]
+"""Metrics of a step's groups, and those that reward functions logged."""
 
 
 @dataclass
@@ -173,11 +172,17 @@ class RunContext(StepContext):
         if self.stage_prompts is not None:
             self.stage_prompts.begin(step, self.prompt_stream)
 
-    def collect_groups(
-        self, step: int, config: Config, work: SamplingContext
-    ) -> tuple[dict[str, float], dict[str, float]]:
-        """Fill `work.groups` with the step's scored groups. → metrics of the rollout, and those that reward functions
-        logged.
+    def mode(self, step: int, config: Config) -> Mode:
+        """What the step does."""
+        return MODES[config.train_mode]
+
+    def collect_groups(self, step: int, config: Config, work: SamplingContext) -> CollectMetrics:
+        """Fill `work.groups` with the step's groups, advantages included. → their metrics, and those that reward
+        functions logged."""
+        return self.mode(step, config).collect(self, step, config, work)
+
+    def sampled_groups(self, step: int, config: Config, work: SamplingContext) -> CollectMetrics:
+        """Sample and score the groups of the step's prompts.
 
         Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11): groups whose completions all have the same reward have no
         gradient. They are replaced by groups of new prompts, in at most `dynamic_sampling_rounds` rounds; groups still
@@ -200,7 +205,7 @@ class RunContext(StepContext):
         if dynamic:
             metrics["dynamic_sampling/prompts"] = len(sampled)
         work.groups[:] = sampled[:count]
-        return metrics, logged
+        return metrics | self.scoring.fill_advantages(work.groups, step), logged
 
     def sample_and_score(
         self, problems: list[Problem], position: int, step: int, config: Config, work: SamplingContext
@@ -308,6 +313,21 @@ class RunContext(StepContext):
             self.policy.restore_reference(arrays_of(saved, "reference"))
 
 
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """What the steps of a `train_mode` do. `learner` builds the algorithm and the optimizer around it; `collect` is
+    `RunContext.collect_groups` in this mode. With `samples` the policy writes the completions, and they are recorded.
+    """
+
+    learner: Callable[..., Learner]
+    collect: Callable[[RunContext, int, Config, SamplingContext], CollectMetrics]
+    samples: bool = True
+
+
+MODES = {"grpo": Mode(grpo_learner, RunContext.sampled_groups)}
+"""By `train_mode`."""
+
+
 class Engine:
     """Loads the model of a run and builds what computes with it. `own`: the optimizer and schedule of the program that
     trains; `sampler`: makes what samples completions."""
@@ -322,7 +342,7 @@ class Engine:
         self, policy: Policy, config: Config, steps: int, of_learner: dict[str, Any], of_rollout: dict[str, Any]
     ) -> tuple[Learner, Sampler]:
         """Learner and sampler with the memory plan's limits as keywords."""
-        learner = LEARNERS[config.train_mode](policy, config, steps, own=self.own, **of_learner)
+        learner = MODES[config.train_mode].learner(policy, config, steps, own=self.own, **of_learner)
         return learner, self.sampler(policy, config.max_completion_length, stop=config.stop, **of_rollout)
 
 

@@ -227,7 +227,6 @@ class Trainer:
         work = SamplingContext(self.timer, self.poll, self.phases.report)
         with not_finite.ends_run(self.config, self.folder, step, work.groups):
             metrics, logged = self.parts.collect_groups(step, self.config, work)
-            metrics |= self.parts.scoring.fill_advantages(work.groups, step)
             self.saver.wait()  # the step before may still be on its way to disk, and the weights change now
             with self.timer.phase("train"):
                 metrics |= self.parts.learn(work.groups, self.config, self.poll_learning)
@@ -249,12 +248,13 @@ class Trainer:
         """Write the step's completions, then its line in the event log. From then on the step is finished."""
         parts, config = self.parts, self.config
         lengths = completion_metrics(groups)
-        token_data = [[] for _ in groups]
+        sampled = groups if parts.mode(step, config).samples else []
+        token_data = [[] for _ in sampled]
         if config.record_tokens:
             records, is_masked = parts.learner.algorithm.token_records, config.mask_truncated_completions
-            token_data = token_data_of(groups, records, parts.policy.tokenizer, mask_truncated=is_masked)
+            token_data = token_data_of(sampled, records, parts.policy.tokenizer, mask_truncated=is_masked)
         # Completions first: a reader that sees the step's line in the event log finds its completions in their file.
-        for group, of_group in zip(groups, token_data, strict=True):
+        for group, of_group in zip(sampled, token_data, strict=True):
             self.completions.append(group_row(step, group, of_group))
         state = replace(
             self.state,
@@ -273,7 +273,7 @@ class Trainer:
             "epoch": parts.prompt_stream.epoch,
             "train_tokens_per_second": self.timer.rate(trained_tokens, "train"),
         }
-        lengths |= variety_metrics(groups) | tool_metrics(groups)
+        lengths |= variety_metrics(sampled) | tool_metrics(sampled) if sampled else {}
         metrics = lengths | metrics | save_time | of_step | self.timer.metrics()
         event = self.event_log.write("step", step=step, metrics=metrics)
         self.state = state  # once its line is written: a step that the event log lacks is in no checkpoint
