@@ -21,7 +21,7 @@ from backend.config.config import SETTINGS, Config
 from backend.config.file_problems import FileProblems, UnreadKey, file_problems, key_lines
 from backend.config.model_and_data_names import source_faults
 from backend.config.other_programs.translation import DEFAULTS, Translation, read_file, summary
-from backend.config.setting import Kind, Setting
+from backend.config.setting import Kind, Setting, step_parts
 from backend.config.updates import without_program_faults
 from backend.distributed.hosts_file import hosts_problems
 from backend.rewards import catalogue
@@ -354,7 +354,7 @@ class Draft(QObject):
         sound = self.sound_config()
         found = [
             *config.problems(self._values),
-            *self._reward_problems(),
+            *(self._reward_problems() if "scoring" in step_parts(self._values) else ()),
             *source_faults(sound),
             *hosts_problems(sound.hosts),
             *without_program_faults(sound),

@@ -45,6 +45,17 @@ Use = Literal["task", "rows", "row_view", "prompt_text", "prompt_limit", "reward
 - `tools`: which tools and environments there are.
 """
 
+Part = Literal["", "sampling", "scoring", "policy"]
+"""A part of a training step that a setting belongs to: completions, their rewards, the loss of the policy."""
+
+
+def step_parts(values: Mapping[str, Any]) -> set[Part]:
+    """The parts that a step has in the chosen mode: SFT has none, distillation no policy loss at its full weight."""
+    weight, mode = values.get("distillation_weight"), values.get("train_mode")
+    if mode == "sft":
+        return {"sampling", "scoring"} if values.get("sft_targets") == "best_of_n" else set()
+    return {"sampling", "scoring"} if mode == "distill" and weight in (None, 1) else {"sampling", "scoring", "policy"}
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -78,6 +89,7 @@ class Setting:
     advanced: bool = False
     when: tuple[str, tuple[Any, ...]] | None = None
     """(other key, values it must have for this setting to apply)."""
+    part: Part = ""
     used_by: tuple[Use, ...] = ()
     stays_visible: bool = False
     """The form disables it where `when` does not hold, instead of hiding it."""
@@ -94,7 +106,12 @@ class Setting:
 
     def applies(self, values: Mapping[str, Any]) -> bool:
         """Whether the setting has any effect with these values."""
-        return self.when is None or values.get(self.when[0]) in self.when[1]
+        return self.fits_mode(values) and (self.when is None or values.get(self.when[0]) in self.when[1])
+
+    def fits_mode(self, values: Mapping[str, Any]) -> bool:
+        """Whether the chosen mode has what the setting belongs to."""
+        is_chosen = self.when is None or self.when[0] != "train_mode" or values.get("train_mode") in self.when[1]
+        return is_chosen and (not self.part or self.part in step_parts(values))
 
 
 _RANGES = {"within": ("ge", "le"), "above": ("gt", "le"), "below": ("ge", "lt"), "between": ("gt", "lt")}

@@ -186,8 +186,30 @@ FIVE = {
 }
 
 
+def test_a_mode_hides_what_it_has_no_use_for(page: TrainPage, qtbot):
+    """Both densities, headings and cards too; switching back brings the values back."""
+    fields, draft = page.form.fields, page.draft
+    draft.update({"group_size": 6, "beta": 0.3, "reward_functions": ["no_such_function"]})
+    for density in ("essentials", "all"):
+        page.density.choose(density)
+        for mode, hidden in {"sft": {"group_size", "beta", "rewards"}, "distill": {"beta"}, "grpo": set()}.items():
+            draft.set("train_mode", mode)
+            shown = {"group_size": fields["group_size"], "beta": fields["beta"], "rewards": page.rewards}
+            assert {key for key, part in shown.items() if not part.isVisible()} == hidden, (density, mode)
+            titles = [title.text() for title in page.form.findChildren(QLabel) if title.isVisible()]
+            assert ("GRPO Generation And Rewards" in titles) == (mode != "sft")
+            assert ("QAT" in titles) == ("Advantages" in titles) == (density == "all" and mode == "grpo")
+            of_rewards = [problem for problem in draft.problems() if problem.setting == "reward_functions"]
+            assert bool(of_rewards) == (mode != "sft")
+    assert [draft.value(key) for key in ("group_size", "beta")] == [6, 0.3]
+    draft.set("train_mode", "sft")
+    with qtbot.waitSignal(page.session.message) as said:
+        page.reveal("beta")
+    assert said.args == ["Beta (KL weight) applies only with another choice of Mode."]
+
+
 def test_essentials_keep_their_places(qtbot, tmp_path: Path):
-    """Twelve fields and the rewards, on one screen without scrolling, in the same places for every config."""
+    """Thirteen fields and the rewards, on one screen without scrolling, in the same places for every config."""
     window = Window(session := Session(Prefs(tmp_path / "prefs")))
     session.service = SilentService()
     session.restore()
@@ -201,7 +223,7 @@ def test_essentials_keep_their_places(qtbot, tmp_path: Path):
         QTest.qWait(20)
         assert page.form.verticalScrollBar().maximum() == 0, "all is visible without scrolling"
         shown = {key: field for key, field in page.form.fields.items() if field.isVisible()}
-        assert shown.keys() == ESSENTIAL and len(shown) == 12 and page.rewards.table.isVisible()
+        assert shown.keys() == ESSENTIAL and len(shown) == 13 and page.rewards.table.isVisible()
         assert not any(field.hint.isVisible() for field in shown.values()), "a caption would be cut"
         parts = shown | {"rewards": page.rewards, "run": window.toolbar.widgetForAction(window.menus["run"])}
         return {

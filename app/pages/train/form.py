@@ -22,7 +22,7 @@ from backend.utils.errors import ConfigProblem
 COLUMN, MAX_COLUMNS = 200, 4
 ESSENTIALS = {
     "model_data": ("model", "data"),
-    "fine_tune": ("train_type", "rank"),
+    "fine_tune": ("train_mode", "train_type", "rank"),
     "training": ("iters", "batch_size", "learning_rate"),
     "generation": ("group_size", "max_completion_length", "temperature", "beta", "grpo_loss_type"),
 }
@@ -42,8 +42,9 @@ class Form(TabArea):
         super().__init__(parent, horizontalScrollBarPolicy=Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.fields: dict[str, Field] = {}
         self.is_compact = False
-        self._blocks: list[QWidget] = []  # of all settings, from top to bottom
+        self._blocks: dict[QWidget, tuple[FieldGrid, ...]] = {}  # of all settings, from top to bottom
         self._grids: list[FieldGrid] = []
+        self._applying = set(SETTINGS)
         self.page = configure(QWidget(self), objectName="page")
         self.essentials = configure(Essentials(self.page), visible=False)
         self.column = column(self.essentials, into=self.page, margins=(0, 0, theme.GUTTER, 2 * theme.SPACE))
@@ -54,9 +55,9 @@ class Form(TabArea):
         reserve_gutter(self, self.column)
 
     def add_block(self, block: QWidget, *grids: FieldGrid) -> None:
-        """Add a block of all settings, with the grids in it."""
-        self._blocks.append(block)
-        self._grids += grids
+        """Add a block of all settings, which is shown while a setting of these grids applies."""
+        self._blocks[block] = grids
+        self._grids += (each for each in grids if each not in self._grids)
         self.column.addWidget(block)
         self._list_fields()
 
@@ -77,12 +78,13 @@ class Form(TabArea):
     def set_compact(self, is_compact: bool) -> None:
         """Show the essentials, or all settings. Both show the same fields, which move."""
         self.is_compact = is_compact
-        for block in self._blocks:
-            set_shown(block, not is_compact)
-        for key in ESSENTIAL:  # in narrow columns the caption is cut, and the unit says as much
-            hint = self.fields[key].hint
-            set_shown(hint, not is_compact and bool(hint.text()))
-        lent = {self.fields[key] for key in ESSENTIAL} if is_compact else set[Field]()
+        self._show_blocks()
+        essential = {self.fields[key] for key in ESSENTIAL}
+        for field in essential:  # in narrow columns the caption is cut, and the unit says as much
+            set_shown(field.hint, not is_compact and bool(field.hint.text()))
+            if field.explanation is not None:
+                set_shown(field.explanation, not is_compact)
+        lent = essential if is_compact else set[Field]()
         for each in self._grids:
             each.lend(lent)
         if is_compact:
@@ -95,13 +97,23 @@ class Form(TabArea):
             if key in values:
                 field.show_value(values[key])
 
-    def show_applying(self, keys: set[str]) -> None:
-        """Hide what does not apply; the essentials, and what stays visible, are disabled instead."""
+    def show_applying(self, values: Mapping[str, Any]) -> set[str]:
+        """Hide what does not apply with these values, and return the other keys. What stays visible is disabled
+        instead, and so are the essentials that fit the mode."""
+        keys = self._applying = {key for key, setting in SETTINGS.items() if setting.applies(values)}
         for key, field in self.fields.items():
             if field.setting.stays_visible or key in ESSENTIAL:
                 field.show_idle(key not in keys)
         for each in self._grids:
             each.show_applying(keys)
+        self.essentials.show_fitting({key for key in ESSENTIAL if SETTINGS[key].fits_mode(values)})
+        self._show_blocks()
+        return keys
+
+    def _show_blocks(self) -> None:
+        for block, grids in self._blocks.items():
+            settings = [setting for each in grids for setting in each.settings]
+            set_shown(block, not self.is_compact and any(setting.key in self._applying for setting in settings))
 
     def show_problems(self, problems: Iterable[ConfigProblem], warnings: Iterable[ConfigProblem]) -> None:
         wrong = {problem.setting: problem.sentence for problem in reversed(list(problems))}
@@ -170,12 +182,13 @@ class SettingsCard(QFrame):
 
 
 class Essentials(QWidget):
-    """What users of GRPO change most, in the same places for every config, whatever applies."""
+    """What users change most, in the same places for every config of a mode, whatever applies."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.cards = {key: SettingsCard(SECTIONS[key], self, is_compact=True) for key in ESSENTIALS}
         self._fields: Mapping[str, Field] = {}
+        self._fitting = set(ESSENTIAL)
         self._is_narrow = False
         self._cells = {key: grid((), spacing=(2 * theme.SPACE, theme.SPACE)) for key in ESSENTIALS}
         for key, cells in self._cells.items():
@@ -189,6 +202,13 @@ class Essentials(QWidget):
         self._fields = fields
         self._flow()
 
+    def show_fitting(self, keys: set[str]) -> None:
+        """Show only these settings, and the cards that have one."""
+        if keys != self._fitting:
+            self._fitting = keys
+            if not self.isHidden():
+                self._flow()
+
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         if self._fields and (event.size().width() < theme.scaled(ROOMY)) != self._is_narrow:
@@ -199,14 +219,17 @@ class Essentials(QWidget):
         directions = QBoxLayout.Direction
         self._middle.setDirection(directions.TopToBottom if is_narrow else directions.LeftToRight)
         for block, cells in self._cells.items():
-            keys = ESSENTIALS[block]
-            most = 1 if self._fields[keys[0]].wide else FEW_COLUMNS
-            columns = min(len(keys), most) if is_narrow else len(keys)
-            for place, key in enumerate(keys):
-                cells.removeWidget(self._fields[key])
-                cells.addWidget(self._fields[key], *divmod(place, columns), Qt.AlignmentFlag.AlignTop)
-                set_shown(self._fields[key], True)
-            for place in range(len(keys)):
+            fields = [self._fields[key] for key in ESSENTIALS[block]]
+            fitting = [field for field in fields if field.setting.key in self._fitting]
+            set_shown(self.cards[block], bool(fitting))
+            most = 1 if fields[-1].wide else FEW_COLUMNS
+            columns = min(len(fitting), most) if is_narrow else len(fitting)
+            for field in fields:
+                cells.removeWidget(field)
+            for place, field in enumerate(fitting):
+                cells.addWidget(field, *divmod(place, columns), Qt.AlignmentFlag.AlignTop)
+            for place, field in enumerate(fields):
+                set_shown(field, field in fitting)
                 cells.setColumnStretch(place, 1 if place < columns else 0)
 
 

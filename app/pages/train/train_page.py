@@ -37,6 +37,7 @@ from backend.config import first_choices
 from backend.config.config import SECTIONS, SETTINGS, sections
 from backend.config.form import documented_part
 from backend.config.notes import unusual
+from backend.config.setting import Setting
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.hub_cache import is_dataset_cached
 
@@ -121,10 +122,6 @@ class TrainPage(QWidget):
     def _build_blocks(self) -> None:
         form = self.form
         for section, settings in sections().items():
-            if section == "preference":
-                text = (label("Not applicable to GRPO.", role="muted"), 1)
-                margins = (2 * theme.SPACE, 0, 2 * theme.SPACE, 0)
-                form.add_block(holder(row(label("QAT", theme.heading_font()), text, margins=margins)))
             listed = [setting for setting in settings if setting.key not in (*REWARD_FIELDS, *machines.FIELDS)]
             # The reward table stands between the documented settings of its section and ours.
             first = documented_part(section, listed) if section == "generation" else listed
@@ -134,6 +131,10 @@ class TrainPage(QWidget):
                 self._reward_block = block
                 grids.append(FieldGrid((SETTINGS[key] for key in REWARD_FIELDS), block))
                 grids.append(FieldGrid((each for each in listed if each not in first), block, follows=True))
+            if section == "preference":
+                text = (label("Not applicable to GRPO.", role="muted"), 1)
+                margins = (2 * theme.SPACE, 0, 2 * theme.SPACE, 0)
+                form.add_block(holder(row(label("QAT", theme.heading_font()), text, margins=margins)), *grids)
             for each in grids:
                 block.parts.addWidget(each)
             form.add_block(block, *grids)
@@ -219,9 +220,7 @@ class TrainPage(QWidget):
         self._show_plan()
 
     def _show_applying(self) -> None:
-        values = self.draft.valid_values()
-        applying = {key for key, setting in SETTINGS.items() if setting.applies(values)}
-        self.form.show_applying(applying)
+        applying = self.form.show_applying(self.draft.valid_values())
         now = {key: self.draft.value(key) for key in SETTINGS if key in applying - NO_CHIP}
         self.chips.show_changes(
             {key: value for key, value in now.items() if not is_equivalent(value, SETTINGS[key].default)}
@@ -291,6 +290,10 @@ class TrainPage(QWidget):
 
     def reveal(self, key: str) -> None:
         """Go to a setting: in the density on show if it is there, else in all settings."""
+        setting = SETTINGS.get(key)
+        if setting is not None and not setting.fits_mode(self.draft.valid_values()):
+            self._explain_hidden(setting, "train_mode")
+            return
         is_wrong = key in self.form.fields and self.form.fields[key].control.property("problem")
         in_table = key == "reward_functions" or (
             key == "reward_functions_file" and self.form.is_compact and not is_wrong
@@ -299,18 +302,17 @@ class TrainPage(QWidget):
             self.form.scroll_to(self.rewards)
             self.rewards.table.setFocus(Qt.FocusReason.ShortcutFocusReason)
             return
-        if self.form.is_compact and key in SETTINGS and key not in ESSENTIAL:
+        if self.form.is_compact and setting is not None and key not in ESSENTIAL:
             if self._build_timer.isActive():
                 self.when_built(partial(self.reveal, key))
                 return
             self.show_density("all")
-        if self.form.reveal(key) or key not in SETTINGS:
-            return
-        setting = SETTINGS[key]
-        if setting.when is not None:
-            decides = SETTINGS[setting.when[0]]
-            self.form.reveal(decides.key)
-            self.session.message.emit(f"{setting.label} applies only with another choice of {decides.label}.")
+        if not self.form.reveal(key) and setting is not None and setting.when is not None:
+            self._explain_hidden(setting, setting.when[0])
+
+    def _explain_hidden(self, setting: Setting, decides: str) -> None:
+        self.form.reveal(decides)
+        self.session.message.emit(f"{setting.label} applies only with another choice of {SETTINGS[decides].label}.")
 
 
 class DefaultDatasetOffer(ElidedLink):

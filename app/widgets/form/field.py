@@ -29,6 +29,8 @@ class Field(QWidget):
     edited = Signal(str, object)  # key, raw value
     wide = False
     control: QWidget
+    explanation: QLabel | None = None
+    """The help beside the control, where there is room for it."""
 
     def __init__(self, setting: Setting, parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -89,9 +89,9 @@ class MenuField(Field):
         if self.setting.section != "algorithm":
             return self.control
         self.wide = True
-        explanation = label(self.setting.help, role="muted", wrap=True)
+        self.explanation = label(self.setting.help, role="muted", wrap=True)
         top = (self.control, 1, Qt.AlignmentFlag.AlignTop)
-        return holder(row(top, (explanation, 3), spacing=2 * theme.SPACE))
+        return holder(row(top, (self.explanation, 3), spacing=2 * theme.SPACE))
 
     def _add(self, choice: Choice) -> None:
         self.control.addItem(choice.label, choice.value)

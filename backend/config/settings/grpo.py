@@ -11,17 +11,19 @@ from backend.config.loss_menu import loss_menus
 from backend.config.setting import MOST_COMPLETIONS, MOST_TOKENS, NEVER, setting
 from backend.rewards.catalogue import DEFAULT_REWARDS
 
-_preference = partial(setting, section="preference")
+_preference = partial(setting, section="preference", part="policy")
 _advanced_preference = partial(_preference, advanced=True)
-_generation = partial(setting, section="generation")
-_sampling = partial(setting, section="generation", group="Sampling", advanced=True)
-_loss = partial(setting, section="generation", group="Loss", advanced=True)
-_entropy = partial(setting, section="generation", group="Entropy", advanced=True)
-_advantages = partial(setting, section="generation", group="Advantages", advanced=True)
-_course = partial(setting, section="generation", group="Rewards over the run", advanced=True)
-_reward_limits = partial(setting, section="generation", group="Limits of reward functions", advanced=True)
+_generation = partial(setting, section="generation", part="sampling")
+_sampling = partial(_generation, group="Sampling", advanced=True)
+_policy = partial(setting, section="generation", part="policy")
+_loss = partial(_policy, group="Loss", advanced=True)
+_entropy = partial(_policy, group="Entropy", advanced=True)
+_advantages = partial(_policy, group="Advantages", advanced=True)
+_rewards = partial(setting, section="generation", part="scoring")
+_course = partial(_rewards, group="Rewards over the run", advanced=True)
+_reward_limits = partial(_rewards, group="Limits of reward functions", advanced=True)
 _USES = ("tools", "row_view", "prompt_text")
-_tools = partial(setting, section="generation", group="Tools and environments", used_by=_USES)
+_tools = partial(_generation, group="Tools and environments", used_by=_USES)
 _sapo = partial(_loss, above=(0, 1_000_000), when=("grpo_loss_type", ("sapo",)))
 _vespo = partial(_loss, above=(0, 1_000_000), when=("grpo_loss_type", ("vespo",)))
 _MENUS = {name: [(entry.key, entry.name, entry.sentence) for entry in menu] for name, menu in loss_menus().items()}
@@ -92,14 +94,14 @@ class GrpoFields(BaseModel):
     text."""
     output_schema: str = _sampling("", "Output schema", kind="prose")
     """Constrains completions to JSON of this JSON schema, as text or a file. Empty: free text."""
-    epsilon: float = _generation(1e-4, "Epsilon", between=(0, 1))
+    epsilon: float = _policy(1e-4, "Epsilon", between=(0, 1))
     """Clip range below 1: how far the ratio may fall."""
-    epsilon_high: float | None = _generation(None, "Epsilon high", above=(0, 1_000_000))
+    epsilon_high: float | None = _policy(None, "Epsilon high", above=(0, 1_000_000))
     """Clip range above 1. Empty: as Epsilon; DAPO sets it higher."""
-    grpo_loss_type: str = _generation("grpo", "GRPO Loss", choices=_MENUS["LOSSES"])
+    grpo_loss_type: str = _policy("grpo", "GRPO Loss", choices=_MENUS["LOSSES"])
     """How token losses are averaged. GRPO is the mean of the paper and of TRL; the mean over all tokens in MLX LoRA
     Studio's guide is BNPO."""
-    importance_sampling_level: str = _generation(
+    importance_sampling_level: str = _policy(
         "token",
         "Importance",
         choices=_MENUS["LEVELS"],
@@ -197,7 +199,7 @@ class GrpoFields(BaseModel):
         10, "Rounds at most", within=(1, 10_000, "rounds"), when=("dynamic_sampling", (True,))
     )
     """Sampling rounds per step before it continues with what it has."""
-    reward_functions: list[str] = _generation(
+    reward_functions: list[str] = _rewards(
         list(DEFAULT_REWARDS),
         "Custom reward function names",
         kind="rewards",
@@ -207,11 +209,9 @@ class GrpoFields(BaseModel):
     )
     """Functions that score a completion, in order, separated by commas. Empty: the five defaults; none with an
     environment, whose get_reward scores."""
-    reward_weights: list[float] = _generation(
-        [], "Reward weights", kind="numbers", used_by=("task", "rewards", "scoring")
-    )
+    reward_weights: list[float] = _rewards([], "Reward weights", kind="numbers", used_by=("task", "rewards", "scoring"))
     """One number per function. Empty: 1 for each."""
-    reward_functions_file: str = _generation(
+    reward_functions_file: str = _rewards(
         "",
         "Reward functions Python file",
         kind="file",
