@@ -17,7 +17,7 @@ import numpy as np
 
 from backend.engine.caches import PrefixMask, PrefixReader, PrefixRecorder
 from backend.engine.layers import gather_with_repeats, scatter_unique, take_distinct
-from backend.engine.lm_head import TokenScores, token_logps
+from backend.engine.lm_head import Teacher, TokenScores, token_logps
 from backend.engine.output_layer import SplitModel
 from backend.engine.penalties import CompletionHistory, Penalties, distinct_tokens
 
@@ -92,36 +92,42 @@ def completion_logps(
     entropy_gradient: bool = False,
     prefilled: PrefilledPrompts | None = None,
     penalties: Penalties | None = None,
+    teacher: Teacher | None = None,
 ) -> TokenScores:
-    """log π(completion | prompt) and the entropy of each distribution, both [B, T] in nats, 0 where inactive. Logits
-    are penalised, then divided by `temperature`, in float32, `chunk` positions at a time. Without `with_gradient`
-    nothing carries a gradient; the entropy only with `entropy_gradient`."""
+    """log π(completion | prompt), the entropy of each distribution and its divergence from the teacher's, [B, T] in
+    nats, 0 where inactive. Logits are penalised, then divided by `temperature`, in float32, `chunk` positions at a
+    time. Without `with_gradient` nothing carries a gradient; the entropy only with `entropy_gradient`."""
     B, T = rows.completion_BT.shape
     if rows.active_N.size == 0:  # every completion is masked, e.g. because all of them are truncated
-        return TokenScores(mx.zeros((B, T)), mx.zeros((B, T)))
-    if split_model.prefix_layers:
-        hidden_BTH = shared_prompt_states(split_model, rows, prefilled)
-    else:
-        hidden_BTH = whole_row_states(split_model, rows)
-    flat_NH, target_N = hidden_BTH.reshape(B * T, -1), rows.completion_BT.reshape(-1)
-    # The gather selects before the head, so masked tokens cost no row of logits; with a full mask it would be only a
-    # copy.
-    if not rows.full:
-        flat_NH, target_N = take_distinct(flat_NH, rows.active_N), target_N[rows.active_N]
+        return TokenScores(*[mx.zeros((B, T))] * (2 if teacher is None else 3))
+    target_N = rows.completion_BT.reshape(-1)
     scored = token_logps(
         split_model.logits,
         split_model.head,
-        flat_NH,
-        target_N,
+        active_states(split_model, rows, prefilled),
+        target_N if rows.full else target_N[rows.active_N],
         temperature=temperature,
         chunk=chunk,
         with_gradient=with_gradient,
         entropy_gradient=entropy_gradient,
         history=rows.history(penalties) if penalties else None,
+        teacher=teacher,
     )
     if rows.full:
-        return TokenScores(*(x.reshape(B, T) for x in scored))
-    return TokenScores(*(scatter_unique((B * T,), rows.active_N, x).reshape(B, T) for x in scored))
+        return TokenScores(*(x.reshape(B, T) for x in scored.arrays))
+    return TokenScores(*(scatter_unique((B * T,), rows.active_N, x).reshape(B, T) for x in scored.arrays))
+
+
+def active_states(split_model: SplitModel, rows: SequenceRows, prefilled: PrefilledPrompts | None = None) -> mx.array:
+    """The states that predict the completion tokens that count, [N, H]."""
+    if split_model.prefix_layers:
+        hidden_BTH = shared_prompt_states(split_model, rows, prefilled)
+    else:
+        hidden_BTH = whole_row_states(split_model, rows)
+    flat_NH = hidden_BTH.reshape(rows.completion_BT.size, -1)
+    # The gather selects before the head, so masked tokens cost no row of logits; with a full mask it would be only a
+    # copy.
+    return flat_NH if rows.full else take_distinct(flat_NH, rows.active_N)
 
 
 def whole_row_states(split_model: SplitModel, rows: SequenceRows) -> mx.array:

@@ -4,6 +4,12 @@ vocabulary exist at once (as Cut Cross-Entropy, arXiv:2411.09009). For z = W h /
     logp = z[target] − log Σ exp z          ∂ logp / ∂z = onehot(target) − p
     entropy = −Σ p log p                    ∂ entropy / ∂z = −p (log p + entropy)
 
+The divergence from a teacher's softmax q is the generalised JSD of arXiv:2306.13649, m = (1 − β) p + β q:
+
+    β = 0: KL(q ‖ p)                        ∂ / ∂z = p − q
+    β = 1: KL(p ‖ q)                        ∂ / ∂z = p (log p/q − KL(p ‖ q))
+    else: β KL(q ‖ m) + (1 − β) KL(p ‖ m)   ∂ / ∂z = (1 − β) p (log p/m − KL(p ‖ m))
+
 Penalties change logits before the temperature; their slopes multiply the gradient.
 Frozen head (LoRA): ∂ logp_n / ∂ h_n, [H], is computed in the forward pass, so logits are computed once. Trained head:
 dW needs the cotangents, so the backward pass recomputes the logits.
@@ -13,7 +19,8 @@ Letters: N tokens, n of them a chunk, H hidden, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -26,13 +33,31 @@ from backend.engine.penalties import CompletionHistory, SeenTokens, in_unpenalis
 
 Exp = Callable[[mx.array], mx.array]
 Project = Callable[[mx.array], mx.array]  # hidden states [n, H] → logits [n, V]
+SMALLEST = 2.0**-126  # normal float32
 
 
 class TokenScores(NamedTuple):
-    """log π of each target and the entropy of each distribution, both [N] float32 in nats."""
+    """log π of each target, the entropy of each distribution, and with a teacher its divergence from the teacher's, [N]
+    float32 in nats."""
 
     logp_N: mx.array
     entropy_N: mx.array
+    divergence_N: mx.array | None = None
+
+    @property
+    def arrays(self) -> tuple[mx.array, ...]:
+        """Those that there are."""
+        return self[:2] if self.divergence_N is None else self
+
+
+class Teacher(NamedTuple):
+    """Whose distributions are matched: its hidden states of the same tokens, [N, H of the teacher], and the function
+    that makes logits of them. `alone`: only the divergence is learned from, and log π has no gradient."""
+
+    project: Project
+    hidden_NH: mx.array
+    beta: float
+    alone: bool
 
 
 def token_logps(
@@ -46,11 +71,12 @@ def token_logps(
     with_gradient: bool = True,
     entropy_gradient: bool = False,
     history: CompletionHistory | None = None,
+    teacher: Teacher | None = None,
 ) -> TokenScores:
-    """log π(target) and entropy under softmax(project(hidden) / temperature), in float32. `head`: the module that
-    `project` uses, None where hidden states are logits. `chunk`: tokens at a time (None: all). `history`: what precedes
-    each position, where logits are penalised."""
-    targets = _Targets(target_N, temperature, chunk or hidden_NH.shape[0], history)
+    """log π(target), entropy and divergence under softmax(project(hidden) / temperature), in float32. `head`: the
+    module that `project` uses, None where hidden states are logits. `chunk`: tokens at a time (None: all). `history`:
+    what precedes each position, where logits are penalised."""
+    targets = _Targets(target_N, temperature, chunk or hidden_NH.shape[0], history, teacher)
     if head is not None and with_gradient:
         score = _trained_head if tree_flatten(head.trainable_parameters()) else _frozen_head
         return score(project, head, hidden_NH, targets, entropy_gradient)
@@ -64,9 +90,14 @@ def token_logps(
         logits_NV = project(hidden_NH[span]).astype(mx.float32)
         if history is not None:
             logits_NV = penalised_with_autodiff(logits_NV, history.before(span), history.penalties)
-        scores = _normalised(targets.scaled(logits_NV), mx.exp).scores(target_N[span])
+        softmax = _normalised(targets.scaled(logits_NV), mx.exp)
+        scores = softmax.against(targets, span, hidden_NH).scores(target_N[span])
         chunks.append(scores if entropy_gradient else scores._replace(entropy_N=mx.stop_gradient(scores.entropy_N)))
-    return chunks[0] if len(chunks) == 1 else TokenScores(*(mx.concatenate(list(c)) for c in zip(*chunks, strict=True)))
+    return TokenScores(*_concatenated([scores.arrays for scores in chunks]))
+
+
+def _concatenated(chunks: list[tuple[mx.array, ...]]) -> tuple[mx.array, ...]:
+    return chunks[0] if len(chunks) == 1 else tuple(mx.concatenate(list(c)) for c in zip(*chunks, strict=True))
 
 
 class _Targets(NamedTuple):
@@ -74,10 +105,17 @@ class _Targets(NamedTuple):
     temperature: float
     size: int
     history: CompletionHistory | None
+    teacher: Teacher | None
 
     @property
     def spans(self) -> Iterator[slice]:
         return (slice(start, start + self.size) for start in range(0, self.target_N.shape[0], self.size))
+
+    def learned(self, entropy_gradient: bool) -> list[bool]:
+        """Which of the scores have a gradient."""
+        if self.teacher is None:
+            return [True, entropy_gradient]
+        return [not self.teacher.alone, entropy_gradient, True]
 
     def scaled(self, logits_NV: mx.array) -> mx.array:
         return logits_NV if self.temperature == 1 else logits_NV * (1 / self.temperature)
@@ -91,14 +129,51 @@ class _Softmax(NamedTuple):
     total_N1: mx.array
     seen: SeenTokens | None = None
     slope_NL: mx.array | None = None  # of the penalties
+    divergence_N: mx.array | None = None  # from a teacher's softmax
+    divergence_grad_NV: mx.array | None = None  # in the scaled logits
+
+    @property
+    def logp_NV(self) -> mx.array:
+        # never log(p): where exp has underflowed to 0, 0 · log p must be 0 and not NaN
+        return self.centred_NV - mx.log(self.total_N1)
+
+    def against(self, targets: _Targets, span: slice, after: mx.array) -> _Softmax:
+        """With its divergence from the teacher's softmax of the same tokens, which is computed after `after`."""
+        if (teacher := targets.teacher) is None:
+            return self
+        hidden_NH = evaluate_after(teacher.hidden_NH[span], [mx.stop_gradient(after)])
+        logits_NV, width = teacher.project(hidden_NH).astype(mx.float32), self.centred_NV.shape[-1]
+        if targets.history is not None:
+            logits_NV, _ = penalised(logits_NV, targets.history.before(span), targets.history.penalties)
+        divergence_N, grad_NV = self._divergence(_normalised(targets.scaled(logits_NV[:, :width])), teacher.beta)
+        return self._replace(divergence_N=divergence_N, divergence_grad_NV=grad_NV)
+
+    def _divergence(self, teacher: _Softmax, beta: float) -> tuple[mx.array, mx.array]:
+        """(divergence [n], its gradient in the scaled logits [n, V])."""
+        # Embeddings of one tokenizer may be padded to different sizes: over the ids that both have.
+        width = teacher.centred_NV.shape[-1]
+        padding = self.centred_NV.shape[-1] - width
+        centred_NV, exp_NV = self.centred_NV[:, :width], self.exp_NV[:, :width]
+        student = _Softmax(centred_NV, exp_NV, row_sums(exp_NV)) if padding else self
+        p_NV, q_NV = student.exp_NV / student.total_N1, teacher.exp_NV / teacher.total_N1
+        if beta == 0:
+            value_N, grad_NV = _dot(q_NV, teacher.logp_NV - student.logp_NV), p_NV - q_NV
+        else:
+            mixture_NV = mx.log(mx.maximum((1 - beta) * p_NV + beta * q_NV, SMALLEST)) if beta < 1 else teacher.logp_NV
+            gap_NV = student.logp_NV - mixture_NV
+            value_N = _dot(p_NV, gap_NV)
+            grad_NV = p_NV * (gap_NV - value_N[:, None])
+            if beta < 1:
+                value_N = beta * _dot(q_NV, teacher.logp_NV - mixture_NV) + (1 - beta) * value_N
+                grad_NV = (1 - beta) * grad_NV
+        return value_N, mx.pad(grad_NV, [(0, 0), (0, padding)]) if padding else grad_NV
 
     def scores(self, target_N: mx.array) -> TokenScores:
         log_total_N = mx.log(self.total_N1[:, 0])
         logp_N = mx.take_along_axis(self.centred_NV, target_N[:, None], axis=-1)[:, 0] - log_total_N
-        # log p = centred − log total, so entropy = log total − Σ p · centred. As a product of rows and columns the sum
-        # needs no second array [n, V].
-        dot_N = (self.exp_NV[:, None, :] @ self.centred_NV[:, :, None])[:, 0, 0]
-        return TokenScores(logp_N, log_total_N - dot_N / self.total_N1[:, 0])
+        # log p = centred − log total, so entropy = log total − Σ p · centred.
+        entropy_N = log_total_N - _dot(self.exp_NV, self.centred_NV) / self.total_N1[:, 0]
+        return TokenScores(logp_N, entropy_N, self.divergence_N)
 
     def logp_vjp(self, target_N: mx.array, cotangent_N: mx.array | float) -> mx.array:
         """cotangent · (onehot(target) − p): [n, V], the gradient in the scaled logits."""
@@ -112,9 +187,20 @@ class _Softmax(NamedTuple):
     def entropy_vjp(self, entropy_N: mx.array, cotangent_N: mx.array | float) -> mx.array:
         """cotangent · −p (log p + entropy): [n, V]."""
         cotangent_N1 = mx.broadcast_to(cotangent_N, entropy_N.shape)[:, None]
-        # log p = centred − log total, never log(p): where exp has underflowed to 0, 0 · log p must be 0 and not NaN.
         logp_plus_entropy_NV = self.centred_NV + (entropy_N[:, None] - mx.log(self.total_N1))
         return logp_plus_entropy_NV * self.exp_NV * (-cotangent_N1 / self.total_N1)
+
+    def vjps(
+        self, target_N: mx.array, entropy_N: mx.array, cotangents: Sequence[mx.array | float | None]
+    ) -> list[mx.array]:
+        """The gradient [n, V] in the scaled logits of each score that has a cotangent."""
+        functions = (
+            lambda cotangent_N: self.logp_vjp(target_N, cotangent_N),
+            lambda cotangent_N: self.entropy_vjp(entropy_N, cotangent_N),
+            lambda cotangent_N: mx.broadcast_to(cotangent_N, target_N.shape)[:, None] * self.divergence_grad_NV,
+        )
+        # without a teacher two scores
+        return [vjp(c) for vjp, c in zip(functions, cotangents, strict=False) if c is not None]
 
     def in_logits(self, gradient_NV: mx.array) -> mx.array:
         if self.seen is None or self.slope_NL is None:
@@ -125,10 +211,16 @@ class _Softmax(NamedTuple):
 def _softmax(project: Project, hidden_NH: mx.array, targets: _Targets, span: slice) -> _Softmax:
     logits_NV = project(hidden_NH).astype(mx.float32)  # 16-bit logits alone would be wrong by 0.02 nats a token
     if targets.history is None:
-        return _normalised(targets.scaled(logits_NV))
+        return _normalised(targets.scaled(logits_NV)).against(targets, span, hidden_NH)
     seen = targets.history.before(span)
     logits_NV, slope_NL = penalised(logits_NV, seen, targets.history.penalties)
-    return _normalised(targets.scaled(logits_NV))._replace(seen=seen, slope_NL=slope_NL)
+    softmax = _normalised(targets.scaled(logits_NV))._replace(seen=seen, slope_NL=slope_NL)
+    return softmax.against(targets, span, hidden_NH)
+
+
+def _dot(a_NV: mx.array, b_NV: mx.array) -> mx.array:
+    # As a product of rows and columns the sum needs no second array [n, V].
+    return (a_NV[:, None, :] @ b_NV[:, :, None])[:, 0, 0]
 
 
 def _normalised(scaled_NV: mx.array, exp: Exp = exp_nonpositive) -> _Softmax:
@@ -143,6 +235,9 @@ def _normalised(scaled_NV: mx.array, exp: Exp = exp_nonpositive) -> _Softmax:
 def _frozen_head(
     project: Project, head: nn.Module, hidden_NH: mx.array, targets: _Targets, entropy_gradient: bool
 ) -> TokenScores:
+    learned = targets.learned(entropy_gradient)
+    count = len(learned)
+
     @mx.custom_function
     def score(hidden_NH: mx.array) -> tuple[mx.array, ...]:
         outputs: list[tuple[mx.array, ...]] = []
@@ -150,23 +245,20 @@ def _frozen_head(
             x = evaluate_after(hidden_NH[span], list(outputs[-1]) if outputs else [])  # one chunk's [n, V] at a time
             softmax = _softmax(project, x, targets, span)
             scores = softmax.scores(targets.target_N[span])
-            grads_NV = [softmax.logp_vjp(targets.target_N[span], 1 / targets.temperature)]
-            if entropy_gradient:
-                grads_NV.append(softmax.entropy_vjp(scores.entropy_N, 1 / targets.temperature))
-            grads_NV = map(softmax.in_logits, grads_NV)
-            outputs.append((*scores, *(_head_vjp(project, [x], grad_NV)[0] for grad_NV in grads_NV)))
+            factors = [1 / targets.temperature if learns else None for learns in learned]
+            grads_NV = map(softmax.in_logits, softmax.vjps(targets.target_N[span], scores.entropy_N, factors))
+            outputs.append((*scores.arrays, *(_head_vjp(project, [x], grad_NV)[0] for grad_NV in grads_NV)))
         return tuple(mx.concatenate(list(column)) for column in zip(*outputs, strict=True))
 
     @score.vjp
     def score_vjp(_primals: Any, cotangents: Any, outputs: Any) -> mx.array:
-        # outputs: logp, entropy, then ∂ logp / ∂ h (and ∂ entropy / ∂ h). The cotangents of those gradients are not
-        # read (strict=False), because nothing differentiates twice; nor is that of an entropy without a gradient.
-        grads_NH = outputs[2:]
-        scaled = [cotangent_N[:, None] * grad for cotangent_N, grad in zip(cotangents, grads_NH, strict=False)]
+        # outputs: the scores, then ∂ score / ∂ h of those that are learned from. The cotangents of those gradients are
+        # not read, because nothing differentiates twice; nor is that of a score without a gradient.
+        learning = compress(cotangents, learned)
+        scaled = [cotangent_N[:, None] * grad for cotangent_N, grad in zip(learning, outputs[count:], strict=True)]
         return sum(scaled[1:], scaled[0]).astype(hidden_NH.dtype)
 
-    logp_N, entropy_N, *_ = score(hidden_NH)  # pyright: ignore[reportGeneralTypeIssues]
-    return TokenScores(logp_N, entropy_N)
+    return TokenScores(*score(hidden_NH)[:count])  # pyright: ignore[reportGeneralTypeIssues]
 
 
 def _trained_head(
@@ -189,7 +281,7 @@ def _trained_head(
         for span in targets.spans:
             x = evaluate_after(hidden_NH[span], list(outputs[-1]) if outputs else [])
             softmax = _softmax(lambda x: project_with(x, *weights), x, targets, span)
-            outputs.append(tuple(softmax.scores(targets.target_N[span])))
+            outputs.append(softmax.scores(targets.target_N[span]).arrays)
         return tuple(mx.concatenate(list(column)) for column in zip(*outputs, strict=True))
 
     @score.vjp
@@ -202,17 +294,16 @@ def _trained_head(
             # Recomputed: keeping it from the forward pass would keep [N, V] float32.
             softmax = _softmax(lambda x: project_with(x, *weights), x, targets, span)
             # d scaled logits / d logits = 1 / temperature, applied to the cotangents: [n] instead of [n, V].
-            d_logp_N, d_entropy_N = (cotangent[span] / targets.temperature for cotangent in cotangents)
-            grad_NV = softmax.logp_vjp(targets.target_N[span], d_logp_N)
-            if entropy_gradient:
-                grad_NV = grad_NV + softmax.entropy_vjp(outputs[1][span], d_entropy_N)
+            learning = zip(cotangents, targets.learned(entropy_gradient), strict=True)
+            factors = [cotangent[span] / targets.temperature if learns else None for cotangent, learns in learning]
+            first, *others = softmax.vjps(targets.target_N[span], outputs[1][span], factors)
+            grad_NV = sum(others, first)
             dx, *dw = _head_vjp(project_with, [x, *weights], softmax.in_logits(grad_NV))
             d_hidden.append(dx)
             d_weights = [a + b for a, b in zip(d_weights, dw, strict=True)] if d_weights else dw
         return (mx.concatenate(d_hidden), *d_weights)
 
-    logp_N, entropy_N = score(hidden_NH, *weights)  # pyright: ignore[reportGeneralTypeIssues]
-    return TokenScores(logp_N, entropy_N)
+    return TokenScores(*score(hidden_NH, *weights))  # pyright: ignore[reportGeneralTypeIssues]
 
 
 def _head_vjp(project: Callable[..., mx.array], inputs: list[mx.array], grad_NV: mx.array) -> list[mx.array]:

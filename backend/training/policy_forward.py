@@ -11,8 +11,8 @@ from itertools import accumulate, pairwise
 import mlx.core as mx
 
 from backend.engine.embedding_noise import EmbeddingNoise
-from backend.engine.forward import PrefilledPrompts, SequenceRows, completion_logps, sequence_rows
-from backend.engine.lm_head import TokenScores
+from backend.engine.forward import PrefilledPrompts, SequenceRows, active_states, completion_logps, sequence_rows
+from backend.engine.lm_head import Teacher, TokenScores
 from backend.engine.output_layer import SplitModel
 from backend.engine.penalties import NO_PENALTIES, Penalties
 from backend.training.batch import Batch
@@ -64,6 +64,7 @@ class MicroBatch:
     batch: Batch
     rows: SequenceRows
     groups: list[int]  # prompt indices in the step, in row order
+    teacher: Teacher | None = None  # of the policy's scores
 
     def noisy_rows(self) -> tuple[list[int], list[int]]:
         batch = self.batch
@@ -132,18 +133,37 @@ class PolicyForward:
                 entropy_gradient=entropy_gradient,
                 prefilled=prefilled,
                 penalties=self.penalties,
+                teacher=micro_batch.teacher,
             )
 
     def logps_without_gradient(self, split_model: SplitModel, micro_batches: list[MicroBatch]) -> Iterator[mx.array]:
         """log π [B, T] of each micro-batch, evaluated."""
+        return self._without_gradient(
+            split_model,
+            micro_batches,
+            lambda part, prefilled: self.scores(split_model, part, with_gradient=False, prefilled=prefilled).logp_N,
+        )
+
+    def states_without_gradient(self, split_model: SplitModel, micro_batches: list[MicroBatch]) -> Iterator[mx.array]:
+        """Hidden states [N, H] of each micro-batch's tokens that count, evaluated."""
+        return self._without_gradient(
+            split_model, micro_batches, lambda part, prefilled: active_states(split_model, part.rows, prefilled)
+        )
+
+    def _without_gradient(
+        self,
+        split_model: SplitModel,
+        micro_batches: list[MicroBatch],
+        compute: Callable[[MicroBatch, PrefilledPrompts | None], mx.array],
+    ) -> Iterator[mx.array]:
         prefix = self.shared_prefix(split_model, micro_batches)
         prefilled = prefix.prefill(split_model) if prefix else None
         for micro_batch in micro_batches:
             selected = prefix.select(prefilled, micro_batch) if prefix and prefilled else None
-            logp_BT = self.scores(split_model, micro_batch, with_gradient=False, prefilled=selected).logp_N
-            mx.eval(logp_BT)  # one micro-batch's activations at a time
+            x = compute(micro_batch, selected)
+            mx.eval(x)  # one micro-batch's activations at a time
             self.poll()
-            yield logp_BT
+            yield x
 
     def shared_prefix(self, split_model: SplitModel, micro_batches: list[MicroBatch]) -> SharedPrefix | None:
         """The prompts to prefill once for all micro-batches; None where that saves nothing."""

@@ -166,7 +166,7 @@ def test_gradients_are_those_of_plain_autodiff(kind: str, by: Penalties) -> None
         scores = token_logps(
             head, of_head, x, target_N, temperature=0.8, chunk=4, entropy_gradient=True, history=history
         )
-        return (weight_N * mx.stack(list(scores))).sum()
+        return (weight_N * mx.stack(list(scores.arrays))).sum()
 
     def naive(weights: Any, x: mx.array) -> mx.array:
         head.update(weights)

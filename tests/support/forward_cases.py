@@ -15,7 +15,6 @@ from mlx_lm.utils import load_model
 
 from backend.config.config import parse
 from backend.engine.forward import completion_logps, sequence_rows
-from backend.engine.lm_head import TokenScores
 from backend.engine.output_layer import SplitModel
 from backend.models.policy import Policy, load_policy
 from tests.support import random_models
@@ -60,8 +59,8 @@ class Case:
 
     def logps(
         self, split_model: SplitModel, temperature: float = 1.0, chunk: int | None = None, **options: Any
-    ) -> TokenScores:
-        return completion_logps(split_model, self.rows, temperature, chunk, **options)
+    ) -> tuple[mx.array, ...]:
+        return completion_logps(split_model, self.rows, temperature, chunk, **options).arrays
 
     def plain(self, model: nn.Module, temperature: float) -> tuple[mx.array, mx.array]:
         """The same by the definition: each row alone, the full vocabulary, log-softmax, gather; padded with 0."""
