@@ -23,6 +23,18 @@ class Problem:
     type: str | None = None
     row: dict[str, Any] = field(default_factory=dict)
     """Every column of the dataset's row, unchanged."""
+    label: Label | None = None
+    """The row's answer to imitate, in supervised fine-tuning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A row of a labelled dataset as the model reads it, prompt included; `mask`: 1 for the tokens to imitate, the
+    first token never. `is_cut`: it was longer than Max Seq."""
+
+    tokens: list[int]
+    mask: list[int]
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)

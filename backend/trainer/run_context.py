@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from backend.config.config import Config
 from backend.config.stages import Stages, stage_at
+from backend.data.labels import labelled_group
 from backend.data.problems import PromptFormat
 from backend.data.prompts import BackgroundTokenizer, PromptStream, TokenizedPrompts
 from backend.data.rows import Rows, data_seed
@@ -43,6 +44,7 @@ from backend.training.grpo import grpo_learner
 from backend.training.learner import Learner
 from backend.training.not_finite import check_sampled, check_scores
 from backend.training.optimizers import SETTINGS_DECIDE, OwnUpdates
+from backend.training.sft import sft_learner
 from backend.types import Group, Problem
 
 Note = Callable[[str], None]
@@ -207,6 +209,11 @@ class RunContext(StepContext):
         work.groups[:] = sampled[:count]
         return metrics | self.scoring.fill_advantages(work.groups, step), logged
 
+    def labelled_groups(self, step: int, config: Config, work: SamplingContext) -> CollectMetrics:
+        """Take the labels of the step's rows, a group of one each."""
+        work.groups.extend(map(labelled_group, self.prompt_stream.take(config.prompts_per_step)))
+        return {}, {}
+
     def sample_and_score(
         self, problems: list[Problem], position: int, step: int, config: Config, work: SamplingContext
     ) -> dict[str, float]:
@@ -324,7 +331,10 @@ class Mode:
     samples: bool = True
 
 
-MODES = {"grpo": Mode(grpo_learner, RunContext.sampled_groups)}
+MODES = {
+    "grpo": Mode(grpo_learner, RunContext.sampled_groups),
+    "sft": Mode(sft_learner, RunContext.labelled_groups, samples=False),
+}
 """By `train_mode`."""
 
 

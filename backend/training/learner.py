@@ -25,7 +25,7 @@ from backend.engine.forward import PrefilledPrompts
 from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.engine.graph import compiled_in_gradients
 from backend.engine.lm_head import TokenScores
-from backend.engine.penalties import Penalties
+from backend.engine.penalties import NO_PENALTIES, Penalties
 from backend.models.policy import Policy
 from backend.training.batch import Batch
 from backend.training.collectives import merged, total_gradient, total_loss
@@ -65,6 +65,9 @@ class Algorithm:
     """A learning algorithm. Subclasses implement `learn`."""
 
     notes: Sequence[str] = ()  # about choices made for settings left on auto
+    of_sampler = (
+        True  # log-probabilities are the sampler's, with its temperature and penalties, in groups of one prompt
+    )
     token_records: Mapping[int, TokenRecord] = MappingProxyType({})  # row of the last batch → record of its last update
 
     def learn(self, batch: Batch, learner: Learner) -> dict[str, float]:
@@ -141,7 +144,8 @@ class Learner:
     def change(self, config: Config, steps: int, keys: Collection[str]) -> None:
         """Apply the changed settings `keys`; the run is now `steps` long."""
         self.learning_rate = learning_rate_of(config, steps, self.own)
-        self.forward.temperature = config.temperature
+        if self.algorithm.of_sampler:
+            self.forward.temperature = config.temperature
         self.max_grad_norm = config.max_grad_norm
         self.algorithm.change(config, keys)
 
@@ -346,11 +350,12 @@ def build_learner(
         optimizer_of(config, own),
         learning_rate_of(config, steps, own),
         PolicyForward(
-            config.temperature,
+            config.temperature if algorithm.of_sampler else 1.0,
             chunk or seq_step_size or head_chunk(policy.split_model.vocab_size, on_gpu()),
             micro_batch_tokens or MICRO_BATCH_TOKENS[on_gpu()],
             has_dropout=config.dropout > 0,
-            penalties=Penalties(*config.penalties),
+            penalties=Penalties(*config.penalties) if algorithm.of_sampler else NO_PENALTIES,
+            whole_rows=not algorithm.of_sampler,
             noise=noise,
             noisy_model=policy.split_model,
         ),

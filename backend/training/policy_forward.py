@@ -91,6 +91,7 @@ class PolicyForward:
     ranks: Collectives = ALONE
     speeds: Sequence[float] = ()  # tokens per second of each rank; empty: equal shares
     own_tokens: int = 0  # that this rank has processed
+    whole_rows: bool = False  # prompts have one completion each, so nothing is shared
 
     def micro_batches(self, split_model: SplitModel, batch: Batch, most_rows: int | None = None) -> list[MicroBatch]:
         """Split this rank's rows within `most_rows` and `micro_batch_tokens`."""
@@ -118,11 +119,12 @@ class PolicyForward:
         prefilled: PrefilledPrompts | None = None,
     ) -> TokenScores:
         """Log-probabilities and entropies [B, T] in nats at the sampling temperature, 0 where masked."""
-        noise = contextlib.nullcontext()
+        noise, whole_rows = contextlib.nullcontext(), self.whole_rows
         if self.noise is not None and self.noise.rollout is not None and split_model is self.noisy_model:
-            # Whole rows: a prompt has other noise for each of its completions.
-            split_model, prefilled = replace(split_model, prefix_layers=0), None
+            whole_rows = True  # a prompt has other noise for each of its completions
             noise = self.noise.on(*micro_batch.noisy_rows())
+        if whole_rows:
+            split_model, prefilled = replace(split_model, prefix_layers=0), None
         with noise:
             return completion_logps(
                 split_model,
@@ -174,7 +176,7 @@ class PolicyForward:
 
     def prompt_mode(self, split_model: SplitModel) -> PromptMode:
         """How often prompts are read. With dropout not once in all: a second pass would drop other activations."""
-        if not split_model.prefix_layers or self.noise is not None:
+        if not split_model.prefix_layers or self.noise is not None or self.whole_rows:
             return "per_row"
         return "per_micro_batch" if self.has_dropout else "prefilled"
 
