@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from backend.config.config import SETTINGS, needs_reference
+from backend.config.setting import step_parts
 from backend.rewards.catalogue import builtin_rewards
 from backend.runs.metric_names import EVALUATION, prefixed, trl_name
 from backend.utils import places
@@ -33,7 +34,8 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A plot. `section`: the heading that it stands under on Monitor and Compare; `axis`: label of the y axis.
+    """A plot. `section`: the heading that it stands under on Monitor and Compare; `axis`: label of the y axis; `needs`:
+    the part of a step or the mode that a run must have for it to be shown without numbers.
 
     `pattern` (as in file names) adds a curve for every metric it fits. `held_out`: it shows evaluations; `stacked`:
     metrics drawn as areas on top of each other.
@@ -44,6 +46,7 @@ class Chart:
     axis: str
     help: str
     unit: str = ""
+    needs: str = ""
     curves: tuple[Curve, ...] = ()
     pattern: str = ""
     held_out: bool = False
@@ -106,14 +109,16 @@ def label_of(reward: str) -> str:
     return next((entry.label for entry in builtin_rewards() if entry.name == reward), own)
 
 
-def has_place(chart: Chart, curves: Iterable[Curve], metrics: Iterable[str], *, has_steps: bool, is_live: bool) -> bool:
+def has_place(
+    chart: Chart, curves: Iterable[Curve], metrics: Iterable[str], config: Mapping[str, Any], *, has_steps: bool
+) -> bool:
     """The run has numbers for this chart, or should say why not."""
-    if not has_steps and not is_live:  # the page says why the run ended, and empty charts add nothing
-        return False
     recorded = set(metrics)
-    explains = any(curve.metric == ("reward" if chart.held_out else "kl") for curve in chart.curves)
-    is_expected = not has_steps and not chart.held_out
-    return explains or is_expected or any(curve.metric in recorded for curve in curves)
+    if any(curve.metric in recorded for curve in curves):
+        return True
+    fits = not chart.needs or chart.needs in {*step_parts(config), config.get("train_mode")}
+    explains = any(curve.metric in (("reward", "loss") if chart.held_out else ("kl",)) for curve in chart.curves)
+    return fits and (explains or (not has_steps and not chart.held_out))
 
 
 def placeholder(chart: Chart, config: Mapping[str, Any], *, is_live: bool = True, steps: int = 0) -> str:

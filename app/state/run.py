@@ -14,10 +14,12 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from app.state.run_files import STEERED_STATES, file_stamp, problem_of
 from app.state.run_state import LIVE, RunState, State
 from backend.config.config import Config, parse, read
+from backend.config.setting import step_parts
 from backend.rewards.catalogue import DEFAULT_REWARDS, metric_name, split_names
 from backend.runs.archive import STARTUP_GRACE_S, may_be_starting
 from backend.runs.completion_files import CompletionIndex
 from backend.runs.events import Follower
+from backend.runs.metric_names import measure_of
 from backend.runs.queue import is_waiting
 from backend.runs.run_folder import RunFolder
 from backend.runs.start_progress import StartProgress
@@ -143,9 +145,15 @@ class Run(QObject):
     def reward_names(self) -> list[str]:
         """Reward functions in the order of the config, then others in the event log."""
         names = self.config.get("reward_functions") or ([] if self.config.get("environment") else list(DEFAULT_REWARDS))
-        listed = [metric_name(name) for name in split_names(names)] if isinstance(names, str | list) else []
+        is_listed = isinstance(names, str | list) and "scoring" in step_parts(self.config)
+        listed = [metric_name(name) for name in split_names(names)] if is_listed else []
         parts = (name.split("/") for name in self.data.steps.names())
         return list(dict.fromkeys([*listed, *(part[1] for part in parts if part[0] == "rewards" and len(part) == 3)]))
+
+    @property
+    def measure(self) -> str:
+        """The metric that the run improves."""
+        return measure_of(self.data.steps.names())
 
     def series(self, name: str, *, held_out: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """(steps `[n]`, values `[n]` with NaN in gaps), read-only; of the evaluations if `held_out`."""

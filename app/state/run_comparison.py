@@ -13,6 +13,7 @@ from app.state.charts import CHARTS, curves_of
 from app.state.evaluations import read_evaluations
 from app.state.run import Run
 from backend.runs.completion_rows import CompletionRow, GroupRow
+from backend.runs.metric_names import MEASURES
 from backend.runs.run_folder import RunFolder
 
 AXES = {"step": "Step", "tokens": "Tokens", "time": "Time"}
@@ -92,7 +93,7 @@ class RunComparison(QObject):
             run.close()
 
     def metrics(self) -> list[ComparedMetric]:
-        """Metrics of at least one run, the reward first, then as on Monitor."""
+        """Metrics of at least one run, what they improve first, then as on Monitor."""
         rewards = list(dict.fromkeys(name for run in self.runs for name in run.reward_names))
         found = []
         for chart in CHARTS:
@@ -104,7 +105,8 @@ class RunComparison(QObject):
                 title = chart.title if len(curves) == 1 else label
                 about = chart.axis, chart.unit, chart.help, chart.held_out, chart.title, chart.section
                 found.append(ComparedMetric(curve.metric, title, *about))
-        return sorted(found, key=lambda one: (one.section != found[0].section, one.metric != "reward"))
+        first = {run.measure for run in self.runs}
+        return sorted(found, key=lambda one: (one.section != found[0].section, one.metric not in first))
 
     def curve(self, run: Run, metric: ComparedMetric, axis: str) -> tuple[np.ndarray, np.ndarray]:
         steps, values = run.series(metric.metric, held_out=metric.held_out)
@@ -161,7 +163,7 @@ class RunComparison(QObject):
 
 @dataclass(frozen=True, slots=True)
 class RunFigure:
-    """A reward or share with its 95 % interval, and where it was measured."""
+    """A reward, share or loss with its 95 % interval, and where it was measured."""
 
     value: float | None
     low: float | None
@@ -170,7 +172,7 @@ class RunFigure:
 
 
 def figure_of(run: Run) -> RunFigure | None:
-    """Of the run's newest evaluation, else the mean training reward over the last quarter of its steps."""
+    """Of the run's newest evaluation, else the mean of its measure in training over the last quarter of its steps."""
     if (newest := next(read_evaluations(run.folder), None)) is not None:
         made = newest.evaluation
         figures = list(made.headline.sides.values())[-1].figures
@@ -179,14 +181,15 @@ def figure_of(run: Run) -> RunFigure | None:
             k, of = min(figures.pass_at.items())
             where = f"pass@{k} on {where}"
         return RunFigure(of.value, of.low, of.high, where)
-    rewards = run.series("reward")[1]
-    last = rewards[-max(1, len(rewards) // 4) :]
+    values = run.series(run.measure)[1]
+    last = values[-max(1, len(values) // 4) :]
     last = last[np.isfinite(last)]
     if not len(last):
         return None
     mean = float(last.mean())
     half = 1.96 * float(last.std(ddof=1)) / len(last) ** 0.5 if len(last) > 1 else None
-    return RunFigure(mean, *((None, None) if half is None else (mean - half, mean + half)), "training")
+    where = "training" if run.measure == "reward" else f"training {MEASURES[run.measure]}"
+    return RunFigure(mean, *((None, None) if half is None else (mean - half, mean + half)), where)
 
 
 def resampled(x: np.ndarray, values: np.ndarray, grid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -12,6 +12,7 @@ from app.state.run import Run
 from app.state.run_summary import count_text
 from backend.config.config import SETTINGS
 from backend.runs.archive import averaging_window, first_and_last_means
+from backend.runs.metric_names import MEASURES
 from backend.runs.run_names import name_of
 from backend.runs.steering import STEERABLE
 from backend.trainer.health.watch import Episode, reported
@@ -27,9 +28,9 @@ WINDOW = averaging_window(1_000_000)
 LEVELS = ("error", "warning", "info")
 
 
-def finite_rewards(run: Run) -> list[float]:
-    rewards = run.series("reward")[1]
-    return rewards[np.isfinite(rewards)].tolist()
+def finite_values(run: Run, metric: str) -> list[float]:
+    values = run.series(metric)[1]
+    return values[np.isfinite(values)].tolist()
 
 
 def before_and_after(run: Run, metric: str, full: float = 1.0) -> tuple[float | None, float | None]:
@@ -93,9 +94,11 @@ class RunNotices(QObject):
 def _result(run: Run) -> str:
     if run.state == "stopped":
         return str((run.data.ending or {}).get("sentence") or "Everything is saved.")
-    before, after = before_and_after(run, "reward")
+    before, after = before_and_after(run, run.measure)
     steps = f"{count_text(run.step, 'step')}."
-    return f"{steps} Reward {before:.3g} → {after:.3g}." if before is not None and after is not None else steps
+    if before is None or after is None:
+        return steps
+    return f"{steps} {MEASURES[run.measure].capitalize()} {before:.3g} → {after:.3g}."
 
 
 def findings_of(run: Run, dismissed: Container[tuple[str, int | None]]) -> list[Episode]:

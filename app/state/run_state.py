@@ -18,6 +18,7 @@ from backend.distributed.ranks import RankInfo
 from backend.runs import archive
 from backend.runs.archive import WorkClock
 from backend.runs.events import ENDINGS, KINDS, Event, is_step
+from backend.runs.metric_names import MEASURES, measure_of
 
 MOST_METRICS = 500
 """Metrics of a run that are read: 64 machines and 50 reward functions have fewer."""
@@ -123,6 +124,7 @@ class RunState:
         self._phase_event: Event = {}
         self.paused = False
         self.stopping = False
+        self._is_warming_up = False
         self.iterations: int | None = None
         self.step = 0
         self.notes: deque[Event] = deque(maxlen=KEPT)
@@ -224,8 +226,9 @@ class RunState:
                     self.test_metrics = metrics
                 else:
                     self.evals.append(step, metrics)
-                    reward = metrics.get("reward")
-                    result = "Evaluated." if reward is None else f"Evaluated: held-out reward {reward:.3g}."
+                    measure = measure_of(metrics)
+                    value, word = metrics.get(measure), MEASURES[measure]
+                    result = "Evaluated." if value is None else f"Evaluated: held-out {word} {value:.3g}."
                     self.marks.append(Mark(step, "eval", result))
             case "checkpoint":
                 self.saved_step = step
@@ -243,6 +246,9 @@ class RunState:
         if len(self.steps.names()) < MOST_METRICS < len(metrics):
             sentence = f"Step {step} has {len(metrics):,} metrics; the first {MOST_METRICS:,} of the run are shown."
             self.notes.append({"kind": "note", "step": step, "level": "info", "sentence": sentence})
+        was_warming_up, self._is_warming_up = self._is_warming_up, "warmup/loss" in metrics
+        if was_warming_up and not self._is_warming_up:
+            self.marks.append(Mark(step, "change", "The supervised warm-up is over."))
         self.steps.append(step, metrics)
         self.step = step
         self._step_times.append((step, self._clock.seconds))

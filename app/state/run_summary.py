@@ -5,16 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from backend.config.config import SETTINGS, Config
+from backend.config.setting import step_parts
 from backend.config.stages import stage_settings
 
 
 def summary(config: Config, seconds: float | None = None, memory: str = "") -> str:
     """“4 completions for each of 2 prompts a step, 600 steps, about 1 h 20 min, 9.8 GB.” `seconds`: of a completion."""
-    group, prompts, (steps, completions) = config.group_size, config.prompts_per_step, _length(config)
+    samples = "sampling" in step_parts(vars(config))
+    group, prompts, (steps, completions) = config.group_size if samples else 1, config.prompts_per_step, _length(config)
     if min(group, prompts) < 1 or steps < 0:
         return "Once the marked numbers are right, this says how long the run takes."
     per_step = f"each of {prompts:,} prompts a step" if prompts != 1 else "one prompt a step"
-    parts = [f"{count_text(group, 'completion')} for {per_step}"]
+    parts = [f"{count_text(group, 'completion')} for {per_step}" if samples else f"{count_text(prompts, 'row')} a step"]
     passes = f"{count_text(config.epochs, 'pass', 'passes')} over the dataset"
     parts.append(count_text(steps, "step") if steps else passes)
     if seconds is not None and completions:
@@ -35,19 +37,24 @@ def details(config: Config, *, holds_out: bool = True) -> list[str]:
     phrases = [f"Trains every weight of {model}" if is_full else f"{kind} of rank {config.rank} on {where} of {model}"]
     if config.adapter.strip():
         phrases.append(f"Goes on from the adapter {Path(config.adapter).name}")
-    phrases.append(f"Scored by {count_text(len(config.reward_functions), 'reward function')}")
+    does = step_parts(vars(config))
+    if "sampling" not in does:
+        phrases.append("Imitates the answers of the dataset")
+    if "scoring" in does and config.reward_functions:
+        phrases.append(f"Scored by {count_text(len(config.reward_functions), 'reward function')}")
     classes = config.environment.values() if isinstance(config.environment, dict) else [config.environment]
     sources = [Path(config.tools_file).name, *(each.rpartition("::")[2] for each in classes), *config.mcp_servers]
-    if any(sources):
+    if any(sources) and "sampling" in does:
         phrases.append(f"May call tools of {', '.join(filter(None, sources))}")
-    phrases.append(f"KL penalty {config.beta:g}" if config.beta > 0 else "No KL penalty")
+    if "policy" in does:
+        phrases.append(f"KL penalty {config.beta:g}" if config.beta > 0 else "No KL penalty")
     if batches * passes > 1:
         learnt = f"{count_text(batches, 'batch', 'batches')} of a step" if batches > 1 else "each set of completions"
         phrases.append(f"{count_text(batches * passes, 'update')} from {learnt}")
-    if config.holds_output:
+    if config.holds_output and "sampling" in does:
         phrases.append(f"Output follows a {'regular expression' if config.output_regex else 'JSON schema'}")
     if (completions := _length(config)[1]) > 0:
-        phrases.append(f"{completions:,} completions in all")
+        phrases.append(f"{completions:,} {'completions' if 'sampling' in does else 'rows'} in all")
     saved = f"saved every {count_text(config.save_every, 'step')}" if config.save_every > 1 else "saved every step"
     every = config.steps_per_eval
     evaluated = f"Evaluated every {count_text(every, 'step')}" if every > 1 else "Evaluated every step"
@@ -66,14 +73,15 @@ def _length(config: Config) -> tuple[int, int]:
     counts = [stage.get("iters") for stage in stages if isinstance(stage, dict)]
     staged = sum(count for count in counts if isinstance(count, int))
     is_valid = len(counts) == len(stages) and all(isinstance(count, int) for count in counts)
+    values, completions = config.model_dump(), 0
+    samples = "sampling" in step_parts(values)
     if not staged:
         steps = 0 if config.epochs > 0 else config.iters
-        return steps, config.group_size * config.prompts_per_step * steps
-    values, completions = config.model_dump(), 0
+        return steps, (config.group_size if samples else 1) * config.prompts_per_step * steps
     for index, stage in enumerate(stages if is_valid else []):
         own = values | stage_settings(values, index)
         prompts = own["batch_size"] * own["gradient_accumulation_steps"] * own["steps_per_generation"]
-        completions += stage["iters"] * own["group_size"] * prompts
+        completions += stage["iters"] * (own["group_size"] if samples else 1) * prompts
     return staged, completions
 
 

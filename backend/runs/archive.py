@@ -14,7 +14,9 @@ from typing import Any, Literal
 import yaml
 
 from backend.config.config import SETTINGS, keys_used_by
+from backend.config.setting import step_parts
 from backend.runs.events import ENDINGS, Event, first_and_last_events, is_number
+from backend.runs.metric_names import measure_of
 from backend.runs.queue import is_waiting
 from backend.runs.run_folder import RunFolder, all_runs, modified_at
 from backend.runs.steering import changed_values, read_changes
@@ -32,7 +34,8 @@ IDLE_PHASES = ("loading", "paused", "waiting")
 @dataclass(frozen=True, slots=True)
 class Summary:
     """One run in the list. `reward` and `metrics` are the newest step's, `reward_before` and `reward_after` means over
-    the first and the last few steps. `worked_s` excludes loading and pauses."""
+    the first and the last few steps, of `measure` where that is not the reward. `worked_s` excludes loading and
+    pauses."""
 
     name: str
     path: str
@@ -42,6 +45,7 @@ class Summary:
     iterations: int | None
     reward: float | None
     sentence: str
+    measure: str = "reward"
     reward_before: float | None = None
     reward_after: float | None = None
     began: float | None = None
@@ -63,8 +67,9 @@ def summary(run: RunFolder) -> Summary:
     settings, newest = raw_settings(run), steps[-1] if steps else {}
     ending = last[-1] if last and last[-1]["kind"] in ENDINGS else None
     metrics = newest.get("metrics") or {}
-    rewards = ((step.get("metrics") or {}).get("reward") for step in steps)
-    before, after = first_and_last_means(rewards, newest.get("step"))
+    measure = measure_of(metrics)
+    values = ((step.get("metrics") or {}).get(measure) for step in steps)
+    before, after = first_and_last_means(values, newest.get("step"))
     clock, born = WorkClock(), modified_at(run.parent)
     own = [event for event in events if not born or event["t"] >= born]  # a clone's log begins with its parent's
     if own and born and own[0]["kind"] == "step":  # its start is in the middle of a long log, which is not read
@@ -94,6 +99,7 @@ def summary(run: RunFolder) -> Summary:
         iterations=iterations if isinstance(iterations, int) and not isinstance(iterations, bool) else None,
         reward=metrics.get("reward"),
         sentence=str(ending.get("sentence", "")) if ending else "",
+        measure=measure,
         reward_before=before,
         reward_after=after,
         began=born or (starts[0].get("t") if starts else modified_at(run.config) or None),
@@ -218,8 +224,10 @@ class CompletionTime:
 
 
 def seconds_per_completion(values: Mapping[str, Any], known: Iterable[CompletionTime]) -> float | None:
-    """Median over the runs of the same model that share most of COST_SETTINGS with `values`; None without any."""
-    same = [time for time in known if time.settings.get("model") == values["model"]]
+    """Median over the runs of the same model and mode that share most of COST_SETTINGS with `values`; None without
+    any."""
+    kind = values["model"], values.get("train_mode", "grpo")
+    same = [time for time in known if (time.settings.get("model"), time.settings.get("train_mode", "grpo")) == kind]
 
     def shared(time: CompletionTime) -> int:
         # A run of an older version that lacks a setting had what is its default now.
@@ -239,8 +247,8 @@ def completion_time_of(run: RunFolder) -> CompletionTime | None:
     settings = raw_settings(run)
     if len(seconds) < LEAST_STEPS or not settings:
         return None
-    completions = 1
-    for key in ("group_size", "batch_size", "gradient_accumulation_steps", "steps_per_generation"):
+    completions, group = 1, ("group_size",) if "sampling" in step_parts(settings) else ()
+    for key in (*group, "batch_size", "gradient_accumulation_steps", "steps_per_generation"):
         value = settings.get(key, 1)
         completions *= value if isinstance(value, int) and value > 0 else 1
     return CompletionTime(settings, median(seconds) / completions)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,10 @@ EVALUATION, TRAINING = "eval/", "train/"
 
 OCCASIONAL_METRICS = (
     *("epoch", "grad_clipped", "time/save", "dynamic_sampling/prompts", "waiting_share", "policy_loss", "entropy_coef"),
+    *("warmup/loss", "warmup/entropy", "warmup/learning_rate", "warmup/pass_rate", "distillation/divergence"),
+    *(f"self_distillation/{name}" for name in ("loss", "reprompted", "solved_groups")),
+    *(f"curriculum/{name}" for name in ("pass_rate", "expected_signal", "signal")),
+    *("speculation/accepted", "speculation/share"),
     *("process/gpu_use", "time/gradient_sum", "time/eval"),
     *("completions/clipped_ratio", *(f"completions/{kind}_terminated_length" for kind in ("mean", "min", "max"))),
     *("clip_ratio/low_min", "clip_ratio/high_max", "cispo_clip_ratio", "vespo/phi_seq_mean"),
@@ -36,6 +40,14 @@ TRL_NAMES = {
     "hit_max_tokens_ratio": "completions/clipped_ratio",
 }
 """Our name → TRL's, as `GRPOTrainer` logs it."""
+
+MEASURES = {"reward": "reward", "distillation/divergence": "divergence", "loss": "loss"}
+"""What a run improves: the first of these that its steps have. Metric → the word for it."""
+
+
+def measure_of(names: Container[str]) -> str:
+    return next((metric for metric in MEASURES if metric in names), "reward")
+
 
 SPREAD = "reward_std", "reward_std_within_groups"
 """Over the step, and the mean of the groups' own. TRL has one name for both; `scale_rewards` decides its meaning."""

@@ -23,6 +23,7 @@ from backend.runs import archive
 from backend.runs.archive import Summary, first_and_last_means, raw_settings
 from backend.runs.disk_use import disk_use
 from backend.runs.events import EVALUATION_KIND, Event, is_number, lines_from_end, parse_line
+from backend.runs.metric_names import MEASURES, measure_of
 from backend.runs.run_folder import RunFolder
 from backend.runs.steering import read_changes
 from backend.utils.disk import replace_file
@@ -93,7 +94,8 @@ WINDOW = 8 << 10  # bytes read for one point of a long event log: a few steps, w
 
 
 def reward_curve(event_log: Path, points: int = POINTS) -> tuple[float, ...]:
-    """At most `points` rewards in the order of the steps, read from places spread evenly over the event log."""
+    """At most `points` rewards, or losses of a run without rewards, in the order of the steps, read from places spread
+    evenly over the event log."""
     try:
         with open_regular(event_log) as file:
             size = file.seek(0, 2)
@@ -122,8 +124,8 @@ def _reward(line: bytes) -> float | None:
         return None
     event = parse_line(line)
     metrics = event.get("metrics") if event is not None and event.get("kind") == "step" else None
-    reward = (metrics or {}).get("reward")
-    return float(reward) if is_number(reward) else None
+    value = (metrics or {}).get(measure_of(metrics or {}))
+    return float(value) if is_number(value) else None
 
 
 def newest_evaluation(event_log: Path) -> Event | None:
@@ -259,8 +261,8 @@ MISSING = "–"
 
 
 RunResult = dict[str, Any]
-"""The name, title and RESULTS of a run for a comparison; None where it has no such number. Held-out best is the highest
-reward of an evaluation on held-out prompts, first reached at `best_step`."""
+"""The name, title, measure and RESULTS of a run for a comparison; None where it has no such number. Held-out best is
+the best evaluation on held-out prompts, first reached at `best_step`."""
 
 RESULTS = {
     "state": "State",
@@ -297,15 +299,18 @@ def settings_in_course(run: RunFolder) -> dict[str, Any]:
 
 
 def result_of(
-    record: RunRecord, evaluations: Sequence[tuple[int, float]], rewards: Iterable[Any] | None = None
+    record: RunRecord, evaluations: Sequence[tuple[int, float]], values: Iterable[Any] | None = None
 ) -> RunResult:
-    """A run's result. `evaluations`: (step, held-out reward), ascending; `rewards`: of every step, if read."""
+    """A run's result. `evaluations`: (step, the run's measure on held-out prompts), ascending; `values`: the measure of
+    every step, if read."""
     about = record.summary
     first, last = about.reward_before, about.reward_after
-    if rewards is not None:
-        first, last = first_and_last_means(rewards, about.step)
-    best = max(evaluations, key=lambda pair: (pair[1], -pair[0]), default=None)
+    if values is not None:
+        first, last = first_and_last_means(values, about.step)
+    sign = 1 if about.measure == "reward" else -1
+    best = max(evaluations, key=lambda pair: (sign * pair[1], -pair[0]), default=None)
     return {
+        "measure": about.measure,
         "name": about.name,
         "title": record.title,
         "state": about.state,
@@ -321,22 +326,24 @@ def result_of(
     }
 
 
-def evaluations(run: RunFolder) -> list[tuple[int, float]]:
-    """(step, reward) of every evaluation on held-out prompts. Parses only the evaluations of the event log."""
+def evaluations(run: RunFolder, measure: str = "reward") -> list[tuple[int, float]]:
+    """(step, measure) of every evaluation on held-out prompts. Parses only the evaluations of the event log."""
     found: list[tuple[int, float]] = []
     with suppress(OSError), open_regular(run.events) as file:
         for line in file:
             event = (parse_line(line) or {}) if EVALUATION_KIND in line else {}
-            step, reward = event.get("step"), (event.get("metrics") or {}).get("reward")
-            if event.get("split") != "test" and isinstance(step, int) and isinstance(reward, int | float):
-                found.append((step, float(reward)))
+            step, value = event.get("step"), (event.get("metrics") or {}).get(measure)
+            if event.get("split") != "test" and isinstance(step, int) and isinstance(value, int | float):
+                found.append((step, float(value)))
     return found
 
 
 def compare(runs: Sequence[RunFolder]) -> tuple[dict[str, list[Any]], list[RunResult]]:
     """(settings that differ, results), both in the order of `runs`."""
     settings = differing_settings([settings_in_course(run) for run in runs])
-    return settings, [result_of(read_record(run), evaluations(run)) for run in runs]
+    records = map(read_record, runs)
+    pairs = zip(records, runs, strict=True)
+    return settings, [result_of(record, evaluations(run, record.summary.measure)) for record, run in pairs]
 
 
 def settings_table(titles: Sequence[str], settings: Mapping[str, Sequence[Any]]) -> list[list[str]]:
@@ -349,8 +356,14 @@ def result_text(name: str, value: Any) -> str:
 
 
 def results_table(results: Sequence[RunResult], write: Callable[[str, Any], str] = result_text) -> list[list[str]]:
-    rows = ([one["title"], *(write(name, one[name]) for name in RESULTS)] for one in results)
+    rows = ([one["title"], *(with_measure(name, one, write(name, one[name])) for name in RESULTS)] for one in results)
     return [["Run", *RESULTS.values()], *rows]
+
+
+def with_measure(name: str, result: RunResult, text: str) -> str:
+    """“loss 0.41” for a reward field of a run without rewards; other fields as they are."""
+    is_other = result["measure"] != "reward" and name.startswith(("reward", "held_out")) and result[name] is not None
+    return f"{MEASURES[result['measure']]} {text}" if is_other else text
 
 
 def value_text(value: Any) -> str:

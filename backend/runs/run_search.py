@@ -40,9 +40,14 @@ class RunField:
 
 
 def _change(record: RunRecord) -> float | None:
-    before, after = record.summary.reward_before, record.summary.reward_after
-    # Rounded: means of equal rewards differ by 1e-17.
-    return None if before is None or after is None else round(after - before, 9)
+    about = record.summary
+    if about.reward_before is None or about.reward_after is None or about.measure != "reward":
+        return None
+    return round(about.reward_after - about.reward_before, 9)  # means of equal rewards differ by 1e-17
+
+
+def _reward(record: RunRecord) -> float | None:
+    return record.summary.reward_after if record.summary.measure == "reward" else None
 
 
 _FIELDS: tuple[RunField, ...] = (
@@ -50,8 +55,8 @@ _FIELDS: tuple[RunField, ...] = (
     RunField("state", "State", "text", lambda r: r.summary.state),
     RunField("model", "Model", "text", lambda r: "/".join(Path(r.summary.model).parts[-2:])),
     RunField("steps", "Steps", "steps", lambda r: r.summary.step or 0),
-    RunField("curve", "Curve", "curve", lambda r: r.curve or None, "The reward over the run."),
-    RunField("reward", "Reward", "number", lambda r: r.summary.reward_after, "Mean over the last steps."),
+    RunField("curve", "Curve", "curve", lambda r: r.curve or None, "The reward, else the loss, over the run."),
+    RunField("reward", "Reward", "number", _reward, "Mean over the last steps."),
     RunField("change", "Change", "change", _change, "Of the reward, against the mean over the first steps."),
     RunField("held_out", "Held-out", "number", lambda r: r.held_out.get("reward"), "Reward of the newest evaluation."),
     RunField("began", "Began", "time", lambda r: r.summary.began),

@@ -17,13 +17,16 @@ from app import theme
 from app.pages.monitor.health_cards import HealthCards
 from app.pages.monitor.monitor_page import MonitorPage, changes
 from app.pages.monitor.panels import MetricTile
+from app.pages.runs.run_table import RunModel
 from app.state.charts import CHARTS, curves_of
 from app.state.guide import place_of_rule
 from app.state.run_notices import take_up
 from app.state.session import Session
-from app.widgets.basic.number_format import figure
+from app.widgets.basic.number_format import DASH, figure
 from backend.runs.events import METRICS, EventLog
 from backend.runs.run_folder import RunFolder, hold_lock
+from backend.runs.run_record import compare, read_record, results_table
+from backend.runs.run_search import field_of
 from backend.trainer.health.rules import RULES
 from backend.trainer.health.watch import Episode
 from tests.support import made_up_runs
@@ -121,6 +124,48 @@ def test_charts_draw_what_the_event_log_says(page: MonitorPage, show_run, tmp_pa
         f"reward:{n}" for n in made_up_runs.REWARDS
     ]
     assert not plot(page, "Other").isVisible()
+
+
+def of_mode(folder: Path, metrics: list[dict[str, float]], evals: dict[int, float], **settings) -> RunFolder:
+    """A run with these metrics of its steps, and the held-out loss after some."""
+    run = made_up_runs.make_run(folder, steps=0, ending=None, **settings)
+    log = EventLog(run.events)
+    for step, of_step in enumerate(metrics, 1):
+        log.write("step", step=step, metrics=of_step)
+        if step in evals:
+            log.write("eval", step=step, metrics={"loss": evals[step]})
+    log.write("finished", step=len(metrics), reason="done", sentence="")
+    log.close()
+    return run
+
+
+def test_an_sft_run_is_judged_by_its_loss(page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
+    steps = [{"loss": 3.0 - step / 10, "entropy": 1.0, "learning_rate": 1e-5, "num_tokens": 9.0} for step in range(20)]
+    run = of_mode(tmp_path / "sft", steps, {10: 2.5, 20: 2.2}, train_mode="sft")
+    show_run(run)
+    shown = [each.title for each in page.grid.plots if each.isVisible() and each.section in ("Learning", "Held-out")]
+    assert shown == ["Loss", "Entropy", "Learning rate", "Held-out loss"]
+    tiles = [metric for metric, tile in page.tiles.items() if not tile.isHidden()]
+    assert tiles == ["loss", "entropy", "train_tokens_per_second", "peak_memory_gb"]
+    found = [(each.label, round(each.before, 2), round(each.after, 2)) for each in changes(session.run)]
+    assert found == [("Loss in training", 2.8, 1.3), ("Loss on held-out prompts", 2.5, 2.2)]
+    _, (result,) = compare([run])
+    assert result["held_out_best"] == 2.2 and result["best_step"] == 20, "the lowest loss is the best"
+    assert results_table([result])[1][3:6] == ["loss 2.8", "loss 1.3", "loss 2.5"]
+    row, fields = read_record(run), [field_of(key) for key in ("reward", "change", "held_out")]
+    assert [field.value(row) for field in fields] == [None] * 3, "no search for a reward finds a loss"
+    model = RunModel()
+    model.set_columns(["reward", "change", "held_out"])
+    assert [model.text(row, column) for column in range(1, 4)] == ["loss 1.30", DASH, "loss 2.20"]
+    assert row.curve[0] > row.curve[-1] > 0
+
+
+def test_the_end_of_a_warm_up_is_marked(page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
+    warm = [{"warmup/loss": 2.0, "warmup/entropy": 1.0, "warmup/learning_rate": 1e-5} for _ in range(3)]
+    show_run(of_mode(tmp_path / "warm", [*warm, *({"reward": 0.5, "loss": 0.0} for _ in range(3))], {}))
+    assert [(mark.step, mark.sentence) for mark in session.run.data.marks] == [(4, "The supervised warm-up is over.")]
+    assert plot(page, "Warm-up loss").isVisible() and plot(page, "Reward").isVisible()
+    assert not plot(page, "Warm-up pass rate").isVisible()
 
 
 def test_the_kl_chart_and_tile_say_that_kl_is_off(page: MonitorPage, show_run, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from app.widgets.charts.curves import Trace
 from app.widgets.charts.plot import Plot
 from app.widgets.run_header import BeforeAfter, CardAction, ResultCard, RunHeader
 from backend.runs.archive import averaging_window
+from backend.runs.metric_names import MEASURES
 from backend.runs.run_names import rename
 from backend.trainer.evaluation.evaluation_rows import evaluations_of
 
@@ -44,14 +45,24 @@ AVERAGED = "Mean of the newest steps, and its change since the first ones: ten e
 TILES = (
     ("Correct", CORRECT, "good", "share", f"Share of completions with the full score for correctness. {AVERAGED}"),
     ("Reward", "reward", "accent", "", f"Mean reward of a step. {AVERAGED}"),
+    ("Divergence", "distillation/divergence", "kl", "nats", f"Distance from the teacher, per token. {AVERAGED}"),
     ("KL", "kl", "kl", "nats", f"Distance of the policy from the reference model, per token. {AVERAGED}"),
     ("Clipped", "clip_ratio_total", "clip", "share", f"Share of tokens whose ratio was clipped. {AVERAGED}"),
     ("Length", "completions/mean_length", "length", "tokens", f"Mean length of a completion. {AVERAGED}"),
+    ("Loss", "loss", "accent", "nats", f"Mean negative log-likelihood of a learned token. {AVERAGED}"),
+    ("Entropy", "entropy", "length", "nats", f"How open the policy is, per token. {AVERAGED}"),
     ("Sampling", "rollout_tokens_per_second", "text", "tokens/s", "Tokens sampled per second in the newest step."),
+    ("Learning", "train_tokens_per_second", "text", "tokens/s", "Tokens learned per second in the newest step."),
     ("Peak memory", "peak_memory_gb", "text", "GB", "The most memory that was in use at once."),
 )
 """Label, metric, colour, unit, help."""
-AT_ONCE = ("rollout_tokens_per_second", "peak_memory_gb")
+TILES_OF_MODE = {
+    "grpo": ("reward", "kl", "clip_ratio_total", "completions/mean_length", "rollout_tokens_per_second"),
+    "sft": ("loss", "entropy", "train_tokens_per_second"),
+    "distill": ("distillation/divergence", "completions/mean_length", "rollout_tokens_per_second"),
+}
+"""Mode → metrics of its tiles, besides those of every run."""
+AT_ONCE = ("rollout_tokens_per_second", "train_tokens_per_second", "peak_memory_gb")
 """Metrics of which the newest value alone says something."""
 LOW_PAGE = 660
 """Height of the page below which it leaves out what the charts say too."""
@@ -150,7 +161,10 @@ class MonitorPage(QWidget):
                 name, full = (right.metric, right.full) if right and metric == CORRECT else (metric, 1.0)
                 before, after = before_and_after(run, name, full)
                 tile.show_value(after, before)
-        set_shown(self.tiles[CORRECT], right is not None)
+        of_mode = TILES_OF_MODE.get(str(config.get("train_mode")), TILES_OF_MODE["grpo"])
+        shown = {*of_mode, "peak_memory_gb", *([CORRECT] if right else ()), run.measure}
+        for metric, tile in self.tiles.items():
+            set_shown(tile, metric in shown)
         if steps.latest("kl") is None and charts.kl_is_off(config):
             self.tiles["kl"].show_value(None, instead="off: Beta 0")
         if not steps.latest("clip_ratio_total") and charts.ratio_is_always_1(config):
@@ -290,11 +304,13 @@ class MonitorPage(QWidget):
 def changes(run: Run) -> list[BeforeAfter]:
     """What came of the run: in training, on held-out prompts, on the test split, in its newest evaluation.
 
-    The share of right completions where a reward tells it, else the reward.
+    The share of right completions where a reward tells it, else the reward, or the loss of a run without one.
     """
     right = correctness_of(run)
-    metric, full, unit = (right.metric, right.full, "share") if right else ("reward", 1.0, "")
-    what, most = ("Correct", None) if right else ("Reward", largest_reward(run))
+    metric, full, unit = (right.metric, right.full, "share") if right else (run.measure, 1.0, "")
+    what, most = ("Correct", None) if right else (MEASURES[metric].capitalize(), None)
+    if metric == "reward":
+        most = largest_reward(run)
     found = [BeforeAfter(f"{what} in training", *before_and_after(run, metric, full), unit, most)]
     held_out = run.series(metric, held_out=True)[1] / full
     if len(held_out) > 1:
@@ -331,10 +347,10 @@ def effort(run: Run) -> str:
 
 def averaged(run: Run) -> str:
     """The steps over which the figures of the result are means."""
-    count = averaging_window(len(run.series("reward")[0]))
+    count = averaging_window(len(run.series(run.measure)[0]))
     steps = f"{count} steps" if count > 1 else "step"
     text = f"Training: means of the first and last {steps}."
-    evaluated = run.series("reward", held_out=True)[0]
+    evaluated = run.series(run.measure, held_out=True)[0]
     if len(evaluated) > 1:
         start = f"after step {evaluated[0]:,}" if evaluated[0] else "before training"
         text += f" Held-out: {start}, after step {evaluated[-1]:,}."
@@ -414,8 +430,9 @@ class RunCharts:
         for index, chart in enumerate(CHARTS):
             names = evals if chart.held_out else steps
             curves = charts.curves_of(chart, names, run.reward_names)
-            has_place = charts.has_place(chart, curves, names, has_steps=bool(run.step), is_live=is_live)
-            self._curves[index] = curves if has_place else []
+            has_place = charts.has_place(chart, curves, names, run.config, has_steps=bool(run.step))
+            # Without a step the page says why the run ended, and empty charts add nothing.
+            self._curves[index] = curves if has_place and (run.step or is_live) else []
 
     def _content_of(self, index: int) -> ChartContent:
         run, chart = self._run, CHARTS[index]

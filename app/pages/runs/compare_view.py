@@ -30,7 +30,7 @@ from app.state.guide import place_of_chart
 from app.state.messages import problems_to
 from app.state.run import Run
 from app.state.run_comparison import AXES, ComparedMetric, RunComparison, RunFigure, SharedPrompt, figure_of
-from app.state.run_notices import finite_rewards
+from app.state.run_notices import finite_values
 from app.state.run_state import Mark
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, Segments
@@ -56,6 +56,7 @@ from backend.runs.run_record import (
     results_table,
     settings_in_course,
     settings_table,
+    with_measure,
 )
 from backend.utils.disk import save_as
 
@@ -464,8 +465,11 @@ class CompareView(QWidget):
 
     def _short_result(self, name: ComparedName, result: RunResult) -> list[str]:
         """A line of SHORT_RESULTS."""
-        ends = [(result[f"{what}_first"], result[f"{what}_last"]) for what in ("reward", "held_out")]
-        courses = [f"{figure(first)} → {figure(last)}" if last is not None else DASH for first, last in ends]
+        courses = []
+        for what in ("reward", "held_out"):
+            first, last = (result[f"{what}_{end}"] for end in ("first", "last"))
+            course = f"{figure(first)} → {figure(last)}" if last is not None else DASH
+            courses.append(with_measure(f"{what}_last", result, course))
         step = result["best_step"]
         best = f"{figure(result['held_out_best'])} at {step:,}" if step is not None else DASH
         numbers = figure(result["tokens"]), duration(result["worked_s"])
@@ -475,9 +479,10 @@ class CompareView(QWidget):
     def _result(self, record: RunRecord, run: Run | None) -> RunResult:
         if run is None or not run.has_caught_up:
             return result_of(record, []) | {RESULT: ""}
-        steps, rewards = run.series("reward", held_out=True)
-        pairs = zip(steps.tolist(), rewards.tolist(), strict=True)
-        found = result_of(record, [pair for pair in pairs if pair[1] == pair[1]], finite_rewards(run))
+        measure = record.summary.measure
+        steps, values = run.series(measure, held_out=True)
+        pairs = zip(steps.tolist(), values.tolist(), strict=True)
+        found = result_of(record, [pair for pair in pairs if pair[1] == pair[1]], finite_values(run, measure))
         return found | {RESULT: _figure_text(figure_of(run))}
 
     def export_menu(self) -> QMenu:

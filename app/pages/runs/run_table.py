@@ -38,6 +38,7 @@ from app.widgets.basic.number_format import DASH, duration, figure, file_size, m
 from app.widgets.basic.tables import LEFT, RIGHT, BaseTable, CellDelegate, Index, RowsModel
 from app.widgets.run_header import STATE_LABELS, STATE_ROLES
 from backend.config.config import SETTINGS
+from backend.runs.metric_names import MEASURES
 from backend.runs.run_record import RunRecord, value_text
 from backend.runs.run_search import FIELDS, RunField, field_of
 
@@ -68,6 +69,13 @@ WRITERS: dict[str, Callable[[Any], str]] = {
     "curve": lambda _: "",
     "flag": lambda _: "",
 }
+
+
+OTHER_MEASURE: dict[str, Callable[[RunRecord], float | None]] = {
+    "reward": lambda record: record.summary.reward_after,
+    "held_out": lambda record: record.held_out.get(record.summary.measure),
+}
+"""Column of the reward → what a run without rewards shows in it."""
 
 
 def columns_of(keys: Sequence[str]) -> list[RunField]:
@@ -178,6 +186,8 @@ class RunModel(RowsModel):
             total = row.summary.iterations
             of, unit = f" of {total:,}" if total and value != total else "", " runs" if self.is_sweep(row) else ""
             return f"{value:,}{of}{unit}"
+        if field.key in OTHER_MEASURE and value is None and (other := OTHER_MEASURE[field.key](row)) is not None:
+            return f"{MEASURES[row.summary.measure]} {figure(other)}"
         if field.kind == "number" and field.key not in SETTINGS:
             return figure(value, field.unit)
         if field.key == NAME and self.sweep_of(row) and not self.is_sweep(row):
