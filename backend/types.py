@@ -128,6 +128,10 @@ class Completion:
     """Values that reward functions get by name beside the row's columns: those of a program's `rollout_func`."""
     logged: dict[str, Any] = field(default_factory=dict)
     """Extra values that reward functions logged for this completion (TRL's `log_extra`)."""
+    teacher_prompt: list[int] = field(default_factory=list)
+    """The ids before the completion that the teacher of self-distillation reads. Empty: it has no teacher."""
+    teacher_context: dict[str, Any] = field(default_factory=dict)
+    """What that prompt shows: `solution_of`, the index of a completion of the group, and `feedback`."""
 
     @property
     def trained_tokens(self) -> int:

@@ -31,7 +31,13 @@ _ONE_PROCESS = "An object of a program is in one process, and a hosts file train
 
 def reference_is_needed(settings: Any) -> bool:
     """True if a step computes log-probabilities under the reference policy."""
-    return settings.beta > 0 or settings.log_kl or settings.ratio_against == "reference"
+    measures = settings.beta > 0 or settings.log_kl or settings.ratio_against == "reference"
+    return measures or (settings.teacher_model_kind == "base" and self_distillation_weight(settings) > 0)
+
+
+def self_distillation_weight(settings: Any) -> float:
+    """Share of the loss that is self-distillation."""
+    return (settings.distillation_weight or 0.0) if settings.train_mode == "grpo" else 0.0
 
 
 def duplicates(names: list[str]) -> str:
@@ -234,6 +240,12 @@ RULES: list[tuple[str, Callable[[_Values], Any], str]] = [
         ),
         "The smallest correction ({sampling_correction_min:g}) is above the largest correction "
         "({sampling_correction_max:g}).",
+    ),
+    (
+        "repetition_penalty",
+        lambda c: c.repetition_penalty != 1 and self_distillation_weight(c),
+        "A repetition penalty would punish the teacher of self-distillation for the solution that it reads; set it to "
+        "1, or Distillation weight to 0.",
     ),
     (
         "reward_weights_final",

@@ -16,7 +16,7 @@ from typing import Annotated, Any, cast
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from backend.config.checks import cross_setting_faults, reference_is_needed
+from backend.config.checks import cross_setting_faults, reference_is_needed, self_distillation_weight
 from backend.config.form import SECTIONS, in_form_order
 from backend.config.other_programs.translation import FOREIGN_WORDS, NAMES, read_file
 from backend.config.other_programs.trl import reward_entries
@@ -78,6 +78,11 @@ class Config(GrpoFields, DataFields, TrainingFields, ModelFields):  # pydantic c
         """True if a step computes log-probabilities under the reference policy."""
         return reference_is_needed(self)
 
+    @property
+    def self_distillation_weight(self) -> float:
+        """Share of the loss that is self-distillation."""
+        return self_distillation_weight(self)
+
 
 SETTINGS: dict[str, Setting] = in_form_order(
     setting_from_field(key, field) for key, field in Config.model_fields.items()
@@ -101,7 +106,8 @@ def keys_used_by(*uses: Use) -> tuple[str, ...]:
 
 def needs_reference(raw: Mapping[str, Any]) -> bool:
     """As `Config.needs_reference`, from raw settings; what is missing or invalid counts as its default."""
-    values = {key: SETTINGS[key].default for key in ("beta", "log_kl", "ratio_against")}
+    keys = ("beta", "log_kl", "ratio_against", "train_mode", "distillation_weight", "teacher_model_kind")
+    values = {key: SETTINGS[key].default for key in keys}
     for key in values:
         with suppress(UserError):
             values[key] = values[key] if raw.get(key) is None else valid_value(key, raw[key])

@@ -25,8 +25,8 @@ HEADINGS = (
     *("Steps and batches", "Learning rate and optimizer", "Evaluation and checkpoints", "Memory, test and fusing"),
     *("Early stopping", MACHINES),
     *("Columns", "Prompts", "Answers", "Rows and splits", "Held-out prompts"),
-    *("Sampling", "Loss", "Entropy", "Advantages", "Rewards over the run", "Limits of reward functions"),
-    "Tools and environments",
+    *("Sampling", "Loss", "Self-distillation", "Entropy", "Advantages", "Rewards over the run"),
+    *("Limits of reward functions", "Tools and environments"),
 )
 """In the order of the form."""
 

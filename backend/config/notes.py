@@ -44,6 +44,11 @@ def config_notes(config: Config) -> list[str]:
             "Automatic corrects whole completions.",
         ),
         (
+            config.self_distillation_weight > 0 and config.beta == 0 and config.teacher_model_kind == "live",
+            "Self-distillation has no anchor: Beta is 0 and the teacher moves with the policy, so both may drift. Set "
+            "Beta above 0, or Teacher to Reference.",
+        ),
+        (
             config.optimizer == OWN,
             f"The optimizer is {config.own_optimizer}, an object of the program that called train().",
         ),

@@ -90,6 +90,10 @@ def _characters(messages: Messages) -> int:
     return sum(len(message["content"]) for message in messages)
 
 
+def last_user_message(messages: Messages) -> int | None:
+    return next((i for i in reversed(range(len(messages))) if messages[i]["role"] == "user"), None)
+
+
 def cut_left(
     messages: Messages, tokenizer: Any, variables: Mapping[str, Any], where: str, most: int
 ) -> tuple[Messages, list[int]] | None:
@@ -97,7 +101,7 @@ def cut_left(
 
     Returns (chat, tokens), or None if nothing fits or there is no user message. Raises UserError naming the row.
     """
-    place = next((i for i in reversed(range(len(messages))) if messages[i]["role"] == "user"), None)
+    place = last_user_message(messages)
     if place is None or most < 1 or len(messages[place]["content"]) < 2:
         return None
     text: str = messages[place]["content"]
@@ -265,7 +269,8 @@ def with_opening(problem: Problem, text: str, tokenizer: Any, prompt_format: Pro
     """The problem with `text`, from its environment's `reset`, at the end of its last user message. Raises UserError if
     the prompt is too long then."""
     messages, where = list(problem.messages), f"the prompt of row {problem.index + 1}"
-    place = next((i for i in reversed(range(len(messages))) if messages[i]["role"] == "user"), -1)
+    place = last_user_message(messages)
+    place = -1 if place is None else place
     messages[place] = {**messages[place], "content": messages[place]["content"] + text}
     with tokenizer_lock:
         chat, tokens = fitted(messages, problem.row, tokenizer, prompt_format, where)

@@ -47,6 +47,7 @@ class CompletionRow(TypedDict):
     advantage: NotRequired[float]  # absent in an evaluation
     turns: NotRequired[list[TurnRow]]  # of a run with tools; `text` is the last turn's then
     logged: NotRequired[dict[str, Any]]  # columns that reward functions noted (TRL's `log_extra`)
+    teacher_context: NotRequired[dict[str, Any]]  # self-distillation: solution_of (index in the group), feedback
     token_data: NotRequired[TokenData]
 
 

@@ -28,6 +28,7 @@ OCCASIONAL_METRICS = (
     *("sampling/logp_gap/mean", "sampling/logp_gap/max"),
     *("sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max"),
     *(f"sampling/importance_sampling_ratio/{kind}" for kind in ("min", "mean", "max")),
+    *(f"self_distillation/{name}" for name in ("loss", "reprompted", "solved_groups", "too_long")),
     *("tools/call_frequency", "tools/failure_frequency", "tools/turns", "tools/dropped_frequency"),
 )
 """Metrics that only some steps have, besides `METRICS`."""
@@ -38,6 +39,9 @@ TRL_NAMES = {
     "clip_ratio_low": "clip_ratio/low_mean",
     "clip_ratio_high": "clip_ratio/high_mean",
     "hit_max_tokens_ratio": "completions/clipped_ratio",
+    "self_distillation/loss": "self_distillation/distillation_loss",
+    "self_distillation/reprompted": "self_distillation/reprompt_sample_fraction",
+    "self_distillation/solved_groups": "self_distillation/success_group_fraction",
 }
 """Our name → TRL's, as `GRPOTrainer` logs it."""
 

@@ -25,7 +25,7 @@ from backend.runs.steering import stage_configs
 from backend.sampling.conversations import Tools
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
-from backend.tools.host import ToolHost
+from backend.tools.host import NO_TOOLS, ToolHost
 from backend.trainer.evaluation.evaluate import evaluation_metrics, sample_of, scored_groups
 from backend.trainer.machine import StepSize
 from backend.trainer.memory.plan import (
@@ -44,6 +44,7 @@ from backend.training.grpo import grpo_learner
 from backend.training.learner import Learner
 from backend.training.not_finite import check_sampled, check_scores
 from backend.training.optimizers import SETTINGS_DECIDE, OwnUpdates
+from backend.training.self_distillation import add_teacher_prompts
 from backend.training.sft import sft_learner
 from backend.types import Group, Problem
 
@@ -207,6 +208,10 @@ class RunContext(StepContext):
         if dynamic:
             metrics["dynamic_sampling/prompts"] = len(sampled)
         work.groups[:] = sampled[:count]
+        if config.self_distillation_weight:
+            tools = self.rollout.tools
+            prompt_format = PromptFormat.of(config, tools.host.schemas if tools else NO_TOOLS)
+            metrics |= add_teacher_prompts(work.groups, config, self.policy.tokenizer, prompt_format)
         return metrics | self.scoring.fill_advantages(work.groups, step), logged
 
     def labelled_groups(self, step: int, config: Config, work: SamplingContext) -> CollectMetrics:

@@ -65,6 +65,8 @@ def completion_row(completion: Completion) -> CompletionRow:
     )
     if completion.logged:
         row["logged"] = completion.logged
+    if completion.teacher_context:
+        row["teacher_context"] = completion.teacher_context
     if completion.turns:
         row["turns"] = [turn.row() for turn in completion.turns]
     return row

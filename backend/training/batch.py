@@ -34,6 +34,9 @@ class Batch:
     old_logp_BT: mx.array | None = None  # log π before this rollout's first update
     ref_logp_BT: mx.array | None = None
     importance_weight_BT: mx.array | None = None  # or [B, 1]; set on micro-batches only
+    teacher_prompts: Sequence[list[int]] = ()  # by `row_B`, of self-distillation: ids, empty where a row has no teacher
+    teacher_weight_BT: mx.array | None = None  # in the distillation loss; 0 without a teacher
+    teacher_logp_BT: mx.array | None = None  # before this rollout's first update
 
     def __len__(self) -> int:
         return self.mask_BT.shape[0]
@@ -67,12 +70,14 @@ class Batch:
         return [RowLengths(index, *row) for index, row in enumerate(lengths)]
 
     def with_signal(self) -> Batch:
-        """Drop rows whose policy gradient is zero. Valid only if `beta` and `entropy_coef` are 0; `weight_BT` must be
+        """Drop rows whose gradient is zero. Valid only if `beta` and `entropy_coef` are 0; `weight_BT` must be
         set."""
         if self.weight_BT is None:
             raise ValueError("weight_BT is worked out over the whole step before rows are left out.")
         # Exact zero: equal rewards give exactly 0 (`advantages`), and a tiny advantage is still a signal.
         signal_B = (self.advantage_B != 0) & (self.mask_BT.sum(axis=1) > 0)
+        if self.teacher_weight_BT is not None:
+            signal_B = signal_B | (self.teacher_weight_BT.sum(axis=1) > 0)
         return self.take([row for row, has_signal in enumerate(_ints(signal_B)) if has_signal])
 
     def _map_arrays(self, change: Callable[[str, mx.array], mx.array]) -> Batch:
@@ -112,6 +117,7 @@ def pack(groups: Sequence[Group], *, pad_id: int, mask_truncated_completions: bo
         log_held_BT=_padded([c.log_held for _, _, c in rows], longest, 0, mx.float32)
         if any(c.log_held for _, _, c in rows)
         else None,
+        teacher_prompts=[c.teacher_prompt for *_, c in rows] if any(c.teacher_prompt for *_, c in rows) else (),
     )
 
 

@@ -20,6 +20,7 @@ from backend.training.importance_sampling import UNCLIPPED, ImportanceCorrection
 from backend.training.learner import Algorithm, Learner, OptimizerBatch, TokenRecord, build_learner, mean_of_updates
 from backend.training.losses import LossConfig, Tally, TokenValues, entropy_quantile, policy_terms, token_weights
 from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
+from backend.training.self_distillation import distillation_terms, set_teacher_logps, teacher_weights
 
 BONUS_STEP, BONUS_MINIMUM, BONUS_MAXIMUM = 0.005, 0.0, 1.0  # of the adaptive entropy coefficient, as in TRL
 
@@ -87,6 +88,7 @@ class Grpo(Algorithm):
             self.token_records = {row: TokenRecord(*columns) for row, columns in merged(forward.ranks, own).items()}
         names = ["entropy", "clip_ratio_low", "clip_ratio_high", "clip_ratio_total", "sampling/logp_gap/mean"]
         names += ["kl"] if self.policy.reference is not None else []
+        names += ["self_distillation/loss"] if self.config.self_distillation_weight else []
         not_measured = dict.fromkeys(names, math.nan)
         return not_measured | mean_of_updates(updates) | self.sampler_metrics(optimizer_batches, forward)
 
@@ -97,6 +99,8 @@ class Grpo(Algorithm):
             batch.mask_BT, loss_type=self.loss.loss_type, max_completion_length=self.loss.max_completion_length
         )
         batch = replace(batch, weight_BT=weight_BT)
+        if batch.teacher_prompts:
+            batch = replace(batch, teacher_weight_BT=teacher_weights(batch))
         # Without KL, entropy bonus and entropy quantile, a completion with advantage 0 adds nothing at all. Only now:
         # rows without signal count among the rows and tokens that weights divide by.
         policy_term_alone = self.policy.reference is None and not self.bonus.on and self.loss.top_entropy_quantile >= 1
@@ -116,6 +120,11 @@ class Grpo(Algorithm):
             logps = forward.logps_without_gradient(split_model, micro_batches)
             for micro_batch, logp_BT in zip(micro_batches, logps, strict=True):
                 self._set_old_policy(micro_batch, logp_BT)
+        if batch.teacher_prompts:
+            self.policy.model.eval()
+            teacher = self.policy.reference if self.config.teacher_model_kind == "base" else split_model
+            assert teacher is not None
+            set_teacher_logps(micro_batches, teacher, replace(forward, noise=None))
         return micro_batches
 
     def _needs_old_pass(self) -> bool:
@@ -170,11 +179,12 @@ class Grpo(Algorithm):
         if batch.old_logp_BT is None and self.correction is not None:
             # In the first update the policy is its own old policy; `_after_backward` records it for the others.
             weight = self.correction.measure(batch, mx.stop_gradient(scores.logp_N))[0]
-        return policy_terms(
+        share = self.config.self_distillation_weight
+        loss, tally, values = policy_terms(
             scores.logp_N,
             batch.ref_logp_BT if self.against_reference else batch.old_logp_BT,
             batch.ref_logp_BT,
-            batch.advantage_B,
+            batch.advantage_B * (1 - share) if share else batch.advantage_B,  # so that KL and entropy keep their weight
             batch.mask_BT,
             replace(self.loss, entropy_coef=self.bonus.coefficient),
             weights=batch.weight_BT,
@@ -183,6 +193,10 @@ class Grpo(Algorithm):
             sampling_logps=batch.sampling_logp_BT,
             **totals,
         )
+        if batch.teacher_logp_BT is not None:
+            distillation, tally["mean"]["self_distillation/loss"] = distillation_terms(scores.logp_N, batch)
+            loss = loss + share * distillation
+        return loss, tally, values
 
     def _after_backward(self, micro_batch: MicroBatch, scores: TokenScores, values: TokenValues) -> None:
         batch = micro_batch.batch
