@@ -17,7 +17,8 @@ _generation = partial(setting, section="generation", part="sampling")
 _sampling = partial(_generation, group="Sampling", advanced=True)
 _policy = partial(setting, section="generation", part="policy")
 _loss = partial(_policy, group="Loss", advanced=True)
-_distillation = partial(_policy, group="Self-distillation", advanced=True)
+_distillation = partial(setting, section="generation", group="Self-distillation", advanced=True)
+_self_distillation = partial(_distillation, when=("train_mode", ("grpo",)))
 _entropy = partial(_policy, group="Entropy", advanced=True)
 _advantages = partial(_policy, group="Advantages", advanced=True)
 _rewards = partial(setting, section="generation", part="scoring")
@@ -157,21 +158,23 @@ class GrpoFields(BaseModel):
     """Upper limit of the ratio. Empty: none."""
     sampling_correction_min: float | None = _loss(None, "Smallest correction", above=(0, 1_000_000), when=_CORRECTED)
     """Lower limit of the ratio. Empty: none."""
-    distillation_weight: float | None = _distillation(None, "Distillation weight", within=(0, 1))
+    distillation_weight: float | None = _distillation(
+        None, "Distillation weight", within=(0, 1), when=("train_mode", ("grpo", "distill"))
+    )
     """Share of the loss in which the policy teaches itself: shown a solved completion of the same prompt, it scores the
     tokens of the others (SDPO). The rest is the policy term. Empty: 0, off."""
-    success_reward_threshold: float = _distillation(1.0, "Solved from", within=(-1_000_000, 1_000_000))
+    success_reward_threshold: float = _distillation(1.0, "Solved from", within=(-1_000_000, 1_000_000), part="scoring")
     """Reward from which a completion counts as solved."""
-    dont_reprompt_on_self_success: bool = _distillation(True, "Solutions of others only")
+    dont_reprompt_on_self_success: bool = _self_distillation(True, "Solutions of others only")
     """Never shows the teacher the completion that it scores."""
-    include_environment_feedback: bool = _distillation(False, "Show feedback")
+    include_environment_feedback: bool = _self_distillation(False, "Show feedback")
     """Shows the teacher a text about the completion or its prompt too, from the feedback column or logged by a reward
     function under its name."""
     privileged_context_feature: str = _distillation(
         "privileged_context", "Feedback column", when=("include_environment_feedback", (True,))
     )
     """Column with feedback, or a hint that only the teacher reads."""
-    teacher_model_kind: str = _distillation(
+    teacher_model_kind: str = _self_distillation(
         "live",
         "Teacher",
         choices=[
