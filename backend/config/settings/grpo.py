@@ -158,9 +158,7 @@ class GrpoFields(BaseModel):
     """Upper limit of the ratio. Empty: none."""
     sampling_correction_min: float | None = _loss(None, "Smallest correction", above=(0, 1_000_000), when=_CORRECTED)
     """Lower limit of the ratio. Empty: none."""
-    distillation_weight: float | None = _distillation(
-        None, "Distillation weight", within=(0, 1), when=("train_mode", ("grpo", "distill"))
-    )
+    distillation_weight: float | None = _self_distillation(None, "Distillation weight", within=(0, 1))
     """Share of the loss in which the policy teaches itself: shown a solved completion of the same prompt, it scores the
     tokens of the others (SDPO). The rest is the policy term. Empty: 0, off."""
     success_reward_threshold: float = _distillation(1.0, "Solved from", within=(-1_000_000, 1_000_000), part="scoring")
