@@ -79,13 +79,14 @@ def estimate(
 
 
 def longest_prompt(config: Config, folder: Path) -> int | None:
-    """Approximate tokens of the longest prompt, if data and tokenizer are local."""
+    """Approximate tokens of the longest prompt, or labelled row, if data and tokenizer are local."""
     vocabulary = folder / "tokenizer.json"
     data = possible_path(config.data)
     if data is None or not exists(data) or not vocabulary.is_file():
         return None
     from tokenizers import Tokenizer
 
+    from backend.data.labels import whole_chat
     from backend.data.problems import PromptFormat, messages_of
     from backend.data.rows import read_splits
     from backend.tools.load import shown_tools
@@ -93,9 +94,10 @@ def longest_prompt(config: Config, folder: Path) -> int | None:
     schemas, why_not = shown_tools(config)
     if why_not:
         tell_error(why_not)
-    prompt_format = PromptFormat.of(config, schemas)
+    prompt_format = PromptFormat.of(config, schemas, labelled=config.imitates)
+    chat_of = whole_chat if config.imitates else messages_of
     texts = [
-        "\n".join(str(message["content"]) for message in messages_of(row, prompt_format, "a row"))
+        "\n".join(str(message["content"]) for message in chat_of(row, prompt_format, "a row"))
         + str(prompt_format.variables_of(row).get("tools", ""))
         for row in islice(read_splits(config, head=True).train, ROWS)
     ]

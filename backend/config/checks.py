@@ -110,7 +110,11 @@ RULES: list[tuple[str, Callable[[_Values], Any], str]] = [
     ),
     (
         "max_completion_length",
-        lambda c: c.max_completion_length >= c.max_seq_length and f"{c.max_seq_length} tokens",
+        lambda c: (
+            (c.train_mode != "sft" or c.reward_functions)  # which score what is sampled
+            and c.max_completion_length >= c.max_seq_length
+            and f"{c.max_seq_length} tokens"
+        ),
         "Completion ({max_completion_length} tokens) leaves no room for a prompt within Max Seq ({found}).",
     ),
     (

@@ -20,6 +20,7 @@ from backend.config.checks import cross_setting_faults, reference_is_needed, sel
 from backend.config.form import SECTIONS, in_form_order
 from backend.config.other_programs.translation import FOREIGN_WORDS, NAMES, read_file
 from backend.config.other_programs.trl import reward_entries
+from backend.config.row_settings import prompt_limit
 from backend.config.setting import Setting, Use, setting_from_field
 from backend.config.settings.grpo import GrpoFields
 from backend.config.settings.model_and_data import DataFields, ModelFields
@@ -44,15 +45,25 @@ class Config(GrpoFields, DataFields, TrainingFields, ModelFields):  # pydantic c
 
     @property
     def prompts_per_step(self) -> int:
-        return self.batch_size * self.gradient_accumulation_steps * self.steps_per_generation
+        return self.batch_size * self.gradient_accumulation_steps * (1 if self.imitates else self.steps_per_generation)
 
     @property
     def prompts_per_evaluation_batch(self) -> int:
         return self.eval_batch_size or self.prompts_per_step
 
     @property
+    def prompt_limit(self) -> int:
+        """Tokens of the longest prompt that is sampled from."""
+        return prompt_limit(self.max_seq_length, self.max_completion_length, self.max_prompt_length)
+
+    @property
     def updates_per_step(self) -> int:
-        return self.num_iterations * self.steps_per_generation
+        return 1 if self.imitates else self.num_iterations * self.steps_per_generation
+
+    @property
+    def imitates(self) -> bool:
+        """True for supervised fine-tuning: one update a step, from the labels of its rows."""
+        return self.train_mode == "sft"
 
     @property
     def weights(self) -> list[float]:
@@ -256,6 +267,11 @@ def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigProble
                 faults += error.faults
     if values.get("environment") and not translated.get("reward_functions"):  # its `get_reward` may be the only one
         values["reward_functions"] = []
+    if values.get("train_mode") == "sft":
+        if not translated.get("reward_functions"):
+            values["reward_functions"] = []
+        if not values.get("best_metric"):  # of the loss
+            values["best_is_lowest"] = True
     if values.get("stages"):
         values["stages"], of_stages = validated_stages(values, valid_value)
         faults += of_stages

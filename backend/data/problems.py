@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,9 +154,18 @@ class PromptFormat:
     """Names of the environments; ("",) if there is only one, which then has no name."""
     environment_column: str = ""
     """Column that names the row's environment; "" if they have no names."""
+    messages_column: str = ""
+    """Column with whole chats, whose last answer is asked for where a row has no prompt."""
+    completion_column: str = ""
+    """Column with the answer to imitate."""
+    labelled: bool = False
+    """Rows are read with what is imitated; `max_tokens` is that of whole rows."""
+    masks_prompt: bool = True
+    """Only the assistant's tokens are imitated."""
 
     @classmethod
-    def of(cls, config: PromptSettings, tools: ToolSchemas = NO_TOOLS) -> PromptFormat:
+    def of(cls, config: PromptSettings, tools: ToolSchemas = NO_TOOLS, *, labelled: bool = False) -> PromptFormat:
+        """`labelled`: for rows with what is imitated."""
         most = prompt_limit(config.max_seq_length, config.max_completion_length, config.max_prompt_length)
         has_names = isinstance(config.environment, dict) and bool(config.environment)
         return cls(
@@ -166,12 +175,16 @@ class PromptFormat:
             system_column=config.system_feature,
             system_prompt=config.system_prompt,
             template_variables=config.chat_template_kwargs,
-            max_tokens=most,
+            max_tokens=config.max_seq_length if labelled else most,
             cuts=config.long_prompts == "cut_left",
             has_own_limit=most == config.max_prompt_length,
             tools=tools,
             environments=tuple(config.environment) if has_names else ("",) if config.environment else (),
             environment_column=config.environment_column if has_names else "",
+            messages_column=config.messages_feature if labelled or config.train_mode == "sft" else "",
+            completion_column=config.completion_feature if labelled else "",
+            labelled=labelled,
+            masks_prompt=config.mask_prompt or not labelled,
         )
 
     def environment_of(self, row: Row) -> str:
@@ -190,29 +203,46 @@ def messages_of(row: Row, prompt_format: PromptFormat, where: str) -> Messages:
 
     Raises UserError on `prompt_feature`, `environment`, or `data` for images; `where` names the row.
     """
+    refuse_images(row, where)
+    if prompt_format.environment_column:
+        environment_name(row, prompt_format.environment_column, prompt_format.environments, where)
+    prompt, chat = row.get(prompt_format.prompt_column), row.get(prompt_format.messages_column)
+    if prompt is None and isinstance(chat, list):
+        answers = (i for i, each in enumerate(chat) if isinstance(each, dict) and each.get("role") == "assistant")
+        prompt = chat[: max(answers, default=len(chat))]
+    if prompt_format.environments and (prompt is None or prompt == []):
+        prompt = [{"role": "user", "content": ""}]  # as TRL
+    if isinstance(prompt, str) and prompt.strip():
+        messages = [{"role": "user", "content": prompt}]
+    else:
+        chat = message_list(prompt, "prompt_feature", prompt_format.prompt_column, where)
+        messages = [{"role": message["role"], "content": message["content"]} for message in chat]
+    return with_system(messages, row, prompt_format)
+
+
+def refuse_images(row: Row, where: str) -> None:
+    """Raise UserError for a row with an image."""
     for name in IMAGES:
         cell = row.get(name)
         if cell if isinstance(cell, (str, list)) else cell is not None:
             has = f"{where[0].upper()}{where[1:]} has an image in the column {name}"
             advice = "remove the column to train on the text alone"
             raise UserError("data", f"{has}; images are not supported yet: {advice}.")
-    if prompt_format.environment_column:
-        environment_name(row, prompt_format.environment_column, prompt_format.environments, where)
-    prompt = row.get(prompt_format.prompt_column)
-    if prompt_format.environments and (prompt is None or prompt == []):
-        prompt = [{"role": "user", "content": ""}]  # as TRL
-    if isinstance(prompt, str) and prompt.strip():
-        messages = [{"role": "user", "content": prompt}]
-    elif isinstance(prompt, list) and prompt and all(_is_message(item) for item in prompt):
-        column = prompt_format.prompt_column
-        messages = [
-            {"role": message["role"], "content": _joined(message["content"], number, column, where)}
-            for number, message in enumerate(prompt, 1)
-        ]
-    else:
-        column = f"The column {quote(prompt_format.prompt_column, 24)} of {where}"
+
+
+def message_list(cell: Any, setting: str, column: str, where: str) -> Messages:
+    """The chat in a cell, contents as text. Raises UserError on `setting`."""
+    if not (isinstance(cell, list) and cell and all(_is_message(item) for item in cell)):
         must = "must hold text or a list of messages with role and content, and may not be empty"
-        raise UserError("prompt_feature", f"{column} {must}.")
+        raise UserError(setting, f"The column {quote(column, 24)} of {where} {must}.")
+    return [
+        {**message, "content": _joined(message["content"], number, setting, column, where)}
+        for number, message in enumerate(cell, 1)
+    ]
+
+
+def with_system(messages: Messages, row: Row, prompt_format: PromptFormat) -> Messages:
+    """The chat with the row's or the default system message, unless it has one."""
     system = _as_text(row.get(prompt_format.system_column)) or prompt_format.system_prompt
     if system and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
@@ -223,7 +253,7 @@ def _is_message(item: Any) -> bool:
     return isinstance(item, dict) and isinstance(item.get("role"), str) and isinstance(item.get("content"), (str, list))
 
 
-def _joined(content: str | list[Any], number: int, column: str, where: str) -> str:
+def _joined(content: str | list[Any], number: int, setting: str, column: str, where: str) -> str:
     """Text of the `number`-th message, or of its typed parts. Raises UserError for a part that is not text."""
     if isinstance(content, str):
         return content
@@ -236,7 +266,7 @@ def _joined(content: str | list[Any], number: int, column: str, where: str) -> s
             only = "images are not supported yet, only text" if "image" in str(kind) else "only text is supported"
             why = f'is of the type "{quote(kind, 20)}"; {only}'
         place = f"Part {i} of message {number} in the column {quote(column, 24)} of {where}"
-        raise UserError("prompt_feature", f"{place} {why}.")
+        raise UserError(setting, f"{place} {why}.")
     return "".join(part["text"] for part in content)
 
 
@@ -305,6 +335,8 @@ def check_prompts(rows: Rows, tokenizer: Any, prompt_format: PromptFormat, sourc
 def no_prompt_fits(prompt_format: PromptFormat, prompts: str) -> UserError:
     """Error for a split in which no prompt fits; `prompts` starts the message."""
     most = prompt_format.max_tokens
+    if prompt_format.labelled:
+        return UserError("max_seq_length", f"No row has anything to imitate in its first {most} tokens; raise Max Seq.")
     if prompt_format.has_own_limit:
         advice = "raise it, or cut prompts on the left"
         return UserError("max_prompt_length", f"{prompts} is longer than Max prompt ({most} tokens); {advice}.")
@@ -312,7 +344,12 @@ def no_prompt_fits(prompt_format: PromptFormat, prompts: str) -> UserError:
     return UserError("max_seq_length", f"{prompts} is longer than {room}; raise Max Seq or lower Completion.")
 
 
-def chat_sizes(rows: Rows, prompt_format: PromptFormat, source: str) -> Sequence[int]:
+def chat_sizes(
+    rows: Rows,
+    prompt_format: PromptFormat,
+    source: str,
+    read: Callable[[Row, PromptFormat, str], Messages] = messages_of,
+) -> Sequence[int]:
     """Characters of every row's chat and tools, cached for lazy rows. Raises UserError for the first invalid row."""
     known = rows.known if isinstance(rows, LazyRows) else {}
     key = ("chat sizes", str(prompt_format))
@@ -322,7 +359,7 @@ def chat_sizes(rows: Rows, prompt_format: PromptFormat, source: str) -> Sequence
         of_tools = {name: len(str(own)) if own else 0 for name, own in schemas.items()}
         for index, row in enumerate(telling(rows, "Checking", source, lambda done: done / len(rows)), 1):
             where = f"row {index} of {named}"  # as `row_name`, which takes as long as the rest
-            chat = messages_of(row, prompt_format, where)
+            chat = read(row, prompt_format, where)
             check_unicode(chat, where)
             characters = _characters(chat) + of_tools[prompt_format.environment_of(row)]
             sizes.append(min(characters, 2**32 - 1))

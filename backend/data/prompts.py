@@ -101,6 +101,9 @@ class TokenizedPrompts(Sequence[Problem | None]):
     The constructor raises UserError for an invalid chat, access for one that the template refuses.
     """
 
+    read = staticmethod(messages_of)
+    """(row, format, its name) → its chat."""
+
     def __init__(self, rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: str) -> None:
         self.format = prompt_format
         self.max_tokens = prompt_format.max_tokens
@@ -111,7 +114,7 @@ class TokenizedPrompts(Sequence[Problem | None]):
         """A message for each reason why tokenising is slow."""
         self._rows, self._tokenizer, self._source = rows, tokenizer, source
         self._lengths = array("i", [-1]) * len(rows)  # tokens by row; −1 until the row is tokenised
-        self._characters = chat_sizes(rows, prompt_format, source)
+        self._characters = chat_sizes(rows, prompt_format, source, self.read)
         self._takes_batches = bool(rows) and self._try_batch()
 
     def __len__(self) -> int:
@@ -131,9 +134,9 @@ class TokenizedPrompts(Sequence[Problem | None]):
         return list(problems if count < 0 else islice(problems, count))
 
     def measure(self, indices: Iterable[int]) -> None:
-        """Tokenise unmeasured rows and store only their lengths."""
+        """Tokenise unmeasured rows, for their lengths."""
         for chunk in _chunks(index for index in indices if self._lengths[index] < 0):
-            self._fitted(chunk, [self._rows[index] for index in chunk])
+            self._problems(chunk)
 
     def unmeasured(self) -> array[int]:
         """Rows that are not tokenised yet."""
@@ -161,6 +164,18 @@ class TokenizedPrompts(Sequence[Problem | None]):
     def longest(self) -> int:
         """Tokens of the longest prompt so far, or a lower bound."""
         return max(self._lengths, default=0)
+
+    def too_long_note(self, split: str) -> str:
+        """A message about tokenised rows that were cut or left out; "" for none."""
+        sentences: list[str] = []
+        if self.cut:
+            longer = f"are longer than {self.max_tokens} tokens, and cut on the left"
+            sentences.append(f"{self.cut} of {len(self)} prompts of the {split} split {longer}.")
+        if self.too_long:
+            no_room = "are above Max prompt" if self.format.has_own_limit else "leave no room for a completion"
+            left_out = f"{self.too_long} of {len(self)} rows of the {split} split are left out"
+            sentences.append(f"{left_out}: their prompts (up to {self.longest} tokens) {no_room}.")
+        return " ".join(sentences)
 
     def _problems(self, indices: Sequence[int]) -> list[Problem | None]:
         rows = [self._rows[index] for index in indices]
@@ -229,7 +244,7 @@ class TokenizedPrompts(Sequence[Problem | None]):
         return False
 
     def _chat(self, index: int, row: Row) -> Messages:
-        return messages_of(row, self.format, row_name(index, self._source))
+        return self.read(row, self.format, row_name(index, self._source))
 
 
 def _chunks(indices: Iterable[int]) -> Iterator[list[int]]:
@@ -256,7 +271,7 @@ class BackgroundTokenizer:
     def __init__(self, splits: Mapping[str, TokenizedPrompts]) -> None:
         done = {split: prompts for split, prompts in splits.items() if not prompts.unmeasured()}
         # A deque: one thread appends, another takes.
-        self._notes = deque(_too_long_note(split, prompts) for split, prompts in done.items())
+        self._notes = deque(prompts.too_long_note(split) for split, prompts in done.items())
         self._error: Exception | None = None
         self._closed = threading.Event()
         work = [(split, prompts) for split, prompts in splits.items() if split not in done]
@@ -284,18 +299,6 @@ class BackgroundTokenizer:
                     # Rendering holds the interpreter lock, which the steps need too: work half of the time only.
                     if self._closed.wait(time.perf_counter() - began):
                         return
-                self._notes.append(_too_long_note(split, prompts))
+                self._notes.append(prompts.too_long_note(split))
         except Exception as error:  # raised in the run's own thread by `new_notes`
             self._error = error
-
-
-def _too_long_note(split: str, prompts: TokenizedPrompts) -> str:
-    sentences: list[str] = []
-    if prompts.cut:
-        longer = f"are longer than {prompts.max_tokens} tokens, and cut on the left"
-        sentences.append(f"{prompts.cut} of {len(prompts)} prompts of the {split} split {longer}.")
-    if prompts.too_long:
-        no_room = "are above Max prompt" if prompts.format.has_own_limit else "leave no room for a completion"
-        left_out = f"{prompts.too_long} of {len(prompts)} rows of the {split} split are left out"
-        sentences.append(f"{left_out}: their prompts (up to {prompts.longest} tokens) {no_room}.")
-    return " ".join(sentences)

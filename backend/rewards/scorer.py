@@ -202,4 +202,5 @@ def reward_source(settings: RewardSettings) -> RewardSource:
     keys = ("reward_functions", "stages", "reward_functions_file", "tools_file", "environment")
     file = locate_reward_file(settings.reward_functions_file) if settings.reward_functions_file else None
     files = code_files({key: getattr(settings, key, "") for key in keys})
-    return RewardSource(stages or [settings.reward_functions], file, Path.cwd(), tuple(files))
+    stages, optional = stages or [settings.reward_functions], settings.train_mode != "grpo"
+    return RewardSource(stages, file, Path.cwd(), tuple(files), optional)

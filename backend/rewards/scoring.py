@@ -51,12 +51,14 @@ _ROW_WORDS = 90  # characters for a row's problem
 
 @dataclass(frozen=True, slots=True)
 class RewardSource:
-    """Source of functions: entries by stage, `reward_functions_file`, base folder, and executed files."""
+    """Source of functions: entries by stage, `reward_functions_file`, base folder, and executed files. `optional`: a
+    stage may have none."""
 
     stages: Sequence[Sequence[str]]
     file: Path | None
     base: Path
     files: tuple[Path, ...] = ()
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +196,11 @@ class FunctionHost:
             extra = tools.toolbox.rewards() if tools else []
             if tools and tools.toolbox.kinds and not extra and not all(source.stages):
                 raise UserError("reward_functions", "Choose a reward function, or give the environment a get_reward.")
-            if extra and source.file and not any(source.stages):  # for its map functions
+            may_have_none = bool(extra) or source.optional
+            if may_have_none and source.file and not any(source.stages):  # for its map functions
                 executed[locate_reward_file(source.file).resolve()] = load_reward_file(source.file)
             stages = [
-                [*(self._resolve(names, source.file, source.base, executed) if names or not extra else ()), *extra]
+                [*(self._resolve(names, source.file, source.base, executed) if names or not may_have_none else ()), *extra]
                 for names in source.stages
             ]
             for stage in stages:

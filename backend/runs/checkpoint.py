@@ -221,8 +221,10 @@ def go_back(run: RunFolder, which: str) -> str:
 
 
 def metric_of(config: Config, *, has_evaluations: bool) -> str:
-    """`best_metric`; the reward where that is empty, held-out if the run evaluates."""
-    return config.best_metric or (f"{EVALUATION}reward" if has_evaluations else "reward")
+    """`best_metric`; where that is empty the reward, of supervised fine-tuning the loss, held-out if the run
+    evaluates."""
+    score = "loss" if config.imitates else "reward"
+    return config.best_metric or (f"{EVALUATION}{score}" if has_evaluations else score)
 
 
 def check_metric(config: Config, *, has_held_out: bool) -> None:
@@ -273,6 +275,8 @@ class CheckpointScore:
             state.score = mean_score(self._since_save)
         self._since_save = []
         state.score_metric, state.best_is_lowest = config.best_metric, config.best_is_lowest
+        if config.imitates:
+            state.score_metric = metric_of(config, has_evaluations=has_evaluations)
 
 
 def mean_score(values: Sequence[Any]) -> float | None:

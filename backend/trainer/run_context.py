@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from backend.config.config import Config
 from backend.config.stages import Stages, stage_at
-from backend.data.labels import labelled_group
+from backend.data.labels import labelled_group, tokenized
 from backend.data.problems import PromptFormat
 from backend.data.prompts import BackgroundTokenizer, PromptStream, TokenizedPrompts
 from backend.data.rows import Rows, data_seed
@@ -267,11 +267,17 @@ class RunContext(StepContext):
         self, problems: list[Problem], count: int, step: int, config: Config, poll: Callable[[float], None]
     ) -> dict[str, float]:
         """Held-out rewards over the first `count` batches (−1: all) of `problems`, with entropy and KL of some
-        completions."""
+        completions. Under supervised fine-tuning the loss of their labels, and rewards where it has functions."""
         stage = self.scoring.stage(step)
         chosen = problems if count < 0 else problems[: count * config.prompts_per_evaluation_batch]
+        loss = dict[str, float]()
+        if config.imitates:
+            loss = self.held_out_metrics([*map(labelled_group, chosen)], config, lambda: poll(0.0))
+            chosen = [problem for problem in chosen if len(problem.tokens) <= config.prompt_limit]
+            if not (stage.names and chosen):
+                return loss
         groups = self.held_out_groups(chosen, step, config, poll)
-        measured = self.held_out_metrics(sample_of(groups), config, lambda: poll(1.0))
+        measured = loss or self.held_out_metrics(sample_of(groups), config, lambda: poll(1.0))
         return evaluation_metrics(groups, stage.names, stage.weights.at(step)) | measured
 
     def held_out_groups(
@@ -404,7 +410,7 @@ class SharedResources:
         for prompts in self.prompts:
             if prompts.are_of(rows, prompt_format):
                 return prompts
-        self.prompts.append(TokenizedPrompts(rows, tokenizer, prompt_format, source))
+        self.prompts.append(tokenized(rows, tokenizer, prompt_format, source))
         return self.prompts[-1]
 
 
@@ -439,7 +445,7 @@ def load_context(
     for each in prompt_sets(config, inputs, stages):
         found = (known for known in of_stages if known.are_of(each.rows, each.format))
         if (made := next(found, None) if each.stage else None) is None:
-            make_prompts = shared.tokenized if shared else TokenizedPrompts
+            make_prompts = shared.tokenized if shared else tokenized
             made = each.tokenize(policy.tokenizer, make_prompts, all_rows=counts_rows and each.name == "train")
             prompts[each.name] = made
         if each.stage:

@@ -11,6 +11,7 @@ from typing import Any
 
 from backend.config.config import Config
 from backend.config.stages import fault_of_stage, stage_rows
+from backend.data.labels import check_labels
 from backend.data.problems import PromptFormat, check_prompts
 from backend.data.prompts import TokenizedPrompts, measure_first_rows
 from backend.data.rows import SPLITS, Rows, Splits, check_columns, read_splits
@@ -102,7 +103,7 @@ class PromptSet:
 
     @property
     def format(self) -> PromptFormat:
-        return PromptFormat.of(self.config, self.tools)
+        return PromptFormat.of(self.config, self.tools, labelled=self.config.imitates)
 
     def check(self, tokenizer: Any = None) -> None:
         """Raises UserError for missing columns and, with a tokenizer, where no prompt fits."""
@@ -110,7 +111,8 @@ class PromptSet:
             if faults := check_columns(self.rows, self.config, self.source):
                 raise UserError(faults)
             if tokenizer is not None:
-                check_prompts(self.rows, tokenizer, self.format, self.source)
+                check = check_labels if self.format.labelled else check_prompts
+                check(self.rows, tokenizer, self.format, self.source)
 
     def tokenize(self, tokenizer: Any, make: MakePrompts, *, all_rows: bool) -> TokenizedPrompts:
         """The prompts, the first rows of them tokenised. Raises UserError."""

@@ -248,7 +248,8 @@ class Trainer:
         """Write the step's completions, then its line in the event log. From then on the step is finished."""
         parts, config = self.parts, self.config
         lengths = completion_metrics(groups)
-        sampled = groups if parts.mode(step, config).samples else []
+        samples = parts.mode(step, config).samples
+        sampled = groups if samples else []
         token_data = [[] for _ in sampled]
         if config.record_tokens:
             records, is_masked = parts.learner.algorithm.token_records, config.mask_truncated_completions
@@ -265,7 +266,7 @@ class Trainer:
             num_tokens=self.state.num_tokens + int(lengths["num_tokens"]),
             elapsed_s=self.state.elapsed_s + self.timer.elapsed(),
         )
-        trained_tokens = lengths["num_tokens"] * config.num_iterations
+        trained_tokens = lengths["num_tokens"] * (config.num_iterations if samples else 1)
         saving_s = self.saver.take_seconds()  # that of step N is reported with step N + 1
         save_time = {"time/save": saving_s} if saving_s else {}
         of_step = {

@@ -25,11 +25,21 @@ OTHER_MODES = {mode: nearest for nearest, modes in TABLES["modes"].items() for m
 """Mode that is not built → what is nearest here, as a clause."""
 
 
+def _is_mlx_lm(raw: Mapping[str, Any]) -> bool:
+    """True for a file of `mlx_lm.lora`, which imitates answers: it has no mode, and no key of GRPO."""
+    return raw.get("fine_tune_type") is not None and not any(raw.get(key) is not None for key in _OF_GRPO)
+
+
 def _defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
+    if _is_mlx_lm(raw):
+        return TABLES["defaults"]["mlx_lm"]
     has_length = raw.get("iters") is not None or raw.get("epochs") is not None
-    return TABLES["defaults"]["mlx_lm_lora"] | ({} if has_length else {"iters": 100})
+    imitates = {"mask_prompt": False} if str(raw.get("train_mode")).lower() == "sft" else {}
+    return imitates | TABLES["defaults"]["mlx_lm_lora"] | ({} if has_length else {"iters": 100})
 
 
+_OF_GRPO = ("train_mode", "group_size", "reward_functions", "reward_functions_file", "max_completion_length")
+_LABELS = {"completion_feature": "completion_feature", "chat_feature": "messages_feature", "mask_prompt": "mask_prompt"}
 _DATASET_PARTS = {
     **{name: name for name in ("train_split", "valid_split", "test_split", "prompt_feature", "answer_feature")},
     "path": "data",
@@ -39,9 +49,12 @@ _DATASET_PARTS = {
 
 
 def _mode(to: Translator) -> None:
+    if _is_mlx_lm(to.values):
+        to.values["train_mode"] = "sft"
+        to.remarks["fine_tune_type"] = "mlx-lm imitates answers (train_mode: sft)"
     mode = str(to.values.get("train_mode", "")).strip().lower()
     if nearest := OTHER_MODES.get(mode.replace("-", "_")):
-        to.refuse("train_mode", f"There is no mode {mode} here, only grpo: {nearest}.")
+        to.refuse("train_mode", f"There is no mode {mode} here: {nearest}.")
 
 
 def _hugging_face_dataset(to: Translator) -> None:
@@ -58,7 +71,8 @@ def _hugging_face_dataset(to: Translator) -> None:
     parts = dict(cast("Mapping[str, Any]", entry or {}))
     if isinstance(config := parts.get("config"), Mapping):
         parts["config"] = cast("Mapping[str, Any]", config).get("name", "")
-    to.spread("hf_dataset", parts, _DATASET_PARTS, ("mask_prompt",))
+    imitates = str(to.values.get("train_mode", "")).strip().lower() == "sft"
+    to.spread("hf_dataset", parts, _DATASET_PARTS | (_LABELS if imitates else {}), ("mask_prompt",))
 
 
 def _lora_parameters(to: Translator) -> None:

@@ -30,10 +30,16 @@ class ModelFields(BaseModel):
     """The model, its adapters and their precision."""
 
     train_mode: str = _algorithm(
-        "grpo", "Mode", choices=[("grpo", "GRPO", "Learns from reward functions, no labelled answers to imitate.")]
+        "grpo",
+        "Mode",
+        choices=[
+            ("grpo", "GRPO", "Learns from reward functions, no labelled answers to imitate."),
+            ("sft", "SFT", "Imitates the answers of a labelled dataset: supervised fine-tuning, no reward functions."),
+        ],
+        used_by=("row_view",),
     )
     """GRPO samples a group of answers for each prompt, scores them with your reward functions, and reinforces the
-    better ones."""
+    better ones. SFT learns the answers of the dataset."""
     model: str = _model_data(
         "", "Base model", kind="model", known_as=("Model or Hugging Face repo",), used_by=("task", "row_view")
     )
@@ -115,6 +121,10 @@ class DataFields(BaseModel):
     """Column with the right answer, for rewards that compare."""
     type_feature: str = _columns("type", "Type")
     """Optional column that reward functions may read."""
+    completion_feature: str = _columns("completion", "Completion", when=("train_mode", ("sft",)))
+    """Column with the answer to imitate: text, or a list of chat messages."""
+    messages_feature: str = _columns("messages", "Messages", when=("train_mode", ("sft",)))
+    """Column with whole chats, for rows without a completion: every turn of the assistant is imitated."""
     system_feature: str = _columns("system", "System", used_by=("task", "row_view", "prompt_text"))
     """Optional column with a system message per row."""
     system_prompt: str = _prompts("", "System prompt", kind="prose", used_by=("row_view", "prompt_text"))

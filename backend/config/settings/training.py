@@ -214,10 +214,11 @@ class TrainingFields(BaseModel):
     mask_prompt: bool = _memory(
         True,
         "Mask prompt",
-        note="GRPO never trains on the prompt: on or off, the run is the same.",
+        note="For supervised fine-tuning: GRPO never trains on the prompt.",
         known_as=("Mask prompt loss",),
     )
-    """GRPO never trains on the prompt: on and off give the same run."""
+    """Supervised fine-tuning learns only what the assistant says. Off: the prompts too, as mlx-lm does unless told
+    otherwise. GRPO never trains on the prompt."""
     fuse: bool = _memory(True, "Fuse", when=_ADAPTERS, known_as=("Fuse merged model after training",))
     """Merges the adapters into a complete model in the run folder at the end."""
     hosts: str = _machines("", "Hosts file", kind="hosts", used_by=("duration",))

@@ -62,6 +62,8 @@ class Estimate:
     advice: str = ""
     speed_note: str = ""
     dtype: str = "auto"
+    row: int = 0
+    """Tokens of the longest row, under supervised fine-tuning."""
 
     @property
     def total(self) -> int:
@@ -84,6 +86,8 @@ class Estimate:
         doing = "learning" if self.largest is self.training else "sampling"
         needs = f"{'Roughly' if self.rough else 'About'} {format_bytes(self.total)} while {doing}"
         lengths = f"with prompts of {self.prompt} and completions of {self.completion} tokens"
+        if self.row:
+            lengths = f"with rows of {self.row} tokens"
         if not self.fits:
             return f"{needs}, {lengths}, and there are {format_bytes(self.limit)}: it does not fit."
         held = f", held down by {', '.join(self.reductions)}" if self.reductions else ""
@@ -139,7 +143,7 @@ def estimate_run(
         fitted = replace(_fit(settings, shape, machine, prompt, gpu), dtype=settings.dtype, speed_note=speed_note)
         if not fitted.fits:
             fitted = replace(fitted, advice=_advice(settings, shape, machine, prompt, gpu))
-        elif gpu:
+        elif gpu and not settings.imitates:
             fitted = replace(fitted, speed_note=_row_tip(settings, shape, prompt, fitted))
         estimates.append(fitted)
     return max(estimates, key=lambda result: (not result.fits, result.total))
@@ -193,7 +197,7 @@ def share_of(shape: ModelShape, machines: int) -> ModelShape:
 
 
 def _fit(config: Config, shape: ModelShape, machine: int, prompt: int | None, gpu: bool) -> Estimate:
-    longest = max(1, config.max_seq_length - config.max_completion_length)
+    longest = max(1, config.max_seq_length - (0 if config.imitates else config.max_completion_length))
     # Longer prompts than that are skipped by the prompt stream.
     memory = MemoryModel(config, shape, min(prompt or longest, longest), gpu=gpu)
     limit = round(config.memory_limit * GB) or machine
@@ -229,6 +233,7 @@ def _fit(config: Config, shape: ModelShape, machine: int, prompt: int | None, gp
         limit=limit,
         prompt=memory.prompt,
         completion=memory.completion,
+        row=memory.row,
         rough=not shape.is_transformer,
         reductions=tuple(words for words, is_taken in reductions.items() if is_taken),
     )
@@ -279,8 +284,11 @@ def _advice(config: Config, shape: ModelShape, machine: int, prompt: int | None,
         changes.append(("With LoRA instead of full fine-tuning", {"train_type": "lora"}))
     elif not shape.quantised and config.quantization in ("none", "8", "6"):
         changes.append(("With 4-bit quantization", {"quantization": "4"}))
-    completion = config.max_completion_length
-    while completion > 128:
+    completion, row = config.max_completion_length, config.max_seq_length
+    while config.imitates and row > 128:
+        row //= 2
+        changes.append((f"With Max Seq at {row} tokens", {"max_seq_length": row}))
+    while not config.imitates and completion > 128:
         completion //= 2
         # Max Seq shrinks too, or longer prompts could fill the space that shorter completions free.
         shorter = config.max_seq_length - config.max_completion_length + completion

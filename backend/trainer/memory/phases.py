@@ -88,6 +88,7 @@ class MemoryModel:
 
     def __init__(self, config: Config, shape: ModelShape, prompt: int, *, gpu: bool) -> None:
         self.config, self.shape, self.prompt, self.gpu = config, shape, prompt, gpu
+        self.row = prompt if config.imitates else 0  # of which all but the first token may be imitated
         self.full = config.train_type == "full"
         is_packed = shape.quantised or config.quantization != "none"
         # On a CPU float32 expands quantised weights (`backend.models.policy.cast`).
@@ -98,6 +99,9 @@ class MemoryModel:
         self.width = (chosen or FLOAT_BYTES) if self.full else self.weight_width
         self.group, self.completion = config.group_size, config.max_completion_length
         self.completions = config.prompts_per_step * self.group
+        if self.row:
+            self.completions = config.prompts_per_evaluation_batch * (config.num_generations_eval or self.group)
+            self.group, self.prompt, self.completion = 1, 1, max(1, prompt - 1)
         self.row_costs = row_costs_of(config, shape, gpu=gpu)
         self.rows = self.row_costs.planned(self.completions)  # decoded together where memory suffices
         whole = config.modules_to_save
@@ -122,7 +126,7 @@ class MemoryModel:
         learnt = (linear.numbers for linear in shape.matrices if self.full or is_named(linear.name, whole))
         self.largest_whole = max(learnt, default=0)
         # Rows of a prompt read it together; with noise on the embeddings each reads its own.
-        self.shares_prompts = shape.has_full_attention and not config.neftune_noise_alpha
+        self.shares_prompts = shape.has_full_attention and not (config.neftune_noise_alpha or self.row)
 
     def adapted_in(self, layer: tuple[Linear, ...]) -> list[Linear]:
         keys, whole = self.config.lora_keys, self.config.modules_to_save
@@ -219,8 +223,10 @@ class MemoryModel:
         return sum(linear.inputs * self.uses_per_token(linear) for linear in layer if linear.name.endswith("down_proj"))
 
     def rollout(self, plan: MemoryPlan) -> Phase:
-        """The peak of sampling: prefill, copying the prompts' cache into rows, or the last tokens of the longest
-        rows."""
+        """The peak of sampling: prefill, copying the prompts' cache into rows, or the last tokens of the longest rows.
+        Supervised fine-tuning without rewards samples nothing."""
+        if self.row and not self.config.reward_functions:
+            return self._phase({}, 0)
         shape, rows = self.shape, min(plan.rows, self.rows)
         # Other caches, such as an SSM's state, cannot be cut into rows: there one prompt's group is sampled at a time.
         prefilled = -(-rows // self.group) if shape.has_full_attention else 1

@@ -148,8 +148,8 @@ def test_strategies(raw: dict[str, Any], ours: dict[str, Any]) -> None:
         ({"reward_content_type": "bleu"}, "it is one of jaccard, math_eval, choice_correctness."),
         ({"hf_dataset": [1, 2]}, "must be one mapping with a path"),
         ({"peft_config": {"target_modules": ".*_proj"}}, "target_modules is a pattern"),
-        *(({"train_mode": mode}, f"There is no mode {mode} here, only grpo: ") for mode in OTHER_MODES),
-        ({"train_mode": "ORPO"}, "orpo here, only grpo: it learns from pairs of answers; here a reward function"),
+        *(({"train_mode": mode}, f"There is no mode {mode} here: ") for mode in OTHER_MODES),
+        ({"train_mode": "ORPO"}, "orpo here: it learns from pairs of answers; here a reward function"),
         ({"train_mode": "rlhf-reinforce"}, "a reward function and beta, the KL penalty, do the same here."),
     ],
 )
