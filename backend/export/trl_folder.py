@@ -119,6 +119,9 @@ def export_trl(
     target = parent / safe_name(name)
     if target.exists():
         _check_replaceable(target, overwrite)
+    if config.imitates:
+        rows = "trl sft reads rows with prompt and completion, or messages, as they are"
+        raise UserError("train_mode", f"The folder is for TRL's GRPO, and this run imitates answers; {rows}.")
     model = trl_model(config)
     with writing(target, also_computes=True), staging_folder(nearest_existing(parent), target) as staging:
         new = staging / "new"

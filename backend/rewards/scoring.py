@@ -196,11 +196,14 @@ class FunctionHost:
             extra = tools.toolbox.rewards() if tools else []
             if tools and tools.toolbox.kinds and not extra and not all(source.stages):
                 raise UserError("reward_functions", "Choose a reward function, or give the environment a get_reward.")
-            may_have_none = bool(extra) or source.optional
-            if may_have_none and source.file and not any(source.stages):  # for its map functions
+            optional = source.optional or bool(extra)
+            if optional and source.file and not any(source.stages):  # for its map functions
                 executed[locate_reward_file(source.file).resolve()] = load_reward_file(source.file)
             stages = [
-                [*(self._resolve(names, source.file, source.base, executed) if names or not may_have_none else ()), *extra]
+                [
+                    *(self._resolve(names, source.file, source.base, executed) if names or not optional else ()),
+                    *extra,
+                ]
                 for names in source.stages
             ]
             for stage in stages:
