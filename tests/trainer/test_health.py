@@ -110,6 +110,22 @@ def test_tools_that_no_completion_calls_are_found_after_thirty_steps() -> None:
     assert found([*run(29, **{"tools/call_frequency": 0.0}), *run(1, 29, **{"tools/call_frequency": 0.1})]) == []
 
 
+def test_supervised_steps_are_judged_without_rewards() -> None:
+    """Learning to imitate lowers the entropy; a held-out loss that rises tells of rows that are known by heart."""
+
+    def sft(losses: list[float], **changes: float) -> list[str]:
+        steps = [{"loss": 1.0, "entropy": 2.0, "grad_norm": 0.3, "epoch": 0.1}] * WINDOW
+        steps += [{"loss": 0.1, "entropy": 0.1, "grad_norm": 0.3, "epoch": 2.5} | changes] * WINDOW
+        events = [{"kind": "step", "step": step, "metrics": metrics} for step, metrics in enumerate(steps, 1)]
+        events += [{"kind": "eval", "step": len(steps), "metrics": {"loss": loss}} for loss in losses]
+        return found(events, train_mode="sft")
+
+    assert sft([]) == sft([2.0, 1.5, 1.2]) == []
+    assert sft([2.0, 1.2, 1.5, 1.6]) == ["seen_often"]
+    assert sft([2.0, 1.2, 1.5, 1.6], epoch=1.9) == []
+    assert sft([], grad_norm=0.0) == ["gradient_zero"]
+
+
 def test_equal_completions_are_no_sickness_once_the_reward_has_risen_for_all() -> None:
     alike = {"completions/distinct_fraction": 0.25, "frac_groups_without_signal": 1.0, "entropy": 0.01}
     solved = run(WINDOW, WINDOW, **alike, reward_std=0.1)

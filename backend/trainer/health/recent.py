@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 
 from backend.config.config import SETTINGS
 from backend.rewards.catalogue import builtin_rewards
+from backend.runs.metric_names import measure_of
 
 Metrics = Mapping[str, float]
 """A step's finite metrics."""
@@ -33,7 +34,8 @@ LIKELY, CERTAIN = 2.0, 4.0
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """The held-out reward after a step, and the mean training reward of the WINDOW steps before it."""
+    """The held-out reward after a step (the negative loss of a run without rewards), and the mean training reward of
+    the WINDOW steps before it."""
 
     step: int
     reward: float
@@ -66,7 +68,9 @@ class Recent:
                 self.first.append(finite)
             self.steps.append(finite)
         elif kind == "eval" and isinstance(metrics, dict) and event.get("split") != "test":
-            if is_number(reward := metrics.get("reward")):
+            measure = measure_of(metrics)
+            if is_number(value := metrics.get(measure)):
+                reward = value if measure == "reward" else -value
                 self.evaluations.append(HeldOut(self.step, reward, self.mean("reward")))
                 self.first_evaluation = self.first_evaluation or self.evaluations[0]
         elif kind == "change" and isinstance(changed, dict):

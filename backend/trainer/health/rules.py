@@ -30,6 +30,8 @@ MUST_WIDEN = 0.1
 """An epsilon below it is widened before the learning rate is blamed for clipping."""
 SAMPLING_SHARE = 0.5
 """Share of the step's time that sampling must take before its longest completion matters."""
+SECOND_PASS = 2.0
+"""Passes after which imitated answers may be known by heart."""
 EXPLAINED = 1.1
 """Growth of the longest completion beyond which memory may well have grown with it."""
 OVER_WINDOW = f"on average over the last {WINDOW} steps"
@@ -345,15 +347,15 @@ def too_slow(recent: Recent, rule: Rule) -> Finding | None:
 @rule()
 def gradient_zero(recent: Recent, rule: Rule) -> Finding | None:
     norms, silent = recent.values("grad_norm"), recent.mean("frac_groups_without_signal")
-    # Without a reward that differs there is no gradient either; that is another rule's finding.
+    # Without a reward that differs there is no gradient either; that is another rule's finding. SFT has no groups.
     if len(norms) < WINDOW or max(norms) > rule.threshold or (silent is not None and silent > 0.5):
         return None
     masked = recent.setting("mask_truncated_completions") and (recent.mean("hit_max_tokens_ratio") or 0) > 0.9
     why = "Every completion is cut off, and Mask truncated completions leaves out those that are: raise Completion."
     return rule.finding(
         max(norms),
-        f"“Gradient norm” has been 0 for {WINDOW} steps, although completions of a group get different rewards: "
-        "nothing is learned.",
+        f"“Gradient norm” has been 0 for {WINDOW} steps"
+        f"{'' if silent is None else ', although completions of a group get different rewards'}: nothing is learned.",
         {"max_completion_length": recent.setting("max_completion_length") * 2} if masked else {},
         advice=why if masked else "",
     )
@@ -435,6 +437,8 @@ def _more_variety(recent: Recent) -> dict[str, float]:
 def entropy_collapse(recent: Recent, rule: Rule) -> Finding | None:
     entropy, before = recent.mean("entropy"), recent.mean_at_first("entropy") or 0.0
     if entropy is None or before <= 0 or entropy > rule.threshold * before or recent.has_converged:
+        return None
+    if recent.mean("reward") is None:  # who imitates is meant to become as sure as what it imitates
         return None
     return rule.finding(
         entropy,
@@ -548,18 +552,21 @@ def memory_creeping(recent: Recent, rule: Rule) -> Finding | None:
 
 @rule()
 def seen_often(recent: Recent, rule: Rule) -> Finding | None:
-    values = recent.values("epoch")
-    if not values or values[-1] < rule.threshold:
+    values, held_out, tail = recent.values("epoch"), [each.reward for each in recent.evaluations], "."
+    imitates = recent.setting("train_mode") == "sft"
+    limit = SECOND_PASS if imitates and len(held_out) > 1 else rule.threshold
+    if not values or values[-1] < limit:
         return None
-    held_out, tail = [evaluation.reward for evaluation in recent.evaluations], "."
     if len(held_out) > 1:
         if max(held_out[-2:]) >= max(held_out):
             return None  # it still gets better on prompts that it has not seen
-        tail = f", and “Held-out reward” no longer rises ({held_out[-1]:.3g}, at best {max(held_out):.3g})."
+        course = "loss” no longer falls" if imitates else "reward” no longer rises"
+        tail = f", and “Held-out {course} ({abs(held_out[-1]):.3g}, at best {abs(max(held_out)):.3g})."
+    seen = "row has been learned from" if imitates else "prompt has been sampled"
     return rule.finding(
         values[-1],
-        f"Every prompt has been sampled {values[-1]:.0f} times (from {rule.threshold:.0f} times on a model may learn "
-        f"them by heart){tail}",
+        f"Every {seen} {values[-1]:.0f} times (from {limit:.0f} times on a model may learn them by heart){tail}",
+        limit=limit,
     )
 
 
