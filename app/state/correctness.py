@@ -9,8 +9,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from app.state.run import Run
-from backend.rewards.catalogue import DEFAULT_REWARDS, RewardCall, find_call, split_names
+from app.state.run import Run, reward_entries
+from backend.rewards.catalogue import RewardCall, find_call
 from backend.runs.completion_rows import listed_completions, scores_of
 from backend.runs.run_folder import RunFolder, modified_at
 from backend.runs.run_record import read_notes
@@ -67,8 +67,7 @@ def _marked_reward(run: RunFolder, _written: float) -> str:
 
 
 def entries_of(run: Run) -> list[str]:
-    names = run.config.get("reward_functions") or ([] if run.config.get("environment") else list(DEFAULT_REWARDS))
-    return [entry for entry in split_names(names) if find_call(entry)] if isinstance(names, str | list) else []
+    return [entry for entry in reward_entries(run.config) if find_call(entry)]
 
 
 def _largest_score(run: Run, name: str) -> float:

@@ -21,7 +21,7 @@ from backend.config.config import SETTINGS, Config
 from backend.config.file_problems import FileProblems, UnreadKey, file_problems, key_lines
 from backend.config.model_and_data_names import source_faults
 from backend.config.other_programs.translation import DEFAULTS, Translation, read_file, summary
-from backend.config.setting import Kind, Setting, step_parts
+from backend.config.setting import Kind, Setting, has_default_rewards, step_parts
 from backend.config.updates import without_program_faults
 from backend.distributed.hosts_file import hosts_problems
 from backend.rewards import catalogue
@@ -41,6 +41,8 @@ TYPED = frozenset(kind for part in get_args(Kind) for kind in get_args(part)) - 
 """Kinds of settings that are typed: typing without a pause is one undo step."""
 PAUSE_S = 2.0
 KEPT = 200
+OF_REWARDS = ("reward_functions", "reward_weights", "reward_weight_schedule", "reward_weights_final")
+"""Settings that go together with the functions that are ticked."""
 HELD_OUT_SHARE = 0.1
 
 Values = dict[str, Any]
@@ -65,6 +67,8 @@ def values_from(raw: Mapping[str, Any]) -> tuple[Values, list[ConfigProblem]]:
 
 def values_of(file: Translation) -> Values:
     values = defaults() | {key: value for key, value in file.values.items() if key in SETTINGS}
+    if "reward_functions" not in file.values and not has_default_rewards(values):
+        values["reward_functions"] = []
     if isinstance(values["reward_functions"], list):
         values["reward_functions"] = [catalogue.canonical_entry(str(name)) for name in values["reward_functions"]]
     for key in ("reward_weights", "reward_weights_final"):
@@ -162,6 +166,7 @@ class Draft(QObject):
         self.autosave = autosave
         self._refused = ("", "")
         self._values = defaults()
+        self._set_aside: Values = {}
         self._on_disk: Mapping[str, Any] = defaults()
         self._timer = QTimer(self, singleShot=True, interval=AUTOSAVE_MS)
         self._timer.timeout.connect(self.flush)
@@ -173,7 +178,20 @@ class Draft(QObject):
         return copy.deepcopy(self._values)
 
     def set(self, key: str, value: Any) -> None:
-        self.update({key: value})
+        if key == "train_mode":
+            self._choose_mode(value)
+        else:
+            self.update({key: value})
+
+    def _choose_mode(self, mode: str) -> None:
+        """Change the mode. Beside GRPO rewards are optional: they are set aside until it is chosen again."""
+        rewards: Values = {}
+        if self._values["train_mode"] == "grpo":
+            self._set_aside = {key: self._values[key] for key in OF_REWARDS}
+            rewards = {key: copy.deepcopy(SETTINGS[key].default) for key in OF_REWARDS} | {"reward_functions": []}
+        elif mode == "grpo" and not self._values["reward_functions"]:
+            rewards = self._set_aside
+        self.update({"train_mode": mode, **rewards}, SETTINGS["train_mode"].label)
 
     def update(self, values: Mapping[str, Any], what: str = "") -> None:
         """Set several values in one undo step."""
@@ -402,7 +420,10 @@ class Draft(QObject):
 
     def valid_values(self) -> Values:
         """A value of the right type for every setting, the default if it cannot be converted."""
-        return {key: typed_value(setting, self._values[key]) for key, setting in SETTINGS.items()}
+        values = {key: typed_value(setting, self._values[key]) for key, setting in SETTINGS.items()}
+        if not self._values["reward_functions"] and not has_default_rewards(values):
+            values["reward_functions"] = []
+        return values
 
     def sound_config(self) -> Config:
         """`valid_values` as a Config, not validated."""

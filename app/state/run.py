@@ -14,7 +14,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from app.state.run_files import STEERED_STATES, file_stamp, problem_of
 from app.state.run_state import LIVE, RunState, State
 from backend.config.config import Config, parse, read
-from backend.config.setting import step_parts
+from backend.config.setting import has_default_rewards
 from backend.rewards.catalogue import DEFAULT_REWARDS, metric_name, split_names
 from backend.runs.archive import STARTUP_GRACE_S, may_be_starting
 from backend.runs.completion_files import CompletionIndex
@@ -40,6 +40,12 @@ BUDGET_S, INDEX_BUDGET_S = 0.02, 0.008
 SILENT_S = 300.0
 ANSWER_S = 5.0
 """How long a request for control stands: a window that does not answer by then hangs."""
+
+
+def reward_entries(config: Mapping[str, Any]) -> list[str]:
+    """The entries of `reward_functions` in a raw config."""
+    names = config.get("reward_functions") or (DEFAULT_REWARDS if has_default_rewards(config) else ())
+    return split_names(names) if isinstance(names, str | list | tuple) else []
 
 
 class Run(QObject):
@@ -144,9 +150,7 @@ class Run(QObject):
     @property
     def reward_names(self) -> list[str]:
         """Reward functions in the order of the config, then others in the event log."""
-        names = self.config.get("reward_functions") or ([] if self.config.get("environment") else list(DEFAULT_REWARDS))
-        is_listed = isinstance(names, str | list) and "scoring" in step_parts(self.config)
-        listed = [metric_name(name) for name in split_names(names)] if is_listed else []
+        listed = [metric_name(entry) for entry in reward_entries(self.config)]
         parts = (name.split("/") for name in self.data.steps.names())
         return list(dict.fromkeys([*listed, *(part[1] for part in parts if part[0] == "rewards" and len(part) == 3)]))
 

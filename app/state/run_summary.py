@@ -73,11 +73,11 @@ def _length(config: Config) -> tuple[int, int]:
     counts = [stage.get("iters") for stage in stages if isinstance(stage, dict)]
     staged = sum(count for count in counts if isinstance(count, int))
     is_valid = len(counts) == len(stages) and all(isinstance(count, int) for count in counts)
-    values, completions = config.model_dump(), 0
-    samples = "sampling" in step_parts(values)
+    samples = "sampling" in step_parts(vars(config))
     if not staged:
         steps = 0 if config.epochs > 0 else config.iters
         return steps, (config.group_size if samples else 1) * config.prompts_per_step * steps
+    values, completions = config.model_dump(), 0
     for index, stage in enumerate(stages if is_valid else []):
         own = values | stage_settings(values, index)
         prompts = own["batch_size"] * own["gradient_accumulation_steps"] * own["steps_per_generation"]

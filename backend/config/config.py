@@ -21,7 +21,7 @@ from backend.config.form import SECTIONS, in_form_order
 from backend.config.other_programs.translation import FOREIGN_WORDS, NAMES, read_file
 from backend.config.other_programs.trl import reward_entries
 from backend.config.row_settings import prompt_limit
-from backend.config.setting import Setting, Use, setting_from_field
+from backend.config.setting import Setting, Use, has_default_rewards, setting_from_field
 from backend.config.settings.grpo import GrpoFields
 from backend.config.settings.model_and_data import DataFields, ModelFields
 from backend.config.settings.training import TrainingFields
@@ -265,13 +265,10 @@ def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigProble
                 values[key] = valid_value(key, translated[key]) if key in translated else about.default
             except UserError as error:
                 faults += error.faults
-    if values.get("environment") and not translated.get("reward_functions"):  # its `get_reward` may be the only one
+    if not has_default_rewards(values) and not translated.get("reward_functions"):
         values["reward_functions"] = []
-    if values.get("train_mode") == "sft":
-        if not translated.get("reward_functions"):
-            values["reward_functions"] = []
-        if not values.get("best_metric"):  # of the loss
-            values["best_is_lowest"] = True
+    if values.get("train_mode") == "sft" and not values.get("best_metric"):  # of the loss
+        values["best_is_lowest"] = True
     if values.get("stages"):
         values["stages"], of_stages = validated_stages(values, valid_value)
         faults += of_stages

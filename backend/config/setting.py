@@ -50,11 +50,19 @@ Part = Literal["", "sampling", "scoring", "policy"]
 
 
 def step_parts(values: Mapping[str, Any]) -> set[Part]:
-    """The parts that a step has in the chosen mode: SFT has none, distillation no policy loss at its full weight."""
+    """The parts that a step has in the chosen mode, or an evaluation. SFT samples only where there are reward
+    functions, and distillation has no policy loss at its full weight."""
     weight, mode = values.get("distillation_weight"), values.get("train_mode")
     if mode == "sft":
-        return {"sampling", "scoring"} if values.get("sft_targets") == "best_of_n" else set()
+        samples = values.get("sft_targets") == "best_of_n" or values.get("reward_functions")
+        return {"sampling", "scoring"} if samples else set()
     return {"sampling", "scoring"} if mode == "distill" and weight in (None, 1) else {"sampling", "scoring", "policy"}
+
+
+def has_default_rewards(values: Mapping[str, Any]) -> bool:
+    """True if no reward functions mean the defaults: in GRPO, unless the `get_reward` of an environment may be the only
+    one."""
+    return values.get("train_mode", "grpo") == "grpo" and not values.get("environment")
 
 
 @dataclass(frozen=True, slots=True)

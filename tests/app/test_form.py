@@ -200,7 +200,8 @@ def test_a_mode_hides_what_it_has_no_use_for(page: TrainPage, qtbot):
             assert ("GRPO Generation And Rewards" in titles) == (mode != "sft")
             assert ("QAT" in titles) == ("Advantages" in titles) == (density == "all" and mode == "grpo")
             of_rewards = [problem for problem in draft.problems() if problem.setting == "reward_functions"]
-            assert bool(of_rewards) == (mode != "sft")
+            assert bool(of_rewards) == (mode == "grpo")
+            assert bool(page.rewards.model.ticked) == (mode == "grpo"), "beside GRPO they are optional"
     assert [draft.value(key) for key in ("group_size", "beta")] == [6, 0.3]
     draft.set("train_mode", "sft")
     with qtbot.waitSignal(page.session.message) as said:

@@ -141,7 +141,7 @@ def of_mode(folder: Path, metrics: list[dict[str, float]], evals: dict[int, floa
 
 def test_an_sft_run_is_judged_by_its_loss(page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
     steps = [{"loss": 3.0 - step / 10, "entropy": 1.0, "learning_rate": 1e-5, "num_tokens": 9.0} for step in range(20)]
-    run = of_mode(tmp_path / "sft", steps, {10: 2.5, 20: 2.2}, train_mode="sft")
+    run = of_mode(tmp_path / "sft", steps, {10: 2.5, 20: 2.2}, train_mode="sft", reward_functions=[])
     show_run(run)
     shown = [each.title for each in page.grid.plots if each.isVisible() and each.section in ("Learning", "Held-out")]
     assert shown == ["Loss", "Entropy", "Learning rate", "Held-out loss"]

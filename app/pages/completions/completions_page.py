@@ -58,6 +58,9 @@ MOST_LINES = 100_000
 KEPT_LINES = 512
 """Lines kept once read: a table asks for each of the visible ones a hundred times a repaint."""
 SLICE_S = 0.010
+NOTHING = "No completions yet", "They appear here with the first step of a run.", "Go to Train"
+ANSWERS = "No completions", "SFT learns the answers of its dataset and samples none. Chat shows what it writes now."
+"""Title, sentence and button of the page without completions."""
 
 
 class RunLines(Sequence[CompletionLine]):
@@ -162,8 +165,7 @@ class CompletionsPage(QWidget):
         self._export_of: tuple[Path, int] = (Path(), 0)
         self._saving = configure(QTimer(self, interval=0), timeout=self._save_slice)
 
-        hint, go = "They appear here with the first step of a run.", partial(session.page_requested.emit, "train")
-        self.nothing = EmptyState("No completions yet", hint, "Go to Train", button_clicked=go)
+        self.nothing = EmptyState(button_clicked=lambda: session.page_requested.emit("train"))
         self.model = CompletionModel(self)
         self.table = CompletionTable(self.model)
         self.table.allow_sorting()
@@ -245,6 +247,7 @@ class CompletionsPage(QWidget):
         self._read_on()
         steps = self._run.index.steps() if self._run else []
         self._stack.setCurrentIndex(1 if steps else 0)
+        self.nothing.show_notice(*(ANSWERS if self._run and self._run.config.get("train_mode") == "sft" else NOTHING))
         if self._run is None or self.completions is None or not steps:
             return
         right = correctness_of(self._run)

@@ -268,6 +268,7 @@ class RewardPanel(QWidget):
     def __init__(self, bench: RewardBench, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._bench, self._seed = bench, 0
+        self.has_defaults = True
         self.model = RewardModel(self)
         self.table = RewardTable(self.model)
         self.arguments = RewardArguments()
@@ -326,8 +327,9 @@ class RewardPanel(QWidget):
         else:
             self.arguments.show_entry(None if place is None else self.model.rows[place].entry)
         ticked = len(self.model.ticked)
-        self.count.setText(f"{ticked} used" if ticked else f"the {len(DEFAULT_REWARDS)} defaults used")
-        self.none_ticked.setVisible(not ticked)
+        uses_defaults = self.has_defaults and not ticked
+        self.count.setText(f"the {len(DEFAULT_REWARDS)} defaults used" if uses_defaults else f"{ticked or 'none'} used")
+        self.none_ticked.setVisible(uses_defaults)
         self.more.setText(f"Show {len(entries) - len(rows)} more")
         self.more.setVisible(len(entries) > len(rows))
 

@@ -37,7 +37,7 @@ from backend.config import first_choices
 from backend.config.config import SECTIONS, SETTINGS, sections
 from backend.config.form import documented_part
 from backend.config.notes import unusual
-from backend.config.setting import Setting
+from backend.config.setting import Setting, has_default_rewards
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.hub_cache import is_dataset_cached
 
@@ -206,7 +206,7 @@ class TrainPage(QWidget):
             return
         if key in self.form.fields:
             self.form.fields[key].show_value(self.draft.value(key))
-        if key in (*REWARD_FIELDS, "model", "data"):
+        if key in (*REWARD_FIELDS, "train_mode", "model", "data"):
             self._show_rewards()
         self._show_applying()
         self._show_plan()
@@ -228,6 +228,7 @@ class TrainPage(QWidget):
 
     def _show_rewards(self) -> None:
         value = self.draft.value
+        self.rewards.has_defaults = has_default_rewards(self.draft.values())
         self.rewards.show_rewards(self.draft.rewards(), value("reward_functions"), value("reward_weights"))
         self.rewards.model.show_means(self.session.reward_bench.means_of_form)
 
