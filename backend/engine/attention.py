@@ -115,23 +115,24 @@ def blocked_attention(
 
 
 def decode_attention(
-    queries_BH1d: mx.array, keys_BJCd: mx.array, values_BJCe: mx.array, scale: float, mask_B11C: mx.array
+    queries_BHNd: mx.array, keys_BJCd: mx.array, values_BJCe: mx.array, scale: float, mask_B1NC: mx.array
 ) -> mx.array:
-    """Attention of one query per row to the cache columns that `mask_B11C` allows: [B, H, 1, e], no gradient. For a
+    """Attention of few queries per row to the cache columns that `mask_B1NC` allows: [B, H, N, e], no gradient. For a
     CPU: on x86 mlx's exponentials are scalar."""
     dtype = values_BJCe.dtype
-    queries_BH1d, keys_BJCd, values_BJCe = (x.astype(mx.float32) for x in (queries_BH1d, keys_BJCd, values_BJCe))
-    (B, H, _, d), J = queries_BH1d.shape, keys_BJCd.shape[1]
+    queries_BHNd, keys_BJCd, values_BJCe = (x.astype(mx.float32) for x in (queries_BHNd, keys_BJCd, values_BJCe))
+    (B, H, N, d), J = queries_BHNd.shape, keys_BJCd.shape[1]
     # The H / J query heads of a key head become rows of one product, so no key is repeated.
-    scores = (queries_BH1d * scale).reshape(B, J, H // J, d) @ keys_BJCd.swapaxes(-1, -2)
-    scores = scores + mx.where(mask_B11C, 0.0, -mx.inf)
+    scores = (queries_BHNd * scale).reshape(B, J, H // J * N, d) @ keys_BJCd.swapaxes(-1, -2)
+    allowed = mx.where(mask_B1NC, 0.0, -mx.inf)
+    scores = scores + (allowed if N == 1 else mx.tile(allowed, (1, 1, H // J, 1)))
     if scores.size < MIN_SCORES:
         out = mx.softmax(scores, axis=-1) @ values_BJCe
     else:
         weights = exp_nonpositive(scores - scores.max(axis=-1, keepdims=True))
         # Normalised after the product: e numbers a query to divide instead of C.
         out = (weights @ values_BJCe) / weights.sum(axis=-1, keepdims=True)
-    return out.astype(dtype).reshape(B, H, 1, -1)
+    return out.astype(dtype).reshape(B, H, N, -1)
 
 
 class _PartialSoftmax(NamedTuple):

@@ -1,5 +1,6 @@
-"""KV caches of a compiled decoding step: arrays of fixed capacity C, of which a step writes one slot (column). Slot,
-mask and positions are arrays too, so one trace serves all steps of a (rows, capacity)."""
+"""KV caches of a compiled decoding step: arrays of fixed capacity C, of which a step writes one slot (column), or N
+columns of each row's own. Slot, mask and positions are arrays too, so one trace serves all steps of a (rows,
+capacity)."""
 
 from __future__ import annotations
 
@@ -19,10 +20,10 @@ from backend.engine.layers import gather_with_repeats
 
 class StepContext:
     """State that all layers share in one decoding step. Rows are padded on the left, so all write the same `slot`;
-    `position_B` is each row's own position."""
+    `position_B` is each row's own position. With `tokens` N, row b writes N columns from slot[b] on instead."""
 
-    def __init__(self, slot: mx.array, pad_B: mx.array, column_C: mx.array) -> None:
-        self.slot, self.pad_B, self.column_C = slot, pad_B, column_C
+    def __init__(self, slot: mx.array, pad_B: mx.array, column_C: mx.array, tokens: int | None = None) -> None:
+        self.slot, self.pad_B, self.column_C, self.tokens = slot, pad_B, column_C, tokens
         self.position_B = slot - pad_B  # RoPE counts from each row's first real token
         self._masks: dict[int, mx.array] = {}
         self._rotations: dict[int, mx.array] = {}
@@ -34,7 +35,7 @@ class StepContext:
         return self.stream[0] if self.stream and self.stream[1] is x else x
 
     def mask(self, heads: int = 1) -> mx.array:
-        """[B, heads, 1, C]: allows the columns between a row's padding and the slot. Metal copies a mask that heads
+        """[B, heads, N, C]: allows the columns between a row's padding and the slot. Metal copies a mask that heads
         share for each head and layer, so it is made once for all heads."""
         if heads not in self._masks:
             pad_B1 = self.pad_B[:, None]
@@ -42,16 +43,23 @@ class StepContext:
                 pad_B1 = mx.broadcast_to(self.pad_B[:, None, None, None], (len(self.pad_B), heads, 1, 1))
             # `<=`: the step writes column `slot` before it attends. Later columns hold nothing yet, or a previous use's
             # numbers.
-            mask = (self.column_C <= self.slot) & (self.column_C >= pad_B1)
-            self._masks[heads] = mask if heads > 1 else mask[:, None, None]
+            slot = self.slot
+            if self.tokens is not None:
+                slot = (slot[:, None] + mx.arange(self.tokens))[:, None, :, None]
+                pad_B1 = mx.broadcast_to(self.pad_B[:, None, None, None], (len(self.pad_B), heads, self.tokens, 1))
+            mask = (self.column_C <= slot) & (self.column_C >= pad_B1)
+            self._masks[heads] = mask if mask.ndim == 4 else mask[:, None, None]
         return self._masks[heads]
 
     def rotation(self, rope: Any, size: int) -> mx.array:
-        """[B, 2, size] float32: a rotary embedding of halves turns x = (x₁, x₂) into x₁ ⊗ rotation[:, 0] + x₂ ⊗
+        """[B · N, 2, size] float32: a rotary embedding of halves turns x = (x₁, x₂) into x₁ ⊗ rotation[:, 0] + x₂ ⊗
         rotation[:, 1]. One call of `rope` serves queries and keys of all layers."""
         if id(rope) not in self._rotations:
-            halves_B21d = _halves(len(self.pad_B), size)
-            turned = rope(mx.stop_gradient(halves_B21d), offset=self.position_B)  # a copy: `rope` may change its input
+            position = self.position_B
+            if self.tokens is not None:
+                position = (position[:, None] + mx.arange(self.tokens)).flatten()
+            halves_B21d = _halves(len(position), size)
+            turned = rope(mx.stop_gradient(halves_B21d), offset=position)  # a copy: `rope` may change its input
             self._rotations[id(rope)] = turned.reshape(-1, 2, size)
         return self._rotations[id(rope)]
 
@@ -76,7 +84,7 @@ class SlotCache:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         self.keys, self.values = (
-            written(old, new, self.step.slot) for old, new in ((self.keys, keys), (self.values, values))
+            written(old, new, self.step) for old, new in ((self.keys, keys), (self.values, values))
         )
         return self.keys, self.values
 
@@ -85,8 +93,8 @@ class SlotCache:
 
 
 class PackedSlotCache:
-    """A layer's keys and values in one array [B, J, 2, C, d], for `DecodingBlock`. Metal's attention copies arrays
-    whose (row, head) pairs lie at uneven distances; here they do not."""
+    """A layer's keys and values in one array [B, J, 2, C, d], for `DecodingBlock`, to which each token is a row. Metal's
+    attention copies arrays whose (row, head) pairs lie at uneven distances; here they do not."""
 
     def __init__(self, kv: mx.array, step: StepContext) -> None:
         self.kv, self.step, self.offset = kv, step, step.position_B
@@ -96,16 +104,32 @@ class PackedSlotCache:
         return (self.kv,)
 
     def write(self, kv_BJ21d: mx.array) -> tuple[mx.array, mx.array]:
-        """Write this step's column; return all C columns of keys and values, as views."""
-        self.kv = written(self.kv, kv_BJ21d, self.step.slot)
+        """Write this step's columns; return all C columns of keys and values, as views."""
+        self.kv = written(self.kv, self.by_row(kv_BJ21d), self.step)
         return self.kv[:, :, 0], self.kv[:, :, 1]
+
+    def by_row(self, x: mx.array) -> mx.array:
+        """[B · N, …, 1, d] of tokens → [B, …, N, d]."""
+        if (N := self.step.tokens) is None:
+            return x
+        return mx.moveaxis(x.squeeze(-2).reshape(-1, N, *x.shape[1:-2], x.shape[-1]), 1, -2)
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
         return self.step.mask()
 
 
-def written(cache: mx.array, new: mx.array, slot: mx.array) -> mx.array:
-    """`cache` [B, …, C, d] with `new` [B, …, 1, d] in column `slot`, in place if nothing else holds the array."""
+def written(cache: mx.array, new: mx.array, step: StepContext) -> mx.array:
+    """`cache` [B, …, C, d] with `new` [B, …, N, d] in the step's columns, in place if nothing else holds the array."""
+    slot, N = step.slot, step.tokens
+    if N is not None and not on_gpu():  # a scatter would copy the whole cache
+        for row in range(len(new)):
+            start = mx.stack([mx.array(row, slot.dtype), slot[row]])
+            cache = mx.slice_update(cache, new[row : row + 1], start, axes=(0, cache.ndim - 2))
+        return cache
+    if N is not None:
+        column_BN = slot[:, None] + mx.arange(N)
+        index = column_BN.reshape(len(new), *[1] * (cache.ndim - 3), N, 1)
+        return mx.put_along_axis(cache, mx.broadcast_to(index, new.shape), new, axis=-2)
     if on_gpu():  # one kernel; a slice update has another one compute the offset
         return mx.put_along_axis(cache, slot.reshape([1] * cache.ndim), new, axis=-2)
     return mx.slice_update(cache, new, slot, axes=(cache.ndim - 2,))

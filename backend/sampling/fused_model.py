@@ -76,8 +76,8 @@ class DecodingBlock(nn.Module):
         return self.block(x, mask, cache, *rest, **more)
 
     def step(self, x_B1H: mx.array, cache: PackedSlotCache) -> mx.array:
-        """One token a row. Returns the residual stream, rounded where it is kept in float32; its float32 passes from
-        block to block in the cache's step."""
+        """One token a row of `x`, though several may share a row of the cache. Returns the residual stream, rounded
+        where it is kept in float32; its float32 passes from block to block in the cache's step."""
         block = self.block
         attention, mlp, heads = block.self_attn, block.mlp, self.heads
         normed = block.input_layernorm(x_B1H)
@@ -88,12 +88,15 @@ class DecodingBlock(nn.Module):
         norms = HeadNorms(self.norm_weight, attention.q_norm.eps) if "norm_weight" in self else None
         queries, kv = rotate(qkv, rotation, heads, norms)
         keys, values = cache.write(kv)
+        queries = cache.by_row(queries)
         if device.on_gpu():
             attended = mx.fast.scaled_dot_product_attention(
                 queries, keys, values, scale=attention.scale, mask=cache.step.mask(heads.queries)
             )
         else:
             attended = decode_attention(queries, keys, values, attention.scale, cache.step.mask())
+        if cache.step.tokens is not None:
+            attended = attended.swapaxes(1, 2)
         stream_B1H, x_B1H = self._added(stream_B1H, attention.o_proj, attended.reshape(len(x_B1H), 1, -1))
         normed = block.post_attention_layernorm(x_B1H)
         gated = mlp.gate_proj.output.projection.step(normed, is_gate=True, with_kernel=self.uses_kernels)

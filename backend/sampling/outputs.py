@@ -48,17 +48,21 @@ class CompletionBuffer:
         logps_SB: np.ndarray,
         kept_SB: np.ndarray,
         held_SB: np.ndarray | None = None,
+        count_B: np.ndarray | None = None,
     ) -> None:
-        """Append the next S tokens to the completions `index` [B], each up to where it ends."""
+        """Append the next S tokens, or the first `count_B` of them, to the completions `index` [B], each up to where it
+        ends."""
         is_open = self.stop[index] == OPEN
         index, tokens = index[is_open], tokens_SB.T[is_open]
         start, S = self.length[index], tokens.shape[1]
         if not len(index):
             return
-        is_eos = np.isin(tokens, self._eos)
+        is_eos = self.is_eos(tokens)
         # argmax finds the first; the end-of-sequence token itself is kept, hence + 1.
         before_eos = np.where(is_eos.any(axis=1), is_eos.argmax(axis=1) + 1, S)
         added = np.minimum(before_eos, self.max_tokens - start)
+        if count_B is not None:
+            added = np.minimum(added, count_B[is_open])
         logs = (logps_SB, kept_SB) if held_SB is None else (logps_SB, kept_SB, held_SB)
         self._widen(int((start + added).max()))
         inside = np.arange(S)[None] < added[:, None]
@@ -74,6 +78,9 @@ class CompletionBuffer:
             for row, first in zip(index.tolist(), start.tolist(), strict=True):
                 if (end := self._stop_string_end(row, first)) is not None:
                     self.length[row], self.stop[row] = end, STRING
+
+    def is_eos(self, tokens: np.ndarray) -> np.ndarray:
+        return np.isin(tokens, self._eos)
 
     def insert(self, row: int, tokens: Sequence[int]) -> None:
         """Append tokens that the policy did not sample, and is not trained on."""

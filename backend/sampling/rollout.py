@@ -35,6 +35,7 @@ from backend.sampling.sampler import (
     step_results,
 )
 from backend.sampling.scheduler import DECODE_CHUNK, ParkedRow, Prefilled, Scheduler, WaitingQueue, to_host
+from backend.sampling.speculation import Speculation
 from backend.types import Group, Problem
 from backend.utils.errors import UserError
 from backend.utils.machine import chip
@@ -86,6 +87,7 @@ class Sampler:
         self._notes: list[str] = []
         self._compiled_steps: dict[Sampling, Callable[..., Any]] = {}
         self._grammars = GrammarCache(policy.tokenizer, policy.eos_ids, policy.split_model.vocab_size)
+        self.speculation: Speculation | None = None
         self.completions = 0  # sampled so far, evaluations included
         other_caches = {type(cache).__name__ for cache in new_prompt_cache(policy.model)} - {KVCache.__name__}
         if other_caches:
@@ -161,10 +163,14 @@ class Sampler:
         drawing = self._sampling_state(sampling, prompts, G, outputs)
         step, rows = self.compiled_step(sampling), self.rows or queue.waiting
         talk = conversations, self._read_on, lambda: poll(outputs.token_count)
-        scheduler = Scheduler(queue, outputs, uniform_NT, drawing, step, rows, self.row_costs, *talk)
+        if self.speculation is not None:
+            self.speculation.begin(prompts, G, sampling, outputs)
+        scheduler = Scheduler(queue, outputs, uniform_NT, drawing, step, rows, self.row_costs, *talk, self.speculation)
         while scheduler.schedule():
             scheduler.decode_chunk()
             poll(outputs.token_count)
+        if self.speculation is not None:
+            self.speculation.drafts.end()
         if scheduler.waits_for_memory and SHORT_OF_MEMORY not in self.slow_paths:
             self.slow_paths.append(SHORT_OF_MEMORY)
             self._notes.append(SHORT_OF_MEMORY)
@@ -227,17 +233,23 @@ class Sampler:
 
     def compiled_step(self, sampling: Sampling) -> Callable[..., Any]:
         """One compiled decoding step: feed the last tokens, write a cache column, sample the next tokens (or return
-        logits where output is constrained). Traced once per (rows, capacity); weights are inputs."""
+        logits where output is constrained). Traced once per (rows, capacity) and number of tokens a row; weights are inputs."""
         if sampling not in self._compiled_steps:
             split_model = self.fused.split_model
 
             def decode(token_B, slot, pad_B, uniform_B, column_C, keys, values, *history):
-                step = StepContext(slot, pad_B, column_C)
+                # Drafts to verify: several tokens a row, [B, N], and each row's own slot.
+                N = token_B.shape[1] if token_B.ndim == 2 else None
+                step = StepContext(slot, pad_B, column_C, N)
                 if self.fused.packs_cache:
                     cache = [PackedSlotCache(kv, step) for kv in keys]
                 else:
                     cache = [SlotCache(k, v, step) for k, v in zip(keys, values, strict=True)]
-                logits = split_model.logits(split_model.hidden(token_B[:, None], cache)[:, -1])
+                if N is None:
+                    logits = split_model.logits(split_model.hidden(token_B[:, None], cache)[:, -1])
+                else:
+                    hidden = split_model.hidden(token_B.reshape(-1, 1) if self.fused.packs_cache else token_B, cache)
+                    logits = split_model.logits(hidden.reshape(-1, hidden.shape[-1]))
                 keys, values = ([layer.arrays[i] for layer in cache if i < len(layer.arrays)] for i in (0, 1))
                 if sampling.grammar is not None:
                     return (logits,), keys, values

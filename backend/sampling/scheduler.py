@@ -9,11 +9,14 @@ A completion that waits for tools leaves the batch with its keys and values (`Pa
 then it reads the results and joins again.
 
 A layer holds keys and values [B, heads, C, head_dim], or both in `keys` as [B, heads, 2, C, head_dim]. All rows write
-the same column, `slot`; row b is real in the columns pad[b] … slot − 1.
+the same column, `slot`; row b is real in the columns pad[b] … end[b] − 1, and end[b] is `slot`. Passes that verify
+drafts (`speculation`) write each row from its own end on, and what is not accepted is written over; they leave rows of
+different ends, which `compact` aligns again.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +29,8 @@ from backend.engine.device import on_cpu
 from backend.sampling.conversations import WAIT_S, Rollout
 from backend.sampling.outputs import OPEN, CompletionBuffer
 from backend.sampling.row_costs import RowCosts
-from backend.sampling.sampler import Sampled, SamplingState
+from backend.sampling.sampler import Sampled, SampledTokens, SamplingState
+from backend.sampling.speculation import DRAFTED, Speculation
 
 DECODE_CHUNK = 8  # steps between two reads of the sampled tokens
 
@@ -48,6 +52,7 @@ class Scheduler:
         conversations: Rollout | None = None,
         read_on: Callable[[list[ParkedRow]], Prefilled] | None = None,
         poll: Callable[[], None] = lambda: None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.queue, self.outputs, self.uniform_NT = queue, outputs, uniform_NT
         self.drawing, self.step, self.row_costs = drawing, step, row_costs
@@ -57,6 +62,8 @@ class Scheduler:
         self.waits_for_memory = False  # a GPU waits: copies took too much memory
         self.latest: Sampled | None = None  # sampled and not yet read: the next step's input
         self.conversations, self.read_on, self.poll = conversations, read_on, poll
+        self.speculation = speculation
+        self.passes = 0  # of the next chunk that verify drafts; 0: it decodes step by step
         self.parked: dict[int, ParkedRow] = {}  # of completions whose tools run, or have their results
 
     def schedule(self) -> bool:
@@ -79,9 +86,10 @@ class Scheduler:
         ended = np.flatnonzero(~is_open & ~np.isin(rows.index, ready))
         keep = np.concatenate([alive, ended[: size - len(alive) - admitted]])
         has_right_columns = False
-        if not admitted and size == len(rows):
+        self.passes = self.speculation.passes(size, rows.is_ragged(alive)) if self.speculation is not None else 0
+        if not admitted and size == len(rows) and (self.passes or not rows.is_ragged(alive)):
             # Columns last for a chunk, and three quarters of them would not, without the unused ones on the left.
-            steps = self._chunk_steps(int(rows.generated[alive].min()))
+            steps = DRAFTED + 1 if self.passes else self._chunk_steps(int(rows.generated[alive].min()))
             unused = int(rows.pad[alive].min(initial=rows.slot))
             needed = capacity(rows.slot - unused + steps)
             has_right_columns = rows.slot + steps <= rows.capacity and 4 * needed > 3 * rows.capacity
@@ -103,7 +111,7 @@ class Scheduler:
             parts = zip(*pieces, strict=True)
             self.latest = type(pieces[0])(*(mx.concatenate(list(part)) for part in parts))
             mx.async_eval(*self.latest)
-            rows.compact(keep, len(alive), admissions, lengths, steps)
+            rows.compact(keep, len(alive), admissions, lengths, max(steps, self.passes * (DRAFTED + 1)))
         return True
 
     def _begin(self, count: int, ready: list[int]) -> list[AdmittedRows]:
@@ -156,13 +164,17 @@ class Scheduler:
             row = int(rows.index[place])
             # The last token may have been fed already, and others after it; it is read again with the results.
             read = int(self.outputs.length[row]) - 1
-            prompt = int(rows.slot - rows.pad[place] - rows.generated[place]) + 1
+            prompt = int(rows.lengths[place] - rows.generated[place]) + 1
             self.parked[row] = ParkedRow(*rows.copied(place, prompt + read), read)
 
     def decode_chunk(self) -> None:
-        """Decode up to DECODE_CHUNK tokens in every row, and read all but the last while the device computes."""
-        rows = self.rows
+        """Decode up to DECODE_CHUNK tokens in every row, and read all but the last while the device computes. Or verify
+        as many drafts."""
+        rows, began = self.rows, time.perf_counter()
         is_open = self.outputs.stop[rows.index] == OPEN
+        if self.passes:
+            self._verify()
+            return
         steps = self._chunk_steps(int(rows.generated[is_open].min()))
         unread = self._decode(steps)
         rows.generated = rows.generated + steps
@@ -170,6 +182,9 @@ class Scheduler:
         # continues, no chunk follows, so they are read at once.
         continues = (rows.generated[is_open] < self.outputs.max_tokens).any()
         self.outputs.append(rows.index, *to_host(unread[:-1] if continues else unread))
+        if self.speculation is not None and steps:
+            seconds = (time.perf_counter() - began) / steps
+            self.speculation.decoded(rows.index[is_open], (len(rows), rows.capacity), steps, seconds)
         self._park(np.flatnonzero(is_open & (self.outputs.stop[rows.index] != OPEN)))
 
     def _decode(self, steps: int) -> list[Sampled]:
@@ -188,7 +203,7 @@ class Scheduler:
             # then submit.
             if self.waits_for_inputs:
                 mx.eval(token_B)
-            rows.slot += 1
+            rows.end = rows.end + 1
             mx.async_eval(results, rows.keys, rows.values)
             unread.append(self.drawing.results(results, rows.index, token_B, uniform_B))
             # Arrays are allocated as they are submitted, so copies show at once.
@@ -196,6 +211,44 @@ class Scheduler:
                 self.waits_for_inputs = self.waits_for_memory = True
         self.latest = unread[-1]
         return unread
+
+    def _verify(self) -> None:
+        """Verify drafts in every row while columns last. Up to DRAFTED tokens and the one after them are new."""
+        assert self.latest is not None and self.speculation is not None
+        rows, outputs, N = self.rows, self.outputs, DRAFTED + 1
+        latest = [np.array(part) for part in self.latest]
+        for _ in range(self.passes):
+            is_open = outputs.stop[rows.index] == OPEN
+            if not is_open.any() or rows.slot + N > rows.capacity:
+                break
+            began = time.perf_counter()
+            column_BN = np.minimum(rows.generated[:, None] + np.arange(N), self.uniform_NT.shape[1] - 1)
+            uniform_BN = self.uniform_NT[rows.index[:, None], column_BN]
+            token_BN = np.zeros((len(rows), N), np.int32)
+            token_BN[:, 0] = latest[0]
+            drafts = self.speculation.drafts.drafts(rows.index[is_open], latest[0][is_open], uniform_BN[is_open])
+            if drafts is None:
+                token_BN, uniform_BN = token_BN[:, :1], uniform_BN[:, :1]
+            else:
+                token_BN[is_open, 1:] = drafts
+            tokens, ends = mx.array(token_BN), mx.array(rows.end.astype(np.int32))
+            results, rows.keys, rows.values = self.step(
+                tokens, ends, rows.pad_B, mx.array(uniform_BN.flatten()), rows.column_C, rows.keys, rows.values
+            )
+            mx.eval(results, rows.keys, rows.values)
+            drawn = [np.array(part).reshape(token_BN.shape) for part in results]
+            accepted_B = np.cumprod(drawn[0][:, :-1] == token_BN[:, 1:], axis=1).sum(axis=1)
+            # The last new token is the next pass's first input, and read with that pass; unless it ends its row.
+            read = (np.concatenate([last[:, None], new[:, :-1]], 1).T for last, new in zip(latest, drawn, strict=True))
+            outputs.append(rows.index, *read, count_B=1 + accepted_B)
+            latest = [part[np.arange(len(rows)), accepted_B] for part in drawn]
+            rows.end = rows.end + np.where(is_open, 1 + accepted_B, 0)
+            rows.generated = rows.generated + np.where(is_open, 1 + accepted_B, 0)
+            ends_B = outputs.is_eos(latest[0]) | (rows.generated >= outputs.max_tokens)
+            outputs.append(rows.index[ends_B], *(part[None, ends_B] for part in latest))
+            shape, drafted = (len(rows), rows.capacity), token_BN.shape[1] - 1
+            self.speculation.verified(accepted_B[is_open], shape, drafted, time.perf_counter() - began)
+        self.latest = SampledTokens(*map(mx.array, latest))
 
     def _chunk_steps(self, fewest_generated: int) -> int:
         return min(DECODE_CHUNK, self.outputs.max_tokens - fewest_generated)
@@ -307,7 +360,7 @@ class KVRows:
         self.index = np.zeros(0, np.int64)  # the completion of each row
         self.generated = np.zeros(0, np.int64)  # tokens sampled in each row
         self.pad = np.zeros(0, np.int64)
-        self.slot = 0  # the next token's column
+        self.end = np.zeros(0, np.int64)  # the column of each row's next token
         self.keys: list[mx.array] = []
         self.values: list[mx.array] = []
         self.pad_B = mx.zeros(0, mx.int32)  # `pad` on the device
@@ -317,8 +370,17 @@ class KVRows:
         return len(self.index)
 
     @property
+    def slot(self) -> int:
+        """The next token's column, of the row with the most."""
+        return int(self.end.max(initial=0))
+
+    def is_ragged(self, alive: np.ndarray) -> bool:
+        """Whether the rows `alive` end in different columns."""
+        return bool((self.end[alive] != self.slot).any())
+
+    @property
     def lengths(self) -> np.ndarray:
-        return self.slot - self.pad
+        return self.end - self.pad
 
     @property
     def capacity(self) -> int:
@@ -349,12 +411,21 @@ class KVRows:
         lengths = [self.lengths[keep][:alive], *(admitted.lengths for admitted in admissions)]
         slot = int(np.concatenate(lengths).max())
         columns = capacity(slot + free_columns)
+        before = self.slot
+        # Rows that end before it are turned round, so that all end there.
+        turned_BC = (np.arange(before) + self.end[keep][:, None]) % before if self.is_ragged(keep) else None
         # With every row kept in order a slice will do; a gather would copy the layer once more.
         keeps_all = len(keep) == len(self) and (keep == np.arange(len(self))).all()
 
         def compacted(old: list[mx.array], admitted: list[list[mx.array]], layer: int) -> mx.array:
-            filled = old[layer][..., : self.slot, :] if len(keep) else mx.zeros(0)
-            pieces = [_aligned(filled if keeps_all else filled[mx.array(keep)], slot, columns)] if len(keep) else []
+            pieces: list[mx.array] = []
+            if len(keep):
+                filled = old[layer][..., :before, :]
+                filled = filled if keeps_all else filled[mx.array(keep)]
+                if turned_BC is not None:
+                    index = mx.array(turned_BC.reshape(len(keep), *[1] * (filled.ndim - 3), before, 1))
+                    filled = mx.take_along_axis(filled, mx.broadcast_to(index, filled.shape), axis=-2)
+                pieces.append(_aligned(filled, slot, columns))
             for source, arrays in zip(admissions, admitted, strict=True):
                 pieces.append(_aligned(arrays[layer][mx.array(source.prompt)], slot, columns))
             return mx.concatenate(pieces) if len(pieces) > 1 else pieces[0]
@@ -378,7 +449,7 @@ class KVRows:
         self.generated = np.concatenate([self.generated[keep], *generated])
         # Ended rows may be longer than `slot`: their padding is 0, not negative.
         self.pad = np.maximum(slot - lengths, 0)
-        self.slot, self.pad_B, self.column_C = slot, mx.array(self.pad.astype(np.int32)), mx.arange(columns)
+        self.end, self.pad_B, self.column_C = np.full(len(self), slot), mx.array(self.pad.astype(np.int32)), mx.arange(columns)
 
 
 def _copied(
