@@ -67,6 +67,8 @@ _NOT_DIVIDED = {
         ("tools_file", "environment", "mcp_servers"),
         "The machines of a divided model cannot wait for tools; set Parallelism to Prompts.",
     ),
+    "use_speculative_decoding": "The machines of a divided model draw each token together; switch Speculative decoding "
+    "off.",
     "sync_ref_model": "With a model divided among machines the reference stays the base model; switch Reference "
     "follows off.",
 }

@@ -93,8 +93,8 @@ class SlotCache:
 
 
 class PackedSlotCache:
-    """A layer's keys and values in one array [B, J, 2, C, d], for `DecodingBlock`, to which each token is a row. Metal's
-    attention copies arrays whose (row, head) pairs lie at uneven distances; here they do not."""
+    """A layer's keys and values in one array [B, J, 2, C, d], for `DecodingBlock`, to which each token is a row of its
+    own. Metal's attention copies arrays whose (row, head) pairs lie at uneven distances; here they do not."""
 
     def __init__(self, kv: mx.array, step: StepContext) -> None:
         self.kv, self.step, self.offset = kv, step, step.position_B

@@ -29,6 +29,7 @@ OCCASIONAL_METRICS = (
     *("sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max"),
     *(f"sampling/importance_sampling_ratio/{kind}" for kind in ("min", "mean", "max")),
     *(f"self_distillation/{name}" for name in ("loss", "reprompted", "solved_groups", "too_long")),
+    *("speculation/accepted", "speculation/share"),
     *("tools/call_frequency", "tools/failure_frequency", "tools/turns", "tools/dropped_frequency"),
 )
 """Metrics that only some steps have, besides `METRICS`."""

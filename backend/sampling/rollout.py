@@ -87,7 +87,7 @@ class Sampler:
         self._notes: list[str] = []
         self._compiled_steps: dict[Sampling, Callable[..., Any]] = {}
         self._grammars = GrammarCache(policy.tokenizer, policy.eos_ids, policy.split_model.vocab_size)
-        self.speculation: Speculation | None = None
+        self.speculation: Speculation | None = None  # set after the tools (`speculation_of`)
         self.completions = 0  # sampled so far, evaluations included
         other_caches = {type(cache).__name__ for cache in new_prompt_cache(policy.model)} - {KVCache.__name__}
         if other_caches:
@@ -163,14 +163,15 @@ class Sampler:
         drawing = self._sampling_state(sampling, prompts, G, outputs)
         step, rows = self.compiled_step(sampling), self.rows or queue.waiting
         talk = conversations, self._read_on, lambda: poll(outputs.token_count)
-        if self.speculation is not None:
-            self.speculation.begin(prompts, G, sampling, outputs)
-        scheduler = Scheduler(queue, outputs, uniform_NT, drawing, step, rows, self.row_costs, *talk, self.speculation)
+        speculation = self.speculation
+        if speculation is not None:
+            speculation.begin(prompts, G, sampling, outputs)
+        scheduler = Scheduler(queue, outputs, uniform_NT, drawing, step, rows, self.row_costs, *talk, speculation)
         while scheduler.schedule():
             scheduler.decode_chunk()
             poll(outputs.token_count)
-        if self.speculation is not None:
-            self.speculation.drafts.end()
+        if speculation is not None:
+            speculation.drafts.end()
         if scheduler.waits_for_memory and SHORT_OF_MEMORY not in self.slow_paths:
             self.slow_paths.append(SHORT_OF_MEMORY)
             self._notes.append(SHORT_OF_MEMORY)
@@ -233,7 +234,8 @@ class Sampler:
 
     def compiled_step(self, sampling: Sampling) -> Callable[..., Any]:
         """One compiled decoding step: feed the last tokens, write a cache column, sample the next tokens (or return
-        logits where output is constrained). Traced once per (rows, capacity) and number of tokens a row; weights are inputs."""
+        logits where output is constrained). Traced once per rows, capacity and tokens of a row; weights are
+        inputs."""
         if sampling not in self._compiled_steps:
             split_model = self.fused.split_model
 

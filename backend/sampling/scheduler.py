@@ -449,7 +449,8 @@ class KVRows:
         self.generated = np.concatenate([self.generated[keep], *generated])
         # Ended rows may be longer than `slot`: their padding is 0, not negative.
         self.pad = np.maximum(slot - lengths, 0)
-        self.end, self.pad_B, self.column_C = np.full(len(self), slot), mx.array(self.pad.astype(np.int32)), mx.arange(columns)
+        self.end, self.column_C = np.full(len(self), slot), mx.arange(columns)
+        self.pad_B = mx.array(self.pad.astype(np.int32))
 
 
 def _copied(

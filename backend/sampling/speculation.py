@@ -18,14 +18,20 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.cache import KVCache
 
+from backend.config.config import Config
 from backend.engine.caches import SlotCache, StepContext, new_prompt_cache
 from backend.engine.chunk_sizes import PREFILL_TOKENS, capacity
 from backend.engine.device import on_cpu
 from backend.engine.graph import compiled_by_shape
+from backend.engine.model_probe import split
 from backend.engine.output_layer import SplitModel
+from backend.models.loading import load_model
+from backend.models.policy import cast
 from backend.sampling.outputs import CompletionBuffer
 from backend.sampling.row_costs import RowCosts
 from backend.sampling.sampler import Sampling, sample_tokens
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 DRAFTED = 3  # tokens of a draft
 
@@ -72,7 +78,7 @@ class Speculation:
             return 0
         margin = 1.0 if is_ragged else MARGIN
         if verified is not None and 1 + self._accepted > margin * verified / step:
-            self._trials.pop(rows, None)
+            self._trials[rows] = 0, self._rollout + 1
             return PASSES
         trials, next_rollout = self._trials.get(rows, (0, 0))
         if is_ragged or self._rollout < next_rollout or (self.drafts.is_free and 1 + self._accepted < MARGIN):
@@ -85,12 +91,10 @@ class Speculation:
         `index`."""
         self.counts[0] += steps
         rows = shape[0]
-        if rows > self.most_rows:
-            return
-        self._measure((rows, False), shape, seconds)
-        self._measured_at[rows] = self._rollout
-        for row in index.tolist():
-            self._average(*self.drafts.would_accept(row, steps))
+        if rows <= self.most_rows:
+            self._measure((rows, False), shape, seconds)
+            self._measured_at[rows] = self._rollout
+        self._average(*self.drafts.would_accept(index if rows <= self.most_rows else index[:0], steps))
 
     def verified(self, accepted_B: np.ndarray, shape: tuple[int, int], drafted: int, seconds: float) -> None:
         """Called after a pass over drafts of `drafted` tokens (0: there were none)."""
@@ -115,6 +119,39 @@ class Speculation:
         return {"speculation/accepted": accepted / max(drafts, 1), "speculation/share": passes / max(steps, 1)}
 
 
+def speculation_of(config: Config, policy: Any, sampler: Any, note: Callable[[str], None]) -> Speculation | None:
+    """The speculation of a run; None where it has none, and `note` takes the reason. Raises UserError for its draft
+    model."""
+    if not config.use_speculative_decoding:
+        return None
+    reasons = {
+        "completions wait for tools": sampler.tools is not None,
+        "penalties depend on every token before": config.penalises,
+        "output is constrained": config.holds_output,
+        "this model's completions are decoded one group at a time": not sampler.has_continuous_batching,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            note(f"Speculative decoding is off: {reason}.")
+            return None
+    drafts = draft_model(config, policy) if config.draft_model_path else NGrams()
+    return Speculation(drafts, sampler.row_costs)
+
+
+def draft_model(config: Config, policy: Any) -> DraftModel:
+    """The configured draft model. Raises UserError."""
+    name, setting = config.draft_model_path, "draft_model_path"
+    model, tokenizer, _ = load_model(name, setting)
+    if tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        raise UserError(setting, f"The draft model {quote(name, 60)} has other tokens than {quote(config.model, 60)}.")
+    if any(type(cache) is not KVCache for cache in new_prompt_cache(model)):
+        raise UserError(setting, f"The draft model {quote(name, 60)} cannot take back what it has read; use another.")
+    cast(model, config.dtype)
+    model.freeze()
+    model.eval()
+    return DraftModel(model, split(model))
+
+
 class Drafts(Protocol):
     """Proposes tokens. `is_free`: `would_accept` says how good drafts would be."""
 
@@ -128,9 +165,9 @@ class Drafts(Protocol):
         """Called after it."""
         ...
 
-    def would_accept(self, row: int, count: int) -> tuple[int, int]:
-        """The last `count` tokens of a completion were decoded without drafts: how many drafts could have been made
-        before one of them, and how many tokens of those would have been accepted in all."""
+    def would_accept(self, index: np.ndarray, count: int) -> tuple[int, int]:
+        """The last `count` tokens were decoded without drafts: of the completions `index`, how many drafts could have
+        been made before one of them, and how many tokens of those would have been accepted in all."""
         ...
 
     def drafts(self, index: np.ndarray, latest_B: np.ndarray, uniform_BN: np.ndarray) -> np.ndarray | None:
@@ -175,17 +212,19 @@ class NGrams:
         text.read(row, self._outputs.tokens(row, text.length(row)))
         return text.after([*text.last(row), latest])
 
-    def would_accept(self, row: int, count: int) -> tuple[int, int]:
-        text, tokens = self._text(row // self._G), self._outputs.tokens(row)
-        start = max(text.length(row), len(tokens) - count)
-        text.read(row, tokens[text.length(row) : start])
-        accepted = 0
-        for place in range(start, len(tokens)):
-            draft = text.after(text.last(row))
-            pairs = enumerate(zip(draft, tokens[place:], strict=False))
-            accepted += next((i for i, (x, y) in pairs if x != y), min(len(draft), len(tokens) - place))
-            text.read(row, [tokens[place]])
-        return len(tokens) - start, accepted
+    def would_accept(self, index: np.ndarray, count: int) -> tuple[int, int]:
+        drafts = accepted = 0
+        for row in index.tolist():
+            text, tokens = self._text(row // self._G), self._outputs.tokens(row)
+            start = max(text.length(row), len(tokens) - count)
+            text.read(row, tokens[text.length(row) : start])
+            drafts += len(tokens) - start
+            for place in range(start, len(tokens)):
+                draft = text.after(text.last(row))
+                pairs = enumerate(zip(draft, tokens[place:], strict=False))
+                accepted += next((i for i, (x, y) in pairs if x != y), min(len(draft), len(tokens) - place))
+                text.read(row, [tokens[place]])
+        return drafts, accepted
 
     def _text(self, p: int) -> _Text:
         if p not in self._texts:
@@ -254,7 +293,7 @@ class DraftModel:
     def end(self) -> None:
         self._index, self._keys, self._values = self._none, [], []
 
-    def would_accept(self, row: int, count: int) -> tuple[int, int]:
+    def would_accept(self, index: np.ndarray, count: int) -> tuple[int, int]:
         self.end()  # the caches lack these tokens
         return 0, 0
 
@@ -298,7 +337,7 @@ class DraftModel:
         chunk = max(1, PREFILL_TOKENS // len(texts))
         for start in range(0, longest, chunk):
             self._split_model.hidden(tokens[:, start : start + chunk], cache)
-            mx.eval([layer.state for layer in cache])
-        keys, values = zip(*(layer.state for layer in cache), strict=True)
+            mx.eval([(layer.keys, layer.values) for layer in cache])
+        keys, values = ([getattr(layer, name)[..., :longest, :] for layer in cache] for name in ("keys", "values"))
         more = [(0, 0), (0, 0), (0, columns - longest), (0, 0)]
         self._keys, self._values = ([mx.pad(array, more) for array in arrays] for arrays in (keys, values))

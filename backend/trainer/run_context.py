@@ -25,6 +25,7 @@ from backend.runs.steering import stage_configs
 from backend.sampling.conversations import Tools
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
+from backend.sampling.speculation import speculation_of
 from backend.tools.host import NO_TOOLS, ToolHost
 from backend.trainer.evaluation.evaluate import evaluation_metrics, sample_of, scored_groups
 from backend.trainer.machine import StepSize
@@ -193,6 +194,8 @@ class RunContext(StepContext):
         """
         count, dynamic = config.prompts_per_step, config.dynamic_sampling
         kept, without_gradient, logged = list[Group](), list[Group](), dict[str, float]()
+        speculation = self.rollout.speculation
+        counts = speculation.counts.copy() if speculation is not None else None
         for _ in range(config.dynamic_sampling_rounds if dynamic else 1):
             position = self.prompt_stream.cursor  # with the seed, it fixes the random numbers of these completions
             problems, already = self.prompt_stream.take(count - len(kept)), len(work.groups)
@@ -207,6 +210,8 @@ class RunContext(StepContext):
         metrics = {"rollout_tokens_per_second": work.timer.rate(tokens, "rollout")}
         if dynamic:
             metrics["dynamic_sampling/prompts"] = len(sampled)
+        if speculation is not None and counts is not None:
+            metrics |= speculation.metrics(counts)
         work.groups[:] = sampled[:count]
         if config.self_distillation_weight:
             tools = self.rollout.tools
@@ -387,6 +392,7 @@ def step_parts(
     limits = learner_limits(plan, most), rollout_limits(plan, most)
     learner, rollout = (engine or Engine()).build(policy, config, scoring.steps, *limits)
     rollout.tools = Tools.of(config, tools, policy.tokenizer)
+    rollout.speculation = speculation_of(config, policy, rollout, note)
     return {
         "policy": policy,
         "learner": learner,

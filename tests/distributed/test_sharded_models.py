@@ -21,7 +21,7 @@ QWEN3_32B = (
 
 def test_what_cannot_be_trained_divided_is_refused() -> None:
     refused: dict[str, Any] = {"parallelism": "pipeline", "dropout": 0.1, "modules_to_save": ["norm"]}
-    refused |= {"reference_model_path": "another", "sync_ref_model": True}
+    refused |= {"reference_model_path": "another", "sync_ref_model": True, "use_speculative_decoding": True}
     for setting, value in (*refused.items(), ("train_type", "dora"), ("train_type", "full")):
         raw = {"model": "m", "data": "d", "hosts": "hosts.json", "parallelism": "tensor", "beta": 0.1, setting: value}
         (fault,) = [fault for fault in problems(raw) if fault.setting == setting]

@@ -96,6 +96,12 @@ class GrpoFields(BaseModel):
     text."""
     output_schema: str = _sampling("", "Output schema", kind="prose")
     """Constrains completions to JSON of this JSON schema, as text or a file. Empty: free text."""
+    use_speculative_decoding: bool = _sampling(False, "Speculative decoding")
+    """Drafts the next tokens of the last few completions of a step and checks them together. Tokens stay the same; used
+    only while it is faster."""
+    draft_model_path: str = _sampling("", "Draft model", kind="model", when=("use_speculative_decoding", (True,)))
+    """Small model with the same tokenizer that drafts. Empty: what followed the same words in the prompt and in its
+    other completions."""
     epsilon: float = _policy(1e-4, "Epsilon", between=(0, 1))
     """Clip range below 1: how far the ratio may fall."""
     epsilon_high: float | None = _policy(None, "Epsilon high", above=(0, 1_000_000))

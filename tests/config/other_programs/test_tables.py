@@ -84,7 +84,6 @@ def test_a_word_without_effect_says_why_and_leaves_nothing_behind() -> None:
 @pytest.mark.parametrize(
     ("raw", "why"),
     [
-        ({"use_speculative_decoding": True}, "there is no draft model yet"),
         ({"lr_scheduler_kwargs": {"min_lr": 1e-6}}, "it shapes the schedule of lr_scheduler_type"),
         ({"trust_remote_code": True}, NO_REMOTE_CODE),
         ({"model_init_kwargs": {"trust_remote_code": True}}, NO_REMOTE_CODE),
