@@ -14,7 +14,7 @@ import yaml
 
 from backend.config.config import SETTINGS, Config
 from backend.config.other_programs.keys import Translated, plain
-from backend.config.other_programs.trl import TRL
+from backend.config.other_programs.trl import SDPO_TABLE, TRL
 from backend.config.setting import NEVER
 from backend.config.updates import OWN, final_rate, warmup_updates
 from backend.models.adapter_types import adapter_scale
@@ -51,6 +51,7 @@ AS_TRL_DOES = {"num_layers": -1, "val_batches": -1}
 INSTEAD = {
     "adapter": "the run begins with new adapters; export their run with --format original, and name it as the model",
     "reference_model_path": "the reference is the model itself as it was before training",
+    "distillation_weight": "TRL's GRPO has no self-distillation; its experimental SDPOTrainer does",
     "log_kl": "TRL computes no KL without a KL weight",
     "kl_estimator": "TRL has Schulman's k3",
     "ratio_against": "the ratio is against the policy that sampled",
@@ -65,7 +66,8 @@ INSTEAD = {
     "fuse": "the adapter is saved by itself; PEFT's merge_and_unload merges it",
 }
 """Setting without a counterpart in TRL → what happens instead, where that is worth saying."""
-_CARRIED = {key for fate in TRL.words.values() if isinstance(fate, Translated) for key in fate.settings} | {
+_OF_GRPO = {word: fate for title, table in TRL.sections.items() if title != SDPO_TABLE for word, fate in table.items()}
+_CARRIED = {key for fate in _OF_GRPO.values() if isinstance(fate, Translated) for key in fate.settings} | {
     *("scale", "tracker_run_name", "output_schema")
 }
 _UNLESS_DEFAULT = (
@@ -160,7 +162,7 @@ def into_trl(config: Config) -> TrlSettings:
     """Every setting as TRL has it. Reads no files and refuses nothing: what TRL lacks is listed."""
     to = TrlSettings(config)
     renamed: dict[str, str] = {}
-    for word, fate in TRL.words.items():
+    for word, fate in _OF_GRPO.items():
         if isinstance(fate, Translated) and len(fate.settings) == 1 and not fate.is_converted and not fate.is_switch:
             renamed.setdefault(fate.settings[0], word)
     for key, word in renamed.items():

@@ -58,7 +58,7 @@ class Refused:
         text = str(value).strip().lower()
         if any(off is True for off in self.off):  # always on here: false asks for something else
             return text in ASKS_FOR_NOTHING
-        return text not in ASKS_FOR_NOTHING and text not in [str(off).lower() for off in self.off]
+        return text not in ASKS_FOR_NOTHING and text not in [str(off).strip().lower() for off in self.off]
 
 
 Word = Translated | IgnoredKey | Refused

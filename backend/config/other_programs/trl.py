@@ -34,6 +34,8 @@ _MOST = MOST_COMPLETIONS**2
 """Completions of an update: as many as Batch and Gradient accumulation allow together."""
 _TRL_PROMPT, _OUR_MAX_SEQ = 512, 2048
 """Tokens of a prompt in TRL's former default; our default of max_seq_length."""
+SDPO_TABLE = "Self-distillation (SDPOConfig of trl.experimental)"
+_SDPO = {*TABLES["trl"][SDPO_TABLE]["same"].split(), *TABLES["trl"][SDPO_TABLE]["converted"]}
 SCHEDULES = {name: ours for ours, names in TABLES["schedules"].items() for name in names.split()}
 """transformers' name of a schedule → ours."""
 _POLYNOMIAL_END = 1e-7
@@ -330,6 +332,20 @@ def _generation(to: Translator) -> None:
         to.fill("sampling_correction", "sequence_mask" if mode is None else mode, "vllm_importance_sampling_mode")
 
 
+def _self_distillation(to: Translator) -> None:
+    """SDPOConfig with its own defaults. Its `ema` is here a reference that follows; its loss has no KL term."""
+    if to.program != "trl" or not _SDPO.intersection(to.written):
+        return
+    to.values.setdefault("distillation_weight", 1.0)
+    kind = str(to.take("teacher_model_kind") or "ema").strip().lower()
+    rate, steps = to.number("teacher_update_rate"), to.number("teacher_sync_steps", whole=True)
+    to.fill("teacher_model_kind", "base" if kind == "ema" else kind, "teacher_model_kind")
+    if kind == "ema" and to.peek("distillation_weight", default=1.0):
+        to.fill("sync_ref_model", True, "teacher_model_kind")
+        to.fill("ref_model_mixup_alpha", 0.05 if rate is None else rate, "teacher_update_rate")
+        to.fill("ref_model_sync_steps", int(steps or 1), "teacher_sync_steps")
+
+
 def _best(to: Translator) -> None:
     if (metric := to.take("metric_for_best_model")) is not None:
         name = str(metric).strip()
@@ -363,7 +379,7 @@ TRL = OtherProgram(
     sections=tables_of("trl"),
     regroups=(
         *(_batches, _length, _rhythm, _optimizer, _schedule, _model, peft.peft_config),
-        *(_adapters, _dataset, _rewards, _generation, _best),
+        *(_adapters, _dataset, _rewards, _generation, _self_distillation, _best),
     ),
     defaults=_defaults,
 )

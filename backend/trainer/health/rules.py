@@ -297,6 +297,18 @@ def kl_exploding(recent: Recent, rule: Rule) -> Finding | None:
 
 
 @rule()
+def self_distillation_idle(recent: Recent, rule: Rule) -> Finding | None:
+    shares = recent.values(rule.metric)
+    if len(shares) < WINDOW or max(shares) > rule.threshold:
+        return None
+    return rule.finding(
+        0.0,
+        f"No completion of the last {WINDOW} steps had a teacher: none reached a reward of "
+        f"{recent.setting('success_reward_threshold'):g}, or what it was shown did not fit Max Seq.",
+    )
+
+
+@rule()
 def moving_fast(recent: Recent, rule: Rule) -> Finding | None:
     if (clipped := rule.mean_above(recent)) is None:
         return None

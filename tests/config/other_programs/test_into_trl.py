@@ -111,6 +111,7 @@ def test_a_fall_that_ends_with_the_run_is_transformers_own() -> None:
         ),
         ({"load_best_at_end": True, "save_every": 3, "steps_per_eval": 2}, "load_best_model_at_end", None, ""),
         ({"dynamic_sampling": True}, "dynamic_sampling", None, "dynamic_sampling"),
+        ({"distillation_weight": 0.5}, "distillation_weight", None, "distillation_weight"),
     ],
 )
 def test_what_trl_lacks_is_listed(raw: dict[str, Any], word: str, value: Any, setting: str) -> None:

@@ -172,6 +172,15 @@ def test_what_has_no_counterpart_is_one_sentence(raw: dict[str, Any], says: str)
         ),
         ({SCHEDULE: "constant"}, {"lr_schedule": "constant"}),
         ({"optim": "paged_adamw_8bit"}, {"optimizer": "adamw", "optimizer_bits": "8"}),
+        (
+            {BATCH: 8, "success_reward_threshold": 0.9},  # of SDPOConfig, whose teacher is `ema`
+            {"distillation_weight": 1.0, "teacher_model_kind": "base", "sync_ref_model": True}
+            | {"ref_model_mixup_alpha": 0.05, "ref_model_sync_steps": 1, "success_reward_threshold": 0.9},
+        ),
+        (
+            {BATCH: 8, "teacher_model_kind": "live", "distillation_weight": 0.5},
+            {"distillation_weight": 0.5, "teacher_model_kind": "live"},
+        ),
         ({"optim": "lion_32bit", "optim_args": "beta1=0.8"}, {"optimizer": "lion", "adam_beta1": "0.8"}),
         ({"adafactor": True}, {"optimizer": "adafactor"}),
         ({"use_peft": True, "lora_r": 8, "lora_alpha": 16}, {"train_type": "lora", "rank": 8, "lora_alpha": 16}),
