@@ -85,6 +85,9 @@ class Case:
             made.append(
                 Group(problem, [Completion(row, [-1.0] * len(row), "", "length", advantage=a) for row, a in rows])
             )
+            for completion in made[-1].completions if self.settings.get("distillation_weight") else ():
+                room = self.settings["max_seq_length"] - self.completion
+                completion.teacher_prompt = rng.integers(2, 300, room).tolist()
         return made
 
 
@@ -133,6 +136,7 @@ EXPERTS = {"arch": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe
 EXPERTS |= {"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True}
 QWEN = {"hidden": 1024, "layers": 4, "vocab_size": 151936, "num_attention_heads": 16, "num_key_value_heads": 8}
 QWEN |= {"head_dim": 128, "intermediate_size": 3072}
+FEEDBACK = {"distillation_weight": 0.5, "include_environment_feedback": True, "max_seq_length": 1024}
 FULL, DORA, RECOMPUTED = {"train_type": "full"}, {"train_type": "dora"}, {"grad_checkpoint": True}
 
 CASES = (
@@ -158,6 +162,7 @@ CASES = (
     Case("Qwen3-0.6B, 4 layers", QWEN | {"dtype": "bfloat16"}, {"dtype": "float32", "beta": 0.1}, completion=32),
     Case("4 bits, expanded", {"bits": 4, "layers": 3}, {"dtype": "float32"}, group=4, completion=64),
     Case("4 bits, small", {"bits": 4, "layers": 2}, group=4, prompt=32, completion=48),
+    Case("self-distillation, long feedback", {}, FEEDBACK, group=4, prompt=16, completion=32),
     Case("4 bits, bf16, DoRA", {"bits": 4, "dtype": "bfloat16", "layers": 2}, DORA, group=4, completion=48),
     Case(
         "two layers, q and v, dropout",

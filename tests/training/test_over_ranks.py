@@ -46,9 +46,9 @@ def config_of(model: Path, **settings: Any) -> Config:
     return parse({"model": str(model)} | BASE | settings).model_copy(update={"grpo_loss_type": loss})
 
 
-def random_groups(seed: int) -> list[Group]:
+def random_groups(seed: int, *, taught: bool = False) -> list[Group]:
     """A step's groups, of unequal lengths; the second has no signal, and one completion of the third ran into the
-    limit."""
+    limit. `taught`: all but the first completions of each group have a teacher."""
     rng = np.random.default_rng(seed)
     groups: list[Group] = []
     for index in range(P):
@@ -59,6 +59,7 @@ def random_groups(seed: int) -> list[Group]:
             logps, kept = rng.normal(-5.8, 0.2, len(tokens)).tolist(), [-0.1] * len(tokens)
             end = "length" if index == 2 and i == 0 else "eos"
             group.completions.append(Completion(tokens, logps, "", end, log_kept=kept, advantage=float(advantage)))
+            group.completions[-1].teacher_prompt = [*group.problem.tokens, 3, *tokens] if taught and i else []
         groups.append(group)
     return groups
 
@@ -72,8 +73,8 @@ def learned(config: Config, ranks: Collectives = ALONE, speeds: list[float] | No
     learner = grpo_learner(policy, config, steps)
     learner.forward.ranks, learner.forward.speeds = ranks, speeds or []
     metrics = [
-        learner.learn(pack(random_groups(seed), pad_id=policy.pad_id, mask_truncated_completions=True))
-        for seed in range(steps)
+        learner.learn(pack(groups, pad_id=policy.pad_id, mask_truncated_completions=True))
+        for groups in (random_groups(seed, taught=bool(config.distillation_weight)) for seed in range(steps))
     ]
     metrics.append(learner.held_out_metrics(pack(random_groups(9), pad_id=policy.pad_id)))
     arrays = policy.trainable()
@@ -113,7 +114,7 @@ EVERYTHING = (
     {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 2, "batch_size": P // 2}
     | {"beta": 0.05, "epsilon": 5e-3, "sampling_correction": "token_truncate", "sampling_correction_max": 1.5}
     | {"top_entropy_quantile": 0.5, "entropy_adaptive": True, "entropy_coef": 0.01, "entropy_target": 10.0}
-    | {"record_tokens": True}
+    | {"record_tokens": True, "distillation_weight": 0.5}
 )
 
 

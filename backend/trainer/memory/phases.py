@@ -44,6 +44,8 @@ row and column statistics (arXiv:1804.04235)."""
 
 EIGHT_BIT_BYTES = 1 + 4 / 256  # a number of an 8-bit optimizer state, with its part of a block's float32
 
+TEMPLATE_TOKENS = 64  # of what self-distillation writes around a solution
+
 QUANTIZED = {"4": (4, 64, "affine"), "6": (6, 64, "affine"), "8": (8, 64, "affine"), "mxfp4": (4, 32, "mxfp4")}
 
 
@@ -308,6 +310,9 @@ class MemoryModel:
         else:
             activations, logits = self._backward(rows, read_together, plan)
             shared = 0
+        if config.self_distillation_weight:
+            teacher, of_rows = self._teacher_pass(plan)
+            activations, logits, shared = max((activations, logits, shared), (teacher, of_rows, 0), key=sum)
         trainable = self.trainable()
         # The sum of earlier gradients is alive beside a backward pass only where another pass came before it.
         gradients = trainable if passes > 1 or is_shared else 0
@@ -325,6 +330,19 @@ class MemoryModel:
             activations, logits, gradients, shared, kept = 0, 0, update, 0, kept_all
         sizes = {"gradients": gradients, "activations": activations, "logits": logits, "prompts": shared, "kept": kept}
         return self._phase(sizes, gradients + activations + logits + shared)
+
+    def _teacher_pass(self, plan: MemoryPlan) -> tuple[int, int]:
+        """(activations, logits) of self-distillation's pass without gradient: keys and values of all layers, and one
+        layer's temporaries. A prompt shows a solution; with feedback it may be as long as `max_seq_length` allows."""
+        longest, completion = self.config.max_seq_length, self.completion
+        prompt = longest - completion
+        if not self.config.include_environment_feedback:
+            prompt = min(prompt, self.prompt + completion + TEMPLATE_TOKENS)
+        rows = max(1, min(plan.micro_batch_tokens // (prompt + completion), self.completions))
+        tokens, heads = rows * (prompt + completion), rows * self.shape.heads
+        scores = 3 * FLOAT_BYTES * heads * prompt * attention_block(heads, prompt, prompt, self.gpu)
+        temporaries = max(scores, 4 * self.mlp_width(self.shape.layers[-1]) * tokens * self.width)
+        return self.cache(1, tokens) + temporaries, self._logits(rows * completion, plan)
 
     def _backward(self, rows: int, prompts: int, plan: MemoryPlan) -> tuple[int, int]:
         """(activations, logits) at the peak of a pass with gradient over `rows` completions, and `prompts` that are
