@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook
@@ -64,6 +64,7 @@ def format_number(value: float | None, *, signed: bool = False) -> str:
 
 METRICS = {
     "reward": ("reward", ""),
+    "loss": ("loss", ""),
     "reward_std": ("± std", ""),
     "kl": ("KL", ""),
     "clip_ratio_total": ("clipped", ""),
@@ -75,13 +76,20 @@ METRICS = {
 """Metric → its label before the number, and its unit after it."""
 
 
+def shown_metrics(metrics: Mapping[str, Any]) -> list[str]:
+    """Keys of METRICS to show beside these: the loss of runs without rewards, the reward of others."""
+    has_rewards = "reward" in metrics or "loss" not in metrics
+    others = ("loss",) if has_rewards else ("reward", "reward_std", "kl", "clip_ratio_total")
+    return [key for key in METRICS if key not in others]
+
+
 def show_line(console: Console, every: int, event: Event) -> None:
     """Print a line every `every` steps, and for each note, warning and evaluation."""
     if sentence := sentence_of(event):
         print_line(console, sentence)
     elif event["kind"] == "step" and event["step"] % every == 0:
-        values = {key: format_number(event["metrics"].get(key)) for key in METRICS}
-        numbers = "  ".join(f"{label} {values[key]}{unit}".strip() for key, (label, unit) in METRICS.items())
+        values = {key: format_number(event["metrics"].get(key)) for key in shown_metrics(event["metrics"])}
+        numbers = "  ".join(f"{METRICS[key][0]} {value}{METRICS[key][1]}".strip() for key, value in values.items())
         print_line(console, f"step {event['step']}  {numbers}")
 
 
@@ -112,7 +120,8 @@ class LiveDisplay(Progress):
 
     def get_renderables(self) -> Iterator[RenderableType]:
         table = new_table("", "now", "at first", pad_edge=False)
-        for key, (label, unit) in METRICS.items():
+        for key in shown_metrics(self.last):
+            label, unit = METRICS[key]
             table.add_row(label or unit.strip(), *(format_number(of.get(key)) for of in (self.last, self.first)))
         yield table
         yield from super().get_renderables()
@@ -126,13 +135,14 @@ def sentence_of(event: Event) -> str:
         case "health":
             return f"{event['sentence']} {event.get('advice', '')}".strip()
         case "eval":
-            rewards = [f"{format_number(event['metrics'].get('reward'))} ({event.get('split', 'valid')})"]
-            rewards += [
-                f"{format_number(value)} ({name.removesuffix('/reward')})"
+            score = "reward" if "reward" in event["metrics"] or "loss" not in event["metrics"] else "loss"
+            values = [f"{format_number(event['metrics'].get(score))} ({event.get('split', 'valid')})"]
+            values += [
+                f"{format_number(value)} ({name.removesuffix(f'/{score}')})"
                 for name, value in event["metrics"].items()
-                if name.endswith("/reward")
+                if name.endswith(f"/{score}")
             ]
-            return f"step {event['step']}  held-out reward {', '.join(rewards)}"
+            return f"step {event['step']}  held-out {score} {', '.join(values)}"
         case "command":
             return f"asked to {event['word']}"
     return ""

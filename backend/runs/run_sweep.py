@@ -264,7 +264,7 @@ class Sweep:
 
     def _judge(self, rung: Rung) -> None:
         alive = self.results.alive
-        kept = keep_best(alive, rung.keep)
+        kept = keep_best(alive, rung.keep, self.plan.metric)
         if all(each.value is None for each in alive):
             kept = [each.number for each in alive]
             note = f"No run was stopped at step {rung.step}: no configuration has a {self.results.measure}."

@@ -232,7 +232,7 @@ def parse_sweep(raw: Mapping[str, Any]) -> SweepPlan:
     found += _number_problems(numbers, search)
     halving = raw.get("halving", "off")
     found += (of_halving := _halving_problems(halving))
-    metric = raw.get("metric", "reward")
+    metric = raw.get("metric", "loss" if base.get("train_mode") == "sft" else "reward")
     # Under the name that evaluations have it by in the event log.
     metric = our_name(metric).removeprefix(EVALUATION) if isinstance(metric, str) else ""
     if not metric:

@@ -188,7 +188,7 @@ class SweepResults:
     def ranked(self) -> list[ConfigurationResult]:
         """Best first: by the last rung, then by value."""
         last = {number: index for index, rung in enumerate(self.rungs, 1) for number in rung.kept}
-        return sorted(self.configurations, key=lambda each: (-last.get(each.number, 0), *rank(each)))
+        return sorted(self.configurations, key=lambda each: (-last.get(each.number, 0), *rank(each, self.metric)))
 
     @property
     def completions(self) -> int:
@@ -199,7 +199,7 @@ class SweepResults:
 
     def best_run(self) -> MemberResult | None:
         runs = [run for run in self.winner.runs if run.value is not None] if self.winner else []
-        return max(runs, key=lambda run: run.value or 0.0, default=None)
+        return max(runs, key=lambda run: sign_of(self.metric) * (run.value or 0.0), default=None)
 
     def to_dict(self) -> dict[str, Any]:
         rows = [
@@ -210,9 +210,14 @@ class SweepResults:
         return asdict(self) | {"configurations": rows, "completions": self.completions, "winner": winner}
 
 
-def rank(each: ConfigurationResult) -> tuple[float, int]:
-    """A key that sorts the highest value first, and none last."""
-    return -(each.value if each.value is not None else -math.inf), each.number
+def sign_of(metric: str) -> int:
+    """−1 for a loss, which is best where it is lowest."""
+    return -1 if metric.rpartition("/")[2] == "loss" else 1
+
+
+def rank(each: ConfigurationResult, metric: str) -> tuple[float, int]:
+    """A key that sorts the best value first, and none last."""
+    return math.inf if each.value is None else -sign_of(metric) * each.value, each.number
 
 
 def fresh_results(plan: SweepPlan) -> SweepResults:
@@ -271,6 +276,6 @@ def measured(run: RunFolder, metric: str, rank_by: RankBy) -> tuple[int, float] 
     return last, statistics.fmean(value for step, value in found if step > last * 3 / 4)
 
 
-def keep_best(alive: Sequence[ConfigurationResult], keep: int) -> list[int]:
+def keep_best(alive: Sequence[ConfigurationResult], keep: int, metric: str) -> list[int]:
     """The numbers of the `keep` best configurations, in the order of the sweep."""
-    return sorted(each.number for each in sorted(alive, key=rank)[:keep])
+    return sorted(each.number for each in sorted(alive, key=lambda each: rank(each, metric))[:keep])
