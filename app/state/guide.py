@@ -20,7 +20,8 @@ from backend.config.other_programs.translation import other_names
 from backend.utils.places import project_root
 
 T = TypeVar("T")
-CONTENTS = "README.md"
+CHAPTERS = ("grpo.md", "settings.md", "charts.md")
+CONTENTS = CHAPTERS[0]
 PAGE = "app:"
 _ANCHOR = re.compile(r'<a id="([\w-]+)"></a>')
 _KEY = re.compile(r" \(`\w+`\)$")
@@ -46,9 +47,7 @@ def folder() -> Path:
 @cache
 def chapters() -> tuple[tuple[Passage, ...], ...]:
     """The passages of every chapter, its title first."""
-    text = (folder() / CONTENTS).read_text(encoding="utf-8")
-    names = re.findall(r"^- \[.+?\]\(([\w-]+\.md)\)", text, re.MULTILINE)
-    return tuple(tuple(_passages(name)) for name in (CONTENTS, *names))
+    return tuple(tuple(_passages(name)) for name in CHAPTERS)
 
 
 def found(typed: str) -> list[Passage]:
@@ -121,10 +120,9 @@ def chapter_html(chapter: str) -> str:
 
 def documents() -> set[str]:
     """The files, relative to docs, that have to ship with the app."""
-    names = [chapter[0].place for chapter in chapters()]
-    linked = (link for name in names for link in _LINK.findall((folder() / name).read_text(encoding="utf-8")))
+    linked = (link for name in CHAPTERS for link in _LINK.findall((folder() / name).read_text(encoding="utf-8")))
     outside = {link.partition("#")[0].removeprefix("../") for link in linked if link.startswith("../")}
-    return outside | {f"guide/{name}" for name in names}
+    return outside | {f"guide/{name}" for name in CHAPTERS}
 
 
 def is_shown(place: str) -> bool:

@@ -12,12 +12,13 @@ from backend.utils.files import possible_path, user_path
 RUNS_VARIABLE = "GRPO_STUDIO_RUNS"  # environment variable that moves the runs folder
 PREFS_VARIABLE = "GRPO_STUDIO_PREFS"  # environment variable that moves the window's preferences
 BUNDLED = "Bundled "  # beginning of a path inside our resources where it is shown
+_CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def project_root() -> Path:
     """The folder that holds `backend/` and `resources/`; in a bundled app, where PyInstaller unpacked them."""
     bundled = getattr(sys, "_MEIPASS", None)
-    return Path(bundled) if bundled else Path(__file__).resolve().parents[2]
+    return Path(bundled) if bundled else _CHECKOUT
 
 
 def resources() -> Path:
