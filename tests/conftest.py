@@ -31,7 +31,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     _KERNEL_CACHE.mkdir(exist_ok=True)
     shared_kernels.use(Path(tempfile.gettempdir()))
     os.environ["TMPDIR"] = str(_KERNEL_CACHE)
-TESTS_A_COLLECTION = 20
+TESTS_A_COLLECTION = 40
 _tests = 0
 _TEST_HOME = Path(tempfile.mkdtemp(prefix="grpo-studio-tests-"))
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
@@ -108,10 +108,11 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     _tests += 1
     gc.disable()
     is_last_of_file = nextitem is None or nextitem.path != item.path
-    if is_last_of_file or _tests % TESTS_A_COLLECTION == 0:
+    if _tests >= (TESTS_A_COLLECTION / 2 if is_last_of_file else TESTS_A_COLLECTION):
+        _tests = 0
         gc.collect()
-    if is_last_of_file:
-        gc.freeze()
+        if is_last_of_file:
+            gc.freeze()
 
 
 @pytest.fixture(autouse=True)

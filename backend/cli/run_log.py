@@ -10,10 +10,9 @@ from io import RawIOBase
 from typing import Any
 
 from backend.cli.common import LastingStream
-from backend.runs.events import write_all
 from backend.runs.run_folder import RunFolder
 from backend.utils.disk import DiskError, writing
-from backend.utils.files import append_regular, require_plain_files
+from backend.utils.files import append_regular, require_plain_files, write_all
 
 IS_LOG_VARIABLE = "GRPO_STUDIO_STDOUT_IS_LOG"  # set when the process that reads stdout writes log.txt
 

@@ -22,7 +22,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -241,6 +241,7 @@ def canonical_entry(text: str) -> str:
     return call.text if call else text
 
 
+@lru_cache(256)
 def metric_name(text: str) -> str:
     """Name of an entry's scores in `rewards/<name>/mean` and tables."""
     call = find_call(text)

@@ -36,8 +36,8 @@ from backend.rewards.registry import FunctionDescription
 from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file, resolve, stand_in_library
 from backend.tools.host import ServedEnvironment
 from backend.types import Group, ToolCall, ToolResult
-from backend.utils.documents import DEPTH, levels
 from backend.utils.errors import UserError
+from backend.utils.files import DEPTH, levels
 from backend.utils.text import quote
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from backend.runs.completion_rows import (
     GroupRow,
     listed_completions,
     logged_of,
-    parse_group_row,
     scores_of,
     without_token_data,
 )
 from backend.runs.conversation import conversation_text
+from backend.runs.events import is_step, parse_line
 from backend.utils.disk import cause
 from backend.utils.errors import UserError
 from backend.utils.files import open_regular
@@ -27,6 +27,12 @@ from backend.utils.text import quote
 SLICE = 1 << 20  # bytes that the index reads at a time
 _STEP = re.compile(rb'^\s*\{\s*"step":\s*(\d+)\b')
 """The step comes first in a row as the trainer writes it."""
+
+
+def parse_group_row(line: bytes) -> GroupRow | None:
+    """The row of one line of completions.jsonl; None for anything but a JSON object with a step."""
+    row: Any = parse_line(line)
+    return row if row is not None and is_step(row.get("step")) else None
 
 
 class LineReader:

@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NotRequired, TypedDict
 
-from backend.runs.events import is_step, parse_line
-
 Stop = Literal["eos", "length", "string"]
 """An end-of-sequence token, the length limit, or one of the `stop` strings."""
 
@@ -80,12 +78,6 @@ class ScoringRow(TypedDict):
     messages: list[dict[str, Any]]
     columns: dict[str, Any]  # every column of the dataset's row
     completions: list[SampledRow]
-
-
-def parse_group_row(line: bytes) -> GroupRow | None:
-    """The row of one line of completions.jsonl; None for anything but a JSON object with a step."""
-    row: Any = parse_line(line)
-    return row if row is not None and is_step(row.get("step")) else None
 
 
 # JSON escapes every quote inside a string, so the first two occur nowhere else in a line.

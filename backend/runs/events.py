@@ -12,7 +12,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from io import RawIOBase
 from pathlib import Path
 from types import NoneType
 from typing import Any, BinaryIO, TypeGuard
@@ -23,7 +22,7 @@ from backend.runs.run_folder import RunFolder
 from backend.utils.disk import DiskError, writing
 from backend.utils.documents import read_json
 from backend.utils.errors import UserError
-from backend.utils.files import open_regular, reason
+from backend.utils.files import json_safe, open_regular, reason, write_all
 from backend.utils.text import quote
 
 VERSION = 1
@@ -111,19 +110,6 @@ def well_formed(event: Event) -> Event | None:
     return event
 
 
-def json_safe(value: Any) -> Any:
-    """`value` in JSON's types: NaN and infinities become None, tuples lists, paths text."""
-    if value is None or isinstance(value, (str, int)):  # first: a step's rows hold tens of thousands
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): json_safe(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [json_safe(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
-
-
 class JsonLines:
     """Appends whole JSON lines to a file and counts its bytes in `size`. A line that cannot be written whole is cut off
     again and raises DiskError. The descriptor has no buffer, since Python's keeps bytes that failed and writes them
@@ -175,13 +161,6 @@ def after_last_newline(file: Any) -> bytes:
         if b"\n" in tail or reach >= end:
             return tail[tail.rfind(b"\n") + 1 :]
         reach *= 4
-
-
-def write_all(file: RawIOBase, data: bytes) -> None:
-    """Write every byte to a file without a buffer; the kernel may take a part at a time. Raises OSError."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[file.write(rest) or 0 :]
 
 
 class EventLog(JsonLines):

@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from backend.runs.events import json_safe
 from backend.serve.questions import POOLS, QUESTIONS, Cancelled, Question, QuestionCall
 from backend.trainer.machine import fault_of_gpu
 from backend.utils.child_process import claim_stdout, json_line
 from backend.utils.disk import fault_of
 from backend.utils.errors import ConfigProblem, UserError
+from backend.utils.files import json_safe
 
 Message = dict[str, Any]
 

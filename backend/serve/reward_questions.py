@@ -29,7 +29,8 @@ from backend.rewards.bench import (
 from backend.rewards.cases import cases_file, is_same, new_case, read_cases, rerun, write_cases
 from backend.rewards.catalogue import DEFAULT_REWARDS, locate_reward_file
 from backend.rewards.errors import RewardError
-from backend.runs.completion_rows import GroupRow, ScoringRow, parse_group_row
+from backend.runs.completion_files import parse_group_row
+from backend.runs.completion_rows import GroupRow, ScoringRow
 from backend.serve.questions import QuestionCall
 from backend.tools.host import ToolHost
 from backend.tools.load import shown_tools, uses_tools

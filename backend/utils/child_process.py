@@ -21,8 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-from backend.runs.events import json_safe, write_all
 from backend.utils.command import backend_command, backend_environment, is_bundled
+from backend.utils.files import json_safe, write_all
 
 POLL_S = 0.05
 STDERR_TAIL = 2000  # bytes of a child's stderr that are kept for the message of its end

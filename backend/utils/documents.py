@@ -10,13 +10,12 @@ from typing import Any
 import yaml
 
 from backend.utils.errors import UserError
-from backend.utils.files import TEXT_LIMIT, is_text, read_text
+from backend.utils.files import DEPTH, TEXT_LIMIT, is_text, levels, read_text
 from backend.utils.places import resources
 from backend.utils.text import about_path, quote
 
 YAML_LIMIT = 2**20
 VALUES = 10_000
-DEPTH = 50  # levels of lists and mappings, far below Python's recursion limit
 FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's: several times as fast, and without limits
 _MERGE = "tag:yaml.org,2002:merge"
 
@@ -120,15 +119,6 @@ def _loads(text: str, most_levels: int, **options: Any) -> Any:
     except ValueError:  # Python's limit on the digits of an int
         raise BrokenJson("a whole number has more than 4,300 digits") from None
     return value
-
-
-def levels(value: Any, most: int) -> int:
-    """Levels of lists and mappings in a value, counted without recursion up to `most` + 1."""
-    level, depth = [value], 0
-    while depth <= most and (nested := [part for part in level if isinstance(part, list | tuple | dict)]):
-        depth += 1
-        level = [item for part in nested for item in (part.values() if isinstance(part, dict) else part)]
-    return depth
 
 
 def validation_error(value: object) -> str:

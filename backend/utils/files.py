@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import errno
 import itertools
+import math
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from io import FileIO
+from io import FileIO, RawIOBase
 from pathlib import Path
-from typing import BinaryIO, TypeGuard
+from typing import Any, BinaryIO, TypeGuard
 
 from backend.utils.errors import UserError
 from backend.utils.text import quote
@@ -19,6 +20,7 @@ from backend.utils.text import quote
 LONGEST_NAME = 255  # bytes of one part of a path, on every file system in use
 LONGEST_PATH = 1023 if sys.platform == "darwin" else 4095  # bytes of a whole path: PATH_MAX without its final NUL
 TEXT_LIMIT = 16 * 2**20  # bytes of a text file, where the caller knows no better limit
+DEPTH = 50  # levels of lists and mappings, far below Python's recursion limit
 OWNER_ONLY = 0o700
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -266,3 +268,32 @@ def restrict_to_user(path: Path) -> None:
         is_ours = status.st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode)
         if is_ours and stat.S_IMODE(status.st_mode) != wanted:
             path.chmod(wanted)
+
+
+def write_all(file: RawIOBase, data: bytes) -> None:
+    """Write every byte to a file without a buffer; the kernel may take a part at a time. Raises OSError."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) or 0 :]
+
+
+def json_safe(value: Any) -> Any:
+    """`value` in JSON's types: NaN and infinities become None, tuples lists, paths text."""
+    if value is None or isinstance(value, (str, int)):  # first: a step's rows hold tens of thousands
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): json_safe(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_safe(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def levels(value: Any, most: int) -> int:
+    """Levels of lists and mappings in a value, counted without recursion up to `most` + 1."""
+    level, depth = [value], 0
+    while depth <= most and (nested := [part for part in level if isinstance(part, list | tuple | dict)]):
+        depth += 1
+        level = [item for part in nested for item in (part.values() if isinstance(part, dict) else part)]
+    return depth

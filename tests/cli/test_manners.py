@@ -25,6 +25,7 @@ from backend.runs.run_folder import make_run_folder
 from backend.trainer.trackers.targets import TRACKERS
 from backend.utils.places import project_root
 from backend.utils.text import visible
+from tests.support.cases import cases
 from tests.support.verbs import VERBS, call, refused
 
 
@@ -38,7 +39,7 @@ def test_a_process_has_its_own_verb_alone() -> None:
     assert sorted(program.commands) == sorted(grouped)
 
 
-@pytest.mark.parametrize("line", sorted({line for lines in help_page.EXAMPLES.values() for line in lines}))
+@cases("line", sorted({line for lines in help_page.EXAMPLES.values() for line in lines}))
 def test_examples_are_understood(line: str) -> None:
     """Their options and targets exist (one said `--to lm-studio`)."""
     verb, *words = shlex.split(line)
@@ -67,7 +68,7 @@ def test_runs_are_completed_by_name() -> None:
     assert sorted(completions.run_names("fi")) == ["fine", "first"]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("typed", "offered"),
     [
         ("temp", [f"temperature={SETTINGS['temperature'].default}"]),

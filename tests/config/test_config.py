@@ -32,6 +32,7 @@ from backend.config.setting import Setting
 from backend.rewards.catalogue import DEFAULT_REWARDS
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import about_path
+from tests.support.cases import cases
 
 SOUND = {"model": "owner/model", "data": "owner/rows"}
 LARGEST = {"batch_size": 100, "gradient_accumulation_steps": 10, "steps_per_generation": 10, "group_size": 100}
@@ -160,7 +161,7 @@ def test_documented_keys_have_their_documented_defaults() -> None:
     assert {key: SETTINGS[key].default for key in SPEC_FORM} == SPEC_FORM
 
 
-@pytest.mark.parametrize(
+@cases(
     ("raw", "needed"),
     [
         ({}, True),  # the KL weight is above 0 by default
@@ -216,7 +217,7 @@ SPELLINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("written", "canonical"), SPELLINGS)
+@cases(("written", "canonical"), SPELLINGS)
 def test_keys_of_other_programs_are_translated(written: dict[str, Any], canonical: dict[str, Any]) -> None:
     config = parse(SOUND | written)
     assert {key: getattr(config, key) for key in canonical} == canonical
@@ -235,7 +236,7 @@ def test_a_schedule_mapping_means_what_it_means_in_mlx_lm() -> None:
     assert parse(SOUND | {"lr_schedule": linear, "lr_warmup_steps": 7, "iters": 100}).lr_warmup_steps == 7
 
 
-@pytest.mark.parametrize(
+@cases(
     ("schedule", "key", "says"),
     [
         ({"arguments": [1e-4]}, "lr_schedule", "a mapping with a name and arguments"),
@@ -249,7 +250,7 @@ def test_an_invalid_schedule_mapping_is_refused(schedule: dict[str, Any], key: s
     assert says in one_sentence({"lr_schedule": schedule}, key)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("raw", "key", "says"),
     [
         ({"dataset": ["a", "b"], "data": None}, "data", "2 datasets are listed; give exactly one."),
@@ -285,7 +286,7 @@ def test_no_reward_function_means_the_defaults() -> None:
     assert "listed twice" in one_sentence({"reward_functions": ["a", "a"]}, "reward_functions")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("raw", "key", "says"),
     [
         ({"reward_weights": [1, 2]}, "reward_weights", "There are 2 reward weights for 5 reward functions (r1_acc"),
@@ -570,7 +571,7 @@ def test_defaults_are_usual() -> None:
     assert all(SETTINGS[key].kind in ("int", "float") for key in USUAL), "a range is of a number"
 
 
-@pytest.mark.parametrize("key", [key for key in USUAL if key not in ("epochs", "max_seq_length")])
+@cases("key", [key for key in USUAL if key not in ("epochs", "max_seq_length")])
 def test_beyond_a_range_is_remarked_upon(key: str) -> None:
     _, high, usual = USUAL[key]
     above = high * 2 if SETTINGS[key].kind == "float" else int(high) * 2

@@ -11,6 +11,7 @@ from backend.config.config import parse
 from backend.sampling.row_costs import QUANTIZED
 from backend.trainer.memory.estimate import GB, Estimate, estimate_run
 from backend.trainer.memory.model_shape import ModelShape, shape_from
+from tests.support.cases import cases
 
 
 def _qwen3_0_6b() -> ModelShape:
@@ -53,7 +54,7 @@ def test_no_sentence_where_nothing_is_to_be_gained() -> None:
     assert estimated(12 * GB, group_size=8, max_completion_length=8192, max_seq_length=8300).speed_note == "", "memory"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("settings", "dtype", "says"),
     [
         ({}, "float32", "16 bits are slow, so the run computes in float32 (Precision"),
@@ -64,7 +65,6 @@ def test_no_sentence_where_nothing_is_to_be_gained() -> None:
         ({"dtype": "float32"}, "float32", ""),
         ({"train_type": "full"}, "auto", ""),
     ],
-    ids=str,
 )
 def test_on_a_cpu_automatic_is_float32_where_memory_allows(settings: dict[str, Any], dtype: str, says: str) -> None:
     made = {"group_size": 8, "max_seq_length": 512, "quantization": "none"} | settings

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from backend.data.dataset_columns import columns_of, guessed
+from tests.support.cases import cases
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ def test_an_unreadable_file_has_no_columns(tmp_path: Path):
     assert columns_of(tmp_path / "a.csv") == columns_of(tmp_path / "absent.csv") == columns_of(tmp_path) == []
 
 
-@pytest.mark.parametrize(
+@cases(
     ("columns", "features"),
     [
         (["Question", "Answer"], ["prompt", "answer"]),

@@ -14,6 +14,7 @@ from backend.data import prompt_variety
 from backend.data import prompt_variety as near
 from backend.data.prompt_variety import PromptVariety, figures, verdict, words_of
 from tests.data.test_rows import settings
+from tests.support.cases import cases
 
 DRAWN = random.Random(5)
 WORDS = ["".join(DRAWN.choices("abcdefghij", k=DRAWN.randint(2, 7))) for _ in range(900)]
@@ -52,7 +53,7 @@ def test_near_repeats_are_those_of_comparing_every_pair() -> None:
     assert 10 < len(texts) - len(kept) == near.near_repeats(texts)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("one", "other", "is_same"),
     [
         ("How many are left?", "how  many are LEFT", True),
@@ -77,7 +78,7 @@ def test_counts_of_a_dataset_that_was_counted_by_hand() -> None:
     assert (of.distinct_1, of.distinct_2) == (10 / 23, 9 / 23)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("prompts", "answers", "level", "says"),
     [
         ([text() for _ in range(300)], None, "good", "300 different ones"),

@@ -11,6 +11,7 @@ import pytest
 from backend.config.config import problems
 from backend.data.rows import read_splits
 from tests.data.test_rows import mistake, settings, write
+from tests.support.cases import cases
 
 GSM8K = [
     {"question": f"What is {n} plus {n}?", "answer": f"Add {n} to itself.\nThat is {2 * n}.\n#### {2 * n} "}
@@ -46,7 +47,7 @@ def test_rows_without_a_match_are_left_out_and_counted(tmp_path: Path) -> None:
     assert mistake(read_splits, config)[0] == "answer_pattern", "a pattern that matches nothing at all is a slip"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("raw", "setting", "says"),
     [
         ({"answer_pattern": "####"}, "answer_pattern", "has no group"),

@@ -21,6 +21,7 @@ from backend.config.config import Config, parse
 from backend.data.rows import check_columns, read_splits
 from backend.utils.command import backend_environment
 from backend.utils.errors import UserError
+from tests.support.cases import cases
 
 ROWS = [{"prompt": f"What is {n} plus {n}?", "answer": str(2 * n), "type": "math"} for n in range(6)]
 
@@ -99,7 +100,7 @@ def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: 
     assert setting == "data" and sentence.startswith(says.format(path=name))
 
 
-@pytest.mark.parametrize("name", ["/nowhere/at/all", "./rows", "~/rows", "a/b/c", "rows.jsonl", "owner/rows.parquet"])
+@cases("name", ["/nowhere/at/all", "./rows", "~/rows", "a/b/c", "rows.jsonl", "owner/rows.parquet"])
 def test_a_path_is_never_looked_up_on_the_hub(name: str) -> None:
     """`datasets` retries for over twenty seconds where there is no network."""
     assert mistake(read_splits, settings(name)) == ("data", f"There is no file or folder {name}.")

@@ -19,6 +19,7 @@ from backend.data.rows import read_splits
 from backend.models.tokenizers import load_tokenizer
 from backend.utils.errors import UserError
 from tests.data.test_rows import ROWS, mistake, settings, write
+from tests.support.cases import cases
 from tests.support.random_models import tiny_tokenizer
 
 A, B, AB = {"prompt": "a"}, {"prompt": "b"}, [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": "2"}]
@@ -121,7 +122,7 @@ def test_a_file_that_changes_under_a_run_is_noticed(tmp_path: Path) -> None:
         rows[0]
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 6, 21, 22, 1000])
+@cases("count", [1, 2, 5, 6, 21, 22, 1000])
 def test_the_order_is_that_of_pythons_own_sample(count: int) -> None:
     """The order of the runs that there are: another one would train another model."""
     assert list(shuffled(count, random.Random("0 3"))) == random.Random("0 3").sample(range(count), count)

@@ -22,6 +22,7 @@ from backend.distributed.hosts_file import (
 )
 from backend.utils.errors import UserError
 from backend.utils.places import project_root
+from tests.support.cases import cases
 
 TWO = [{"ssh": "127.0.0.1", "ips": ["192.168.0.1"]}, {"ssh": "anna@mac-b.local", "ips": ["192.168.0.2", "10.0.0.2"]}]
 JACCL = {
@@ -51,7 +52,7 @@ def test_a_file_means_what_mlx_launch_reads_in_it_before_and_after_it_is_written
     assert [host.ips for host in Hostfile.from_file(written).hosts] == [list(host.ips) for host in hosts.hosts]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("content", "says"),
     [
         ([], "at least 1"),
@@ -88,7 +89,7 @@ VARIABLES = (
 )
 
 
-@pytest.mark.parametrize("name", VARIABLES.split())
+@cases("name", VARIABLES.split())
 def test_no_variable_of_a_hosts_file_loads_code_or_leads_to_another_server(name: str):
     with pytest.raises(UserError, match=f"envs: cannot set {name}"):
         parse_hosts({"hosts": TWO, "envs": [f"{name}=x"]}, "f")
@@ -113,7 +114,7 @@ def _hosts(count: int, **about: Any) -> HostsFile:
     return HostsFile(tuple(Host(f"m{rank}", (f"10.0.0.{rank + 1}",)) for rank in range(count)), **about)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("hosts", "wanted", "mpi", "cuda", "backend"),
     [
         (_hosts(2), "auto", True, False, "ring"),
@@ -130,7 +131,7 @@ def test_the_backend_suits_the_machines(hosts: HostsFile, wanted: str, mpi: bool
     assert choice.backend == backend and f"over {'a ' if choice.why.count('a ring') else ''}{backend}" in choice.why
 
 
-@pytest.mark.parametrize(
+@cases(
     ("hosts", "wanted", "says"),
     [
         (_hosts(3), "auto", "3 ranks need MPI"),

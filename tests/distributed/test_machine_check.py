@@ -19,6 +19,7 @@ from backend.distributed.machine_check import CheckProgress, Wanted, check_machi
 from backend.distributed.machine_report import CheckedMachine, LinkSpeed, MachineFacts, MachineReport, findings_of
 from backend.utils.errors import UserError
 from backend.utils.places import demo_folder
+from tests.support.cases import cases
 from tests.support.fake_hosts import FakeHosts
 
 
@@ -147,7 +148,7 @@ def report_of(*others: MachineFacts, **about: Any) -> MachineReport:
     return MachineReport("ring", machines, **about)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("changes", "level", "says"),
     [
         ({"grpo_studio": "0.0.9"}, "refuse", "has GRPO Studio 0.0.9, here is 0.1.0. Install the same version on both."),

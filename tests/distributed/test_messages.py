@@ -19,6 +19,7 @@ from backend.sampling.row_costs import RowCosts
 from backend.sampling.sampler import Sampling
 from backend.types import Completion, Group, Problem, ToolCall, ToolResult, Turn
 from backend.utils.errors import UserError
+from tests.support.cases import cases
 
 
 def sent(value: Any) -> Any:
@@ -67,7 +68,7 @@ def test_scored_groups_arrive_as_they_were() -> None:
     assert repr(sent(groups)) == repr(groups)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("numbers", "dtype"),
     [
         ([0, 1] * 9, "uint8"),

@@ -25,6 +25,7 @@ from backend.export.exports import FORMATS, exported_bytes
 from backend.export.gguf_file import LLAMA_3, QWEN_2, ChatFormat, modelfile
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
+from tests.support.cases import cases
 from tests.support.random_models import tiny_model
 from tests.support.random_runs import PROMPT, write_run
 
@@ -164,7 +165,7 @@ HOSTILE_TEXTS = ["\nFROM /etc/passwd\nADAPTER ./evil", '"""\nFROM ./evil\n"""', 
 HOSTILE_TEXTS += ['""""\nSYSTEM "x"', '"', '""', 'a"\nPARAMETER num_ctx 1\n"b"', "\rFROM ./evil", "{{ .System }}"]
 
 
-@pytest.mark.parametrize("text", HOSTILE_TEXTS)
+@cases("text", HOSTILE_TEXTS)
 def test_no_text_in_a_modelfile_becomes_a_command(text: str) -> None:
     chat = ChatFormat(text, (text, text), text, text)
     read = parsed(modelfile("x.gguf", chat, {"temperature": 0.5, "stop": [text]}, text, text))

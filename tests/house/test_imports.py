@@ -34,7 +34,6 @@ ALLOWED = {
     ("backend.rewards", "backend.training.advantages"),
     ("backend.rewards.findings", "backend.trainer.health.rules"),
     ("backend.sampling.chat", "backend.trainer.memory.estimate"),
-    ("backend.utils.child_process", "backend.runs.events"),
 }
 
 
@@ -56,7 +55,7 @@ def imports(source: str) -> Iterator[tuple[int, str]]:
     tree = ast.parse(source)
     typing_only = {
         id(node)
-        for block in ast.walk(tree)
+        for block in (ast.walk(tree) if "TYPE_CHECKING" in source else ())
         if isinstance(block, ast.If) and ast.unparse(block.test).endswith("TYPE_CHECKING")
         for statement in block.body
         for node in ast.walk(statement)

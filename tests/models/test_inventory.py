@@ -16,6 +16,7 @@ from backend.models import architectures, inventory
 from backend.utils.command import backend_environment
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import hub_cache, is_dataset_cached, local_folder, require_hub_address
+from tests.support.cases import cases
 
 PLAIN = ("model.safetensors", "tokenizer.json", "tokenizer_config.json")
 COMMIT = "a" * 40
@@ -73,7 +74,7 @@ REFUSED: list[tuple[dict[str, Any] | None, tuple[str, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("config", "names", "words"), REFUSED)
+@cases(("config", "names", "words"), REFUSED)
 def test_a_model_that_cannot_be_loaded_has_a_reason(config: dict[str, Any] | None, names: tuple[str, ...], words: str):
     sentence = architectures.refusal(config, names)
     assert words in sentence and bool(sentence) == bool(words) and (not sentence or sentence.endswith("."))

@@ -24,6 +24,7 @@ from backend.rewards.programs import NotPlainError, decoded, encoded, runner
 from backend.rewards.scorer import Scorer
 from backend.rewards.scoring import RewardSource
 from backend.rewards.worker_process import RewardWorker
+from tests.support.cases import cases
 from tests.support.scoring import make_group, report_of
 
 ADD = "def add(a, b):\n    return a + b\n"
@@ -36,7 +37,7 @@ def scores(texts: list[str], entry: str = "code_tests(seconds=0.5)", **row: Any)
     return [next(iter(completion.scores.values())) for completion in group.completions]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "program"),
     [
         (f"So:\n```python\n{ADD}```\nDone.", ADD),
@@ -90,7 +91,7 @@ FORMS: list[tuple[str, dict[str, Any], str, list[float]]] = [
 ]
 
 
-@pytest.mark.parametrize(("row", "program", "expected"), [case[1:] for case in FORMS], ids=[case[0] for case in FORMS])
+@cases(("row", "program", "expected"), [case[1:] for case in FORMS])
 def test_each_form_of_tests(row: dict[str, Any], program: str, expected: list[float]) -> None:
     assert scores([program], **row) == pytest.approx(expected)
 
@@ -107,7 +108,7 @@ def test_a_row_without_tests_has_no_score_and_another_column_name_is_no_paramete
     assert scores([ADD], tests=ASSERTS, seconds="60", column="nowhere") == [1.0]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("value", "what"),
     [
         *((3, "int"), ("print(1)", "asserts nothing"), ("assert (", "syntax error on line 1")),
@@ -287,7 +288,7 @@ def test_nothing_is_run_where_it_could_not_be_confined(monkeypatch: pytest.Monke
         scores([ADD], tests=ASSERTS)
 
 
-@pytest.mark.parametrize(
+@cases(
     "value",
     [
         *(None, True, 3, -(2**90), 1.5, float("inf"), "é\ud800", b"\0", 1j),
@@ -299,7 +300,7 @@ def test_plain_values_come_back_equal(value: Any) -> None:
     assert back == value and type(back) is type(value)
 
 
-@pytest.mark.parametrize(
+@cases(
     "claim",
     [{}, ["x"], [1], [], ["i", "z"], ["c", "x y"], ["s", ["l"]], ["b", 3], ["n", "x"], ["d", "ab", 3], ["r", "1/0"]],
 )

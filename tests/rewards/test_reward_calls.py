@@ -22,6 +22,7 @@ from backend.rewards.catalogue import (
 from backend.rewards.resolve import resolve
 from backend.utils.errors import UserError
 from backend.utils.text import quote
+from tests.support.cases import cases
 from tests.support.scoring import make_group, score
 
 
@@ -42,7 +43,7 @@ def sentences(*texts: str, entries=None, base: Path | None = None) -> list[str]:
 # Reading
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "call"),
     [
         ("r1_int", RewardCall("r1_int")),
@@ -66,7 +67,7 @@ def test_entries_parse_into_function_arguments_alias_and_file(text: str, call: R
 NOT_A_CALL = ("f(", "f(a=1", "f(a=1)(b=2)", "f(a=1) or g(b=2)", "f(a=\0)", "f(" + "[" * 5000)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "words"),
     [
         *((text, "is empty") for text in ("", "   ")),
@@ -110,7 +111,7 @@ def test_any_call_survives_writing_and_parsing_alone_and_in_a_list(function, arg
     assert split_names(f"first, {call.text}, last") == ["first", call.text, "last"]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("entries", "names"),
     [
         ("", []),
@@ -133,7 +134,7 @@ def test_entries_are_split_at_the_commas_between_them_only(entries, names: list[
     assert split_names(entries) == names
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "written", "metric"),
     [
         ("r1_int", "r1_int_reward_func", "r1_int_reward_func"),
@@ -167,7 +168,7 @@ ARGUMENT_MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "expected"), ARGUMENT_MISTAKES)
+@cases(("text", "expected"), ARGUMENT_MISTAKES)
 def test_wrong_arguments_are_found_from_the_text_and_again_when_resolving(text: str, expected: list[str]) -> None:
     from_text = sentences(*split_names(text))
     assert len(from_text) == len(expected) and all(map(str.startswith, from_text, expected))
@@ -177,7 +178,7 @@ def test_wrong_arguments_are_found_from_the_text_and_again_when_resolving(text: 
     assert all(fault.setting == "reward_functions" for fault in caught.value.faults)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "words"),
     [
         ("repetition_penalty(ngram_size=0)", "ngram_size must be from 1 to 100, not 0"),

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from backend.rewards.weights import WeightSchedule
+from tests.support.cases import cases
 from tests.support.scoring import make_group
 
 
@@ -119,7 +120,7 @@ def test_a_state_of_another_schedule_is_refused() -> None:
             other.restore(saved)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("arguments", "words"),
     [
         ({"kind": "constant", "weights": [float("nan")]}, "must be a finite number"),

@@ -17,6 +17,7 @@ from backend.rewards.catalogue import DEFAULT_REWARDS
 from backend.rewards.errors import RewardError
 from backend.rewards.resolve import resolve
 from backend.utils.errors import UserError
+from tests.support.cases import cases
 from tests.support.scoring import make_group, reward_function, score
 
 PERFECT = "<think>2 and 2</think><answer>4</answer>"
@@ -43,7 +44,7 @@ def failure(call, *texts: str, timeout_s: float = 5.0) -> str:
     return sentence
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
     [
         PERFECT,
@@ -60,7 +61,7 @@ def test_a_well_formed_completion_earns_every_r1_reward_in_full(text: str) -> No
     assert r1(text) == (2.0, 0.5, 0.5, 0.5, 0.5)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "expected"),
     [
         ("", (0, 0, 0, 0, 0)),
@@ -87,7 +88,7 @@ def test_each_edge_scores_as_the_table_says(text: str, expected: tuple[float, ..
     assert r1(text) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "is_integer"),
     [
         *((text, True) for text in ("4", "-3", " 007\n")),
@@ -162,7 +163,7 @@ def test_a_function_that_sorts_its_inputs_does_not_change_the_next_functions_inp
     assert [completion.scores["looks"] for completion in group.completions] == [1.0, 0.0]
 
 
-@pytest.mark.parametrize(
+@cases(
     "call",
     [
         lambda completions: [True, False],
@@ -184,7 +185,7 @@ def raises(completions):
     raise KeyError("no\nsuch key")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("call", "words"),
     [
         (raises, "raised KeyError: 'no\\nsuch key' (test_rewards.py, line"),

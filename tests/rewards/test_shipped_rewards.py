@@ -24,11 +24,12 @@ from backend.rewards.functions.math_equality import answer_part, correct, final_
 from backend.rewards.inputs import TrainerState
 from backend.rewards.resolve import resolve
 from backend.utils.errors import UserError
+from tests.support.cases import cases
 from tests.support.cpu_time import Work
 from tests.support.scoring import make_group, score, score_of, scores_of
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "part", "final"),
     [
         ("4", "4", "4"),
@@ -50,7 +51,7 @@ def test_final_answer_finds_tag_box_mark_or_last_text(text: str, part: str, fina
     assert (answer_part(text), final_answer(text)) == (part, final)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("answer", "text", "right"),
     [
         *(("72", text, True) for text in ("So it is 72.", "\\boxed{72}", "<think>71</think><answer>72</answer>")),
@@ -136,7 +137,7 @@ def test_a_child_that_died_is_replaced_and_the_comparison_repeated(tmp_path: Pat
     assert not math_verify.child.is_started
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "number"),
     [
         ("14", 14),
@@ -181,7 +182,7 @@ def test_math_eval_scores_the_value_of_the_expression() -> None:
     assert score_of("math_eval", "4", "a word") is None
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "answer", "right"),
     [
         ("B", "B", True),
@@ -217,7 +218,7 @@ def test_partial_multiple_choice_scores_the_overlap() -> None:
 # jaccard, keyword, regex_match, valid_json, think_format_reward
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "answer", "score"),
     [
         ("the cat sat", "The cat sat.", 1.0),
@@ -255,7 +256,7 @@ def test_a_pattern_that_backtracks_for_years_matches_nothing_and_ends() -> None:
     assert time.thread_time() - began < 0.5
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "score"),
     [
         *((text, 1.0) for text in ('{"a": 1}', ' {"a": [1, {"b": null}]}\n', "<think>{</think>{}", '{\n"a": 1\n}')),
@@ -267,7 +268,6 @@ def test_a_pattern_that_backtracks_for_years_matches_nothing_and_ends() -> None:
             for text in ("```json\n{\n", '{"a": NaN}', "{'a': 1}", '{"a": 1} so', "", "[" * 100_000 + "]" * 100_000)
         ),
     ],
-    ids=lambda value: str(value)[:20],
 )
 def test_json_scores_whole_for_an_object_and_half_for_the_rest(text: str, score: float) -> None:
     assert score_of("valid_json", text) == score
@@ -294,7 +294,7 @@ def test_repetition_is_the_share_of_repeated_token_runs() -> None:
     assert math.copysign(1, scores_of("repetition_penalty", ["a"], ids=[[1]])[0]) == 1  # a plain zero
 
 
-@pytest.mark.parametrize(
+@cases(
     ("entry", "length", "score"),
     [
         ("(max_completion_length=100, cache=20)", 81, -0.05),
@@ -354,7 +354,7 @@ def test_a_missing_length_limit_is_refused(entry: str) -> None:
 # diversity, choice_correctness, r1_int(sign=false)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("texts", "expected"),
     [
         (["a b c", "a b c"], [0.0, 0.0]),
@@ -430,7 +430,7 @@ def test_any_text_gets_a_finite_score_or_none_from_each(texts: list[str], answer
         assert all(score is None or (type(score) is float and -1 <= score <= 2) for score in scores)
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+@cases("entry", ENTRIES)
 def test_only_the_comparing_rewards_depend_on_the_answer(entry: str) -> None:
     state = TrainerState(max_completion_length=512)
     texts = ["<think>a</think><answer>A</answer>", "<answer>4</answer>", "", '{"so": 1}', "A"]

@@ -15,8 +15,7 @@ import pytest
 from app.state.run_state import RunState
 from backend.runs import checkpoint
 from backend.runs.archive import WorkClock, summary
-from backend.runs.completion_files import CompletionIndex
-from backend.runs.completion_rows import parse_group_row
+from backend.runs.completion_files import CompletionIndex, parse_group_row
 from backend.runs.events import EventLog, Follower, first_and_last_events, has_finished, read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import compare, newest_evaluation, reward_curve

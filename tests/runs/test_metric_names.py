@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from backend.config.config import parse, problems
 from backend.config.other_programs.into_trl import into_trl
 from backend.runs.events import METRICS
@@ -22,6 +20,7 @@ from backend.runs.metric_names import (
 from backend.runs.run_search import search
 from backend.runs.sweep import parse_sweep
 from tests.support import diaries
+from tests.support.cases import cases
 from tests.support.diaries import recording
 
 RAW = {"model": "m", "data": "d", "steps_per_eval": 5, "eval_data": {"hard": "h", "very_hard": "v"}}
@@ -48,7 +47,7 @@ LOGGED_BY_TRL = dict.fromkeys(NAMED_ALIKE.split()) | {
 FUNCTION = {"reward_functions": ["r1_int_reward_func"]}
 
 
-@pytest.mark.parametrize(("name", "ours"), LOGGED_BY_TRL.items())
+@cases(("name", "ours"), LOGGED_BY_TRL.items())
 def test_whatever_a_user_names_may_have_trls_name(name: str, ours: str | None) -> None:
     """Conditions, the best metric, a sweep's metric, the search for runs; with the prefixes of trackers and of
     transformers."""
@@ -83,7 +82,7 @@ def test_a_name_that_is_none_of_trls_is_left_as_it_is() -> None:
     assert fault.sentence == "There is no metric step_tim." or "Did you mean" in fault.sentence
 
 
-@pytest.mark.parametrize("name", diaries.names())
+@cases("name", diaries.names())
 def test_every_metric_of_a_recorded_run_can_be_named(name: str) -> None:
     functions = recording(name).settings["reward_functions"]
     steps = [event["metrics"] for event in recording(name).events if event["kind"] == "step"]

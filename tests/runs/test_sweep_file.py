@@ -24,6 +24,7 @@ from backend.runs.sweep_results import (
     write_results,
 )
 from backend.utils.errors import UserError
+from tests.support.cases import cases
 from tests.support.verbs import run_ok
 
 BASE = {"model": "m", "data": "d", "iters": 80, "steps_per_eval": 10}
@@ -68,7 +69,7 @@ def test_a_random_search_draws_the_same_configurations_again_and_none_twice() ->
     assert parse_sweep(sweep(search="random", trials=4, over=over, search_seed=1)).configurations != first
 
 
-@pytest.mark.parametrize(
+@cases(
     ("halving", "count", "steps", "every", "expected"),
     [
         (Halving(10, 0.5), 8, 80, 10, [(10, 4), (20, 2), (40, 1)]),
@@ -100,7 +101,7 @@ def test_the_written_file_is_the_same_sweep(tmp_path: Path) -> None:
     assert load_sweep(tmp_path / "random.yaml") == random_plan
 
 
-@pytest.mark.parametrize(
+@cases(
     ("changes", "setting", "words"),
     [
         ({"halvin": "off"}, "halvin", "Did you mean halving?"),

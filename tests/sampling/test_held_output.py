@@ -30,6 +30,7 @@ from backend.sampling.sampler import Sampling
 from backend.types import Completion, Problem
 from backend.utils.errors import UserError
 from tests.support import random_models, small_run
+from tests.support.cases import cases
 from tests.support.random_models import tiny_tokenizer
 
 REGEX = Grammar("regex", r"<think>[a-z ]{0,6}</think><answer>([0-9]{1,3}|none)</answer>")
@@ -194,7 +195,7 @@ class WithEnds:
         return len(self._tokenizer)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("settings", "sentence"),
     [
         ({"output_regex": "(a"}, "Output regex cannot be used: unclosed group."),
@@ -283,7 +284,7 @@ def test_each_row_ends_at_its_first_end_of_sequence_or_at_the_limit_which_comes_
 LONG = "a stop string of thirty letters"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("stop", "chunks", "text"),
     [
         (["and"], ["no stop string, then one a", "nd"], "no stop string, then one and"),

@@ -13,6 +13,7 @@ from backend.engine.device import on_gpu
 from backend.sampling import sampler
 from backend.sampling.sampler import GREEDY, Sampling, keyed_uniforms, sample_tokens
 from backend.utils.machine import TREAT_CPU_AS
+from tests.support.cases import cases
 
 GRID = 40_000
 """Evenly spaced uniforms: shares are then exact to 1 / GRID at each end of a token's interval."""
@@ -59,7 +60,7 @@ def sampled(values: np.ndarray, sampling: Sampling, count: int = 20_000, seed=1)
     return np.array(token_B), np.array(logp_B)
 
 
-@pytest.mark.parametrize("sampling", FILTERS, ids=str)
+@cases("sampling", FILTERS)
 def test_a_grid_of_uniforms_gives_the_exact_filtered_distribution(sampling: Sampling) -> None:
     """The inverse CDF is a function of the uniform, so a grid has no sampling noise that could hide a small error."""
     values = logits(seed=5)

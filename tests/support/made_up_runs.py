@@ -103,14 +103,17 @@ def make_run(
 ) -> RunFolder:
     """A run folder with `steps` steps of `total`; `ending` is the kind of the last event, None for none."""
     what = (steps, total, ending, seconds, ranks, lost_rank, config)
-    if now:
-        return _write_run(path, time.time() - steps * seconds - 3, *what)
     key = json.dumps(what, default=str)
     if key not in _MADE:
         _MADE[key] = TemporaryDirectory(prefix="grpo-studio-made-up-run-")
-        _write_run(Path(_MADE[key].name), Clock().t, *what)
+        _write_run(Path(_MADE[key].name), *what)
     shutil.copytree(_MADE[key].name, path, copy_function=shutil.copyfile, dirs_exist_ok=True)
-    return RunFolder(path)
+    folder = RunFolder(path)
+    if now:
+        later = time.time() - steps * seconds - 3 - Clock().t
+        events = [event | {"t": event["t"] + later} for event in map(json.loads, folder.events.open())]
+        folder.events.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    return folder
 
 
 # Runs that were made in this process, by their arguments: copying takes a hundredth of the time
@@ -119,7 +122,6 @@ _MADE: dict[str, TemporaryDirectory[str]] = {}
 
 def _write_run(
     path: Path,
-    began: float,
     steps: int,
     total: int,
     ending: str | None,
@@ -136,7 +138,7 @@ def _write_run(
     folder.config.write_text(yaml.safe_dump(settings), encoding="utf-8")
     told = [f"step {n}/60  reward {1.4 + n / 40:.3f}  kl {0.001 * n:.4f}\n" for n in range(10, steps + 1, 10)]
     folder.log.write_text("mlx 0.32.4 on cpu, BLAS openblas\nLoaded demo/model.\n" + "".join(told), encoding="utf-8")
-    event_log, dice, clock = EventLog(folder.events), random.Random(7), Clock(began)
+    event_log, dice, clock = EventLog(folder.events), random.Random(7), Clock()
     rows = JsonLines(folder.completions)
     about: dict[str, Any] = {"model": "demo/model", "iterations": total, "ranks": ranks}
     about |= {"device": "cpu", "versions": {}}

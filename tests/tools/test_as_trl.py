@@ -113,6 +113,7 @@ def train(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train
         seen.clear()
     settings: dict[str, Any] = {"model": str(model), "iters": 1, "batch_size": 1, "max_seq_length": 4096, "beta": 0.0}
     settings |= {"steps_per_eval": 0, "num_layers": -1, "learning_rate": 0.1, "max_completion_length": 300}
+    settings["fuse"] = False
 
     def run(turns: list[list[str]], group_size: int = 3, iters: int = 1, **of_train: Any) -> TrainedRun:
         script_turns(monkeypatch, load_tokenizer(model), turns)

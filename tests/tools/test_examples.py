@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from backend.rewards.scoring import ToolRequest
 from backend.tools.runner import ToolRunner
 from backend.tools.toolbox import RunTools
 from backend.types import ToolCall, ToolResult
 from backend.utils.places import resources
+from tests.support.cases import cases
 
 CALCULATOR, SEARCH = resources() / "examples" / "calculator.py", resources() / "examples" / "search.py"
 WORDLE = resources() / "examples" / "wordle.py"
@@ -23,7 +22,7 @@ def play(tools: ToolRunner, *calls: ToolCall, row: dict[str, Any] | None = None)
     return results + tools.run(ToolRequest(0, timeout_s=5.0, wait_s=5.0, submit={0: calls}))[0][1]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("expression", "value"),
     [
         ("47*86", "4042"),

@@ -21,6 +21,7 @@ from backend.types import ToolCall, ToolResult
 from backend.utils.child_process import module_command
 from backend.utils.command import backend_environment
 from backend.utils.errors import UserError
+from tests.support.cases import cases
 
 pytest.importorskip("mcp")
 
@@ -242,7 +243,7 @@ def test_missing_package_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None
         start(a=OLD)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("about", "sentence"),
     [
         ("npx", "a: its value: input should be a valid dictionary"),

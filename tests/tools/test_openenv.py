@@ -25,6 +25,7 @@ from backend.tools.scorer_tools import ScorerTools
 from backend.types import Completion, Group, Problem, ToolCall, ToolResult, Turn
 from backend.utils.errors import UserError
 from backend.utils.places import resources
+from tests.support.cases import cases
 
 # As openenv-core 0.3.0 answers; its import alone takes seconds.
 SERVER = """
@@ -208,7 +209,7 @@ def test_what_cannot_start_is_one_message(folder: Path, tmp_path: Path, monkeypa
     assert "has no .venv/bin/python, and uv is not installed. Install uv, or run there: " in message(broken)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("entry", "sentence"),
     [
         ("ws://127.0.0.1:8000/ws", ""),

@@ -18,6 +18,7 @@ from backend.trainer.evaluation.evaluate import FORWARD_ROWS, evaluation_metrics
 from backend.trainer.scoring import MLX
 from backend.types import Completion, Group, Problem
 from tests.support import small_run
+from tests.support.cases import cases
 
 PROBLEMS = [Problem(n, str(n), [], [n], str(n)) for n in range(7)]
 SAMPLING = Sampling(1.0, 1.0, 0, 0.0)
@@ -120,9 +121,7 @@ def test_an_evaluation_reports_what_a_step_does_but_for_learning(tmp_path: Path)
     assert evaluations[-1]["kl"] > 0 and first["entropy"] > 1
 
 
-@pytest.mark.parametrize(
-    ("count", "read"), [(1, 1), (4, 4), (5, 3), (16, 4), (32, 8), (33, 7), (128, 32), (132, 27), (200, 29)]
-)
+@cases(("count", "read"), [(1, 1), (4, 4), (5, 3), (16, 4), (32, 8), (33, 7), (128, 32), (132, 27), (200, 29)])
 def test_the_model_reads_a_bounded_sample_of_an_evaluation(count: int, read: int) -> None:
     """One completion of a group, an eighth of all within limits, and groups from the beginning to the end."""
     groups = [Group(PROBLEMS[0], [Completion([n], [0.0], str(n), "eos") for n in (i, -1)]) for i in range(count)]

@@ -23,6 +23,7 @@ from backend.trainer.evaluation.evaluation_rows import (
     write_evaluation,
 )
 from backend.utils.errors import UserError
+from tests.support.cases import cases
 from tests.support.made_up_evaluations import evaluated_row, evaluation
 from tests.support.paired_rewards import CASES, covers
 
@@ -61,7 +62,7 @@ def test_a_file_that_is_no_evaluation_is_told_in_a_sentence(tmp_path: Path, text
         read_evaluation(tmp_path / "x.json")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "name", "at_least"),
     [
         ("right", "right", 1.0),

@@ -13,6 +13,7 @@ from backend.trainer.machine import BUFFERS, DISCARDED, INTERACTIVITY, MEMORY, O
 from backend.training.learner import Learner
 from backend.utils.errors import UserError
 from tests.support import failing_gpu, small_run
+from tests.support.cases import cases
 
 METAL = failing_gpu.METAL
 TEXTS = {
@@ -36,7 +37,7 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@cases("text", TEXTS)
 def test_texts_as_mlx_and_metal_write_them(text: str) -> None:
     error = gpu_error(RuntimeError(text))
     assert error is TEXTS[text]
@@ -59,7 +60,7 @@ def test_a_run_without_memory_is_saved(tmp_path: Path, run: RunFolder, monkeypat
     assert saved is not None and saved.state.step == 2
 
 
-@pytest.mark.parametrize(
+@cases(
     "error",
     [
         RuntimeError(f"the judge said: {failing_gpu.OUT_OF_MEMORY}"),

@@ -6,8 +6,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from backend.config.config import SETTINGS
 from backend.runs.events import Event, EventLog, read_events
 from backend.trainer.health.recent import LONG, WINDOW, Recent
@@ -15,6 +13,7 @@ from backend.trainer.health.rules import RULES, SOLVED, findings
 from backend.trainer.health.watch import QUIET, Episode, Watch, examined, reported
 from backend.trainer.telemetry import report_health
 from tests.support import diaries, health_page
+from tests.support.cases import cases
 from tests.support.diaries import recording
 
 HEALTHY: dict[str, Any] = (
@@ -51,13 +50,13 @@ def episodes_of(name: str) -> list[Episode]:
     return examined(recording(name).settings, recording(name).events)
 
 
-@pytest.mark.parametrize("name", [name for name in diaries.names() if not recording(name).signs])
+@cases("name", [name for name in diaries.names() if not recording(name).signs])
 def test_no_rule_finds_anything_in_a_healthy_run(name: str) -> None:
     """At any of its steps; a run that crashed was healthy until then."""
     assert [episode.sentence for episode in episodes_of(name)] == []
 
 
-@pytest.mark.parametrize("name", [name for name in diaries.names() if recording(name).signs])
+@cases("name", [name for name in diaries.names() if recording(name).signs])
 def test_each_sickness_is_found_by_its_rule(name: str) -> None:
     assert {episode.code.partition(" ")[0] for episode in episodes_of(name)} >= set(recording(name).signs)
 
@@ -66,7 +65,7 @@ def test_every_rule_has_a_recorded_sickness() -> None:
     assert {sign for name in diaries.names() for sign in recording(name).signs} == set(RULES)
 
 
-@pytest.mark.parametrize("name", ["lr-high", "hacking", "few-rows", "not-a-number", "healthy-long"])
+@cases("name", ["lr-high", "hacking", "few-rows", "not-a-number", "healthy-long"])
 def test_a_resumed_run_reports_what_one_that_was_never_stopped_reports(name: str) -> None:
     settings, events = recording(name).settings, recording(name).events
     whole = Watch(settings)
@@ -77,7 +76,7 @@ def test_a_resumed_run_reports_what_one_that_was_never_stopped_reports(name: str
         assert [resumed.take(event) for event, _ in written[cut:]] == [health for _, health in written[cut:]], cut
 
 
-@pytest.mark.parametrize(
+@cases(
     ("code", "sick", "well"),
     [
         ("cut_off", {"hit_max_tokens_ratio": 0.31}, {"hit_max_tokens_ratio": 0.3}),

@@ -22,6 +22,7 @@ from backend.runs.run_folder import RunFolder
 from backend.trainer.library.own_updates import GivenUpdates
 from backend.trainer.preflight import check
 from tests.support import small_run
+from tests.support.cases import cases
 
 ROWS = [{"prompt": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(8)]
 QUICK = {key: value for key, value in small_run.QUICK.items() if not key.startswith("reward_")} | {"iters": 4}
@@ -196,7 +197,7 @@ REFUSED: list[tuple[Any, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("optimizer", "schedule", "sentence"), REFUSED, ids=range(len(REFUSED)))
+@cases(("optimizer", "schedule", "sentence"), REFUSED)
 def test_what_a_checkpoint_cannot_keep_is_refused(optimizer: Any, schedule: Any, sentence: str) -> None:
     config = parse(RUN | {"num_iterations": 1})
     with pytest.raises(UserError) as mistake:

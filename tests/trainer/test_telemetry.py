@@ -20,6 +20,7 @@ from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer.telemetry import ResourceUse, StepTimer, gpu_share, token_texts
 from tests.support import small_run
+from tests.support.cases import cases
 
 
 class Clock:
@@ -80,7 +81,7 @@ busy 0 (0 ms), retain 81>
 """
 
 
-@pytest.mark.parametrize(
+@cases(
     ("printed", "expected"),
     [
         (PRINTED, 0.42),

@@ -25,6 +25,7 @@ from backend.trainer.trackers.follow import MAKERS, about_run, track
 from backend.trainer.trackers.packages import AboutRun, RecordReader, Sent, StepRecord
 from backend.utils.command import backend_environment
 from tests.support import small_run
+from tests.support.cases import cases
 from tests.support.tracked_runs import assert_same_but_for_the_tracker, events_of
 
 METRICS = {"reward": 1.5, "reward_std": 0.9, "reward_std_within_groups": 0.4, "kl": None, "time/step": 2.0}
@@ -373,7 +374,7 @@ def test_trackio_keeps_a_run_and_is_local(made_up: MadeUpRun, monkeypatch: pytes
     assert str(made_up.folder.path) not in json.dumps(fake.kept[1].config)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("settings", "sentence"),
     [
         ({"report_to": ["mlflow"]}, "There is no tracker mlflow; there are csv, tensorboard, trackio, wandb, none and"),

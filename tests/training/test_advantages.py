@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.training.advantages import advantages
+from tests.support.cases import cases
 
 CASES = json.loads((Path(__file__).parents[1] / "golden" / "advantages.json").read_text())
 CLOSE = {"rtol": 2e-5, "atol": 2e-6}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+@cases("case", CASES)
 def test_advantages_and_metrics_equal_trls(case: dict[str, Any]) -> None:
     actual, metrics = advantages(
         case["rewards"],

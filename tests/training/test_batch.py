@@ -19,6 +19,7 @@ from backend.training.batch import Batch, completion_metrics, pack
 from backend.training.importance_sampling import importance_ratio, logp_gap
 from backend.training.losses import TRL_DEFAULTS, merge, policy_terms, token_weights
 from backend.types import Completion, Group, Problem
+from tests.support.cases import cases
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CLOSE = {"rtol": 2e-5, "atol": 2e-6}
@@ -128,7 +129,7 @@ def golden_groups(case: dict[str, Any]) -> list[Group]:
     ]
 
 
-@pytest.mark.parametrize("case", GENERATIONS, ids=lambda case: case["id"])
+@cases("case", GENERATIONS)
 def test_length_metrics_equal_trls(case: dict[str, Any]) -> None:
     groups = golden_groups(case)
     if "env_mask" in case:  # tokens that an environment wrote are not the model's: they do not count
@@ -154,7 +155,7 @@ def correction_arrays(case: dict[str, Any]) -> tuple[mx.array, mx.array, mx.arra
     return mx.array(old), mx.array(sampling), mx.array(mask)
 
 
-@pytest.mark.parametrize("case", CORRECTIONS, ids=lambda case: case["id"])
+@cases("case", CORRECTIONS)
 def test_the_importance_correction_equals_trls(case: dict[str, Any]) -> None:
     ratio, metrics = importance_ratio(*correction_arrays(case), case["mode"], case["clip_min"], case["clip_max"])
     np.testing.assert_allclose(np.array(ratio), case["out"]["importance_sampling_ratio"], **CLOSE)

@@ -17,6 +17,7 @@ from backend.training.collectives import ALONE
 from backend.training.grpo import Grpo, RowSums, means, row_sums
 from backend.training.losses import TRL_DEFAULTS
 from backend.types import Completion, Group, Problem
+from tests.support.cases import cases
 
 FORWARD: Any = SimpleNamespace(ranks=ALONE)
 
@@ -91,7 +92,7 @@ def test_metrics_of_the_sampler_are_over_the_tokens_of_a_rollout_once(
     assert metrics == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("settings", "has_gap"),
     [
         ({}, True),
@@ -100,7 +101,6 @@ def test_metrics_of_the_sampler_are_over_the_tokens_of_a_rollout_once(
         ({"neftune_noise_alpha": 5.0}, False),
         ({"neftune_noise_alpha": 5.0, "steps_per_generation": 2}, False),
     ],
-    ids=str,
 )
 def test_the_gap_is_measured_where_the_learner_s_pass_is_the_policy_that_sampled(
     settings: dict[str, Any], has_gap: bool
@@ -110,7 +110,7 @@ def test_the_gap_is_measured_where_the_learner_s_pass_is_the_policy_that_sampled
     assert ("sampling/logp_gap/mean" in metrics) == has_gap
 
 
-@pytest.mark.parametrize(
+@cases(
     ("settings", "held", "log_ratio"),
     [
         ({"output_regex": "a"}, -0.3, -0.3),
@@ -122,7 +122,6 @@ def test_the_gap_is_measured_where_the_learner_s_pass_is_the_policy_that_sampled
         ({"dtype": mx.bfloat16, "sampling_correction": "token_truncate"}, 0.0, -0.7),
         ({"dtype": mx.bfloat16, "output_regex": "a"}, -0.3, -0.3),
     ],
-    ids=str,
 )
 def test_automatic_corrects_for_grammar_and_rounding_but_not_for_filters(
     settings: dict[str, Any], held: float, log_ratio: float

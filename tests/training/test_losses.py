@@ -27,6 +27,7 @@ from backend.training.losses import (
     token_weights,
 )
 from backend.types import Completion, Group, Problem
+from tests.support.cases import cases
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 INPUTS = json.loads((GOLDEN / "loss_inputs.json").read_text())
@@ -67,7 +68,7 @@ def packed_mask(completion_mask: list[list[int]], tool_mask: list[list[int]], **
     return pack([Group(Problem(0, "", [], [1, 2], ""), completions)], pad_id=0).mask_BT
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+@cases("case", CASES)
 def test_loss_gradient_and_metrics_equal_trls(case: dict[str, Any]) -> None:
     arguments, config = golden_arguments(case)
     loss, metrics, gradient = loss_and_gradient(*arguments, **config)
@@ -98,7 +99,7 @@ def test_the_clipped_loss_computed_by_hand() -> None:
     assert float(metrics["clip_ratio/low_min"]) == 0 and float(metrics["clip_ratio/high_max"]) == 0.5
 
 
-@pytest.mark.parametrize(
+@cases(
     ("loss_type", "loss"),
     [("grpo", -2 / 3), ("bnpo", -1), ("dr_grpo", -4 / 12), ("dapo", -4 / 8), ("luspo", -4 / 3), ("sapo", -4 / 3)],
 )
@@ -156,7 +157,7 @@ ENTROPIES = rows([0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 99.0, 99.0])
 ENTROPY_MASK = rows([1, 1, 1, 1], [1, 1, 0, 0])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("top", "has_gradient"),
     [
         (1.0, [[1, 1, 1, 1], [1, 1, 0, 0]]),
@@ -174,7 +175,7 @@ def test_only_tokens_at_or_above_the_entropy_quantile_get_a_gradient(top: float,
     np.testing.assert_array_equal(gradient != 0, np.array(has_gradient) == 1)
 
 
-@pytest.mark.parametrize("loss_type", LOSSES)
+@cases("loss_type", LOSSES)
 def test_the_entropy_bonus_is_the_mean_entropy_whatever_the_loss(loss_type: str) -> None:
     settings: dict[str, Any] = {"loss_type": loss_type, "max_completion_length": 4, "entropy_coef": 0.1}
     for mask, mean in ((ENTROPY_MASK, 0.35), (rows([0, 0, 1, 0], [0, 0, 0, 0]), 0.3)):

@@ -12,6 +12,7 @@ from mlx.optimizers import schedulers
 
 from backend.config.config import parse
 from backend.training.schedules import learning_rates, schedule
+from tests.support.cases import cases
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "schedules.json").read_text())
 
@@ -25,7 +26,7 @@ def rates(steps: int, **settings: Any) -> list[float]:
     return [rate(update) for update in range(steps)]
 
 
-@pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: f"{case['transformers']}-{case['warmup']}")
+@cases("case", GOLDEN["cases"])
 def test_the_rates_are_those_of_transformers(case: dict[str, Any]) -> None:
     warmup, updates = case["warmup"], case["updates"]
     ours = {"decay_fraction": (updates - warmup) / updates} | case["ours"]

@@ -28,6 +28,7 @@ from backend.utils.errors import UserError
 from backend.utils.files import append_regular
 from backend.utils.places import RUNS_VARIABLE, preferences_folder
 from tests.support import made_up_runs, small_run
+from tests.support.cases import cases
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [path for room in ("app", "backend") for path in sorted((ROOT / room).rglob("*.py"))]
@@ -94,7 +95,7 @@ def test_yaml_has_no_tags(tmp_path: Path) -> None:
 NAMES = ("..", "../x", "a/b", "/etc", "a\\b", "a\0b", ".hidden", "a\nb", "\udcff", "a\u202eb", "x" * 300, "", "a:b")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@cases("name", NAMES)
 def test_an_exports_name_cannot_leave_its_folder(name: str) -> None:
     with pytest.raises(UserError):
         safe_name(name)

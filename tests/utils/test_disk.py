@@ -15,6 +15,7 @@ import pytest
 from backend.runs.events import TAIL_BYTES, JsonLines, read_events
 from backend.utils import disk
 from backend.utils.disk import DiskError, Room, fault_of, remove_folder, replace_file, room_on, save_as, whole_folder
+from tests.support.cases import cases
 
 
 @pytest.fixture
@@ -144,7 +145,7 @@ def test_a_folder_is_replaced_whole_or_stays(tmp_path: Path, monkeypatch: pytest
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize(
+@cases(
     ("error", "says"),
     [
         (OSError(errno.ENOSPC, "x", "/a/b.json"), "/a/b.json cannot be used: the disk is full."),

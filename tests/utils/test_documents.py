@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
@@ -14,9 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from backend.utils.documents import DEPTH, parse_json, parse_yaml, read_json, read_yaml, validation_error, whole_number
+from backend.utils.documents import parse_json, parse_yaml, read_json, read_yaml, validation_error, whole_number
 from backend.utils.errors import UserError
-from backend.utils.files import names_folder, possible_path, read_bytes, read_text, user_path
+from backend.utils.files import DEPTH, names_folder, possible_path, read_bytes, read_text, user_path
+from tests.support.cases import cases
 
 
 def refusal(call: Any, text: str) -> str:
@@ -30,7 +30,7 @@ def refusal(call: Any, text: str) -> str:
     return fault.sentence
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "expected"),
     [
         ("a: *b", "found undefined alias"),
@@ -47,13 +47,12 @@ def refusal(call: Any, text: str) -> str:
         ("a: 1\n---\nb: 2", "but found another document."),
         ("x" * 2**20 + "x", "it is longer than 1,048,576 characters."),
     ],
-    ids=itertools.count(),
 )
 def test_yaml_beyond_the_limits_is_refused(text: str, expected: str) -> None:
     assert expected in refusal(parse_yaml, text)
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
     [
         "a: 1\nb: [1, 2.5, x, null, true, .inf, 0x10, 010, 1:30, 1e5, 1.0e+5]",
@@ -69,7 +68,7 @@ def test_what_pyyaml_reads_is_read_the_same(text: str) -> None:
     assert parse_yaml(text, "x", "config") == yaml.safe_load(text)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "expected"),
     [
         ("{", "JSON at character 2: expecting property name enclosed in double quotes."),
@@ -80,7 +79,6 @@ def test_what_pyyaml_reads_is_read_the_same(text: str) -> None:
         ('{"a":' * 100_000, "JSON: it is nested more than 50 levels deep."),
         ("", "expecting value"),
     ],
-    ids=itertools.count(),
 )
 def test_json_beyond_the_limits_is_refused(text: str, expected: str) -> None:
     assert expected in refusal(parse_json, text)
@@ -127,7 +125,7 @@ def test_what_nothing_can_work_with_is_named() -> None:
 HOSTILE = [2.5, True, None, "3", [], {}, math.nan, math.inf, -math.inf, 10**400, -(10**5000)]
 
 
-@pytest.mark.parametrize("value", HOSTILE, ids=range(len(HOSTILE)))
+@cases("value", HOSTILE)
 def test_what_is_no_whole_number_is_named(value: object) -> None:
     with pytest.raises(UserError, match=r"^iters: iters must be a whole number, not .{0,150}$"):
         whole_number(value, "iters")
@@ -142,7 +140,7 @@ def sentence(call: object, *arguments: object) -> str:
     return fault.sentence
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "expected"),
     [
         ("a\0b", r"a\x00b cannot be a path: it contains a NUL character."),
@@ -153,7 +151,6 @@ def sentence(call: object, *arguments: object) -> str:
         ("é" * 128, "cannot be a file's name: it is longer than 255 bytes."),
         ("a/" * 3000, "bytes."),
     ],
-    ids=range(7),
 )
 def test_an_impossible_path_is_named(text: str, expected: str) -> None:
     assert expected in sentence(user_path, text, "data")

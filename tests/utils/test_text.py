@@ -3,7 +3,6 @@ out, which is what `regex` would compile."""
 
 from __future__ import annotations
 
-import itertools
 import time
 from functools import reduce
 from pathlib import Path
@@ -12,9 +11,10 @@ import pytest
 
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import SENTENCE, excess, quote, visible, written_out
+from tests.support.cases import cases
 
 
-@pytest.mark.parametrize(
+@cases(
     ("value", "expected"),
     [
         ("two\nlines\r\n\tand   spaces ", "two lines and spaces"),
@@ -30,7 +30,6 @@ from backend.utils.text import SENTENCE, excess, quote, visible, written_out
         (reduce(lambda inner, _: [inner], range(5000), []), "[[[[…]]]]"),
         (ValueError("a\nb"), "a b"),
     ],
-    ids=itertools.count(),
 )
 def test_a_value_is_one_short_printable_line(value: object, expected: str) -> None:
     assert quote(value) == expected
@@ -39,7 +38,7 @@ def test_a_value_is_one_short_printable_line(value: object, expected: str) -> No
 LONG = ["x" * 10**6, "\n" * 10**6, "\u202e" * 500, list(range(10**6)), {"k" * 900: 1}]
 
 
-@pytest.mark.parametrize("value", LONG, ids=range(len(LONG)))
+@cases("value", LONG)
 def test_what_was_left_out_is_an_ellipsis_and_the_limit_holds(value: object) -> None:
     for limit in (10, 80, 200):
         text = quote(value, limit)
@@ -105,7 +104,7 @@ SOUND = [
 ]
 
 
-@pytest.mark.parametrize("pattern", BOMBS, ids=range(len(BOMBS)))
+@cases("pattern", BOMBS)
 def test_a_pattern_that_would_fill_the_memory_is_refused_in_one_sentence_and_at_once(pattern: str) -> None:
     began = time.process_time()
     sentence = excess(pattern)
@@ -113,7 +112,7 @@ def test_a_pattern_that_would_fill_the_memory_is_refused_in_one_sentence_and_at_
     assert time.process_time() - began < 3
 
 
-@pytest.mark.parametrize("pattern", SOUND)
+@cases("pattern", SOUND)
 def test_patterns_as_people_write_them_are_left_alone(pattern: str) -> None:
     assert not excess(pattern)
 

@@ -419,17 +419,17 @@ class RunCharts:
 
     def _find_curves(self, run: Run) -> None:
         is_live = run.is_live or run.state == "queued"
-        names = (run.data.steps.names(), run.data.evals.names())
-        key = (*map(len, names), tuple(run.reward_names), is_live, bool(run.step))
+        names, rewards = (run.data.steps.names(), run.data.evals.names()), run.reward_names
+        key = (*map(len, names), tuple(rewards), is_live, bool(run.step))
         if key == self._curves_for:
             return
         self._curves_for = key
-        expected = [f"rewards/{name}/{kind}" for name in run.reward_names for kind in ("mean", "std")]
+        expected = [f"rewards/{name}/{kind}" for name in rewards for kind in ("mean", "std")]
         steps = list(dict.fromkeys([*run.data.steps.names(), *expected]))
         evals = list(dict.fromkeys([*run.data.evals.names(), *expected])) if run.data.evals.names() else []
         for index, chart in enumerate(CHARTS):
             names = evals if chart.held_out else steps
-            curves = charts.curves_of(chart, names, run.reward_names)
+            curves = charts.curves_of(chart, names, rewards)
             has_place = charts.has_place(chart, curves, names, run.config, has_steps=bool(run.step))
             # Without a step the page says why the run ended, and empty charts add nothing.
             self._curves[index] = curves if has_place and (run.step or is_live) else []

@@ -16,11 +16,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from backend.config.config import Config, dump
 from backend.rewards.catalogue import canonical_entry, metric_name, nearest, read_call
 from backend.runs.completion_rows import CompletionRow
-from backend.runs.events import json_safe, parse_line
+from backend.runs.events import parse_line
 from backend.runs.run_folder import RunFolder
 from backend.utils.disk import replace_file, writing
 from backend.utils.errors import UserError
-from backend.utils.files import open_regular, read_bytes
+from backend.utils.files import json_safe, open_regular, read_bytes
 from backend.utils.text import quote
 
 VERSION = 1

@@ -15,6 +15,7 @@ from backend.config.other_programs.translation import read_words
 from backend.config.other_programs.trl import TRL
 from backend.config.updates import final_rate
 from backend.models.adapter_types import adapter_scale
+from tests.support.cases import cases
 from tests.support.random_settings import NEEDED, random_config
 
 DOCUMENTED = yaml.safe_load((Path(__file__).parent / "trl_1_16.yaml").read_text())
@@ -52,7 +53,7 @@ def meaning(config: Config) -> dict[str, Any]:
     return values | ({} if ratio or steps else {"lr_warmup_init": 0})
 
 
-@pytest.mark.parametrize("seed", range(40))
+@cases("seed", range(40))
 def test_a_config_comes_back_from_trl_as_the_same_run(seed: int) -> None:
     """Each setting is read again as it was, or is listed as left out or as carried by a file of the folder."""
     config = random_config(random.Random(f"trl {seed}")).model_copy(update={"train_mode": "grpo"})
@@ -96,7 +97,7 @@ def test_a_fall_that_ends_with_the_run_is_transformers_own() -> None:
     assert "lr_decay_fraction" not in linear.by_files and linear.words["lr_scheduler_type"] == "linear"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("raw", "word", "value", "setting"),
     [
         ({"optimizer": "adam"}, "weight_decay", 0, "optimizer"),

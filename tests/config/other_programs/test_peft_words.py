@@ -15,6 +15,7 @@ from backend.config.other_programs.peft import LORA_WORDS, OTHER_KINDS
 from backend.models.peft_files import OTHER_KINDS as NOT_CARRIED
 from backend.models.peft_files import read_settings
 from backend.utils.errors import UserError
+from tests.support.cases import cases
 
 PEFT_0_21_2 = (
     "PROMPT_TUNING MULTITASK_PROMPT_TUNING P_TUNING PREFIX_TUNING LORA ADALORA ADAMSS BOFT ADAPTION_PROMPT IA3 "
@@ -93,7 +94,7 @@ DEFAULTS: dict[str, Any] = {"task_type": "CAUSAL_LM", "init_lora_weights": True,
 DEFAULTS |= {"rank_pattern": {}, "alpha_pattern": {}, "lora_bias": False, "use_qalora": False, "exclude_modules": None}
 
 
-@pytest.mark.parametrize("word", [word for word, fate in LORA_WORDS.items() if isinstance(fate, Refused)])
+@cases("word", [word for word, fate in LORA_WORDS.items() if isinstance(fate, Refused)])
 def test_a_variant_that_is_not_built_is_refused_with_what_is_nearest(word: str) -> None:
     (sentence,) = sentences(ADAPTER | {word: ASKS[word]})
     fate = LORA_WORDS[word]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from backend.config.config import SETTINGS
@@ -15,6 +14,7 @@ from backend.config.other_programs.mlx_lm import MLX_LM_LORA
 from backend.config.other_programs.translation import PROGRAMS, TranslatedKey, is_ours, read_words
 from backend.config.other_programs.trl import NO_REMOTE_CODE, TRL
 from tests.support import other_programs_page as page
+from tests.support.cases import cases
 
 BY_HOSTS = "--hosts FILE says which machines train, and whether they share the prompts or the model"
 
@@ -30,7 +30,7 @@ def read(name: str) -> dict[str, Any]:
     return yaml.safe_load((HERE / f"{name}.yaml").read_text())
 
 
-@pytest.mark.parametrize("name", FILES)
+@cases("name", FILES)
 def test_every_word_of_a_program_is_in_its_table(name: str) -> None:
     assert [word for word in read(name) if word not in FILES[name].words] == []
 
@@ -41,7 +41,7 @@ def test_every_setting_that_a_table_names_exists() -> None:
     assert named - SETTINGS.keys() == set()
 
 
-@pytest.mark.parametrize("name", FILES)
+@cases("name", FILES)
 def test_a_file_with_every_word_has_no_unknown_key_and_each_word_is_told(name: str) -> None:
     """The files that name every argument of TRL, every default of mlx-lm-lora and of mlx-lm, its examples, and every
     flag of mlx-grpo."""
@@ -59,10 +59,9 @@ WORTH_ASKING: dict[str, Any] = {"entropy_coef_min": 0.1, "entropy_coef_max": 0.5
 """What asks for something, of words whose program's default is a number."""
 
 
-@pytest.mark.parametrize(
+@cases(
     ("program", "word"),
     [(program, word) for program in PROGRAMS for word, fate in program.words.items() if isinstance(fate, Refused)],
-    ids=lambda part: part if isinstance(part, str) else part.key,
 )
 def test_a_refused_word_names_what_is_nearest(program: OtherProgram, word: str) -> None:
     fate = program.words[word]
@@ -81,7 +80,7 @@ def test_a_word_without_effect_says_why_and_leaves_nothing_behind() -> None:
     assert translation.words[0] == TranslatedKey("ddp_timeout", "without effect", BY_HOSTS)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("raw", "why"),
     [
         ({"lr_scheduler_kwargs": {"min_lr": 1e-6}}, "it shapes the schedule of lr_scheduler_type"),

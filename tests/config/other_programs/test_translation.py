@@ -24,6 +24,7 @@ from backend.config.other_programs.translation import (
 from backend.config.other_programs.trl import REWARDS, TRL
 from backend.config.setting import NEVER
 from backend.utils.documents import parse_yaml
+from tests.support.cases import cases
 
 NEEDED = {"model": "owner/model", "data": "owner/rows"}
 BATCH, SAMPLED = "per_device_train_batch_size", "vllm_importance_sampling_"
@@ -46,7 +47,7 @@ def sentence(**raw: Any) -> str:
     return fault.sentence
 
 
-@pytest.mark.parametrize(
+@cases(
     ("size", "accumulated", "group", "batch", "pieces"),
     [
         *((8, 1, 8, 1, 1), (8, 4, 8, 1, 4), (16, 4, 8, 2, 4), (64, 1, 8, 8, 1)),
@@ -109,7 +110,7 @@ def test_the_length_and_rhythm_of_a_run_are_counted_in_steps() -> None:
     assert made(num_train_epochs=3.0, max_steps=-1) == {"epochs": 3}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("raw", "ours"),
     [
         ({"eval_strategy": "no"}, {"steps_per_eval": 0}),
@@ -124,7 +125,7 @@ def test_strategies(raw: dict[str, Any], ours: dict[str, Any]) -> None:
     assert made(**raw) == ours
 
 
-@pytest.mark.parametrize(
+@cases(
     ("raw", "says"),
     [
         ({"eval_strategy": "epoch"}, "eval_strategy cannot be epoch: runs count steps; write steps, with eval_steps."),
@@ -157,7 +158,7 @@ def test_what_has_no_counterpart_is_one_sentence(raw: dict[str, Any], says: str)
     assert says in sentence(**raw) and len(sentence(**raw)) <= 200
 
 
-@pytest.mark.parametrize(
+@cases(
     ("raw", "ours"),
     [
         ({SCHEDULE: "cosine", "warmup_ratio": 0.1}, {"lr_warmup_ratio": 0.1, "lr_decay_fraction": 0.9}),
@@ -237,7 +238,7 @@ def test_words_become_settings(raw: dict[str, Any], ours: dict[str, Any]) -> Non
 TEXTS = ("{},{}", "{}, {}", " {} ,{} ", "[{}, {}]", "['{}', '{}']", '["{}","{}"]', "'{}', '{}'")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("word", "key", "parts"),
     [
         *((word, "lora_keys", ["q_proj", "v_proj"]) for word in ("lora_keys", "lora_target_modules")),
@@ -296,7 +297,7 @@ def test_adapters_to_start_from_go_out_by_the_file_of_their_arrays(tmp_path: Pat
     assert list(missing) == ["adapter"] and "resume_adapter_file" not in text
 
 
-@pytest.mark.parametrize(
+@cases(
     ("raw", "word"),
     [
         ({"optimizer": "adam"}, "optimizer"),
@@ -328,7 +329,7 @@ def test_a_translated_file_is_a_file_of_ours() -> None:
     assert read_words(once).values == once and read_words(once).words == []
 
 
-@pytest.mark.parametrize(
+@cases(
     ("change", "ours"),
     [
         ({BATCH: 32}, {"batch_size": 4, "group_size": 8, "gradient_accumulation_steps": 2}),
@@ -352,7 +353,7 @@ SCRIPT = {"model_name_or_path": "a/b", "dataset_name": "c/d"}
 """A file for `trl grpo` with nothing but what it needs."""
 
 
-@pytest.mark.parametrize(
+@cases(
     ("raw", "changes", "ours"),
     [
         (SCRIPT, {}, {"train_type": "full", "epochs": 3, "learning_rate": 1e-6, "group_size": 8, "beta": 0.0}),
@@ -445,7 +446,7 @@ def test_names_are_those_of_one_setting_alone() -> None:
     assert not set(NAMES) - set(FOREIGN_WORDS)
 
 
-@pytest.mark.parametrize("value", ["", "odd", -1, [1], {"a": 1}, True, 1e400], ids=str)
+@cases("value", ["", "odd", -1, [1], {"a": 1}, True, 1e400])
 def test_any_value_of_any_word_is_read_or_refused_in_a_sentence(value: Any) -> None:
     for word in FOREIGN_WORDS:
         for fault in read_words({word: value}).faults:
