@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from backend.config.changeable import STAGE_DATA, STAGE_KEYS, STAGE_OWN, STAGE_SETTINGS
 from backend.config.row_settings import evaluation_set_fault, evaluation_sets, pattern_fault, template_fault
-from backend.config.setting import LARGEST_WEIGHT, MOST_COMPLETIONS, MOST_STEPS
+from backend.config.setting import LARGEST_WEIGHT, MOST_COMPLETIONS, MOST_STEPS, step_parts
 from backend.config.settings.training import EIGHT_BIT
 from backend.config.updates import DEFAULT_FINAL, OF_THE_RATE, OWN
 from backend.runs.metric_names import EVALUATION, condition_fault, metric_fault
@@ -31,6 +31,8 @@ _ONE_PROCESS = "An object of a program is in one process, and a hosts file train
 
 def reference_is_needed(settings: Any) -> bool:
     """True if a step computes log-probabilities under the reference policy."""
+    if "policy" not in step_parts(vars(settings)):
+        return False
     measures = settings.beta > 0 or settings.log_kl or settings.ratio_against == "reference"
     return measures or (settings.teacher_model_kind == "base" and self_distillation_weight(settings) > 0)
 
@@ -38,6 +40,13 @@ def reference_is_needed(settings: Any) -> bool:
 def self_distillation_weight(settings: Any) -> float:
     """Share of the loss that is self-distillation."""
     return (settings.distillation_weight or 0.0) if settings.train_mode == "grpo" else 0.0
+
+
+def default_score(values: Mapping[str, Any]) -> str:
+    """The metric by which checkpoints are compared where `best_metric` is empty."""
+    mode, has_rewards = values.get("train_mode"), values.get("reward_functions") or values.get("environment")
+    without = "distillation/divergence" if mode == "distill" and not has_rewards else "reward"
+    return "loss" if mode == "sft" else without
 
 
 def duplicates(names: list[str]) -> str:
@@ -69,6 +78,7 @@ _NOT_DIVIDED = {
     ),
     "use_speculative_decoding": "The machines of a divided model draw each token together; switch Speculative decoding "
     "off.",
+    "teacher_model": "A model divided among machines has no teacher; set Parallelism to Prompts.",
     "sync_ref_model": "With a model divided among machines the reference stays the base model; switch Reference "
     "follows off.",
 }
@@ -89,6 +99,29 @@ RULES: list[tuple[str, Callable[[_Values], Any], str]] = [
         "epochs",
         lambda c: not c.data.strip() and c.environment and c.epochs,
         "Without a dataset there are no epochs; set Epochs to 0 and give Iterations.",
+    ),
+    (
+        "teacher_model",
+        lambda c: c.train_mode == "distill" and not c.teacher_model.strip(),
+        "Distillation needs a teacher: a folder, or an id on Hugging Face.",
+    ),
+    (
+        "distillation_weight",
+        lambda c: c.train_mode == "distill" and c.distillation_weight == 0,
+        "Distillation weight 0 leaves the teacher out; choose the mode GRPO, or a weight above 0.",
+    ),
+    (
+        "reward_functions",
+        lambda c: (
+            c.train_mode == "distill" and "policy" in step_parts(vars(c)) and not (c.reward_functions or c.environment)
+        ),
+        "Below Distillation weight 1 the rest of the loss learns from rewards: choose a reward function, or clear the "
+        "weight.",
+    ),
+    (
+        "group_size",
+        lambda c: c.group_size < 2 and "policy" in step_parts(vars(c)),
+        "GRPO compares the completions of a prompt with each other; set Group to at least 2.",
     ),
     ("tools", lambda c: not c.tools_file and quote(", ".join(c.tools), 40), "No tools file is given that has {found}."),
     (

@@ -16,12 +16,17 @@ from typing import Annotated, Any, cast
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from backend.config.checks import cross_setting_faults, reference_is_needed, self_distillation_weight
+from backend.config.checks import (
+    cross_setting_faults,
+    default_score,
+    reference_is_needed,
+    self_distillation_weight,
+)
 from backend.config.form import SECTIONS, in_form_order
 from backend.config.other_programs.translation import FOREIGN_WORDS, NAMES, read_file
 from backend.config.other_programs.trl import reward_entries
 from backend.config.row_settings import prompt_limit
-from backend.config.setting import Setting, Use, has_default_rewards, setting_from_field
+from backend.config.setting import Setting, Use, has_default_rewards, setting_from_field, step_parts
 from backend.config.settings.grpo import GrpoFields
 from backend.config.settings.model_and_data import DataFields, ModelFields
 from backend.config.settings.training import TrainingFields
@@ -88,6 +93,11 @@ class Config(GrpoFields, DataFields, TrainingFields, ModelFields):  # pydantic c
     def needs_reference(self) -> bool:
         """True if a step computes log-probabilities under the reference policy."""
         return reference_is_needed(self)
+
+    @property
+    def learns_from_rewards(self) -> bool:
+        """True if the loss has GRPO's terms."""
+        return "policy" in step_parts(vars(self))
 
     @property
     def self_distillation_weight(self) -> float:
@@ -267,7 +277,7 @@ def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigProble
                 faults += error.faults
     if not has_default_rewards(values) and not translated.get("reward_functions"):
         values["reward_functions"] = []
-    if values.get("train_mode") == "sft" and not values.get("best_metric"):  # of the loss
+    if not values.get("best_metric") and default_score(values) != "reward":
         values["best_is_lowest"] = True
     if values.get("stages"):
         values["stages"], of_stages = validated_stages(values, valid_value)

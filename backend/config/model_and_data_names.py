@@ -77,10 +77,11 @@ def _check_id(name: str, setting: str) -> None:
 
 
 def source_faults(config: Config) -> list[ConfigProblem]:
-    """Faults in the names of model, dataset and reference policy. Empty names are not checked here, nor is a reference
-    that the run does not need."""
+    """Faults in the names of model, dataset, teacher and reference policy. Empty names are not checked here, nor is a
+    reference or teacher that the run does not need."""
+    models = ["model"] + (["teacher_model"] if config.train_mode == "distill" else [])
     checks: dict[str, Callable[[str], None]] = {
-        "model": lambda name: check_weights(model_source(name, "model"), "model"),
+        **{key: lambda name, key=key: check_weights(model_source(name, key), key) for key in models},
         "data": check_data,
     }
     if config.needs_reference:

@@ -24,7 +24,7 @@ from backend.distributed.collectives import (
 from backend.distributed.messages import SamplingOrder, check_sendable, with_reward_files, write_reward_code
 from backend.distributed.scheduling import sample_round, score_round, timed_learning
 from backend.engine import device
-from backend.models.policy import Policy, load_policy
+from backend.models.policy import Policy, load_policy, load_teacher
 from backend.rewards.scorer import Scorer, begin_scorer
 from backend.tools.load import load_tools
 from backend.trainer.machine import KeepAwake
@@ -84,6 +84,7 @@ class Worker:
             device.use(self.config.device)
             refuse_too_large(self.config, self._stages)
             self.policy = load_policy(self.config, self._notes.append)
+            load_teacher(self.policy, self.config)
         elif kind == "build":
             assert self.scorer is not None
             own = self.policy, self.config, self.scorer

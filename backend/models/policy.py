@@ -23,7 +23,7 @@ from mlx_lm.tuner.utils import load_adapters
 from backend.config.setting import AdapterSettings, ModelSettings
 from backend.engine import cpu, device
 from backend.engine.model_probe import gradient_error, split
-from backend.engine.output_layer import PROBE
+from backend.engine.output_layer import PROBE, SplitModel
 from backend.engine.shared_weights import SharedWeights, copy_sharing_arrays
 from backend.models.adapters import SIXTEEN_BIT_TYPES, attach_adapters, lora_parameters, masters_of, without_adapters
 from backend.models.loading import check_runs, load_model, open_model, read_weights
@@ -76,6 +76,8 @@ class Policy:
         self.shared_weights = shared_weights
         self.split_model = split(model)
         self._set_reference(reference)
+        self.teacher_model: nn.Module | None = None  # of distillation (`load_teacher`)
+        self.teacher: SplitModel | None = None
         self.eos_ids = sorted(int(token) for token in tokenizer.eos_token_ids)
         pad = getattr(tokenizer, "pad_token_id", None)
         self.pad_id = pad if pad is not None else self.eos_ids[0]
@@ -165,7 +167,7 @@ class Base:
     masters: Any
     weights: SharedWeights
     references: dict[str, nn.Module] = field(default_factory=dict)
-    """Other reference models by `reference_model_path`."""
+    """Other reference models by `reference_model_path`, teachers by name and bits."""
 
 
 def load_base(config: ModelSettings, note: Callable[[str], None] = lambda sentence: None) -> Base:
@@ -271,21 +273,21 @@ def check_can_learn(model: nn.Module, name: str) -> None:
 
 
 def quantized_as(
-    model: nn.Module, model_config: dict[str, Any], config: ModelSettings
+    model: nn.Module, model_config: dict[str, Any], config: ModelSettings, setting: str = "quantization"
 ) -> tuple[nn.Module, dict[str, Any]]:
     """(model, config.json) quantised as configured, lazily. Raises UserError."""
-    if config.quantization == "none":
+    if getattr(config, setting) == "none":
         return model, model_config
     if is_quantised(model):
-        raise UserError("quantization", "The model is quantised already; choose None to train it as it comes.")
-    how = QUANTIZATION[config.quantization]
+        raise UserError(setting, "The model is quantised already; choose None to take it as it comes.")
+    how = QUANTIZATION[getattr(config, setting)]
     try:
         model, model_config = quantize(model, model_config, **how)
     except Exception as error:  # a model's code may ask for a group size of its own that its widths do not allow
-        raise UserError("quantization", f"This model cannot be quantised: {reason_of(error)}; choose None.") from error
+        raise UserError(setting, f"This model cannot be quantised: {reason_of(error)}; choose None.") from error
     if not is_quantised(model):
         too_narrow = f"none is a multiple of {how['group_size']} wide"
-        raise UserError("quantization", f"No weight of this model can be quantised: {too_narrow}; choose None.")
+        raise UserError(setting, f"No weight of this model can be quantised: {too_narrow}; choose None.")
     return model, model_config
 
 
@@ -339,17 +341,39 @@ def _load_reference(
     return loaded[path]
 
 
+def load_teacher(policy: Policy, config: ModelSettings, shared: Base | None = None) -> None:
+    """Load the teacher of distillation into `policy`, frozen, in the type of the run; other modes have none. `shared`
+    as in `load_policy`. Raises UserError."""
+    if config.train_mode != "distill":
+        return
+    name, setting = config.teacher_model, "teacher_model"
+    loaded, key = {} if shared is None else shared.references, f"{name} {config.teacher_quantization}"
+    if key not in loaded:
+        teacher, tokenizer, model_config = open_model(name, setting)
+        check_same_tokens(tokenizer, policy.tokenizer, config, setting)
+        teacher, _ = quantized_as(teacher, model_config, config, "teacher_quantization")
+        cast(teacher, config.dtype)
+        read_weights(teacher, name, setting)
+        check_runs(teacher, name, setting)
+        loaded[key] = frozen(teacher)
+    policy.teacher_model = loaded[key]
+    policy.teacher = split(policy.teacher_model)
+
+
 def _reference_adapters(config: ModelSettings) -> Path | None:
     path = user_path(config.reference_model_path, "reference_model_path")
     return path if config.reference_model_path and (path / "adapter_config.json").is_file() else None
 
 
-def check_same_tokens(of_reference: Any, of_model: Any, config: ModelSettings) -> None:
-    """Raise UserError for a reference model with another vocabulary."""
-    if of_reference.get_vocab() != of_model.get_vocab():
-        reference, model = (quote(Path(path), 40) for path in (config.reference_model_path, config.model))
-        other = f"The reference model {reference} has other tokens than {model}"
-        raise UserError("reference_model_path", f"{other}, so their log-probabilities cannot be compared.")
+def check_same_tokens(
+    of_other: Any, of_model: Any, config: ModelSettings, setting: str = "reference_model_path"
+) -> None:
+    """Raise UserError for a reference model or teacher, named by `setting`, with another vocabulary."""
+    if of_other.get_vocab() != of_model.get_vocab():
+        other, model = (quote(Path(path), 40) for path in (getattr(config, setting), config.model))
+        kind = "teacher" if setting == "teacher_model" else "reference"
+        has = f"The {kind} model {other} has other tokens than {model}"
+        raise UserError(setting, f"{has}, so their log-probabilities cannot be compared.")
 
 
 def frozen(model: nn.Module) -> nn.Module:

@@ -22,6 +22,7 @@ import mlx.core as mx
 import xxhash
 
 from backend.config.changeable import STAGE_DATA
+from backend.config.checks import default_score
 from backend.config.config import Config
 from backend.models.saving import Arrays, HostArrays, save_arrays
 from backend.runs.events import RUN_FORMAT, end_of_step, first_and_last_events, is_number, read_events
@@ -221,9 +222,9 @@ def go_back(run: RunFolder, which: str) -> str:
 
 
 def metric_of(config: Config, *, has_evaluations: bool) -> str:
-    """`best_metric`; where that is empty the reward, of supervised fine-tuning the loss, held-out if the run
-    evaluates."""
-    score = "loss" if config.imitates else "reward"
+    """`best_metric`; where that is empty the reward, of supervised fine-tuning the loss, of distillation without
+    rewards the divergence, held-out if the run evaluates."""
+    score = default_score(vars(config))
     return config.best_metric or (f"{EVALUATION}{score}" if has_evaluations else score)
 
 
@@ -275,7 +276,7 @@ class CheckpointScore:
             state.score = mean_score(self._since_save)
         self._since_save = []
         state.score_metric, state.best_is_lowest = config.best_metric, config.best_is_lowest
-        if config.imitates:
+        if default_score(vars(config)) != "reward":
             state.score_metric = metric_of(config, has_evaluations=has_evaluations)
 
 

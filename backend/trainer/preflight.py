@@ -4,6 +4,7 @@ no weights."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -117,7 +118,10 @@ def _check_models(config: Config, runs_dir: Path, problems: list[ConfigProblem])
         if shape is not None and (too_large := estimate_run(config, shape, machine_bytes(), prompt=1).fault):
             problems.append(too_large)
     # Before the model is opened, which attaches the adapters of a reference: a broken file is one problem.
-    reference_tokenizer = _caught(problems, lambda: _check_reference(config))
+    others = {
+        "reference_model_path": _caught(problems, lambda: _check_reference(config)),
+        "teacher_model": _caught(problems, lambda: _check_teacher(config)),
+    }
     if folder is None:
         return None
     tokenizer = _check_learns(folder, config, problems)
@@ -127,8 +131,9 @@ def _check_models(config: Config, runs_dir: Path, problems: list[ConfigProblem])
         _caught(problems, lambda: require_room(runs_dir, run_bytes(config, shape) + RESERVE, "The run"))
     if config.train_type == "full" or exports(config):  # a whole model is written, with files of the base
         _caught(problems, lambda: kept_files(tokenizer_folder(config.tokenizer) if config.tokenizer else folder))
-    if tokenizer is not None and reference_tokenizer is not None:
-        _caught(problems, lambda: check_same_tokens(reference_tokenizer, tokenizer, config))
+    for setting, other in others.items():
+        if tokenizer is not None and other is not None:
+            _caught(problems, partial(check_same_tokens, other, tokenizer, config, setting))
     return tokenizer
 
 
@@ -169,6 +174,19 @@ def _check_reference(config: Config) -> Any:
         return None
     opened = _opened(check_model(name, setting), name, setting)
     return opened[1] if opened is not None else None
+
+
+def _check_teacher(config: Config) -> Any:
+    """→ its tokenizer, None in other modes."""
+    name, setting = config.teacher_model, "teacher_model"
+    if config.train_mode != "distill":
+        return None
+    opened = _opened(check_model(name, setting), name, setting)
+    if opened is None:
+        return None
+    model, tokenizer, model_config = opened
+    quantized_as(model, model_config, config, "teacher_quantization")
+    return tokenizer
 
 
 def _opened(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]] | None:

@@ -17,7 +17,7 @@ from backend.data.prompts import BackgroundTokenizer, PromptStream, TokenizedPro
 from backend.data.rows import Rows, data_seed
 from backend.engine import device
 from backend.engine.device import release_cached_buffers
-from backend.models.policy import Base, Policy, load_policy
+from backend.models.policy import Base, Policy, load_policy, load_teacher
 from backend.rewards.scorer import Scorer
 from backend.runs.checkpoint import arrays_of
 from backend.runs.saved_weights import Checkpoint, DamagedCheckpoint
@@ -41,6 +41,7 @@ from backend.trainer.run_inputs import RunInputs, StageRows, check_held_out, pro
 from backend.trainer.scoring import ScoringStages
 from backend.trainer.telemetry import StepTimer
 from backend.training.batch import Batch, pack
+from backend.training.distill import distill_learner
 from backend.training.grpo import grpo_learner
 from backend.training.learner import Learner
 from backend.training.not_finite import check_sampled, check_scores
@@ -192,7 +193,7 @@ class RunContext(StepContext):
         gradient. They are replaced by groups of new prompts, in at most `dynamic_sampling_rounds` rounds; groups still
         missing then are filled from those set aside, so that the step's size never varies.
         """
-        count, dynamic = config.prompts_per_step, config.dynamic_sampling
+        count, dynamic = config.prompts_per_step, config.dynamic_sampling and config.learns_from_rewards
         kept, without_gradient, logged = list[Group](), list[Group](), dict[str, float]()
         speculation = self.rollout.speculation
         counts = speculation.counts.copy() if speculation is not None else None
@@ -349,6 +350,7 @@ class Mode:
 
 MODES = {
     "grpo": Mode(grpo_learner, RunContext.sampled_groups),
+    "distill": Mode(distill_learner, RunContext.sampled_groups),
     "sft": Mode(sft_learner, RunContext.labelled_groups, samples=False),
 }
 """By `train_mode`."""
@@ -362,7 +364,9 @@ class Engine:
         self.own, self.sampler = own, sampler
 
     def load(self, config: Config, note: Note, base: Base | None = None) -> Policy:
-        return load_policy(config, note, base)
+        policy = load_policy(config, note, base)
+        load_teacher(policy, config, base)
+        return policy
 
     def build(
         self, policy: Policy, config: Config, steps: int, of_learner: dict[str, Any], of_rollout: dict[str, Any]

@@ -70,6 +70,8 @@ class ScoringStages:
             poll()
 
         stage = self.stage(step)
+        if not stage.functions:
+            return {}
         state = TrainerState(max(step - 1, 0), self.steps, epoch, self.config.max_completion_length)
         limit_s, weights = self.config.reward_timeout, stage.weights.at(step)
         report = self._scorer.score(groups, stage.index, weights, limit_s, state, polled)
@@ -82,6 +84,8 @@ class ScoringStages:
     def fill_advantages(self, groups: Sequence[Group], step: int) -> dict[str, float]:
         """Fill in every scored completion's advantage. Returns the reward metrics of the groups."""
         stage = self.stage(step)
+        if not stage.functions:
+            return {}
         completions = [completion for group in groups for completion in group.completions]
         advantage_B, metrics = advantages(
             [[completion.scores[name] for name in stage.names] for completion in completions],

@@ -18,13 +18,22 @@ from backend.training.batch import Batch
 from backend.training.collectives import Collectives, merged, total
 from backend.training.importance_sampling import UNCLIPPED, ImportanceCorrection, logp_gap
 from backend.training.learner import Algorithm, Learner, OptimizerBatch, TokenRecord, build_learner, mean_of_updates
-from backend.training.losses import LossConfig, Tally, TokenValues, entropy_quantile, policy_terms, token_weights
+from backend.training.losses import (
+    LossConfig,
+    Tally,
+    TokenValues,
+    entropy_quantile,
+    policy_terms,
+    token_mean,
+    token_weights,
+)
 from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
 from backend.training.self_distillation import distillation_terms, set_teacher_logps, teacher_weights
 
 BONUS_STEP, BONUS_MINIMUM, BONUS_MAXIMUM = 0.005, 0.0, 1.0  # of the adaptive entropy coefficient, as in TRL
 
 STANDARD_ERROR = "_stderr"  # suffix of a metric's standard error
+DIVERGENCE = "distillation/divergence"  # from the teacher, per token
 
 
 @dataclass(slots=True)
@@ -109,7 +118,7 @@ class Grpo(Algorithm):
         if not len(batch):
             return []
         split_model = self.policy.split_model
-        micro_batches = forward.micro_batches(split_model, batch, self.config.batch_size * self.config.group_size)
+        micro_batches = self.micro_batches(batch, forward)
         # Fixed for all μ iterations, so computed once and kept: [B, T] is small.
         if self.policy.reference is not None:
             logps = forward.logps_without_gradient(self.policy.reference, micro_batches)
@@ -126,6 +135,10 @@ class Grpo(Algorithm):
             assert teacher is not None
             set_teacher_logps(micro_batches, teacher, replace(forward, noise=None))
         return micro_batches
+
+    def micro_batches(self, batch: Batch, forward: PolicyForward) -> OptimizerBatch:
+        most_rows = self.config.batch_size * self.config.group_size
+        return forward.micro_batches(self.policy.split_model, batch, most_rows)
 
     def _needs_old_pass(self) -> bool:
         # The first update's pass yields the old log-probabilities, except after an earlier update or with dropout.
@@ -249,11 +262,10 @@ class Grpo(Algorithm):
         # What is measured needs neither a bonus nor the quantile of an optimizer batch.
         loss = replace(self.loss, beta=0.0, entropy_coef=0.0, top_entropy_quantile=1.0, off_policy_mask_threshold=None)
         rows: list[RowSums] = []
-        most_rows = self.config.batch_size * self.config.group_size
-        for part in forward.micro_batches(policy.split_model, batch, most_rows):
+        for part in self.micro_batches(batch, forward):
             scores = forward.scores(policy.split_model, part, with_gradient=False)
             ref_logp_BT = forward.scores(reference, part, with_gradient=False).logp_N if reference is not None else None
-            rows += row_sums(part.batch, scores.logp_N, scores.entropy_N, ref_logp_BT, loss)
+            rows += row_sums(part.batch, scores, ref_logp_BT, loss)
             poll()
         return means([row for of_rank in forward.ranks.gather(rows) for row in of_rank])
 
@@ -273,17 +285,17 @@ class Grpo(Algorithm):
 RowSums = dict[str, tuple[float, float]]  # name → (sum, token count) of one completion
 
 
-def row_sums(
-    batch: Batch, logp_BT: mx.array, entropy_BT: mx.array, ref_logp_BT: mx.array | None, loss: LossConfig
-) -> list[RowSums]:
-    """Per-row sums of log-probabilities and entropies [B, T], in nats."""
+def row_sums(batch: Batch, scores: TokenScores, ref_logp_BT: mx.array | None, loss: LossConfig) -> list[RowSums]:
+    """Per-row sums of scores [B, T], in nats."""
     tallies: list[dict[str, mx.array]] = []
     for row in range(len(batch)):
         at = slice(row, row + 1)
         mask_1T, ref_logp_1T = batch.mask_BT[at], None if ref_logp_BT is None else ref_logp_BT[at]
-        arrays = (logp_BT[at], None, ref_logp_1T, batch.advantage_B[at], mask_1T, loss)
-        tally = policy_terms(*arrays, weights=mask_1T, entropies=entropy_BT[at])[1]
+        arrays = (scores.logp_N[at], None, ref_logp_1T, batch.advantage_B[at], mask_1T, loss)
+        tally = policy_terms(*arrays, weights=mask_1T, entropies=scores.entropy_N[at])[1]
         tallies.append({name: tally["mean"][name] for name in ("entropy", "kl") if name in tally["mean"]})
+        if scores.divergence_N is not None:
+            tallies[-1][DIVERGENCE] = token_mean(scores.divergence_N[at], mask_1T)
     mx.eval(tallies)
     return [{name: (float(pair[0]), float(pair[1])) for name, pair in tally.items()} for tally in tallies]
 

@@ -69,7 +69,7 @@ class GrpoFields(BaseModel):
         ],
     )
     """Denominator of the importance ratio."""
-    group_size: int = _generation(4, "Group", within=(2, MOST_COMPLETIONS, "completions"))
+    group_size: int = _generation(4, "Group", within=(1, MOST_COMPLETIONS, "completions"))
     """Completions sampled per prompt and compared with each other. More give a steadier signal and cost more."""
     max_completion_length: int = _generation(
         512, "Completion", within=(1, MOST_TOKENS, "tokens"), used_by=("prompt_limit", "scoring", "duration")
@@ -167,6 +167,9 @@ class GrpoFields(BaseModel):
     distillation_weight: float | None = _self_distillation(None, "Distillation weight", within=(0, 1))
     """Share of the loss in which the policy teaches itself: shown a solved completion of the same prompt, it scores the
     tokens of the others (SDPO). The rest is the policy term. Empty: 0, off."""
+    distillation_beta: float = _generation(1.0, "Divergence beta", within=(0, 1), when=("train_mode", ("distill",)))
+    """Which divergence from the teacher is made small: 0 is the forward KL, which covers all that the teacher would
+    write; 1 the reverse KL, which keeps to what it likes best; between them the generalised JSD."""
     success_reward_threshold: float = _distillation(1.0, "Solved from", within=(-1_000_000, 1_000_000), part="scoring")
     """Reward from which a completion counts as solved."""
     dont_reprompt_on_self_success: bool = _self_distillation(True, "Solutions of others only")

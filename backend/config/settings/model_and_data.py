@@ -15,6 +15,7 @@ _fine_tune = partial(setting, section="fine_tune")
 _lora = partial(setting, section="fine_tune", group="LoRA Settings")
 _advanced_lora = partial(_lora, advanced=True)
 _weights = partial(setting, section="fine_tune", group="Weights")
+_teacher = partial(_model_data, when=("train_mode", ("distill",)))
 _ADAPTERS = ("train_type", ("lora", "dora"))
 _columns = partial(setting, section="columns", group="Columns", used_by=("task", "row_view"))
 _prompts = partial(setting, section="columns", group="Prompts")
@@ -35,6 +36,7 @@ class ModelFields(BaseModel):
         choices=[
             ("grpo", "GRPO", "Learns from reward functions, no labelled answers to imitate."),
             ("sft", "SFT", "Imitates the answers of a labelled dataset: supervised fine-tuning, no reward functions."),
+            ("distill", "Distillation", "Learns to answer as a larger model does, from its own answers."),
         ],
         used_by=("row_view",),
     )
@@ -44,6 +46,19 @@ class ModelFields(BaseModel):
         "", "Base model", kind="model", known_as=("Model or Hugging Face repo",), used_by=("task", "row_view")
     )
     """A folder with an MLX or Hugging Face model, or a Hugging Face id such as mlx-community/Qwen3-0.6B-4bit."""
+    teacher_model: str = _teacher("", "Teacher model", kind="model", used_by=("task",))
+    """The model whose next-token distribution is matched: a folder or a Hugging Face id with the same vocabulary. It is
+    loaded beside the base model and does not change."""
+    teacher_quantization: str = _teacher(
+        "none",
+        "Teacher quantization",
+        choices=[
+            ("none", "None", "As the teacher comes."),
+            ("4", "4-bit", "A quarter of 16-bit memory; some loss."),
+            ("8", "8-bit", "Half of 16-bit memory; hardly any loss."),
+        ],
+    )
+    """Stores the teacher's weights in fewer bits."""
     adapter: str = _model_data("", "Adapter", kind="adapter", used_by=("task",))
     """LoRA or DoRA adapters to start from: a folder or file in mlx-lm's format, or a run (name, name@best,
     name@100). They set Rank, Scale and the layers. Empty: start from the base model."""

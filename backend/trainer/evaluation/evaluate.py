@@ -35,8 +35,8 @@ def evaluation_metrics(groups: Sequence[Group], names: Sequence[str], weights: S
     completions = [completion for group in groups for completion in group.completions]
     scores = [[completion.scores[name] for name in names] for completion in completions]
     size = len(groups[0].completions)
-    _, metrics = advantage_values(scores, size, weights=weights, names=names)
-    if size == 1:
+    metrics = advantage_values(scores, size, weights=weights, names=names)[1] if names else {}
+    if size == 1 and names:
         for name in ("frac_reward_zero_std", "frac_groups_without_signal"):
             metrics.pop(name, None)
     lengths = {name: value for name, value in completion_metrics(groups).items() if name != "num_tokens"}

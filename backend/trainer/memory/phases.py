@@ -15,7 +15,8 @@ from backend.engine.chunk_sizes import PREFILL_TOKENS, attention_block, capacity
 from backend.models.adapter_types import ALL_LINEAR, is_named
 from backend.runs.saved_weights import WeightChoice
 from backend.sampling.row_costs import RowCosts, row_costs
-from backend.trainer.memory.model_shape import LayerKind, Linear, ModelShape, is_usual, packed_width
+from backend.trainer.memory.model_shape import LayerKind, Linear, ModelShape, is_usual, packed_width, shape_of
+from backend.utils.hub_cache import local_folder
 from backend.utils.machine import chip, has_gpu
 
 FLOAT_BYTES = 4  # float32: adapters, their gradients, log-probabilities
@@ -127,8 +128,19 @@ class MemoryModel:
         self.in_whole_modules = sum(linear.numbers for linear in shape.matrices if is_named(linear.name, whole))
         learnt = (linear.numbers for linear in shape.matrices if self.full or is_named(linear.name, whole))
         self.largest_whole = max(learnt, default=0)
+        self.teacher = self._teacher()
         # Rows of a prompt read it together; with noise on the embeddings each reads its own.
         self.shares_prompts = shape.has_full_attention and not (config.neftune_noise_alpha or self.row)
+
+    def _teacher(self) -> MemoryModel | None:
+        """None where its files are not known."""
+        config = self.config
+        if config.train_mode != "distill" or (folder := local_folder(config.teacher_model)) is None:
+            return None
+        own = {"train_mode": "grpo", "train_type": "lora", "modules_to_save": []}
+        own |= {"model": config.teacher_model, "quantization": config.teacher_quantization}
+        shape = shape_of(folder)
+        return MemoryModel(config.model_copy(update=own), shape, self.prompt, gpu=self.gpu) if shape else None
 
     def adapted_in(self, layer: tuple[Linear, ...]) -> list[Linear]:
         keys, whole = self.config.lora_keys, self.config.modules_to_save
@@ -157,6 +169,7 @@ class MemoryModel:
             "adapters": 0 if self.full else trainable - in_place,
             "optimizer": self.optimizer(),
             "reference": reference,
+            "teacher": self.teacher.weights() if self.teacher else 0,
         }
         alive = {name: size for name, size in (persistent | sizes).items() if size}
         return Phase(alive | {IN_FLIGHT_NAME: round(IN_FLIGHT_SHARE * working)})
@@ -323,6 +336,8 @@ class MemoryModel:
             follows = config.needs_reference and config.sync_ref_model
             kept_all = trainable * (2 if follows else 1) + self.optimizer()
         kept = kept_all if config.updates_per_step > 1 else 0
+        if self.teacher:  # its hidden states of all tokens
+            kept += prompts * group * self.completion * self.teacher.shape.hidden * self.teacher.width
         # The update begins when the last backward pass has freed its arrays: gradients before and after clipping, about
         # a third of the new weights before the old ones are freed, and the largest matrix's new weights and state.
         update = round(2.3 * trainable + FLOAT_BYTES * self.largest_whole * (1 + self.optimizer() / trainable))
@@ -435,6 +450,8 @@ class MemoryModel:
         is_cut, vocabulary, hidden = plan.chunk < tokens, self.shape.vocabulary, self.shape.hidden
         arrays = 5.5 if self.gpu else 9.5
         arrays += 2 if self.config.penalises else 0  # the tokens' counts, and the penalised logits
+        if self.teacher:  # its own, both distributions, their distance and its gradient
+            arrays *= 2
         logits = round(arrays * min(plan.chunk, tokens) * vocabulary * FLOAT_BYTES)
         head_gradients = 3 * vocabulary * hidden * FLOAT_BYTES if self.trains_head and is_cut else 0
         return logits + head_gradients + 2 * tokens * hidden * FLOAT_BYTES

@@ -74,7 +74,8 @@ def plan_memory(
     if on_gpu() or needs.rough:
         limit = needs.limit
     else:  # MLX counts every array of the process, such as those of a second model
-        models = [model.parameters() for model in (policy.model, policy.reference_model) if model is not None]
+        loaded = (policy.model, policy.reference_model, policy.teacher_model)
+        models = [model.parameters() for model in loaded if model is not None]
         own: dict[int, int] = {id(x): x.nbytes for _, x in cast("Any", tree_flatten([*models, policy.parameters()]))}
         limit = needs.needed + max(mx.get_active_memory() - sum(own.values()), 0)
     _hold_limit(limit, policy)
