@@ -11,7 +11,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.state.draft import Draft
 from app.state.processes import Service
-from backend.config.config import keys_used_by
+from backend.config.config import SETTINGS, keys_used_by
 from backend.config.row_settings import prompt_limit
 from backend.utils.errors import ConfigProblem
 
@@ -22,7 +22,7 @@ CODE_SETTINGS = ("reward_functions_file", "reward_network", "reward_timeout")
 """Settings that answers depend on if a map function makes the rows."""
 SETTLE_MS = 250
 OnAnswer = Callable[[dict[str, Any] | None], None]
-USES = {"prompt_feature": "prompt", "answer_feature": "answer", "system_feature": "system", "type_feature": "type"}
+USES = {f"{use}_feature": use for use in ("prompt", "completion", "messages", "answer", "system", "type")}
 SPLITS = {"train": "Train", "valid": "Valid", "test": "Test"}
 SAMPLE_SIZE = 2000
 """Prompts counted for the line on Train."""
@@ -133,8 +133,10 @@ class Dataset(QObject):
 
     @property
     def prompt_limit(self) -> int:
-        """Tokens that a prompt may have."""
+        """Tokens that a prompt may have; in SFT a whole row."""
         values = self._draft.valid_values()
+        if values["train_mode"] == "sft":
+            return values["max_seq_length"]
         return prompt_limit(values["max_seq_length"], values["max_completion_length"], values["max_prompt_length"])
 
     @property
@@ -151,6 +153,12 @@ class Dataset(QObject):
         """Setting → the column that it probably is."""
         return self.preview.get("likely", {})
 
+    @property
+    def uses(self) -> dict[str, str]:
+        """The settings that name a column in the chosen mode → the use of that column."""
+        values = self._draft.valid_values()
+        return {key: use for key, use in USES.items() if SETTINGS[key].fits_mode(values)}
+
     def summary_line(self) -> tuple[str, bool]:
         """(“2,048 rows · question → prompt · 3 too long” or a problem, True for a problem)."""
         if self.faults:
@@ -159,13 +167,13 @@ class Dataset(QObject):
             return STATE_LINES.get(self.state, ""), False
         values, train = self._draft.valid_values(), self.splits["train"]
         others = "".join(f" + {about['rows']:,} {name}" for name, about in self.splits.items() if name != "train")
-        columns = {values[key]: use for key, use in USES.items() if values[key] in self.columns}
+        columns = {values[key]: use for key, use in self.uses.items() if values[key] in self.columns}
         uses = [use if column == use else f"{column} → {use}" for column, use in columns.items()]
         parts = [f"{train['rows']:,} rows{others}", ", ".join(uses)]
         if self.split == "train" and self.counts is not None and self.counts.lengths:
             rows, is_exact = self.counts.too_long(self.prompt_limit)
             parts.append(f"{'' if is_exact else 'about '}{rows:,} too long" if rows else "")
-        if train["unanswered"]:
+        if train["unanswered"] and "answer_feature" in self.uses:
             parts.append(f"{train['unanswered']:,} without an answer")
         return " · ".join(part for part in parts if part), False
 
@@ -342,7 +350,8 @@ class Dataset(QObject):
 
     @property
     def can_count(self) -> bool:
-        return self.split in self.splits and self._draft.valid_values()["prompt_feature"] in self.columns
+        values, features = self._draft.valid_values(), {"prompt_feature", "messages_feature"} & self.uses.keys()
+        return self.split in self.splits and any(values[key] in self.columns for key in features)
 
     def _request_counts(self) -> None:
         if not self._watchers or not self.can_count:

@@ -11,16 +11,17 @@ import threading
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from backend.config.config import Config, keys_used_by, problems
 from backend.config.model_and_data_names import DATA_SUFFIXES, check_data, model_source
-from backend.config.setting import ColumnSettings, DatasetSettings
+from backend.config.setting import MOST_TOKENS, ColumnSettings, DatasetSettings
 from backend.data.dataset_columns import likeliest_column
 from backend.data.files import Row, Rows, kind_of_path
+from backend.data.labels import label_of, whole_chat
 from backend.data.problems import (
     PromptFormat,
     TooLong,
@@ -42,7 +43,7 @@ from backend.data.rows import (
     row_name,
 )
 from backend.models.tokenizers import load_tokenizer, tokenizer_folder
-from backend.types import Problem
+from backend.types import Label, Problem
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import user_path
 from backend.utils.hub_cache import is_dataset_cached, local_folder
@@ -291,10 +292,16 @@ def preview_problem(
     It has no tokens without a tokenizer or if far too long. Raises UserError for a row that training refuses.
     """
     where = row_name(index, source)
-    messages = messages_of(row, prompt_format, where)
+    messages = (whole_chat if prompt_format.labelled else messages_of)(row, prompt_format, where)
     check_unicode(messages, where)
     if tokenizer is None:
         return problem_of(index, row, messages, [], prompt_format), 0
+    if prompt_format.labelled:
+        with _tokenizer_lock:
+            _, _, label, _ = label_of(row, tokenizer, replace(prompt_format, max_tokens=MOST_TOKENS), where)
+        ids = [] if isinstance(label, TooLong) else label.tokens
+        problem = problem_of(index, row, messages, ids, prompt_format)
+        return (problem, 0) if isinstance(label, TooLong) else (replace(problem, label=label), len(ids))
     most, variables = max(prompt_format.max_tokens, 0), prompt_format.variables_of(row)
     with _tokenizer_lock:
         tokens = tokenize_if_fits(messages, tokenizer, variables, where, most)
@@ -305,6 +312,8 @@ def preview_problem(
 def cut_problem(problem: Problem, tokens: int, tokenizer: Any, prompt_format: PromptFormat, source: str) -> Problem:
     """The problem as trained on, a long prompt cut if configured. Raises UserError."""
     most, variables = prompt_format.max_tokens, prompt_format.variables_of(problem.row)
+    if problem.label is not None:
+        return replace(problem, tokens=problem.tokens[:most])
     if not prompt_format.cuts or tokens <= most:
         return problem
     with _tokenizer_lock:
@@ -312,15 +321,17 @@ def cut_problem(problem: Problem, tokens: int, tokenizer: Any, prompt_format: Pr
     return problem if cut is None else problem_of(problem.index, problem.row, *cut, prompt_format)
 
 
-def prompt_pieces(tokens: Sequence[int], tokenizer: Any) -> list[dict[str, Any]]:
-    """The prompt split around special tokens: [{text, ids, special}]."""
+def prompt_pieces(tokens: Sequence[int], tokenizer: Any, label: Label | None = None) -> list[dict[str, Any]]:
+    """The prompt split around special tokens, and where a label begins or ends: [{text, ids, special, learnt}]."""
+    learnt = label.mask if label else [1] * len(tokens)
     added = getattr(tokenizer, "added_tokens_decoder", {})
     # Added tokens that look like markup (`<think>`, `[INST]`) count as special: the page marks them.
     special = {number for number, token in added.items() if token.special or _MARKUP.match(token.content)}
     special |= set(tokenizer.all_special_ids)
     runs: list[list[int]] = []
     for index, token in enumerate(tokens):
-        if index and token not in special and tokens[index - 1] not in special:
+        goes_on = index > 0 and learnt[index] == learnt[index - 1]
+        if goes_on and token not in special and tokens[index - 1] not in special:
             runs[-1].append(token)
         else:
             runs.append([token])
@@ -333,7 +344,8 @@ def prompt_pieces(tokens: Sequence[int], tokenizer: Any) -> list[dict[str, Any]]
     for before, ids in zip([[], *runs], runs, strict=False):
         prefix, both = decoded(before), decoded(before + ids)
         text = both.removeprefix(prefix) if both.startswith(prefix) else decoded(ids)
-        pieces.append({"text": text, "ids": ids, "special": ids[0] in special})
+        at = sum(len(piece["ids"]) for piece in pieces)
+        pieces.append({"text": text, "ids": ids, "special": ids[0] in special, "learnt": bool(learnt[at])})
     return pieces
 
 

@@ -125,7 +125,7 @@ def preview_rows(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
 
 
 def preview_row(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """`settings`, `split`, `index` → {cells, messages, answer, type, tokens, kept, pieces, faults}.
+    """`settings`, `split`, `index` → {cells, messages, answer, type, tokens, is_label, kept, pieces, faults}.
 
     A row in full, and its prompt as the model gets it; `kept` tokens of a prompt that is cut. Without a tokenizer
     `tokens` is None, and a fault says why; while one is being loaded, the rest is reported with `loading`.
@@ -150,7 +150,7 @@ def _with_prompt(
     answer: dict[str, Any], index: int, row: Row, tokenizer: Any, config: Config, source: str
 ) -> dict[str, Any]:
     schemas, why_not = _tools_of(config)
-    prompt_format = PromptFormat.of(config, schemas)
+    prompt_format = PromptFormat.of(config, schemas, labelled=config.imitates)
     if why_not:
         answer = answer | {"faults": [*answer["faults"], ConfigProblem("tools_file", why_not).to_dict()]}
     try:
@@ -162,9 +162,9 @@ def _with_prompt(
     messages = [{**message, "content": cell_text(message["content"], FULL_CELL)} for message in problem.messages]
     answer = answer | {"messages": messages, "answer": problem.answer[:FULL_CELL], "type": problem.type}
     if tokenizer is not None:
-        answer["tokens"] = tokens
+        answer["tokens"], answer["is_label"] = tokens, problem.label is not None
         answer["kept"] = len(problem.tokens) if 0 < len(problem.tokens) < tokens else None
-        answer["pieces"] = prompt_pieces(problem.tokens[:FULL_PROMPT], tokenizer)
+        answer["pieces"] = prompt_pieces(problem.tokens[:FULL_PROMPT], tokenizer, problem.label)
         answer["has_template"] = bool(getattr(tokenizer, "chat_template", None))
     return answer
 
@@ -228,6 +228,7 @@ def _tally(opened: LoadedDataset, split: str, config: Config, tokenizer: Any) ->
     depends = (tokenizer, schemas, *(str(getattr(config, key)) for key in _PROMPT_TEXT))
     counted_with, tally = opened.computed.get(("tally", split), (None, None))
     if counted_with != depends:
-        tally = PromptLengths(opened.rows(split), PromptFormat.of(config, schemas), opened.source(split, config))
+        prompt_format = PromptFormat.of(config, schemas, labelled=config.imitates)
+        tally = PromptLengths(opened.rows(split), prompt_format, opened.source(split, config))
         opened.computed["tally", split] = (depends, tally)
     return tally

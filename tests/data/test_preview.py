@@ -257,6 +257,19 @@ def test_the_rows_of_a_large_file_are_estimated(ask, tmp_path: Path, monkeypatch
         assert len(ask("preview_rows", MAPPED | {"data": str(file)}, start=0, count=100)["rows"]) == 40
 
 
+def test_a_labelled_row_tells_what_is_learnt(ask, tmp_path: Path, model: Path) -> None:
+    """The answer, and not the prompt; a longer row loses its end, as in training."""
+    rows = [{"prompt": "What is 1 plus 1?", "completion": "It is 2."}]
+    settings = {"model": str(model), "data": str(write(tmp_path / "rows.jsonl", rows)), "train_mode": "sft"}
+    row = ask("preview_row", settings, split="train", index=0)
+    parts = {is_learnt: [p["text"] for p in row["pieces"] if p["learnt"] is is_learnt] for is_learnt in (True, False)}
+    assert "".join(parts[True]).startswith("It is 2.") and "1 plus 1" in "".join(parts[False])
+    counts = ask("preview_counts", settings, split="train", most=None)
+    assert dict(counts["lengths"]) == {row["tokens"]: 1}, "of the whole row"
+    cut = ask("preview_row", settings | {"max_seq_length": row["tokens"] - 2}, split="train", index=0)
+    assert (cut["tokens"], cut["kept"]) == (row["tokens"], row["tokens"] - 2)
+
+
 def test_a_row_is_shown_as_it_is_cut(ask, tmp_path: Path) -> None:
     file = write(tmp_path / "long.jsonl", [{"question": "word " * 50 + "the end", "solution": "1"}])
     settings = MAPPED | {"data": str(file), "max_prompt_length": 40, "long_prompts": "cut_left"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -106,7 +106,7 @@ class ColumnMapping(QFrame):
         self.offered = label(wrap=True)
         self.use = button("Use them", primary=True)
         self.offer = card(row((self.offered, 1), self.use, margins=(12, 6, 6, 6)), "banner")
-        cells = grid((), spacing=(theme.SPACE, theme.SPACE))
+        cells = self._cells = grid((), spacing=(theme.SPACE, theme.SPACE))
         for i, field in enumerate(self.fields.values()):
             field.edited.connect(self.edited)
             cells.addWidget(field, i // COLUMNS, i % COLUMNS, Qt.AlignmentFlag.AlignTop)
@@ -133,6 +133,14 @@ class ColumnMapping(QFrame):
         for key, field in self.columns.items():
             field.offer(names, None if key == "prompt_feature" else NONE, tips)
             field.control.setEnabled(bool(columns))
+
+    def show_columns(self, keys: Collection[str]) -> None:
+        """Show the fields of these columns alone."""
+        for field in self.columns.values():
+            self._cells.removeWidget(field)
+            set_shown(field, field.setting.key in keys)
+        for i, key in enumerate(keys):
+            self._cells.addWidget(self.columns[key], 1 + i // COLUMNS, i % COLUMNS, Qt.AlignmentFlag.AlignTop)
 
     def show_problems(self, problems: Sequence[ConfigProblem]) -> None:
         own = [problem for problem in problems if problem.setting in self.fields]

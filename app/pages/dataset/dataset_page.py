@@ -23,6 +23,7 @@ from app.widgets.basic.layout import card, column, configure, connect, row, set_
 from app.widgets.basic.number_format import file_size
 from app.widgets.form.fields import PathField
 from backend.config.config import SETTINGS
+from backend.config.setting import step_parts
 from backend.utils.errors import UserError
 
 COMPARING = "Comparing the prompts…"
@@ -156,6 +157,7 @@ class DatasetPage(QWidget):
         self._stack.setCurrentWidget({"none": self.nothing, "absent": self.absent}.get(dataset.state, unread))
         self._show_values()
         self.mapping.offer_names(dataset)
+        self.mapping.show_columns(dataset.uses)
         self._show_values()
         self.mapping.show_problems(dataset.faults)
         self.mapping.show_likely(dataset.suggested_columns)
@@ -189,7 +191,7 @@ class DatasetPage(QWidget):
         dataset, counts, shown = self.dataset, self.dataset.counts, self.counts
         about = dataset.splits.get(dataset.split, {})
         shown.show_figure("rows", about.get("about") or about.get("rows"), sample=bool(about.get("about")))
-        shown.show_figure("unanswered", about.get("unanswered"))
+        shown.show_figure("unanswered", about.get("unanswered") if "answer_feature" in dataset.uses else None)
         shown.show_figure("repeated", about.get("repeated"))
         shown.show_figure("refused", counts.refused if counts else None, sample=counts is not None and not counts.done)
         has_tokens = counts is not None and bool(counts.lengths)
@@ -241,7 +243,8 @@ class DatasetPage(QWidget):
         what = f"row {ranges[0].start + 1:,}" if count == 1 else f"{count:,} rows"
         is_enabled = actions["try_rows"]
         tip = with_key_names(TRY) if is_enabled else TRY_NOT
-        configure(self.try_button, text=f"Try rewards on {what}", visible=bool(count), enabled=is_enabled, toolTip=tip)
+        is_shown = count > 0 and "scoring" in step_parts(self.draft.valid_values())
+        configure(self.try_button, text=f"Try rewards on {what}", visible=is_shown, enabled=is_enabled, toolTip=tip)
         self.enabled_actions_changed.emit(actions)
 
     def _show_rows(self) -> None:
@@ -257,7 +260,7 @@ class DatasetPage(QWidget):
 
     def _columns(self) -> list[DataColumn]:
         valid_values = self.draft.valid_values()
-        uses = {valid_values[key]: use for key, use in reversed(USES.items())}
+        uses = {valid_values[key]: use for key, use in reversed(self.dataset.uses.items())}
         wide = self.dataset.suggested_columns.get("prompt_feature", valid_values["prompt_feature"])
         columns, order = [], [*USES.values(), ""]
         for each in self.dataset.preview["columns"]:

@@ -34,6 +34,7 @@ VIEWS = {"prompt": "Prompt", "ids": "Ids", "columns": "Columns"}
 LOADING = "The tokenizer is being loaded; until then these are the messages."
 TOO_LONG = "Too long by {over:,}: training leaves this row out."
 CUT = "Too long: the beginning of its last user message is cut off, leaving {kept:,} of {tokens:,} tokens."
+CUT_LABEL = "Too long: its end is cut off, leaving {kept:,} of {tokens:,} tokens."
 NO_TEMPLATE = "This model has no chat template: the messages are joined as plain text."
 
 
@@ -243,7 +244,7 @@ class RowDetail(QFrame):
         notes = [fault["sentence"] for fault in preview.get("faults", ())]
         if tokens is not None and tokens > limit:
             if kept := preview.get("kept"):
-                notes.append(CUT.format(kept=kept, tokens=tokens))
+                notes.append((CUT_LABEL if preview["is_label"] else CUT).format(kept=kept, tokens=tokens))
             else:
                 notes.append(TOO_LONG.format(over=tokens - limit))
         notes += [LOADING] if preview.get("loading") and not notes else []
@@ -276,7 +277,7 @@ class RowDetail(QFrame):
                 if view == "ids":
                     cursor.insertText(" " * bool(i), plain)
                 text = piece["text"] if view == "prompt" else " ".join(map(str, piece["ids"]))
-                cursor.insertText(text, special if piece["special"] else plain)
+                cursor.insertText(text, muted if not piece["learnt"] else special if piece["special"] else plain)
             if view == "prompt" and preview["tokens"] is None:  # no tokenizer, or it is still being loaded
                 write_sections([(message["role"], message["content"]) for message in preview["messages"]])
             shown = sum(len(piece["ids"]) for piece in preview["pieces"])

@@ -60,7 +60,7 @@ WIDTHS = {
     "flag": 34,
 }
 """Kind of a field → the first width of its column, in pixels."""
-OWN_WIDTHS = {NAME: 220, "state": 74, "model": 150, "note": 200}
+OWN_WIDTHS = {NAME: 220, "reward": 84, "held_out": 84, "state": 74, "model": 150, "note": 200}
 WRITERS: dict[str, Callable[[Any], str]] = {
     "change": signed,
     "duration": duration,
@@ -187,7 +187,7 @@ class RunModel(RowsModel):
             of, unit = f" of {total:,}" if total and value != total else "", " runs" if self.is_sweep(row) else ""
             return f"{value:,}{of}{unit}"
         if field.key in OTHER_MEASURE and value is None and (other := OTHER_MEASURE[field.key](row)) is not None:
-            return f"{MEASURES[row.summary.measure]} {figure(other)}"
+            return f"{MEASURES[row.summary.measure].replace('divergence', 'div.')} {figure(other)}"
         if field.kind == "number" and field.key not in SETTINGS:
             return figure(value, field.unit)
         if field.key == NAME and self.sweep_of(row) and not self.is_sweep(row):

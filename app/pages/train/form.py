@@ -196,7 +196,7 @@ class Essentials(QWidget):
         first, *beside, last = self.cards
         self._middle = row(*((self.cards[key], len(ESSENTIALS[key])) for key in beside))
         self.foot = column()
-        column(self.cards[first], self._middle, self.cards[last], self.foot, into=self)
+        column(self.cards[first], self._middle, self.cards[last], self.foot, None, into=self)
 
     def take(self, fields: Mapping[str, Field]) -> None:
         self._fields = fields

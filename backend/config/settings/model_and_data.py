@@ -132,9 +132,9 @@ class DataFields(BaseModel):
 
     prompt_feature: str = _columns("prompt", "Prompt", used_by=("task", "row_view", "prompt_text"))
     """Column with the question: text, or a list of chat messages."""
-    answer_feature: str = _columns("answer", "Answer")
+    answer_feature: str = _columns("answer", "Answer", part="scoring")
     """Column with the right answer, for rewards that compare."""
-    type_feature: str = _columns("type", "Type")
+    type_feature: str = _columns("type", "Type", part="scoring")
     """Optional column that reward functions may read."""
     completion_feature: str = _columns("completion", "Completion", when=("train_mode", ("sft",)))
     """Column with the answer to imitate: text, or a list of chat messages."""
