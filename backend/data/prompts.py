@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any
 
 from backend.data.files import Row, Rows, first_line
+from backend.data.pass_rates import PassRates
 from backend.data.problems import (
     ALWAYS_EXACT,
     Messages,
@@ -47,12 +48,16 @@ class PromptStream:
     """Problems in a seeded order, reshuffled each epoch. Saved state: `cursor` (rows consumed) and `first`.
 
     Rows that are too long (None) are skipped in turn, so the order does not depend on them. At least one row must fit.
+    With `pass_rates` these choose the rows; `cursor` then counts the problems taken.
     """
 
-    def __init__(self, problems: Sequence[Problem | None], seed: int, cursor: int = 0) -> None:
+    def __init__(
+        self, problems: Sequence[Problem | None], seed: int, cursor: int = 0, pass_rates: PassRates | None = None
+    ) -> None:
         self.problems = problems
         self.seed = seed
         self.cursor = cursor
+        self.pass_rates = pass_rates
         self.first = 0
         """Cursor where these rows began; above 0 after an earlier stage."""
         self._epoch, self._order = -1, array(INDEX)
@@ -66,11 +71,17 @@ class PromptStream:
         """Switch to `problems`; equal rows keep their order."""
         if not are_same_rows:
             self.first = self.cursor
+            if self.pass_rates is not None:
+                self.pass_rates.begin(len(problems))
         self.problems = problems
         self._epoch, self._order = -1, array(INDEX)
 
     def take(self, count: int) -> list[Problem]:
-        """The next `count` problems; each comes once per epoch."""
+        """The next `count` problems; each comes once per epoch, unless pass rates choose them."""
+        if self.pass_rates is not None:
+            drawn = (self.problems[row] for row in self.pass_rates.order(count, self.cursor))
+            self.cursor += count
+            return list(islice((problem for problem in drawn if problem is not None), count))
         problems: list[Problem] = []
         while len(problems) < count:
             epoch, position = divmod(self.cursor - self.first, len(self.problems))

@@ -30,6 +30,7 @@ from backend.runs.metric_names import EVALUATION
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.saved_weights import (
     OPTIMIZER_FILE,
+    PASS_RATES_FILE,
     REFERENCE_FILE,
     WEIGHT_FILES,
     Checkpoint,
@@ -54,6 +55,7 @@ def save(
     weights: Arrays | HostArrays,
     optimizer: Arrays | HostArrays | None,
     reference: Arrays | HostArrays | None = None,
+    pass_rates: HostArrays | None = None,
     *,
     is_full_model: bool,
     keep: int,
@@ -68,12 +70,14 @@ def save(
             save_arrays(draft / OPTIMIZER_FILE, optimizer)
         if reference is not None:
             save_arrays(draft / REFERENCE_FILE, reference)
+        if pass_rates is not None:
+            save_arrays(draft / PASS_RATES_FILE, pass_rates)
         write_state(draft, state)
     rotate(run, keep)  # only now: until the new one is on disk the run can only be resumed from an older one
     return final
 
 
-def arrays_of(saved: Checkpoint, part: Literal["weights", "optimizer", "reference"]) -> Arrays:
+def arrays_of(saved: Checkpoint, part: Literal["weights", "optimizer", "reference", "pass_rates"]) -> Arrays:
     """The arrays of a checkpoint. Raises DamagedCheckpoint."""
     file = saved.weights_file if part == "weights" else saved.path / f"{part}.safetensors"
     try:

@@ -40,9 +40,12 @@ class Snapshot:
     optimizer: Arrays | HostArrays | None  # None with `save_only_model`
     reference: Arrays | HostArrays | None
     adapter_config: dict[str, Any] | None  # None under full fine-tuning
+    pass_rates: HostArrays | None = None
 
 
-def snapshot(state: TrainingState, policy: Policy, learner: Learner, config: Config) -> Snapshot:
+def snapshot(
+    state: TrainingState, policy: Policy, learner: Learner, config: Config, pass_rates: HostArrays | None = None
+) -> Snapshot:
     """References to everything that a checkpoint holds. Raises UserError for an array that is not finite."""
     weights, optimizer = policy.trainable(), None if config.save_only_model else learner.state_arrays()
     reference = policy.reference_arrays() if config.sync_ref_model else None
@@ -57,7 +60,7 @@ def snapshot(state: TrainingState, policy: Policy, learner: Learner, config: Con
         raise weights_error(config, state.step, odd)
     about = None if config.train_type == "full" else adapter_config(policy, config)
     # `replace` makes a copy: the trainer sets fields of its own state while this one is written.
-    return Snapshot(replace(state), weights, optimizer, reference, about)
+    return Snapshot(replace(state), weights, optimizer, reference, about, pass_rates)
 
 
 class CheckpointWriter:
@@ -124,7 +127,8 @@ class CheckpointWriter:
         # cut, bytes that were never synced could be missing below them.
         self._event_log.sync()
         self._completions.sync()
-        arrays, is_full_model = (taken.weights, taken.optimizer, taken.reference), taken.adapter_config is None
+        arrays = (taken.weights, taken.optimizer, taken.reference, taken.pass_rates)
+        is_full_model = taken.adapter_config is None
         path = checkpoint.save(self.run, taken.state, *arrays, is_full_model=is_full_model, keep=self._keep)
         if taken.adapter_config is not None:
             publish_adapters(self.run, path / "adapters.safetensors", taken.adapter_config)

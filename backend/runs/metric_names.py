@@ -30,6 +30,7 @@ OCCASIONAL_METRICS = (
     *(f"sampling/importance_sampling_ratio/{kind}" for kind in ("min", "mean", "max")),
     *(f"self_distillation/{name}" for name in ("loss", "reprompted", "solved_groups", "too_long")),
     *("speculation/accepted", "speculation/share"),
+    *("curriculum/pass_rate", "curriculum/expected_signal", "curriculum/signal"),
     *("tools/call_frequency", "tools/failure_frequency", "tools/turns", "tools/dropped_frequency"),
 )
 """Metrics that only some steps have, besides `METRICS`."""

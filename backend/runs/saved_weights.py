@@ -24,6 +24,7 @@ from backend.utils.text import quote, shown_path
 
 WEIGHT_FILES = ("adapters.safetensors", "model.safetensors")  # of adapters, or of full fine-tuning
 OPTIMIZER_FILE, REFERENCE_FILE = "optimizer.safetensors", "reference.safetensors"
+PASS_RATES_FILE = "pass_rates.safetensors"
 
 
 @dataclass(slots=True)
@@ -81,6 +82,11 @@ class Checkpoint:
     def has_reference(self) -> bool:
         """True for a run whose reference policy moves (`sync_ref_model`)."""
         return (self.path / REFERENCE_FILE).exists()
+
+    @property
+    def has_pass_rates(self) -> bool:
+        """True for a run that chooses its prompts by their pass rate."""
+        return (self.path / PASS_RATES_FILE).exists()
 
     @property
     def has_optimizer(self) -> bool:

@@ -12,6 +12,7 @@ import mlx.core as mx
 from backend.config.config import Config
 from backend.config.stages import Stages, stage_at
 from backend.data.labels import labelled_group, tokenized
+from backend.data.pass_rates import PassRates
 from backend.data.problems import PromptFormat
 from backend.data.prompts import BackgroundTokenizer, PromptStream, TokenizedPrompts
 from backend.data.rows import Rows, data_seed
@@ -176,6 +177,8 @@ class RunContext(StepContext):
         super().change(config, keys, step)
         if self.stage_prompts is not None:
             self.stage_prompts.begin(step, self.prompt_stream)
+        if self.prompt_stream.pass_rates is not None:
+            self.prompt_stream.pass_rates.group_size = config.group_size
 
     def mode(self, step: int, config: Config) -> Mode:
         """What the step does."""
@@ -213,6 +216,8 @@ class RunContext(StepContext):
             metrics["dynamic_sampling/prompts"] = len(sampled)
         if speculation is not None and counts is not None:
             metrics |= speculation.metrics(counts)
+        if self.prompt_stream.pass_rates is not None:
+            metrics |= self.prompt_stream.pass_rates.observe(sampled)
         work.groups[:] = sampled[:count]
         if config.self_distillation_weight:
             tools = self.rollout.tools
@@ -328,6 +333,8 @@ class RunContext(StepContext):
         if self.stage_prompts is not None:
             self.stage_prompts.begin(state.step, self.prompt_stream)
         self.prompt_stream.cursor, self.prompt_stream.first = state.cursor, state.stream_first
+        if self.prompt_stream.pass_rates is not None:
+            self._restore_pass_rates(self.prompt_stream.pass_rates, saved, note)
         if not saved.has_optimizer and state.updates:
             note(
                 f"The checkpoint of step {state.step} has no optimizer state (Save weights only), so the optimizer "
@@ -335,6 +342,14 @@ class RunContext(StepContext):
             )
         if saved.has_reference:
             self.policy.restore_reference(arrays_of(saved, "reference"))
+
+    def _restore_pass_rates(self, pass_rates: PassRates, saved: Checkpoint, note: Note) -> None:
+        """Without pass rates for these rows, in a checkpoint of an earlier version or with other data, they begin
+        again."""
+        try:
+            pass_rates.restore(arrays_of(saved, "pass_rates") if saved.has_pass_rates else {})
+        except (KeyError, ValueError):
+            note(f"The checkpoint of step {saved.step} has no pass rates of these rows, so they are learned again.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,7 +495,7 @@ def load_context(
     slow_paths = [*policy.split_model.slow_paths, *parts["rollout"].slow_paths, *slow_prompts]
     return make(
         **parts,
-        prompt_stream=PromptStream(training, data_seed(config)),
+        prompt_stream=PromptStream(training, data_seed(config), pass_rates=pass_rates_of(config, len(training))),
         background_tokenizer=background_tokenizer,
         evaluation_sets=evaluation_sets,
         test=test,
@@ -489,6 +504,14 @@ def load_context(
         slow_paths=list(dict.fromkeys(slow_paths)),
         dtype=dtype,
     )
+
+
+def pass_rates_of(config: Config, rows: int) -> PassRates | None:
+    """What draws the prompts of a run; None where they come in shuffled order."""
+    if config.prompt_selection == "shuffled" or not MODES[config.train_mode].samples:
+        return None
+    share, solved_from = config.selection_uniform_share, config.success_reward_threshold
+    return PassRates(rows, data_seed(config), config.group_size, share, solved_from)
 
 
 LoadContext = Callable[[Config, Note, RunInputs | None, StepSize, SharedResources | None, Sequence[Config]], RunContext]

@@ -277,6 +277,8 @@ class Trainer:
         lengths |= variety_metrics(sampled) | tool_metrics(sampled) if sampled else {}
         metrics = lengths | metrics | save_time | of_step | self.timer.metrics()
         event = self.event_log.write("step", step=step, metrics=metrics)
+        if parts.prompt_stream.pass_rates is not None:
+            parts.prompt_stream.pass_rates.finish_step()
         self.state = state  # once its line is written: a step that the event log lacks is in no checkpoint
         self.metrics.take(event)
         self.score.take_step(event["metrics"], config, has_evaluations=self.has_evaluations)
@@ -411,7 +413,9 @@ class Trainer:
         # Read last: both files up to these lengths hold the steps of this checkpoint and nothing of later ones.
         self.state.events_bytes, self.state.completions_bytes = self.event_log.size, self.completions.size
         self.state.bonus, self.state.reward_weights = self.parts.learner.algorithm.state(), self.parts.scoring.state()
-        return snapshot(self.state, self.parts.policy, self.parts.learner, self.config)
+        pass_rates = self.parts.prompt_stream.pass_rates
+        arrays = pass_rates.arrays() if pass_rates is not None else None
+        return snapshot(self.state, self.parts.policy, self.parts.learner, self.config, arrays)
 
     def take_change(self) -> None:
         level, sentence = self.steering.take(self._begun)

@@ -511,7 +511,7 @@ LIMITS = {
     "[-10, 10]": "presence_penalty frequency_penalty",
     "[-1000000, 1000000]": "success_reward_threshold",
     "[0, 1]": "lr_warmup_ratio weight_decay min_p top_entropy_quantile entropy_coef distillation_weight "
-    "distillation_beta",
+    "distillation_beta selection_uniform_share",
     "[0, 1000000000]": "eval_delay lr_warmup_steps steps_per_eval early_stopping_patience",
     "[0, 10]": "lr_warmup_init lr_final",
     "[1, 1000000000]": "steps_per_report save_every keep_checkpoints ref_model_sync_steps",

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -161,3 +162,17 @@ def test_dynamic_sampling_takes_prompts_until_every_group_has_a_gradient(inputs:
 def test_a_resumed_dynamic_run_equals_the_uninterrupted_one(inputs: Path, run: RunFolder, dynamic: RunFolder) -> None:
     train_with_stops(settings(inputs, ["even_prompts"], **DYNAMIC), run, 2)
     assert_same_run(run, dynamic)
+
+
+def test_a_resumed_run_with_prompts_by_pass_rate_equals_the_uninterrupted_one(
+    inputs: Path, run: RunFolder, tmp_path: Path
+) -> None:
+    uninterrupted = RunFolder(tmp_path / "uninterrupted")
+    raw = settings(inputs, ["even_prompts"], **DYNAMIC, prompt_selection="pass_rate", success_reward_threshold=0.5)
+    assert small_run.train_here(raw, uninterrupted).kind == "finished"
+    train_with_stops(raw, run, 2, 3)
+    assert_same_run(run, uninterrupted)
+    saved = [dict(mx.load(str(run.checkpoints / f"{step:06d}/pass_rates.safetensors"))) for step in (1, 4)]
+    assert saved[0]["failures"].shape == (8,) and saved[1]["failures"].sum().item() > 0
+    assert {"curriculum/pass_rate", "curriculum/expected_signal", "curriculum/signal"} <= metrics(run)[-1].keys()
+    assert all(len(set(of_step)) == 3 for of_step in numbers(run, 3))

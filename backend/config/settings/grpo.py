@@ -233,6 +233,20 @@ class GrpoFields(BaseModel):
         10, "Rounds at most", within=(1, 10_000, "rounds"), when=("dynamic_sampling", (True,))
     )
     """Sampling rounds per step before it continues with what it has."""
+    prompt_selection: str = _advantages(
+        "shuffled",
+        "Prompt selection",
+        choices=[
+            ("shuffled", "Shuffled", "Every prompt once an epoch."),
+            ("pass_rate", "By pass rate", "More often those that the model solves sometimes: groups with a signal."),
+        ],
+    )
+    """How the prompts of a step are chosen. By pass rate saves completions where many prompts are always or never
+    solved (Solved from)."""
+    selection_uniform_share: float = _advantages(
+        0.2, "Drawn uniformly", within=(0, 1), when=("prompt_selection", ("pass_rate",))
+    )
+    """Share of the prompts that are drawn from all rows alike, so that pass rates stay known."""
     reward_functions: list[str] = _rewards(
         list(DEFAULT_REWARDS),
         "Custom reward function names",

@@ -1,0 +1,126 @@
+"""Draw prompts by their pass rate: those whose groups are likely to have both passes and failures.
+
+The pass rate of a row has a Beta distribution (MoPPS, arXiv:2507.04632): α = α₀ + passes and β = β₀ + failures, where
+older groups count half as much with each newer one. α₀ and β₀ follow the rows that are sampled for the first time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from backend.types import Group
+
+DECAY = 0.5
+"""Weight of a row's earlier groups when a newer one is counted."""
+PRIOR = 2.0
+"""α₀ + β₀."""
+FOLLOWS = 0.1
+"""Weight of a new row's group in the prior's mean."""
+CANDIDATES = 16
+"""Rows compared for each prompt drawn."""
+KNOWN_SHARE = 0.75
+"""Share of the candidates that have been sampled before, once there are enough."""
+
+
+def signal_chance(alpha: float, beta: float, group_size: int) -> float:
+    """Probability that a group has both passes and failures, for a pass rate distributed as Beta(alpha, beta)."""
+
+    def all_pass(a: float, b: float) -> float:  # B(a + G, b) / B(a, b)
+        return math.exp(
+            math.lgamma(a + group_size) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(a + b + group_size)
+        )
+
+    return 1 - all_pass(alpha, beta) - all_pass(beta, alpha)
+
+
+class PassRates:
+    """The pass rates of `rows` rows. `solved_from`: the reward from which a completion passes; below it, it counts as
+    its share of the range of rewards so far. `uniform_share`: share of the prompts that are drawn from all rows alike.
+
+    Each draw depends on the seed, the position in the run and the finished steps alone.
+    """
+
+    def __init__(self, rows: int, seed: int, group_size: int, uniform_share: float, solved_from: float) -> None:
+        self.seed, self.group_size = seed, group_size
+        self.uniform_share, self.solved_from = uniform_share, solved_from
+        self.begin(rows)
+
+    def begin(self, rows: int) -> None:
+        """Forget everything, for other rows."""
+        self.passes_N, self.failures_N = np.zeros((2, rows), np.float32)
+        self._prior, self._lowest, self._highest = np.array([0.5, math.inf, -math.inf], np.float32)
+        self._drawn = set[int]()
+        self._rewards: list[tuple[int, list[float]]] = []  # of the step in flight, by row
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Copies of the state after the last finished step."""
+        course = np.array([self._prior, self._lowest, self._highest], np.float32)
+        return {"passes": self.passes_N.copy(), "failures": self.failures_N.copy(), "course": course}
+
+    def restore(self, arrays: Mapping[str, Any]) -> None:
+        """Restore `arrays`. Raises ValueError for those of another number of rows."""
+        passes, failures, course = (np.array(arrays[name], np.float32) for name in ("passes", "failures", "course"))
+        if not passes.shape == failures.shape == self.passes_N.shape:
+            raise ValueError(f"The pass rates are of {passes.size} rows, not of {self.passes_N.size}.")
+        self.begin(passes.size)
+        self.passes_N, self.failures_N = passes, failures
+        self._prior, self._lowest, self._highest = course
+
+    def posterior(self, rows: Any) -> tuple[Any, Any]:
+        """(α, β) of a row or an array of rows."""
+        return PRIOR * self._prior + self.passes_N[rows], PRIOR * (1 - self._prior) + self.failures_N[rows]
+
+    def order(self, count: int, position: int) -> Iterator[int]:
+        """Rows for `count` prompts at a position of the run, best first, without end: some may not fit. None twice in
+        a step, while there are others."""
+        generator, rows = np.random.default_rng([self.seed, position]), len(self.passes_N)
+        uniform = int(self.uniform_share * count + generator.random())
+        most = min(CANDIDATES * count, rows)
+        while True:
+            known = np.flatnonzero(self.passes_N + self.failures_N)
+            anywhere = generator.choice(rows, most, replace=False)
+            chosen = known[generator.choice(len(known), min(len(known), round(KNOWN_SHARE * most)), replace=False)]
+            candidates = np.concatenate([chosen, anywhere[uniform:]])[:most]
+            rate = generator.beta(*self.posterior(candidates))  # Thompson sampling
+            signal = 1 - rate**self.group_size - (1 - rate) ** self.group_size
+            for row in [*anywhere[:uniform].tolist(), *candidates[np.argsort(-signal, kind="stable")].tolist()]:
+                if row not in self._drawn:
+                    self._drawn.add(row)
+                    yield row
+            if len(self._drawn) == rows:
+                self._drawn.clear()
+
+    def observe(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Note the scored groups of the step in flight. → its metrics."""
+        scored = [(group.problem.index, [each.reward for each in group.completions]) for group in groups]
+        self._rewards = [(row, known) for row, rewards in scored if (known := [r for r in rewards if r is not None])]
+        if not self._rewards:
+            return {}
+        beliefs = [self.posterior(row) for row, _ in self._rewards]
+        return {
+            "curriculum/pass_rate": float(np.mean([a / (a + b) for a, b in beliefs])),
+            "curriculum/expected_signal": float(np.mean([signal_chance(a, b, self.group_size) for a, b in beliefs])),
+            "curriculum/signal": float(np.mean([max(rewards) > min(rewards) for _, rewards in self._rewards])),
+        }
+
+    def finish_step(self) -> None:
+        """Count the groups of the step in flight."""
+        for _, rewards in self._rewards:
+            self._lowest, self._highest = min(self._lowest, *rewards), max(self._highest, *rewards)
+        for row, rewards in self._rewards:
+            passes = sum(map(self._passes, rewards))
+            if not self.passes_N[row] + self.failures_N[row]:
+                self._prior += FOLLOWS * (min(max(passes / len(rewards), 0.05), 0.95) - self._prior)
+            self.passes_N[row] = DECAY * self.passes_N[row] + passes
+            self.failures_N[row] = DECAY * self.failures_N[row] + len(rewards) - passes
+        self._rewards = []
+        self._drawn.clear()
+
+    def _passes(self, reward: float) -> float:
+        if reward >= self.solved_from or self._highest <= self._lowest:
+            return float(reward >= self.solved_from)
+        return (reward - self._lowest) / (self._highest - self._lowest)
