@@ -34,6 +34,7 @@ MEANINGS = {
     "adapters": "what LoRA or DoRA adds",
     "optimizer": "what it remembers of each weight",
     "reference": "its own weights",
+    "draft model": "what drafts for the model",
     "decoding weights": "adapters inside the weights",
     "KV cache": "keys and values of the completions",
     "activations": "what the backward pass needs",

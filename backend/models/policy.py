@@ -368,12 +368,12 @@ def _reference_adapters(config: ModelSettings) -> Path | None:
 def check_same_tokens(
     of_other: Any, of_model: Any, config: ModelSettings, setting: str = "reference_model_path"
 ) -> None:
-    """Raise UserError for a reference model or teacher, named by `setting`, with another vocabulary."""
+    """Raise UserError for a reference, teacher or draft model, named by `setting`, with another vocabulary."""
     if of_other.get_vocab() != of_model.get_vocab():
         other, model = (quote(Path(path), 40) for path in (getattr(config, setting), config.model))
-        kind = "teacher" if setting == "teacher_model" else "reference"
+        kind = setting.partition("_")[0]
         has = f"The {kind} model {other} has other tokens than {model}"
-        raise UserError(setting, f"{has}, so their log-probabilities cannot be compared.")
+        raise UserError(setting, f"{has}, so the two cannot be compared.")
 
 
 def frozen(model: nn.Module) -> nn.Module:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+DRAFTED = 3  # tokens of a draft in speculative decoding
+
 
 @dataclass(frozen=True, slots=True)
 class RowCosts:
@@ -23,6 +25,12 @@ class RowCosts:
         within = next((time for most, time in self.measured if rows <= most), None)
         time = within if within is not None else self._tiles(rows) * self.measured[-1][1]
         return time / self.measured[0][1]
+
+    @property
+    def drafted_rows(self) -> int:
+        """Most rows whose drafts are verified: a tile computes them all. On a CPU few, which share the reading of the
+        weights."""
+        return max(4, self.tile // (DRAFTED + 1))
 
     def planned(self, most: int) -> int:
         """How many of `most` rows to decode together: within one tile all, else full tiles."""

@@ -28,9 +28,9 @@ from backend.engine.chunk_sizes import PREFILL_TOKENS, capacity
 from backend.engine.device import on_cpu
 from backend.sampling.conversations import WAIT_S, Rollout
 from backend.sampling.outputs import OPEN, CompletionBuffer
-from backend.sampling.row_costs import RowCosts
+from backend.sampling.row_costs import DRAFTED, RowCosts
 from backend.sampling.sampler import Sampled, SampledTokens, SamplingState
-from backend.sampling.speculation import DRAFTED, Speculation
+from backend.sampling.speculation import Speculation
 
 DECODE_CHUNK = 8  # steps between two reads of the sampled tokens
 

@@ -21,23 +21,18 @@ from mlx_lm.models.cache import KVCache
 from backend.config.config import Config
 from backend.engine.caches import SlotCache, StepContext, new_prompt_cache
 from backend.engine.chunk_sizes import PREFILL_TOKENS, capacity
-from backend.engine.device import on_cpu
 from backend.engine.graph import compiled_by_shape
 from backend.engine.model_probe import split
 from backend.engine.output_layer import SplitModel
 from backend.models.loading import load_model
-from backend.models.policy import cast
+from backend.models.policy import cast, check_same_tokens, frozen
 from backend.sampling.outputs import CompletionBuffer
-from backend.sampling.row_costs import RowCosts
+from backend.sampling.row_costs import DRAFTED, RowCosts
 from backend.sampling.sampler import Sampling, sample_tokens
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 
-DRAFTED = 3  # tokens of a draft
-
 GRAMS = 3, 2  # last tokens that have to occur before a draft, the most first
-
-MOST_ON_CPU = 4  # rows, which a product of few rows shares the reading of its weights with
 
 REMEMBERED_TOKENS = 1 << 24  # of earlier completions, 4 bytes each
 
@@ -56,7 +51,7 @@ class Speculation:
 
     def __init__(self, drafts: Drafts, costs: RowCosts) -> None:
         self.drafts = drafts
-        self.most_rows = MOST_ON_CPU if on_cpu() else max(1, costs.tile // (DRAFTED + 1))
+        self.most_rows = costs.drafted_rows
         self.counts = np.zeros(4, np.int64)
         self._seconds: dict[tuple[int, bool], float] = {}  # of a step, or a pass over drafts, of that many rows
         self._traced: set[tuple[int, ...]] = set()
@@ -142,14 +137,11 @@ def draft_model(config: Config, policy: Any) -> DraftModel:
     """The configured draft model. Raises UserError."""
     name, setting = config.draft_model_path, "draft_model_path"
     model, tokenizer, _ = load_model(name, setting)
-    if tokenizer.get_vocab() != policy.tokenizer.get_vocab():
-        raise UserError(setting, f"The draft model {quote(name, 60)} has other tokens than {quote(config.model, 60)}.")
+    check_same_tokens(tokenizer, policy.tokenizer, config, setting)
     if any(type(cache) is not KVCache for cache in new_prompt_cache(model)):
         raise UserError(setting, f"The draft model {quote(name, 60)} cannot take back what it has read; use another.")
     cast(model, config.dtype)
-    model.freeze()
-    model.eval()
-    return DraftModel(model, split(model))
+    return DraftModel(frozen(model), split(model))
 
 
 class Drafts(Protocol):

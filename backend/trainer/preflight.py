@@ -121,6 +121,7 @@ def _check_models(config: Config, runs_dir: Path, problems: list[ConfigProblem])
     others = {
         "reference_model_path": _caught(problems, lambda: _check_reference(config)),
         "teacher_model": _caught(problems, lambda: _check_teacher(config)),
+        "draft_model_path": _caught(problems, lambda: _check_draft_model(config)),
     }
     if folder is None:
         return None
@@ -187,6 +188,15 @@ def _check_teacher(config: Config) -> Any:
     model, tokenizer, model_config = opened
     quantized_as(model, model_config, config, "teacher_quantization")
     return tokenizer
+
+
+def _check_draft_model(config: Config) -> Any:
+    """→ its tokenizer, None where there is none."""
+    name, setting = config.draft_model_path, "draft_model_path"
+    if not name or not config.use_speculative_decoding:
+        return None
+    opened = _opened(check_model(name, setting), name, setting)
+    return opened[1] if opened is not None else None
 
 
 def _opened(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]] | None:

@@ -12,9 +12,9 @@ import pytest
 from backend.config.config import parse
 from backend.sampling.outputs import CompletionBuffer
 from backend.sampling.rollout import Sampler
-from backend.sampling.row_costs import ON_CPU
+from backend.sampling.row_costs import DRAFTED, ON_CPU
 from backend.sampling.sampler import GREEDY, Sampling
-from backend.sampling.speculation import DRAFTED, PASSES, TRIAL, DraftModel, NGrams, Speculation, speculation_of
+from backend.sampling.speculation import PASSES, TRIAL, DraftModel, NGrams, Speculation, speculation_of
 from backend.types import Completion, Group
 from backend.utils.errors import UserError
 from tests.sampling.test_rollout import FILTERED, MANY_ENDS, policy_of, problems

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
+from typing import Any
 
 from backend.config.config import Config
 from backend.engine.chunk_sizes import PREFILL_TOKENS, attention_block, capacity
@@ -128,19 +129,21 @@ class MemoryModel:
         self.in_whole_modules = sum(linear.numbers for linear in shape.matrices if is_named(linear.name, whole))
         learnt = (linear.numbers for linear in shape.matrices if self.full or is_named(linear.name, whole))
         self.largest_whole = max(learnt, default=0)
-        self.teacher = self._teacher()
+        other = {"train_mode": "grpo", "train_type": "lora", "modules_to_save": [], "use_speculative_decoding": False}
+        self.teacher = self.draft = None  # None where their files are not known, too
+        if config.train_mode == "distill":
+            other |= {"quantization": config.teacher_quantization}
+            self.teacher = self._other_model(config.teacher_model, other)
+        if config.use_speculative_decoding and config.draft_model_path:
+            self.draft = self._other_model(config.draft_model_path, other | {"quantization": "none"})
         # Rows of a prompt read it together; with noise on the embeddings each reads its own.
         self.shares_prompts = shape.has_full_attention and not (config.neftune_noise_alpha or self.row)
 
-    def _teacher(self) -> MemoryModel | None:
-        """None where its files are not known."""
-        config = self.config
-        if config.train_mode != "distill" or (folder := local_folder(config.teacher_model)) is None:
-            return None
-        own = {"train_mode": "grpo", "train_type": "lora", "modules_to_save": []}
-        own |= {"model": config.teacher_model, "quantization": config.teacher_quantization}
-        shape = shape_of(folder)
-        return MemoryModel(config.model_copy(update=own), shape, self.prompt, gpu=self.gpu) if shape else None
+    def _other_model(self, name: str, settings: dict[str, Any]) -> MemoryModel | None:
+        folder = local_folder(name)
+        shape = shape_of(folder) if folder is not None else None
+        config = self.config.model_copy(update={"model": name} | settings)
+        return MemoryModel(config, shape, self.prompt, gpu=self.gpu) if shape else None
 
     def adapted_in(self, layer: tuple[Linear, ...]) -> list[Linear]:
         keys, whole = self.config.lora_keys, self.config.modules_to_save
@@ -170,6 +173,7 @@ class MemoryModel:
             "optimizer": self.optimizer(),
             "reference": reference,
             "teacher": self.teacher.weights() if self.teacher else 0,
+            "draft model": self.draft.weights() if self.draft else 0,
         }
         alive = {name: size for name, size in (persistent | sizes).items() if size}
         return Phase(alive | {IN_FLIGHT_NAME: round(IN_FLIGHT_SHARE * working)})
@@ -253,6 +257,9 @@ class MemoryModel:
         logits = 5 * rows * shape.vocabulary * FLOAT_BYTES
         # The caches grow layer by layer: one layer exists twice, before and after.
         layer = rows_cache // max(len(shape.layers), 1)
+        if self.draft:
+            drafted = min(rows, self.row_costs.drafted_rows)
+            cache += self.draft.cache(drafted, capacity(self.prompt + self.completion))
         # Prefill: one layer's temporaries on a chunk of the prompts. Attention scores [B, heads, chunk, K] before the
         # mask, after it and after softmax, or the four arrays of the gated MLP. On a CPU attention is composed in
         # float32, and the MLP's exponential of plain operations in some more.
