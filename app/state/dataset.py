@@ -245,7 +245,7 @@ class Dataset(QObject):
         self.refresh(again=True)
 
     def request(
-        self, question: str, on_answer: OnAnswer, owner: QObject, *, in_parts: bool = False, **which: int
+        self, question: str, on_answer: OnAnswer, owner: QObject, *, in_parts: bool = False, **which: Any
     ) -> int:
         """Ask about rows of the split; returns the number of the request. `in_parts`: progress is an answer too."""
         settings, split = self.settings(), self.split

@@ -37,6 +37,24 @@ def signal_chance(alpha: float, beta: float, group_size: int) -> float:
     return 1 - all_pass(alpha, beta) - all_pass(beta, alpha)
 
 
+def passes(reward: float, solved_from: float, lowest: float, highest: float) -> float:
+    """1 for a reward from `solved_from` on, otherwise its share of the range of rewards."""
+    if reward >= solved_from or highest <= lowest:
+        return float(reward >= solved_from)
+    return (reward - lowest) / (highest - lowest)
+
+
+def expected_signal(groups: Sequence[Sequence[float]], group_size: int, solved_from: float) -> float:
+    """Share of groups of `group_size` with a signal that is to be expected over prompts like these, from the rewards of
+    a few completions of each."""
+    every = [reward for rewards in groups for reward in rewards]
+    limits = solved_from, min(every), max(every)
+    counts = [(sum(passes(reward, *limits) for reward in rewards), len(rewards)) for rewards in groups]
+    mean = min(max(sum(solved for solved, _ in counts) / len(every), 0.05), 0.95)
+    chances = [signal_chance(PRIOR * mean + a, PRIOR * (1 - mean) + n - a, group_size) for a, n in counts]
+    return sum(chances) / len(chances)
+
+
 class PassRates:
     """The pass rates of `rows` rows. `solved_from`: the reward from which a completion passes; below it, it counts as
     its share of the range of rewards so far. `uniform_share`: share of the prompts that are drawn from all rows alike.
@@ -112,15 +130,10 @@ class PassRates:
         for _, rewards in self._rewards:
             self._lowest, self._highest = min(self._lowest, *rewards), max(self._highest, *rewards)
         for row, rewards in self._rewards:
-            passes = sum(map(self._passes, rewards))
+            solved = sum(passes(reward, self.solved_from, self._lowest, self._highest) for reward in rewards)
             if not self.passes_N[row] + self.failures_N[row]:
-                self._prior += FOLLOWS * (min(max(passes / len(rewards), 0.05), 0.95) - self._prior)
-            self.passes_N[row] = DECAY * self.passes_N[row] + passes
-            self.failures_N[row] = DECAY * self.failures_N[row] + len(rewards) - passes
+                self._prior += FOLLOWS * (min(max(solved / len(rewards), 0.05), 0.95) - self._prior)
+            self.passes_N[row] = DECAY * self.passes_N[row] + solved
+            self.failures_N[row] = DECAY * self.failures_N[row] + len(rewards) - solved
         self._rewards = []
         self._drawn.clear()
-
-    def _passes(self, reward: float) -> float:
-        if reward >= self.solved_from or self._highest <= self._lowest:
-            return float(reward >= self.solved_from)
-        return (reward - self._lowest) / (self._highest - self._lowest)

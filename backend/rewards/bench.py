@@ -51,6 +51,8 @@ class BenchSettings:
     scale_rewards: str = "group"
     aggregation: str = "sum_then_normalize"
     baseline: str = "group"
+    group_size: int = 0
+    solved_from: float = 1.0
 
     @classmethod
     def of(cls, config: Config) -> BenchSettings:
@@ -66,6 +68,8 @@ class BenchSettings:
             scale_rewards=config.scale_rewards,
             aggregation=config.multi_objective_aggregation,
             baseline=config.advantage_baseline,
+            group_size=config.group_size,
+            solved_from=config.success_reward_threshold,
         )
 
 
@@ -211,6 +215,8 @@ def score_lines(
         results,
         [str(completion.get("stop", "eos")) for completion in completions],
         [str(line.get("answer") or "") for line in lines],
+        settings.group_size,
+        settings.solved_from,
     )
     in_order = iter(rows)
     told = ("name", "label", "weight", "seconds", "error", "printed")

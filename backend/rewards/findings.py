@@ -11,6 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from backend.data.pass_rates import expected_signal
 from backend.rewards.catalogue import builtin_rewards, functions, parse_reward_file
 from backend.trainer.health.rules import Finding
 from backend.utils.errors import UserError
@@ -18,6 +19,7 @@ from backend.utils.errors import UserError
 SAME_REWARD = 1e-8  # difference below which rewards are equal
 DOMINANT_SHARE = 0.9  # share of the within-group spread that counts as dominant
 SLOW_S = 0.25
+FEW_SIGNALS = 0.7  # share of groups with a signal below which choosing prompts may pay
 LEVELS = ("error", "warning", "good", "note")  # levels of findings, in report order
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -69,6 +71,8 @@ class Sample:
     functions: Sequence[Scores]
     stops: Sequence[str] = ()
     answers: Sequence[str] = ()
+    group_size: int = 0  # of a run, 0 if unknown
+    solved_from: float = 1.0
     groups: Sequence[slice] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -195,6 +199,12 @@ def _others(sample: Sample) -> Iterator[Finding]:
         share = f"{spread / sum(spreads.values()):.0%}"
         sentence = f"{label} makes {share} of the difference between completions; {others}."
         yield Finding("dominates", sentence, "Lower its weight, if the others are meant to be heard.", "note")
+    rewards = [[reward for reward in sample.rewards[group] if reward is not None] for group in sample.groups]
+    if sample.group_size > 1 and not sample.is_single and (known := [each for each in rewards if each]):
+        share = expected_signal(known, sample.group_size, sample.solved_from)
+        sentence = f"Over the whole dataset about {share:.0%} of the groups of {sample.group_size} would have a signal."
+        advice = "Prompt selection by pass rate chooses prompts that have one." if share < FEW_SIGNALS else ""
+        yield Finding("expected_signal", sentence, advice, "note")
     cut = sum(stop == "length" for stop in sample.stops)
     if sample.stops and cut / len(sample.stops) > 0.3:
         sentence = f"{cut} of {len(sample.stops)} completions ran into the length limit."

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 from backend.config.config import Config, keys_used_by
+from backend.data.difficulty import newest_run, solved_prompts
 from backend.data.files import Row
 from backend.data.preview import (
     LoadedDataset,
@@ -109,11 +110,14 @@ def preview_choices(request: dict[str, Any], call: QuestionCall) -> dict[str, li
 
 
 def preview_rows(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """`settings`, `split`, `start`, `count` → {rows: [{column: text}], tokens: [a row's, or None where not known]}."""
+    """`settings`, `split`, `start`, `count` → {rows: [{column: text}], tokens: [a row's, or None where not known]}.
+
+    `numbers`: rows to show instead of these.
+    """
     config = settings_of(request["settings"])
     opened = open_dataset(config, map_rows_of(config)[0])
     start, rows = int(request["start"]), opened.rows(request["split"])
-    indices = range(start, min(start + int(request["count"]), len(rows)))
+    indices = request.get("numbers") or range(start, min(start + int(request["count"]), len(rows)))
     cells = [{name: cell_text(value, CELL) for name, value in rows[index].items()} for index in indices]
     lengths: list[int | None] = [None] * len(indices)
     if is_warm(config):
@@ -201,6 +205,17 @@ def preview_variety(request: dict[str, Any], call: QuestionCall) -> dict[str, An
         answer = prompt_variety(opened.rows(split), config, opened.source(split, config)).to_dict()
         opened.computed["variety", split] = (depends, answer)
     return answer
+
+
+def preview_difficulty(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+    """`settings`, `split` → {run, rows: [[index, solved, sampled, kind]]} by `solved_prompts` in the newest run on the
+    dataset; {} without one."""
+    config = settings_of(request["settings"])
+    found = newest_run(config)
+    if found is None:
+        return {}
+    rows = open_dataset(config, map_rows_of(config)[0]).rows(request["split"])
+    return {"run": found[0].name, "rows": solved_prompts(rows, config, *found)}
 
 
 def _tokenizer(config: Config, answer: dict[str, Any]) -> Any:

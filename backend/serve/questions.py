@@ -71,7 +71,7 @@ _NAMES = {
     ("reward_questions", "quick"): "score run_completions read_completions reward_cases tools",
     ("reward_questions", "model"): "sample",
     ("dataset_questions", "quick"): "preview_rows preview_row",
-    ("dataset_questions", "long"): "preview preview_choices preview_counts preview_variety",
+    ("dataset_questions", "long"): "preview preview_choices preview_counts preview_variety preview_difficulty",
     ("chat_questions", "quick"): "chat_row",
     ("chat_questions", "model"): "chat_load chat_reply",
 }

@@ -285,6 +285,36 @@ def test_rows_are_requested_when_visible(qtbot, page: DatasetPage, tmp_path: Pat
     assert all(with_["count"] == CHUNK for with_ in asked.of("preview_rows"))
 
 
+def test_prompts_by_how_often_a_run_solved_them(
+    qtbot, page: DatasetPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path / "runs"))
+    data, run = write_rows(tmp_path, 5), tmp_path / "runs/first"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(f"data: {data}\nsuccess_reward_threshold: 2\n")
+    groups = [(3, [2, 0]), (1, [2, 2]), (4, [1, 0]), (0, [2, 2]), (0, [0, 0]), (3, [0, 2.5]), (4, [None, 1])]
+    lines = [
+        {"step": step, "prompt": f"What is {n} plus {n}?", "completions": [{"reward": reward} for reward in rewards]}
+        for step, (n, rewards) in enumerate(groups, 1)
+    ]
+    (run / "completions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    show_dataset(qtbot, page, data=data, **MAPPED)
+    qtbot.waitUntil(page.difficulty.isVisible)
+    texts = [page.difficulty.itemText(i) for i in range(page.difficulty.count())]
+    kinds = ["Never solved · 1", "Sometimes · 1", "Always · 1", "Noisy · 1"]
+    assert texts == ["File order", "Hardest first · 4", *kinds] and "first" in page.difficulty.toolTip()
+    qtbot.waitUntil(lambda: page.model.index(2, 3).data() == "What is 2 plus 2?")
+    assert page.model.index(2, 2).data() == "", "not sampled"
+    page.difficulty.setCurrentIndex(1)
+    page.difficulty.activated.emit(1)
+    qtbot.waitUntil(lambda: page.model.index(3, 3).data() == "What is 1 plus 1?")
+    shown = [[page.model.index(row, column).data() for column in (0, 2)] for row in range(4)]
+    assert shown == [["5", "0 of 3"], ["1", "2 of 4"], ["4", "2 of 4"], ["2", "2 of 2"]]
+    page.table.selectRow(1)
+    assert page.try_button.text() == "Try rewards on row 1"
+    qtbot.waitUntil(lambda: page.detail.title.text() == "Row 1")
+
+
 def test_line_on_train(qtbot, session: Session, tmp_path: Path, model: Path) -> None:
     session.draft.update({"data": write_rows(tmp_path), "model": str(model), "max_seq_length": 530, **MAPPED})
     line = qtbot.show(DatasetLine(session.dataset))

@@ -37,6 +37,14 @@ ALLOW = "Asks if the Python file may run, and then shows the rows as its functio
 ROW_STEPS = ("map_function", "prompt_template", "answer_pattern")
 NOTHING_HELD_OUT = "No rows are held out, so nothing will show how the model does on prompts it has not trained on."
 FEWEST_ROWS = 10
+KINDS = {
+    "all": "Hardest first",
+    "never": "Never solved",
+    "sometimes": "Sometimes",
+    "always": "Always",
+    "noisy": "Noisy",
+}
+SOLVED_BY = "As {run}, the newest run on this dataset, solved them. Noisy: less often in the end than before."
 EMPTY = (
     "No dataset is chosen yet",
     "A csv, json, jsonl or parquet file with a question and an answer in each row is enough; a folder or a dataset of "
@@ -65,6 +73,7 @@ class DatasetPage(QWidget):
         self._row_request = 0
         self._generation = 0
         self._had_tokens = False
+        self._by_difficulty: dict[str, list[int]] = {}
         self._rest_timer = configure(QTimer(self, singleShot=True, interval=MOVED_MS), timeout=self._request_row)
         # Widgets are created with their final parent: reparented later, Qt would restyle all of them again.
         self.path = PathField(SETTINGS["data"], self)
@@ -74,6 +83,7 @@ class DatasetPage(QWidget):
         for part in (self.mapping, self.counts):  # SHARES decide the widths, not the texts
             part.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self.which = ComboBox(name="Split that is shown", length=14)
+        self.difficulty = ComboBox(name="Rows by difficulty", length=16, shown=False)
         self.shown = label(font=theme.heading_font(), buddy=self.which, minimumHeight=28)
         self.model = RowModel(self)
         self.table = RowTable(self.model)
@@ -85,6 +95,7 @@ class DatasetPage(QWidget):
         head = row(
             self.shown,
             self.which,
+            self.difficulty,
             None,
             self.details,
             self.allow_button,
@@ -110,7 +121,14 @@ class DatasetPage(QWidget):
         top = row(title, (self.path, 1), spacing=3 * theme.SPACE)
         column(top, (self._stack, 1), into=self, spacing=12, margins=theme.GUTTER)
         tab_stops = [
-            *(*self.path.tab_stops, self.hold_out, *self.mapping.tab_stops, self.counts.other, self.which),
+            *(
+                *self.path.tab_stops,
+                self.hold_out,
+                *self.mapping.tab_stops,
+                self.counts.other,
+                self.which,
+                self.difficulty,
+            ),
             *(self.details, self.allow_button, self.try_button, self.table),
             *(*self.detail.views.buttons.values(), self.detail.pane),
         ]
@@ -126,6 +144,7 @@ class DatasetPage(QWidget):
         dataset.rows_replaced.connect(self._show_rows)
         self.counts.other.clicked.connect(self._show_about)
         self.which.activated.connect(lambda: dataset.set_split(self.which.currentData()))
+        self.difficulty.activated.connect(self._show_chosen_rows)
         self.model.chunk_requested.connect(self._request_chunk)
         self.table.chosen.connect(lambda: self._rest_timer.start())
         self.table.selected.connect(self._show_enabled)
@@ -226,7 +245,7 @@ class DatasetPage(QWidget):
 
     def try_rewards(self) -> None:
         self.session.page_requested.emit("rewards")
-        rows = [number + 1 for part in self.table.selected_ranges() for number in part]
+        rows = [self.model.numbers[place] + 1 for part in self.table.selected_ranges() for place in part]
         self.session.reward_rows_requested.emit(rows)
 
     def allow_map_function(self) -> None:
@@ -240,7 +259,7 @@ class DatasetPage(QWidget):
     def _show_enabled(self) -> None:
         actions, ranges = self.enabled_actions(), self.table.selected_ranges()
         count = sum(map(len, ranges))
-        what = f"row {ranges[0].start + 1:,}" if count == 1 else f"{count:,} rows"
+        what = f"row {self.model.numbers[ranges[0].start] + 1:,}" if count == 1 else f"{count:,} rows"
         is_enabled = actions["try_rows"]
         tip = with_key_names(TRY) if is_enabled else TRY_NOT
         is_shown = count > 0 and "scoring" in step_parts(self.draft.valid_values())
@@ -248,13 +267,35 @@ class DatasetPage(QWidget):
         self.enabled_actions_changed.emit(actions)
 
     def _show_rows(self) -> None:
-        dataset = self.dataset
-        self._generation += 1
         self._had_tokens = False
-        rows = dataset.splits.get(dataset.split, {}).get("rows", 0)
-        self.model.show_rows(rows, self._columns() if rows else [], dataset.prompt_limit)
+        self._by_difficulty, self.model.solved = {}, {}
+        self.difficulty.clear()
+        self.difficulty.hide()
+        self._show_chosen_rows()
+        if self.model.numbers:
+            self.dataset.request("preview_difficulty", self._offer_difficulty, self)
+
+    def _offer_difficulty(self, answer: dict[str, Any] | None) -> None:
+        """Offer the kinds of prompts, as the newest run on the dataset solved them."""
+        if not answer or not answer["rows"] or self._by_difficulty:
+            return
+        self._by_difficulty = {"all": [entry[0] for entry in answer["rows"]]}
+        for index, _, _, kind in answer["rows"]:
+            self._by_difficulty.setdefault(kind, []).append(index)
+        self.model.solved = {index: f"{solved} of {sampled}" for index, solved, sampled, _ in answer["rows"]}
+        counts = {kind: len(self._by_difficulty[kind]) for kind in KINDS if kind in self._by_difficulty}
+        self.difficulty.fill({"": "File order"} | {kind: f"{KINDS[kind]} · {n:,}" for kind, n in counts.items()}, "")
+        configure(self.difficulty, visible=True, toolTip=plain_tip(SOLVED_BY.format(run=answer["run"])))
+        self._show_chosen_rows()
+
+    def _show_chosen_rows(self) -> None:
+        dataset, kind = self.dataset, self.difficulty.currentData()
+        self._generation += 1
+        rows = range(dataset.splits.get(dataset.split, {}).get("rows", 0))
+        numbers = self._by_difficulty[kind] if kind else rows
+        self.model.show_rows(numbers, self._columns() if numbers else [], dataset.prompt_limit)
         self.table.reset_view(self._placeholder())
-        if not rows:
+        if not numbers:
             self.detail.show_row(0, None, dataset.prompt_limit)
         self._show_enabled()  # a model reset drops the selection without a signal
 
@@ -291,12 +332,16 @@ class DatasetPage(QWidget):
             else:
                 self.model.add_chunk(start, answer["rows"], answer["tokens"])
 
-        self.dataset.request("preview_rows", add, self, start=start, count=CHUNK)
+        which: dict[str, Any] = {"start": start, "count": CHUNK}
+        if self.difficulty.currentData():
+            which["numbers"] = list(self.model.numbers[start : start + CHUNK])
+        self.dataset.request("preview_rows", add, self, **which)
 
     def _request_row(self) -> None:
-        index = self.table.currentIndex().row()
-        if index < 0:
+        place = self.table.currentIndex().row()
+        if place < 0:
             return
+        index = self.model.numbers[place]
         if self._row_request:
             self.session.service.cancel(self._row_request)
         generation = self._generation

@@ -28,8 +28,8 @@ PLACEHOLDER = "…"
 MIN_WIDE_WIDTH, MIN_WIDTH, MAX_WIDTH = 160, 56, 200
 """Width in pixels: least of the widest column, least and most of the others."""
 MEASURED_ROWS, MEASURED_CHARS = 30, 200
-ROW, TOKENS, FIRST = 0, 1, 2
-"""Columns: the row's number, the tokens of its prompt, then the dataset's own."""
+ROW, TOKENS, SOLVED = 0, 1, 2
+"""Columns: the row's number, the tokens of its prompt, how often a run solved it if known, then the dataset's own."""
 VIEWS = {"prompt": "Prompt", "ids": "Ids", "columns": "Columns"}
 LOADING = "The tokenizer is being loaded; until then these are the messages."
 TOO_LONG = "Too long by {over:,}: training leaves this row out."
@@ -50,24 +50,27 @@ class DataColumn(Column):
 class RowModel(RowsModel):
     """The rows' numbers as rows; it holds the chunks that were last visible, and requests others."""
 
-    chunk_requested = Signal(int)  # first row
+    chunk_requested = Signal(int)  # first place in `numbers`
     columns: list[Column]
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.columns, self._prompt_limit = [], 0
+        self.numbers: Sequence[int] = ()  # of the dataset's rows, in the order shown
+        self.solved: Mapping[int, str] = {}  # “3 of 8”, by row of the dataset
         self._chunks: OrderedDict[int, tuple[Sequence[Mapping[str, str]], Sequence[int | None]]] = OrderedDict()
         self._missing: list[int] = []
         self._requested: set[int] = set()
         # Requested after a pause: while the scroll bar is dragged, only the chunk where it comes to rest is needed.
         self._request_timer = configure(QTimer(self, singleShot=True, interval=20), timeout=self._request)
 
-    def show_rows(self, count: int, columns: Sequence[DataColumn], prompt_limit: int) -> None:
-        """Show another dataset of `count` rows, none of them fetched yet. `prompt_limit`: most tokens of a prompt."""
+    def show_rows(self, numbers: Sequence[int], columns: Sequence[DataColumn], prompt_limit: int) -> None:
+        """Show other rows of a dataset, none of them fetched yet. `prompt_limit`: most tokens of a prompt."""
         self.beginResetModel()
         figures = [Column("Row", is_figure=True), Column("Tokens", is_figure=True)]
+        figures += [Column("Solved", is_figure=True)] if self.solved else []
         self.columns, self._prompt_limit = [*figures, *columns] if columns else [], prompt_limit
-        self.rows = range(count)
+        self.numbers, self.rows = numbers, range(len(numbers))
         for held in (self._chunks, self._requested, self._missing):
             held.clear()
         self.endResetModel()
@@ -119,7 +122,9 @@ class RowModel(RowsModel):
 
     def text(self, row: int, column: int) -> str:
         if column == ROW:
-            return f"{row + 1:,}"
+            return f"{self.numbers[row] + 1:,}"
+        if column == SOLVED and not isinstance(self.columns[column], DataColumn):
+            return self.solved.get(self.numbers[row], "")
         start, held, about = row - row % CHUNK, self.held(row), self.columns[column]
         if held is None:
             if start not in self._requested:
@@ -188,7 +193,7 @@ class RowTable(BaseTable):
         if not columns:
             return
         digits = advance(f"{self._rows.rowCount():,}") + 2 * CELL_PADDING + 6
-        widths, wide = {ROW: max(theme.scaled(52), digits), TOKENS: theme.scaled(68)}, FIRST
+        widths, wide = {ROW: max(theme.scaled(52), digits), TOKENS: theme.scaled(68), SOLVED: theme.scaled(96)}, SOLVED
         least, most = theme.scaled(MIN_WIDTH), max(theme.scaled(MAX_WIDTH), self.viewport().width() // 4)
         measured = [held[0] for held in map(self._rows.held, range(MEASURED_ROWS)) if held is not None]
         for place, each in enumerate(columns):

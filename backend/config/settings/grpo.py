@@ -69,7 +69,7 @@ class GrpoFields(BaseModel):
         ],
     )
     """Denominator of the importance ratio."""
-    group_size: int = _generation(4, "Group", within=(1, MOST_COMPLETIONS, "completions"))
+    group_size: int = _generation(4, "Group", within=(1, MOST_COMPLETIONS, "completions"), used_by=("scoring",))
     """Completions sampled per prompt and compared with each other. More give a steadier signal and cost more."""
     max_completion_length: int = _generation(
         512, "Completion", within=(1, MOST_TOKENS, "tokens"), used_by=("prompt_limit", "scoring", "duration")
@@ -170,7 +170,9 @@ class GrpoFields(BaseModel):
     distillation_beta: float = _generation(1.0, "Divergence beta", within=(0, 1), when=("train_mode", ("distill",)))
     """Which divergence from the teacher is made small: 0 is the forward KL, which covers all that the teacher would
     write; 1 the reverse KL, which keeps to what it likes best; between them the generalised JSD."""
-    success_reward_threshold: float = _distillation(1.0, "Solved from", within=(-1_000_000, 1_000_000), part="scoring")
+    success_reward_threshold: float = _distillation(
+        1.0, "Solved from", within=(-1_000_000, 1_000_000), part="scoring", used_by=("scoring",)
+    )
     """Reward from which a completion counts as solved."""
     dont_reprompt_on_self_success: bool = _self_distillation(True, "Solutions of others only")
     """Never shows the teacher the completion that it scores."""
