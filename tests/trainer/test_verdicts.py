@@ -43,6 +43,23 @@ def test_no_signal_comes_with_its_likely_reason(functions: Any, about: dict[str,
     assert next(finding.advice for finding in found if finding.code == "no_signal").startswith(advice)
 
 
+@pytest.mark.parametrize(
+    ("given", "group_size", "share", "has_advice"),
+    [
+        ([1.0, 0.0, 1.0, 0.0] * 2, 8, 93, False),
+        ([1.0] * 4 + [0.0] * 4, 8, 61, True),  # one prompt always solved, one never
+        ([1.0] * 4 + [0.0] * 4, 2, 24, True),
+    ],
+)
+def test_the_signal_expected_over_the_dataset(
+    given: list[float], group_size: int, share: int, has_advice: bool
+) -> None:
+    found = {each.code: each for each in verdicts(sample(function_scores(given), group_size=group_size))}
+    expected = f"Over the whole dataset about {share}% of the groups of {group_size} would have a signal."
+    assert found["expected_signal"].sentence == expected and bool(found["expected_signal"].advice) == has_advice
+    assert "expected_signal" not in {each.code for each in verdicts(sample(function_scores(given)))}
+
+
 def test_a_function_that_never_fires_names_the_missing_text() -> None:
     silent = function_scores([0.0] * 8, "r1_accuracy_reward_func", label="Accuracy", looks_for=("<answer>",))
     assert "Accuracy never fires: the model writes no <answer>." in sentences_of(
