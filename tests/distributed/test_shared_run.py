@@ -26,6 +26,7 @@ from tests.support import small_run
 from tests.support.rank_threads import ThreadCollectives, ThreadLeader, ThreadWorkers, inboxes, on_ranks
 from tests.support.scripted_turns import script_turns
 from tests.support.tool_tokenizers import call, tool_model
+from tests.trainer.test_sft_run import labelled
 
 SETTINGS: dict[str, Any] = (
     {"iters": 3, "batch_size": 4, "group_size": 3, "beta": 0.05, "top_k": 0, "top_p": 1.0}
@@ -246,3 +247,13 @@ def test_a_run_goes_on_with_other_numbers_of_ranks(tmp_path: Path) -> None:
             assert ending.kind == ("stopped" if until < 6 else "finished") and ending.step == until
     assert small_run.steps(shared) == [1, 2, 3, 4, 5, 6]
     assert_same_run(one, shared)
+
+
+def test_labels_are_imitated_on_all_ranks(tmp_path: Path) -> None:
+    raw = labelled(tmp_path, iters=4, optimizer="sgd", learning_rate=0.1, weight_decay=0.0, steps_per_eval=4)
+    alone, shared = RunFolder(tmp_path / "alone"), RunFolder(tmp_path / "shared")
+    for run, size in ((alone, 1), (shared, 2)):
+        assert train_on_threads(raw, run, size).kind == "finished"
+    for kind in ("step", "eval"):
+        for one, two in zip(metrics(alone, kind), metrics(shared, kind), strict=True):
+            assert [two[name] for name in ("loss", "entropy")] == pytest.approx([one["loss"], one["entropy"]], abs=1e-5)

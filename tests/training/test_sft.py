@@ -16,11 +16,13 @@ from mlx_lm.tuner.trainer import TrainingArgs, default_loss, train
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from backend.config.config import Config, parse
-from backend.data.labels import labelled_group
+from backend.data.labels import labelled_group, tokenized
+from backend.data.problems import PromptFormat
 from backend.models.policy import load_policy
 from backend.training.batch import pack
 from backend.training.sft import sft_learner
 from backend.types import Group, Label, Problem
+from tests.support.random_models import tiny_model
 from tests.support.small_settings import SMALL_LORA
 
 ROWS, STEPS = 4, 10
@@ -108,3 +110,25 @@ def test_ten_steps_end_with_mlx_lm_s_adapters(model: Path, memory: dict[str, Any
     for name, expected in learnt.items():
         assert mx.abs(policy.trainable()[name] - expected).max().item() < 1e-4, name
         assert mx.abs(start[name] - expected).max().item() > 1e-3, name
+
+
+# Of TRL 1.16's SFTTrainer in PyTorch, full fine-tuning in float32 with AdamW, two batches of two rows an update
+TRL_LOSSES = {
+    True: [6.424528121948242, 5.880071640014648, 5.3642659187316895],  # completion_only_loss
+    False: [6.390563011169434, 6.031292915344238, 5.694152355194092],
+}
+
+
+@pytest.mark.parametrize("mask_prompt", [True, False])
+def test_losses_are_trl_s(tmp_path: Path, mask_prompt: bool) -> None:
+    folder, settings = tiny_model(tmp_path / "model"), {"train_mode": "sft", "mask_prompt": mask_prompt}
+    full = {"train_type": "full", "batch_size": 2, "gradient_accumulation_steps": 2, "dtype": "float32"}
+    config = config_of(folder, **settings, **full)
+    policy = load_policy(config)
+    rows = [{"prompt": f"What is {n} plus {n}?", "completion": f"It is {2 * n}." + " Yes." * n} for n in range(4)]
+    problems = tokenized(rows, policy.tokenizer, PromptFormat.of(config, labelled=True), "rows").first(-1)
+    learner = sft_learner(policy, config, 3)
+    batch = pack([*map(labelled_group, problems)], pad_id=policy.pad_id)
+    losses = [learner.learn(batch)["loss"] for _ in range(3)]
+    assert losses[0] == pytest.approx(TRL_LOSSES[mask_prompt][0], abs=1e-5)
+    assert losses == pytest.approx(TRL_LOSSES[mask_prompt], abs=1e-4)
