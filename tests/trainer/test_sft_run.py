@@ -11,6 +11,7 @@ import pytest
 from backend.runs.checkpoint import newest
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import all_checkpoints, best_of
+from backend.sampling.chat import find_source, load_sides
 from tests.support import small_run
 from tests.support.small_run import settings_for
 
@@ -63,6 +64,8 @@ def test_reward_functions_score_the_evaluation(inputs: Path, run: RunFolder) -> 
         assert event["metrics"]["loss"] > 0 and event["metrics"]["reward"] is not None
     assert not any(name.startswith("reward") for event in small_run.events(run, "step") for name in event["metrics"])
     assert run.completions.read_text() == ""
+    sides = load_sides(find_source("run", runs_dir=run.path.parent))
+    assert sorted(sides.sides) == ["base", "tuned"]
 
 
 @pytest.fixture

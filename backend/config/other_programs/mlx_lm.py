@@ -53,6 +53,8 @@ def _mode(to: Translator) -> None:
         to.values["train_mode"] = "sft"
         to.remarks["fine_tune_type"] = "mlx-lm imitates answers (train_mode: sft)"
     mode = str(to.values.get("train_mode", "")).strip().lower()
+    if mode == "sft":
+        to.values["train_mode"] = mode
     if nearest := OTHER_MODES.get(mode.replace("-", "_")):
         to.refuse("train_mode", f"There is no mode {mode} here: {nearest}.")
 

@@ -219,6 +219,13 @@ def test_what_has_no_counterpart_is_one_sentence(raw: dict[str, Any], says: str)
         ({"report_to": "none"}, {"report_to": ["none"]}),
         ({"scale_rewards": True, "use_adaptive_entropy": True}, {"scale_rewards": "group", "entropy_adaptive": True}),
         ({"wand": "project", "train": True}, {"report_to": ["wandb"], "tracker_project": "project"}),
+        ({"train_mode": "SFT", "chat_feature": "chat"}, {"train_mode": "sft", "messages_feature": "chat"}),
+        ({"fine_tune_type": "lora", "train": True}, {"train_mode": "sft"}),
+        ({"fine_tune_type": "lora", "reward_functions": "r1_int"}, {"train_mode": None}),
+        (
+            {"train_mode": "sft", "hf_dataset": {"path": "a/b", "completion_feature": "y", "chat_feature": "z"}},
+            {"completion_feature": "y", "messages_feature": "z"},
+        ),
         ({"hf_dataset": {"path": "a/b", "train_split": "x", "completion_feature": "y"}}, {"answer_feature": "y"}),
         ({"resume_adapter_file": "a.safetensors"}, {"adapter": "a.safetensors"}),
         ({"optimizer": "adam", "optimizer_config": {"adam": {"eps": 1e-6}}}, {"adam_epsilon": 1e-6}),
@@ -233,6 +240,13 @@ def test_words_become_settings(raw: dict[str, Any], ours: dict[str, Any]) -> Non
     values = made(**raw)
     for key, value in ours.items():
         assert values.get(key) == (pytest.approx(value) if isinstance(value, float) else value), key
+
+
+def test_other_programs_learn_the_prompt_too() -> None:
+    of_mlx_lm = read_file({"fine_tune_type": "lora", "data": "d"})
+    assert of_mlx_lm.defaults == {"batch_size": 4, "optimizer": "adam", "test_batches": 500, "mask_prompt": False}
+    assert read_file({"train_mode": "sft", "load_in_4bits": True}).defaults["mask_prompt"] is False
+    assert "mask_prompt" not in read_file({"train_mode": "grpo", "load_in_4bits": True}).defaults
 
 
 TEXTS = ("{},{}", "{}, {}", " {} ,{} ", "[{}, {}]", "['{}', '{}']", '["{}","{}"]', "'{}', '{}'")
