@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from backend.config.config import SETTINGS, needs_reference
-from backend.config.setting import step_parts
+from backend.config.setting import has_default_rewards, step_parts
 from backend.rewards.catalogue import builtin_rewards
 from backend.runs.metric_names import EVALUATION, prefixed, trl_name
 from backend.utils import places
@@ -113,10 +113,14 @@ def has_place(
     chart: Chart, curves: Iterable[Curve], metrics: Iterable[str], config: Mapping[str, Any], *, has_steps: bool
 ) -> bool:
     """The run has numbers for this chart, or should say why not."""
-    recorded = set(metrics)
+    recorded, parts = set(metrics), step_parts(config)
+    if chart.needs == "policy" and "policy" not in parts:  # what is recorded of it is 0
+        return False
     if any(curve.metric in recorded for curve in curves):
         return True
-    fits = not chart.needs or chart.needs in {*step_parts(config), config.get("train_mode")}
+    if not (config.get("reward_functions") or config.get("environment") or has_default_rewards(config)):
+        parts -= {"scoring"}
+    fits = not chart.needs or chart.needs in {*parts, config.get("train_mode")}
     explains = any(curve.metric in (("reward", "loss") if chart.held_out else ("kl",)) for curve in chart.curves)
     return fits and (explains or (not has_steps and not chart.held_out))
 

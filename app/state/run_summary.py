@@ -38,8 +38,10 @@ def details(config: Config, *, holds_out: bool = True) -> list[str]:
     if config.adapter.strip():
         phrases.append(f"Goes on from the adapter {Path(config.adapter).name}")
     does = step_parts(vars(config))
-    if "sampling" not in does:
+    if config.train_mode == "sft":
         phrases.append("Imitates the answers of the dataset")
+    if config.train_mode == "distill":
+        phrases.append(f"Learns from the teacher {name_of_model(config.teacher_model)}")
     if "scoring" in does and config.reward_functions:
         phrases.append(f"Scored by {count_text(len(config.reward_functions), 'reward function')}")
     classes = config.environment.values() if isinstance(config.environment, dict) else [config.environment]

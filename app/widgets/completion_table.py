@@ -142,8 +142,9 @@ class CompletionModel(RowsModel):
             title = "\n".join(filter(None, (shorten(first), below)))
             self.columns.append(CompletionColumn("score", title, f"score:{name}", name, name))
         self.columns += [CompletionColumn("step", "Step", "step")] if has_steps else []
-        self.columns.append(CompletionColumn("reward", "Reward", "reward", REWARD_TIP))
-        self.columns.append(CompletionColumn("advantage", "Advantage", "advantage", ADVANTAGE_TIP))
+        if rewards:
+            self.columns.append(CompletionColumn("reward", "Reward", "reward", REWARD_TIP))
+            self.columns.append(CompletionColumn("advantage", "Advantage", "advantage", ADVANTAGE_TIP))
         for name, is_number in self.logged.items():
             key, tip = f"logged:{name}" if is_number else "", f"{name}, as logged."
             self.columns.append(CompletionColumn("logged", name, key, tip, name, is_number))

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.segment import Segment
 from rich.table import Table
 
+from backend.runs.metric_names import MEASURES, measure_of
 from backend.utils.text import visible
 
 Event = dict[str, Any]
@@ -135,14 +136,14 @@ def sentence_of(event: Event) -> str:
         case "health":
             return f"{event['sentence']} {event.get('advice', '')}".strip()
         case "eval":
-            score = "reward" if "reward" in event["metrics"] or "loss" not in event["metrics"] else "loss"
+            score = measure_of(event["metrics"])
             values = [f"{format_number(event['metrics'].get(score))} ({event.get('split', 'valid')})"]
             values += [
                 f"{format_number(value)} ({name.removesuffix(f'/{score}')})"
                 for name, value in event["metrics"].items()
                 if name.endswith(f"/{score}")
             ]
-            return f"step {event['step']}  held-out {score} {', '.join(values)}"
+            return f"step {event['step']}  held-out {MEASURES[score]} {', '.join(values)}"
         case "command":
             return f"asked to {event['word']}"
     return ""

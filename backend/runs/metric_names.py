@@ -19,9 +19,6 @@ EVALUATION, TRAINING = "eval/", "train/"
 OCCASIONAL_METRICS = (
     *("epoch", "grad_clipped", "time/save", "dynamic_sampling/prompts", "waiting_share", "policy_loss", "entropy_coef"),
     *("warmup/loss", "warmup/entropy", "warmup/learning_rate", "warmup/pass_rate", "distillation/divergence"),
-    *(f"self_distillation/{name}" for name in ("loss", "reprompted", "solved_groups")),
-    *(f"curriculum/{name}" for name in ("pass_rate", "expected_signal", "signal")),
-    *("speculation/accepted", "speculation/share"),
     *("process/gpu_use", "time/gradient_sum", "time/eval"),
     *("completions/clipped_ratio", *(f"completions/{kind}_terminated_length" for kind in ("mean", "min", "max"))),
     *("clip_ratio/low_min", "clip_ratio/high_max", "cispo_clip_ratio", "vespo/phi_seq_mean"),

@@ -162,7 +162,7 @@ class MonitorPage(QWidget):
                 before, after = before_and_after(run, name, full)
                 tile.show_value(after, before)
         of_mode = TILES_OF_MODE.get(str(config.get("train_mode")), TILES_OF_MODE["grpo"])
-        shown = {*of_mode, "peak_memory_gb", *([CORRECT] if right else ()), run.measure}
+        shown = {*of_mode, "peak_memory_gb", *([CORRECT] if right else ()), *([run.measure] if run.step else ())}
         for metric, tile in self.tiles.items():
             set_shown(tile, metric in shown)
         if steps.latest("kl") is None and charts.kl_is_off(config):

@@ -21,7 +21,7 @@ from backend.utils.errors import ConfigProblem
 
 COLUMN, MAX_COLUMNS = 200, 4
 ESSENTIALS = {
-    "model_data": ("model", "data"),
+    "model_data": ("model", "data", "teacher_model"),
     "fine_tune": ("train_mode", "train_type", "rank"),
     "training": ("iters", "batch_size", "learning_rate"),
     "generation": ("group_size", "max_completion_length", "temperature", "beta", "grpo_loss_type"),
@@ -222,8 +222,8 @@ class Essentials(QWidget):
             fields = [self._fields[key] for key in ESSENTIALS[block]]
             fitting = [field for field in fields if field.setting.key in self._fitting]
             set_shown(self.cards[block], bool(fitting))
-            most = 1 if fields[-1].wide else FEW_COLUMNS
-            columns = min(len(fitting), most) if is_narrow else len(fitting)
+            few, many = (1, 2) if fields[-1].wide else (FEW_COLUMNS, len(fields))
+            columns = min(len(fitting), few if is_narrow else many)
             for field in fields:
                 cells.removeWidget(field)
             for place, field in enumerate(fitting):
