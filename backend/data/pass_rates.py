@@ -7,6 +7,7 @@ older groups count half as much with each newer one. α₀ and β₀ follow the 
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -71,6 +72,7 @@ class PassRates:
         """Forget everything, for other rows."""
         self.passes_N, self.failures_N = np.zeros((2, rows), np.float32)
         self._prior, self._lowest, self._highest = np.array([0.5, math.inf, -math.inf], np.float32)
+        self._known = list[int]()  # rows sampled before, ascending
         self._drawn = set[int]()
         self._rewards: list[tuple[int, list[float]]] = []  # of the step in flight, by row
 
@@ -86,6 +88,7 @@ class PassRates:
             raise ValueError(f"The pass rates are of {passes.size} rows, not of {self.passes_N.size}.")
         self.begin(passes.size)
         self.passes_N, self.failures_N = passes, failures
+        self._known = np.flatnonzero(passes + failures).tolist()
         self._prior, self._lowest, self._highest = course
 
     def posterior(self, rows: Any) -> tuple[Any, Any]:
@@ -99,10 +102,10 @@ class PassRates:
         uniform = int(self.uniform_share * count + generator.random())
         most = min(CANDIDATES * count, rows)
         while True:
-            known = np.flatnonzero(self.passes_N + self.failures_N)
             anywhere = generator.choice(rows, most, replace=False)
-            chosen = known[generator.choice(len(known), min(len(known), round(KNOWN_SHARE * most)), replace=False)]
-            candidates = np.concatenate([chosen, anywhere[uniform:]])[:most]
+            old = min(len(self._known), round(KNOWN_SHARE * most))
+            chosen = [self._known[place] for place in generator.choice(len(self._known), old, replace=False)]
+            candidates = np.array([*chosen, *anywhere[uniform:]][:most], int)
             rate = generator.beta(*self.posterior(candidates))  # Thompson sampling
             signal = 1 - rate**self.group_size - (1 - rate) ** self.group_size
             for row in [*anywhere[:uniform].tolist(), *candidates[np.argsort(-signal, kind="stable")].tolist()]:
@@ -132,6 +135,7 @@ class PassRates:
         for row, rewards in self._rewards:
             solved = sum(passes(reward, self.solved_from, self._lowest, self._highest) for reward in rewards)
             if not self.passes_N[row] + self.failures_N[row]:
+                insort(self._known, row)
                 self._prior += FOLLOWS * (min(max(solved / len(rewards), 0.05), 0.95) - self._prior)
             self.passes_N[row] = DECAY * self.passes_N[row] + solved
             self.failures_N[row] = DECAY * self.failures_N[row] + len(rewards) - solved
