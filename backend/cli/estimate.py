@@ -95,8 +95,8 @@ def longest_prompt(config: Config, folder: Path) -> int | None:
     schemas, why_not = shown_tools(config)
     if why_not:
         tell_error(why_not)
-    prompt_format = PromptFormat.of(config, schemas, labelled=config.imitates)
-    chat_of = whole_chat if config.imitates else messages_of
+    prompt_format = PromptFormat.of(config, schemas, labelled=config.learns_labels)
+    chat_of = whole_chat if config.learns_labels else messages_of
     texts = [
         "\n".join(str(message["content"]) for message in chat_of(row, prompt_format, "a row"))
         + str(prompt_format.variables_of(row).get("tools", ""))

@@ -46,7 +46,7 @@ def default_score(values: Mapping[str, Any]) -> str:
     """The metric by which checkpoints are compared where `best_metric` is empty."""
     mode, has_rewards = values.get("train_mode"), values.get("reward_functions") or values.get("environment")
     without = "distillation/divergence" if mode == "distill" and not has_rewards else "reward"
-    return "loss" if mode == "sft" else without
+    return "loss" if mode == "sft" and values.get("sft_targets") == "dataset" else without
 
 
 def duplicates(names: list[str]) -> str:
@@ -244,6 +244,25 @@ RULES: list[tuple[str, Callable[[_Values], Any], str]] = [
         "optimizer_bits",
         lambda c: c.optimizer_bits == "8" and c.optimizer not in (OWN, *EIGHT_BIT),
         f"The state of {{optimizer}} is not built in 8 bits; that of {', '.join(EIGHT_BIT)} is.",
+    ),
+    (
+        "warmup_steps",
+        lambda c: c.train_mode != "sft" and not (c.epochs or c.stages) and c.warmup_steps >= c.iters,
+        "A warm-up of {warmup_steps} steps leaves none of the {iters} Iterations; lower it, or raise Iterations.",
+    ),
+    (
+        "reward_functions",
+        lambda c: (
+            not (c.reward_functions or c.environment)
+            and (c.train_mode == "sft" or c.warmup_steps)
+            and (c.sft_targets == "best_of_n" or (c.train_mode != "sft" and c.warmup_pass_rate))
+        ),
+        "The best of the model's own completions and the warm-up's goal go by rewards; choose a reward function.",
+    ),
+    (
+        "warmup_steps",
+        lambda c: c.train_mode != "sft" and c.warmup_steps and c.hosts.strip(),
+        "A supervised warm-up runs on one machine; warm up there, and start from its adapter.",
     ),
     ("optimizer", lambda c: c.hosts.strip() and c.optimizer == OWN, _ONE_PROCESS),
     ("lr_schedule", lambda c: c.hosts.strip() and c.lr_schedule == OWN != c.optimizer, _ONE_PROCESS),

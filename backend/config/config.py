@@ -67,8 +67,18 @@ class Config(GrpoFields, DataFields, TrainingFields, ModelFields):  # pydantic c
 
     @property
     def imitates(self) -> bool:
-        """True for supervised fine-tuning: one update a step, from the labels of its rows."""
+        """True for supervised fine-tuning: one update a step."""
         return self.train_mode == "sft"
+
+    @property
+    def learns_labels(self) -> bool:
+        """True for supervised fine-tuning on the labels of its rows."""
+        return self.imitates and self.sft_targets == "dataset"
+
+    @property
+    def reads_labels(self) -> bool:
+        """True if a step imitates the labels of its rows."""
+        return self.sft_targets == "dataset" and (self.imitates or self.warms_up)
 
     @property
     def weights(self) -> list[float]:
@@ -103,6 +113,17 @@ class Config(GrpoFields, DataFields, TrainingFields, ModelFields):  # pydantic c
     def self_distillation_weight(self) -> float:
         """Share of the loss that is self-distillation."""
         return self_distillation_weight(self)
+
+    @property
+    def warms_up(self) -> bool:
+        """True for a run whose first steps are supervised, and its others not."""
+        return self.warmup_steps > 0 and not self.imitates
+
+    @property
+    def moves_reference(self) -> bool:
+        """True if the reference policy is the run's own at some step: that of the end of a warm-up, or one that
+        follows."""
+        return self.needs_reference and not self.reference_model_path and (self.sync_ref_model or self.warms_up)
 
 
 SETTINGS: dict[str, Setting] = in_form_order(

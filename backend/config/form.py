@@ -23,7 +23,7 @@ HEADINGS = (
     "",  # settings without a heading come first
     *("LoRA Settings", "Weights"),
     *("Steps and batches", "Learning rate and optimizer", "Evaluation and checkpoints", "Memory, test and fusing"),
-    *("Early stopping", MACHINES),
+    *("Supervised learning", "Early stopping", MACHINES),
     *("Columns", "Prompts", "Answers", "Rows and splits", "Held-out prompts"),
     *("Sampling", "Loss", "Self-distillation", "Entropy", "Advantages", "Rewards over the run"),
     *("Limits of reward functions", "Tools and environments"),

@@ -60,9 +60,11 @@ def step_parts(values: Mapping[str, Any]) -> set[Part]:
 
 
 def has_default_rewards(values: Mapping[str, Any]) -> bool:
-    """True if no reward functions mean the defaults: in GRPO, unless the `get_reward` of an environment may be the only
-    one."""
-    return values.get("train_mode", "grpo") == "grpo" and not values.get("environment")
+    """True if no reward functions mean the defaults: in GRPO and SFT on the best of N, unless the `get_reward` of an
+    environment may be the only one."""
+    mode = values.get("train_mode", "grpo")
+    samples = mode == "grpo" or (mode == "sft" and values.get("sft_targets") == "best_of_n")
+    return samples and not values.get("environment")
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,10 +127,12 @@ def faults_in_course(before: Mapping[str, Any], after: Mapping[str, Any]) -> Ite
         yield ConfigProblem("steps_per_eval", sentence)
     keys = ("beta", "log_kl", "ratio_against")
     is_full = before.get("train_type") == "full"
-    if (is_full or before.get("modules_to_save")) and all(key in before for key in keys):
+    is_warmed = bool(before.get("warmup_steps"))
+    if (is_full or is_warmed or before.get("modules_to_save")) and all(key in before for key in keys):
         had, has = (reference_is_needed(SimpleNamespace(**values)) for values in (before, after))
         if has and not had:
-            weights = "under full fine-tuning its weights" if is_full else "its Modules to save"
+            weights = "the weights after its warm-up" if is_warmed else "its Modules to save"
+            weights = "under full fine-tuning its weights" if is_full else weights
             sentence = (
                 f"This run began with Beta (KL weight) 0, so it keeps no reference model, and {weights} are "
                 "overwritten; clone the run to add one."

@@ -25,7 +25,7 @@ from backend.data.problems import (
     with_system,
 )
 from backend.data.prompts import TokenizedPrompts
-from backend.data.rows import row_name
+from backend.data.rows import row_name, shown_source
 from backend.types import Completion, Group, Label, Problem
 from backend.utils.errors import UserError
 from backend.utils.text import quote
@@ -137,6 +137,20 @@ def tokenized(rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: s
     return make(rows, tokenizer, prompt_format, source)
 
 
+def with_label(problem: Problem, tokenizer: Any, prompt_format: PromptFormat, most: int) -> Problem:
+    """A prompt that is sampled from, with its row's label, which is cut after `most` tokens as a completion is. Raises
+    UserError for a row without one."""
+    row = {**problem.row, prompt_format.prompt_column: problem.messages}
+    with tokenizer_lock:
+        _, start, label, _ = label_of(row, tokenizer, prompt_format, f"row {problem.index + 1}")
+    end = len(start) + most
+    if isinstance(label, TooLong) or 1 not in label.mask[:end]:
+        left = f"Row {problem.index + 1} has nothing to imitate within Max Seq and Completion; raise them"
+        raise UserError("max_seq_length", f"{left}, or leave the row out.")
+    is_cut = label.is_cut or end < len(label.tokens)
+    return replace(problem, label=Label(label.tokens[:end], label.mask[:end], is_cut))
+
+
 def labelled_group(problem: Problem) -> Group:
     """The row's label as the only completion of its prompt, which ends before the first token to imitate."""
     assert problem.label is not None
@@ -184,7 +198,18 @@ class LabelledRows(TokenizedPrompts):
 
 
 def check_labels(rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: str) -> None:
-    """Raise UserError for an invalid row, or where no row has something to imitate within Max Seq."""
+    """Raise UserError for rows without a label or an invalid one, or where no row has something to imitate within Max
+    Seq."""
+    columns = prompt_format.completion_column, prompt_format.messages_column
+    without = [index for index, row in enumerate(rows, 1) if all(row.get(name) in (None, "", []) for name in columns)]
+    if without:
+        named = f"{', '.join(map(str, without[:5]))}{f' and {len(without) - 5:,} more' if len(without) > 5 else ''}"
+        these = (
+            f"Row {named} of {shown_source(source)} has"
+            if len(without) == 1
+            else f"Rows {named} of {shown_source(source)} have"
+        )
+        raise UserError("completion_feature", f"{these} no completion and no messages to imitate.")
     chat_sizes(rows, prompt_format, source, whole_chat)
     for index, row in enumerate(rows):
         if not isinstance(label_of(row, tokenizer, prompt_format, row_name(index, source))[2], TooLong):

@@ -497,13 +497,13 @@ def check_columns(rows: Rows, config: ColumnSettings, source: str) -> list[Confi
     compares = compares_answers(config)
     wanted = ["answer_feature"] if compares or config.answer_feature != "answer" else []
     is_chat = False
-    if config.train_mode == "sft":
+    if config.reads_labels:
         absent = missing_columns(rows, [config.completion_feature, config.messages_feature])
         if len(absent) == 2:
             neither = f"There is no column {quote(absent[0], 24)}, and no {quote(absent[1], 24)}, to learn answers from"
             has = f"{shown_source(source)} has the columns {_listed(column_names(rows))}"
             return [ConfigProblem("completion_feature", f"{neither}; {has}.")]
-        is_chat = config.completion_feature in absent
+        is_chat = config.learns_labels and config.completion_feature in absent
     if not is_chat and not config.environment:  # whose `reset` may write the whole prompt
         wanted.insert(0, "prompt_feature")
     if isinstance(config.environment, dict) and config.environment:

@@ -140,7 +140,7 @@ class Policy:
         self.reference = split(reference) if reference is not None else None
 
     def reference_arrays(self) -> dict[str, mx.array]:
-        """Reference values of the trainable arrays. Complete only with `sync_ref_model` or full fine-tuning."""
+        """Reference values of the trainable arrays. Complete only with `moves_reference` or full fine-tuning."""
         assert self.reference_model is not None
         everything = dict(tree_flatten(self.reference_model.parameters()))
         return {name: everything[name] for name in self.trainable()}
@@ -223,7 +223,7 @@ def load_policy(
     else:
         adapted_keys = attach_adapters(model, config, note)
         masters = masters_of(model) if config.modules_to_save else None
-        if config.sync_ref_model:  # a reference that follows needs adapters of its own; the base is still shared
+        if config.moves_reference:  # it needs adapters of its own; the base is still shared
             reference = frozen(copy_sharing_arrays(model))
     check_can_learn(model, config.model)
     mx.eval(model.parameters(), masters)

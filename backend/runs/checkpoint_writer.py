@@ -48,7 +48,7 @@ def snapshot(
 ) -> Snapshot:
     """References to everything that a checkpoint holds. Raises UserError for an array that is not finite."""
     weights, optimizer = policy.trainable(), None if config.save_only_model else learner.state_arrays()
-    reference = policy.reference_arrays() if config.sync_ref_model else None
+    reference = policy.reference_arrays() if config.moves_reference else None
     mx.eval(weights, optimizer, reference)  # a lazy array can be evaluated only in the thread that made its graph
     if policy.is_sharded:
         # A pass that a lost rank has left hanging may hold all the work that mlx takes on at once: asking it for more

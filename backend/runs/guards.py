@@ -140,7 +140,7 @@ def run_bytes(config: Config, shape: ModelShape) -> int:
     """Estimated bytes of a run's checkpoints, adapters and model at their most, without logs."""
     memory = MemoryModel(config, shape, prompt=1, gpu=False)
     trainable = memory.trainable()
-    checkpoint = trainable + (trainable if config.sync_ref_model else 0)
+    checkpoint = trainable + (trainable if config.moves_reference else 0)
     checkpoint += 0 if config.save_only_model else memory.optimizer()
     saves = -(-config.iters // config.save_every)
     full = config.train_type == "full"

@@ -396,7 +396,7 @@ class MemberRun:
             saved = checkpoint.newest(self.folder)
             if saved is None:
                 raise UserError("run", f"The checkpoints of {self.folder.name} were deleted while it waited.")
-            parts.restore(saved, trainer.note)
+            parts.restore(saved, trainer.config, trainer.note)
             trainer.take_parts(parts)
 
         self._guarded(load)

@@ -32,7 +32,8 @@ class TrainingState:
     """The state of a run between two steps besides its arrays. Saved as state.json, with these names as keys."""
 
     step: int = 0  # steps done
-    updates: int = 0  # optimizer updates done
+    updates: int = 0  # optimizer updates done, by the learner of the present phase
+    warmup_end: int | None = None  # the last step of the supervised warm-up, once it is over
     cursor: int = 0  # rows of the prompt stream consumed, including skipped ones
     stream_first: int = 0  # the cursor at which the present stage's rows began
     num_tokens: int = 0  # of prompts and completions
@@ -56,7 +57,7 @@ class TrainingState:
 
 
 _STATE = TypeAdapter(TrainingState)
-NEUTRAL = ("began", "score_metric", "best_is_lowest", "score_series", "stream_first", "dtype")
+NEUTRAL = ("began", "score_metric", "best_is_lowest", "score_series", "stream_first", "dtype", "warmup_end")
 """Fields that earlier versions lack, where the default is their value."""
 
 
@@ -80,7 +81,7 @@ class Checkpoint:
 
     @property
     def has_reference(self) -> bool:
-        """True for a run whose reference policy moves (`sync_ref_model`)."""
+        """True for a run whose reference policy moves (`Config.moves_reference`)."""
         return (self.path / REFERENCE_FILE).exists()
 
     @property

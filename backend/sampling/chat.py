@@ -57,7 +57,8 @@ OnTurns = Callable[[SideName, Sequence[AnswerTurn]], None]
 Check = Callable[[], None]
 
 # `load_policy` then keeps the model without adapters as the reference
-AS_TRAINED = {"train_mode": "grpo", "beta": 1.0, "reference_model_path": "", "sync_ref_model": False}
+AS_TRAINED = {"train_mode": "grpo", "beta": 1.0, "reference_model_path": ""}
+AS_TRAINED |= {"sync_ref_model": False, "warmup_steps": 0}
 HELD_OUT = ("test", "valid", "train")  # prompts come from the first split that has rows
 
 

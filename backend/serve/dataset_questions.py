@@ -154,7 +154,7 @@ def _with_prompt(
     answer: dict[str, Any], index: int, row: Row, tokenizer: Any, config: Config, source: str
 ) -> dict[str, Any]:
     schemas, why_not = _tools_of(config)
-    prompt_format = PromptFormat.of(config, schemas, labelled=config.imitates)
+    prompt_format = PromptFormat.of(config, schemas, labelled=config.learns_labels)
     if why_not:
         answer = answer | {"faults": [*answer["faults"], ConfigProblem("tools_file", why_not).to_dict()]}
     try:
@@ -243,7 +243,7 @@ def _tally(opened: LoadedDataset, split: str, config: Config, tokenizer: Any) ->
     depends = (tokenizer, schemas, *(str(getattr(config, key)) for key in _PROMPT_TEXT))
     counted_with, tally = opened.computed.get(("tally", split), (None, None))
     if counted_with != depends:
-        prompt_format = PromptFormat.of(config, schemas, labelled=config.imitates)
+        prompt_format = PromptFormat.of(config, schemas, labelled=config.learns_labels)
         tally = PromptLengths(opened.rows(split), prompt_format, opened.source(split, config))
         opened.computed["tally", split] = (depends, tally)
     return tally

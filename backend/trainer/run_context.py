@@ -4,14 +4,14 @@ the first step."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
 
 from backend.config.config import Config
 from backend.config.stages import Stages, stage_at
-from backend.data.labels import labelled_group, tokenized
+from backend.data.labels import labelled_group, tokenized, with_label
 from backend.data.pass_rates import PassRates
 from backend.data.problems import PromptFormat
 from backend.data.prompts import BackgroundTokenizer, PromptStream, TokenizedPrompts
@@ -28,6 +28,7 @@ from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.sampling.speculation import speculation_of
 from backend.tools.host import NO_TOOLS, ToolHost
+from backend.trainer import warmup
 from backend.trainer.evaluation.evaluate import evaluation_metrics, sample_of, scored_groups
 from backend.trainer.machine import StepSize
 from backend.trainer.memory.plan import (
@@ -60,7 +61,8 @@ CollectMetrics = tuple[dict[str, float], dict[str, float]]
 @dataclass
 class StepContext:
     """What computes a run's steps. Every rank has one; `RunContext` adds what the leader alone has. `steps`: the length
-    of the run."""
+    of the run. `waiting_learner`: the one of the run's mode, until its supervised warm-up is over; `warmup_end`: the
+    last step of a warm-up that is over."""
 
     policy: Policy
     learner: Learner
@@ -68,6 +70,8 @@ class StepContext:
     scoring: ScoringStages
     sampling: Sampling
     steps: int
+    waiting_learner: Learner | None = field(default=None, kw_only=True)
+    warmup_end: int = field(default=0, kw_only=True)
 
     def steps_of(self, config: Config) -> int:
         """The length of the run with these settings."""
@@ -81,17 +85,24 @@ class StepContext:
         self.steps = self.scoring.steps
         self.sampling = Sampling.of(config)
         self.rollout.max_tokens = config.max_completion_length
-        self.learner.change(config, self.steps, keys)
+        self.change_learners(config, keys)
+
+    def change_learners(self, config: Config, keys: Collection[str] = ()) -> None:
+        own = self.waiting_learner
+        (own or self.learner).change(config, self.steps - self.warmup_end, keys)
+        if own is not None:
+            self.learner.change(warmup.warmup_settings(config), self.steps, keys)
 
     def learn(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
         metrics = self.learner.learn(self.packed(groups, config), poll)
         mx.synchronize()  # raises what has failed of this step on the GPU, before the step counts
         release_cached_buffers()
-        return metrics
+        names = {} if self.waiting_learner is None else warmup.METRICS
+        return {names.get(name, name): value for name, value in metrics.items()}
 
     def held_out_metrics(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
         """The learner's metrics of completions that are not learned from."""
-        return self.learner.held_out_metrics(self.packed(groups, config), poll)
+        return (self.waiting_learner or self.learner).held_out_metrics(self.packed(groups, config), poll)
 
     def packed(self, groups: list[Group], config: Config) -> Batch:
         return pack(groups, pad_id=self.policy.pad_id, mask_truncated_completions=config.mask_truncated_completions)
@@ -182,7 +193,19 @@ class RunContext(StepContext):
 
     def mode(self, step: int, config: Config) -> Mode:
         """What the step does."""
-        return MODES[config.train_mode]
+        name = "sft" if self.warms_up(step) else config.train_mode
+        return BEST_OF_N if name == "sft" and config.sft_targets == "best_of_n" else MODES[name]
+
+    def warms_up(self, step: int) -> bool:
+        """True if the step is one of the supervised warm-up: the next one, or one that is done."""
+        return self.waiting_learner is not None or step <= self.warmup_end
+
+    def end_warmup(self, step: int, config: Config) -> None:
+        """Let the learner of the run's mode follow `step`."""
+        assert self.waiting_learner is not None
+        self.learner, self.waiting_learner, self.warmup_end = self.waiting_learner, None, step
+        self.change_learners(config)
+        release_cached_buffers()
 
     def collect_groups(self, step: int, config: Config, work: SamplingContext) -> CollectMetrics:
         """Fill `work.groups` with the step's groups, advantages included. → their metrics, and those that reward
@@ -220,15 +243,35 @@ class RunContext(StepContext):
             metrics |= self.prompt_stream.pass_rates.observe(sampled)
         work.groups[:] = sampled[:count]
         if config.self_distillation_weight:
-            tools = self.rollout.tools
-            prompt_format = PromptFormat.of(config, tools.host.schemas if tools else NO_TOOLS)
-            metrics |= add_teacher_prompts(work.groups, config, self.policy.tokenizer, prompt_format)
+            tokenizer = self.policy.tokenizer
+            metrics |= add_teacher_prompts(work.groups, config, tokenizer, self.prompt_format(config))
         return metrics | self.scoring.fill_advantages(work.groups, step), logged
 
     def labelled_groups(self, step: int, config: Config, work: SamplingContext) -> CollectMetrics:
-        """Take the labels of the step's rows, a group of one each."""
-        work.groups.extend(map(labelled_group, self.prompt_stream.take(config.prompts_per_step)))
-        return {}, {}
+        """Take the labels of the step's rows, a group of one each. A warm-up reads the rows as prompts, and may sample
+        them first, for its pass rate."""
+        position, metrics = self.prompt_stream.cursor, dict[str, float]()
+        problems = self.prompt_stream.take(config.prompts_per_step)
+        if not config.imitates:
+            if warmup.is_measured(step, config):
+                sampled = replace(work, groups=[])
+                self.sample_and_score(problems, position, step, config, sampled)
+                metrics[warmup.PASS_RATE] = warmup.pass_rate(sampled.groups, config)
+            prompt_format = self.prompt_format(config, labelled=True)
+            limits = self.policy.tokenizer, prompt_format, config.max_completion_length
+            problems = [with_label(problem, *limits) for problem in problems]
+        work.groups.extend(map(labelled_group, problems))
+        return metrics, {}
+
+    def prompt_format(self, config: Config, *, labelled: bool = False) -> PromptFormat:
+        tools = self.rollout.tools
+        return PromptFormat.of(config, tools.host.schemas if tools else NO_TOOLS, labelled=labelled)
+
+    def best_of_n(self, step: int, config: Config, work: SamplingContext) -> CollectMetrics:
+        """`sampled_groups`, of which each group's best is imitated."""
+        metrics, logged = self.sampled_groups(step, config, work)
+        warmup.keep_best(work.groups)
+        return metrics | {warmup.PASS_RATE: warmup.pass_rate(work.groups, config)}, logged
 
     def sample_and_score(
         self, problems: list[Problem], position: int, step: int, config: Config, work: SamplingContext
@@ -282,7 +325,7 @@ class RunContext(StepContext):
         stage = self.scoring.stage(step)
         chosen = problems if count < 0 else problems[: count * config.prompts_per_evaluation_batch]
         loss = dict[str, float]()
-        if config.imitates:
+        if config.learns_labels:
             loss = self.held_out_metrics([*map(labelled_group, chosen)], config, lambda: poll(0.0))
             chosen = [problem for problem in chosen if len(problem.tokens) <= config.prompt_limit]
             if not (stage.names and chosen):
@@ -312,16 +355,18 @@ class RunContext(StepContext):
 
     def checkpoint_bytes(self, config: Config) -> int:
         arrays = [self.policy.trainable()] + ([] if config.save_only_model else [self.learner.state_arrays()])
-        if config.sync_ref_model:
+        if config.moves_reference:
             arrays.append(self.policy.reference_arrays())
         if config.train_type != "full":
             arrays.append(self.policy.trainable())
         return sum(array.nbytes for group in arrays for array in group.values())
 
-    def restore(self, saved: Checkpoint, note: Note) -> None:
-        """Bring everything to the state of a checkpoint. Raises DamagedCheckpoint for arrays that are not this
-        model's."""
+    def restore(self, saved: Checkpoint, config: Config, note: Note) -> None:
+        """Bring everything to the state of a checkpoint; `config`: the settings of its step. Raises DamagedCheckpoint
+        for arrays that are not this model's."""
         state = saved.state
+        if self.waiting_learner is not None and state.warmup_end is not None:
+            self.end_warmup(state.warmup_end, config)
         try:
             self.policy.assign(arrays_of(saved, "weights"))
             self.learner.restore(
@@ -369,6 +414,8 @@ MODES = {
     "sft": Mode(sft_learner, RunContext.labelled_groups, samples=False),
 }
 """By `train_mode`."""
+BEST_OF_N = Mode(sft_learner, RunContext.best_of_n)
+"""SFT on the policy's own best completions."""
 
 
 class Engine:
@@ -412,9 +459,13 @@ def step_parts(
     learner, rollout = (engine or Engine()).build(policy, config, scoring.steps, *limits)
     rollout.tools = Tools.of(config, tools, policy.tokenizer)
     rollout.speculation = speculation_of(config, policy, rollout, note)
+    waiting = None
+    if config.warms_up:  # an optimizer's state takes no memory before its first update
+        waiting, learner = learner, sft_learner(policy, warmup.warmup_settings(config), scoring.steps, **limits[0])
     return {
         "policy": policy,
         "learner": learner,
+        "waiting_learner": waiting,
         "rollout": rollout,
         "scoring": scoring,
         "sampling": Sampling.of(config),

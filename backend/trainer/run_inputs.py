@@ -103,16 +103,22 @@ class PromptSet:
 
     @property
     def format(self) -> PromptFormat:
-        return PromptFormat.of(self.config, self.tools, labelled=self.config.imitates)
+        return PromptFormat.of(self.config, self.tools, labelled=self.config.learns_labels)
 
     def check(self, tokenizer: Any = None) -> None:
-        """Raises UserError for missing columns and, with a tokenizer, where no prompt fits."""
+        """Raises UserError for missing columns and, with a tokenizer, where no prompt fits, and for rows without a
+        label to imitate."""
+        config = self.config
+        if config.warms_up and not (self.stage or self.name == "train"):  # a warm-up imitates no held-out rows
+            config = config.model_copy(update={"warmup_steps": 0})
         with self._naming_errors():
-            if faults := check_columns(self.rows, self.config, self.source):
+            if faults := check_columns(self.rows, config, self.source):
                 raise UserError(faults)
-            if tokenizer is not None:
-                check = check_labels if self.format.labelled else check_prompts
-                check(self.rows, tokenizer, self.format, self.source)
+            if tokenizer is not None and not self.format.labelled:
+                check_prompts(self.rows, tokenizer, self.format, self.source)
+            if tokenizer is not None and config.reads_labels:
+                labelled = PromptFormat.of(config, self.tools, labelled=True)
+                check_labels(self.rows, tokenizer, labelled, self.source)
 
     def tokenize(self, tokenizer: Any, make: MakePrompts, *, all_rows: bool) -> TokenizedPrompts:
         """The prompts, the first rows of them tokenised. Raises UserError."""

@@ -152,7 +152,7 @@ def early_stop(state: TrainingState, config: Config, *, has_evaluations: bool) -
     if not patience or state.scores_without_gain < patience or state.best_score is None:
         return None
     held_out = metric_of(config, has_evaluations=has_evaluations).startswith(EVALUATION)
-    score = "loss" if config.imitates else "reward"
+    score = "loss" if config.learns_labels else "reward"
     what = config.best_metric or (f"Held-out {score}" if held_out else f"Training {score}")
     verb, times = "fallen" if config.best_is_lowest else "risen", "evaluation" if held_out else "checkpoint"
     gain = f" by more than {config.early_stopping_min_delta:g}" if config.early_stopping_min_delta else ""

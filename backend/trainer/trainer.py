@@ -43,6 +43,7 @@ from backend.trainer.run_inputs import RunInputs
 from backend.trainer.scoring import changed_files, fingerprints
 from backend.trainer.steering import MetricWatch, PlannedEnd, Steering, early_stop
 from backend.trainer.telemetry import PhaseReporter, StepTimer, group_row, report_health, token_data_of, versions
+from backend.trainer.warmup import reason_of_end
 from backend.training.batch import completion_metrics
 from backend.training.variety import variety_metrics
 from backend.types import Group
@@ -147,7 +148,7 @@ class Trainer:
         with with_stop_check(self.control.look_for_stop):
             parts = self.load_parts(self.config, self.note, inputs, self.gpu_errors.step_size, shared, stages)
         if saved is not None:
-            parts.restore(saved, self.note)
+            parts.restore(saved, self.config, self.note)
             refresh_adapters(self.folder, saved, parts.policy, self.config)
             self.state, self.saver.saved_step = saved.state, saved.state.step
             self._begun = saved.state.step
@@ -181,7 +182,7 @@ class Trainer:
         for error in errors[self.state.gpu_errors_told :]:  # the event log was cut back before their notes
             self.warn(error.sentence)
         self.state.gpu_errors_told = len(errors)
-        algorithm, scoring = parts.learner.algorithm, parts.scoring
+        algorithm, scoring = (parts.waiting_learner or parts.learner).algorithm, parts.scoring
         origin = [] if saved else filter(None, [origin_of(self.folder.config)])
         for sentence in [*origin, *algorithm.notes, *scoring.notes(), *config_notes(self.config), *parts.slow_paths]:
             self.note(sentence)
@@ -212,6 +213,8 @@ class Trainer:
             self.steering.log(change, self.event_log)
         if step > self.parts.steps:
             return False
+        if self.parts.warms_up(step - 1):  # patience begins with the run's own mode
+            self.state.scores_without_gain = 0
         stopped_early = early_stop(self.state, self.config, has_evaluations=self.has_evaluations)
         self.planned_end = stopped_early or self.metrics.met(self.config.stop_when)
         if self.planned_end is not None:
@@ -232,6 +235,18 @@ class Trainer:
                 metrics |= self.parts.learn(work.groups, self.config, self.poll_learning)
         metrics |= logged | self.parts.scoring.update_weights(work.groups, step)
         self.write_step(step, work.groups, metrics)
+        if self.parts.waiting_learner is not None and (why := reason_of_end(step, self.config, metrics)):
+            self.end_warmup(step, why)
+
+    def end_warmup(self, step: int, why: str) -> None:
+        """Begin the run's own mode after `step`. Its reference is the policy as it is now."""
+        self.parts.end_warmup(step, self.config)
+        if self.config.moves_reference:
+            self.parts.policy.move_reference(1.0)
+        self.state = replace(self.state, warmup_end=step, updates=0)
+        self.note(
+            f"The supervised warm-up ended after step {step}{why}. From here on the mode is {self.config.train_mode}."
+        )
 
     def poll(self, phase: str, progress: float | None = None) -> None:
         self.phases.report(phase, progress)
@@ -297,7 +312,7 @@ class Trainer:
             self.save_when_there_is_room()
         for sentence in self.parts.new_notes():
             self.note(sentence)
-        for sentence in self.metrics.new_warnings(self.config.stop_when):
+        for sentence in () if self.parts.warms_up(step) else self.metrics.new_warnings(self.config.stop_when):
             self.warn(sentence)
         self.slowdowns.look()
         self.control.obey()

@@ -8,6 +8,7 @@ which is mlx-lm's `default_loss` and the loss of TRL's SFTTrainer.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,14 +26,19 @@ from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothin
 
 
 class Sft(Algorithm):
-    """Imitates the tokens whose mask is 1; advantages are not read."""
+    """Imitates the tokens whose mask is 1, of every completion; of the policy's own those with an advantage."""
 
     of_sampler = False
 
     def __init__(self, policy: Policy, config: Config) -> None:
         self.policy, self.most_rows = policy, config.batch_size
+        self.has_advantages = config.sft_targets == "best_of_n"
 
     def learn(self, batch: Batch, learner: Learner) -> dict[str, float]:
+        if self.has_advantages:
+            batch = replace(batch, weight_BT=batch.mask_BT).with_signal()
+            if not len(batch):  # no group has a best: as in GRPO, momentum still applies
+                return learner.update([], _objective)
         # Of the whole batch: every micro-batch and rank divides by the same number.
         tokens = batch.mask_BT.sum()
         micro_batches = learner.forward.micro_batches(self.policy.split_model, batch, self.most_rows)
@@ -49,7 +55,8 @@ class Sft(Algorithm):
             scores = forward.scores(split_model, part, with_gradient=False)
             sums = [-scores.logp_N.sum(axis=1), scores.entropy_N.sum(axis=1), part.batch.mask_BT.sum(axis=1)]
             for loss, entropy, count in np.array(mx.stack(sums, axis=1)).tolist():
-                rows.append({"loss": (loss, count), "entropy": (entropy, count)})
+                of_labels = {} if self.has_advantages else {"loss": (loss, count)}
+                rows.append({**of_labels, "entropy": (entropy, count)})
             poll()
         return means([row for of_rank in forward.ranks.gather(rows) for row in of_rank])
 

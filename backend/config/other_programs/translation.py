@@ -88,10 +88,14 @@ class Translation:
         return ", ".join(f"{key} {_as_yaml(value)}" for key, value in self.defaults.items())
 
 
+HOMONYMS = ("warmup_steps",)
+"""Keys of a table that are settings of ours with another meaning."""
+
+
 def is_ours(word: str) -> bool:
     """True for a key of a table that is a setting of ours too."""
     fates = (program.words.get(word) for program in PROGRAMS)
-    return any(isinstance(fate, Translated) and word in fate.settings for fate in fates)
+    return word in HOMONYMS or any(isinstance(fate, Translated) and word in fate.settings for fate in fates)
 
 
 def fate_of(word: str, program: OtherProgram | None) -> Word | None:

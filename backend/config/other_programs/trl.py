@@ -176,11 +176,12 @@ def _optimizer(to: Translator) -> None:
 def _schedule(to: Translator) -> None:
     """`lr_scheduler_type`, its kwargs and the warm-up, with transformers' own ends. After `_length`."""
     named, word = to.take("lr_scheduler_type"), "lr_scheduler_type"
-    if named is None and to.has("warmup_ratio", "warmup_steps") and to.program == "trl" and not to.has("lr_schedule"):
+    is_trl = to.program == "trl"  # elsewhere warmup_steps are our supervised ones
+    if named is None and to.has("warmup_ratio", "warmup_steps") and is_trl and not to.has("lr_schedule"):
         named = "linear"
         to.remarks[to.first("warmup_ratio", "warmup_steps")] = "with TRL's linear schedule"
     options = to.options("lr_scheduler_kwargs")
-    ratio, steps = to.number("warmup_ratio"), to.number("warmup_steps")
+    ratio, steps = to.number("warmup_ratio"), to.number("warmup_steps") if is_trl else None
     if steps is not None and 0 < steps < 1:  # transformers 5: a share of the run
         ratio, steps = steps, None
     if steps:  # as there, a number of updates comes before a ratio

@@ -17,6 +17,8 @@ _memory = partial(setting, section="training", group="Memory, test and fusing")
 _advanced_memory = partial(_memory, advanced=True)
 _learning = partial(setting, section="training", group="Learning rate and optimizer")
 _advanced_learning = partial(_learning, advanced=True)
+_supervised = partial(setting, section="training", group="Supervised learning", advanced=True)
+_WARMED = ("train_mode", ("grpo", "distill"))
 _reports = partial(setting, section="training", group="Evaluation and checkpoints")
 _advanced_reports = partial(_reports, advanced=True)
 _best = partial(setting, section="training", group="Early stopping", advanced=True)
@@ -140,6 +142,24 @@ class TrainingFields(BaseModel):
     """Number of cosine cycles, or of steps down."""
     lr_power: float = _advanced_learning(1.0, "Schedule power", above=(0, 100), when=("lr_schedule", ("polynomial",)))
     """1 is a line; above 1 falls early, below 1 late."""
+    sft_targets: str = _supervised(
+        "dataset",
+        "Imitates",
+        choices=[
+            ("dataset", "Dataset", "The completion or messages of each row."),
+            ("best_of_n", "Best of its own", "The best of Group sampled completions, where it beats their mean."),
+        ],
+    )
+    """What supervised steps learn to write: the dataset's answers, or the model's own best ones (rejection sampling),
+    which needs reward functions and no labelled rows."""
+    warmup_steps: int = _supervised(0, "Supervised warm-up", within=(0, MOST_STEPS, "steps"), when=_WARMED)
+    """The first steps of Iterations are supervised, for a model that never earns a reward by itself. Then the run's own
+    mode starts with a new optimizer, and the KL penalty keeps it near the warmed-up model."""
+    warmup_learning_rate: float | None = _supervised(None, "Warm-up rate", above=(0, 10), when=_WARMED)
+    """Constant rate of the supervised warm-up. Empty: Learning Rate."""
+    warmup_pass_rate: float = _supervised(0.0, "Warm-up goal", within=(0, 1), when=_WARMED)
+    """Ends the warm-up once this share of the step's prompts is solved by one of Group sampled completions. Measured in
+    every tenth step, which then costs a rollout. 0: off."""
     steps_per_report: int = _reports(10, "Report", within=(1, NEVER, "steps"))
     """How often the terminal prints a line. Charts have a point for every step (in MLX LoRA Studio: per report)."""
     steps_per_eval: int = _reports(200, "Eval", within=(0, NEVER, "steps"))

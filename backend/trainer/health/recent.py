@@ -59,7 +59,7 @@ class Recent:
     def take(self, event: Mapping[str, Any]) -> None:
         """Take an event of the event log."""
         kind, metrics, changed = event.get("kind"), event.get("metrics"), event.get("settings")
-        if kind == "step" and isinstance(metrics, dict) and metrics:
+        if kind == "step" and isinstance(metrics, dict) and metrics and "warmup/loss" not in metrics:
             step = event.get("step")
             self.step = step if isinstance(step, int) else self.step + 1
             finite = {name: float(value) for name, value in metrics.items() if is_number(value)}

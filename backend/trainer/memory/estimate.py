@@ -143,7 +143,7 @@ def estimate_run(
         fitted = replace(_fit(settings, shape, machine, prompt, gpu), dtype=settings.dtype, speed_note=speed_note)
         if not fitted.fits:
             fitted = replace(fitted, advice=_advice(settings, shape, machine, prompt, gpu))
-        elif gpu and not settings.imitates:
+        elif gpu and not settings.learns_labels:
             fitted = replace(fitted, speed_note=_row_tip(settings, shape, prompt, fitted))
         estimates.append(fitted)
     return max(estimates, key=lambda result: (not result.fits, result.total))
@@ -197,7 +197,7 @@ def share_of(shape: ModelShape, machines: int) -> ModelShape:
 
 
 def _fit(config: Config, shape: ModelShape, machine: int, prompt: int | None, gpu: bool) -> Estimate:
-    longest = max(1, config.max_seq_length - (0 if config.imitates else config.max_completion_length))
+    longest = max(1, config.max_seq_length - (0 if config.learns_labels else config.max_completion_length))
     # Longer prompts than that are skipped by the prompt stream.
     memory = MemoryModel(config, shape, min(prompt or longest, longest), gpu=gpu)
     limit = round(config.memory_limit * GB) or machine
@@ -285,10 +285,10 @@ def _advice(config: Config, shape: ModelShape, machine: int, prompt: int | None,
     elif not shape.quantised and config.quantization in ("none", "8", "6"):
         changes.append(("With 4-bit quantization", {"quantization": "4"}))
     completion, row = config.max_completion_length, config.max_seq_length
-    while config.imitates and row > 128:
+    while config.learns_labels and row > 128:
         row //= 2
         changes.append((f"With Max Seq at {row} tokens", {"max_seq_length": row}))
-    while not config.imitates and completion > 128:
+    while not config.learns_labels and completion > 128:
         completion //= 2
         # Max Seq shrinks too, or longer prompts could fill the space that shorter completions free.
         shorter = config.max_seq_length - config.max_completion_length + completion

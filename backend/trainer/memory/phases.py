@@ -92,7 +92,7 @@ class MemoryModel:
 
     def __init__(self, config: Config, shape: ModelShape, prompt: int, *, gpu: bool) -> None:
         self.config, self.shape, self.prompt, self.gpu = config, shape, prompt, gpu
-        self.row = prompt if config.imitates else 0  # of which all but the first token may be imitated
+        self.row = prompt if config.learns_labels else 0  # of which all but the first token may be imitated
         self.full = config.train_type == "full"
         is_packed = shape.quantised or config.quantization != "none"
         # On a CPU float32 expands quantised weights (`backend.models.policy.cast`).
@@ -163,7 +163,7 @@ class MemoryModel:
         if self.config.needs_reference:
             if self.config.reference_model_path:
                 reference = weights
-            elif self.full or self.config.sync_ref_model:
+            elif self.full or self.config.moves_reference:
                 reference = trainable
             else:
                 reference = self.in_whole_modules * self.weight_width

@@ -455,7 +455,7 @@ def test_a_word_with_a_fault_is_neither_told_nor_translated() -> None:
 def test_names_are_those_of_one_setting_alone() -> None:
     assert NAMES["num_generations"] == "group_size" and "lr_scheduler_type" not in NAMES
     assert "num_generations" in other_names("group_size") and "generation_kwargs" not in other_names("temperature")
-    assert "warmup_steps" in other_names("lr_warmup_ratio"), "one of two settings"
+    assert "max_prompt_len" in other_names("long_prompts"), "one of two settings"
     assert "datasets" not in other_names("train_split"), "one of three"
     assert not set(NAMES) - set(FOREIGN_WORDS)
 

@@ -1,0 +1,61 @@
+"""The supervised warm-up: the first steps of a run, in which a learner of their own imitates answers.
+
+GRPO learns nothing while no completion of a group earns a reward; a few supervised steps change that (marin#8876: start
+it by pass@G, not by loss). `backend.trainer.run_context` swaps the learners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from backend.config.config import Config
+from backend.config.updates import OWN
+from backend.types import Group
+
+MEASURED_EVERY = 10
+"""Steps between two measurements of the pass rate, where each needs a rollout; the first is that of step 1."""
+PASS_RATE = "warmup/pass_rate"
+METRICS = {name: f"warmup/{name}" for name in ("loss", "entropy", "learning_rate")}
+"""Metric of a learner → its name in the steps of a warm-up."""
+
+
+def warmup_settings(config: Config) -> Config:
+    """The settings of the warm-up's learner: a constant rate, and AdamW where the optimizer is an object of a
+    program."""
+    rate = config.warmup_learning_rate or config.learning_rate
+    own = {"optimizer": "adamw"} if config.optimizer == OWN else {}
+    schedule = {"learning_rate": rate, "lr_schedule": "constant", "lr_warmup_ratio": None}
+    return config.model_copy(update={"train_mode": "sft", **schedule, **own})
+
+
+def is_measured(step: int, config: Config) -> bool:
+    """True if the step of a warm-up on labels samples its prompts too."""
+    return config.warmup_pass_rate > 0 and step % MEASURED_EVERY == 1
+
+
+def pass_rate(groups: Sequence[Group], config: Config) -> float:
+    """pass@G: the share of groups with a solved completion."""
+    least = config.success_reward_threshold
+    solved = [any(c.reward is not None and c.reward >= least for c in group.completions) for group in groups]
+    return sum(solved) / len(solved)
+
+
+def keep_best(groups: Sequence[Group]) -> None:
+    """Rejection sampling: give the best completion of each group the advantage 1, where its reward is above the group's
+    mean, and all others 0."""
+    for group in groups:
+        scored = [completion for completion in group.completions if completion.reward is not None]
+        rewards = [completion.reward or 0.0 for completion in scored]
+        best = max(scored, key=lambda completion: completion.reward or 0.0, default=None)
+        is_above = best is not None and max(rewards) > min(rewards)
+        for completion in group.completions:
+            completion.advantage = float(is_above and completion is best)
+
+
+def reason_of_end(step: int, config: Config, metrics: Mapping[str, float]) -> str:
+    """Why the warm-up ends with this step, in words that follow “ended after step 40”; "" while it lasts."""
+    rate = metrics.get(PASS_RATE)
+    if rate is not None and 0 < config.warmup_pass_rate <= rate:
+        goal = f"and its goal was {config.warmup_pass_rate:.0%}"
+        return f": one of {config.group_size} completions solves {rate:.0%} of the prompts, {goal}"
+    return ", its last" if step >= config.warmup_steps else ""

@@ -1,0 +1,132 @@
+"""The supervised warm-up of a GRPO run: its learner, its end, and runs that are interrupted on either side of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.runs import checkpoint
+from backend.runs.run_folder import RunFolder
+from backend.trainer.control import handlers_restored
+from backend.trainer.warmup import keep_best
+from backend.types import Completion, Group, Problem
+from tests.support import small_run
+from tests.support.small_run import arrays, events, notes
+
+WARM = {
+    "iters": 5,
+    "warmup_steps": 2,
+    "warmup_learning_rate": 0.01,
+    "learning_rate": 1e-3,
+    "beta": 0.1,
+    "save_every": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Rows with labels that are all low tokens, and a reward for low tokens."""
+    folder = tmp_path_factory.mktemp("inputs")
+    raw = small_run.settings_for(folder, **small_run.low_half(folder), **WARM, batch_size=2, keep_checkpoints=9)
+    rows = [{"prompt": f"What is {n} plus {n}?", "answer": str(2 * n), "completion": str(2 * n)} for n in range(8)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return raw | {"lr_schedule": "linear", "lr_warmup_steps": 0, "lr_final": 0.0, "lr_decay_fraction": 1.0}
+
+
+@pytest.fixture(scope="module")
+def whole(raw: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    run = RunFolder(tmp_path_factory.mktemp("whole") / "run")
+    with handlers_restored():
+        assert small_run.train_here(raw | {"validation_split": 0.25, "steps_per_eval": 1}, run).kind == "finished"
+    return run
+
+
+def metrics(run: RunFolder, kind: str = "step") -> list[dict[str, Any]]:
+    return [event["metrics"] for event in events(run, kind)]
+
+
+def test_the_first_steps_are_supervised_and_grpo_starts_fresh_after_them(whole: RunFolder) -> None:
+    steps = metrics(whole)
+    assert [("warmup/loss" in each, "loss" in each, "reward" in each) for each in steps] == [
+        *[(True, False, False)] * 2,
+        *[(False, True, True)] * 3,
+    ]
+    assert [each["warmup/learning_rate"] for each in steps[:2]] == [0.01, 0.01]
+    assert [each["learning_rate"] for each in steps[2:]] == pytest.approx([1e-3 * left / 3 for left in (3, 2, 1)])
+    assert any("ended after step 2, its last" in note for note in notes(whole))
+    assert {
+        (saved.step, saved.state.updates, saved.state.warmup_end) for saved in checkpoint.all_checkpoints(whole)
+    } == {*((1, 1, None), (2, 0, 2), (3, 1, 2), (4, 2, 2), (5, 3, 2))}
+
+
+def test_evaluations_and_the_kl_penalty_of_a_warmed_up_run(whole: RunFolder) -> None:
+    """Evaluations are GRPO's from the start; the KL is one against the base first, then against the warmed-up model."""
+    evaluations = metrics(whole, "eval")
+    assert all({"reward", "entropy", "kl"} <= each.keys() for each in evaluations)
+    first, warm, end = (evaluations[step]["kl"] for step in (0, 1, 2))
+    assert (first, end) == pytest.approx((0, 0), abs=1e-9) and warm > 1e-6
+    reference = arrays(checkpoint.find_checkpoint(whole, "4").path / "reference.safetensors")
+    assert small_run.same(reference, arrays(checkpoint.find_checkpoint(whole, "2").weights_file))
+
+
+@pytest.mark.parametrize("train_type", ["lora", pytest.param("full", marks=pytest.mark.proof)])
+def test_a_resume_in_either_phase_changes_nothing(raw: dict[str, Any], tmp_path: Path, train_type: str) -> None:
+    raw = raw | {"train_type": train_type, "warmup_pass_rate": 0.99, "success_reward_threshold": 2.0}
+    unbroken, broken = RunFolder(tmp_path / "unbroken"), RunFolder(tmp_path / "broken")
+    assert small_run.train_here(raw, unbroken).kind == "finished"
+    small_run.train_with_stops(raw, broken, 1, 2, 3)
+    small_run.assert_same_run(broken, unbroken)
+    saved = [checkpoint.newest(run) for run in (unbroken, broken)]
+    assert small_run.same(*(arrays(each.path / "reference.safetensors") for each in saved if each is not None))
+
+
+@pytest.mark.parametrize("targets", ["dataset", "best_of_n"])
+@pytest.mark.parametrize(("threshold", "end"), [(0.0, 1), (2.0, 4)])
+def test_the_goal_ends_the_warm_up(
+    raw: dict[str, Any], run: RunFolder, targets: str, threshold: float, end: int
+) -> None:
+    goal = {"warmup_pass_rate": 0.5, "success_reward_threshold": threshold, "sft_targets": targets}
+    small_run.train_here(raw | goal | {"warmup_steps": 4, "beta": 0.0}, run)
+    steps = metrics(run)
+    assert ["warmup/loss" in each for each in steps] == [step <= end for step in range(1, 6)]
+    measured = [each.get("warmup/pass_rate") for each in steps if "warmup/loss" in each]
+    every = targets == "best_of_n"
+    assert measured == ([1.0] if end == 1 else [0.0] * 4 if every else [0.0, None, None, None])
+    why = ": one of 2 completions solves 100% of the prompts" if end == 1 else ", its last"
+    assert any(f"ended after step {end}{why}" in note for note in notes(run))
+    sampled = {json.loads(line)["step"] for line in run.completions.read_text().splitlines()}
+    assert sampled == ({1, 2, 3, 4, 5} if every else set(range(end + 1, 6)))
+
+
+def test_early_stopping_waits_for_the_end_of_the_warm_up(raw: dict[str, Any], run: RunFolder) -> None:
+    patience = {"early_stopping_patience": 1, "early_stopping_min_delta": 9.0, "validation_split": 0.25}
+    ending = small_run.train_here(
+        raw | patience | {"warmup_steps": 3, "steps_per_eval": 1, "stop_when": ["kl > 9"]}, run
+    )
+    assert (ending.step, ending.reason) == (4, "early_stopping")
+    assert not any("never met" in note for note in notes(run))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "best"),
+    [([0.0, 1.0, 0.5], [1]), ([1.0, 1.0, 0.0], [0]), ([0.5, 0.5], []), ([None, 2.0, 1.0], [1]), ([None, None], [])],
+)
+def test_the_best_of_a_group_is_imitated_where_it_beats_the_mean(rewards: list[float | None], best: list[int]) -> None:
+    completions = [Completion([1], [0.0], "", "eos", reward=reward, advantage=0.3) for reward in rewards]
+    keep_best([Group(Problem(0, "", [], [], ""), completions)])
+    assert [i for i, completion in enumerate(completions) if completion.advantage] == best
+    assert {completion.advantage for completion in completions} <= {0.0, 1.0}
+
+
+def test_sft_on_the_best_of_its_own_needs_no_labels(raw: dict[str, Any], run: RunFolder, tmp_path: Path) -> None:
+    small_run.write_rows(tmp_path / "unlabelled.jsonl")
+    own = {"train_mode": "sft", "sft_targets": "best_of_n", "data": str(tmp_path / "unlabelled.jsonl"), "iters": 12}
+    held_out = {"validation_split": 0.25, "steps_per_eval": 12, "group_size": 4}
+    assert small_run.train_here(raw | own | held_out | {"learning_rate": 0.02, "beta": 0.0}, run).kind == "finished"
+    first, *_, last = metrics(run)
+    assert {"loss", "reward", "warmup/pass_rate"} <= first.keys() and last["reward"] > first["reward"]
+    before, after = (each["reward"] for each in metrics(run, "eval"))
+    assert after > before
