@@ -35,6 +35,7 @@ MEANINGS = {
     "optimizer": "what it remembers of each weight",
     "reference": "its own weights",
     "draft model": "what drafts for the model",
+    "teacher": "its weights",
     "decoding weights": "adapters inside the weights",
     "KV cache": "keys and values of the completions",
     "activations": "what the backward pass needs",

@@ -122,6 +122,9 @@ def export_trl(
     if config.imitates:
         rows = "trl sft reads rows with prompt and completion, or messages, as they are"
         raise UserError("train_mode", f"The folder is for TRL's GRPO, and this run imitates answers; {rows}.")
+    if config.train_mode == "distill":
+        words = "trl distillation takes teacher_model_name_or_path, and beta for distillation_beta"
+        raise UserError("train_mode", f"The folder is for TRL's GRPO, and this run has a teacher; {words}.")
     model = trl_model(config)
     with writing(target, also_computes=True), staging_folder(nearest_existing(parent), target) as staging:
         new = staging / "new"

@@ -17,7 +17,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from backend.config.config import SETTINGS, Config, parse
-from backend.models.policy import Policy, load_policy
+from backend.models.policy import Policy, load_policy, load_teacher
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.sampling.rollout import Sampler
@@ -26,6 +26,7 @@ from backend.trainer.memory import estimate
 from backend.trainer.memory.model_shape import ModelShape, shape_from, shape_of
 from backend.trainer.memory.plan import learner_limits, plan_memory, rollout_limits
 from backend.training.batch import pack
+from backend.training.distill import distill_learner
 from backend.training.grpo import grpo_learner
 from backend.training.learner import Learner
 from backend.types import Completion, Group, Problem
@@ -72,7 +73,8 @@ class Case:
     def config(self, folder: Path) -> Config:
         usual = {"num_layers": -1, "beta": 0.0, "top_p": 1.0, "top_k": 0, "temperature": 1.0, "max_seq_length": 1 << 14}
         lengths = {"batch_size": self.prompts, "group_size": self.group, "max_completion_length": self.completion}
-        return parse({"model": str(folder), "data": "rows.jsonl"} | usual | lengths | self.settings)
+        files = {"model": str(folder), "teacher_model": str(folder), "data": "rows.jsonl"}
+        return parse(files | usual | lengths | self.settings)
 
     def groups(self) -> list[Group]:
         rng = np.random.default_rng(0)
@@ -97,11 +99,13 @@ def peaks(case: Case, folder: Path) -> tuple[estimate.Estimate, int, int]:
     elsewhere = mx.get_active_memory()  # models that fixtures of other files hold
     config = case.config(folder)
     policy = load_policy(config)
+    load_teacher(policy, config)
     shape, dtype = _shape(folder), config.dtype  # as the case says
     estimated = estimate.estimate_run(config, shape, PLENTY, case.prompt, gpu=False, dtype=dtype)
     plan = plan_memory(config, policy, [case.prompt], lambda sentence: None)
     assert plan == estimated.plan
-    trained = grpo_learner(policy, config, 100, **learner_limits(plan))
+    learner = distill_learner if config.train_mode == "distill" else grpo_learner
+    trained = learner(policy, config, 100, **learner_limits(plan))
     mx.eval(policy.model.state, trained.optimizer.state)
     learnt = learning_peak(case, trained)  # first: it may give the reference weights of its own
     return estimated, sampling_peak(case, config, policy, rollout_limits(plan)) - elsewhere, learnt - elsewhere
@@ -137,6 +141,7 @@ EXPERTS |= {"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": T
 QWEN = {"hidden": 1024, "layers": 4, "vocab_size": 151936, "num_attention_heads": 16, "num_key_value_heads": 8}
 QWEN |= {"head_dim": 128, "intermediate_size": 3072}
 FEEDBACK = {"distillation_weight": 0.5, "include_environment_feedback": True, "max_seq_length": 1024}
+TEACHER = {"train_mode": "distill"}
 FULL, DORA, RECOMPUTED = {"train_type": "full"}, {"train_type": "dora"}, {"grad_checkpoint": True}
 
 CASES = (
@@ -152,6 +157,9 @@ CASES = (
     Case("T 256, recomputed", {}, RECOMPUTED, group=4, completion=256),
     Case("DoRA", {}, DORA),
     Case("DoRA, recomputed, V 4k", {"vocab_size": 4096}, DORA | RECOMPUTED, completion=64),
+    Case("teacher, LoRA", {}, TEACHER),
+    Case("teacher, V 32k", {"vocab_size": 32768}, TEACHER, completion=32),
+    Case("teacher, V 150k", {"vocab_size": 150016, "layers": 2}, TEACHER, group=4, completion=64),
     Case("full", {}, FULL),
     Case("full, V 8k, KL", {"vocab_size": 8192, "layers": 2}, FULL | {"beta": 0.1}, completion=32),
     Case("full, recomputed, KL", {}, FULL | RECOMPUTED | {"beta": 0.1}),

@@ -34,6 +34,7 @@ _MOST = MOST_COMPLETIONS**2
 """Completions of an update: as many as Batch and Gradient accumulation allow together."""
 _TRL_PROMPT, _OUR_MAX_SEQ = 512, 2048
 """Tokens of a prompt in TRL's former default; our default of max_seq_length."""
+_TEACHER = "teacher_model_name_or_path"
 SDPO_TABLE = "Self-distillation (SDPOConfig of trl.experimental)"
 _SDPO = {*TABLES["trl"][SDPO_TABLE]["same"].split(), *TABLES["trl"][SDPO_TABLE]["converted"]}
 SCHEDULES = {name: ours for ours, names in TABLES["schedules"].items() for name in names.split()}
@@ -53,6 +54,18 @@ NO_REVISION = "The newest revision is taken; download another into a folder and 
 NO_REMOTE_CODE = "the code of models is mlx-lm's; none from a model's repository is run"
 _LOADED_ELSEWHERE = ("attn_implementation", "device_map", "low_cpu_mem_usage", "use_cache", "trust_remote_code")
 """Options of `from_pretrained` that say how PyTorch loads a model."""
+
+
+def _distillation(to: Translator) -> None:
+    """DistillationConfig, whose beta is the divergence's; one completion a prompt, unless the file says otherwise.
+    Before `_batches`."""
+    if (teacher := to.take(_TEACHER)) is None:
+        return
+    to.fill("teacher_model", teacher, _TEACHER)
+    to.fill("train_mode", "distill", _TEACHER)
+    to.fill("distillation_beta", to.take("beta"), _TEACHER)
+    if not to.has("num_generations", "group_size"):
+        to.values["group_size"] = 1
 
 
 def _batches(to: Translator) -> None:
@@ -360,6 +373,7 @@ def _best(to: Translator) -> None:
     to.fill("best_is_lowest", None if greater is None else not greater, "greater_is_better")
 
 
+_OF_REWARDS = ("beta", "num_generations", "loss_type", "epsilon")
 _ADAPTER_DEFAULTS = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": ["q_proj", "v_proj"]}
 """Of its ModelConfig; the modules are PEFT's for Llama, Qwen and similar models."""
 
@@ -368,6 +382,8 @@ def _defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     defaults = TABLES["defaults"]["trl"] | (
         {"use_peft": False} if raw.get(peft.WORD) is None else peft.defaults(raw[peft.WORD])
     )
+    if raw.get(_TEACHER) is not None:
+        defaults = {key: value for key, value in defaults.items() if key not in _OF_REWARDS}
     if "model_name_or_path" in raw:  # the layout of `trl grpo`
         defaults |= {"dataset_test_split": "test"}
     return defaults | (_ADAPTER_DEFAULTS if as_bool(raw.get("use_peft")) else {})
@@ -379,7 +395,7 @@ TRL = OtherProgram(
     source="document 003 (TRL 0.16 with transformers 4.49), and TRL 1.16 with transformers 5.23",
     sections=tables_of("trl"),
     regroups=(
-        *(_batches, _length, _rhythm, _optimizer, _schedule, _model, peft.peft_config),
+        *(_distillation, _batches, _length, _rhythm, _optimizer, _schedule, _model, peft.peft_config),
         *(_adapters, _dataset, _rewards, _generation, _self_distillation, _best),
     ),
     defaults=_defaults,

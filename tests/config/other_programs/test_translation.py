@@ -217,6 +217,10 @@ def test_what_has_no_counterpart_is_one_sentence(raw: dict[str, Any], says: str)
         ({"datasets": [{"path": "a/b", "name": "main", "split": "train"}]}, {"data": "a/b", "dataset_config": "main"}),
         ({"report_to": "wandb,tensorboard"}, {"report_to": ["wandb", "tensorboard"]}),
         ({"report_to": "none"}, {"report_to": ["none"]}),
+        (
+            {"teacher_model_name_or_path": "a/b", "beta": 0.5, BATCH: 4},
+            {"teacher_model": "a/b", "distillation_beta": 0.5, "batch_size": 4, "group_size": 1},
+        ),
         ({"scale_rewards": True, "use_adaptive_entropy": True}, {"scale_rewards": "group", "entropy_adaptive": True}),
         ({"wand": "project", "train": True}, {"report_to": ["wandb"], "tracker_project": "project"}),
         ({"train_mode": "SFT", "chat_feature": "chat"}, {"train_mode": "sft", "messages_feature": "chat"}),
