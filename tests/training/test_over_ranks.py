@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from backend.config.config import Config, parse
-from backend.models.policy import load_policy
+from backend.models.policy import load_policy, load_teacher
 from backend.training.batch import pack
 from backend.training.collectives import ALONE, Collectives
+from backend.training.distill import distill_learner
 from backend.training.grpo import grpo_learner
 from backend.training.losses import LOSSES
 from backend.training.microbatch import RowLengths
@@ -37,13 +38,16 @@ FAST_LEADER = [3.0, 1.0]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_models.tiny_model(tmp_path_factory.mktemp("models") / "qwen3")
+    folder = tmp_path_factory.mktemp("models")
+    random_models.tiny_model(folder / "teacher", seed=1)
+    return random_models.tiny_model(folder / "qwen3")
 
 
 def config_of(model: Path, **settings: Any) -> Config:
     """Losses that the form does not offer are set after the checks."""
     loss = settings.pop("grpo_loss_type", "grpo")
-    return parse({"model": str(model)} | BASE | settings).model_copy(update={"grpo_loss_type": loss})
+    files = {"model": str(model), "teacher_model": str(model.with_name("teacher"))}
+    return parse(files | BASE | settings).model_copy(update={"grpo_loss_type": loss})
 
 
 def random_groups(seed: int, *, taught: bool = False) -> list[Group]:
@@ -70,7 +74,9 @@ Learned = tuple[dict[str, np.ndarray], list[dict[str, float]], list[float | None
 def learned(config: Config, ranks: Collectives = ALONE, speeds: list[float] | None = None, steps: int = 2) -> Learned:
     """Weights and the reference's, metrics of each step, the entropy bonus, and the records of tokens."""
     policy = load_policy(config)
-    learner = grpo_learner(policy, config, steps)
+    load_teacher(policy, config)
+    make = distill_learner if config.train_mode == "distill" else grpo_learner
+    learner = make(policy, config, steps)
     learner.forward.ranks, learner.forward.speeds = ranks, speeds or []
     metrics = [
         learner.learn(pack(groups, pad_id=policy.pad_id, mask_truncated_completions=True))
@@ -124,6 +130,7 @@ EVERYTHING = (
         (2, FAST_LEADER, EVERYTHING),
         # Nine rows with a signal on ten ranks: one has nothing to do.
         (10, None, {"grpo_loss_type": "dapo", "beta": 0.0}),
+        (2, FAST_LEADER, {"train_mode": "distill", "num_iterations": 2}),
         *(
             pytest.param(*case, marks=pytest.mark.proof)
             for case in (
