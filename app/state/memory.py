@@ -16,7 +16,6 @@ NAMES = {
     "adapters": ("Adapters", "What LoRA or DoRA adds to the model."),
     "optimizer": ("Optimizer", "What the optimizer remembers of every weight that learns."),
     "gradients": ("Gradients", "One number for every weight that learns."),
-    "teacher": ("Teacher", "The weights of the model that is distilled."),
     "reference": ("Reference", "The weights of the reference model that are its own."),
     "teacher": ("Teacher", "The model that is learned from, which does not change."),
     "decoding weights": ("Decoding", "Weights with the adapters inside, while completions are sampled."),
