@@ -186,7 +186,8 @@ class RunModel(RowsModel):
             total = row.summary.iterations
             of, unit = f" of {total:,}" if total and value != total else "", " runs" if self.is_sweep(row) else ""
             return f"{value:,}{of}{unit}"
-        if field.key in OTHER_MEASURE and value is None and (other := OTHER_MEASURE[field.key](row)) is not None:
+        is_reward = row.summary.measure == "reward"
+        if not is_reward and field.key in OTHER_MEASURE and (other := OTHER_MEASURE[field.key](row)) is not None:
             return f"{MEASURES[row.summary.measure].replace('divergence', 'div.')} {figure(other)}"
         if field.kind == "number" and field.key not in SETTINGS:
             return figure(value, field.unit)
