@@ -187,11 +187,13 @@ def test_ranks_play_in_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     small_run.write_rows(tmp_path / "rows.jsonl", 8)
     raw = settings(tmp_path, model=str(model), environment=f"{tmp_path}/game.py::Game", steps_per_eval=1)
     raw |= {"max_completion_length": 500, "max_seq_length": 2000, "iters": 1}
+    raw |= {"distillation_weight": 0.5, "success_reward_threshold": 5.0}
     shared = assert_shared_run_equals_one(tmp_path, raw, 2)
     for row in completions(shared):
         assert [completion["rewards"]["Game"] for completion in row["completions"]] == [6.0, 0.0, 0.0]
         assert row["prompt"].endswith(".") and " It begins at " in row["prompt"]
     (step,) = metrics(shared, "step")
+    assert step["self_distillation/reprompted"] == 2 / 3, "the first completion alone is solved"
     assert step["tools/call_frequency"] == 4 / 3 and step["tools/failure_frequency"] == 1 / 4
 
 
@@ -217,6 +219,7 @@ LOSSES = "grpo bnpo dr_grpo dapo cispo sapo vespo"
         {"test": True, "test_data": "test.jsonl", "load_best_at_end": True, "save_every": 1, "steps_per_eval": 1},
         {"batch_size": 1, "group_size": 5},
         {"output_regex": "[a-z ]{1,5}"},
+        {"distillation_weight": 0.5, "success_reward_threshold": 0.5, "num_iterations": 2, "dynamic_sampling": True},
         # Weights change after the tenth step. Until then rounding must not grow so far that another token is drawn.
         {"reward_weight_schedule": "adaptive", "iters": 12, "learning_rate": 0.01, "seed": 1},
     ],

@@ -355,6 +355,8 @@ def _self_distillation(to: Translator) -> None:
     rate, steps = to.number("teacher_update_rate"), to.number("teacher_sync_steps", whole=True)
     to.fill("teacher_model_kind", "base" if kind == "ema" else kind, "teacher_model_kind")
     if kind == "ema" and to.peek("distillation_weight", default=1.0):
+        word = next(word for word in to.written if word in _SDPO)
+        to.remarks[word] = "TRL's teacher, ema, is here the reference, which follows the policy"
         to.fill("sync_ref_model", True, "teacher_model_kind")
         to.fill("ref_model_mixup_alpha", 0.05 if rate is None else rate, "teacher_update_rate")
         to.fill("ref_model_sync_steps", int(steps or 1), "teacher_sync_steps")
