@@ -164,9 +164,12 @@ class GrpoFields(BaseModel):
     """Upper limit of the ratio. Empty: none."""
     sampling_correction_min: float | None = _loss(None, "Smallest correction", above=(0, 1_000_000), when=_CORRECTED)
     """Lower limit of the ratio. Empty: none."""
-    distillation_weight: float | None = _self_distillation(None, "Distillation weight", within=(0, 1))
-    """Share of the loss in which the policy teaches itself: shown a solved completion of the same prompt, it scores the
-    tokens of the others (SDPO). The rest is the policy term. Empty: 0, off."""
+    distillation_weight: float | None = _distillation(
+        None, "Distillation weight", within=(0, 1), when=("train_mode", ("grpo", "distill"))
+    )
+    """Share of the loss that is distillation; the rest is the policy term. Under GRPO (empty: 0, off) the policy is its
+    own teacher: shown a solved completion of the same prompt, it scores the tokens of the others (SDPO). Under
+    Distillation empty is 1."""
     distillation_beta: float = _generation(1.0, "Divergence beta", within=(0, 1), when=("train_mode", ("distill",)))
     """Which divergence from the teacher is made small: 0 is the forward KL, which covers all that the teacher would
     write; 1 the reverse KL, which keeps to what it likes best; between them the generalised JSD."""
