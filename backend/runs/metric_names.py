@@ -25,6 +25,7 @@ OCCASIONAL_METRICS = (
     *("sampling/logp_gap/mean", "sampling/logp_gap/max"),
     *("sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max"),
     *(f"sampling/importance_sampling_ratio/{kind}" for kind in ("min", "mean", "max")),
+    *(f"self_distillation/{name}" for name in ("loss", "reprompted", "solved_groups", "too_long")),
     *("speculation/accepted", "speculation/share"),
     *("curriculum/pass_rate", "curriculum/expected_signal", "curriculum/signal"),
     *("warmup/loss", "warmup/entropy", "warmup/learning_rate", "warmup/pass_rate"),
