@@ -6,11 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
+from backend.config.config import parse
 from backend.runs import checkpoint
 from backend.runs.run_folder import RunFolder
 from backend.trainer.control import handlers_restored
+from backend.trainer.preflight import check
+from backend.trainer.run_context import load_context
 from backend.trainer.warmup import keep_best
 from backend.types import Completion, Group, Problem
 from tests.support import small_run
@@ -130,3 +134,45 @@ def test_sft_on_the_best_of_its_own_needs_no_labels(raw: dict[str, Any], run: Ru
     assert {"loss", "reward", "warmup/pass_rate"} <= first.keys() and last["reward"] > first["reward"]
     before, after = (each["reward"] for each in metrics(run, "eval"))
     assert after > before
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, ""),
+        ({"warmup_steps": 5}, "A warm-up of 5 steps leaves none of the 5 Iterations"),
+        ({"warmup_steps": 0, "data": "unlabelled"}, ""),
+        ({"sft_targets": "best_of_n", "data": "unlabelled"}, ""),
+        ({"data": "unlabelled"}, "There is no column completion, and no messages, to learn answers from"),
+        ({"data": "gaps"}, "Rows 2, 3, 4, 5, 6 and 2 more of "),
+        ({"train_mode": "sft", "data": "gaps"}, "Rows 2, 3, 4, 5, 6 and 2 more of "),
+        ({"train_mode": "sft", "sft_targets": "best_of_n", "reward_functions": [], "environment": ""}, ""),
+    ],
+)
+def test_check_tells_before_the_run(raw: dict[str, Any], tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    small_run.write_rows(tmp_path / "unlabelled.jsonl")
+    rows = [{"prompt": f"{n}", "answer": "a", "completion": None if n else "0"} for n in range(8)]
+    (tmp_path / "gaps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if name := changes.get("data"):
+        changes = changes | {"data": str(tmp_path / f"{name}.jsonl")}
+    found = [problem.sentence for problem in check(raw | changes)]
+    assert len(found) == bool(said) and all(sentence.startswith(said) for sentence in found), found
+
+
+def test_the_learner_of_the_warm_up_takes_its_memory_with_it(raw: dict[str, Any]) -> None:
+    """The learner that waits has no state in memory, and the one that is done is gone."""
+    config = parse(raw | {"rank": 64, "beta": 0.0})
+    context = load_context(config, lambda sentence: None)
+    assert context.waiting_learner is not None
+    context.learn([labelled()], config, lambda: None)
+    mx.synchronize()
+    during = mx.get_active_memory()
+    state = sum(array.nbytes for array in context.learner.state_arrays().values())
+    context.end_warmup(1, config)
+    after = mx.get_active_memory()
+    context.close()
+    assert state > 100_000 and during - after > 0.9 * state
+
+
+def labelled() -> Group:
+    return Group(Problem(0, "", [], [1, 2], ""), [Completion([3, 4], [0.0] * 2, "", "eos")])

@@ -163,6 +163,7 @@ def test_what_has_no_counterpart_is_one_sentence(raw: dict[str, Any], says: str)
     [
         ({SCHEDULE: "cosine", "warmup_ratio": 0.1}, {"lr_warmup_ratio": 0.1, "lr_decay_fraction": 0.9}),
         ({"warmup_steps": 10, "max_steps": 40}, {"lr_warmup_steps": 10, "lr_decay_fraction": 0.75}),
+        ({"warmup_steps": 10, "iters": 40, "lr_schedule": "linear"}, {"warmup_steps": 10}),  # ours: supervised
         ({"warmup_steps": 0.2, SCHEDULE: "constant_with_warmup"}, {"lr_warmup_ratio": 0.2}),
         ({SCHEDULE: "cosine_with_restarts", OPTIONS: {"num_cycles": 3}}, {"lr_cycles": 3, "lr_final": 0.0}),
         ({SCHEDULE: "polynomial", OPTIONS: '{"power": 2}'}, {"lr_power": 2, "lr_final": 1e-7}),
