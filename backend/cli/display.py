@@ -66,6 +66,7 @@ def format_number(value: float | None, *, signed: bool = False) -> str:
 METRICS = {
     "reward": ("reward", ""),
     "loss": ("loss", ""),
+    "warmup/loss": ("warm-up loss", ""),
     "reward_std": ("± std", ""),
     "kl": ("KL", ""),
     "clip_ratio_total": ("clipped", ""),
@@ -78,9 +79,10 @@ METRICS = {
 
 
 def shown_metrics(metrics: Mapping[str, Any]) -> list[str]:
-    """Keys of METRICS to show beside these: the loss of runs without rewards, the reward of others."""
-    has_rewards = "reward" in metrics or "loss" not in metrics
-    others = ("loss",) if has_rewards else ("reward", "reward_std", "kl", "clip_ratio_total")
+    """Keys of METRICS to show beside these: the loss of runs without rewards and of a warm-up, the reward of others."""
+    score = next((key for key in ("reward", "loss", "warmup/loss") if key in metrics), "reward")
+    others = {"reward", "loss", "warmup/loss"} - {score}
+    others |= set() if score == "reward" else {"reward_std", "kl", "clip_ratio_total"}
     return [key for key in METRICS if key not in others]
 
 
