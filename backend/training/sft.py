@@ -37,11 +37,11 @@ class Sft(Algorithm):
     def learn(self, batch: Batch, learner: Learner) -> dict[str, float]:
         if self.has_advantages:
             batch = replace(batch, weight_BT=batch.mask_BT).with_signal()
-            if not len(batch):  # no group has a best: as in GRPO, momentum still applies
-                return learner.update([], _objective)
         # Of the whole batch: every micro-batch and rank divides by the same number.
         tokens = batch.mask_BT.sum()
-        micro_batches = learner.forward.micro_batches(self.policy.split_model, batch, self.most_rows)
+        # Where no group has a best, momentum still applies, as in GRPO.
+        forward, model = learner.forward, self.policy.split_model
+        micro_batches = forward.micro_batches(model, batch, self.most_rows) if len(batch) else []
         return learner.update(micro_batches, partial(_objective, tokens))
 
     def held_out_metrics(
