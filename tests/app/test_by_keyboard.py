@@ -36,6 +36,7 @@ from tests.support import made_up_runs
 from tests.support.tab_walk import unmarked, unnamed, walk_by_tab
 
 PAGE_KEYS = [page.key for page in PAGES]
+pytestmark = pytest.mark.usefixtures("helper")
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +58,7 @@ def window(tmp_path_factory: pytest.TempPathFactory, qapp: QApplication) -> Iter
         session.open_run(run.path)
         yield window
         session.close_run()
-        if "service" in vars(session):
-            session.service.close()
+        session.service.close()
         window.deleteLater()
 
 

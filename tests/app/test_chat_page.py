@@ -17,6 +17,7 @@ from app.pages.chat.chat_page import ChatPage
 from app.state.prefs import Prefs
 from app.state.session import Session
 from backend.runs.run_folder import RunFolder
+from tests.support.cases import cases
 from tests.support.trained_run import make_run
 from tests.support.trainer_by_hand import locked
 from tests.support.windows import Asked, ServiceByHand
@@ -274,7 +275,7 @@ def test_reward_code_runs_only_with_consent(page: ChatPage, made: Path, tmp_path
     assert "kept as a case" in view.status.text() and not view.keep.isVisible()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "parts"),
     [
         ("plain", ("", "plain")),

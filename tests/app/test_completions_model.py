@@ -19,6 +19,7 @@ from backend.runs.completion_rows import without_token_data
 from backend.runs.conversation import LEFT_OUT, NOT_RUN, conversation_text, turns_mark
 from backend.runs.events import JsonLines
 from backend.utils.errors import UserError
+from tests.support.cases import cases
 
 
 def completion(text: str, reward: float | None = 0.0, stop: str = "eos", **rewards: float | None) -> dict[str, Any]:
@@ -64,7 +65,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("query", "expected"),
     [
         (Query(), [0, 1, 2, 3, 4, 5]),
@@ -197,7 +198,7 @@ def test_token_data_is_cut_out_of_a_line_whatever_the_texts_hold(tmp_path: Path)
     assert without_token_data(without) is without
 
 
-@pytest.mark.parametrize(
+@cases(
     ("old", "new", "parts"),
     [
         ("2 + 2 = 4", "2 + 2 = 5", [("same", "2 + 2 = "), ("removed", "4"), ("added", "5")]),

@@ -84,6 +84,7 @@ def test_a_native_crash_is_found_at_the_next_start(tmp_path: Path, qapp) -> None
         catcher.remove()
 
 
+@pytest.mark.usefixtures("helper")
 def test_a_fault_of_the_helper_process_is_offered(window: Window, qtbot) -> None:
     session = window.session
     session.service = Service(session, [sys.executable, "-c", "raise RuntimeError('the helper is broken')"])

@@ -55,8 +55,6 @@ def only_page(qapp: QApplication, tmp_path_factory: pytest.TempPathFactory) -> I
     page.resize(1400, 760)
     page.show()
     yield page
-    if "service" in vars(page.session):
-        page.session.service.close()
     page.close()
     page.deleteLater()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -294,7 +293,7 @@ def test_every_setting_can_be_undone(draft: Draft, history: History):
 
 
 @pytest.fixture
-def window(tmp_path: Path, qtbot, monkeypatch) -> Iterator[Window]:
+def window(tmp_path: Path, qtbot, monkeypatch) -> Window:
     (tmp_path / "demo.yaml").write_text("model: a/b\ndata: a/b\niters: 60\n")
     monkeypatch.setattr(places, "demo_config", lambda: tmp_path / "demo.yaml")
     session = Session(Prefs(tmp_path / "prefs"))
@@ -306,9 +305,7 @@ def window(tmp_path: Path, qtbot, monkeypatch) -> Iterator[Window]:
         window.show()
         window.activateWindow()
     window.show_page("train")
-    yield window
-    if "service" in vars(session):
-        session.service.close()
+    return window
 
 
 def test_the_menu_names_the_next_undo_step(window: Window):

@@ -89,7 +89,7 @@ def questions(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def window(qtbot, cached_model: str, monkeypatch) -> Iterator[Window]:
+def window(qtbot, cached_model: str, monkeypatch, helper) -> Iterator[Window]:
     monkeypatch.setattr(Window, "ask_about_training", lambda window: "stop")
     session = Session(Prefs())
     window = Window(session)

@@ -56,7 +56,6 @@ def page(qtbot, tmp_path: Path, monkeypatch) -> TrainPage:
     session = Session(Prefs(tmp_path / "prefs"))
     session.service = SilentService()  # a model that was typed is looked up; nobody waits for the answer
     page = TrainPage(session)
-    page.build_all()
     page.keep = session
     qtbot.show(page, 1100, 760)
     return page
@@ -102,6 +101,7 @@ def click_cell(page: TrainPage, row: int, column: int) -> None:
 
 def test_every_setting_survives_save_and_load(page: TrainPage, tmp_path: Path, qtbot):
     assert set(FILLED) | NOT_TYPED == set(SETTINGS), "a new setting wants a value here"
+    page.build_all()
     assert set(page.form.fields) == set(SETTINGS), "every setting has its field"
     for key, value in FILLED.items():
         fill(page.form.fields[key], value)
@@ -123,6 +123,7 @@ def test_every_setting_survives_save_and_load(page: TrainPage, tmp_path: Path, q
 
 
 def test_mlx_lm_lora_config_opens(page: TrainPage, tmp_path: Path, monkeypatch):
+    page.build_all()
     monkeypatch.setenv("HOME", str(tmp_path))
     function = "@register_reward_function('{0}')\ndef {0}(prompts, completions, answer, types=None):\n    return []\n"
     (tmp_path / "my_rewards.py").write_text("".join(map(function.format, ("exact_match", "by_type", "concise"))))
@@ -164,6 +165,7 @@ def test_problem_below_its_field(page: TrainPage, qtbot):
 
 
 def test_lora_settings_hidden_under_full(page: TrainPage, qtbot):
+    page.build_all()
     page.density.choose("all")
     rank = page.form.fields["rank"]
     assert not rank.isHidden()
@@ -187,6 +189,7 @@ FIVE = {
 
 
 def test_a_mode_hides_what_it_has_no_use_for(page: TrainPage, qtbot):
+    page.build_all()
     """Both densities, headings and cards too; switching back brings the values back."""
     fields, draft = page.form.fields, page.draft
     draft.update({"group_size": 6, "beta": 0.3, "reward_functions": ["no_such_function"]})
@@ -245,6 +248,7 @@ def test_essentials_keep_their_places(qtbot, tmp_path: Path):
 
 
 def test_changed_settings_are_chips(page: TrainPage):
+    page.build_all()
     draft, chips = page.draft, page.chips
     draft.reset()
     assert chips.count.text() == "Everything else is at its default." and not chips.chips
@@ -286,6 +290,7 @@ def test_problems_of_a_file_are_mended_in_their_panel(page: TrainPage, tmp_path:
 
 
 def test_search_jumps_in_both_densities(page: TrainPage):
+    page.build_all()
     for density, key in (("essentials", "iters"), ("all", "iters"), ("essentials", "adam_beta1")):
         page.density.choose(density)
         page.search.chosen.emit(key)
@@ -294,6 +299,7 @@ def test_search_jumps_in_both_densities(page: TrainPage):
 
 
 def test_choice_that_is_always_refused_is_listed_where_a_file_has_it(page: TrainPage):
+    page.build_all()
     menu = page.form.fields["parallelism"].control
     assert menu.findData("pipeline") < 0 <= menu.findData("tensor")
     page.draft.set("parallelism", "pipeline")
@@ -382,6 +388,7 @@ def test_a_match_is_chosen(search: SettingSearch, qtbot, way: str):
 
 
 def test_no_ticks_mean_the_defaults(page: TrainPage):
+    page.build_all()
     fix_problems(page.draft)
     for row in range(5):
         assert not page.rewards.none_ticked.isVisible()
@@ -397,6 +404,7 @@ def test_no_ticks_mean_the_defaults(page: TrainPage):
 
 
 def test_edited_weight_survives_save_and_load(page: TrainPage, tmp_path: Path, qtbot):
+    page.build_all()
     fix_problems(page.draft)
     table = page.rewards.table
     click_cell(page, 2, WEIGHT)

@@ -107,7 +107,7 @@ def test_nothing_is_built_in_and_nothing_is_on(window: Window, monkeypatch) -> N
     assert "service" not in vars(window.session), "no process was started for it"
 
 
-def test_newer_version(window: Window, release_list: ReleaseList, monkeypatch, qtbot) -> None:
+def test_newer_version(window: Window, release_list: ReleaseList, monkeypatch, qtbot, helper) -> None:
     monkeypatch.setenv(about.FEED_VARIABLE, release_list.address)
     release_list.name("999.1", "https://example.org/grpo-studio")
     assert not window.session.updates.check_at_start(), "not before the user turns it on"

@@ -174,7 +174,7 @@ def hub(tmp_path: Path, monkeypatch) -> Iterator[HubStandIn]:
 
 
 @pytest.fixture
-def page(qtbot: QtBot, tmp_path: Path, monkeypatch) -> Iterator[TrainPage]:
+def page(qtbot: QtBot, tmp_path: Path, monkeypatch, helper) -> Iterator[TrainPage]:
     monkeypatch.setattr(picker_module, "SETTLE_MS", 0)
     session = Session(Prefs(tmp_path / "prefs"))
     widget = qtbot.show(TrainPage(session))

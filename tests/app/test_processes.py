@@ -20,6 +20,8 @@ from app.state.processes import ProcessOutcome, Service, VerbProcess
 from backend.utils.errors import ConfigProblem
 from backend.utils.places import project_root
 
+pytestmark = pytest.mark.usefixtures("helper")
+
 CHILD = """
 import json, os, sys, time
 print("to stdout é"); print("to stderr", file=sys.stderr)

@@ -69,8 +69,6 @@ def session(qapp: QApplication, real_runs: Path, monkeypatch, request: pytest.Fi
     opened = Session()
     yield opened
     opened.close_run()
-    if "service" in vars(opened):
-        opened.service.close()
     theme.apply(qapp, "light")
 
 
@@ -81,7 +79,7 @@ def show_run(qtbot: QtBot, session: Session, folder: Path) -> None:
     session.run.changed.emit()
 
 
-@pytest.mark.parametrize("name", ["lora", "full", "stages", "failed"])
+@pytest.mark.parametrize("name", ["lora", pytest.param("full", marks=pytest.mark.proof), "stages", "failed"])
 def test_monitor(qtbot: QtBot, session: Session, real_runs: Path, name: str) -> None:
     """Every included chart is drawn, with its marks and with smoothing; the card has the result."""
     page = qtbot.show(MonitorPage(session), 1100, 760)
@@ -279,6 +277,7 @@ def test_menu_of_a_completion(qtbot: QtBot, session: Session, real_runs: Path, t
 
 
 @pytest.mark.parametrize("session", ["light"], indirect=True)
+@pytest.mark.usefixtures("helper")
 def test_own_csv_is_evaluated_after_two_clicks(qtbot: QtBot, session: Session, real_runs: Path, monkeypatch) -> None:
     """Of a run whose dataset is one file; the file dialog's double click is the second."""
     own = real_runs.parent / "own.csv"
@@ -296,9 +295,11 @@ def test_own_csv_is_evaluated_after_two_clicks(qtbot: QtBot, session: Session, r
     assert page.card.isVisible() and page.evaluations.problem == ""
     assert "own.csv" in page.card.title.text() + page.card.sentence.text()
     assert "1 of these 2 prompts" in page.card.advice.text() and page.picker.currentText().startswith("own.csv, step 3")
+    session.service.close()
 
 
 @pytest.mark.parametrize("session", ["light"], indirect=True)
+@pytest.mark.usefixtures("helper")
 def test_what_is_typed_in_chat_loads_the_run_and_is_asked(qtbot: QtBot, session: Session, real_runs: Path) -> None:
     show_run(qtbot, session, real_runs / "lora")
     with active_window(session, qtbot) as window:
@@ -326,6 +327,7 @@ def test_what_is_typed_in_chat_loads_the_run_and_is_asked(qtbot: QtBot, session:
         probe.check()
         with qtbot.waitSignal(page.chat._service._process.ended):
             page.chat.unload()
+    session.service.close()
 
 
 @pytest.mark.parametrize("key", ["monitor", "completions", "evaluate"])
@@ -406,6 +408,7 @@ def test_runs(qtbot: QtBot, session: Session, real_runs: Path, monkeypatch) -> N
 
 
 @pytest.mark.parametrize("session", ["light"], indirect=True)
+@pytest.mark.usefixtures("helper")
 @pytest.mark.parametrize("text", [1.5, pytest.param(1.0, marks=pytest.mark.proof)])
 def test_no_text_is_cut(qtbot: QtBot, session: Session, real_runs: Path, monkeypatch, text: float) -> None:
     """In a small window, with the desktop's text at 100 and 150 %: no label, button or menu, and no page sideways."""
@@ -423,10 +426,11 @@ def test_no_text_is_cut(qtbot: QtBot, session: Session, real_runs: Path, monkeyp
             if not (cut := cut_texts(window)):
                 break
         assert cut == [], key
+    session.service.close()
 
 
 def test_comparison(qtbot: QtBot, session: Session, real_runs: Path) -> None:
-    """Every metric gets a chart, those of the chart Other too; on the other axes one in nine is drawn."""
+    """Every metric gets a chart, those of the chart Other too; one in four is drawn, on the other axes one in nine."""
     view = qtbot.show(CompareView(session), 1100, 760)
     names = ["failed", "full", "lora", "stages"]
     names += ["stopped", "resumed", "clone", "old", "rates-1-seed0", "rates-2-seed0"]
@@ -436,7 +440,11 @@ def test_comparison(qtbot: QtBot, session: Session, real_runs: Path) -> None:
     assert view.grid is not None
     titles = [plot.title for plot in view.grid.plots]
     assert "Reward" in titles and any("terminated" in title.lower() for title in titles)
-    for axis, plots in (("tokens", view.grid.plots[::9]), ("time", view.grid.plots[::9]), ("step", view.grid.plots)):
+    for axis, plots in (
+        ("tokens", view.grid.plots[::9]),
+        ("time", view.grid.plots[::9]),
+        ("step", view.grid.plots[::4]),
+    ):
         view.axis.choose(axis)
         for plot in plots:
             view.grid.draw(plot)

@@ -42,7 +42,7 @@ def service(qapp):
 
 
 @pytest.fixture
-def page(qtbot, qapp, service: Service, tmp_path: Path, monkeypatch) -> RewardsPage:
+def page(qtbot, qapp, service: Service, tmp_path: Path, monkeypatch, helper) -> RewardsPage:
     monkeypatch.setattr(reward_bench, "SETTLE_MS", 20)
     session = Session(Prefs(tmp_path / "prefs"))
     session.service = service

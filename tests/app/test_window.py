@@ -7,7 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 
@@ -46,14 +46,12 @@ def session(tmp_path: Path, demo: Path, qapp) -> Session:
 
 
 @pytest.fixture
-def window(session: Session, qtbot) -> Iterator[Window]:
+def window(session: Session, qtbot) -> Window:
     window = Window(session)
     qtbot.addWidget(window, before_close_func=lambda window: setattr(window.session, "run", None))
     window.resize(1280, 800)
     window.show()
-    yield window
-    if "service" in vars(session):
-        session.service.close()
+    return window
 
 
 def test_every_menu_entry_names_an_existing_slot(window: Window):

@@ -1,21 +1,17 @@
-"""The engine's fast paths do less work than the plain ones; the benchmark measures, stores and renders correctly.
-
-Work is *counted* (passes over the model, tokens in them, rows of decoding steps): exact on any machine, and a fast path
-that silently falls back to the plain one is noticed. Seconds are what `python -m benchmarks ablate` measures.
+"""The engine's techniques can be switched off without changing a result; the benchmark measures, stores and renders
+correctly. That they do less work is counted in tests/sampling/test_rollout.py and tests/training/test_loss_family.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from backend.engine.output_layer import SplitModel
 from backend.models.policy import Policy, load_policy
 from backend.sampling.rollout import Sampler
 from backend.training.batch import pack
@@ -30,58 +26,6 @@ from benchmarks.workloads import MATCHES, PEERS, Case
 TINY = Case("tiny", prompts=2, group_size=4, prompt=8, completion=6, vocab=320, hidden=64, layers=1)
 Run = Callable[[], Any]
 Off = Callable[[], AbstractContextManager[Any]]
-
-
-@dataclass
-class Work:
-    """How much work a run made the model do."""
-
-    passes: int = 0
-    """Calls of the model's body from Python; a compiled step is traced once for each number of rows."""
-    tokens: int = 0
-    """Tokens in them, padding counted."""
-    compiled_rows: int = 0
-    """Rows of all runs of compiled decoding steps."""
-
-
-@contextmanager
-def counted(*split_models: SplitModel) -> Iterator[Work]:
-    """Count inside the context. Enter it before the first compiled step is built."""
-    work, compile_ = Work(), mx.compile
-    hidden = {id(split_model): split_model.hidden for split_model in split_models}
-
-    def count(split_model: SplitModel) -> Callable[..., mx.array]:
-        def body(tokens: mx.array, cache: Any = None) -> mx.array:
-            work.passes += 1
-            work.tokens += tokens.size
-            return hidden[id(split_model)](tokens, cache)
-
-        return body
-
-    def counting_compile(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        compiled = compile_(function, *args, **kwargs)
-
-        def call(*arrays: Any) -> Any:
-            if isinstance(arrays[0], mx.array) and mx.issubdtype(arrays[0].dtype, mx.integer):  # a step's last tokens
-                work.compiled_rows += arrays[0].size
-            return compiled(*arrays)
-
-        return call
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mx, "compile", counting_compile)
-        for split_model in split_models:
-            patch.setattr(split_model, "hidden", count(split_model))
-        yield work
-
-
-def sampling_work(case: Case, folder: Path, off: Off = nullcontext) -> Work:
-    with off(), counted() as work:
-        rollout = Sampler(load_policy(our_contenders.settings(case, folder)), case.completion)
-        with counted(rollout.fused.split_model) as passes:
-            before = work.compiled_rows  # building a rollout runs its trial decode
-            sample(rollout, case)
-    return Work(passes.passes, passes.tokens, work.compiled_rows - before + passes.compiled_rows)
 
 
 def learning_of(case: Case, folder: Path, off: Off = nullcontext) -> tuple[Policy, Run]:
@@ -99,70 +43,8 @@ def learning_of(case: Case, folder: Path, off: Off = nullcontext) -> tuple[Polic
     return policy, run
 
 
-def learning_work(case: Case, folder: Path, off: Off = nullcontext) -> Work:
-    policy, learn = learning_of(case, folder, off)
-    with counted(policy.split_model) as work:
-        learn()
-    return work
-
-
 def sample(rollout: Sampler, case: Case) -> list[Group]:
     return rollout.sample(our_contenders.problems(case, 0), case.group_size, our_contenders.sampling(case), 0, 0)
-
-
-@pytest.fixture(scope="module")
-def folder(models: Path) -> Path:
-    return model_folder(SMALLER, models)
-
-
-SMALLER = Case("", prompts=3, group_size=4, prompt=24, completion=16, vocab=320, hidden=64, layers=1)
-
-
-@pytest.fixture(scope="module")
-def fast(folder: Path) -> Work:
-    """Sampling with every technique."""
-    return sampling_work(SMALLER, folder)
-
-
-def test_groups_are_decoded_in_one_batch_and_not_run_from_python(folder: Path, fast: Work):
-    slow = sampling_work(SMALLER, folder, SWITCHES["groups decoded together"])
-    assert slow.passes == SMALLER.prompts * SMALLER.completion and slow.compiled_rows == 0
-    slow = sampling_work(SMALLER, folder, SWITCHES["compiled decoding"])
-    assert slow.passes >= SMALLER.completion, "the prefill, then a pass for each further token"
-    assert fast.passes < 6, "the prefill, and a trace for each number of rows"
-    assert fast.compiled_rows >= SMALLER.rows * (SMALLER.completion - 1)
-
-
-def test_a_prompt_is_prefilled_once_for_its_group_when_sampling(folder: Path, fast: Work):
-    slow = sampling_work(SMALLER, folder, SWITCHES["one prefill a prompt"])
-    saved = (SMALLER.group_size - 1) * SMALLER.prompts * SMALLER.prompt
-    assert slow.tokens - fast.tokens == saved
-
-
-def test_rows_that_have_ended_leave_the_batch(models: Path):
-    case = SMALLER.changed(prompts=6, completion=48, natural=True, end_chance=1 / 12)
-    folder = model_folder(case, models)
-    fast, slow = (sampling_work(case, folder, off) for off in (nullcontext, SWITCHES["compaction"]))
-    assert fast.compiled_rows < 0.7 * slow.compiled_rows
-
-
-@pytest.fixture(scope="module")
-def learning(folder: Path) -> Callable[[str], tuple[Case, Work, Work]]:
-    """The work of an update with every technique, and without the one that is named."""
-    case = SMALLER.changed(beta=0.0)
-    return lambda technique: (case, learning_work(case, folder), learning_work(case, folder, SWITCHES[technique]))
-
-
-def test_a_prompt_is_prefilled_once_for_its_group_when_training(learning: Any):
-    case, fast, slow = learning("prompt sharing")
-    fed = case.completion - 1  # the last token of a completion predicts nothing
-    assert slow.tokens == case.rows * (case.prompt + fed)
-    assert fast.tokens == case.prompts * case.prompt + case.rows * fed
-
-
-def test_one_update_a_rollout_needs_no_pass_for_the_old_policy(learning: Any):
-    _, fast, slow = learning("no old-policy pass")
-    assert slow.passes == 2 * fast.passes and slow.tokens == 2 * fast.tokens
 
 
 @pytest.mark.alone

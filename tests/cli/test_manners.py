@@ -9,6 +9,7 @@ import os
 import shlex
 import subprocess
 import sys
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -39,15 +40,14 @@ def test_a_process_has_its_own_verb_alone() -> None:
     assert sorted(program.commands) == sorted(grouped)
 
 
-@cases("line", sorted({line for lines in help_page.EXAMPLES.values() for line in lines}))
-def test_examples_are_understood(line: str) -> None:
+def test_examples_are_understood() -> None:
     """Their options and targets exist (one said `--to lm-studio`)."""
-    verb, *words = shlex.split(line)
     program: Any = typer.main.get_command(VERBS)
-    context = program.make_context("backend", [verb], resilient_parsing=True)
-    options = program.get_command(context, verb).make_context(verb, words, parent=context).params
-    assert options.get("to", "folder") in (TRACKERS if verb == "track" else TARGETS)
-    assert verb == "track" or options.get("format") in (None, *FORMATS)
+    for verb, *words in map(shlex.split, chain.from_iterable(help_page.EXAMPLES.values())):
+        context = program.make_context("backend", [verb], resilient_parsing=True)
+        options = program.get_command(context, verb).make_context(verb, words, parent=context).params
+        assert options.get("to", "folder") in (TRACKERS if verb == "track" else TARGETS), words
+        assert verb == "track" or options.get("format") in (None, *FORMATS), words
 
 
 def test_the_nearest_word_is_suggested() -> None:

@@ -29,10 +29,10 @@ from tests.support.architectures.trials import try_type
 
 RECORD = read_record()
 
-REPRESENTATIVE = {"mamba": "state space", "qwen3_5": "gated delta net beside attention"}
-"""The mechanisms of others have tests of their own: a sliding window and a soft cap in tests/generation, shared keys in
-test_gradient_checkpointing.py, state and attention in one layer in test_recurrent_models.py. Latent attention and
-experts, as in deepseek_v3, are a proof: their compiled functions alone take g++ a second."""
+REPRESENTATIVE = {"qwen3_5": "gated delta net beside attention"}
+"""The mechanisms of others have tests of their own: a sliding window and a state space in tests/sampling, state and
+attention in one layer in test_recurrent_models.py. Latent attention and experts, as in deepseek_v3, are a proof: their
+compiled functions alone take g++ a second."""
 
 
 @pytest.mark.parametrize(

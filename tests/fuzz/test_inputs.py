@@ -51,7 +51,7 @@ raw_settings = st.dictionaries(keys, values, min_size=1, max_size=4).map(lambda 
 YAML_LINES = ["a: 1", "a: 1", "b: [", "}", "&a [*a]", "*b", "!!python/name:os.system", "? x", "- - -", "|\n x", "<<: 3"]
 yaml_texts = st.text(max_size=60) | st.lists(st.sampled_from(YAML_LINES), max_size=5).map("\n".join)
 
-fuzz = settings(max_examples=100, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+fuzz = settings(max_examples=50, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")

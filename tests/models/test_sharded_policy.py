@@ -22,7 +22,7 @@ from tests.support import random_models, sharded_trial, small_run
 from tests.support.architectures.tiny_configs import model_types, tiny_config
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-CASES: dict[str, dict[str, Any]] = {"qwen3-4bit-step": {"own": HEADS, "hidden": 64, "bits": 4}, "deepseek_v3": {}}
+CASES: dict[str, dict[str, Any]] = {"qwen3-4bit-step": {"own": HEADS, "hidden": 64, "bits": 4}}
 """Name of the architecture, and what `tiny_model` takes beside it. Those that end in "step" also make one."""
 MORE: dict[str, dict[str, Any]] = {
     f"{arch}-step": {"own": HEADS, "hidden": 64} for arch in ("llama", "qwen2", "qwen3", "qwen3_moe")

@@ -85,7 +85,7 @@ def app(script: Callable[[str], ModuleType], wheel: Path, tmp_path: Path) -> Pat
     return script("light_app").make_app(wheel, tmp_path / "a disk")
 
 
-@pytest.fixture(params=SHELLS, ids=lambda shell: shell[0])
+@pytest.fixture(params=[SHELLS[-1], *(pytest.param(shell, marks=pytest.mark.proof) for shell in SHELLS[:-1])])
 def mac(app: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Mac:
     made = Mac(tmp_path / "a home", app, request.param)
     made.add_program("osascript", OSASCRIPT, "stand-ins")

@@ -156,6 +156,16 @@ def test_a_prompt_is_prefilled_once_for_its_whole_group(models: Path) -> None:
     assert all(shape[1] == 1 for shape in shapes[1:])
 
 
+@pytest.mark.usefixtures("compiled")
+def test_decoding_steps_are_not_run_from_python(models: Path) -> None:
+    """The model's body is called for the prefill, and for a trace of each number of rows."""
+    rollout, calls = Sampler(policy_of(models), 16), []
+    hidden = rollout.fused.split_model.hidden
+    rollout.fused.split_model.hidden = lambda tokens, cache: calls.append(tokens.shape) or hidden(tokens, cache)
+    rollout.sample(problems([4, 2]), 2, FILTERED, 0, 0)
+    assert len(calls) < 6
+
+
 CHUNK_EDGES = (1, DECODE_CHUNK, DECODE_CHUNK + 1)
 LIMITS = [("mamba", n) for n in CHUNK_EDGES]
 LIMITS += [("qwen3", n) for n in (*CHUNK_EDGES, 2, DECODE_CHUNK - 1, BUCKET - 4, BUCKET + 3)]

@@ -141,9 +141,9 @@ def name_of(widget: QWidget) -> str:
 
 
 def unmarked(stops: Sequence[QWidget]) -> list[str]:
-    """The stops that look the same with the focus and without it."""
+    """The stops that look the same with the focus and without it: one of each class and role is drawn."""
     same = []
-    for stop in stops:
+    for stop in {(type(stop), stop.property("role")): stop for stop in stops}.values():
         stop.setFocus(Qt.FocusReason.TabFocusReason)
         focused = stop.grab().toImage()
         stop.clearFocus()

@@ -160,5 +160,3 @@ def active_window(session: Session, qtbot: Any, *, restored: bool = False) -> It
         window.show()
         window.activateWindow()
     yield window
-    if "service" in vars(session):
-        session.service.close()

@@ -102,7 +102,7 @@ def test_a_retried_run_equals_one_that_was_resumed_by_hand_with_the_smaller_micr
     assert run.completions.read_text() == by_hand.completions.read_text()
 
 
-@pytest.mark.parametrize("step", [0, 1], ids=["the first evaluation", "the first step"])
+@pytest.mark.parametrize("step", [0, pytest.param(1, marks=pytest.mark.proof)])
 def test_a_timeout_before_the_first_checkpoint_is_retried(inputs: Path, run: RunFolder, step: int) -> None:
     timeout = failing_gpu.METAL + "Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)."
     raw, failures = settings(inputs, steps_per_eval=4, validation_split=0.25), [["sampling", step, timeout]]
