@@ -44,8 +44,8 @@ from tests.support.windows import ServiceByHand, SilentService, table_texts
 GOLDEN = Path(__file__).parents[1] / "golden"
 FILLED = yaml.safe_load((GOLDEN / "filled_form.yaml").read_text())
 NOT_TYPED = {"reward_functions_file", "map_function", "output_schema", "hosts", "parallelism"}
-NOT_TYPED |= {"tools_file", "tools", "environment", "mcp_servers"}
-"""Those that need a file, and those with whose other values few settings go together."""
+NOT_TYPED |= {"tools_file", "tools", "environment", "mcp_servers", "teacher_model"}
+"""Those that need a file or another mode, and those with whose other values few settings go together."""
 
 
 @pytest.fixture
