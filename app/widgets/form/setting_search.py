@@ -91,9 +91,9 @@ def _rank(words: Sequence[str], setting: Setting) -> int | None:
     others = [_plain(name) for name in other_names(setting.key)]
     if phrase in (*labels, key, *others):
         return 0
-    if any(name.startswith(phrase) for name in (*labels, key)):
-        return 1
     listed = [choice for choice in setting.choices if not choice.is_hidden]
+    if any(name.startswith(phrase) for name in (*labels, key, *(_plain(choice.value) for choice in listed))):
+        return 1
     choices = [f"{choice.label} {choice.value} {choice.sentence}" for choice in listed]
     parts = (
         f"{' '.join(labels)} {key}",
