@@ -13,47 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from backend.data.signal import PRIOR, passes, signal_chance
 from backend.types import Group
 
 DECAY = 0.5
 """Weight of a row's earlier groups when a newer one is counted."""
-PRIOR = 2.0
-"""α₀ + β₀."""
 FOLLOWS = 0.1
 """Weight of a new row's group in the prior's mean."""
 CANDIDATES = 16
 """Rows compared for each prompt drawn."""
 KNOWN_SHARE = 0.75
 """Share of the candidates that have been sampled before, once there are enough."""
-
-
-def signal_chance(alpha: float, beta: float, group_size: int) -> float:
-    """Probability that a group has both passes and failures, for a pass rate distributed as Beta(alpha, beta)."""
-
-    def all_pass(a: float, b: float) -> float:  # B(a + G, b) / B(a, b)
-        return math.exp(
-            math.lgamma(a + group_size) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(a + b + group_size)
-        )
-
-    return 1 - all_pass(alpha, beta) - all_pass(beta, alpha)
-
-
-def passes(reward: float, solved_from: float, lowest: float, highest: float) -> float:
-    """1 for a reward from `solved_from` on, otherwise its share of the range of rewards."""
-    if reward >= solved_from or highest <= lowest:
-        return float(reward >= solved_from)
-    return (reward - lowest) / (highest - lowest)
-
-
-def expected_signal(groups: Sequence[Sequence[float]], group_size: int, solved_from: float) -> float:
-    """Share of groups of `group_size` with a signal that is to be expected over prompts like these, from the rewards of
-    a few completions of each."""
-    every = [reward for rewards in groups for reward in rewards]
-    limits = solved_from, min(every), max(every)
-    counts = [(sum(passes(reward, *limits) for reward in rewards), len(rewards)) for rewards in groups]
-    mean = min(max(sum(solved for solved, _ in counts) / len(every), 0.05), 0.95)
-    chances = [signal_chance(PRIOR * mean + a, PRIOR * (1 - mean) + n - a, group_size) for a, n in counts]
-    return sum(chances) / len(chances)
 
 
 class PassRates:

@@ -11,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from backend.data.pass_rates import expected_signal
+from backend.data.signal import expected_signal
 from backend.rewards.catalogue import builtin_rewards, functions, parse_reward_file
 from backend.trainer.health.rules import Finding
 from backend.utils.errors import UserError

@@ -284,7 +284,10 @@ def test_faults_of_a_folder_that_the_window_made_are_in_its_event_log(inputs: Pa
     assert result.exit_code == 2 and len(result.stderr.splitlines()) == 2
     (event,) = read_events(runs / "made" / "events.jsonl")
     assert (event["kind"], event["step"]) == ("failed", 0)
-    says = ["group_size: Group must be at least 2, not 1.", "temperature: Temp must be above 0, not 0."]
+    says = [
+        "group_size: GRPO compares the completions of a prompt with each other; set Group to at least 2.",
+        "temperature: Temp must be above 0, not 0.",
+    ]
     assert event["sentence"].splitlines() == says
 
 

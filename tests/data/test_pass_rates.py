@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backend.data.pass_rates import PassRates, signal_chance
+from backend.data.pass_rates import PassRates
 from backend.data.prompts import PromptStream
+from backend.data.signal import signal_chance
 from backend.types import Completion, Group, Problem
 
 SIZE = 8

@@ -214,6 +214,7 @@ def worker() -> Iterator[RewardWorker]:
 def scored(worker: RewardWorker, file: Path, timeout_s: float) -> str:
     """The message; "" where two completions are scored as if nothing were wrong."""
     settings: Any = SimpleNamespace(
+        train_mode="grpo",
         reward_functions=["mine"],
         reward_functions_file=str(file),
         stages=[],

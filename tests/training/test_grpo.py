@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from backend.config.config import Config, parse
+from backend.engine.lm_head import TokenScores
 from backend.training.batch import pack
 from backend.training.collectives import ALONE
 from backend.training.grpo import Grpo, RowSums, means, row_sums
@@ -154,6 +155,7 @@ def test_each_row_has_the_sums_of_its_own_tokens() -> None:
         mx.array([[-1.0, -2.0, -3.0], [-4.0, 9.0, 9.0]]),
         mx.array([[0.5, 0.25, 0.25], [2.0, 9.0, 9.0]]),
     )
-    long, short = row_sums(batch, logp_BT, entropy_BT, logp_BT, TRL_DEFAULTS)
+    scores = TokenScores(logp_BT, entropy_BT)
+    long, short = row_sums(batch, scores, logp_BT, TRL_DEFAULTS)
     assert (long, short) == ({"entropy": (1.0, 3.0), "kl": (0.0, 3.0)}, {"entropy": (2.0, 1.0), "kl": (0.0, 1.0)})
-    assert "kl" not in row_sums(batch, logp_BT, entropy_BT, None, TRL_DEFAULTS)[0]
+    assert "kl" not in row_sums(batch, scores, None, TRL_DEFAULTS)[0]
