@@ -136,9 +136,9 @@ class DataFields(BaseModel):
     """Column with the right answer, for rewards that compare."""
     type_feature: str = _columns("type", "Type", part="scoring")
     """Optional column that reward functions may read."""
-    completion_feature: str = _columns("completion", "Completion column", when=("train_mode", ("sft",)))
-    """Column with the answer to imitate: text, or a list of chat messages."""
-    messages_feature: str = _columns("messages", "Messages", when=("train_mode", ("sft",)))
+    completion_feature: str = _columns("completion", "Completion column", advanced=True)
+    """Column with the answer that SFT and the warm-up imitate: text, or a list of chat messages."""
+    messages_feature: str = _columns("messages", "Messages", advanced=True)
     """Column with whole chats, for rows without a completion: every turn of the assistant is imitated."""
     system_feature: str = _columns("system", "System", used_by=("task", "row_view", "prompt_text"))
     """Optional column with a system message per row."""
