@@ -47,7 +47,7 @@ class TokenScores(NamedTuple):
     @property
     def arrays(self) -> tuple[mx.array, ...]:
         """Those that there are."""
-        return self[:2] if self.divergence_N is None else self
+        return tuple(x for x in self if x is not None)
 
 
 class Teacher(NamedTuple):
@@ -194,10 +194,11 @@ class _Softmax(NamedTuple):
         self, target_N: mx.array, entropy_N: mx.array, cotangents: Sequence[mx.array | float | None]
     ) -> list[mx.array]:
         """The gradient [n, V] in the scaled logits of each score that has a cotangent."""
+        divergence_grad_NV: Any = self.divergence_grad_NV  # set where the divergence has a cotangent
         functions = (
             lambda cotangent_N: self.logp_vjp(target_N, cotangent_N),
             lambda cotangent_N: self.entropy_vjp(entropy_N, cotangent_N),
-            lambda cotangent_N: mx.broadcast_to(cotangent_N, target_N.shape)[:, None] * self.divergence_grad_NV,
+            lambda cotangent_N: mx.broadcast_to(cotangent_N, target_N.shape)[:, None] * divergence_grad_NV,
         )
         # without a teacher two scores
         return [vjp(c) for vjp, c in zip(functions, cotangents, strict=False) if c is not None]
@@ -258,7 +259,8 @@ def _frozen_head(
         scaled = [cotangent_N[:, None] * grad for cotangent_N, grad in zip(learning, outputs[count:], strict=True)]
         return sum(scaled[1:], scaled[0]).astype(hidden_NH.dtype)
 
-    return TokenScores(*score(hidden_NH)[:count])  # pyright: ignore[reportGeneralTypeIssues]
+    outputs: Any = score(hidden_NH)
+    return TokenScores(*outputs[:count])
 
 
 def _trained_head(
