@@ -101,7 +101,9 @@ class PassRates:
     def finish_step(self) -> None:
         """Count the groups of the step in flight."""
         for _, rewards in self._rewards:
-            self._lowest, self._highest = min(self._lowest, *rewards), max(self._highest, *rewards)
+            # In float32, as a checkpoint keeps them: a resumed run counts alike.
+            limits = min(self._lowest, *rewards), max(self._highest, *rewards)
+            self._lowest, self._highest = np.array(limits, np.float32)
         for row, rewards in self._rewards:
             solved = sum(passes(reward, self.solved_from, self._lowest, self._highest) for reward in rewards)
             if not self.passes_N[row] + self.failures_N[row]:

@@ -97,8 +97,16 @@ def test_restored_pass_rates_draw_as_the_first_ones() -> None:
     whole, first = made(60), made(60)
     rows = stepped(whole, true, 20)
     assert stepped(first, true, 20) == rows
+    graded = [
+        group(row, rewards) for row, rewards in enumerate(np.random.default_rng(1).uniform(-1, 0.9, (40, 4)).tolist())
+    ]
+    for rates in (whole, first):
+        finish(rates, *graded[:20])
     again = made(60)
     again.restore(first.arrays())
+    for rates in (whole, again):
+        finish(rates, *graded[20:])
+    assert all((array == again.arrays()[name]).all() for name, array in whole.arrays().items())
     assert list(islice(again.order(8, 160), 30)) == list(islice(whole.order(8, 160), 30))
     with pytest.raises(ValueError, match="of 60 rows, not of 61"):
         made(61).restore(first.arrays())
