@@ -222,7 +222,7 @@ def resolve_paths(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     if raw.get("reward_funcs") is not None:  # TRL's, where a function has an import path
         rewards["reward_funcs"] = reward_entries(raw["reward_funcs"])
     for key, listed in rewards.items():
-        if isinstance(listed, str) and "::" in listed:
+        if isinstance(listed, str) and ("::" in listed or "/" in listed):
             listed = split_names(listed)
         if isinstance(listed, list):
             resolved[key] = [absolute(one) for one in listed]

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from backend.config.config import Config, keys_used_by
+from backend.judges.entries import model_entries
 from backend.rewards.allowed_code import code_files
 from backend.rewards.calls import Poll, wait_on
 from backend.rewards.catalogue import builtin_rewards, locate_reward_file, reward_call, rewards_in_file
+from backend.rewards.errors import RewardError
 from backend.rewards.findings import Sample, Scores, required_texts, verdicts
 from backend.rewards.inputs import TrainerState
 from backend.rewards.scorer import Scorer
@@ -103,7 +105,11 @@ class RewardBench:
                 scorer = self._scorer_of(settings)
                 for index, function in enumerate(scorer.load(poll)[0]):
                     on_function(function.name)
-                    scored = scorer.call(groups, 0, [index], settings.timeout_s, state, captures=True, poll=poll)
+                    try:
+                        scored = scorer.call(groups, 0, [index], settings.timeout_s, state, captures=True, poll=poll)
+                    except RewardError as error:  # of a model
+                        results.append(Scores(function.name, error=error.place))
+                        continue
                     result = Scores(function.name, printed=scored.printed)
                     if failure := scored.failure:
                         result.error = scorer.error([function], failure, samples_of(groups)).place
@@ -111,6 +117,7 @@ class RewardBench:
                         result.seconds, result.given = scored.seconds[0], scored.scores[0]
                         result.logged = scored.columns
                     results.append(result)
+                scorer.unload_models(of_device=True)  # a bench may stay open for hours
             except BaseException:
                 self.close()  # the next task begins in a fresh process
                 raise
@@ -144,12 +151,15 @@ class RewardBench:
             if loaded[:2] != self._loaded[:2]:
                 self.close()
                 self.worker = RewardWorker(settings.network)
-            source = RewardSource([settings.names], settings.file, base, tuple(files))
-            self._end_tools()
+            models = model_entries(settings.names, settings.file)
+            source = RewardSource([settings.names], settings.file, base, tuple(files), models=models)
+            self._end_scorer()
             self._scorer, self._loaded = Scorer(source, self.worker, settings.timeout_s), loaded
         return self._scorer
 
-    def _end_tools(self) -> None:
+    def _end_scorer(self) -> None:
+        if self._scorer is not None:
+            self._scorer.unload_models()
         tools, self._tools, self._tools_of = self._tools, None, ()
         if tools is not None:
             with suppress(UserError):  # its process may be gone
@@ -157,7 +167,7 @@ class RewardBench:
 
     def close(self) -> None:
         """End the worker and the tools."""
-        self._end_tools()
+        self._end_scorer()
         self._scorer, self._loaded = None, ()
         self.worker.stop()
 
@@ -203,7 +213,7 @@ def score_lines(
     labels = {entry.name: entry.label for entry in builtin_rewards()} | own
     for name, result, weight in zip(names, results, weights_given, strict=True):
         call = reward_call(name, labels)
-        result.weight, result.label = weight, call.alias or labels.get(call.function, call.function)
+        result.weight, result.label = weight, call.alias or labels.get(call.function, call.name)
         result.looks_for = (str(call.arguments.get("word", "")),)
         if call.function != "keyword" or not result.looks_for[0]:
             file = locate_reward_file(call.file).resolve() if call.file else None

@@ -1,11 +1,12 @@
 """Reward functions read from source text: names, labels, what each scores, parameters; and the entries that name them.
 
 No user's file is run and no engine is loaded, so the window may ask as often as it likes. In return only names that are
-literals in the source are seen (`computes_names`). An entry of `reward_functions` has one of three forms:
+literals in the source are seen (`computes_names`). An entry of `reward_functions` has one of four forms:
 
     r1_accuracy                               a function with its defaults
     keyword(word=therefore, name=concludes)   with arguments, here under a name of its own
     rewards.py::brevity(limit=200)            a plain function of a Python file, called as TRL calls it
+    org/name(quantization=4)                  a reward model: an id on Hugging Face, or a folder
 
 It is parsed and never evaluated: arguments are literals, and a bare word is text.
 """
@@ -21,6 +22,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -50,6 +52,7 @@ CODE_TESTS = "code_tests"
 TEST_COLUMNS = (
     *("tests", "test_list", "test_cases", "verification_info", "input_output", "official_tests", "test", "unit_tests"),
 )  # columns with tests for `code_tests`, in order of preference
+JUDGE = "judge"
 ALIAS = "name"  # argument that renames an entry in metrics and tables
 
 _SETTING = "reward_functions"
@@ -71,7 +74,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class RewardCall:
-    """A parsed entry of `reward_functions`. `file` is the path before `::`, or ""."""
+    """A parsed entry of `reward_functions`. `file` is the path before `::`, or ""; `function` of a reward model is its
+    folder or id."""
 
     function: str
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -80,8 +84,13 @@ class RewardCall:
 
     @property
     def name(self) -> str:
-        """The alias, else the function's name."""
-        return self.alias or self.function
+        """The alias, else the function's name, else the last part of a model's path, as in TRL."""
+        return self.alias or self.function.rstrip("/").rpartition("/")[2]
+
+    @property
+    def is_model(self) -> bool:
+        """True for a reward model."""
+        return "/" in self.function and not self.file
 
     @property
     def text(self) -> str:
@@ -254,8 +263,15 @@ def _short_names() -> dict[str, str]:
 
 
 def with_absolute_file(text: str, folder: Path) -> str:
-    """Entry with an absolute path before `::` if the file exists in `folder`."""
-    if not (call := find_call(text)) or not call.file:
+    """Entry with an absolute path before `::` if the file exists in `folder`, or of a reward model's folder there."""
+    if not (call := find_call(text)):
+        return text
+    if not call.file:
+        with suppress(UserError):
+            model = user_path(call.function, _SETTING, folder)
+            is_name = not call.is_model and call.function in {entry.name for entry in builtin_rewards()}
+            if is_file(model / "config.json") and not is_name:
+                return replace(call, function=os.path.realpath(model)).text
         return text
     try:
         path = locate_reward_file(call.file, folder)
@@ -359,6 +375,9 @@ def _called_entry(call: RewardCall, known: Mapping[str, RewardEntry], base: Path
 
     Raises UserError on `reward_functions` for an unreadable file or a name that it does not have.
     """
+    if call.is_model:
+        quantization = Parameter("quantization", "int | None", "None")
+        return RewardEntry(call.name, call.name, "Score of a reward model.", call.function, 0, (quantization,))
     if not call.file:
         return known.get(call.function)
     path = locate_reward_file(call.file, base)
@@ -395,8 +414,13 @@ def check_entries(
             hint = f"the nearest is {quote(close, 40)}, and " if close else ""
             known_ones = f"the known ones are {quote(', '.join(known), 60)}"
             sentences.append(f"There is no reward function {quote(call.function, 40)}; {hint}{known_ones}.")
+    return [ConfigProblem(_SETTING, sentence) for sentence in sentences] + repeated_names(names)
+
+
+def repeated_names(names: Iterable[str]) -> list[ConfigProblem]:
+    """A problem for each name that several entries have."""
     hint = f"give each a name of its own, as in keyword(word=so, {ALIAS}=says_so)"
-    sentences += [f"{name} is listed {times} times; {hint}." for name, times in Counter(names).items() if times > 1]
+    sentences = [f"{name} is listed {times} times; {hint}." for name, times in Counter(names).items() if times > 1]
     return [ConfigProblem(_SETTING, sentence) for sentence in sentences]
 
 

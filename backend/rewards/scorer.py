@@ -1,19 +1,22 @@
-"""A run's reward functions, in the worker or in-process (`reward_isolation: thread`)."""
+"""A run's reward functions, in the worker or in-process (`reward_isolation: thread`), and its models that score."""
 
 from __future__ import annotations
 
-import itertools
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backend.config.setting import RewardSettings
+from backend.judges.entries import model_entries, open_model_rewards
+from backend.judges.model_reward import ModelReward
 from backend.rewards.allowed_code import code_files
 from backend.rewards.calls import Poll, ThreadCaller, timeout_words, wait_on
-from backend.rewards.catalogue import locate_reward_file, nearest
+from backend.rewards.catalogue import locate_reward_file, nearest, repeated_names
 from backend.rewards.errors import Failure, RewardError
 from backend.rewards.inputs import TrainerState
 from backend.rewards.registry import FunctionDescription
@@ -46,7 +49,7 @@ _NO_NETWORK = re.compile(
     r"gaierror|URLError|Connect\w*Error|ConnectTimeout|Connection\w*Error|name resolution"
     r"|PermissionError: \[Errno 13\] Permission denied(?!:)"  # of a socket: for a file the file's name follows
 )
-_keys = itertools.count(1)
+_keys = count(1)
 
 
 class ProcessLostError(Exception):
@@ -61,12 +64,44 @@ class Scorer:
         self._source, self._timeout_s = source, timeout_s
         self._key = next(_keys)
         self.loaded, self._generation = Answer(), -1  # what was loaded, in which process
+        self.models: dict[str, ModelReward] = {}  # by entry, open once loaded
         self.tools: RunTools | None = None
         self.restore_tools: Callable[[Poll], None] = lambda poll: None  # called when a new process has loaded them
         self.closing = ExitStack()  # what else ends with it
 
     def load(self, poll: Poll = wait_on) -> list[list[FunctionDescription]]:
-        """Functions of each stage. Raises RewardError."""
+        """Functions of each stage, in the order of its entries, then `get_reward` of environments. Models are open then
+        but not loaded. Raises UserError."""
+        if self._source.models and not self.models:
+            self.models = open_model_rewards(sorted(self._source.models), self._source.base)
+        self._load_functions(poll)
+        stages = [self._in_order(*each) for each in zip(self._source.stages, self.loaded.stages, strict=True)]
+        for stage in stages if self.models else ():
+            if problems := repeated_names(function.name for function in stage):
+                raise UserError(problems)
+        return stages
+
+    def _in_order(self, entries: Sequence[str], functions: Sequence[FunctionDescription]) -> list[FunctionDescription]:
+        others = iter(functions)
+        return [*(self.models[e].about if e in self.models else next(others) for e in entries), *others]
+
+    def stage_models(self, stage: int) -> dict[int, ModelReward]:
+        """The models of a stage by their place among its functions."""
+        entries = self._source.stages[stage] if self.models else ()
+        return {index: self.models[entry] for index, entry in enumerate(entries) if entry in self.models}
+
+    def load_models(self, folder: Path | None = None) -> None:
+        """Load models that are not loaded yet. `folder`: of the run. Raises UserError."""
+        for model in self.models.values():
+            model.load(folder)
+
+    def unload_models(self, *, of_device: bool = False) -> None:
+        """Close models, or those of the device; they are loaded again when they score."""
+        for model in self.models.values():
+            if model.uses_mlx or not of_device:
+                model.close()
+
+    def _load_functions(self, poll: Poll = wait_on) -> None:
         while self._generation != self.host.generation:
             source = self._source
             answer = self.host.ask(LoadRequest(self._key, source, self._timeout_s, self.tools), poll)
@@ -81,7 +116,6 @@ class Scorer:
                 raise RewardError(problems, failure)
             self.loaded, self._generation = answer, self.host.generation
             self.restore_tools(poll)
-        return self.loaded.stages
 
     def ask_tools(self, timeout_s: float, poll: Poll, **request: Any) -> list[tuple[int, list[ToolResult]]]:
         """The turns that have ended; `request` as `ToolRequest`. Raises ProcessLostError."""
@@ -135,9 +169,31 @@ class Scorer:
         captures: bool = False,
         poll: Poll = wait_on,
     ) -> Answer:
-        """Call functions of a stage without changing completions. Raises RewardError if they cannot be loaded."""
+        """Call functions of a stage without changing completions. Raises RewardError if they cannot be loaded or if a
+        model fails."""
         self.load(poll)
-        return self.host.ask(ScoreRequest(self._key, stage, indices, groups, timeout_s, state, captures), poll)
+        models = self.stage_models(stage)
+        if not models:
+            return self.host.ask(ScoreRequest(self._key, stage, indices, groups, timeout_s, state, captures), poll)
+        self.load_models()
+        places = [index for index in indices if index not in models]
+        others, answer = [index - sum(model < index for model in models) for index in places], Answer()
+        if others:
+            request = ScoreRequest(self._key, stage, others, groups, timeout_s, state, captures)
+            answer = self.host.ask(request, poll)
+        if failure := answer.failure:
+            place = indices.index(places[min(failure.function, len(places) - 1)])
+            return replace(answer, failure=replace(failure, function=place))
+        scored = dict(zip(places, zip(answer.scores, answer.seconds, strict=True), strict=True))
+        columns, metrics = dict(answer.columns), dict(answer.metrics)
+        for index in filter(models.__contains__, indices):
+            began = time.perf_counter()
+            of_model = models[index].score(groups, state, poll)
+            scored[index] = of_model.scores, time.perf_counter() - began
+            columns |= of_model.columns
+            metrics |= of_model.metrics
+        scores, seconds = zip(*(scored[index] for index in indices), strict=True)
+        return replace(answer, scores=[*scores], seconds=[*seconds], columns=columns, metrics=metrics)
 
     def error(
         self, functions: Sequence[FunctionDescription], failure: Failure, samples: Sequence[tuple[Problem, Completion]]
@@ -158,7 +214,7 @@ class Scorer:
         self, function: str, rows: Sequence[dict[str, Any]], where: Callable[[int], str]
     ) -> list[dict[str, Any] | None]:
         """Rows mapped by a map function, None to drop one; `where` names rows. Raises UserError."""
-        self.load()
+        self._load_functions()
         known = self.loaded.map_functions
         if function not in known:
             near = nearest(function, known)
@@ -179,8 +235,9 @@ class Scorer:
         return self.loaded.notes if self._source.files else []
 
     def close(self) -> None:
-        """Stop the worker unless it is shared."""
+        """Stop the worker unless it is shared, and unload models."""
         self.closing.close()
+        self.unload_models()
         self._generation = -1
         self.host.release(self._key)
 
@@ -203,4 +260,5 @@ def reward_source(settings: RewardSettings) -> RewardSource:
     file = locate_reward_file(settings.reward_functions_file) if settings.reward_functions_file else None
     files = code_files({key: getattr(settings, key, "") for key in keys})
     stages, optional = stages or [settings.reward_functions], settings.train_mode != "grpo"
-    return RewardSource(stages, file, Path.cwd(), tuple(files), optional)
+    models = model_entries(chain(*stages), file)
+    return RewardSource(stages, file, Path.cwd(), tuple(files), optional, models)

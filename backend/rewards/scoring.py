@@ -52,13 +52,19 @@ _ROW_WORDS = 90  # characters for a row's problem
 @dataclass(frozen=True, slots=True)
 class RewardSource:
     """Source of functions: entries by stage, `reward_functions_file`, base folder, and executed files. `optional`: a
-    stage may have none."""
+    stage may have none. `models`: the entries that the trainer's process scores (`backend.judges`)."""
 
     stages: Sequence[Sequence[str]]
     file: Path | None
     base: Path
     files: tuple[Path, ...] = ()
     optional: bool = False
+    models: frozenset[str] = frozenset()
+
+    @property
+    def functions(self) -> list[list[str]]:
+        """Entries of each stage without models."""
+        return [[entry for entry in stage if entry not in self.models] for stage in self.stages]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,20 +197,22 @@ class FunctionHost:
     def _load(self, request: LoadRequest) -> Answer:
         linecache.checkcache()
         source, executed = request.source, dict[Path, RewardFile]()
+        files = source.file, source.base
         try:
             tools = request.tools.open(executed) if request.tools else None
             extra = tools.toolbox.rewards() if tools else []
             if tools and tools.toolbox.kinds and not extra and not all(source.stages):
                 raise UserError("reward_functions", "Choose a reward function, or give the environment a get_reward.")
             optional = source.optional or bool(extra)
-            if optional and source.file and not any(source.stages):  # for its map functions
+            own = source.functions
+            if source.file and not any(own) and (optional or source.models):  # for its map functions
                 executed[locate_reward_file(source.file).resolve()] = load_reward_file(source.file)
             stages = [
                 [
-                    *(self._resolve(names, source.file, source.base, executed) if names or not optional else ()),
+                    *(self._resolve(names, *files, executed) if names or not (whole or optional) else ()),
                     *extra,
                 ]
-                for names in source.stages
+                for names, whole in zip(own, source.stages, strict=True)
             ]
             for stage in stages:
                 for name, count in Counter(function.about.name for function in stage).items():

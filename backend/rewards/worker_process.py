@@ -144,7 +144,7 @@ def _fits(request: Request, answer: Answer) -> bool:
     if answer.failure:
         return True
     if isinstance(request, LoadRequest):
-        named, found = [len(stage) for stage in request.source.stages], [len(stage) for stage in answer.stages]
+        named, found = [len(stage) for stage in request.source.functions], [len(stage) for stage in answer.stages]
         return named == found or (request.tools is not None and len(named) == len(found))
     if isinstance(request, ToolRequest):
         return True

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from backend.config.config import Config
@@ -40,7 +41,8 @@ class ScoringStage:
 
 class ScoringStages:
     """Scores groups by the stage of their step. `steps` is the length of the run. `poll` is called while functions are
-    waited for, and may raise. `uses_mlx`: a reward file imports mlx, so it would share the device with sampling."""
+    waited for, and may raise. `uses_mlx`: a reward file imports mlx or a model is a reward, which would share the
+    device with sampling."""
 
     def __init__(self, config: Config, scorer: Scorer, steps: int) -> None:
         self.config = config
@@ -50,6 +52,16 @@ class ScoringStages:
         self.steps = self.stages[-1].last
         files = {function.file for stage in self.stages for function in stage.functions if function.file}
         self.uses_mlx = any(MLX.search(file.read_text(encoding="utf-8", errors="replace")) for file in files)
+        self.uses_mlx |= any(model.uses_mlx for model in scorer.models.values())
+
+    def load_models(self, folder: Path) -> None:
+        """Load the models among the functions before the first step of a run in `folder`. Raises UserError."""
+        self._scorer.load_models(folder)
+
+    def start(self, group: Group, step: int) -> None:
+        """Called when the last completion of a group of `step` has ended: its models may begin."""
+        for model in self._scorer.stage_models(self.stage(step).index).values():
+            model.start(group)
 
     def change(self, config: Config, steps: int) -> None:
         """Continue with other weights or another length. Adaptive weights keep their factors."""

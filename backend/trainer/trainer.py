@@ -147,6 +147,7 @@ class Trainer:
             shared = SharedResources(None, (saved.state.dtype, ""))
         with with_stop_check(self.control.look_for_stop):
             parts = self.load_parts(self.config, self.note, inputs, self.gpu_errors.step_size, shared, stages)
+            parts.scoring.load_models(self.folder.path)
         if saved is not None:
             parts.restore(saved, self.config, self.note)
             refresh_adapters(self.folder, saved, parts.policy, self.config)

@@ -1,0 +1,45 @@
+"""Finds the models among entries of `reward_functions`, and opens them. Imports no mlx before it opens one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from backend.judges.model_reward import ModelReward
+from backend.rewards.catalogue import JUDGE, builtin_rewards, find_call, read_call, reward_faults, rewards_in_file
+from backend.utils.errors import ConfigProblem, UserError
+
+
+def model_entries(entries: Iterable[str], file: Path | None) -> frozenset[str]:
+    """The entries that are models: reward models, and the judge where the user's `file` registers no other."""
+    calls = {entry: find_call(entry) for entry in entries}
+    models = {entry for entry, call in calls.items() if call and call.is_model}
+    judges = {entry for entry, call in calls.items() if call and call.function == JUDGE and not call.file}
+    if judges and file:
+        with suppress(UserError):  # reported when the file is loaded
+            judges = judges if JUDGE not in {entry.name for entry in rewards_in_file(file)} else set()
+    return frozenset(models | judges)
+
+
+def open_model_rewards(entries: Sequence[str], base: Path) -> dict[str, ModelReward]:
+    """Models by entry; folders are relative to `base`. Raises UserError with every problem."""
+    problems, opened = list[ConfigProblem](), dict[str, ModelReward]()
+    for entry in entries:
+        call = read_call(entry)
+        try:
+            if faults := reward_faults([entry], builtin_rewards()):
+                raise UserError(faults)
+            if call.is_model:
+                from backend.judges.reward_model import open_reward_model
+
+                opened[entry] = open_reward_model(call, base)
+            else:
+                from backend.judges.judge import open_judge
+
+                opened[entry] = open_judge(call)
+        except UserError as error:
+            problems += error.faults
+    if problems:
+        raise UserError(problems)
+    return opened
