@@ -61,9 +61,27 @@ def _bar(match: Match, bar: Bar, medians: dict[str, dict[str, float]]) -> list[s
 
 
 def against(results: Sequence[Result]) -> list[TextTable]:
-    """The bars, and each case with all its contenders."""
-    rows = [[result.case.name, result.contender, *numbers(result)] for result in results]
-    return [bars(results), TextTable("Side by side", ("case", "who", *NUMBERS), rows, words=2)]
+    """The bars, and the cases of whole steps with all trainers."""
+    return [bars(results), *(_side_by_side(results, title, value) for title, value in SIDE_BY_SIDE.items())]
+
+
+SIDE_BY_SIDE: dict[str, Callable[[dict[str, float]], float | None]] = {
+    "A step, CPU ms per completion token": lambda medians: 1000 * medians["step_s"] / medians["tokens"],
+    "Of that sampling": lambda medians: 1000 * medians.get("rollout_s", 0.0) / medians["tokens"],
+    "Peak memory in learning, MB": lambda medians: medians.get("peak_train"),
+}
+"""Title of a table → its number of a trainer's medians. Per token, as natural ends make lengths differ."""
+
+
+def _side_by_side(results: Sequence[Result], title: str, value: Callable[..., float | None]) -> TextTable:
+    """Cases of whole steps down, trainers across."""
+    of_case: dict[str, dict[str, str]] = {}
+    for result in results:
+        if result.case.work == "step":
+            of_case.setdefault(result.case.name, {})[result.contender] = number(value(result.medians))
+    who = ("ours", *PEERS)
+    rows = [[case, *(found.get(name, "–") for name in who)] for case, found in of_case.items()]
+    return TextTable(title, ("case", *who), rows)
 
 
 def ours(results: Sequence[Result]) -> list[TextTable]:
@@ -86,22 +104,18 @@ def samples(results: Sequence[Result]) -> list[TextTable]:
 
 
 def ablation(results: Sequence[Result]) -> list[TextTable]:
-    """For each case: everything on, then each technique off by itself, relative to everything on."""
-    return [_ablated(name, list(group)) for name, group in groupby(results, lambda result: result.case.name)]
-
-
-def _ablated(name: str, results: Sequence[Result]) -> TextTable:
-    all_on = next(result for result in results if result.contender == "ours").medians
-    rows = []
-    for result in results:
-        medians, off = result.medians, result.contender.removeprefix("ours, without ")
-        shares = [
-            number(medians[key] / all_on[key])
-            for key in ("rollout_s", "train_s", "step_s", "peak_rollout", "peak_train")
-        ]
-        rows.append(["everything on" if off == "ours" else off, number(medians["step_s"]), *shares])
-    columns = ("switched off", "step, s", "sampling ×", "learning ×", "step ×", "MB sampling ×", "MB learning ×")
-    return TextTable(name, columns, rows)
+    """Each technique off by itself, relative to everything on: three columns for each case."""
+    columns, rows, titles = ["switched off"], dict[str, list[str]](), list[str]()
+    for case, group in groupby(results, lambda result: result.case.name):
+        all_on, *without = list(group)
+        titles.append(f"{chr(65 + len(titles))}: {case}, {number(all_on.medians['step_s'])} s with everything on")
+        columns += [f"{titles[-1][0]}: step ×", "MB sampling ×", "MB learning ×"]
+        for result in without:
+            technique = result.contender.removeprefix("ours, without ")
+            rows.setdefault(technique, [technique]).extend(
+                number(result.medians[key] / all_on.medians[key]) for key in ("step_s", "peak_rollout", "peak_train")
+            )
+    return [TextTable("; ".join(titles), columns, list(rows.values()))]
 
 
 def sweep(results: Sequence[Result]) -> list[TextTable]:
