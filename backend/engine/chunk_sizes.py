@@ -22,6 +22,8 @@ GATED_DELTA_FLOATS = 32  # of those, floats per token, head and number of its ke
 
 PREFILL_TOKENS = 8192  # prompt tokens in one pass of prefill
 
+JUDGED_TOKENS = 1 << 15  # prompts and replies that a judge model decodes together
+
 BUCKET = 64  # columns by which the KV cache of short rows grows; each capacity is a trace
 
 
