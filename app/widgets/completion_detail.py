@@ -17,12 +17,14 @@ from app.widgets.basic.labels import label
 from app.widgets.basic.layout import column, configure, holder, row, splitter
 from app.widgets.basic.number_format import figure, signed
 from app.widgets.completion_table import STOP_LABELS, advantage_colour, logged_text
-from backend.runs.completion_rows import logged_of, policy_tokens, scores_of
+from backend.runs.completion_rows import EXPLANATION, explanation_of, logged_of, policy_tokens, scores_of
 from backend.runs.conversation import Kind, conversation_parts, turns_mark
 from backend.utils.text import visible
 
 SHADE = 0.12
 """Share of grey behind the results of tools."""
+LONGEST_EXPLANATION = 800
+"""Characters of a judge's explanation: a reply of several pages would leave no room for the completion."""
 
 
 class TagHighlighter(QSyntaxHighlighter):
@@ -127,12 +129,19 @@ class CompletionPane(QWidget):
     def _scores_html(self, completion: Mapping[str, Any]) -> str:
         scores = scores_of(completion)
         shown = scores_html(self._names, self._labels, [scores.get(name) for name in self._names], self._weights)
-        total = f"{figure(completion.get('reward'))} = {shown}" if self._weights else shown
-        logged = " &nbsp;&nbsp; ".join(
-            f"{html.escape(str(name))}: {html.escape(logged_text(value))}"
-            for name, value in logged_of(completion).items()
+        lines = [f"{figure(completion.get('reward'))} = {shown}" if self._weights else shown]
+        for name, short in zip(self._names, self._labels, strict=True):
+            if explanation := visible(explanation_of(completion, name)[:LONGEST_EXPLANATION]):
+                about = scores_html([name], [short], [scores.get(name)])
+                lines.append(f"{about}: {html.escape(explanation).replace(chr(10), '<br>')}")
+        lines.append(
+            " &nbsp;&nbsp; ".join(
+                f"{html.escape(str(name))}: {html.escape(logged_text(value))}"
+                for name, value in logged_of(completion).items()
+                if not name.endswith(EXPLANATION)
+            )
         )
-        return f"{total}<br>{logged}" if logged else total
+        return "<br>".join(filter(None, lines))
 
 
 class CompletionDetail(QFrame):

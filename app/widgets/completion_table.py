@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any, Literal
 
 from PySide6.QtCore import QModelIndex, QObject, QRect, Qt, Signal
@@ -16,7 +17,14 @@ from app.widgets.basic import icons
 from app.widgets.basic.labels import plain_tip
 from app.widgets.basic.number_format import DASH, figure, finite, signed
 from app.widgets.basic.tables import BaseTable, CellDelegate, Index, RowsModel
-from backend.runs.completion_rows import listed_completions, logged_of, policy_tokens, scores_of
+from backend.runs.completion_rows import (
+    EXPLANATION,
+    explanation_of,
+    listed_completions,
+    logged_of,
+    policy_tokens,
+    scores_of,
+)
 from backend.runs.conversation import turns_mark
 from backend.utils.text import visible
 
@@ -25,7 +33,7 @@ BAR_ROLE = ROLE.UserRole
 """Item role: (length −1 to 1, colour) of the bar under a score."""
 STOP_LABELS = {"eos": "ended", "string": "stop text", "length": "cut off"}
 """Stop reason of a completion → its label."""
-PREVIEW_CHARS, HEADER_CHARS = 400, 14
+PREVIEW_CHARS, HEADER_CHARS, TIP_CHARS = 400, 14, 80
 MIN_FIGURE_WIDTH, MAX_FIGURE_WIDTH, MIN_TEXT_WIDTH, LOGGED_TEXT_WIDTH, DOT_WIDTH = 64, 124, 176, 112, 18
 
 
@@ -146,6 +154,8 @@ class CompletionModel(RowsModel):
             self.columns.append(CompletionColumn("reward", "Reward", "reward", REWARD_TIP))
             self.columns.append(CompletionColumn("advantage", "Advantage", "advantage", ADVANTAGE_TIP))
         for name, is_number in self.logged.items():
+            if name.endswith(EXPLANATION):  # a tip of its score
+                continue
             key, tip = f"logged:{name}" if is_number else "", f"{name}, as logged."
             self.columns.append(CompletionColumn("logged", name, key, tip, name, is_number))
         self.columns += AFTER
@@ -236,6 +246,8 @@ class CompletionModel(RowsModel):
     def tip(self, row: CompletionLine, column: int) -> str | None:
         about = self.columns[column]
         is_text = about.kind in ("logged", "prompt") and not about.is_figure
+        if about.kind == "score" and row.completion is not None:
+            return plain_tip(fill(visible(explanation_of(row.completion, about.name)), TIP_CHARS)) or None
         is_cut = about.kind == "text" if row.completion is None else is_text
         return plain_tip(self.text(row, column)) if is_cut else None
 

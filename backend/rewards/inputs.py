@@ -86,7 +86,8 @@ TRAINER_METRICS = (
     *("rollout_tokens_per_second", "train_tokens_per_second", "grad_clipped"),
 )
 _TRAINER_PREFIXES = (
-    *("rewards/", "completions/", "time/", "sampling/", "peak_memory_gb/", "process/", "machine/", "ranks/", "eval_"),
+    *("rewards/", "judge/", "completions/", "time/", "sampling/", "peak_memory_gb/", "process/", "machine/"),
+    *("ranks/", "eval_"),
 )
 
 

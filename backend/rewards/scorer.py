@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from backend.config.setting import RewardSettings
 from backend.judges.entries import model_entries, open_model_rewards
 from backend.judges.model_reward import ModelReward
+from backend.judges.score_metrics import score_metrics
 from backend.rewards.allowed_code import code_files
 from backend.rewards.calls import Poll, ThreadCaller, timeout_words, wait_on
 from backend.rewards.catalogue import locate_reward_file, nearest, repeated_names
@@ -191,7 +192,8 @@ class Scorer:
             of_model = models[index].score(groups, state, poll)
             scored[index] = of_model.scores, time.perf_counter() - began
             columns |= of_model.columns
-            metrics |= of_model.metrics
+            name = models[index].about.name
+            metrics |= of_model.metrics | score_metrics(name, groups, of_model.scores)
         scores, seconds = zip(*(scored[index] for index in indices), strict=True)
         return replace(answer, scores=[*scores], seconds=[*seconds], columns=columns, metrics=metrics)
 

@@ -113,6 +113,15 @@ def logged_of(completion: Mapping[str, Any]) -> Mapping[str, Any]:
     return logged if isinstance(logged, dict) else {}
 
 
+EXPLANATION = "/explanation"
+"""Ends the name of a logged column that holds a judge's explanations; the reward's name comes before."""
+
+
+def explanation_of(completion: Mapping[str, Any], reward: str) -> str:
+    """What a judge wrote about a completion; "" where the reward is no judge or wrote nothing."""
+    return str(logged_of(completion).get(reward + EXPLANATION) or "")
+
+
 def token_ids(tokens: Any) -> list[int]:
     """The ids of a row's `tokens`; empty where it has a count."""
     ids = tokens if isinstance(tokens, list) else []

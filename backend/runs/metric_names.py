@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backend.rewards.catalogue import metric_name
+from backend.rewards.catalogue import JUDGE, find_call, metric_name
 from backend.runs.events import METRICS
 from backend.utils.text import quote
 
@@ -32,6 +32,8 @@ OCCASIONAL_METRICS = (
     *("tools/call_frequency", "tools/failure_frequency", "tools/turns", "tools/dropped_frequency"),
 )
 """Metrics that only some steps have, besides `METRICS`."""
+OF_JUDGES = "failed", "calls", "cached", "seconds", "saturated", "length_correlation"
+"""Metrics of a judge NAME are judge/NAME/ and one of these; a reward model has the last."""
 
 TRL_NAMES = {
     "time/step": "step_time",
@@ -70,8 +72,15 @@ _ONE_OF_REWARD = re.compile(r"rewards?/([^/]+)")  # the mean, in earlier version
 
 def known_metrics(rewards: Iterable[str]) -> list[str]:
     """The metrics of a run with these reward functions, without those that they log."""
-    of_rewards = [f"rewards/{metric_name(name)}/{kind}" for name in rewards for kind in ("mean", "std")]
-    return [*METRICS, *OCCASIONAL_METRICS, *of_rewards]
+    names = [*rewards]
+    of_rewards = [f"rewards/{metric_name(name)}/{kind}" for name in names for kind in ("mean", "std")]
+    calls = [call for name in names if (call := find_call(name)) and (call.is_model or call.function == JUDGE)]
+    return [
+        *METRICS,
+        *OCCASIONAL_METRICS,
+        *of_rewards,
+        *(f"judge/{c.name}/{kind}" for c in calls for kind in OF_JUDGES),
+    ]
 
 
 def our_name(name: str) -> str:

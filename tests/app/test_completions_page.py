@@ -253,7 +253,9 @@ def logged_run(tmp_path: Path):
     """Functions logged a number, a text, and a name that is a column of ours; nothing in step 3."""
     folder = made_up_runs.make_run(tmp_path / "runs" / "logged", steps=0, total=3, reward_functions=["f"])
     rows = JsonLines(folder.completions)
-    values = [{"digits": n, "kind": f"k<{n}>", "Reward": 7 - n} for n in (2, 3, 1)]
+    values = [
+        {"digits": n, "kind": f"k<{n}>", "Reward": 7 - n, "f/explanation": f"Wrong <b>{n}</b>"} for n in (2, 3, 1)
+    ]
     both = [completion(f"text {at}", at / 10, logged=each) for at, each in enumerate(values)]
     for step, listed in ((1, both), (2, both), (3, [completion("plain", 0.0)])):
         rows.append({"step": step, "prompt": "p", "answer": "4", "type": None, "completions": listed})
@@ -269,11 +271,15 @@ def test_logged_values(qtbot, page: CompletionsPage, logged_run: Path) -> None:
     digits = len(headers) - 5
     assert [page.model.columns[digits + n].sort_key for n in range(3)] == ["logged:digits", "", "logged:Reward"]
     assert [page.model.data(page.model.index(1, digits + n)) for n in range(3)] == ["2", "k<2>", "5"]
+    assert page.model.data(page.model.index(1, 1), ROLE.ToolTipRole) == "<p>Wrong &lt;b&gt;2&lt;/b&gt;</p>", (
+        "an explanation is no column"
+    )
     assert page.model.data(page.model.index(0, digits + 2)) == "", "the mean of a prompt's rewards is in its own column"
     page.sort("logged:digits", True)
     assert texts_shown(page) == ["text 1", "text 0", "text 2"]
     page.sort("", True)
     assert "digits: 2" in page.pane.scores.text() and "kind: k&lt;2&gt;" in page.pane.scores.text()
+    assert "F 0</span>: Wrong &lt;b&gt;2&lt;/b&gt;<br>digits: 2" in page.pane.scores.text()
 
     page.bar.show_filter("score")
     page.bar.measure.setCurrentIndex(page.bar.measure.findData("logged:digits"))
@@ -286,7 +292,7 @@ def test_logged_values(qtbot, page: CompletionsPage, logged_run: Path) -> None:
 
     page.bar.search.searched.emit("K<1>")
     qtbot.waitUntil(lambda: texts_shown(page) == ["text 2", "text 2"])
-    assert page.model.logged == {"digits": True, "kind": False, "Reward": True}
+    assert page.model.logged == {"digits": True, "kind": False, "Reward": True, "f/explanation": False}
 
 
 def test_another_page_can_ask_for_a_step_and_a_filter(qtbot, page: CompletionsPage, run) -> None:

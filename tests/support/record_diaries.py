@@ -119,6 +119,11 @@ def tidy(event: Event) -> Event:
 WITH_METRICS: dict[str, Callable[[int, dict[str, Any]], dict[str, Any]]] = {
     "memory": lambda step, metrics: {"peak_memory_gb": round(metrics["peak_memory_gb"] * 1.02**step, 6)},
     "sampler-gap": lambda step, metrics: {"sampling/logp_gap/mean": 0.08},
+    "judge": lambda step, metrics: {
+        "judge/helpful/failed": 0.25,
+        "judge/helpful/saturated": 0.95,
+        "judge/helpful/length_correlation": round(min(0.9, step / 20), 6),
+    },
     # Rank 0 is the slow one: the other waits for it, and it waits for nobody.
     "waiting": lambda step, metrics: {
         "waiting_share": 0.3,

@@ -97,6 +97,7 @@ def test_a_resumed_run_reports_what_one_that_was_never_stopped_reports(name: str
             *({"self_distillation/reprompted": 0.0}, {"self_distillation/reprompted": 0.01}),
         ),
         ("tools_fail", {"tools/failure_frequency": 0.91}, {"tools/failure_frequency": 0.89}),
+        ("judge_saturates j", {"judge/j/saturated": 0.9}, {"judge/j/saturated": 0.89}),
         ("results_dropped", {"tools/dropped_frequency": 0.21}, {"tools/dropped_frequency": 0.2}),
     ],
 )
@@ -111,6 +112,18 @@ def test_tools_that_no_completion_calls_are_found_after_thirty_steps() -> None:
     assert found(run(30, **{"tools/call_frequency": 0.0})) == ["tools_unused"]
     assert found(run(29, **{"tools/call_frequency": 0.0})) == []
     assert found([*run(29, **{"tools/call_frequency": 0.0}), *run(1, 29, **{"tools/call_frequency": 0.1})]) == []
+
+
+def test_judges_that_fail_or_come_to_reward_length_are_found() -> None:
+    assert found(run(5, **{"judge/j/failed": 0.1, "judge/k/failed": 0.2})) == ["judge_fails j k"]
+    assert found(run(4, **{"judge/j/failed": 1.0})) == found(run(5, **{"judge/j/failed": 0.09})) == []
+
+    def drift(*correlations: float) -> list[str]:
+        steps = [run(1, step, **{"judge/j/length_correlation": value}) for step, value in enumerate(correlations)]
+        return found([event for (event,) in steps])
+
+    assert drift(*[0.6, 0.7] * 5, *[0.8, 0.9] * 5) == ["judge_drifts j"]
+    assert drift(*[0.8, 0.9] * 10) == drift(*[0.4, 0.5] * 5, *[0.6, 0.7] * 5) == []
 
 
 def test_supervised_steps_are_judged_without_rewards() -> None:

@@ -13,13 +13,16 @@ from typing import Any, Literal
 
 from backend.config.first_choices import SYSTEM_PROMPT
 from backend.distributed.hosts_file import MOST_HOSTS
-from backend.trainer.health.recent import LONG, WINDOW, MeanChange, Recent, known, label_of
+from backend.trainer.health.recent import LIKELY, LONG, WINDOW, MeanChange, Recent, known, label_of
 from backend.utils.documents import read_resource
+from backend.utils.text import quote
 
 SUDDEN = 3
 """Steps that all must lie beyond the limit of an explosion."""
 SETTLED = 30
 """Steps at the full learning rate before a rate can count as too low."""
+JUDGED = 5
+"""Steps of a judge that fails: soon, since each costs a time-out."""
 SOLVED, ALIKE = 50, 0.1
 """Steps without signal after which a run has nothing left to learn, where the spread of rewards is at most this part of
 their mean: groups that are alike may still be alike in failing."""
@@ -541,6 +544,48 @@ def results_dropped(recent: Recent, rule: Rule) -> Finding | None:
     )
 
 
+def _judges_at_limit(recent: Recent, rule: Rule, steps: int) -> dict[str, float]:
+    """Judge → the mean of the rule's metric over these steps, where it is at or above the threshold."""
+    before, after = rule.metric.split("*")
+    names = [name for name in recent.steps[-1] if name.startswith(before) and name.endswith(after)]
+    means = {name.removeprefix(before).removesuffix(after): recent.mean(name, steps) for name in names}
+    return {name: mean for name, mean in means.items() if mean is not None and mean >= rule.threshold}
+
+
+def _about_judges(rule: Rule, means: Mapping[str, float], sentence: str) -> Finding | None:
+    """The finding about the judge with the largest mean, by a sentence with {judge} and {mean}."""
+    if not means:
+        return None
+    worst = max(means, key=lambda name: means[name])
+    text = sentence.format(judge=quote(worst, 40), mean=means[worst])
+    return rule.finding(means[worst], text, about=[*means], metric=rule.metric.replace("*", worst))
+
+
+@rule(needs=JUDGED)
+def judge_fails(recent: Recent, rule: Rule) -> Finding | None:
+    means = _judges_at_limit(recent, rule, JUDGED)
+    return _about_judges(rule, means, f"{{judge}} gave no score to {{mean:.0%}} of completions over {JUDGED} steps.")
+
+
+@rule()
+def judge_saturates(recent: Recent, rule: Rule) -> Finding | None:
+    means = _judges_at_limit(recent, rule, WINDOW)
+    sentence = f"{{judge}} gave {{mean:.0%}} of completions its highest score, or its lowest, {OVER_WINDOW}."
+    return _about_judges(rule, means, sentence)
+
+
+@rule(needs=2 * WINDOW)
+def judge_drifts(recent: Recent, rule: Rule) -> Finding | None:
+    means = _judges_at_limit(recent, rule, 2 * WINDOW)
+    for name in [*means]:
+        metric = rule.metric.replace("*", name)
+        change = MeanChange.between(known(recent.first, metric), recent.values(metric))
+        if change is None or change.size <= LIKELY * change.error:  # it has liked long answers from the start
+            del means[name]
+    sentence = f"The scores of {{judge}} follow length: their correlation is {{mean:.2f}} over {2 * WINDOW} steps."
+    return _about_judges(rule, means, f"{sentence[:-1]}, and it has risen since the first {WINDOW}.")
+
+
 @rule(needs=LONG)
 def memory_creeping(recent: Recent, rule: Rule) -> Finding | None:
     peaks, before = recent.values("peak_memory_gb", LONG), recent.mean_at_first("peak_memory_gb")
@@ -599,7 +644,7 @@ def machines_wait(recent: Recent, rule: Rule) -> Finding | None:
 
 def _read_rules() -> Iterator[Rule]:
     numbers = {"WINDOW": WINDOW, "LONG": LONG, "SUDDEN": SUDDEN, "SETTLED": SETTLED}
-    numbers |= {"SOLVED": SOLVED, "SAMPLING_SHARE": SAMPLING_SHARE}
+    numbers |= {"SOLVED": SOLVED, "JUDGED": JUDGED, "SAMPLING_SHARE": SAMPLING_SHARE}
     for code, texts in read_resource("health_rules.yaml").items():
         texts |= {name: texts[name].format(**numbers) for name in ("when", "source")}
         look, needs = _LOOKS[code]
