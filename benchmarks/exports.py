@@ -51,21 +51,24 @@ class MeasuredExport:
 
 
 def measure_demo(folder: Path) -> TextTable:
-    """Train the demo in three ways in `folder`, and export each in every format."""
-    rows: list[list[str]] = []
+    """Train the demo in three ways in `folder`, and export each in every format: formats down, ways across."""
+    columns, rows = ["format", "size"], dict[str, list[str]]()
     for kind, settings in KINDS.items():
         run = _trained(folder, kind, settings)
         for key, row in FORMATS.items():
             # The demo's tokenizer of single characters has no name in llama.cpp, so there is no GGUF file of it.
-            if row.kind == "gguf" or (row.kind == "adapter" and kind == "Full"):
+            if row.kind in ("gguf", "adapter"):
                 continue
-            rows.append(
-                [kind, row.label, *_columns(export(run, folder / "out" / kind, key, "--held-out", str(HELD_OUT)))]
-            )
-            print(*rows[-1], sep="  ", file=sys.stderr)
+            report = export(run, folder / "out" / kind, key, "--held-out", str(HELD_OUT)).report
+            held_out = report["held_out"]
+            error = f" ± {held_out['error']:.2g}" if held_out["error"] else ""
+            cells = rows.setdefault(row.label, [row.label, _size(report["bytes"])])
+            cells += [f"{report['nats']:.2g}", f"{held_out['difference']:+.3f}{error}"]
+            if len(columns) < len(cells):
+                columns += [f"{kind}: mean &#124;Δ log p&#124;, nats", f"reward, of {held_out['trained']:.3f}"]
+            print(*cells, sep="  ", file=sys.stderr)
     title = f"The demo model, and the {HELD_OUT} prompts of its test split with one completion each"
-    quality = ["max &#124;Δ logit&#124;", "mean &#124;Δ log p&#124;, nats", "held-out reward, trained → exported"]
-    return TextTable(title, ["trained", "format", *quality, "size", "CPU s", "peak memory"], rows, words=2)
+    return TextTable(title, columns, list(rows.values()))
 
 
 def measure_large(folder: Path) -> TextTable:
@@ -120,16 +123,6 @@ def _trained(folder: Path, kind: str, settings: dict[str, Any]) -> Path:
         command = backend_command("train", str(demo_config()), *where, *changes)
         subprocess.run(command, check=True, env=backend_environment(), stdout=sys.stderr)
     return run
-
-
-def _columns(found: MeasuredExport) -> list[str]:
-    report, held_out = found.report, found.report["held_out"]
-    reward = "the same adapter"
-    if held_out:
-        error = f" ± {held_out['error']:.2g}" if held_out["error"] else ""
-        reward = f"{held_out['trained']:.3f} → {held_out['exported']:.3f}: {held_out['difference']:+.3f}{error}"
-    figures = [f"{report[name]:.2g}" for name in ("max_error", "nats")]
-    return [*figures, reward, _size(report["bytes"]), f"{found.seconds:.1f}", f"{found.peak / 1e6:.0f} MB"]
 
 
 def _large_run(folder: Path) -> tuple[Path, int]:
