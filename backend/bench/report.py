@@ -123,14 +123,14 @@ def _title(task: dict[str, Any]) -> str:
 
 
 def markdown(files: Sequence[DeviceFile]) -> str:
-    """A section for each file, GPUs first; of a CPU only the speeds."""
+    """A section for each file, GPUs first; of a CPU only the sampling speeds."""
     if not files:
         return "No device has been measured yet.\n"
     sections = []
     for file in sorted(files, key=lambda file: (file["machine"]["computes_on"] == "cpu", file["machine"]["chip"])):
         is_cpu = file["machine"]["computes_on"] == "cpu"
         heading = f"### {file['machine']['chip']}{', CPU only' if is_cpu else ''}\n"
-        shown = [table.markdown() for table in tables(file)[: 2 if is_cpu else None]]
+        shown = [table.markdown() for table in tables(file)[: 1 if is_cpu else None]]
         sections.append("\n".join([heading, *shown, f"*{provenance(file)}*\n"]))
     return "\n".join(sections)
 

@@ -17,8 +17,7 @@ _OPENING = """\
 # Settings of other programs
 
 GRPO Studio reads the settings of TRL, mlx-lm-lora (with mlx-lm) and mlx-grpo: in a file that is opened in the window
-or given to any verb, and with `--set`. Written from the tables in `backend/config/other_programs/`; `check` explains
-each key.
+or given to any verb, and with `--set`.
 
 ```
 python -m backend check trl.yaml                      # what each key becomes, and every problem
@@ -28,12 +27,10 @@ python -m backend train trl.yaml --set num_generations=16
 
 - A file belongs to a program if it has a key that only that program has, such as `per_device_train_batch_size` (TRL),
   `lora_parameters` (mlx-lm-lora) or `num_rollout_samples` (mlx-grpo). Shared keys (`iters`, `save_every`) then have
-  that program's units.
-- Missing keys get that program's defaults everywhere: of TRL, for example, full fine-tuning, three epochs, beta 0 and
-  groups of 8. `--set defaults=ours`, a line `defaults: ours`, or *Use GRPO Studio's defaults* on the Train page takes
-  GRPO Studio's. A file that mixes words of several programs, or has our word for one of the program's own
-  (`iters` for `max_steps`), has GRPO Studio's defaults too; `defaults: theirs` takes the program's.
-- The terminal, the run's event log and a banner on the Train page say what was converted, what has no effect and which
+  that program's units, and missing keys its defaults: of TRL full fine-tuning, three epochs, beta 0, groups of 8.
+- `defaults: ours` (a line, `--set`, or *Use GRPO Studio's defaults* on the Train page) takes ours instead. So does a file
+  that mixes programs, or has our key for one of the program's (`iters` for `max_steps`), unless `defaults: theirs`.
+- The terminal, the event log and a banner on the Train page say what was converted, what has no effect and which
   defaults were taken. The run's `config.yaml` has every value in our keys.
 - TRL counts completions and updates, GRPO Studio prompts and steps: 8 completions a batch, 4 batches an update and 8
   completions a prompt are `batch_size: 1` and `gradient_accumulation_steps: 4`. In mlx-lm-lora an iteration is one
