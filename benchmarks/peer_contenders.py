@@ -27,26 +27,24 @@ MANY = 200  # steps whose prompts unsloth-zoo encodes before the first: more tha
 
 DIFFERS = {
     "unsloth-zoo": (
-        "Once as it comes, with gradient checkpointing, and once without. Pads to a multiple of 32 tokens, draws each "
-        "row's token by itself, corrects Adam's bias, and limits the norm of each gradient to 1."
+        "Pads to a multiple of 32 tokens, draws each row's token by itself, corrects Adam's bias, and limits the norm "
+        "of each gradient to 1."
     ),
     "mlxrl": (
-        "One more forward pass of the whole batch for the old log-probabilities. Token mean instead of GRPO's mean of "
-        "means, no clipping. An end drawn before the last token makes it throw away the batch and decode again, one "
-        "completion at a time; with natural ends it is therefore asked not to batch, which is faster for it."
+        "One more forward pass for the old log-probabilities. Token mean instead of GRPO's mean of means, no clipping. "
+        "An early end makes it decode the batch again one by one; with natural ends it is therefore asked not to batch."
     ),
     "mlx-lm-lora": (
-        "Its defaults: decodes and trains as many rows at once as there are prompts in the batch, so one for one "
-        "prompt; “all rows” decodes all of them together. The reference is a second copy of the model. The ratio is "
-        "always 1. Temperature, top-p and top-k are the case's."
+        "By default decodes and trains as many rows at once as there are prompts in the batch; “all rows” decodes all "
+        "together. The reference is a second copy of the model. The ratio is always 1."
     ),
     "mlx-vlm": (
-        "Its text-only Qwen3. Decodes and trains one completion at a time, and reads the prompt for each. The "
-        "reference is a second copy of the model. The ratio is always 1."
+        "Decodes and trains one completion at a time, and reads the prompt for each. The reference is a second copy of "
+        "the model. The ratio is always 1."
     ),
     "mlx-tune": (
-        "REINFORCE: no KL, no reference, no ratio; log-probabilities of the prompt are trained on too. One "
-        "completion at a time, one update a prompt. It has no top-p: with top-p 0.95 asked for, it samples without."
+        "REINFORCE: no KL, no reference, no ratio; the prompt is trained on too. One completion at a time, one update "
+        "a prompt. It has no top-p."
     ),
 }
 

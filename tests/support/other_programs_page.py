@@ -28,8 +28,8 @@ python -m backend train trl.yaml --set num_generations=16
 - A file belongs to a program if it has a key that only that program has, such as `per_device_train_batch_size` (TRL),
   `lora_parameters` (mlx-lm-lora) or `num_rollout_samples` (mlx-grpo). Shared keys (`iters`, `save_every`) then have
   that program's units, and missing keys its defaults: of TRL full fine-tuning, three epochs, beta 0, groups of 8.
-- `defaults: ours` (a line, `--set`, or *Use GRPO Studio's defaults* on the Train page) takes ours instead. So does a file
-  that mixes programs, or has our key for one of the program's (`iters` for `max_steps`), unless `defaults: theirs`.
+- `defaults: ours` (a line, `--set`, or *Use GRPO Studio's defaults* on the Train page) takes ours instead. So does a
+  file that mixes programs, or has our key for one of theirs (`iters` for `max_steps`), unless `defaults: theirs`.
 - The terminal, the event log and a banner on the Train page say what was converted, what has no effect and which
   defaults were taken. The run's `config.yaml` has every value in our keys.
 - TRL counts completions and updates, GRPO Studio prompts and steps: 8 completions a batch, 4 batches an update and 8
