@@ -67,7 +67,6 @@ def against(results: Sequence[Result]) -> list[TextTable]:
 
 SIDE_BY_SIDE: dict[str, Callable[[dict[str, float]], float | None]] = {
     "A step, CPU ms per completion token": lambda medians: 1000 * medians["step_s"] / medians["tokens"],
-    "Of that sampling": lambda medians: 1000 * medians.get("rollout_s", 0.0) / medians["tokens"],
     "Peak memory in learning, MB": lambda medians: medians.get("peak_train"),
 }
 """Title of a table → its number of a trainer's medians. Per token, as natural ends make lengths differ."""
@@ -104,16 +103,16 @@ def samples(results: Sequence[Result]) -> list[TextTable]:
 
 
 def ablation(results: Sequence[Result]) -> list[TextTable]:
-    """Each technique off by itself, relative to everything on: three columns for each case."""
+    """Each technique off by itself, relative to everything on: two columns for each case."""
     columns, rows, titles = ["switched off"], dict[str, list[str]](), list[str]()
     for case, group in groupby(results, lambda result: result.case.name):
         all_on, *without = list(group)
         titles.append(f"{chr(65 + len(titles))}: {case}, {number(all_on.medians['step_s'])} s with everything on")
-        columns += [f"{titles[-1][0]}: step ×", "MB sampling ×", "MB learning ×"]
+        columns += [f"{titles[-1][0]}: step ×", "MB learning ×"]
         for result in without:
             technique = result.contender.removeprefix("ours, without ")
             rows.setdefault(technique, [technique]).extend(
-                number(result.medians[key] / all_on.medians[key]) for key in ("step_s", "peak_rollout", "peak_train")
+                number(result.medians[key] / all_on.medians[key]) for key in ("step_s", "peak_train")
             )
     return [TextTable("; ".join(titles), columns, list(rows.values()))]
 
