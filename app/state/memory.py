@@ -18,6 +18,7 @@ NAMES = {
     "gradients": ("Gradients", "One number for every weight that learns."),
     "reference": ("Reference", "The weights of the reference model that are its own."),
     "teacher": ("Teacher", "The model that is learned from, which does not change."),
+    "reward models": ("Reward models", "Models that score completions."),
     "decoding weights": ("Decoding", "Weights with the adapters inside, while completions are sampled."),
     "KV cache": ("KV cache", "Keys and values of the completions that are decoded together."),
     "activations": ("Activations", "What the backward pass needs of the tokens that go through the model together."),

@@ -36,6 +36,7 @@ MEANINGS = {
     "reference": "its own weights",
     "draft model": "what drafts for the model",
     "teacher": "its weights",
+    "reward models": "their weights",
     "decoding weights": "adapters inside the weights",
     "KV cache": "keys and values of the completions",
     "activations": "what the backward pass needs",

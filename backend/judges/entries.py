@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 from backend.judges.model_reward import ModelReward
 from backend.rewards.catalogue import JUDGE, builtin_rewards, find_call, read_call, reward_faults, rewards_in_file
@@ -22,6 +24,23 @@ def model_entries(entries: Iterable[str], file: Path | None) -> frozenset[str]:
     return frozenset(models | judges)
 
 
+_REWARD_MODEL, _JUDGE = "backend.judges.reward_model", "backend.judges.judge"
+"""Imported where a model is opened: the window, which loads no engine, imports this module for its names."""
+
+
+class LoadedModel(NamedTuple):
+    """A model whose weights a run has in memory. `source`: folder or id; `quantization` as in the settings."""
+
+    source: str
+    quantization: str = "none"
+
+
+def loaded_models(entries: Iterable[str]) -> list[LoadedModel]:
+    """The models of these entries that this process loads."""
+    calls = [call for entry in dict.fromkeys(entries) if (call := find_call(entry)) and call.is_model]
+    return [LoadedModel(call.function, str(call.arguments.get("quantization") or "none")) for call in calls]
+
+
 def open_model_rewards(entries: Sequence[str], base: Path) -> dict[str, ModelReward]:
     """Models by entry; folders are relative to `base`. Raises UserError with every problem."""
     problems, opened = list[ConfigProblem](), dict[str, ModelReward]()
@@ -31,13 +50,9 @@ def open_model_rewards(entries: Sequence[str], base: Path) -> dict[str, ModelRew
             if faults := reward_faults([entry], builtin_rewards()):
                 raise UserError(faults)
             if call.is_model:
-                from backend.judges.reward_model import open_reward_model
-
-                opened[entry] = open_reward_model(call, base)
+                opened[entry] = import_module(_REWARD_MODEL).open_reward_model(call, base)
             else:
-                from backend.judges.judge import open_judge
-
-                opened[entry] = open_judge(call)
+                opened[entry] = import_module(_JUDGE).open_judge(call)
         except UserError as error:
             problems += error.faults
     if problems:

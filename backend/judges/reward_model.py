@@ -1,14 +1,246 @@
-"""Reward models: sequence classification with one label."""
+"""Reward models: sequence classification with one label, as TRL's `reward_funcs` takes them.
+
+A decoder's score is the final norm's output at the last token that is not padding, times `score.weight` [1, H], without
+a bias. The text is the conversation in the model's own chat template; without one, prompt and completion as they are.
+"""
 
 from __future__ import annotations
 
+import gc
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from backend.judges.model_reward import ModelReward
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_lm import utils as mlx_lm_utils
+
+from backend.config.model_and_data_names import check_weights, model_source
+from backend.engine import cpu
+from backend.engine.chunk_sizes import MICRO_BATCH_TOKENS
+from backend.engine.device import on_gpu
+from backend.judges import modernbert
+from backend.judges.model_reward import ModelScores
+from backend.models.architectures import language_model, model_type
+from backend.models.hub import config_file
+from backend.models.loading import fetch, open_weights, read_weights
+from backend.models.model_folder import check_config, header_of
+from backend.models.policy import QUANTIZATION, frozen, is_quantised, quantize
+from backend.models.tokenizers import load_tokenizer, reason_of
+from backend.rewards.calls import Poll
 from backend.rewards.catalogue import RewardCall
-from backend.utils.errors import UserError
+from backend.rewards.errors import Failure, RewardError
+from backend.rewards.inputs import TrainerState, inputs_for
+from backend.rewards.registry import FunctionDescription
+from backend.rewards.scoring import samples_of
+from backend.types import Group
+from backend.utils.errors import ConfigProblem, UserError
+from backend.utils.files import is_folder, user_path
+from backend.utils.safetensors import StoredArray
+from backend.utils.text import quote
+
+SETTING = "reward_functions"
+BITS = (4, 8)
+DECODERS = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma3_text")
+"""Values of `model_type` with code in mlx-lm that computes what transformers' *ForSequenceClassification does."""
+MODERNBERT = "modernbert"
+SCORE = "score"
+GEMMA3 = {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4}
+"""What config.json of Gemma 3 with images leaves out (`mlx_lm.models.gemma3`)."""
+NOT_TEXT = ("vision_tower", "multi_modal_projector", "lm_head")
 
 
-def open_reward_model(call: RewardCall, base: Path) -> ModelReward:
-    """Raises UserError for a model that is none."""
-    raise UserError("reward_functions", "Reward models cannot be loaded yet.")
+def open_reward_model(call: RewardCall, base: Path) -> RewardModel:
+    """Checks all that shows without reading weights. Raises UserError for a model that is none."""
+    path = user_path(call.function, SETTING, base)
+    model = RewardModel(call.name, str(path) if is_folder(path) else call.function, call.arguments.get("quantization"))
+    model.check()
+    return model
+
+
+class RewardModel:
+    """A reward model and its tokenizer, loaded by `load`. `source`: folder or id; `bits`: quantised as it loads."""
+
+    uses_mlx = True
+
+    def __init__(self, name: str, source: str, bits: int | None) -> None:
+        self.about, self.source, self.bits = FunctionDescription(name), source, bits
+        self._model: nn.Module | None = None
+        self._tokenizer: Any = None
+
+    def check(self) -> None:
+        """Raises UserError for another kind of model, from its config.json, and from its weights if they are here."""
+        if self.bits not in (None, *BITS):
+            raise self._error(f"its quantization must be none, 4 or 8, not {self.bits}")
+        source = Path(model_source(self.source, SETTING))
+        file = source / "config.json" if is_folder(source) else config_file(self.source, SETTING)
+        if reason := refusal(check_config(file, self.source, SETTING)):
+            raise self._error(reason)
+        check_weights(str(source), SETTING)
+        if any(file.parent.glob("model*.safetensors")):
+            self._open(file.parent)
+
+    def load(self, folder: Path | None) -> None:
+        """Raises UserError."""
+        if self._model is None:
+            cpu.check_compiler()  # mlx-lm's models call compiled functions
+            model, self._tokenizer = self._open(fetch(self.source, SETTING))
+            read_weights(model, self.source, SETTING)
+            self._model = frozen(model)
+
+    def start(self, group: Group) -> None:
+        """Does nothing: sampling has the device."""
+
+    def score(self, groups: Sequence[Group], state: TrainerState, poll: Poll) -> ModelScores:
+        """Raises RewardError for a conversation without a chat template, and for a score that is no number."""
+        texts = self.texts(groups, state)
+        distinct = list(dict.fromkeys(texts))
+        scores = dict(zip(distinct, self.scores_of(distinct, poll), strict=True))
+        if any(score is not None and not math.isfinite(score) for score in scores.values()):
+            raise self._failed("gives a score that is not a finite number")
+        return ModelScores([scores[text] for text in texts])
+
+    def texts(self, groups: Sequence[Group], state: TrainerState) -> list[str]:
+        """The text of each completion after its prompt, as TRL 1.16 renders it."""
+        has_template = bool(self._tokenizer.chat_template)
+        inputs = inputs_for(samples_of(groups), state, "trl", as_messages=has_template)
+        texts: list[str] = []
+        for prompt, completion in zip(inputs["prompts"], inputs["completions"], strict=True):
+            if isinstance(completion, str):
+                texts.append(f"{prompt}{completion}")
+                continue
+            if not has_template:
+                raise self._failed("has no chat template, and the prompts are conversations")
+            try:
+                texts.append(self._tokenizer.apply_chat_template(prompt + completion, tokenize=False))
+            except Exception as error:  # a template raises what it likes
+                raise self._failed(f"cannot render a conversation: {reason_of(error)}") from error
+        return texts
+
+    def scores_of(self, texts: Sequence[str], poll: Poll) -> list[float | None]:
+        """Scores of texts, long ones first; None for one without tokens."""
+        assert self._model is not None
+        pad = self._tokenizer.pad_token_id
+        pad = self._tokenizer.eos_token_id if pad is None else pad
+        tokens = [self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        scores: list[float | None] = [None] * len(texts)
+        longest_first = sorted((i for i in range(len(texts)) if tokens[i]), key=lambda i: -len(tokens[i]))
+        while longest_first:
+            poll()
+            columns = len(tokens[longest_first[0]])
+            rows = max(1, MICRO_BATCH_TOKENS[on_gpu()] // columns)
+            batch, longest_first = longest_first[:rows], longest_first[rows:]
+            padded = np.zeros((len(batch), columns), np.int32)
+            for row, i in enumerate(batch):
+                padded[row, : len(tokens[i])] = tokens[i]
+            ends = [self._model.end(tokens[i], pad) for i in batch]
+            found: Any = self._model(mx.array(padded), mx.array(ends)).tolist()
+            for i, score in zip(batch, found, strict=True):
+                scores[i] = score
+        return scores
+
+    def close(self) -> None:
+        if self._model is not None:
+            self._model = self._tokenizer = None
+            gc.collect()  # mlx modules are in reference cycles
+            mx.clear_cache()
+
+    def _open(self, folder: Path) -> tuple[nn.Module, Any]:
+        arrays = dict[str, StoredArray]()
+        for file in folder.glob("model*.safetensors"):
+            arrays |= header_of(file, SETTING)
+        config = check_config(folder / "config.json", self.source, SETTING)
+        head = f"{'classifier' if model_type(config) == MODERNBERT else SCORE}.weight"
+        if head not in arrays:
+            raise self._error(f"its weights have no {head}")
+        if arrays[head].shape[0] != 1:
+            raise self._error(f"it has {arrays[head].shape[0]:,} labels, and a reward model has one")
+        model, config = open_weights(folder, self.source, SETTING, reward_classes, usual_rope(config))
+        if self.bits and is_quantised(model):
+            raise self._error("it is quantised already; leave out quantization")
+        if self.bits:
+            try:
+                model, _ = quantize(model, config, **QUANTIZATION[str(self.bits)])
+            except Exception as error:  # as `backend.models.policy.quantized_as`
+                raise self._error(f"it cannot be quantised: {reason_of(error)}") from error
+        return model, load_tokenizer(folder, SETTING)._tokenizer
+
+    def _error(self, reason: str) -> UserError:
+        return UserError(SETTING, f"{quote(self.source, 60)} cannot be used as a reward model: {reason}.")
+
+    def _failed(self, what: str) -> RewardError:
+        failure = Failure(what)
+        return RewardError([ConfigProblem(SETTING, f"The reward model {self.about.name} {what}.")], failure)
+
+
+def refusal(config: Mapping[str, Any]) -> str:
+    """Reason why a model with this config.json is no reward model that can be used here, or ""."""
+    kind, architectures = model_type(config), config.get("architectures")
+    name = str(architectures[0]) if isinstance(architectures, list) and architectures else "of an unknown architecture"
+    if "ForSequenceClassification" not in name:
+        return f"it is {quote(name, 40)}, and a reward model is a model for sequence classification with one label"
+    if kind not in (*DECODERS, MODERNBERT):
+        known = "Qwen2, Qwen3, Llama, Gemma, Mistral and ModernBERT"
+        return f"its architecture is {quote(kind, 30)}, and reward models here are {known}"
+    labels = config.get("id2label")
+    if isinstance(labels, dict) and len(labels) != 1:
+        return f"it has {len(labels):,} labels, and a reward model has one"
+    return ""
+
+
+def usual_rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json of the language model, with the rotary settings where mlx-lm reads them: transformers 5 writes them
+    elsewhere."""
+    if text := language_model(config):
+        config = config | GEMMA3 | text
+    config = {**config}
+    rope, layers = config.get("rope_parameters"), config.get("layer_types")
+    if model_type(config) == MODERNBERT or not isinstance(rope, dict):
+        return config
+    every = rope.get("full_attention") or rope
+    scaling = every if every.get("rope_type", "default") != "default" else None
+    config |= {"rope_theta": every.get("rope_theta", config.get("rope_theta")), "rope_scaling": scaling}
+    if local := rope.get("sliding_attention"):
+        config["rope_local_base_freq"] = local["rope_theta"]
+    if isinstance(layers, list) and "full_attention" in layers:
+        config["sliding_window_pattern"] = layers.index("full_attention") + 1
+    return config
+
+
+def reward_classes(config: dict[str, Any]) -> tuple[type[nn.Module], Any]:
+    """(model, arguments) for `mlx_lm.utils.load_model`: a decoder of mlx-lm with a head for one label."""
+    if model_type(config) == MODERNBERT:
+        return modernbert.Model, modernbert.ModelArgs
+    decoder, arguments = mlx_lm_utils._get_classes(config)
+
+    class RewardDecoder(decoder):
+        """Tokens [B, T], padded on the right, and where each text ends [B] → scores [B]."""
+
+        def __init__(self, args: Any) -> None:
+            super().__init__(args)
+            self.score = nn.Linear(args.hidden_size, 1, bias=False)
+
+        def __call__(self, tokens: mx.array, ends: mx.array) -> mx.array:
+            hidden = self.model(tokens)[mx.arange(tokens.shape[0]), ends - 1]
+            return self.score(hidden.astype(mx.float32))[:, 0]
+
+        @staticmethod
+        def end(tokens: Sequence[int], pad: int) -> int:
+            """Number of tokens up to the last that is not `pad`, which may be the end of a turn too."""
+            return next((i for i in range(len(tokens), 0, -1) if tokens[i - 1] != pad), 1)
+
+        @staticmethod
+        def quant_predicate(path: str, module: nn.Module) -> bool:
+            return path != SCORE
+
+        def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+            text = {name: x for name, x in weights.items() if not any(part in name for part in NOT_TEXT)}
+            for before in ("language_model.model.", "model.language_model."):
+                text = {name.replace(before, "model."): x for name, x in text.items()}
+            found = super().sanitize(text) if hasattr(decoder, "sanitize") else text
+            self.pop("lm_head", None)
+            return found
+
+    return RewardDecoder, arguments

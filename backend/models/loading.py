@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,16 @@ def load_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]
 def open_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]:
     """`load_model` with unread arrays, without a trial run."""
     cpu.check_compiler()  # mlx-lm's models call compiled functions
+    return _open(fetch(name, setting), name, setting)
+
+
+def fetch(name: str, setting: str) -> Path:
+    """Folder of a model, downloaded if it is not here. Raises UserError."""
     source = model_source(name, setting)
     if local_folder(source) is None:
         tell(f"Fetching the model {quote(source, 60)}")
     with loading(name, setting), hub_errors(source, "model", setting):
-        folder = mlx_lm_utils._download(source)  # the folder itself, or the Hub's files in the cache
-    return _open(folder, name, setting)
+        return mlx_lm_utils._download(source)  # the folder itself, or the Hub's files in the cache
 
 
 def check_opens(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]:
@@ -58,12 +62,19 @@ def check_opens(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, 
     return model, tokenizer, config
 
 
-def open_weights(folder: Path, name: str, setting: str) -> tuple[nn.Module, dict[str, Any]]:
-    """(model, config.json) with unread arrays that match config.json. Raises UserError."""
+def open_weights(
+    folder: Path,
+    name: str,
+    setting: str,
+    classes: Callable[..., tuple[type[nn.Module], Any]] = mlx_lm_utils._get_classes,
+    changes: dict[str, Any] | None = None,
+) -> tuple[nn.Module, dict[str, Any]]:
+    """(model, config.json) with unread arrays that match config.json with `changes`. `classes`: of the model and its
+    arguments. Raises UserError."""
     check_config(folder / "config.json", name, setting)
     check_arrays(folder, setting)
     with loading(name, setting):
-        return mlx_lm_utils.load_model(folder, lazy=True, trust_remote_code=False)
+        return mlx_lm_utils.load_model(folder, True, True, changes, classes, trust_remote_code=False)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 from backend.config.config import Config
 from backend.distributed.hosts_file import read_hosts
 from backend.engine.chunk_sizes import MICRO_BATCH_TOKENS, SMALLEST_CHUNK, head_chunk
+from backend.judges.entries import loaded_models
 from backend.runs.steering import stage_configs
 from backend.trainer.memory.model_shape import Linear, ModelShape, shape_of
 from backend.trainer.memory.phases import DTYPE_BYTES, PREFILL_CHUNK, MemoryModel, MemoryPlan, Phase, row_costs_of
@@ -138,8 +139,11 @@ def estimate_run(
     configs, speed_note = list(stages or stage_configs(config)), ""
     if not gpu:
         dtype, speed_note = _type_on_cpu(configs, shape, machine, dtype)
+    entries = list(dict.fromkeys(entry for settings in configs for entry in settings.reward_functions))
     for settings in configs:
         settings = settings.model_copy(update={"dtype": dtype or config.dtype})
+        if loaded_models(entries):  # those of all stages stay in memory
+            settings = settings.model_copy(update={"reward_functions": entries})
         fitted = replace(_fit(settings, shape, machine, prompt, gpu), dtype=settings.dtype, speed_note=speed_note)
         if not fitted.fits:
             fitted = replace(fitted, advice=_advice(settings, shape, machine, prompt, gpu))

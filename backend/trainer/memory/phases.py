@@ -12,7 +12,8 @@ from math import gcd
 from typing import Any
 
 from backend.config.config import Config
-from backend.engine.chunk_sizes import PREFILL_TOKENS, attention_block, capacity
+from backend.engine.chunk_sizes import MICRO_BATCH_TOKENS, PREFILL_TOKENS, attention_block, capacity
+from backend.judges.entries import loaded_models
 from backend.models.adapter_types import ALL_LINEAR, is_named
 from backend.runs.saved_weights import WeightChoice
 from backend.sampling.row_costs import RowCosts, row_costs
@@ -130,12 +131,19 @@ class MemoryModel:
         learnt = (linear.numbers for linear in shape.matrices if self.full or is_named(linear.name, whole))
         self.largest_whole = max(learnt, default=0)
         other = {"train_mode": "grpo", "train_type": "lora", "modules_to_save": [], "use_speculative_decoding": False}
+        other |= {"reward_functions": []}
         self.teacher = self.draft = None  # None where their files are not known, too
         if config.train_mode == "distill":
             other |= {"quantization": config.teacher_quantization}
             self.teacher = self._other_model(config.teacher_model, other)
         if config.use_speculative_decoding and config.draft_model_path:
             self.draft = self._other_model(config.draft_model_path, other | {"quantization": "none"})
+        # Models that score, in the type that they are stored in.
+        scoring = (
+            self._other_model(each.source, other | {"dtype": "auto", "quantization": each.quantization})
+            for each in loaded_models(config.reward_functions)
+        )
+        self.scorers = [each for each in scoring if each]
         # Rows of a prompt read it together; with noise on the embeddings each reads its own.
         self.shares_prompts = shape.has_full_attention and not (config.neftune_noise_alpha or self.row)
 
@@ -174,6 +182,7 @@ class MemoryModel:
             "reference": reference,
             "teacher": self.teacher.weights() if self.teacher else 0,
             "draft model": self.draft.weights() if self.draft else 0,
+            "reward models": sum(scorer.weights() for scorer in self.scorers),
         }
         alive = {name: size for name, size in (persistent | sizes).items() if size}
         return Phase(alive | {IN_FLIGHT_NAME: round(IN_FLIGHT_SHARE * working)})
@@ -275,10 +284,20 @@ class MemoryModel:
             (prompt_cache + self.cache(rows, capacity(self.prompt + 8)), layer // 2),  # the rows are filled
             (cache, layer),
             (cache, logits),
+            (0, max((scorer.scoring(self.prompt + self.completion) for scorer in self.scorers), default=0)),
             key=sum,
         )
         working = {"KV cache": held, "logits" if work == logits else "activations": work}
         return self._phase({"decoding weights": self._merged_weights(plan)} | working, held + work)
+
+    def scoring(self, columns: int) -> int:
+        """The temporaries of one layer while this model scores texts of `columns` tokens (`backend.judges`)."""
+        rows = max(1, MICRO_BATCH_TOKENS[self.gpu] // columns)
+        widest = max(
+            (sum(linear.inputs + linear.outputs for linear in layer) for layer in self.shape.layers), default=0
+        )
+        scores = 0 if self.gpu else 3 * FLOAT_BYTES * self.shape.heads * columns
+        return rows * columns * (widest * self.width + scores)
 
     def _merged_weights(self, plan: MemoryPlan) -> int:
         """The weights that only decoding uses: float weights with adapters merged in, else the adapters fused side by
