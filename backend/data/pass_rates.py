@@ -1,7 +1,8 @@
 """Draw prompts by their pass rate: those whose groups are likely to have both passes and failures.
 
 The pass rate of a row has a Beta distribution (MoPPS, arXiv:2507.04632): α = α₀ + passes and β = β₀ + failures, where
-older groups count half as much with each newer one. α₀ and β₀ follow the rows that are sampled for the first time.
+older groups count half as much with each newer one. α₀ and β₀ follow the rows that are sampled for the first time, by
+their mean pass rate and by how many of their groups have a signal.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from backend.data.signal import PRIOR, passes, signal_chance
+from backend.data.signal import PRIOR, passes, prior_strength, signal_chance
 from backend.types import Group
 
 DECAY = 0.5
 """Weight of a row's earlier groups when a newer one is counted."""
 FOLLOWS = 0.1
-"""Weight of a new row's group in the prior's mean."""
+"""Weight of a new row's group in the prior."""
 CANDIDATES = 16
 """Rows compared for each prompt drawn."""
-KNOWN_SHARE = 0.75
+KNOWN_SHARE = 0.9
 """Share of the candidates that have been sampled before, once there are enough."""
 
 
@@ -42,13 +43,14 @@ class PassRates:
         """Forget everything, for other rows."""
         self.passes_N, self.failures_N = np.zeros((2, rows), np.float32)
         self._prior, self._lowest, self._highest = np.array([0.5, math.inf, -math.inf], np.float32)
+        self._signal = np.float32(signal_chance(PRIOR / 2, PRIOR / 2, self.group_size))  # share of new rows' groups
         self._known = list[int]()  # rows sampled before, ascending
         self._drawn = set[int]()
         self._rewards: list[tuple[int, list[float]]] = []  # of the step in flight, by row
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Copies of the state after the last finished step."""
-        course = np.array([self._prior, self._lowest, self._highest], np.float32)
+        course = np.array([self._prior, self._lowest, self._highest, self._signal], np.float32)
         return {"passes": self.passes_N.copy(), "failures": self.failures_N.copy(), "course": course}
 
     def restore(self, arrays: Mapping[str, Any]) -> None:
@@ -59,11 +61,12 @@ class PassRates:
         self.begin(passes.size)
         self.passes_N, self.failures_N = passes, failures
         self._known = np.flatnonzero(passes + failures).tolist()
-        self._prior, self._lowest, self._highest = course
+        self._prior, self._lowest, self._highest, self._signal = course
 
     def posterior(self, rows: Any) -> tuple[Any, Any]:
         """(α, β) of a row or an array of rows."""
-        return PRIOR * self._prior + self.passes_N[rows], PRIOR * (1 - self._prior) + self.failures_N[rows]
+        strength = prior_strength(float(self._prior), float(self._signal), self.group_size)
+        return strength * self._prior + self.passes_N[rows], strength * (1 - self._prior) + self.failures_N[rows]
 
     def order(self, count: int, position: int) -> Iterator[int]:
         """Rows for `count` prompts at a position of the run, best first, without end: some may not fit. None twice in
@@ -109,6 +112,7 @@ class PassRates:
             if not self.passes_N[row] + self.failures_N[row]:
                 insort(self._known, row)
                 self._prior += FOLLOWS * (min(max(solved / len(rewards), 0.05), 0.95) - self._prior)
+                self._signal += FOLLOWS * ((max(rewards) > min(rewards)) - self._signal)
             self.passes_N[row] = DECAY * self.passes_N[row] + solved
             self.failures_N[row] = DECAY * self.failures_N[row] + len(rewards) - solved
         self._rewards = []

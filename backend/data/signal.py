@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 PRIOR = 2.0
 """α₀ + β₀ of a pass rate's Beta distribution."""
@@ -19,6 +20,19 @@ def signal_chance(alpha: float, beta: float, group_size: int) -> float:
         )
 
     return 1 - all_pass(alpha, beta) - all_pass(beta, alpha)
+
+
+@lru_cache(1024)
+def prior_strength(mean: float, signal: float, group_size: int) -> float:
+    """α + β of the Beta distribution with this mean by which a share `signal` of the groups has a signal; 0.1 to 4."""
+    low, high = 0.1, 4.0
+    for _ in range(20):
+        middle = math.sqrt(low * high)
+        if signal_chance(middle * mean, middle * (1 - mean), group_size) < signal:
+            low = middle
+        else:
+            high = middle
+    return middle
 
 
 def passes(reward: float, solved_from: float, lowest: float, highest: float) -> float:

@@ -92,6 +92,22 @@ def test_rows_that_are_always_or_never_solved_come_seldom_and_are_not_forgotten(
     assert 0.18 < np.mean(true[uniformly] == 0.5) < 0.32
 
 
+@pytest.mark.parametrize("solved", [0.1, 0.5])
+def test_the_expected_signal_is_the_one_that_comes_where_most_rows_are_always_or_never_solved(solved: float) -> None:
+    rates, generator = made(3000), np.random.default_rng(2)
+    true = np.where(generator.random(3000) < 0.12, 0.5, generator.random(3000) < solved)
+    course = list[dict[str, float]]()
+    for step in range(60):
+        rows = list(islice(rates.order(8, step * 8), 8))
+        drawn = (generator.random((8, SIZE)) < true[rows][:, None]).astype(float).tolist()
+        course.append(finish(rates, *map(group, rows, drawn)))
+    expected, came = (
+        np.mean([step[f"curriculum/{name}"] for step in course[10:]]) for name in ("expected_signal", "signal")
+    )
+    assert expected == pytest.approx(came, abs=0.12)
+    assert came > 0.4, "uniformly it would be an eighth"
+
+
 def test_restored_pass_rates_draw_as_the_first_ones() -> None:
     true = np.linspace(0, 1, 60)
     whole, first = made(60), made(60)
