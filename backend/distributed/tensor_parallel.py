@@ -168,12 +168,14 @@ class LeadingSampler(Sampler):
         seed: int,
         first_number: int,
         poll: Poll = lambda token_count: None,
+        finished: Callable[[Group], None] | None = None,
     ) -> list[Group]:
         engine, rest = self._engine, (group_size, sampling, seed, first_number)
 
         def sample() -> list[Group]:
             keep_together(engine.parts, self._config, engine.ranks)
-            return super(LeadingSampler, self).sample(problems, *rest, lambda count: engine.meet(lambda: poll(count)))
+            meet: Poll = lambda count: engine.meet(lambda: poll(count))  # noqa: E731
+            return super(LeadingSampler, self).sample(problems, *rest, meet, finished)
 
         prompts = [problem.tokens for problem in problems]  # their texts are rank 0's alone
         return engine.together(SAMPLE, sample, prompts=prompts, rest=rest, max_tokens=self.max_tokens)

@@ -15,23 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import keyring
-import keyring.errors
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.hf_api import ModelInfo, RepoSibling
 from huggingface_hub.utils import _xet_progress_reporting, disable_progress_bars, enable_progress_bars
 from huggingface_hub.utils._runtime import is_xet_available
-from keyring.backends import chainer
 
 from backend.models.hub import hash_of
 from backend.models.hub_client import TOKENS_PAGE, host, hub_errors
+from backend.utils import keychain
 from backend.utils.errors import UserError
 
-SERVICE, ENTRY = "GRPO Studio", "Hugging Face token"
-"""Service and account of our keychain entry."""
-TRUSTED_PRIORITY = 1.0
-"""keyring backends below this priority store secrets unprotected."""
+ENTRY = "Hugging Face token"
+"""Account of our keychain entry."""
 HUBS_OWN = (".gitattributes",)
 """Files that the Hub adds to a new repository."""
 STALE = (".safetensors", ".json", ".jinja", ".model", ".tiktoken", ".py", ".gguf", ".bin")
@@ -62,7 +58,7 @@ class Account:
 def find_token() -> HubToken | None:
     if value := (os.environ.get("HF_TOKEN") or "").strip():
         return HubToken(value, "HF_TOKEN")
-    if (chain := _keychain()) is not None and (value := _read(chain)):
+    if value := keychain.stored(ENTRY):
         return HubToken(value, "keychain")
     stored = get_token()
     return HubToken(stored, "hf auth login") if stored else None
@@ -91,41 +87,17 @@ def log_in(value: str) -> Account:
     value = value.strip()
     if not value:
         raise UserError("token", "No token was given.")
-    chain = _keychain()
-    if chain is None:
+    if keychain.keychain() is None:
         missing = "This system has no keychain that could keep the token (on Linux: GNOME Keyring or KWallet)"
         raise UserError("token", f"{missing}; log in with `hf auth login`, or set HF_TOKEN.")
     account = whose(HubToken(value, "keychain"))
-    try:
-        chain.set_password(SERVICE, ENTRY, value)
-    except (keyring.errors.KeyringError, OSError):
-        raise UserError("token", "The keychain did not take the token; unlock it, and log in again.") from None
+    keychain.store(ENTRY, value, "token", "token")
     return account
 
 
 def log_out() -> bool:
-    """Delete our keychain entry; False if there was none."""
-    chain = _keychain()
-    if chain is None or not _read(chain):
-        return False
-    try:
-        chain.delete_password(SERVICE, ENTRY)
-    except (keyring.errors.KeyringError, OSError):
-        raise UserError("token", "The keychain did not delete the token; unlock it, and log out again.") from None
-    return True
-
-
-def _keychain() -> Any:
-    found = keyring.get_keyring()
-    backends = found.backends if isinstance(found, chainer.ChainerBackend) else [found]
-    return next((backend for backend in backends if backend.priority >= TRUSTED_PRIORITY), None)
-
-
-def _read(chain: Any) -> str:
-    try:
-        return chain.get_password(SERVICE, ENTRY) or ""
-    except (keyring.errors.KeyringError, OSError):  # locked, or its service is gone: the other places are tried
-        return ""
+    """Delete our keychain entry; False if there was none. Raises UserError."""
+    return keychain.forget(ENTRY, "token", "token")
 
 
 # Uploads

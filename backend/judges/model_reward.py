@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from backend.rewards.calls import Poll
+from backend.rewards.errors import Failure, RewardError
 from backend.rewards.inputs import TrainerState
 from backend.rewards.registry import FunctionDescription
 from backend.types import Group
+from backend.utils.errors import ConfigProblem
+from backend.utils.text import quote
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,14 @@ class ModelScores:
     scores: list[float | None]
     columns: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+
+
+class UnreachableJudgeError(RewardError):
+    """A judge's server is gone, and the run should pause until it is back."""
+
+    def __init__(self, judge: FunctionDescription, why: str) -> None:
+        sentence = f"The judge {quote(judge.name, 40)} cannot score: {why}."
+        super().__init__([ConfigProblem("reward_functions", sentence)], Failure(why))
 
 
 class ModelReward(Protocol):
@@ -46,6 +57,10 @@ class ModelReward(Protocol):
 
     def score(self, groups: Sequence[Group], state: TrainerState, poll: Poll) -> ModelScores:
         """Score every completion. Call `poll` while waiting; it may raise. Raises UserError or RewardError."""
+        ...
+
+    def new_notes(self) -> list[str]:
+        """Messages for the user since the last call."""
         ...
 
     def close(self) -> None:

@@ -13,16 +13,17 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from backend.config.other_programs.translation import translate
-from backend.rewards.catalogue import find_call, functions, locate_reward_file, split_names
+from backend.rewards.catalogue import JUDGE, RewardCall, find_call, functions, locate_reward_file, split_names
 from backend.runs.run_folder import LOCK_VARIABLE
-from backend.tools.mcp_settings import ServerSettings, named_servers
+from backend.tools.mcp_settings import LOOPBACK, ServerSettings, named_servers
 from backend.utils import places
 from backend.utils.disk import DiskError, replace_file
 from backend.utils.errors import ConfigProblem, UserError
@@ -30,6 +31,7 @@ from backend.utils.files import make_private_folder, read_bytes
 from backend.utils.text import quote
 
 FILE = "trusted.json"
+JUDGES_SERVER = "judge's server on"
 RISKY_MODULES = (
     *("ctypes", "ftplib", "http", "httpx", "multiprocessing", "os", "pathlib", "requests", "shutil", "smtplib"),
     *("socket", "subprocess", "tempfile", "urllib"),
@@ -110,22 +112,34 @@ def code_files(settings: Mapping[str, Any], base: Path | None = None) -> list[Pa
     directory).
     """
     settings = translate(settings)[0]  # as the run itself will read them
-    named, stages = settings.get("reward_functions_file"), settings.get("stages")
+    named = settings.get("reward_functions_file")
     environment = settings.get("environment")
     classes = environment.values() if isinstance(environment, Mapping) else [environment]
     named = [*(named if isinstance(named, list) else [named]), settings.get("tools_file")]
     names = [text.strip() for text in named if isinstance(text, str)]
     names += [text.rpartition("::")[0].strip() for text in classes if isinstance(text, str)]
-    for part in [settings, *(stages if isinstance(stages, list) else [])]:
-        entries = part.get("reward_functions") if isinstance(part, Mapping) else None
-        entries = split_names(entries) if isinstance(entries, str) else entries
-        calls = map(find_call, map(str, entries if isinstance(entries, list) else []))
-        names += [call.file for call in calls if call]
+    names += [call.file for call in _reward_calls(settings)]
     paths: dict[Path, None] = {}
     for name in filter(None, names):
         with suppress(UserError):  # validation reports this too
             paths[locate_reward_file(name, base).resolve()] = None
     return [path for path in paths if path.is_file()]
+
+
+def _reward_calls(settings: Mapping[str, Any]) -> Iterator[RewardCall]:
+    stages = settings.get("stages")
+    for part in [settings, *(stages if isinstance(stages, list) else [])]:
+        entries = part.get("reward_functions") if isinstance(part, Mapping) else None
+        entries = split_names(entries) if isinstance(entries, str) else entries
+        yield from filter(None, map(find_call, map(str, entries if isinstance(entries, list) else [])))
+
+
+def judge_servers(settings: Mapping[str, Any]) -> dict[str, ServerSettings]:
+    """Other machines that judges of these raw settings ask, by what to call them."""
+    calls = [call for call in _reward_calls(translate(settings)[0]) if call.function == JUDGE and not call.file]
+    urls = {urlsplit(str(call.arguments.get("url", ""))) for call in calls}
+    hosts = {url.netloc: f"{url.scheme}://{url.netloc}" for url in urls if url.hostname not in (None, *LOOPBACK)}
+    return {f"{JUDGES_SERVER} {host}": ServerSettings(url=url) for host, url in hosts.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,15 +218,16 @@ class AllowedCode:
 
 
 class AllowedServers:
-    """MCP and OpenEnv servers in a record, by default this machine's: SHA-256 of what decides what starts → that."""
+    """MCP and OpenEnv servers, and hosts of judges, in a record, by default this machine's: SHA-256 of what decides
+    what starts → that."""
 
     def __init__(self, file: Path | None = None) -> None:
         self._record = TrustRecord(file)
 
     def missing(self, settings: Mapping[str, Any]) -> dict[str, ServerSettings]:
         """Servers of these raw settings that are not allowed, by name. An edited server is another one."""
-        allowed = self._record.read()
-        return {name: server for name, server in named_servers(settings).items() if server.fingerprint not in allowed}
+        allowed, named = self._record.read(), named_servers(settings) | judge_servers(settings)
+        return {name: server for name, server in named.items() if server.fingerprint not in allowed}
 
     def allow(self, servers: Iterable[ServerSettings]) -> None:
         """Allow these servers from now on."""
@@ -244,6 +259,10 @@ def require_allowed(settings: Mapping[str, Any], base: Path | None = None, *, al
             advice = "Read it first; --allow-code runs it from now on."
             problems.append(ConfigProblem("reward_functions_file", f"{sentence} {advice}"))
     for name, server in AllowedServers().missing(settings).items():
+        if name.startswith(JUDGES_SERVER):
+            sentence = f"The {quote(name, 90)} would get the prompts and completions of this run"
+            problems.append(ConfigProblem("reward_functions", f"{sentence}; --allow-code allows it from now on."))
+            continue
         sentence = f"The {quote(name, 55)} was never allowed on this machine: {quote(server.starts, 90)}."
         setting = "mcp_servers" if name.startswith("MCP") else "environment"
         problems.append(ConfigProblem(setting, f"{sentence} --allow-code starts it from now on."))

@@ -117,7 +117,7 @@ class RewardBench:
                         result.seconds, result.given = scored.seconds[0], scored.scores[0]
                         result.logged = scored.columns
                     results.append(result)
-                scorer.unload_models(of_device=True)  # a bench may stay open for hours
+                scorer.unload_models()  # a bench may stay open for hours
             except BaseException:
                 self.close()  # the next task begins in a fresh process
                 raise

@@ -59,7 +59,7 @@ _SETTING = "reward_functions"
 _REWARD_FILE = "reward_functions_file"
 _REWARD_DECORATOR = "register_reward_function"
 _REWARDS_FOLDER = Path(__file__).parent / "functions"
-_REWARD_MODULES = ("r1", "answers", "formats", "lengths", "code")
+_REWARD_MODULES = ("r1", "answers", "formats", "lengths", "code", "judge")
 _ENDING = re.compile(r"_reward(_func)?$")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s")
 _FILE = re.compile(r"""([^"'=]*?)::(.*)""", re.DOTALL)
@@ -267,6 +267,8 @@ def with_absolute_file(text: str, folder: Path) -> str:
     if not (call := find_call(text)):
         return text
     if not call.file:
+        if call.function == JUDGE:
+            return _with_absolute_arguments(call, folder).text
         with suppress(UserError):
             model = user_path(call.function, _SETTING, folder)
             is_name = not call.is_model and call.function in {entry.name for entry in builtin_rewards()}
@@ -278,6 +280,17 @@ def with_absolute_file(text: str, folder: Path) -> str:
     except UserError:  # reported where the entry is checked
         return text
     return replace(call, file=os.path.realpath(path)).text if is_file(path) else text
+
+
+def _with_absolute_arguments(call: RewardCall, folder: Path) -> RewardCall:
+    """A judge whose `rubric` and `model` that exist in `folder` are absolute paths."""
+    paths: dict[str, str] = {}
+    for name in ("rubric", "model"):
+        with suppress(UserError):
+            path = user_path(str(call.arguments.get(name, "")), _SETTING, folder)
+            if name in call.arguments and (is_file(path) or is_file(path / "config.json")):
+                paths[name] = os.path.realpath(path)
+    return replace(call, arguments={**call.arguments, **paths}) if paths else call
 
 
 class Scorable(NamedTuple):

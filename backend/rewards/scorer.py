@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from backend.config.setting import RewardSettings
 from backend.judges.entries import model_entries, open_model_rewards
-from backend.judges.model_reward import ModelReward
+from backend.judges.model_reward import ModelReward, ModelScores, UnreachableJudgeError
 from backend.judges.score_metrics import score_metrics
 from backend.rewards.allowed_code import code_files
 from backend.rewards.calls import Poll, ThreadCaller, timeout_words, wait_on
@@ -57,6 +57,10 @@ class ProcessLostError(Exception):
     """The process that runs tools has ended; its text completes “A tool …”."""
 
 
+def without_pause(error: UnreachableJudgeError) -> None:
+    raise error
+
+
 class Scorer:
     """A run's functions, loaded on first use, and again in a new worker."""
 
@@ -66,6 +70,7 @@ class Scorer:
         self._key = next(_keys)
         self.loaded, self._generation = Answer(), -1  # what was loaded, in which process
         self.models: dict[str, ModelReward] = {}  # by entry, open once loaded
+        self.pause: Callable[[UnreachableJudgeError], None] = without_pause  # returns when a judge should try again
         self.tools: RunTools | None = None
         self.restore_tools: Callable[[Poll], None] = lambda poll: None  # called when a new process has loaded them
         self.closing = ExitStack()  # what else ends with it
@@ -96,11 +101,10 @@ class Scorer:
         for model in self.models.values():
             model.load(folder)
 
-    def unload_models(self, *, of_device: bool = False) -> None:
-        """Close models, or those of the device; they are loaded again when they score."""
+    def unload_models(self) -> None:
+        """Close models; they are loaded again when they score."""
         for model in self.models.values():
-            if model.uses_mlx or not of_device:
-                model.close()
+            model.close()
 
     def _load_functions(self, poll: Poll = wait_on) -> None:
         while self._generation != self.host.generation:
@@ -186,16 +190,25 @@ class Scorer:
             place = indices.index(places[min(failure.function, len(places) - 1)])
             return replace(answer, failure=replace(failure, function=place))
         scored = dict(zip(places, zip(answer.scores, answer.seconds, strict=True), strict=True))
-        columns, metrics = dict(answer.columns), dict(answer.metrics)
+        columns, metrics, printed = dict(answer.columns), dict(answer.metrics), answer.printed
         for index in filter(models.__contains__, indices):
             began = time.perf_counter()
-            of_model = models[index].score(groups, state, poll)
+            of_model = self._score_by(models[index], groups, state, poll)
             scored[index] = of_model.scores, time.perf_counter() - began
             columns |= of_model.columns
             name = models[index].about.name
             metrics |= of_model.metrics | score_metrics(name, groups, of_model.scores)
+            printed += "\n".join(models[index].new_notes()) if captures else ""
         scores, seconds = zip(*(scored[index] for index in indices), strict=True)
-        return replace(answer, scores=[*scores], seconds=[*seconds], columns=columns, metrics=metrics)
+        found = {"scores": [*scores], "seconds": [*seconds], "columns": columns, "metrics": metrics, "printed": printed}
+        return replace(answer, **found)
+
+    def _score_by(self, model: ModelReward, groups: Sequence[Group], state: TrainerState, poll: Poll) -> ModelScores:
+        while True:
+            try:
+                return model.score(groups, state, poll)
+            except UnreachableJudgeError as error:
+                self.pause(error)
 
     def error(
         self, functions: Sequence[FunctionDescription], failure: Failure, samples: Sequence[tuple[Problem, Completion]]

@@ -106,10 +106,11 @@ class Sampler:
         seed: int,
         first_number: int,
         poll: Poll = lambda token_count: None,
+        finished: Callable[[Group], None] | None = None,
     ) -> list[Group]:
         """One group of `group_size` completions for each problem. Token t of completion g of problem p uses a random
         number keyed by (seed, first_number + p, g), t. `poll` gets the number of tokens so far after each chunk, and
-        may raise."""
+        may raise. `finished` gets each group whose completions have all ended while others are decoded."""
         keys = [(first_number + p, g) for p in range(len(problems)) for g in range(group_size)]
         uniform_NT = keyed_uniforms(seed, keys, self.max_tokens)
         outputs = CompletionBuffer(len(keys), self.max_tokens, self.policy.tokenizer, self.policy.eos_ids, self.stop)
@@ -123,26 +124,37 @@ class Sampler:
                     raise UserError("max_completion_length", what)
                 if opening:
                     outputs.insert(row, opening)
+
+        def group(p: int) -> Group:
+            rows = range(p * group_size, (p + 1) * group_size)
+            if conversations is None:
+                return Group(problems[p], [outputs.completion(row) for row in rows])
+            return Group(problems[p], [conversations.completion(row, outputs) for row in rows])
+
+        is_told_P = np.zeros(len(problems), bool)
+
+        def tell_finished() -> None:
+            if finished is None or is_told_P.all():
+                return
+            is_new_P = (outputs.stop.reshape(-1, group_size) >= 0).all(axis=1) & ~is_told_P
+            is_told_P[is_new_P] = True
+            for p in np.flatnonzero(is_new_P).tolist():
+                finished(group(p))
+
         self.policy.model.eval()
         self.fused.refresh()
         try:
             prompts = [problem.tokens for problem in problems]
-            decode(prompts, group_size, sampling, uniform_NT, outputs, poll, conversations)
+            decode(prompts, group_size, sampling, uniform_NT, outputs, poll, conversations, tell_finished)
         finally:
             self.fused.release()
         if outputs.held is not None and (count := outputs.cut_off_stuck()):
             self._notes.append(STUCK.format(count=count))
-        finished = range(len(keys))
-        if conversations is None:
-            completions = [outputs.completion(row) for row in finished]
-        else:
-            completions = [conversations.completion(row, outputs) for row in finished]
+        groups = [group(p) for p in range(len(problems))]
         self.completions += len(keys)
         # The allocator keeps freed KV caches for arrays of the same size, which training does not allocate.
         release_cached_buffers()
-        return [
-            Group(problem, completions[i * group_size : (i + 1) * group_size]) for i, problem in enumerate(problems)
-        ]
+        return groups
 
     def use_kernels(self, on: bool) -> None:
         """Decode with or without our own Metal kernels."""
@@ -158,6 +170,7 @@ class Sampler:
         outputs: CompletionBuffer,
         poll: Poll,
         conversations: Rollout | None,
+        tell_finished: Callable[[], None],
     ) -> None:
         queue = WaitingQueue(prompts, G, self._prefill)
         drawing = self._sampling_state(sampling, prompts, G, outputs)
@@ -169,6 +182,7 @@ class Sampler:
         scheduler = Scheduler(queue, outputs, uniform_NT, drawing, step, rows, self.row_costs, *talk, speculation)
         while scheduler.schedule():
             scheduler.decode_chunk()
+            tell_finished()
             poll(outputs.token_count)
         if speculation is not None:
             speculation.drafts.end()
@@ -310,6 +324,7 @@ class Sampler:
         outputs: CompletionBuffer,
         poll: Poll,
         conversations: Rollout | None,
+        tell_finished: Callable[[], None],
     ) -> None:
         drawing = self._sampling_state(sampling, prompts, G, outputs)
 
@@ -328,6 +343,7 @@ class Sampler:
             drawing.keep(index[:0])
             if conversations is not None:
                 conversations.end_turns(index.tolist(), outputs, lambda: poll(outputs.token_count))
+            tell_finished()
 
         for p, prompt in enumerate(prompts):
             for first in range(p * G, (p + 1) * G, self.rows or G):

@@ -19,6 +19,11 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 OPENENV = "openenv:"
 
 
+def is_here(url: str) -> bool:
+    """True for a server on this machine."""
+    return urlsplit(url).hostname in LOOPBACK
+
+
 class ServerSettings(BaseModel, extra="forbid", strict=True):
     """A program that speaks MCP over its stdin and stdout, or the URL of a server on this machine."""
 
@@ -55,7 +60,7 @@ def server_fault(name: Any, about: Any) -> str:
         return f"{label} needs either command, with args, env and cwd if it takes them, or url."
     if server.url and parts.scheme not in ("http", "https"):
         return f"{label}: {quote(server.url, 60)} is not a URL such as http://127.0.0.1:8000/mcp."
-    if server.url and parts.hostname not in LOOPBACK:
+    if server.url and not is_here(server.url):
         return (
             f"{label} is on {quote(parts.hostname or '', 60)}. Calls contain what the model wrote, which stays on this "
             f"machine: the host must be {', '.join(LOOPBACK[:-1])} or {LOOPBACK[-1]}."

@@ -182,7 +182,7 @@ class RunContext(StepContext):
 
     def new_notes(self) -> list[str]:
         """Sentences for the user since the last call."""
-        return [*self.background_tokenizer.new_notes(), *self.rollout.new_notes()]
+        return [*self.background_tokenizer.new_notes(), *self.rollout.new_notes(), *self.scoring.new_notes()]
 
     def change(self, config: Config, keys: Collection[str], step: int) -> None:
         super().change(config, keys, step)
@@ -287,6 +287,7 @@ class RunContext(StepContext):
                 config.seed,
                 position,
                 lambda tokens: work.poll("sampling", tokens / most_tokens),
+                self.scoring.finished(step),
             )
         work.groups.extend(groups)
         check_sampled(groups)
@@ -337,6 +338,7 @@ class RunContext(StepContext):
     def held_out_groups(
         self, problems: list[Problem], step: int, config: Config, poll: Callable[[float], None]
     ) -> list[Group]:
+        finished = self.scoring.finished(step)
         return scored_groups(
             self.rollout,
             problems,
@@ -345,8 +347,10 @@ class RunContext(StepContext):
             group_size=config.num_generations_eval or config.group_size,
             batch_size=config.prompts_per_evaluation_batch,
             poll=poll,
-            # Reward functions that use mlx would share the device and its memory with sampling.
-            overlap_scoring=not self.scoring.uses_mlx,
+            # Reward functions that use mlx would share the device and its memory with sampling. A judge may pause the
+            # run, and has begun by itself.
+            overlap_scoring=not self.scoring.uses_mlx and finished is None,
+            finished=finished,
         )
 
     def close(self) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from backend.config.config import Config
+from backend.judges.model_reward import UnreachableJudgeError
 from backend.rewards.allowed_code import code_files, read_code
 from backend.rewards.calls import Poll, wait_on
 from backend.rewards.inputs import TrainerState
@@ -62,6 +63,15 @@ class ScoringStages:
         """Called when the last completion of a group of `step` has ended: its models may begin."""
         for model in self._scorer.stage_models(self.stage(step).index).values():
             model.start(group)
+
+    def finished(self, step: int) -> Callable[[Group], None] | None:
+        """What `Sampler.sample` calls with groups that have ended; None where no model begins in the background."""
+        models = self._scorer.stage_models(self.stage(step).index).values()
+        return None if all(model.uses_mlx for model in models) else lambda group: self.start(group, step)
+
+    def pause_by(self, pause: Callable[[UnreachableJudgeError], None]) -> None:
+        """Call `pause` where a judge's server is gone; it returns when the judge should try again, or raises."""
+        self._scorer.pause = pause
 
     def change(self, config: Config, steps: int) -> None:
         """Continue with other weights or another length. Adaptive weights keep their factors."""
@@ -126,6 +136,10 @@ class ScoringStages:
         metrics = {f"reward_weights/{name}": weight for name, weight in at_step}
         stage.weights.observe_scores(step, groups)
         return metrics
+
+    def new_notes(self) -> list[str]:
+        """Messages of models since the last call."""
+        return [note for model in self._scorer.models.values() for note in model.new_notes()]
 
     def notes(self) -> list[str]:
         functions = [function for stage in self.stages for function in stage.functions]

@@ -19,6 +19,7 @@ from mlx_lm.utils import maybe_set_recommended_wired_limit
 from backend.config.config import Config, origin_of
 from backend.config.notes import config_notes
 from backend.export.export_run import export_finished, exports
+from backend.judges.model_reward import UnreachableJudgeError
 from backend.models.policy import load_start
 from backend.models.saving import adapter_config, model_bytes, save_model
 from backend.runs.checkpoint import CheckpointScore, arrays_of, first_start
@@ -193,6 +194,7 @@ class Trainer:
 
     def take_parts(self, parts: RunContext) -> None:
         parts.scoring.poll = self.control.look_for_stop  # no function keeps the run from stopping
+        parts.scoring.pause_by(self.pause_for_judge)
         self.parts = parts
 
     def train_until(self, last: int | None) -> bool:
@@ -436,6 +438,13 @@ class Trainer:
     def take_change(self) -> None:
         level, sentence = self.steering.take(self._begun)
         self.event_log.write("note", level=level, sentence=sentence, answers="change")
+
+    def pause_for_judge(self, error: UnreachableJudgeError) -> None:
+        """Pause until the user resumes the run. Raises Stopped."""
+        sentence = f"{error.faults[0].sentence} The run is paused; resume it once the server answers."
+        self.event_log.write("note", level="warning", sentence=sentence, during="pause")
+        self.control.pause_until(lambda: False, sentence)
+        self.control.obey()
 
     def rest(self) -> None:
         self.saver.wait()

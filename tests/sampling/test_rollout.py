@@ -188,8 +188,15 @@ class Enough(Exception):
 
 @pytest.mark.parametrize("arch", ["qwen3", "mamba"])
 def test_poll_receives_the_token_count_and_may_raise_to_stop(rollouts: Callable[..., Sampler], arch: str) -> None:
-    rollout, counts = rollouts(arch, 40, MANY_ENDS), []
-    sampled = with_problems(rollout.sample(problems(), 2, Sampling(), 0, 0, counts.append))
+    rollout, counts, finished = rollouts(arch, 40, MANY_ENDS), [], dict[int, Group]()
+
+    def finish(group: Group) -> None:
+        assert len(finished) == len({*finished, group.problem.index}) - 1, "each group once"
+        finished[group.problem.index] = group
+
+    groups = rollout.sample(problems(), 2, Sampling(), 0, 0, counts.append, finish)
+    assert [finished[group.problem.index] for group in groups] == groups
+    sampled = with_problems(groups)
     assert counts == sorted(counts) and len(counts) >= 5
     assert counts[-1] == sum(len(completion.tokens) for _, completion in sampled)
 

@@ -89,7 +89,7 @@ def train_with_stops(raw: dict[str, Any], run: RunFolder, *steps: int) -> None:
 
 def numbers(run: RunFolder) -> list[tuple[Any, ...]]:
     """Every step and evaluation with the metrics that a second run with the same settings repeats."""
-    machine = ("time/", "per_second", "memory", "process/", "machine/")
+    machine = ("time/", "per_second", "memory", "process/", "machine/", "/seconds", "/calls", "/cached")
 
     def repeated(metrics: dict[str, Any]) -> dict[str, Any]:
         return {name: x for name, x in metrics.items() if not any(word in name for word in machine)}

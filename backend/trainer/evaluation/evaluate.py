@@ -54,12 +54,13 @@ def scored_groups(
     seed: int = EVAL_SEED,
     poll: Callable[[float], None] = lambda done: None,
     overlap_scoring: bool = True,
+    finished: Callable[[Group], None] | None = None,
 ) -> list[Group]:
     """`group_size` completions of every problem, scored, in order; `batch_size` problems are sampled together.
 
     With `overlap_scoring` a thread scores one batch while the next one is sampled, unless their tools and environments
-    are in the process that scores. `poll` takes the fraction done and
-    may raise to stop. The random numbers depend on `seed` and the place in `problems` alone.
+    are in the process that scores. `poll` takes the fraction done and may raise to stop; `finished`
+    as in `Sampler.sample`. The random numbers depend on `seed` and the place in `problems` alone.
     """
     groups: list[Group] = []
     tokens, scoring, is_given_up = 0, list[Future[object]](), False
@@ -78,9 +79,8 @@ def scored_groups(
                 batch = list(problems[start : start + batch_size])
                 # A batch as long as the ones before: without any, nobody knows how long completions are.
                 expected = tokens / len(groups) * len(batch) if groups else 0.0
-                sampled = rollout.sample(
-                    batch, group_size, sampling, seed, start, partial(report, start, len(batch), expected)
-                )
+                told = partial(report, start, len(batch), expected)
+                sampled = rollout.sample(batch, group_size, sampling, seed, start, told, finished)
                 if overlap_scoring and rollout.tools is None:
                     for future in scoring[-1:]:
                         future.result()  # one batch at a time; raises what it has raised

@@ -48,6 +48,7 @@ class OwnSampler(Sampler):
         seed: int,
         first_number: int,
         poll: Poll = lambda token_count: None,
+        finished: Callable[[Group], None] | None = None,
     ) -> list[Group]:
         number = first_number << 32  # its own random numbers for each prompt that it generates from
         ours = list[BaseException]()  # a stop, or another error that is not the function's

@@ -23,6 +23,7 @@ from backend.export.verify import Verification
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import Parent, change_notes, write_parent
 from backend.utils.errors import UserError
+from backend.utils.keychain import SERVICE
 from tests.support import made_up_runs
 from tests.support.hub_server import TOKEN, Fault, HubStandIn
 from tests.support.keychain import Keychain
@@ -77,7 +78,7 @@ def run(tmp_path: Path, hub: HubStandIn, monkeypatch: pytest.MonkeyPatch) -> Run
 
 @pytest.fixture
 def logged_in(keychain: Keychain) -> None:
-    keychain.entries[hub_upload.SERVICE, hub_upload.ENTRY] = TOKEN
+    keychain.entries[SERVICE, hub_upload.ENTRY] = TOKEN
 
 
 @pytest.mark.usefixtures("logged_in")
@@ -189,7 +190,7 @@ def test_where_a_token_is_found_first(keychain: Keychain, monkeypatch: pytest.Mo
     stored.parent.mkdir(parents=True, exist_ok=True)
     stored.write_text("hf_of_the_library")
     assert find_token() == HubToken("hf_of_the_library", "hf auth login")
-    keychain.entries[hub_upload.SERVICE, hub_upload.ENTRY] = "hf_ours"
+    keychain.entries[SERVICE, hub_upload.ENTRY] = "hf_ours"
     assert find_token() == HubToken("hf_ours", "keychain")
     monkeypatch.setenv("HF_TOKEN", "hf_of_the_environment")
     assert find_token() == HubToken("hf_of_the_environment", "HF_TOKEN")
