@@ -133,7 +133,7 @@ class Judge:
             self._unreachable = ""
             self._asked = {key: future for key, future in self._asked.items() if not future.done()}
         judged = [rows[index] if (rows := found[key]) else (None, "") for key, index in places]
-        calls, self._calls = self._calls, 0
+        calls, self._calls, notes, self._notes = self._calls, 0, self._notes, []
         name, count = self.about.name, max(1, len(judged))
         metrics = {
             f"judge/{name}/failed": sum(score is None for score, _ in judged) / count,
@@ -142,12 +142,7 @@ class Judge:
             f"judge/{name}/seconds": time.monotonic() - began,
         }
         columns: dict[str, list[Any]] = {f"{name}/explanation": [explanation for _, explanation in judged]}
-        return ModelScores([score for score, _ in judged], columns, metrics)
-
-    def new_notes(self) -> list[str]:
-        """Messages for the user since the last call, one for each cause of failures in a run."""
-        notes, self._notes = self._notes, []
-        return notes
+        return ModelScores([score for score, _ in judged], columns, metrics, notes)
 
     def _ask_group(self, group: Group) -> list[tuple[str, int]]:
         """Begin what is not known yet. → the key and the place in its judgements of each completion."""

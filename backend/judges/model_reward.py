@@ -22,11 +22,12 @@ from backend.utils.text import quote
 @dataclass(frozen=True, slots=True)
 class ModelScores:
     """`scores`: one of each completion in group order, None for no opinion. `columns`: logged beside completions, as
-    `name/explanation`. `metrics`: of the step."""
+    `name/explanation`. `metrics`: of the step. `notes`: messages for the user."""
 
     scores: list[float | None]
     columns: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+    notes: list[str] = field(default_factory=list[str])
 
 
 class UnreachableJudgeError(RewardError):
@@ -57,10 +58,6 @@ class ModelReward(Protocol):
 
     def score(self, groups: Sequence[Group], state: TrainerState, poll: Poll) -> ModelScores:
         """Score every completion. Call `poll` while waiting; it may raise. Raises UserError or RewardError."""
-        ...
-
-    def new_notes(self) -> list[str]:
-        """Messages for the user since the last call."""
         ...
 
     def close(self) -> None:

@@ -70,6 +70,7 @@ class Scorer:
         self._key = next(_keys)
         self.loaded, self._generation = Answer(), -1  # what was loaded, in which process
         self.models: dict[str, ModelReward] = {}  # by entry, open once loaded
+        self.model_notes: list[str] = []  # new messages of models
         self.pause: Callable[[UnreachableJudgeError], None] = without_pause  # returns when a judge should try again
         self.tools: RunTools | None = None
         self.restore_tools: Callable[[Poll], None] = lambda poll: None  # called when a new process has loaded them
@@ -198,7 +199,8 @@ class Scorer:
             columns |= of_model.columns
             name = models[index].about.name
             metrics |= of_model.metrics | score_metrics(name, groups, of_model.scores)
-            printed += "\n".join(models[index].new_notes()) if captures else ""
+            self.model_notes += of_model.notes
+            printed += "\n".join(of_model.notes) if captures else ""
         scores, seconds = zip(*(scored[index] for index in indices), strict=True)
         found = {"scores": [*scores], "seconds": [*seconds], "columns": columns, "metrics": metrics, "printed": printed}
         return replace(answer, **found)

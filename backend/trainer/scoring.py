@@ -139,7 +139,8 @@ class ScoringStages:
 
     def new_notes(self) -> list[str]:
         """Messages of models since the last call."""
-        return [note for model in self._scorer.models.values() for note in model.new_notes()]
+        notes, self._scorer.model_notes = self._scorer.model_notes, []
+        return notes
 
     def notes(self) -> list[str]:
         functions = [function for stage in self.stages for function in stage.functions]
