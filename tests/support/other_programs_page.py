@@ -59,9 +59,10 @@ def _section(name: str, source: str, words: Words) -> Iterator[str]:
     for settings, listed in translated.items():
         if others := [word for word in listed if settings != (word,)]:
             yield f"| {_listed(others)} | {_listed(settings)} |"
-    for title, kind in (("Without effect", IgnoredKey), ("Refused", Refused)):
-        if listed := [word for word, fate in words.items() if isinstance(fate, kind)]:
-            yield f"\n{title}: {_listed(listed)}."
+    ignored = sum(isinstance(fate, IgnoredKey) for fate in words.values())
+    yield f"\nWithout effect: {ignored} keys, which `check` explains."
+    if refused := [word for word, fate in words.items() if isinstance(fate, Refused)]:
+        yield f"\nRefused: {_listed(refused)}."
     yield ""
 
 
