@@ -40,7 +40,8 @@ MARGIN = 1.1  # by which speculation has to be faster before it begins
 
 WINDOW = 64  # drafts over which the accepted tokens are averaged
 
-PASSES, TRIAL = 8, 4  # passes between two decisions whether it pays; and where that is not known
+PASSES, TRIAL, PROBE = 8, 4, 2  # passes between two decisions whether it pays; and where its time is not known, or
+# whether a draft model's drafts are good
 
 STALE = 8  # rollouts after which a step without drafts is measured again
 
@@ -57,7 +58,8 @@ class Speculation:
         self._traced: set[tuple[int, ...]] = set()
         self._rollout = 0
         self._measured_at: dict[int, int] = {}  # the rollout in which a step of that many rows was last measured
-        self._trials: dict[int, tuple[int, int]] = {}  # by rows: how many there were, and the rollout of the next
+        # by rows, 0 for probes: how many there were, and the rollout of the next
+        self._trials: dict[int, tuple[int, int]] = {}
         self._accepted, self._averaged = 0.0, 0.0  # mean accepted tokens, of as many drafts
 
     def begin(self, prompts: Sequence[list[int]], G: int, sampling: Sampling, outputs: CompletionBuffer) -> None:
@@ -75,11 +77,12 @@ class Speculation:
         if verified is not None and 1 + self._accepted > margin * verified / step:
             self._trials[rows] = 0, self._rollout + 1
             return PASSES
-        trials, next_rollout = self._trials.get(rows, (0, 0))
-        if is_ragged or self._rollout < next_rollout or (self.drafts.is_free and 1 + self._accepted < MARGIN):
+        is_good = 1 + self._accepted >= MARGIN  # else no number of rows pays
+        trials, next_rollout = self._trials.get(rows if is_good else 0, (0, 0))
+        if is_ragged or self._rollout < next_rollout or (self.drafts.is_free and not is_good):
             return 0
-        self._trials[rows] = trials + 1, self._rollout + (1 << min(trials, 6))
-        return TRIAL
+        self._trials[rows if is_good else 0] = trials + 1, self._rollout + (1 << min(trials, 6))
+        return TRIAL if is_good else PROBE
 
     def decoded(self, index: np.ndarray, shape: tuple[int, int], steps: int, seconds: float) -> None:
         """Called after `steps` steps of rows and columns `shape`, each of which took `seconds`, of the open completions

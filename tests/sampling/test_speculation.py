@@ -14,7 +14,7 @@ from backend.sampling.outputs import CompletionBuffer
 from backend.sampling.rollout import Sampler
 from backend.sampling.row_costs import DRAFTED, ON_CPU
 from backend.sampling.sampler import GREEDY, Sampling
-from backend.sampling.speculation import PASSES, TRIAL, DraftModel, NGrams, Speculation, speculation_of
+from backend.sampling.speculation import PASSES, PROBE, TRIAL, DraftModel, NGrams, Speculation, speculation_of
 from backend.types import Completion, Group
 from backend.utils.errors import UserError
 from tests.sampling.test_rollout import FILTERED, MANY_ENDS, policy_of, problems
@@ -126,6 +126,28 @@ def test_drafts_are_verified_while_that_is_faster(verified_s: float, accepted: i
     for _ in range(64):  # nothing is accepted any more
         speculation.verified(np.array([0]), (1, 64), DRAFTED, verified_s)
     assert speculation.passes(1, True) == 0 == speculation.passes(1, False)
+
+
+def test_a_useless_draft_model_is_tried_seldom() -> None:
+    class Useless(NGrams):
+        is_free = False
+
+        def would_accept(self, index: np.ndarray, count: int) -> tuple[int, int]:
+            return 0, 0
+
+    speculation, passes = Speculation(Useless(), ON_CPU), list[int]()
+    for _ in range(32):
+        speculation.begin([[1]], 4, GREEDY, CompletionBuffer(4, 9, None, [-1], ()))
+        for rows in (4, 2, 1):
+            for _ in range(2):
+                speculation.decoded(np.arange(rows), (rows, 64), 8, 1.0)
+            passes.append(speculation.passes(rows, False))
+            for _ in range(passes[-1]):
+                speculation.verified(np.zeros(rows, int), (rows, 64), DRAFTED, 1.5)
+    assert passes[0] == PROBE and sum(passes) == 6 * PROBE  # in rollouts 1, 2, 4, 8, 16 and 32
+    speculation.verified(np.full(64, 3), (1, 64), DRAFTED, 1.5)
+    speculation.begin([[1]], 4, GREEDY, CompletionBuffer(4, 9, None, [-1], ()))
+    assert speculation.passes(2, False) == TRIAL  # they are good after all
 
 
 def test_why_a_run_has_no_drafts(models: Path, tmp_path: Path) -> None:
