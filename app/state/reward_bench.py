@@ -158,7 +158,7 @@ class RewardBench(QObject):
         if not self.groups:
             return
         # Scoring would cancel what is pending, whose answer leads to scoring anyway.
-        if self.busy or self.consent.code.missing(self.draft.values()):
+        if self.busy or self.consent.is_missing(self.draft.values()):
             self.stale = True
             self.changed.emit()
         else:
@@ -168,7 +168,7 @@ class RewardBench(QObject):
         self._rest_timer.stop()  # this request has the newest settings already
         settings = self.draft.values()
         scoring = {key: settings[key] for key in SCORING_SETTINGS}
-        groups = [_without_scores(group) for group in self.groups]
+        groups = [without_scores(group) for group in self.groups]
         self._ask(
             "score",
             "Scoring",
@@ -176,6 +176,26 @@ class RewardBench(QObject):
             settings=scoring,
             groups=groups,
             trusted=self.consent.code.fingerprints(settings),
+        )
+
+    def try_entry(
+        self, entry: str, group: Group, on_answer: Callable[[Any], None], on_refused: Callable[[str], None]
+    ) -> None:
+        """Score a group with one entry of `reward_functions`, apart from what is on the bench."""
+        tried = {"reward_functions": [entry], "reward_weights": [], "reward_functions_file": ""}
+        settings = {key: self.draft.valid_values()[key] for key in SCORING_SETTINGS} | tried
+        if not self.consent.obtain(settings):
+            on_refused(DECLINED)
+            return
+        self.service.ask(
+            "score",
+            on_answer,
+            on_refused=lambda problems: on_refused(problems[0].sentence),
+            owner=self,
+            settings=settings,
+            groups=[without_scores(group)],
+            trusted={},
+            with_cases=False,
         )
 
     def _on_scores(self, answer: dict[str, Any]) -> None:
@@ -228,7 +248,7 @@ class RewardBench(QObject):
                 "Cases are kept with a reward file of your own; none of its functions has scored this one."
             )
             return
-        group = _without_scores(group)
+        group = without_scores(group)
         text = completion["text"]
         self._edit_cases(case.file, do="keep", group=group, completion=text, expected=case.expected, calls=case.calls)
 
@@ -277,7 +297,7 @@ class RewardBench(QObject):
             self._rest_timer.start()
 
 
-def _without_scores(group: Mapping[str, Any]) -> Group:
+def without_scores(group: Mapping[str, Any]) -> Group:
     keys = ("text", "tokens", "stop", "turns", "conversation")
     completions = [{key: row[key] for key in keys if key in row} for row in group["completions"]]
     return {**group, "completions": completions}

@@ -15,7 +15,7 @@ from app.widgets.basic.labels import button, label
 from app.widgets.basic.layout import card, column, configure, grid, row
 from app.widgets.basic.number_format import figure
 from backend.distributed.hosts_file import HostsToAllow
-from backend.rewards.allowed_code import CodeToAllow
+from backend.rewards.allowed_code import JUDGES_SERVER, CodeToAllow
 from backend.tools.mcp_settings import ServerSettings
 from backend.utils.text import quote
 
@@ -26,6 +26,9 @@ OR_SAYS_SO = "If the system cannot ensure that, the run says so."
 SERVER = (
     "The model calls its tools while it trains. A server that is started has your rights: it can read and change your "
     "files and use the network. Allow only servers that you know."
+)
+JUDGES = (
+    "It is on another machine: the prompts and completions of the run are sent there. Allow only servers that you know."
 )
 CONNECTS = (
     "GRPO Studio connects to each of them over ssh, with your keys, and starts itself there. A run sends them its "
@@ -124,7 +127,7 @@ def _listed(names: Sequence[str], between: str = ", ", last: str = " and") -> st
 
 
 class ServersDialog(AllowDialog):
-    """The question before servers of MCP or OpenEnv are first started: what starts."""
+    """The question before servers of MCP or OpenEnv are first started, or judges of other machines first asked."""
 
     def __init__(self, servers: Mapping[str, ServerSettings], parent: QWidget | None = None) -> None:
         question = f"Use the {' and the '.join(quote(name, 55) for name in servers)}?"
@@ -136,7 +139,9 @@ class ServersDialog(AllowDialog):
             for name, server in servers.items()
         }
         buttons = ("Allow and Run", "Do Not Run")
-        super().__init__("Servers", question, SERVER, facts, buttons, parent)
+        are_judges = {name.startswith(JUDGES_SERVER) for name in servers}
+        meaning = "\n\n".join([SERVER] * (False in are_judges) + [JUDGES] * (True in are_judges))
+        super().__init__("Servers", question, meaning, facts, buttons, parent)
 
 
 class HostsDialog(AllowDialog):

@@ -122,6 +122,12 @@ def architecture_refusal(config: Mapping[str, Any]) -> str:
     return f"A model of the kind {kind} cannot be trained: {reason}." if reason else ""
 
 
+def is_classifier(config: Mapping[str, Any]) -> bool:
+    """True for a sequence classification model, as reward models are."""
+    classes = config.get("architectures")
+    return any(str(each).endswith("ForSequenceClassification") for each in classes or ())
+
+
 @cache
 def architectures() -> frozenset[str]:
     return frozenset(module.name for module in pkgutil.iter_modules([str(_mlx_lm() / "models")]))

@@ -52,26 +52,29 @@ _EXPAND = {
 }
 
 
-def search(words: str, repo_type: RepoType) -> list[dict[str, Any]]:
-    """Matching repositories, MLX models first, then by downloads.
+def search(words: str, repo_type: RepoType, *, is_reward: bool = False) -> list[dict[str, Any]]:
+    """Matching repositories, MLX models first, then by downloads; with `is_reward` models that classify.
 
     Each is {id, size, kind, precision, changed, downloads, gated, refusal}: bytes, unix seconds, None if unknown.
     Raises UserError.
     """
     found: dict[str, dict[str, Any]] = {}
     with hub_errors("", repo_type):
-        for filter_ in ("mlx", "") if repo_type == "model" else ("",):
+        for filter_ in ("mlx", "") if repo_type == "model" and not is_reward else ("",):
             query: dict[str, Any] = {"search": words, "sort": "downloads", "limit": MAX_RESULTS}
             query["expand"] = list(_EXPAND[repo_type])
             if filter_:
                 query["filter"] = filter_
             elif repo_type == "model":
-                query["pipeline_tag"] = "text-generation"
+                query["pipeline_tag"] = "text-classification" if is_reward else "text-generation"
             url = f"{constants.ENDPOINT}/api/{repo_type}s"
             response = get_session().get(url, params=query, headers=build_hf_headers(), timeout=TIMEOUT_S)
             hf_raise_for_status(response)
             for repo in response.json():
-                found[repo["id"]] = _search_result(repo, repo_type)
+                if not is_reward:
+                    found[repo["id"]] = _search_result(repo, repo_type)
+                elif architectures.is_classifier(repo.get("config") or {}):
+                    found[repo["id"]] = _search_result(repo, repo_type) | {"refusal": ""}  # that is about training
     return list(found.values())
 
 

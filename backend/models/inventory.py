@@ -62,6 +62,17 @@ def models(folders: Iterable[str] = ()) -> list[InventoryItem]:
     return sorted(items.values(), key=lambda item: -item.changed)
 
 
+def reward_models(folders: Iterable[str] = ()) -> list[InventoryItem]:
+    """The local models that classify sequences, as `models`."""
+    found: list[InventoryItem] = []
+    for item in models(folders):
+        folder = Path(item.place)
+        if architectures.is_classifier(_config(folder) or {}):
+            item.refusal, item.remarks = _missing_shards(folder, _files(folder)), []  # the others are about training
+            found.append(item)
+    return found
+
+
 def datasets(paths: Iterable[str] = ()) -> list[InventoryItem]:
     """All cached datasets and the existing `paths`, newest first."""
     items = [_cached(repo, "dataset") for repo in _repos("dataset")]

@@ -22,10 +22,11 @@ from backend.utils.hub_cache import RepoType, hub_cache, local_folder
 
 
 def hub_search(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{words, repo_type: model | dataset} → {found: [a result of `backend.models.hub.search`, …]}."""
+    """{words, repo_type: model | dataset, is_reward?} → {found: [a result of `backend.models.hub.search`, …]}."""
     from backend.models.hub import search
 
-    return {"found": search(request["words"], request.get("repo_type", "model"))}
+    is_reward = bool(request.get("is_reward"))
+    return {"found": search(request["words"], request.get("repo_type", "model"), is_reward=is_reward)}
 
 
 def hub_files(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
@@ -73,6 +74,11 @@ def hub_account(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
 def models(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     """{paths: [folder, …]} → {found: [an InventoryItem as a dict, …]}, the bundled model last."""
     return _found(inventory.models(request.get("paths", ())), "model")
+
+
+def reward_models(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+    """{paths: [folder, …]} → {found: [an InventoryItem as a dict, …]}."""
+    return {"found": [asdict(item) for item in inventory.reward_models(request.get("paths", ()))]}
 
 
 def datasets(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:

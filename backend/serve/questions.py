@@ -65,13 +65,14 @@ class Question:
 
 
 _NAMES = {
-    ("hub_questions", "quick"): "models datasets model_facts hub_search hub_files discard hub_login",
+    ("hub_questions", "quick"): "models reward_models datasets model_facts hub_search hub_files discard hub_login",
     ("hub_questions", "model"): "import_adapter",
     ("hub_questions", "long"): "download check_machines newer_release hub_account",
     ("reward_questions", "quick"): "score run_completions read_completions reward_cases tools",
     ("reward_questions", "model"): "sample",
     ("dataset_questions", "quick"): "preview_rows preview_row",
     ("dataset_questions", "long"): "preview preview_choices preview_counts preview_variety preview_difficulty",
+    ("judge_questions", "quick"): "judge_servers judge_key",
     ("chat_questions", "quick"): "chat_row",
     ("chat_questions", "model"): "chat_load chat_reply",
 }

@@ -49,6 +49,7 @@ MODELS = {
     "tiny": Repo(FILES, QWEN | SAFE | {"downloads": 90_000}),
     "tiny-strange": Repo(FILES, SAFE | {"downloads": 5, "config": {"model_type": "marvin"}}),
     "tiny-gguf": Repo({"tiny.gguf": BIG}, GGUF),
+    "tiny-reward": Repo(FILES, SAFE | {"config": {"architectures": ["ModernBertForSequenceClassification"]}}),
     "gated": Repo(FILES, gated=True),
     "private": Repo(FILES, private=True),
 }
@@ -106,6 +107,11 @@ def test_a_search_returns_size_kind_precision_and_downloads(hub: HubStandIn):
     assert first["changed"] == 1772359200 and not first["refusal"] and not hits["someone/tiny"]["refusal"]
     assert "no model of the kind marvin" in hits["someone/tiny-strange"]["refusal"]
     assert "GGUF" in hits["someone/tiny-gguf"]["refusal"]
+
+
+def test_a_search_for_reward_models_returns_classifiers(hub: HubStandIn):
+    (found,) = our_hub.search("tiny", "model", is_reward=True)
+    assert found["id"] == "someone/tiny-reward" and not found["refusal"], "what cannot be trained can score"
 
 
 def test_a_downloaded_model_is_listed_from_the_cache(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,13 +21,14 @@ from app.state.memory import amount, memory_parts_of_shape
 from app.state.presets import preset
 from app.state.session import Session
 from app.widgets.basic.controls import SearchEdit
+from app.widgets.basic.dialogs import open_file, open_folder
 from app.widgets.basic.icons import IconButton, star_cell
 from app.widgets.basic.labels import button, from_home, label, plain_tip, progress_bar, show_text
 from app.widgets.basic.layout import column, configure, connect, holder, on_screen, row, set_style_property, stack
 from app.widgets.basic.number_format import DASH, duration, figure, file_size, moment
 from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel
 from app.widgets.form.field import Field
-from app.widgets.form.fields import PathField
+from app.widgets.form.fields import FILE_PATTERNS, PathField
 from backend.config import config, first_choices
 from backend.models.suggested_models import SUGGESTED_MODELS, suggested
 from backend.utils import places
@@ -43,10 +44,10 @@ PLACE_LABELS = {
 }
 STAR, NAME, KIND, PRECISION, SIZE, CHANGED, WHERE = range(7)
 _PHASES = {"asking": "Asking the Hub", "checking": "Checking", "linking": "Almost there"}
-_EXAMPLES = {"model": "Qwen3 4bit", "dataset": "gsm8k"}
+_EXAMPLES = {"model": "Qwen3 4bit", "reward model": "Skywork Reward", "dataset": "gsm8k"}
 """Verdict on the memory → words for the column “Where”."""
 SETTLE_MS = 400
-QUESTIONS = {"model": "models", "dataset": "datasets"}
+QUESTIONS = {"model": "models", "reward model": "reward_models", "dataset": "datasets"}
 _MOVES = {Qt.Key.Key_Down: 1, Qt.Key.Key_Up: -1, Qt.Key.Key_PageDown: 10, Qt.Key.Key_PageUp: -10}
 
 
@@ -126,6 +127,10 @@ def size_text(size: object) -> str:
 
 def is_hub_id(name: str) -> bool:
     return name.count("/") == 1 and not name.startswith(("/", "~", "."))
+
+
+def repo_type(kind: str) -> str:
+    return "dataset" if kind == "dataset" else "model"
 
 
 def is_selectable(row: PickerRow) -> bool:
@@ -212,16 +217,16 @@ class DownloadRow(QWidget):
 
 
 class Picker(QDialog):
-    """The dialog for one `repo_type`, "model" or "dataset"."""
+    """The dialog for one `kind`: "model", "reward model" or "dataset"."""
 
     chosen = Signal(str)  # id
     search_requested = Signal(str)  # words
     star_changed = Signal(str, bool)  # id, is a favourite now
     download_requested = Signal(str)  # id
 
-    def __init__(self, repo_type: str, parent: QWidget | None = None) -> None:
+    def __init__(self, kind: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.repo_type = repo_type
+        self.kind = kind
         self.model = PickerModel(self)
         self._local: list[PickerEntry] = []
         self._hub: list[PickerEntry] = []
@@ -231,20 +236,20 @@ class Picker(QDialog):
         self._hub_line: PickerLine | None = None  # while a search is under way, failed, or found nothing
         self._loading = True
         self.downloads: dict[str, DownloadRow] = {}
-        self.setWindowTitle(f"Choose a {repo_type}")
+        self.setWindowTitle(f"Choose a {kind}")
         self.resize(on_screen(self, 940, 580))
-        self.search = SearchEdit(f"Find a {repo_type} here or on Hugging Face", f"Find a {repo_type}")
-        self.table = BaseTable(model=self.model, name=f"{repo_type.capitalize()}s", single=True)
+        self.search = SearchEdit(f"Find a {kind} here or on Hugging Face", f"Find a {kind}")
+        self.table = BaseTable(model=self.model, name=f"{kind.capitalize()}s", single=True)
         self.table.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # names of models differ at the end
-        self.table.setColumnHidden(PRECISION, repo_type != "model")
+        self.table.setColumnHidden(PRECISION, kind == "dataset")
         self.message = label(role="muted", wrap=True, align=Qt.AlignmentFlag.AlignCenter)
         top_left = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop
         self.detail = label(font=theme.caption_font(), role="muted", wrap=True, selectable=True, align=top_left)
         self.detail.setMinimumHeight(2 * self.detail.fontMetrics().lineSpacing())
         # A focused button with autoDefault would take Enter from Use.
-        self.folder = button("Folder…", tip=f"Choose a folder that holds a {repo_type}", autoDefault=False)
+        self.folder = button("Folder…", tip=f"Choose a folder that holds a {kind}", autoDefault=False)
         tip = "Choose a jsonl, json, csv or parquet file"
-        self.file = button("File…", tip=tip, autoDefault=False, shown=repo_type == "dataset")
+        self.file = button("File…", tip=tip, autoDefault=False, shown=kind == "dataset")
         self.star = button("Star", self._toggle_star, tip="Keep this one on top (Ctrl+D)", autoDefault=False)
         close = button("Close", self.reject, autoDefault=False)
         self.take = button("Use", self._take, primary=True)
@@ -280,7 +285,7 @@ class Picker(QDialog):
     def show_hub(self, words: str, items: Sequence[Mapping[str, Any]], favourites: set[str]) -> None:
         if words == self._hub_words:
             self._hub = [entry_from(item, favourites) for item in items]
-            nothing = PickerLine(f"Hugging Face has no {self.repo_type} for “{words}”.", "note")
+            nothing = PickerLine(f"Hugging Face has no {self.kind} for “{words}”.", "note")
             self._hub_line = None if items else nothing
             self._show()
 
@@ -353,7 +358,7 @@ class Picker(QDialog):
             if isinstance(each, PickerLine):
                 self.table.setSpan(place, 0, 1, len(self.model.columns))
         self._stack.setCurrentIndex(0 if rows else 1)
-        hint = f"Type a name such as {_EXAMPLES[self.repo_type]} to search Hugging Face, or choose a folder."
+        hint = f"Type a name such as {_EXAMPLES[self.kind]} to search Hugging Face, or choose a folder."
         self.message.setText("Searching this machine…" if self._loading else hint)
         first = next((place for place, each in enumerate(rows) if is_selectable(each)), None)
         if first is not None:
@@ -466,7 +471,9 @@ class Picking(QObject):
         super().__init__(page)
         self.session, self.prefs, self._page = session, session.prefs, page
         self._pickers: dict[str, Picker] = {}
-        self._field: PathField | None = None
+        self._take: Callable[[str], object]
+        self._near: Path | None = None
+        self._take: Callable[[str], object] = lambda name: None
         self._fields: dict[str, PathField] = {}
         self._rest_timers: dict[str, QTimer] = {}
         for field in fields:
@@ -486,23 +493,25 @@ class Picking(QObject):
         self._on_changed("")
 
     def open(self, field: PathField) -> None:
-        self._field = field
-        kind = field.setting.kind
+        self.pick(field.setting.kind, field.take, field.near())
+
+    def pick(self, kind: str, take: Callable[[str], object], near: Path | None = None) -> None:
+        """Open the picker of this kind; `take` gets the chosen id or path."""
+        self._take, self._near = take, near
         if kind not in self._pickers:
             picker = self._pickers[kind] = Picker(kind, self._page.window())
-            connect(self._take, picker.chosen, picker.download_requested)
-            picker.download_requested.connect(partial(self.session.downloads.start, kind))
+            connect(partial(self._take_name, kind), picker.chosen, picker.download_requested)
+            picker.download_requested.connect(partial(self.session.downloads.start, repo_type(kind)))
             picker.search_requested.connect(partial(self._search, picker))
             picker.star_changed.connect(partial(self.prefs.set_favourite, kind))
             picker.folder.clicked.connect(lambda: self._browse(picker, folder=True))
             picker.file.clicked.connect(lambda: self._browse(picker, folder=False))
-        if kind == "model":
-            suggestions = suggested_models()
-        else:
+        suggestions = suggested_models() if kind == "model" else []
+        if kind == "dataset":
             name, about = first_choices.DATASET, f"{first_choices.DATASET_ABOUT.capitalize()}."
             suggestions = [PickerEntry(id=name, name=name, where="hub", kind="2,000 rows", remarks=(about,))]
         self._pickers[kind].open_with_recent(self.prefs.used(kind), suggestions)
-        for download in self.session.downloads.of(kind):
+        for download in self.session.downloads.of(repo_type(kind)):
             self._show_download(download)
         self._refresh(kind)
 
@@ -520,40 +529,43 @@ class Picking(QObject):
         )
 
     def _search(self, picker: Picker, words: str) -> None:
-        kind = picker.repo_type
+        kind = picker.kind
         self.session.service.ask(
             "hub_search",
             lambda answer: picker.show_hub(words, answer["found"], self.prefs.favourites(kind)),
             on_refused=lambda faults: picker.show_trouble(words, faults[0].sentence),
             owner=picker,
             words=words,
-            repo_type=kind,
+            repo_type=repo_type(kind),
+            is_reward=kind == "reward model",
         )
 
-    def _take(self, name: str) -> None:
-        if self._field is not None:
-            self._field.take(name)
-            self.prefs.remember_used(self._field.setting.kind, name)
+    def _take_name(self, kind: str, name: str) -> None:
+        self._take(name)
+        self.prefs.remember_used(kind, name)
 
     def _browse(self, picker: Picker, *, folder: bool) -> None:
-        if self._field is None:
-            return
-        before = self._field.value()
-        (self._field.choose_folder if folder else self._field.choose_file)()
-        if self._field.value() != before:
-            self.prefs.remember_used(self._field.setting.kind, str(self._field.value()))
+        kind, title = picker.kind, picker.kind.capitalize()
+        if folder:
+            chosen = open_folder(picker, kind, title, self._near)
+        else:
+            chosen = open_file(picker, kind, title, FILE_PATTERNS[kind], self._near)
+        if chosen is not None:
+            self._take_name(kind, str(chosen))
             picker.accept()
 
     def _show_download(self, download: Download) -> None:
-        if download.repo_type in self._pickers:
-            self._pickers[download.repo_type].show_download(download, self.session.downloads)
+        for kind, picker in self._pickers.items():
+            if repo_type(kind) == download.repo_type:
+                picker.show_download(download, self.session.downloads)
 
     def _on_finished(self, download: Download) -> None:
-        picker = self._pickers.get(download.repo_type)
-        if picker is not None:
+        pickers = [picker for kind, picker in self._pickers.items() if repo_type(kind) == download.repo_type]
+        if pickers:
             self.session.message.emit(f"{download.id} is on this machine now.")
+        for picker in pickers:
             if picker.isVisible():
-                self._refresh(download.repo_type)
+                self._refresh(picker.kind)
         for key, timer in self._rest_timers.items():
             if self._fields[key].value() == download.id:
                 timer.start()

@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QModelIndex, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QKeyEvent
-from PySide6.QtWidgets import QAbstractItemView, QApplication, QLineEdit, QWidget
+from PySide6.QtWidgets import QAbstractItemView, QApplication, QLineEdit, QMenu, QWidget
 
 from app import theme
+from app.pages.train.judge_fields import TITLES, JudgeFields
+from app.state.judges import DEFAULT_URL, JudgeServers
 from app.state.reward_bench import RewardBench
 from app.widgets.basic import icons
-from app.widgets.basic.controls import ComboBox, ElidedLabel, ElidedLink, LinkButton
-from app.widgets.basic.labels import button, label, plain_tip
-from app.widgets.basic.layout import card, clear_layout, column, configure, connect, grid, row
+from app.widgets.basic.controls import ComboBox, ElidedLabel, ElidedLink, LinkButton, ListedEdit
+from app.widgets.basic.labels import REMOVE_KEYS, button, explain_at, label, plain_tip
+from app.widgets.basic.layout import card, clear_layout, column, configure, connect, grid, holder, row
 from app.widgets.basic.number_format import DASH, figure
 from app.widgets.basic.tables import BaseTable, Column, DraggedRowsModel, Index
 from app.widgets.form import value_text
 from app.widgets.reward_delegates import TickDelegate, WeightDelegate, toggle_tick
+from app.widgets.rubric_editor import RubricEditor
+from backend.judges.rubric import read_rubric
 from backend.rewards.catalogue import (
+    ALIAS,
     BUILT_IN,
     DEFAULT_REWARDS,
+    JUDGE,
     Parameter,
     RewardCall,
     RewardEntry,
     find_call,
     metric_name,
 )
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 USE, LABEL, FUNCTION, SCORES, SOURCE, MEAN, WEIGHT = range(7)
 ROW, COMPACT_ROW = 38, 30
@@ -39,6 +47,7 @@ TRIED_ROWS = 4
 TRY_TIP = f"Samples completions to {TRIED_ROWS} random prompts from the model, and scores them"
 MIN_SCORES_WIDTH = 184
 COLUMNS = 3
+FIRST_RUBRIC = "helpful_answer"
 NOT_FOUND = "No function of this name was found."
 NONE_TICKED = (
     "No function is ticked, so the five defaults score: "
@@ -161,6 +170,8 @@ class RewardModel(DraggedRowsModel):
         entry = row.entry
         weight = DASH if row.weight is None else value_text.number_text(row.weight)
         source = entry.source if entry.source in (BUILT_IN, "") else Path(entry.source).name
+        if (kind := kind_of(entry)) != "function":
+            source = kind
         mean = figure(self.means.get(metric_name(entry.name)))
         return (None, entry.label, entry.name, entry.scores.replace("`", ""), source, mean, weight)[column]
 
@@ -195,9 +206,36 @@ class RewardModel(DraggedRowsModel):
 
     def tip(self, row: RewardRow, column: int) -> str:
         entry = row.entry
-        where = entry.source if entry.source == BUILT_IN else f"{entry.source}, line {entry.line}"
+        where = f"{entry.source}, line {entry.line}" if entry.line and entry.source != BUILT_IN else entry.source
         lines = (entry.scores, f"{entry.name} ({where})") if row.known else (NOT_FOUND,)
         return "".join(f"<p>{escape(line)}</p>" for line in lines)
+
+
+def kind_of(entry: RewardEntry) -> str:
+    """ "judge", "reward model" or "function"."""
+    call = find_call(entry.name)
+    if call is not None and call.is_model:
+        return "reward model"
+    return JUDGE if call is not None and call.function == JUDGE and entry.source == BUILT_IN else "function"
+
+
+def described(entry: RewardEntry) -> RewardEntry:
+    """An entry that says by what its judge scores."""
+    call = find_call(entry.name)
+    if call is None or not call.arguments or kind_of(entry) != JUDGE:
+        return entry
+    try:
+        rubric = read_rubric(str(call.arguments.get("rubric", entry.parameters[0].default)).strip("'"))
+    except UserError as error:
+        return replace(entry, scores=error.faults[0].sentence)
+    title = rubric.title or quote(rubric.text.split("\n")[0], 60)
+    return replace(entry, scores=f"0 to 1 by a language model: {title}.")
+
+
+def has_arguments(entry: RewardEntry) -> bool:
+    """True for what exists in the setting only: a model, or a function with arguments, a name or a file."""
+    call = find_call(entry.name)
+    return call is not None and bool(call.arguments or call.alias or call.file or call.is_model)
 
 
 def names_and_weights(weights: Mapping[str, float | None]) -> tuple[list[str], list[float]]:
@@ -208,6 +246,8 @@ def names_and_weights(weights: Mapping[str, float | None]) -> tuple[list[str], l
 
 class RewardTable(BaseTable):
     """The table, as high as its rows. Space toggles the current row, a click or a digit edits its weight."""
+
+    remove_requested = Signal()
 
     def __init__(self, model: RewardModel, parent: QWidget | None = None) -> None:
         super().__init__(parent, model=model, name="Reward functions", single=True)
@@ -258,12 +298,15 @@ class RewardTable(BaseTable):
             toggle_tick(self._model, current.siblingAtColumn(USE))
         elif event.modifiers() & Qt.KeyboardModifier.AltModifier and event.key() in _STEPS:
             self.move_row(_STEPS[Qt.Key(event.key())])
+        elif event.key() in (Qt.Key.Key_Delete, Qt.Key.Key_Backspace):
+            self.remove_requested.emit()
         else:
             super().keyPressEvent(event)
 
 
 class RewardPanel(QWidget):
     picked = Signal(list, list)  # names, weights
+    model_wanted = Signal(str, object)  # kind of the picker, and what takes the chosen id or folder
 
     def __init__(self, bench: RewardBench, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -271,8 +314,10 @@ class RewardPanel(QWidget):
         self.has_defaults = True
         self.model = RewardModel(self)
         self.table = RewardTable(self.model)
-        self.arguments = RewardArguments()
-        self._current = ""
+        self.servers = JudgeServers(bench.service, self)
+        self.judge_fields = JudgeFields(self.servers, self)
+        self.arguments = RewardArguments(self.judge_fields)
+        self._current = self._removed = ""
         self._last_shown: tuple[Sequence[RewardEntry], Any, Any] = ((), [], [])
         self._visible_names: set[str] = set()
         self.count = label(role="muted")
@@ -282,14 +327,22 @@ class RewardPanel(QWidget):
         self.add_file = button(
             "Add File…", tip="Your own Python file. Its functions are read from the text; nothing is run."
         )
+        self.menu = QMenu(self)
+        self.menu.addAction("Reward model…", lambda: self.model_wanted.emit("reward model", self.add))
+        self.menu.addAction("Judge", self.add_judge)
+        self.menu.aboutToShow.connect(self.servers.refresh)
+        self.add_model = button("Add Model", menu=self.menu, tip="A model that scores: a reward model, or a judge")
         self.try_button = button("Try", self._try, tip=TRY_TIP)
         self.result = BenchLine(bench)
         self.more = LinkButton("", on_click=self.show_all)
-        buttons = (self.use_defaults, self.add_file, self.try_button)
+        buttons = (self.use_defaults, self.add_file, self.add_model, self.try_button)
         self.tab_stops: list[QWidget] = [self.table, *buttons, self.result, self.more]
         self.model.picked.connect(self.picked)
         bench.busy_changed.connect(self._show_busy)
         self.arguments.changed.connect(self._take_arguments)
+        connect(self.remove, self.arguments.remove.clicked, self.table.remove_requested)
+        self.judge_fields.edit_wanted.connect(self._edit_rubric)
+        self.judge_fields.model_wanted.connect(lambda take: self.model_wanted.emit("model", take))
         self.table.selectionModel().currentRowChanged.connect(self._show_current)
         column(
             row(label("Default Reward Functions", theme.heading_font()), None, self.count),
@@ -316,7 +369,11 @@ class RewardPanel(QWidget):
 
     def show_rewards(self, entries: Sequence[RewardEntry], names: Any, weights: Any) -> None:
         """Show rows for the default functions, the user's own, and the ticked ones; the others with `show_all`."""
+        listed = {entry.name for entry in entries}
+        # What has arguments exists only in the setting; unticked, it must not be lost.
+        kept = [row.entry for row in self.model.rows if has_arguments(row.entry)]
         self._last_shown = (entries, names, weights)
+        entries = [*map(described, entries), *(entry for entry in kept if entry.name not in listed | {self._removed})]
         visible = {*DEFAULT_REWARDS, *self._visible_names, *(names if isinstance(names, list) else ())}
         rows = [entry for entry in entries if entry.name in visible or entry.source != BUILT_IN]
         self._visible_names = {entry.name for entry in rows}  # a row that is unticked stays in the table
@@ -347,14 +404,46 @@ class RewardPanel(QWidget):
             self._current = entry.name
             self.arguments.show_entry(entry)
 
+    def add(self, entry: str) -> None:
+        """Tick a new entry, under a name of its own if its name is taken, and show its arguments."""
+        names = {metric_name(row.entry.name) for row in self.model.rows if row.ticked or has_arguments(row.entry)}
+        call, number = find_call(entry), 2
+        if call is None:
+            return
+        alias = name = call.name
+        while alias in names:
+            alias, number = f"{name}_{number}", number + 1
+        text = replace(call, alias=alias if alias != name else call.alias).text
+        self._take_arguments("", text)
+
+    def add_judge(self) -> None:
+        found = {} if self.servers.at(DEFAULT_URL) or not self.servers.found else {"url": self.servers.found[0]["url"]}
+        self.add(RewardCall(JUDGE, {"rubric": FIRST_RUBRIC, **found}).text)
+
+    def remove(self) -> None:
+        """Remove the current row, if it is more than a function's name."""
+        row = next((row for row in self.model.rows if row.entry.name == self._current), None)
+        if row is not None and (has_arguments(row.entry) or not row.known):
+            self._take_arguments(row.entry.name, "")
+
+    def _edit_rubric(self) -> None:
+        field = self.arguments.fields["rubric"]
+        assert isinstance(field, ListedEdit)
+        editor = RubricEditor(self._bench, self._current, field.text() or field.placeholderText(), self.window())
+        editor.saved.connect(lambda path: field.take(str(path)))
+        editor.open()
+
     def _take_arguments(self, old: str, new: str) -> None:
+        """Replace an entry by another; "" is none."""
         weights = {new if row.entry.name == old else row.entry.name: row.weight for row in self.model.ticked}
         weights.setdefault(new, 1.0)
-        self._current = new
+        weights.pop("", None)
+        self._current, self._removed = new, old
         self.picked.emit(*names_and_weights(weights))
+        self.show_rewards(*self._last_shown)  # an unticked one is not in the setting
 
     def focusNextPrevChild(self, forward: bool) -> bool:
-        fields, focused = list(self.arguments.fields.values()), QApplication.focusWidget()
+        fields, focused = self.arguments.tab_stops, QApplication.focusWidget()
         chain = [self.table, *fields, self.use_defaults]
         if fields and focused in chain:
             following = chain.index(focused) + (1 if forward else -1)
@@ -388,17 +477,26 @@ class BenchLine(ElidedLink):
 class RewardArguments(QWidget):
     changed = Signal(str, str)  # old entry, new entry
 
-    def __init__(self) -> None:
+    def __init__(self, judge: JudgeFields) -> None:
         super().__init__()
+        self._judge = judge
         self._entry: RewardEntry | None = None
         self._signature: tuple[str, Sequence[Parameter]] = ("", ())
         self.fields: dict[str, QLineEdit | ComboBox] = {}
         self.about = label(font=theme.caption_font(), role="muted", wrap=True, selectable=True)
+        self.remove = LinkButton("Remove", tip=f"Remove this row ({REMOVE_KEYS})")
         self._grid = grid((), spacing=(2 * theme.SPACE, 4))
         for i in range(COLUMNS):
             self._grid.setColumnStretch(i, 1)
-        column(self.about, self._grid, into=self, margins=(theme.SPACE, 0, theme.SPACE, theme.SPACE))
+        top = Qt.AlignmentFlag.AlignTop
+        parts = (row((self.about, 1), (self.remove, 0, top)), self._grid, judge.line)
+        column(*parts, into=self, margins=(theme.SPACE, 0, theme.SPACE, theme.SPACE))
         self.hide()
+
+    @property
+    def tab_stops(self) -> list[QWidget]:
+        more = [self._judge.edit, self._judge.key, self.remove]
+        return [*self.fields.values(), *(each for each in more if each.isVisibleTo(self))]
 
     def show_entry(self, entry: RewardEntry | None) -> None:
         """Show this function; None hides the widget."""
@@ -408,36 +506,59 @@ class RewardArguments(QWidget):
         self.setVisible(entry is not None)
         if entry is None:
             return
-        call = find_call(entry.name) or RewardCall(entry.name)
+        call, kind = find_call(entry.name) or RewardCall(entry.name), kind_of(entry)
         self.about.setText(f"{entry.label}: {entry.scores.replace('`', '') or 'no docstring'}")
+        self.remove.setVisible(has_arguments(entry))
+        parameters = entry.parameters
+        if kind != "function":
+            parameters = (*parameters, Parameter(ALIAS, "str", repr(replace(call, alias="").name)))
         # Rebuilt only for another function: after a change the next field has the focus already, and must keep it.
-        if (signature := (f"{call.file}::{call.function}", entry.parameters)) != self._signature:
+        if (signature := (f"{call.file}::{call.function}", parameters)) != self._signature:
             self._signature = signature
-            clear_layout(self._grid)
-            self.fields = {}
-            for i, parameter in enumerate(entry.parameters):
-                field = self.fields[parameter.name] = self._editor(entry, parameter)
-                kind = next((words for name, words in _KIND_WORDS.items() if name in parameter.kind), "")
-                text = " · ".join(filter(None, [parameter.name.replace("_", " "), kind]))
-                title = ElidedLabel(text=text, toolTip=plain_tip(text), buddy=field)
-                line, place = divmod(i, COLUMNS)
-                self._grid.addWidget(title, 2 * line, place)
-                self._grid.addWidget(field, 2 * line + 1, place)
+            self._build(entry, parameters, is_judge=kind == JUDGE)
         for name, field in self.fields.items():
-            value = call.arguments.get(name)
+            value = call.alias if name == ALIAS else call.arguments.get(name)
             if isinstance(field, ComboBox):
-                field.setCurrentIndex(max(0, field.findData("" if value is None else str(value).lower())))
+                value = field.property("default") if value is None else value
+                field.setCurrentIndex(max(0, field.findData(str(value).lower())))
             else:
                 field.setText(value_text.list_text(value) if isinstance(value, list) else value_text.number_text(value))
+        self._judge.use(self.fields if kind == JUDGE else {})
+        explain_at(self, "../judges.md" if kind != "function" else "")
 
-    def _editor(self, entry: RewardEntry, parameter: Parameter) -> QLineEdit | ComboBox:
-        if parameter.kind == "bool":
-            default = _YES_NO.get((parameter.default or "").lower(), "").lower()
-            field = ComboBox(items={"": f"Default ({default})" if default else "Choose", **_YES_NO})
+    def _build(self, entry: RewardEntry, parameters: Sequence[Parameter], *, is_judge: bool) -> None:
+        self._judge.edit.setParent(self)  # it outlives the fields
+        clear_layout(self._grid)
+        self.fields = {}
+        for i, parameter in enumerate(parameters):
+            own = self._judge.editor(parameter.name) if is_judge else None
+            field = self.fields[parameter.name] = self._editor(entry, parameter, own)
+            kind = next((words for name, words in _KIND_WORDS.items() if name in parameter.kind), "")
+            text = " · ".join(filter(None, [parameter.name.replace("_", " "), kind]))
+            text = TITLES.get(parameter.name, parameter.name) if is_judge else text
+            title = ElidedLabel(text=text, toolTip=plain_tip(text), buddy=field)
+            line, place = divmod(i, COLUMNS)
+            self._grid.addWidget(title, 2 * line, place)
+            if is_judge and parameter.name == "rubric":
+                self._grid.addWidget(holder(row((field, 1), self._judge.edit)), 2 * line + 1, place)
+            else:
+                self._grid.addWidget(field, 2 * line + 1, place)
+
+    def _editor(
+        self, entry: RewardEntry, parameter: Parameter, own: QLineEdit | ComboBox | None
+    ) -> QLineEdit | ComboBox:
+        default = (parameter.default or "").strip("\"'")
+        if own is None and parameter.kind == "bool":
+            word = _YES_NO.get(default.lower(), "").lower()
+            own = ComboBox(items={"": f"Default ({word})" if word else "Choose", **_YES_NO})
+            default = ""
+        field = own or QLineEdit()
+        if isinstance(field, ComboBox):
+            field.setProperty("default", default)
             field.activated.connect(self._emit_changed)
         else:
-            hint = "required" if parameter.default is None else parameter.default.strip("\"'")
-            field = configure(QLineEdit(), placeholderText=hint, editingFinished=self._emit_changed)
+            hint = "required" if parameter.default is None else default.removesuffix(".0")
+            configure(field, placeholderText=hint, editingFinished=self._emit_changed)
         tip = plain_tip("Required" if parameter.default is None else f"Default: {parameter.default}")
         return configure(field, accessibleName=f"{parameter.name} of {entry.label}", toolTip=tip)
 
@@ -445,15 +566,16 @@ class RewardArguments(QWidget):
         if self._entry is None:
             return
         call = find_call(self._entry.name) or RewardCall(self._entry.name)
-        arguments = dict(call.arguments)
-        for parameter in self._entry.parameters:
-            field = self.fields[parameter.name]
-            typed = field.currentData() if isinstance(field, ComboBox) else field.text()
-            if typed.strip():
-                arguments[parameter.name] = _value(typed, parameter.kind)
+        arguments, kinds = dict(call.arguments), {each.name: each.kind for each in self._signature[1]}
+        for name, field in self.fields.items():
+            is_menu = isinstance(field, ComboBox)
+            typed = field.currentData() if is_menu else field.text()
+            if typed.strip() and not (is_menu and typed == field.property("default")):
+                arguments[name] = _value(typed, kinds[name])
             else:
-                arguments.pop(parameter.name, None)
-        text = RewardCall(call.function, arguments, call.alias, call.file).text
+                arguments.pop(name, None)
+        alias = str(arguments.pop(ALIAS, "")) if ALIAS in kinds else call.alias
+        text = RewardCall(call.function, arguments, alias, call.file).text
         if text != call.text:
             self.changed.emit(self._entry.name, text)
 

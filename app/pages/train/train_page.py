@@ -114,6 +114,7 @@ class TrainPage(QWidget):
         # The longest prompt decides about the memory.
         connect(self._rest_timer.start, self.dataset.changed, self.dataset.counts_changed, draft.problems_changed)
         self.picking = Picking(session, form.fields.values(), self)
+        self.rewards.model_wanted.connect(self.picking.pick)
         self._build_timer.start()
         self.show_density(session.prefs.train_density)
         self._show_values()

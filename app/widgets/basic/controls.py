@@ -16,9 +16,11 @@ from PySide6.QtGui import (
     QIcon,
     QIntValidator,
     QKeyEvent,
+    QKeySequence,
     QPainter,
     QPaintEvent,
     QPen,
+    QShortcut,
     QWheelEvent,
 )
 from PySide6.QtWidgets import (
@@ -28,6 +30,7 @@ from PySide6.QtWidgets import (
     QComboBox,
     QLabel,
     QLineEdit,
+    QMenu,
     QPlainTextEdit,
     QPushButton,
     QSizePolicy,
@@ -37,6 +40,7 @@ from PySide6.QtWidgets import (
 
 from app import theme
 from app.widgets.basic import icons
+from app.widgets.basic.labels import key_name
 from app.widgets.basic.layout import configure, row
 
 
@@ -234,6 +238,36 @@ def dropped_path(mime: QMimeData) -> Path | None:
     """The one local file or folder that is dragged; None for anything else."""
     urls = mime.urls()
     return Path(urls[0].toLocalFile()) if len(urls) == 1 and urls[0].isLocalFile() else None
+
+
+def add_list_arrow(line: QLineEdit, on_open: Callable[[], object]) -> None:
+    """Add an arrow to a line that opens a list, as the Down key does."""
+    arrow = line.addAction(QIcon(), QLineEdit.ActionPosition.TrailingPosition)
+    arrow.setText(f"Choose from a list ({key_name(QKeySequence(Qt.Key.Key_Down))})")
+    arrow.triggered.connect(on_open)
+    shortcut = QShortcut(QKeySequence(Qt.Key.Key_Down), line, on_open)
+    shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
+    icons.Tint(arrow, "chevron-down")
+
+
+class ListedEdit(QLineEdit):
+    """A line with a menu of suggestions; `fill(menu, take)` makes it, and `take(text)` puts a text into the line."""
+
+    def __init__(self, fill: Callable[[QMenu, Callable[[str], object]], object], **settings: Any) -> None:
+        super().__init__()
+        self._fill, self.menu = fill, QMenu(self)
+        add_list_arrow(self, self.open_menu)
+        configure(self, **settings)
+
+    def open_menu(self) -> None:
+        self.menu.clear()
+        self._fill(self.menu, self.take)
+        self.menu.popup(self.mapToGlobal(self.rect().bottomLeft()))
+
+    def take(self, text: str) -> None:
+        if text:
+            self.setText(text)
+            self.editingFinished.emit()
 
 
 class ProseEdit(QPlainTextEdit):

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QIcon, QKeySequence, QShortcut
 from PySide6.QtWidgets import QLineEdit, QMenu, QWidget
 
 from app import theme
 from app.state.messages import problems_to
-from app.widgets.basic import icons
-from app.widgets.basic.controls import ComboBox, LinkButton, NumberEdit, PathEdit, ProseEdit, Switch
+from app.widgets.basic.controls import ComboBox, LinkButton, NumberEdit, PathEdit, ProseEdit, Switch, add_list_arrow
 from app.widgets.basic.dialogs import open_file, open_folder
-from app.widgets.basic.labels import button, key_name, label
+from app.widgets.basic.labels import button, label
 from app.widgets.basic.layout import column, holder, row
 from app.widgets.form import value_text
 from app.widgets.form.field import Field, LineField
@@ -191,7 +189,7 @@ class EnvironmentField(MappingField):
         return holder(row((built, 1), (self.browse, 0, Qt.AlignmentFlag.AlignTop)))
 
     def _choose_file(self) -> None:
-        path = open_file(self, self.setting.key, self.setting.label, _FILE_PATTERNS["file"])
+        path = open_file(self, self.setting.key, self.setting.label, FILE_PATTERNS["file"])
         if path is None:
             return
         with problems_to(self.show_problem):
@@ -228,7 +226,7 @@ _PLACEHOLDERS = {
     "tools_file": "none; drop a Python file with functions here",
     "hosts": "none: this machine alone",
 }
-_FILE_PATTERNS = {
+FILE_PATTERNS = {
     "file": "Python (*.py *.txt)",
     "hosts": "Hosts (*.json)",
     "dataset": "Data (*.jsonl *.json *.csv *.parquet)",
@@ -283,21 +281,16 @@ class PathField(LineField):
 
     def offer_list(self) -> None:
         """Add an arrow to the line that emits `pick_requested`, as the Down key does."""
-        arrow = self.control.addAction(QIcon(), QLineEdit.ActionPosition.TrailingPosition)
-        arrow.setText(f"Choose from a list ({key_name(QKeySequence(Qt.Key.Key_Down))})")
-        arrow.triggered.connect(self.pick_requested)
-        shortcut = QShortcut(QKeySequence(Qt.Key.Key_Down), self.control, self.pick_requested.emit)
-        shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
-        icons.Tint(arrow, "chevron-down")
+        add_list_arrow(self.control, self.pick_requested.emit)
 
     def choose_file(self) -> None:
-        pattern = _FILE_PATTERNS[self.setting.kind]
-        self.take(open_file(self, self.setting.key, self.setting.label, pattern, self._near()))
+        pattern = FILE_PATTERNS[self.setting.kind]
+        self.take(open_file(self, self.setting.key, self.setting.label, pattern, self.near()))
 
     def choose_folder(self) -> None:
-        self.take(open_folder(self, self.setting.key, self.setting.label, self._near()))
+        self.take(open_folder(self, self.setting.key, self.setting.label, self.near()))
 
-    def _near(self) -> Path | None:
+    def near(self) -> Path | None:
         path = possible_path(self.value())
         return path if path is not None and path.is_absolute() and not path.is_relative_to(places.resources()) else None
 

@@ -1,0 +1,270 @@
+"""The editor of a judge's rubric, which can be tried on the bench's completions before it is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pydantic import ValidationError
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QFont
+from PySide6.QtWidgets import QAbstractItemView, QLineEdit, QWidget
+
+from app import theme
+from app.message_boxes import ask
+from app.state.messages import problems_to
+from app.state.reward_bench import RewardBench
+from app.widgets.basic.controls import ProseEdit
+from app.widgets.basic.dialogs import Dialog, save_file
+from app.widgets.basic.labels import button, label, show_text
+from app.widgets.basic.layout import column, configure, connect, grid, holder, row, splitter
+from app.widgets.basic.number_format import counted, figure
+from app.widgets.basic.tables import BaseTable, Column, DraggedRowsModel, Index, TextsModel
+from backend.judges.rubric import Rubric, bundled_rubrics, read_rubric, rubric_path
+from backend.rewards.catalogue import JUDGE, RewardCall, find_call, metric_name
+from backend.utils.errors import UserError
+
+SETTING = "reward_functions"
+NAME, TEXT, CHOICES, WEIGHT = range(4)
+TRIED = 4
+LINES_HEIGHT = 40
+"""Height of a row of two lines, in pixels."""
+NEEDS = {
+    "name": "needs a name, in one line and without quotation marks",
+    "weight": "needs a weight above 0",
+    "choices": "needs two or more choices, separated by commas",
+}
+HINT = (
+    "Choices stand from worst to best and are worth 0 to 1 in even steps. Without criteria the judge gives one score."
+)
+CLOSING = {"save": "Save", "discard": "Discard", "keep": "Keep editing"}
+
+
+class CriteriaModel(DraggedRowsModel):
+    """Criteria as they are typed: name, text, choices with commas, weight."""
+
+    DRAG_TYPE = "application/x-grpo-studio-criterion"
+    columns = (
+        Column("Criterion", 140),
+        Column("What the judge looks for"),
+        Column("Choices, worst to best", 190),
+        Column("Weight", 64, is_figure=True),
+    )
+    rows: list[list[str]]
+
+    def text(self, row: Sequence[str], column: int) -> str:
+        return row[column]
+
+    def tip(self, row: Sequence[str], column: int) -> str:
+        return row[column]
+
+    def font(self, row: Sequence[str], column: int) -> QFont | None:
+        return theme.figures_font() if column == WEIGHT else None
+
+    def extra(self, row: Sequence[str], index: Index, role: int) -> Any:
+        return row[index.column()] if role == Qt.ItemDataRole.EditRole else None
+
+    def is_editable(self, row: int, column: int) -> bool:
+        return True
+
+    def flags(self, index: Index) -> Qt.ItemFlag:
+        return super().flags(index) | Qt.ItemFlag.ItemIsDragEnabled | Qt.ItemFlag.ItemIsDropEnabled
+
+    def setData(self, index: Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
+        self.rows[index.row()][index.column()] = str(value).strip()
+        self.repaint()
+        return True
+
+    def drop_row(self, origin: int, target: int) -> None:
+        rows = [*self.rows]
+        rows.insert(target - (origin < target), rows.pop(origin))
+        self.set_rows(rows)
+
+
+class RubricEditor(Dialog):
+    """Edits the rubric of a judge, `entry` of `reward_functions`."""
+
+    saved = Signal(object)  # Path
+
+    def __init__(self, bench: RewardBench, entry: str, rubric: str, parent: QWidget | None = None) -> None:
+        super().__init__("Rubric", parent, (960, 700))
+        self._bench, self._entry, self._path = bench, entry, None
+        self._folder = TemporaryDirectory()
+        self.title = QLineEdit(placeholderText="Title", accessibleName="Title")
+        self.text = ProseEdit(4, accessibleName="Instructions", placeholderText="What the judge should know.")
+        self.model = CriteriaModel(self)
+        edits = QAbstractItemView.EditTrigger
+        self.table = BaseTable(
+            model=self.model,
+            single=True,
+            name="Criteria",
+            wordWrap=True,
+            editTriggers=edits.DoubleClicked | edits.SelectedClicked | edits.EditKeyPressed | edits.AnyKeyPressed,
+            dragDropMode=QAbstractItemView.DragDropMode.InternalMove,
+            dragDropOverwriteMode=False,
+        )
+        self.table.activated.connect(self.table.edit)
+        self.table.verticalHeader().setDefaultSectionSize(theme.scaled(LINES_HEIGHT))
+        edits_of_rows = {
+            "Add": self.add,
+            "Remove": self.remove,
+            "Up": lambda: self.move(-1),
+            "Down": lambda: self.move(1),
+        }
+        self.buttons = {text: button(text, act, autoDefault=False) for text, act in edits_of_rows.items()}
+        self.problem = label(role="problem", wrap=True, shown=False)
+        self.try_button = button("Try", self.try_rubric, autoDefault=False)
+        self.status = label(role="muted", wrap=True)
+        self.tried_model = TextsModel(self)
+        self.tried_model.columns = (Column("Completion"), Column("Score", 64, is_figure=True), Column("Reasons"))
+        self.tried = BaseTable(model=self.tried_model, name="Scores", wordWrap=True)
+        self.tried.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+        self.tried_card = configure(self.tried.in_card(), shown=False)
+        self.save = button("Save", self.save_rubric, primary=True)
+        save_as = button("Save as…", lambda: self.save_rubric(is_new=True), autoDefault=False)
+        cancel = button("Cancel", self.reject, autoDefault=False)
+        top = Qt.AlignmentFlag.AlignTop
+        head = grid(
+            [
+                (label("Title", role="muted"), self.title),
+                (label("Instructions", role="muted", align=top), self.text),
+            ],
+            stretch=1,
+        )
+        hint = label(HINT, theme.caption_font(), "muted", wrap=True)
+        criteria = column((self.table.in_card(), 1), row(*self.buttons.values(), theme.SPACE, (hint, 1)))
+        column(
+            head,
+            (splitter(holder(criteria), self.tried_card, upright=True, stretch=(1, 1), gap=12), 1),
+            self.problem,
+            row(self.try_button, (self.status, 1), cancel, save_as, self.save),
+            into=self,
+            spacing=12,
+            margins=2 * theme.SPACE,
+        )
+        self._show(rubric)
+        connect(self._show_enabled, self.table.selectionModel().currentRowChanged, bench.changed)
+        self._show_enabled()
+
+    def _show(self, rubric: str) -> None:
+        with problems_to(self._say):
+            path, found = rubric_path(rubric), read_rubric(rubric)
+            self._path = None if path in bundled_rubrics().values() else path
+            self.title.setText(found.title)
+            self.text.setPlainText(found.text.strip())
+            criteria = found.criteria
+            self.model.set_rows([[c.name, c.text, ", ".join(c.choices), f"{c.weight:g}"] for c in criteria])
+        self._before = self._state()
+
+    def _state(self) -> tuple[Any, ...]:
+        return self.title.text(), self.text.toPlainText(), [*map(tuple, self.model.rows)]
+
+    def rubric(self) -> Rubric:
+        """Raises UserError naming the row."""
+        criteria = [
+            {"name": name, "text": text, "weight": weight, "choices": [each.strip() for each in choices.split(",")]}
+            for name, text, choices, weight in self.model.rows
+        ]
+        try:
+            return Rubric.model_validate(
+                {"title": self.title.text().strip(), "text": self.text.toPlainText().strip(), "criteria": criteria}
+            )
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = first["loc"]
+            if len(place) > 2 and isinstance(place[1], int):
+                self.table.selectRow(place[1])
+                raise UserError(SETTING, f"Row {place[1] + 1} {NEEDS.get(str(place[2]), first['msg'])}.") from None
+            raise UserError(
+                SETTING, f"The rubric cannot be used: {first['msg'].removeprefix('Value error, ')}."
+            ) from None
+
+    def add(self) -> None:
+        self.model.set_rows([*self.model.rows, ["", "", "no, yes", "1"]])
+        index = self.model.index(len(self.model.rows) - 1, NAME)
+        self.table.setCurrentIndex(index)
+        self.table.edit(index)
+
+    def remove(self) -> None:
+        place = self.table.currentIndex().row()
+        self.model.set_rows([each for i, each in enumerate(self.model.rows) if i != place])
+        self.table.selectRow(min(place, len(self.model.rows) - 1))
+        self._show_enabled()
+
+    def move(self, by: int) -> None:
+        place = self.table.currentIndex().row()
+        self.model.drop_row(place, place + by + (by > 0))
+        self.table.selectRow(place + by)
+
+    def _show_enabled(self) -> None:
+        place, count = self.table.currentIndex().row(), len(self.model.rows)
+        for text, is_enabled in {"Remove": place >= 0, "Up": place > 0, "Down": 0 <= place < count - 1}.items():
+            self.buttons[text].setEnabled(is_enabled)
+        tried = len(self._tried_group()["completions"]) if self._bench.groups else 0
+        self.try_button.setEnabled(bool(tried))
+        show_text(self.try_button, f"Try on {counted(tried, 'completion')}" if tried else "Try")
+        if not tried:
+            self.status.setText("To try it, sample completions on the Rewards page.")
+
+    def _say(self, sentence: str) -> None:
+        show_text(self.problem, sentence)
+
+    def save_rubric(self, *, is_new: bool = False) -> None:
+        self._say("")
+        with problems_to(self._say):
+            rubric, path = self.rubric(), self._path
+            if path is None or is_new:
+                path = save_file(self, "rubric", "Save rubric", "my_rubric.toml", "Rubrics (*.toml)", path)
+            if path is not None:
+                path = path if path.suffix else path.with_suffix(".toml")
+                rubric.save(path)
+                self._before = self._state()
+                self.saved.emit(path)
+                self.accept()
+
+    def _tried_group(self) -> dict[str, Any]:
+        """The first completions of the bench's first prompt."""
+        group = self._bench.groups[0]
+        return {**group, "completions": group["completions"][:TRIED]}
+
+    def try_rubric(self) -> None:
+        self._say("")
+        with problems_to(self._say):
+            file = Path(self._folder.name) / "rubric.toml"
+            self.rubric().save(file)
+            call = find_call(self._entry) or RewardCall(JUDGE)
+            entry = replace(call, arguments={**call.arguments, "rubric": str(file)}).text
+            self.try_button.setEnabled(False)
+            self.status.setText("Asking the judge…")
+            group = self._tried_group()
+            self._bench.try_entry(entry, group, lambda answer: self._show_tried(entry, group, answer), self._on_refused)
+
+    def _show_tried(self, entry: str, group: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+        if error := answer["functions"][0]["error"]:
+            self._on_refused(error["sentence"])
+            return
+        name, rows = metric_name(entry), list[tuple[str, str, str]]()
+        for completion, scored in zip(group["completions"], answer["scored"][0], strict=True):
+            reasons = str(scored.get("logged", {}).get(f"{name}/explanation") or "")
+            rows.append((completion["text"].strip(), figure(scored["rewards"][name]), reasons))
+        self.tried_model.set_rows(rows)
+        self.tried_card.show()
+        self.tried.resizeRowsToContents()
+        self.status.setText("")
+        self._show_enabled()
+
+    def _on_refused(self, sentence: str) -> None:
+        self.status.setText("")
+        self._say(sentence)
+        self._show_enabled()
+
+    def reject(self) -> None:
+        is_edited = self._state() != self._before
+        answer = ask(self, "Save the changes to the rubric?", "", CLOSING) if is_edited else "discard"
+        if answer == "save":
+            self.save_rubric()
+        elif answer == "discard":
+            super().reject()
