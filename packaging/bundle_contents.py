@@ -132,7 +132,7 @@ menus of them, and an export for TRL carries parts of them (`backend/export/trl_
 def documents() -> list[Path]:
     """The documents that the window shows: the guide, what it refers to, and what the Help menu has besides."""
     docs = Path(__file__).parents[1] / "docs"
-    names = ("algorithms.md", "datasets.md", "glossary.md", "rewards.md", "runs.md", "tools.md")
+    names = ("algorithms.md", "datasets.md", "glossary.md", "judges.md", "rewards.md", "runs.md", "tools.md")
     return [*(docs / name for name in names), *sorted((docs / "guide").glob("*.md"))]
 
 

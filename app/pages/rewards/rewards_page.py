@@ -12,7 +12,9 @@ from PySide6.QtWidgets import QSplitter, QWidget
 
 from app import theme
 from app.pages.rewards.bench import BenchResults, CompletionSource
+from app.pages.rewards.judge_check import JudgePanel, LabelLine
 from app.pages.rewards.reward_file import RewardFilePanel
+from app.state.judges import JudgeCheck
 from app.state.session import Session
 from app.widgets.basic.controls import ElidedLabel, Segments, dropped_path
 from app.widgets.basic.dialogs import open_path
@@ -25,7 +27,7 @@ from app.widgets.completion_table import one_line
 from backend.runs.run_folder import all_runs
 
 NARROW = 900
-VIEWS = {"scores": "Scores", "completion": "Completion", "file": "Reward file", "cases": "Cases"}
+VIEWS = {"scores": "Scores", "completion": "Completion", "file": "Reward file", "cases": "Cases", "judges": "Judges"}
 
 
 class CaseModel(RowsModel):
@@ -88,14 +90,16 @@ class RewardsPage(QWidget):
         self.case_model = CaseModel(self)
         self.cases = CaseTable(self.case_model)
         self.kept = label(role="muted", wrap=True)
+        self.check = JudgeCheck(bench, self)
+        self.judges, self.label_line = JudgePanel(self.check, self._beside), LabelLine(self.check)
         self.about = ElidedLabel(font=theme.figures_font())
         keep_tip = "Keeps its current scores by your file's functions (Ctrl+K)"
         self.keep = button("Keep as case", self.keep_case, tip=keep_tip)
         self.drop = button("Remove", self.drop_case, tip="Remove the selected case (Delete)")
         right = Qt.AlignmentFlag.AlignRight
-        column((self.detail, 1), (self.keep, 0, right), into=detail_side)
+        column((self.detail, 1), row((self.label_line, 1), self.keep), into=detail_side)
         column(self.kept, (self.cases.in_card(), 1), (self.drop, 0, right), into=case_side)
-        self._sides = stack(detail_side, self.panel, case_side, into=self._beside)
+        self._sides = stack(detail_side, self.panel, case_side, self.judges, into=self._beside)
         for place, share in enumerate((3, 2)):
             self.parts.setStretchFactor(place, share)
         self.parts.setSizes([592, 476])
@@ -107,6 +111,9 @@ class RewardsPage(QWidget):
         bench.busy_changed.connect(self._show_enabled)
         self.source.refused.connect(session.message)
         self.views.chosen.connect(self._show_views)
+        self.views.chosen.connect(lambda key: key == "judges" and self.check.count())
+        self.check.refused.connect(session.message)
+        self.label_line.kept.connect(self._keep_label)
         self.results.table.chosen.connect(self._choose)
         self.results.board.error_requested.connect(lambda function: self._show_error(function["error"], go=True))
         self.results.functions.weighed.connect(self._weigh)
@@ -152,7 +159,7 @@ class RewardsPage(QWidget):
                     status += f"; scored in {short_duration(bench.seconds)}"
         self.about.setText(status)
         if key != "scores":
-            self._sides.setCurrentIndex(("completion", "file", "cases").index(key))
+            self._sides.setCurrentIndex(("completion", "file", "cases", "judges").index(key))
 
     def _show(self) -> None:
         bench = self.bench
@@ -165,6 +172,9 @@ class RewardsPage(QWidget):
         errors = (function["error"] for function in bench.functions if function["error"])
         self._show_error(bench.failed or next(errors, None))
         self.case_model.set_rows(bench.cases)
+        rows = [row for group in bench.groups for row in group["completions"]]
+        self.judges.given = {row["text"]: row.get("rewards") or {} for row in rows}
+        self._show_judges()
         failing, count = sum(bool(case["failures"]) for case in bench.cases), len(bench.cases)
         cases = f"Cases: {failing} of {count} fail" if failing else f"Cases ({count})" if count else "Cases"
         self.views.show_word("cases", cases)
@@ -219,6 +229,8 @@ class RewardsPage(QWidget):
             self.panel.open()
         if not self.bench.functions and key in ("", "reward_functions", "reward_weights"):
             self.results.show_bench(self.bench)
+        if key in ("", "reward_functions"):
+            self._show_judges()
         if key in ("", "group_size"):
             self.source.show_size(int(self.draft.valid_values()["group_size"]))
 
@@ -233,6 +245,20 @@ class RewardsPage(QWidget):
     def keep_case(self) -> None:
         if self._line is not None and self._line[1] is not None:
             self.bench.keep_case(self._line[0], self._line[1])
+
+    def _show_judges(self) -> None:
+        has_any = bool(self.check.models)
+        self.views.set_shown("judges", has_any)
+        self.label_line.show_judges()
+        if self.views.key == "judges":
+            self.check.count() if has_any else self.views.choose("completion")
+
+    def _keep_label(self, name: str, score: float) -> None:
+        if self._line is not None and self._line[1] is not None:
+            self.check.keep(name, self._line[0], self._line[1]["text"], score)
+            lines, current = self.results.completions.rows, self.results.table.currentIndex().row()
+            following = (i for i in range(current + 1, len(lines)) if lines[i].completion is not None)
+            self.results.table.selectRow(next(following, current))
 
     def drop_case(self) -> None:
         self.views.choose("cases")
