@@ -24,6 +24,8 @@ PREFILL_TOKENS = 8192  # prompt tokens in one pass of prefill
 
 JUDGED_TOKENS = 1 << 15  # prompts and replies that a judge model decodes together
 
+REPLY_TOKENS = 256  # of its reply, for each completion or criterion and around them
+
 BUCKET = 64  # columns by which the KV cache of short rows grows; each capacity is a trace
 
 

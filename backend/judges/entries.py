@@ -29,16 +29,24 @@ _REWARD_MODEL, _JUDGE = "backend.judges.reward_model", "backend.judges.judge"
 
 
 class LoadedModel(NamedTuple):
-    """A model whose weights a run has in memory. `source`: folder or id; `quantization` as in the settings."""
+    """A model whose weights a run has in memory. `source`: folder or id; `quantization` as in the settings; `judges`:
+    the mode of a judge, "" for a reward model."""
 
     source: str
     quantization: str = "none"
+    judges: str = ""
 
 
 def loaded_models(entries: Iterable[str]) -> list[LoadedModel]:
     """The models of these entries that this process loads."""
-    calls = [call for entry in dict.fromkeys(entries) if (call := find_call(entry)) and call.is_model]
-    return [LoadedModel(call.function, str(call.arguments.get("quantization") or "none")) for call in calls]
+    models = list[LoadedModel]()
+    for call in filter(None, map(find_call, entries)):
+        if call.is_model:
+            models.append(LoadedModel(call.function, str(call.arguments.get("quantization") or "none")))
+        elif call.function == JUDGE and not call.file and call.arguments.get("url") == "local":
+            mode = str(call.arguments.get("mode", "group"))
+            models.append(LoadedModel(str(call.arguments.get("model", "")), judges=mode))
+    return list(dict.fromkeys(models))
 
 
 def open_model_rewards(entries: Sequence[str], base: Path) -> dict[str, ModelReward]:

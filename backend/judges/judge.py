@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from backend.engine.chunk_sizes import REPLY_TOKENS
 from backend.judges.model_reward import ModelScores, UnreachableJudgeError
 from backend.judges.prompts import (
     Judgement,
@@ -27,6 +28,7 @@ from backend.judges.prompts import (
     group_messages,
     read_group,
     read_single,
+    reply_schema,
     single_messages,
     text_of,
 )
@@ -49,7 +51,6 @@ FILE = "judgements.jsonl"
 TRIES, BREAK_S = 2, 0.5
 POLL_S = 0.05
 UNREADABLE = "a reply could not be read ({})"
-REPLY_TOKENS = 256  # of a local model, for each completion or criterion and around them
 Judgements = list[Judgement] | None
 """None where no score came."""
 
@@ -103,7 +104,7 @@ class Judge:
 
     def close(self) -> None:
         model, self._model = self._model, None
-        if model is not None:
+        if isinstance(model, Server):
             model.close()
         if self._kept is not None:
             self._kept.close()
@@ -206,7 +207,7 @@ class Judge:
         prompts, limits = [each.messages for each, *_ in queue], [each.limit for each, *_ in queue]
         model: Any = self._model
         try:
-            replies = model.replies(prompts, limits, poll)
+            replies = model.replies(prompts, limits, poll, reply_schema(self.rubric, self.mode))
         except BaseException:
             for *_, future in queue:
                 future.cancel()

@@ -40,13 +40,12 @@ _loaded: WeakValueDictionary[str, LocalModel] = WeakValueDictionary()
 def local_model(name: str) -> LocalModel:
     """The model of a folder or Hub id, which judges of the same name share. Raises UserError."""
     if (model := _loaded.get(name)) is None:
-        gc.collect()  # mlx modules are in reference cycles, and the next model is loaded now
         model = _loaded[name] = LocalModel(name)
     return model
 
 
 class LocalModel:
-    """`identity`: equal for equal files."""
+    """`identity`: equal for equal files. The memory is freed with the last reference."""
 
     def __init__(self, name: str) -> None:
         model, self.tokenizer, config = open_model(name, SETTING)
@@ -74,6 +73,10 @@ class LocalModel:
         texts = self._sampler.texts(tokens, most, rows, sampling, poll)
         end = self.tokenizer.think_end or "</think>"
         return [text.rpartition(end)[2].strip() for text in texts]
+
+    def __del__(self) -> None:
+        self.__dict__.clear()
+        gc.collect()  # mlx modules are in reference cycles
 
     def _tokens(self, messages: Messages) -> list[int]:
         # One message of the user, since some templates refuse one of the system.

@@ -12,8 +12,16 @@ import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.utils import load
 
+from backend.config.config import parse
 from backend.judges import local_model as module
-from backend.judges.local_model import SharingSampler, local_model
+from backend.judges import prompts
+from backend.judges.judge import open_judge
+from backend.judges.local_model import LocalModel, SharingSampler, local_model
+from backend.rewards.catalogue import RewardCall
+from backend.rewards.inputs import TrainerState
+from backend.trainer.memory.model_shape import shape_of
+from backend.trainer.memory.phases import MemoryModel
+from backend.types import Completion, Group, Problem
 from backend.utils.errors import UserError
 from tests.support import random_models
 
@@ -52,7 +60,7 @@ def plain_reply(model: Any, tokenizer: Any, messages: list[dict[str, Any]]) -> s
 @pytest.mark.parametrize("rows", [100, 2])
 def test_replies_are_those_of_plain_greedy_decoding(models: Path, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     monkeypatch.setattr(module, "JUDGED_TOKENS", rows * 220)
-    folder, prompts, read = folder_of(models), prompts_of(), list[int]()
+    folder, asked, read = folder_of(models), prompts_of(), list[int]()
     own = SharingSampler._read_prefix
 
     def counted(self: SharingSampler, before: Any, tokens: list[int]) -> Any:
@@ -62,24 +70,65 @@ def test_replies_are_those_of_plain_greedy_decoding(models: Path, monkeypatch: p
     monkeypatch.setattr(SharingSampler, "_read_prefix", counted)
     model = local_model(str(folder))
     assert local_model(str(folder)) is model
-    replies = model.replies(prompts, [LIMIT] * len(prompts), lambda: None)
+    replies = model.replies(asked, [LIMIT] * len(asked), lambda: None)
     plain, tokenizer, *_ = load(str(folder))
-    assert replies == [plain_reply(plain, tokenizer, messages) for messages in prompts]
+    assert replies == [plain_reply(plain, tokenizer, messages) for messages in asked]
     assert len(set(replies)) > 2
     if rows == 100:  # the rubric, and each group's prompt
         assert len(read) == 3
 
 
 def test_replies_have_their_schema_and_no_thoughts(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, prompts = local_model(str(folder_of(models))), prompts_of()
-    for reply in model.replies(prompts, [80] * len(prompts), lambda: None, json.dumps(VERDICT)):
+    model, asked = local_model(str(folder_of(models))), prompts_of()
+    for reply in model.replies(asked, [80] * len(asked), lambda: None, json.dumps(VERDICT)):
         assert list(json.loads(reply)) == ["reason", "verdict"]
     monkeypatch.setattr(SharingSampler, "texts", lambda *arguments: ["<think>{}</think>\n [1] ", "[2]"])
-    assert model.replies(prompts[:2], [1, 1], lambda: None) == ["[1]", "[2]"]
+    assert model.replies(asked[:2], [1, 1], lambda: None) == ["[1]", "[2]"]
+
+
+def test_a_judge_scores_with_it_and_frees_its_memory(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompts, "REASON_LENGTH", 4)
+    gc.collect()
+    before = mx.get_active_memory()
+    rubric = tmp_path / "rubric.toml"
+    rubric.write_text('[[criteria]]\nname = "short"\nchoices = ["no", "a bit", "yes"]\n', encoding="utf-8")
+    arguments = {"rubric": str(rubric), "url": "local", "model": str(folder_of(models)), "mode": "single"}
+    judge = open_judge(RewardCall("judge", arguments))
+    judge.load(None)
+    group = Group(Problem(0, "?", [], [], ""), [Completion([], [], text, "eos") for text in ("a", "b", "a")])
+    scored = judge.score([group], TrainerState(), lambda: None)
+    assert scored.metrics["judge/judge/calls"] == 2 and scored.metrics["judge/judge/failed"] == 0
+    assert scored.scores[0] == scored.scores[2] and {*scored.scores} <= {0.0, 0.5, 1.0}
+    judge.close()
+    assert mx.get_active_memory() <= before
+
+
+def test_the_estimate_covers_a_judge(models: Path) -> None:
+    folder = str(folder_of(models))
+    config = parse(
+        {"model": folder, "data": "none", "batch_size": 4, "group_size": 8, "max_seq_length": 300}
+        | {"max_completion_length": 40, "reward_functions": [f"judge(url=local, model='{folder}', mode=single)"]}
+    )
+    shape = shape_of(Path(folder))
+    assert shape is not None
+    memory = MemoryModel(config, shape, 40, gpu=False)
+    (scorer, mode), *_ = memory.scorers
+    estimated = scorer.weights() + sum(memory._scoring(scorer, mode))
+    gc.collect()
+    before = mx.get_active_memory()
+    model, text = LocalModel(folder), " ".join(random_models.CORPUS)
+    mx.reset_peak_memory()
+    prompts = [
+        [{"role": "user", "content": f"{text[:400]}{group}{text}{n}{text[:80]}"}] for group in "abcd" for n in range(8)
+    ]
+    model.replies(prompts, [1] * 32, lambda: None)
+    assert 0.3 < (mx.get_peak_memory() - before) / estimated < 1
 
 
 def test_a_stop_ends_the_replies_and_keeps_no_memory(models: Path) -> None:
-    model, prompts, polls = local_model(str(folder_of(models))), prompts_of(), 0
+    model, asked, polls = local_model(str(folder_of(models))), prompts_of(), 0
 
     def stop() -> None:
         nonlocal polls
@@ -87,12 +136,12 @@ def test_a_stop_ends_the_replies_and_keeps_no_memory(models: Path) -> None:
         if polls == 5:
             raise KeyboardInterrupt
 
-    model.replies(prompts, [LIMIT] * len(prompts), lambda: None)
+    model.replies(asked, [LIMIT] * len(asked), lambda: None)
     gc.collect()
     before = mx.get_active_memory()
     with pytest.raises(KeyboardInterrupt):
-        model.replies(prompts, [LIMIT] * len(prompts), stop)
-    model.replies(prompts, [LIMIT] * len(prompts), lambda: None)
+        model.replies(asked, [LIMIT] * len(asked), stop)
+    model.replies(asked, [LIMIT] * len(asked), lambda: None)
     gc.collect()
     assert mx.get_active_memory() <= before
 

@@ -12,7 +12,14 @@ from math import gcd
 from typing import Any
 
 from backend.config.config import Config
-from backend.engine.chunk_sizes import MICRO_BATCH_TOKENS, PREFILL_TOKENS, attention_block, capacity
+from backend.engine.chunk_sizes import (
+    JUDGED_TOKENS,
+    MICRO_BATCH_TOKENS,
+    PREFILL_TOKENS,
+    REPLY_TOKENS,
+    attention_block,
+    capacity,
+)
 from backend.judges.entries import loaded_models
 from backend.models.adapter_types import ALL_LINEAR, is_named
 from backend.runs.saved_weights import WeightChoice
@@ -46,6 +53,8 @@ OPTIMIZER_COPIES = {
 row and column statistics (arXiv:1804.04235)."""
 
 EIGHT_BIT_BYTES = 1 + 4 / 256  # a number of an 8-bit optimizer state, with its part of a block's float32
+
+RUBRIC_TOKENS = 512  # of a judge's prompt, beside what it judges
 
 TEMPLATE_TOKENS = 64  # of what self-distillation writes around a solution
 
@@ -138,12 +147,12 @@ class MemoryModel:
             self.teacher = self._other_model(config.teacher_model, other)
         if config.use_speculative_decoding and config.draft_model_path:
             self.draft = self._other_model(config.draft_model_path, other | {"quantization": "none"})
-        # Models that score, in the type that they are stored in.
-        scoring = (
-            self._other_model(each.source, other | {"dtype": "auto", "quantization": each.quantization})
-            for each in loaded_models(config.reward_functions)
-        )
-        self.scorers = [each for each in scoring if each]
+        # Models that score, in the type that they are stored in; judges on a CPU in float32.
+        self.scorers: list[tuple[MemoryModel, str]] = []
+        for each in loaded_models(config.reward_functions):
+            dtype = "float32" if each.judges and not gpu else "auto"
+            scorer = self._other_model(each.source, other | {"dtype": dtype, "quantization": each.quantization})
+            self.scorers += [(scorer, each.judges)] if scorer else []
         # Rows of a prompt read it together; with noise on the embeddings each reads its own.
         self.shares_prompts = shape.has_full_attention and not (config.neftune_noise_alpha or self.row)
 
@@ -182,7 +191,7 @@ class MemoryModel:
             "reference": reference,
             "teacher": self.teacher.weights() if self.teacher else 0,
             "draft model": self.draft.weights() if self.draft else 0,
-            "reward models": sum(scorer.weights() for scorer in self.scorers),
+            "reward models": sum(scorer.weights() for scorer, _ in self.scorers),
         }
         alive = {name: size for name, size in (persistent | sizes).items() if size}
         return Phase(alive | {IN_FLIGHT_NAME: round(IN_FLIGHT_SHARE * working)})
@@ -284,20 +293,26 @@ class MemoryModel:
             (prompt_cache + self.cache(rows, capacity(self.prompt + 8)), layer // 2),  # the rows are filled
             (cache, layer),
             (cache, logits),
-            (0, max((scorer.scoring(self.prompt + self.completion) for scorer in self.scorers), default=0)),
+            *(self._scoring(scorer, mode) for scorer, mode in self.scorers),
             key=sum,
         )
         working = {"KV cache": held, "logits" if work == logits else "activations": work}
         return self._phase({"decoding weights": self._merged_weights(plan)} | working, held + work)
 
-    def scoring(self, columns: int) -> int:
-        """The temporaries of one layer while this model scores texts of `columns` tokens (`backend.judges`)."""
-        rows = max(1, MICRO_BATCH_TOKENS[self.gpu] // columns)
-        widest = max(
-            (sum(linear.inputs + linear.outputs for linear in layer) for layer in self.shape.layers), default=0
-        )
-        scores = 0 if self.gpu else 3 * FLOAT_BYTES * self.shape.heads * columns
-        return rows * columns * (widest * self.width + scores)
+    def _scoring(self, scorer: MemoryModel, mode: str) -> tuple[int, int]:
+        """(KV cache, temporaries of one layer) while a model scores (`backend.judges`); `mode` of a judge."""
+        columns, tokens, cache = self.prompt + self.completion, MICRO_BATCH_TOKENS[self.gpu], 0
+        if mode:
+            texts = self.group if mode == "group" else 1
+            columns, reply = self.prompt + texts * self.completion + RUBRIC_TOKENS, REPLY_TOKENS * (1 + texts)
+            rows = min(self.completions // texts, max(1, JUDGED_TOKENS // (columns + reply)))
+            # Prompts are read, then copied into the rows.
+            cache = scorer.cache(1, rows * (2 * columns + reply))
+            tokens = min(PREFILL_TOKENS, rows * texts * self.completion)  # what is before them is read once
+        layers = scorer.shape.layers
+        widest = max((sum(linear.inputs + linear.outputs for linear in layer) for layer in layers), default=0)
+        scores = 0 if self.gpu else 3 * FLOAT_BYTES * scorer.shape.heads * columns
+        return cache, max(columns, tokens) * (widest * scorer.width + scores)
 
     def _merged_weights(self, plan: MemoryPlan) -> int:
         """The weights that only decoding uses: float weights with adapters merged in, else the adapters fused side by
