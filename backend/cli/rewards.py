@@ -1,4 +1,4 @@
-"""The verbs `rewards list`, `score`, `sample` and `cases`. Only `sample` imports mlx."""
+"""The verbs `rewards list`, `score`, `sample`, `cases` and `judge`. Only `sample` imports mlx."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from backend.cli.completions import Changes
 from backend.config.config import SETTINGS, keys_used_by, parse, problems, read
 from backend.config.other_programs.translation import read_file
 from backend.rewards.bench import BenchSettings, RewardBench, line_of, merge_consecutive, read_groups, score_lines
-from backend.rewards.cases import cases_file, read_cases, rerun
+from backend.rewards.cases import cases_file, cases_in, read_cases, rerun
 from backend.rewards.catalogue import builtin_rewards, locate_reward_file, rewards_in_file
 from backend.runs.saved_weights import with_adapter
 from backend.utils.disk import save_as
@@ -50,13 +50,8 @@ def score_rewards(
     as_json: AsJson = False,
 ) -> None:
     """Score given completions with the config's reward functions and weights; prints the verdict on stderr."""
-    raw, keys = read(config), keys_used_by("rewards", "scoring")
+    settings = _bench_settings(config)
     lines = [line_of(group) for group in merge_consecutive(read_groups(completions))]
-    # Only the settings of rewards matter. A misspelt key is in no table: all that begin with "reward" count.
-    if found := [each for each in problems(raw) if each.setting in keys or each.setting.startswith("reward")]:
-        raise UserError(found)
-    used = {key: value for key, value in read_file(raw).values.items() if key in keys}
-    settings = BenchSettings.of(parse({"model": "-", "data": "-", **used}))
     _print_scores(score_all(lines, settings, tracebacks=not as_json), as_json)
 
 
@@ -126,6 +121,40 @@ def rerun_cases(
         tell(f"{sum(result.passed for result in results)} of {len(results)} cases pass.")
     if failures:
         raise typer.Exit(USER_ERROR)
+
+
+@rewards.command("judge")
+@verb
+def examine_judges(
+    config: Annotated[Path, typer.Argument(help="The settings, a YAML file.")],
+    cases: Annotated[Path | None, typer.Option(help="Rows {prompt, completion, expected: {judge: score}}.")] = None,
+    completions: Annotated[Path | None, typer.Option(help="Completions as of rewards score.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare judges and reward models with your scores and with themselves, and look for bias of place and length."""
+    from backend.judges.agreement import examinations
+
+    settings = _bench_settings(config)
+    groups = read_groups(completions) if completions else []
+    listed = examinations(settings.names, settings.file, groups, cases_in(cases) if cases else ())
+    found: list[dict[str, Any]] = []
+    for each in listed:
+        tell_error(f"{each.name}: {each.calls} calls…")
+        agreement = each.run()
+        found.append(asdict(agreement))
+        if not as_json:
+            tell(f"{agreement.name}: {agreement.verdict}")
+    if as_json:
+        tell_json({"judges": found})
+
+
+def _bench_settings(config: Path) -> BenchSettings:
+    raw, keys = read(config), keys_used_by("rewards", "scoring")
+    # Only the settings of rewards matter. A misspelt key is in no table: all that begin with "reward" count.
+    if found := [each for each in problems(raw) if each.setting in keys or each.setting.startswith("reward")]:
+        raise UserError(found)
+    used = {key: value for key, value in read_file(raw).values.items() if key in keys}
+    return BenchSettings.of(parse({"model": "-", "data": "-", **used}))
 
 
 def score_all(lines: Sequence[Any], settings: BenchSettings, *, tracebacks: bool = False) -> dict[str, Any]:

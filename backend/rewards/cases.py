@@ -49,10 +49,15 @@ def cases_file(reward_file: Path) -> Path:
 
 
 def read_cases(reward_file: Path) -> list[Case]:
-    """Cases in file order; [] without a file. Raises UserError on `cases`."""
+    """Cases of a reward file or rubric in file order; [] without any. Raises UserError on `cases`."""
     path = cases_file(reward_file)
+    return cases_in(path) if path.exists() else []
+
+
+def cases_in(path: Path) -> list[Case]:
+    """The cases of a file in its order. Raises UserError on `cases`."""
     cases: list[Case] = []
-    text = read_text(path, _SETTING, MOST_BYTES) if path.exists() else ""
+    text = read_text(path, _SETTING, MOST_BYTES)
     for _, where, case in json_lines(text, path.name, _SETTING):
         expected = case.get("expected") if isinstance(case, dict) else None
         scores = expected.values() if isinstance(expected, dict) else ()

@@ -69,7 +69,7 @@ _NAMES = {
     ("hub_questions", "model"): "import_adapter",
     ("hub_questions", "long"): "download check_machines newer_release hub_account",
     ("reward_questions", "quick"): "score run_completions read_completions reward_cases tools",
-    ("reward_questions", "model"): "sample",
+    ("reward_questions", "model"): "sample judge_agreement",
     ("dataset_questions", "quick"): "preview_rows preview_row",
     ("dataset_questions", "long"): "preview preview_choices preview_counts preview_variety preview_difficulty",
     ("judge_questions", "quick"): "judge_servers judge_key",

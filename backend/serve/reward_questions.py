@@ -68,6 +68,22 @@ def score(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
         return {"failed": error.place}
 
 
+def judge_agreement(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+    """{"settings", "groups": lines of `backend.rewards.bench`, "only_calls"?} → {"calls": {name of a judge or reward
+    model: calls}, "judges": [Agreement as a dict], one each; [] with "only_calls"}.
+
+    The user's scores are the cases beside rubrics and the reward file. Reports {"phase": name, "done", "of"}.
+    """
+    from backend.judges.agreement import examinations
+
+    groups = [group_of(line, index, f"Row {index + 1}") for index, line in enumerate(request["groups"])]
+    settings = _scoring_settings(request)
+    listed = examinations(settings.names, settings.file, groups)
+    asked = [] if request.get("only_calls") else listed
+    judges = [asdict(each.run(call.check, call.report)) for each in asked]
+    return {"calls": {each.name: each.calls for each in listed}, "judges": judges}
+
+
 def _scoring_settings(request: dict[str, Any]) -> BenchSettings:
     used = {key: value for key, value in request["settings"].items() if key in _FOR_SCORING}
     return BenchSettings.of(parse({"model": "-", "data": "-", **used}))

@@ -544,46 +544,41 @@ def results_dropped(recent: Recent, rule: Rule) -> Finding | None:
     )
 
 
-def _judges_at_limit(recent: Recent, rule: Rule, steps: int) -> dict[str, float]:
-    """Judge → the mean of the rule's metric over these steps, where it is at or above the threshold."""
+def _of_judges(recent: Recent, rule: Rule, steps: int, sentence: str, *, rises: bool = False) -> Finding | None:
+    """The judges with a mean over these steps at or above the threshold, and the sentence, with {judge} and {mean}, of
+    the one with the largest. `rises`: only those whose metric has risen since the first steps."""
     before, after = rule.metric.split("*")
-    names = [name for name in recent.steps[-1] if name.startswith(before) and name.endswith(after)]
-    means = {name.removeprefix(before).removesuffix(after): recent.mean(name, steps) for name in names}
-    return {name: mean for name, mean in means.items() if mean is not None and mean >= rule.threshold}
-
-
-def _about_judges(rule: Rule, means: Mapping[str, float], sentence: str) -> Finding | None:
-    """The finding about the judge with the largest mean, by a sentence with {judge} and {mean}."""
+    means: dict[str, float] = {}
+    for metric in [name for name in recent.steps[-1] if name.startswith(before) and name.endswith(after)]:
+        mean = recent.mean(metric, steps)
+        change = MeanChange.between(known(recent.first, metric), recent.values(metric))
+        has_risen = change is not None and change.size > LIKELY * change.error
+        if mean is not None and mean >= rule.threshold and (has_risen or not rises):
+            means[metric.removeprefix(before).removesuffix(after)] = mean
     if not means:
         return None
     worst = max(means, key=lambda name: means[name])
     text = sentence.format(judge=quote(worst, 40), mean=means[worst])
-    return rule.finding(means[worst], text, about=[*means], metric=rule.metric.replace("*", worst))
+    return rule.finding(means[worst], text, about=[*means], metric=f"{before}{worst}{after}")
 
 
 @rule(needs=JUDGED)
 def judge_fails(recent: Recent, rule: Rule) -> Finding | None:
-    means = _judges_at_limit(recent, rule, JUDGED)
-    return _about_judges(rule, means, f"{{judge}} gave no score to {{mean:.0%}} of completions over {JUDGED} steps.")
+    return _of_judges(
+        recent, rule, JUDGED, f"The judge {{judge}} gave no score to {{mean:.0%}} of completions over {JUDGED} steps."
+    )
 
 
 @rule()
 def judge_saturates(recent: Recent, rule: Rule) -> Finding | None:
-    means = _judges_at_limit(recent, rule, WINDOW)
-    sentence = f"{{judge}} gave {{mean:.0%}} of completions its highest score, or its lowest, {OVER_WINDOW}."
-    return _about_judges(rule, means, sentence)
+    sentence = f"The judge {{judge}} gave {{mean:.0%}} of completions its highest score, or its lowest, {OVER_WINDOW}."
+    return _of_judges(recent, rule, WINDOW, sentence)
 
 
 @rule(needs=2 * WINDOW)
 def judge_drifts(recent: Recent, rule: Rule) -> Finding | None:
-    means = _judges_at_limit(recent, rule, 2 * WINDOW)
-    for name in [*means]:
-        metric = rule.metric.replace("*", name)
-        change = MeanChange.between(known(recent.first, metric), recent.values(metric))
-        if change is None or change.size <= LIKELY * change.error:  # it has liked long answers from the start
-            del means[name]
-    sentence = f"The scores of {{judge}} follow length: their correlation is {{mean:.2f}} over {2 * WINDOW} steps."
-    return _about_judges(rule, means, f"{sentence[:-1]}, and it has risen since the first {WINDOW}.")
+    sentence = "The scores of {judge} follow length more than at the start: their correlation is {mean:.2f}."
+    return _of_judges(recent, rule, 2 * WINDOW, sentence, rises=True)
 
 
 @rule(needs=LONG)
