@@ -218,7 +218,7 @@ def resolve_paths(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
             return OPENENV + os.path.realpath(place) if place.is_dir() else entry
         return with_absolute_file(entry, folder) if isinstance(entry, str) else entry
 
-    rewards = {"reward_functions": raw.get("reward_functions")}
+    rewards = {key: raw.get(key) for key in ("reward_functions", "reward_model_name_or_path")}
     if raw.get("reward_funcs") is not None:  # TRL's, where a function has an import path
         rewards["reward_funcs"] = reward_entries(raw["reward_funcs"])
     for key, listed in rewards.items():

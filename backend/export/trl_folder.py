@@ -9,7 +9,7 @@ import ast
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from keyword import iskeyword
 from pathlib import Path
@@ -48,7 +48,7 @@ from backend.utils.text import quote
 TRL = "1.16"
 """TRL release that `backend.config.other_programs.trl` targets."""
 SCRIPTS = ("train.py", "dataset.py", "reward_calls.py")
-USER_CODE, SOURCE, COPY = "user_code", "source", "model"
+USER_CODE, SOURCE, COPY, SCORERS = "user_code", "source", "model", "reward_models"
 """Folders for user files, local rows and a local model."""
 MARK = "grpo_config.yaml"
 """File that marks our folders; only these are replaced."""
@@ -75,6 +75,7 @@ FILES = {
     "backend/": "the modules of GRPO Studio that these need",
     "source/": "the rows of local files",
     "user_code/": "your own reward and map functions, tools and environments",
+    "reward_models/": "the reward models, which have no name on Hugging Face",
     "model/": "the model, which has no name on Hugging Face",
 }
 """File of the folder → description."""
@@ -125,14 +126,15 @@ def export_trl(
     if config.train_mode == "distill":
         words = "trl distillation takes teacher_model_name_or_path, and beta for distillation_beta"
         raise UserError("train_mode", f"The folder is for TRL's GRPO, and this run has a teacher; {words}.")
-    model = trl_model(config)
+    config = with_models_first(config)
+    model, scorers = trl_model(config), reward_models(config)
     with writing(target, also_computes=True), staging_folder(nearest_existing(parent), target) as staging:
         new = staging / "new"
         new.mkdir()
-        settings = _write(config, model, name, new, tell)
+        settings = _write(config, model, scorers, name, new, tell)
         size = folder_bytes(new)
         move_into_place(new, target)
-    return TrlFolder(target, size, [*model.left_out, *settings.left_out], settings.by_files)
+    return TrlFolder(target, size, _left_out(model, scorers, settings), settings.by_files)
 
 
 def _check_replaceable(target: Path, overwrite: bool) -> None:
@@ -146,12 +148,16 @@ def _check_replaceable(target: Path, overwrite: bool) -> None:
         raise UserError("overwrite", f"{trained}; move it away, or choose another name.")
 
 
-def _write(config: Config, model: TrlModel, name: str, new: Path, tell: Tell) -> TrlSettings:
-    if model.copied_from is not None:
-        tell("Copying the model.")
-        _copy_folder(model.copied_from, new / COPY, "model")
+def _write(
+    config: Config, model: TrlModel, scorers: Sequence[TrlModel], name: str, new: Path, tell: Tell
+) -> TrlSettings:
+    for each in (model, *scorers):
+        if each.copied_from is not None:
+            tell("Copying the model." if each is model else "Copying a reward model.")
+            (new / each.name).parent.mkdir(exist_ok=True)
+            _copy_folder(each.copied_from, new / each.name, "model" if each is model else "reward_functions")
     rows, sets = write_rows(config, new, tell)
-    portable = copy_user_files(config, new)
+    portable = copy_user_files(config, scorers, new)
     modules = needed_modules(config)
     for path in (*modules, RESOURCE):
         (new / path).parent.mkdir(parents=True, exist_ok=True)
@@ -165,6 +171,8 @@ def _write(config: Config, model: TrlModel, name: str, new: Path, tell: Tell) ->
         "dataset_test_split": VALIDATION,
         "reward_funcs": [f"rewards.{name}" for name in reward_names(config).values()],
     }
+    if scorers:
+        words["reward_model_name_or_path"] = scorers[0].name
     if "load_in_4bit" not in words and "load_in_8bit" not in words:
         words |= dict.fromkeys(model.words, True)
     packages = requirements(words, [(new / path).read_text(encoding="utf-8") for path in modules])
@@ -190,7 +198,7 @@ def _write(config: Config, model: TrlModel, name: str, new: Path, tell: Tell) ->
         files={*texts, *(f"{path.name}/" for path in new.iterdir())},
         described=FILES,
         by_files=settings.by_files,
-        left_out=[*model.left_out, *settings.left_out],
+        left_out=_left_out(model, scorers, settings),
     )
     for file, text in texts.items():
         (new / file).write_text(text, encoding="utf-8")
@@ -208,6 +216,36 @@ class TrlModel:
     copied_from: Path | None = None
     words: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+
+
+def _left_out(model: TrlModel, scorers: Sequence[TrlModel], settings: TrlSettings) -> list[LeftOut]:
+    return [*(left for each in (model, *scorers) for left in each.left_out), *settings.left_out]
+
+
+def with_models_first(config: Config) -> Config:
+    """Settings with the reward models before the functions, as `trl grpo` has them."""
+    calls = [reward_call(entry, REWARD_REGISTRY) for entry in config.reward_functions]
+    order = sorted(range(len(calls)), key=lambda place: not calls[place].is_model)
+    entries, weights = [config.reward_functions[place] for place in order], config.reward_weights
+    ordered = {"reward_functions": entries, "reward_weights": [weights[place] for place in order if weights]}
+    return config.model_copy(update=ordered) if any(call.is_model for call in calls) else config
+
+
+def reward_models(config: Config) -> list[TrlModel]:
+    """The reward models, folders as copies under the names of their scores. Raises UserError as `trl_model`."""
+    models: list[TrlModel] = []
+    for entry in config.reward_functions:
+        if not (call := reward_call(entry, REWARD_REGISTRY)).is_model:
+            continue
+        model = trl_model(config.model_copy(update={"model": call.function}))
+        left = [replace(each, setting="reward_functions") for each in model.left_out]
+        if models:
+            left.append(LeftOut("reward_functions", call.name, "trl grpo takes one reward model; train.py takes all"))
+        if "quantization" in call.arguments:
+            left.append(LeftOut("quantization", entry, "TRL loads a reward model as it loads the model"))
+        name = f"{SCORERS}/{call.name}" if model.copied_from else model.name
+        models.append(replace(model, name=name, left_out=tuple(left)))
+    return models
 
 
 def trl_model(config: Config) -> TrlModel:
@@ -330,15 +368,17 @@ def _imported(source: str, *, lazy: bool) -> Iterator[str]:
 
 def reward_modules(config: Config) -> list[str]:
     """Our modules of reward functions: those in use, or all beside a user's code, which may call any."""
-    used = (reward_call(entry, REWARD_REGISTRY).function for entry in config.reward_functions)
-    names = REWARD_REGISTRY if code_files(config.model_dump()) else used
+    calls = (reward_call(entry, REWARD_REGISTRY) for entry in config.reward_functions)
+    names = REWARD_REGISTRY if code_files(config.model_dump()) else (c.function for c in calls if not c.is_model)
     return sorted({REWARD_REGISTRY[name].__module__ for name in names})
 
 
 def reward_names(config: Config) -> dict[str, str]:
-    """Name of a function's scores → its identifier in rewards.py."""
+    """Name of a function's scores → its identifier in rewards.py. Reward models have none."""
     names: dict[str, str] = {}
     for entry in config.reward_functions:
+        if reward_call(entry, REWARD_REGISTRY).is_model:
+            continue
         plain = re.sub(r"\W", "_", metric_name(entry), flags=re.ASCII)
         if plain == "FUNCTIONS" or iskeyword(plain) or not plain.isidentifier():
             plain = f"reward_{plain}"
@@ -356,15 +396,18 @@ def rewards_module(config: Config) -> str:
         "",
         "FUNCTIONS = reward_functions()",
     ]
-    lines += [f"{name} = FUNCTIONS[{place}]" for place, name in enumerate(reward_names(config).values())]
+    names = reward_names(config).values()
+    first = len(config.reward_functions) - len(names)  # after the reward models
+    lines += [f"{name} = FUNCTIONS[{place}]" for place, name in enumerate(names, first)]
     return "\n".join(lines) + "\n"
 
 
 # The user's files
 
 
-def copy_user_files(config: Config, folder: Path) -> Config:
-    """Copy code of the user with its local imports, and the tokenizer; returns settings with new paths."""
+def copy_user_files(config: Config, scorers: Sequence[TrlModel], folder: Path) -> Config:
+    """Copy code of the user with its local imports, and the tokenizer; returns settings with new paths, and
+    `scorers`."""
     homes: dict[Path, str] = {}
     for path in code_files(config.model_dump()):
         home = homes.setdefault(path.parent, USER_CODE + (f"_{len(homes) + 1}" if homes else ""))
@@ -383,11 +426,14 @@ def copy_user_files(config: Config, folder: Path) -> Config:
         path = locate_reward_file(name).resolve()
         return f"{homes[path.parent]}/{path.name}"
 
-    calls = [(entry, reward_call(entry, ())) for entry in config.reward_functions if homes]
+    calls = [(entry, reward_call(entry, ())) for entry in config.reward_functions if homes or scorers]
     if calls:
-        changes["reward_functions"] = [
-            replace(call, file=portable(call.file)).text if call.file else entry for entry, call in calls
+        functions = [
+            replace(call, file=portable(call.file)).text if call.file else entry
+            for entry, call in calls
+            if not call.is_model
         ]
+        changes["reward_functions"] = [*(scorer.name for scorer in scorers), *functions]
     for key in ("reward_functions_file", "tools_file"):
         if name := getattr(config, key):
             changes[key] = portable(name)

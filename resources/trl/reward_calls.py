@@ -17,26 +17,29 @@ from pathlib import Path
 from typing import Any
 
 from backend.data.problems import problem_of
+from backend.rewards.catalogue import find_call
 from backend.rewards.resolve import RewardFile, RewardFunction, resolve, stand_in_library
 from backend.rewards.inputs import TrainerState, inputs_for
 from backend.rewards.calls import read_scores
 from backend.types import Completion
 from dataset import HERE, prompt_format, settings
 
-TrlReward = Callable[..., Any]
+TrlReward = Callable[..., Any] | str
 EXECUTED: dict[Path, RewardFile] = {}
 """Files of the user that have run: an environment has the same class for the reward functions of its file."""
 
 
 def reward_functions() -> list[TrlReward]:
-    """One function for each entry of the setting `reward_functions`, under the name that its scores have in GRPO
-    Studio."""
+    """One for each entry of the setting `reward_functions`: reward models, which TRL loads by their names, then
+    functions under the names that their scores have in GRPO Studio."""
     file = HERE / settings().reward_functions_file if settings().reward_functions_file else None
     names = settings().reward_functions  # none where an environment scores
-    return [_as_trl_calls_it(function) for function in resolve(names, file, HERE, EXECUTED)] if names else []
+    models = [name for name in names if (call := find_call(name)) and call.is_model]
+    functions = resolve(names[len(models) :], file, HERE, EXECUTED) if len(names) > len(models) else []
+    return [*models, *map(_as_trl_calls_it, functions)]
 
 
-def _as_trl_calls_it(function: RewardFunction) -> TrlReward:
+def _as_trl_calls_it(function: RewardFunction) -> Callable[..., Any]:
     def score(prompts: list[Any], completions: list[Any], **given: Any) -> list[float | None]:
         with _library_of(function):
             return read_scores(function.call(**_arguments(function, prompts, completions, given)), len(completions))

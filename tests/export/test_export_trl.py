@@ -24,6 +24,7 @@ from backend.rewards.scorer import begin_scorer
 from backend.types import Completion, Group
 from backend.utils.errors import UserError
 from backend.utils.places import demo_folder, resources
+from tests.support.reward_models import write_reward_model
 from tests.support.scoring import score
 
 PROBE = Path(__file__).parents[1] / "support" / "trl_folder_probe.py"
@@ -225,6 +226,24 @@ def test_a_model_of_mlx_gives_way_to_its_original(tmp_path: Path) -> None:
     words = yaml.safe_load((exported.path / "grpo_config.yaml").read_text())
     assert words["model_name_or_path"] == "owner/whole" and words["load_in_4bit"] is True
     assert [left.setting for left in exported.left_out] == ["model"]
+
+
+def test_reward_models_come_first_as_trl_has_them(tmp_path: Path) -> None:
+    packed = f"{write_reward_model(tmp_path / 'rm')}(quantization=4, name=bert)"
+    rewards = {"reward_functions": ["r1_int", "owner/rm", packed, "r1_accuracy"], "reward_weights": [1, 2, 3, 4]}
+    exported = export_trl(parse({"model": "owner/model", "data": "owner/rows"} | rewards), "it", tmp_path)
+    words = yaml.safe_load((exported.path / "grpo_config.yaml").read_text())
+    assert words["reward_model_name_or_path"] == "owner/rm" and words["reward_weights"] == [2, 3, 1, 4]
+    assert words["reward_funcs"] == ["rewards.r1_int_reward_func", "rewards.r1_accuracy_reward_func"]
+    assert [left.setting for left in exported.left_out] == ["reward_functions", "quantization"]
+    assert (exported.path / "reward_models/bert/model.safetensors").is_file()
+    run = subprocess.run(
+        [sys.executable, "-BSc", f"import sys; sys.path += {sys.path[1:]}; import rewards; print(rewards.FUNCTIONS)"],
+        cwd=exported.path,
+        capture_output=True,
+        text=True,
+    )
+    assert run.stdout.startswith("['owner/rm', 'reward_models/bert', <function r1_int"), run.stderr
 
 
 def test_the_bundled_app_has_the_sources_that_are_carried(config: Config) -> None:

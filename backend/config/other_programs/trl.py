@@ -306,18 +306,17 @@ def _dataset(to: Translator) -> None:
 
 
 def _rewards(to: Translator) -> None:
-    """`reward_funcs`: TRL's own names, and functions by their import path."""
-    if (listed := to.take("reward_funcs")) is None:
+    """A reward model, which comes first, and `reward_funcs`: models, TRL's own names, and functions by their import
+    path."""
+    model, listed = to.take("reward_model_name_or_path"), to.take("reward_funcs")
+    if model is None and listed is None:
         return
-    entries = reward_entries(listed)
-    if (model_id := next((entry for entry in entries if "/" in entry and "::" not in entry), None)) is not None:
-        sentence = f"{quote(model_id, 60)} is a reward model; rewards are functions here, such as accuracy_reward."
-        to.refuse("reward_funcs", sentence)
-    else:
-        to.fill("reward_functions", entries, "reward_funcs")
-        if any(entry.startswith("accuracy_reward") for entry in entries) and not to.has("answer_feature"):
-            to.values["answer_feature"] = "solution"
-            to.remarks["reward_funcs"] = "answers are in the column solution, as TRL's accuracy_reward has them"
+    models = model if isinstance(model, list) else [model] if model else []  # a list where its path is absolute now
+    entries = [*map(str, models), *reward_entries([] if listed is None else listed)]
+    to.fill("reward_functions", entries, "reward_funcs" if model is None else "reward_model_name_or_path")
+    if any(entry.startswith("accuracy_reward") for entry in entries) and not to.has("answer_feature"):
+        to.values["answer_feature"] = "solution"
+        to.remarks["reward_funcs"] = "answers are in the column solution, as TRL's accuracy_reward has them"
 
 
 def reward_entries(listed: Any) -> list[str]:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backend.config.config import Config
+from backend.config.other_programs.trl import reward_entries
 from backend.config.setting import RewardSettings
 from backend.rewards.calls import ThreadCaller
-from backend.rewards.catalogue import find_call, locate_reward_file, metric_name
+from backend.rewards.catalogue import find_call, locate_reward_file, metric_name, with_absolute_file
 from backend.rewards.errors import class_name
 from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file, resolve
 from backend.rewards.scorer import Scorer, begin_scorer, reward_source
@@ -52,7 +53,7 @@ class OwnFunctions:
         self.calls: dict[str, Callable[..., Any]] = {}
         self.entries: list[str] = []
         for function in functions:
-            name = function if isinstance(function, str) else ""
+            name = with_absolute_file(*reward_entries([function]), Path.cwd()) if isinstance(function, str) else ""
             if not callable(function) and not name:
                 sentence = f"A reward function is a name or can be called; {class_name(function)} is neither."
                 raise UserError("reward_functions", sentence)

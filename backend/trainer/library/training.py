@@ -195,6 +195,7 @@ def train(
     config: Settings,
     *,
     reward_functions: RewardFunctions | None = None,
+    reward_funcs: RewardFunctions | None = None,
     tools: Tools = (),
     environment_factory: Environments | None = None,
     rollout_func: RolloutFunction | None = None,
@@ -207,8 +208,9 @@ def train(
 ) -> TrainedRun:
     """Train in this process and return the run once it has ended, finished or stopped.
 
-    `config`: a `Config`, a mapping of settings, or the path of a YAML file. `reward_functions`: names as in the
-    settings, and callables, which run in this process. `tools`: functions that the model may call;
+    `config`: a `Config`, a mapping of settings, or the path of a YAML file. `reward_functions`, or
+    `reward_funcs` as in TRL: names and reward models as in the settings, and callables, which run in this process.
+    `tools`: functions that the model may call;
     `environment_factory`: a class, or classes by name; both are as for TRL, and run in this process.
     `rollout_func`: samples the completions (`backend.trainer.library.own_rollout`). `dataset`: rows, or splits of rows
     by name; they are copied into the run's folder. `callbacks`: see `backend.Callback`. `optimizer`:
@@ -233,9 +235,10 @@ def train(
         raw = read(os.fspath(config))
     origin = summary(read_file(raw), Path(config).name if isinstance(config, str | os.PathLike) else "the settings")
     raw |= {} if name is None else {"run_name": name}
-    own, own_tools = OwnFunctions(reward_functions or []), OwnTools(tools, environment_factory)
+    given_functions = reward_funcs if reward_functions is None else reward_functions
+    own, own_tools = OwnFunctions(given_functions or []), OwnTools(tools, environment_factory)
     with _new_folder(raw, runs_dir) as folder:
-        if reward_functions is not None:
+        if given_functions is not None:
             raw |= {"reward_functions": own.write(folder.path)} | ({"reward_isolation": "thread"} if own.calls else {})
         raw |= own_tools.settings(folder.path)
         if dataset is not None:
@@ -268,6 +271,7 @@ def resume(
     run: str | os.PathLike[str],
     *,
     reward_functions: RewardFunctions | None = None,
+    reward_funcs: RewardFunctions | None = None,
     tools: Tools = (),
     environment_factory: Environments | None = None,
     rollout_func: RolloutFunction | None = None,
@@ -291,7 +295,8 @@ def resume(
         what = f"The run {folder.name} has finished; give it more steps, as in changes={{'iters': 200}}."
         raise UserError("run", what)
     require_rollout(folder.path, rollout_func)
-    own, own_tools = OwnFunctions(reward_functions or []), OwnTools(tools, environment_factory)
+    given_functions = reward_funcs if reward_functions is None else reward_functions
+    own, own_tools = OwnFunctions(given_functions or []), OwnTools(tools, environment_factory)
     calls = CallbackCalls(callbacks, folder.path)
     _prepare_engine(settings)
     from backend.trainer.library.own_updates import GivenUpdates

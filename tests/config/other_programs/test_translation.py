@@ -133,7 +133,6 @@ def test_strategies(raw: dict[str, Any], ours: dict[str, Any]) -> None:
         ({"save_steps": 0.1}, "give a number of steps, or with a share of the run its max_steps too."),
         ({"num_train_epochs": 0.5}, "must be a whole number of passes here, not 0.5; or give max_steps."),
         ({"metric_for_best_model": "eval_loss"}, "eval_reward is nearest."),
-        ({"reward_funcs": "owner/reward-model"}, "owner/reward-model is a reward model"),
         ({"optim": "galore_adamw"}, "There is no optimizer galore_adamw here; adamw is nearest"),
         ({"optim_args": "foreach=true"}, "optim_args has foreach"),
         ({SCHEDULE: "reduce_lr_on_plateau"}, "The schedule reduce_lr_on_plateau of transformers is not built"),
@@ -195,6 +194,11 @@ def test_what_has_no_counterpart_is_one_sentence(raw: dict[str, Any], says: str)
         ({"use_cpu": True, "no_cuda": False}, {"device": "cpu"}),
         ({"reward_funcs": ["my_lib.rewards.custom"]}, {"reward_functions": ["my_lib/rewards.py::custom"]}),
         ({"reward_funcs": "trl.rewards.accuracy_reward"}, {"answer_feature": "solution"}),
+        ({"reward_funcs": "owner/rm.v2, r1_int"}, {"reward_functions": ["owner/rm.v2", "r1_int"]}),
+        (
+            {"reward_model_name_or_path": "owner/rm", "reward_funcs": ["r1_int"], "reward_weights": [2, 1]},
+            {"reward_functions": ["owner/rm", "r1_int"], "reward_weights": [2, 1]},
+        ),
         ({"reward_funcs": "accuracy_reward", "answer_feature": "gold"}, {"answer_feature": "gold"}),
         *(
             ({"reward_funcs": f"trl.rewards.{path}"}, {"reward_functions": [ours]})
