@@ -93,7 +93,8 @@ class RubricEditor(Dialog):
         super().__init__("Rubric", parent, (960, 700))
         self._bench, self._entry, self._path = bench, entry, None
         self._folder = TemporaryDirectory()
-        self.title = QLineEdit(placeholderText="Title", accessibleName="Title")
+        self.title = QLineEdit()
+        configure(self.title, placeholderText="Title", accessibleName="Title")
         self.text = ProseEdit(4, accessibleName="Instructions", placeholderText="What the judge should know.")
         self.model = CriteriaModel(self)
         edits = QAbstractItemView.EditTrigger

@@ -121,7 +121,7 @@ class RewardModel:
 
     def scores_of(self, texts: Sequence[str], poll: Poll) -> list[float | None]:
         """Scores of texts, long ones first; None for one without tokens."""
-        assert self._model is not None
+        model: Any = self._model
         pad = self._tokenizer.pad_token_id
         pad = self._tokenizer.eos_token_id if pad is None else pad
         tokens = [self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
@@ -135,8 +135,8 @@ class RewardModel:
             padded = np.zeros((len(batch), columns), np.int32)
             for row, i in enumerate(batch):
                 padded[row, : len(tokens[i])] = tokens[i]
-            ends = [self._model.end(tokens[i], pad) for i in batch]
-            found: Any = self._model(mx.array(padded), mx.array(ends)).tolist()
+            ends = [model.end(tokens[i], pad) for i in batch]
+            found: Any = model(mx.array(padded), mx.array(ends)).tolist()
             for i, score in zip(batch, found, strict=True):
                 scores[i] = score
         return scores
@@ -193,9 +193,9 @@ def refusal(config: Mapping[str, Any]) -> str:
 def usual_rope(config: Mapping[str, Any]) -> dict[str, Any]:
     """config.json of the language model, with the rotary settings where mlx-lm reads them: transformers 5 writes them
     elsewhere."""
-    if text := language_model(config):
-        config = config | GEMMA3 | text
     config = {**config}
+    if text := language_model(config):
+        config |= {**GEMMA3, **text}
     rope, layers = config.get("rope_parameters"), config.get("layer_types")
     if model_type(config) == MODERNBERT or not isinstance(rope, dict):
         return config
