@@ -1,4 +1,4 @@
-"""The verbs `rewards list`, `score`, `sample`, `cases` and `judge`. Only `sample` imports mlx."""
+"""The verbs `rewards list`, `score`, `sample`, `cases` and `judge`. Only `sample` and reward models import mlx."""
 
 from __future__ import annotations
 

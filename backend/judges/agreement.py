@@ -265,10 +265,7 @@ def _concerns(found: Agreement) -> Iterator[str]:
 
 
 class Examination:
-    """A judge or reward model, and what it will be asked about these completions and the user's cases of it.
-
-    Raises UserError without any.
-    """
+    """A judge or reward model, and what it will be asked about these completions and the user's cases of it."""
 
     def __init__(self, model: ModelReward, groups: Iterable[Group], cases: Iterable[Case]) -> None:
         self.model, self.name = model, model.about.name
@@ -285,13 +282,13 @@ class Examination:
         self.problems = [problem for problem, _ in found.values()]
         self.groups = [labels for _, labels in found.values()]
         self.questions = questions_for(self.groups, self.kind)
-        if not self.questions:
-            least = "two completions of one prompt" if self.kind == "group" else "a completion"
-            raise UserError("cases", f"There is nothing to ask {self.name} about: give {least}, or cases of it.")
         self.calls = len(self.questions) if self.kind == "group" else sum(len(each.texts) for each in self.questions)
 
     def run(self, poll: Poll = wait_on, report: Callable[[dict[str, Any]], None] = lambda progress: None) -> Agreement:
         """Ask everything. Reports {"phase": its name, "done", "of"}, in questions. Raises UserError or RewardError."""
+        if not self.questions:
+            least = "two completions of one prompt" if self.kind == "group" else "a completion"
+            raise UserError("cases", f"There is nothing to ask {self.name} about: give {least}, or cases of it.")
         model, answers, total = self.model, list[Sequence[float | None]](), len(self.questions)
         try:
             model.load(None)

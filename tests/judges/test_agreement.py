@@ -15,6 +15,7 @@ from backend.cli.rewards import rewards
 from backend.judges.agreement import Agreement, Kind, Labels, Question, measure, pad, questions_for
 from backend.serve.questions import QuestionCall
 from backend.serve.reward_questions import judge_agreement
+from backend.utils.errors import UserError
 from tests.support.cases import cases
 from tests.support.judge_server import judge_server
 
@@ -132,6 +133,11 @@ def test_the_window_and_the_verb_ask_a_server(tmp_path: Path) -> None:
         printed = CliRunner().invoke(rewards, ["judge", str(config), "--cases", str(tmp_path / "short.cases.jsonl")])
     assert printed.exit_code == 0
     assert printed.stdout.startswith("short: Agrees with your labels on 100% of 1 pair, too few to tell")
+    one = [groups[0] | {"completions": groups[0]["completions"][:1]}]
+    (tmp_path / "short.cases.jsonl").unlink()
+    assert judge_agreement(request | {"groups": one, "only_calls": True}, QuestionCall())["calls"] == {"short": 0}
+    with pytest.raises(UserError, match="give two completions of one prompt"):
+        judge_agreement(request | {"groups": one}, QuestionCall())
     config.write_text("reward_functions: [r1_int_reward_func]")
     refused = CliRunner().invoke(rewards, ["judge", str(config)])
     assert refused.exit_code == 2 and "is a judge or a reward model" in refused.stderr

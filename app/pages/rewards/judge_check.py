@@ -20,6 +20,7 @@ from app.widgets.completion_table import one_line
 
 UNCHECKED = "Not checked yet."
 NO_COMPLETIONS = "Sample or load completions first."
+TOO_FEW = "It compares completions: give two of one prompt."
 COUNTING = "Counting the calls…"
 LINE = 24
 """Height of a figure's row, in pixels."""
@@ -124,7 +125,7 @@ class JudgePanel(QFrame):
         for widget in (self.start, self.about):
             set_shown(widget, not check.busy)
         calls = check.calls.get(name)
-        nothing = COUNTING if check.has_completions else NO_COMPLETIONS
+        nothing = (COUNTING if calls is None else TOO_FEW) if check.has_completions else NO_COMPLETIONS
         self.about.setText(f"Asks {counted(calls, 'time')}." if calls else nothing)
         self.start.setEnabled(bool(calls))
         labels = check.labels.get(name, []) if check.labels_file(name) else []
