@@ -33,7 +33,7 @@ Reply with JSON only{how}:
 {form}"""
 REASON_LENGTH = 300  # characters, so that a weak model comes to an end
 _ESCAPE = re.compile(r'\\(["\\/bfnrtu]?)')
-_THOUGHT = re.compile(r"^.*</think>", re.DOTALL)
+_THOUGHT = re.compile(r"^(?!\s*(?:\{|```)).*?</think>", re.DOTALL)
 
 
 class UnreadableError(ValueError):

@@ -55,6 +55,7 @@ def score(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     settings = _scoring_settings(request)
     named = {"reward_functions": list(settings.names), "reward_functions_file": str(settings.file or "")}
     _check_allowed(code_files(named), request)
+    _check_servers(named)
     try:
         scored = score_lines(
             _bench, request["groups"], settings, call.check, lambda name: call.report({"scoring": name})
@@ -95,6 +96,12 @@ def _check_allowed(files: Iterable[Path], request: dict[str, Any]) -> None:
             raise UserError("reward_functions_file", f"{path.name} has not been allowed to run as it is now.")
 
 
+def _check_servers(named: dict[str, Any]) -> None:
+    if servers := AllowedServers().missing(named):
+        setting = "reward_functions" if "reward_functions" in named else "mcp_servers"
+        raise UserError(setting, f"The {quote(next(iter(servers)), 60)} has not been allowed.")
+
+
 def tools(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     """{"settings": of tools} → {"shared", "by_environment"}: the schemas that the model reads. Raises UserError."""
     schemas, why_not = shown_tools(parse({"model": "-", "data": "-", **request["settings"]}))
@@ -125,8 +132,7 @@ def _run_tools(config: Config, request: dict[str, Any], call: QuestionCall) -> I
         return
     named = {key: getattr(config, key) for key in keys_used_by("tools")}
     _check_allowed(code_files(named), request)
-    if servers := AllowedServers().missing(named):
-        raise UserError("mcp_servers", f"The MCP server {quote(next(iter(servers)), 40)} has not been allowed.")
+    _check_servers(named)
     with _bench.tools(config, _scoring_settings(request), call.check) as host:
         yield host
 

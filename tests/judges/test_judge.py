@@ -8,19 +8,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import keyring
 import pytest
 
 from backend.judges.judge import FILE, Judge, open_judge
 from backend.judges.model_reward import ModelScores, UnreachableJudgeError
 from backend.judges.prompts import UnreadableError, read_group, read_single
 from backend.judges.rubric import Rubric, bundled_rubrics, read_rubric
-from backend.judges.server import find_servers
+from backend.judges.server import find_servers, has_key, save_key
+from backend.rewards.allowed_code import allow_named, require_allowed
 from backend.rewards.calls import Poll, wait_on
 from backend.rewards.catalogue import RewardCall
 from backend.rewards.inputs import TrainerState
 from backend.types import Completion, Group, Problem, ToolCall, ToolResult, Turn
 from backend.utils.errors import UserError
 from tests.support.judge_server import JudgeServer, judge_server, trajectories
+from tests.support.keychain import Keychain
 from tests.support.scoring import make_group
 
 
@@ -44,6 +47,13 @@ def judge_of(server: JudgeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     yield make
     for judge in opened:
         judge.close()
+
+
+@pytest.fixture
+def keychain(monkeypatch: pytest.MonkeyPatch) -> Keychain:
+    keychain = Keychain()
+    monkeypatch.setattr(keyring, "get_keyring", lambda: keychain)
+    return keychain
 
 
 def scored(judge: Judge, *groups: Group, poll: Poll = wait_on) -> ModelScores:
@@ -94,6 +104,7 @@ GOOD = '{"scores": [{"trajectory_id": "1", "explanation": "x", "score": 1}, {"tr
         (GOOD, [1.0, 0.5]),
         (f"<think>{{1}} so</think>Here, with \\frac{{1}}{{2}}:\n```json\n{GOOD}\n```\nDone.", [1.0, 0.5]),
         (GOOD.replace('"x"', '"\\(x\\)\n"'), [1.0, 0.5]),
+        (GOOD.replace('"x"', '"after </think> none"'), [1.0, 0.5]),
         (GOOD[:-30], None),
         ("no JSON", None),
         (GOOD.replace("0.5", "5"), None),
@@ -254,6 +265,29 @@ def test_bundled_rubrics_survive_saving(tmp_path: Path, suffix: str) -> None:
         rubric = read_rubric(name)
         rubric.save(path := tmp_path / f"{name}{suffix}")
         assert read_rubric(str(path)) == rubric
+
+
+def test_another_machine_is_asked_about_once(apart: Path) -> None:
+    entry = 'judge(url="https://judge.example/v1")'
+    for settings in ({"reward_functions": entry}, {"stages": [{"reward_functions": [entry]}]}):
+        with pytest.raises(UserError, match=r"judge\.example would get the prompts and completions"):
+            require_allowed(settings)
+    allow_named({"reward_functions": [entry]})
+    require_allowed({"reward_functions": [entry, 'judge(url="http://localhost:1/v1", name=here)', "judge(url=local)"]})
+    with pytest.raises(UserError, match=r"other\.example"):
+        require_allowed({"reward_functions": [entry.replace("judge.e", "other.e")]})
+
+
+def test_a_key_goes_to_its_own_host(server: JudgeServer, judge_of, keychain: Keychain, monkeypatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-environment")
+    scored(judge_of(), make_group("a"))
+    save_key("127.0.0.1", "sk-kept")
+    assert has_key("127.0.0.1") and not has_key("judge.example")
+    scored(judge_of(), make_group("b"))
+    used = [headers["authorization"] for headers in server.headers]
+    assert used == ["Bearer sk-of-the-environment", "Bearer sk-kept"]
+    save_key("127.0.0.1", "")
+    assert not keychain.entries
 
 
 def test_servers_are_found(server: JudgeServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ class JudgeServer:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 with outer._lock:
                     outer.calls.append(body["messages"])
-                    outer.headers.append(dict(self.headers))
+                    outer.headers.append({name.lower(): value for name, value in self.headers.items()})
                     outer._now += 1
                     outer.at_once = max(outer.at_once, outer._now)
                 time.sleep(outer.delay_s)
@@ -88,6 +88,8 @@ class JudgeServer:
             def log_message(self, *_: Any) -> None: ...
 
         class Server(ThreadingHTTPServer):
+            def handle_error(self, *_: Any) -> None: ...  # clients may hang up
+
             daemon_threads, block_on_close, request_queue_size, allow_reuse_address = True, False, 128, True
 
         self._server = Server(("127.0.0.1", self.port), Handler)
