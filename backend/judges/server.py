@@ -74,10 +74,6 @@ def _entry(host: str) -> str:
     return f"Key of the judge at {host}"
 
 
-def has_key(host: str) -> bool:
-    return bool(keychain.stored(_entry(host)))
-
-
 def save_key(host: str, key: str) -> None:
     """Keep a server's key in the keychain; an empty one deletes it. Raises UserError."""
     if not key.strip():
