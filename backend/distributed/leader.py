@@ -277,8 +277,14 @@ class LeaderContext(RunContext):
         work.timer.count_as("reward", sum(each.scoring_s for each in sampling.rounds if each.rank == 0))
         work.groups.extend(sampling.groups)
         check_sampled(sampling.groups)
+        logged = sampling.logged
+        if self.scoring.on_leader:
+            with work.timer.phase("reward"):
+                logged = self.scoring.score(
+                    sampling.groups, step, self.prompt_stream.epoch, lambda: work.report("scoring")
+                )
         check_scores(sampling.groups)
-        return sampling.logged
+        return logged
 
     def held_out_groups(
         self, problems: list[Problem], step: int, config: Config, poll: Callable[[float], None]
@@ -286,6 +292,8 @@ class LeaderContext(RunContext):
         size = config.num_generations_eval or config.group_size
         sampling = self._sampling(problems, step, EVAL_SEED, 0, size)
         sampling.run(poll)
+        if self.scoring.on_leader:
+            self.scoring.score(sampling.groups, step, self.prompt_stream.epoch)
         return sampling.groups
 
     def _sampling(

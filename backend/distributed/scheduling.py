@@ -164,6 +164,8 @@ def sample_round(
 
 
 def score_round(parts: StepContext, order: SamplingOrder, sampled: SampledRound) -> None:
+    if parts.scoring.on_leader:  # which scores all rounds together
+        return
     began = time.perf_counter()
     sampled.logged = parts.scoring.score(sampled.groups, order.step, order.epoch)
     sampled.scoring_s = time.perf_counter() - began

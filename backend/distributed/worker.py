@@ -81,6 +81,7 @@ class Worker:
             if self.scorer is not None:
                 self.scorer.close()
             self.scorer = begin_scorer(self.config)
+            self.scorer.opens_models = False
             device.use(self.config.device)
             refuse_too_large(self.config, self._stages)
             self.policy = load_policy(self.config, self._notes.append)

@@ -17,7 +17,7 @@ from backend.judges.model_reward import ModelReward, ModelScores, UnreachableJud
 from backend.judges.score_metrics import score_metrics
 from backend.rewards.allowed_code import code_files
 from backend.rewards.calls import Poll, ThreadCaller, timeout_words, wait_on
-from backend.rewards.catalogue import locate_reward_file, nearest, repeated_names
+from backend.rewards.catalogue import locate_reward_file, metric_name, nearest, repeated_names
 from backend.rewards.errors import Failure, RewardError
 from backend.rewards.inputs import TrainerState
 from backend.rewards.registry import FunctionDescription
@@ -70,6 +70,7 @@ class Scorer:
         self._key = next(_keys)
         self.loaded, self._generation = Answer(), -1  # what was loaded, in which process
         self.models: dict[str, ModelReward] = {}  # by entry, open once loaded
+        self.opens_models = bool(source.models)  # false on a rank that leaves scoring to the leader
         self.model_notes: list[str] = []  # new messages of models
         self.pause: Callable[[UnreachableJudgeError], None] = without_pause  # returns when a judge should try again
         self.tools: RunTools | None = None
@@ -79,7 +80,7 @@ class Scorer:
     def load(self, poll: Poll = wait_on) -> list[list[FunctionDescription]]:
         """Functions of each stage, in the order of its entries, then `get_reward` of environments. Models are open then
         but not loaded. Raises UserError."""
-        if self._source.models and not self.models:
+        if self.opens_models and not self.models:
             self.models = open_model_rewards(sorted(self._source.models), self._source.base)
         self._load_functions(poll)
         stages = [self._in_order(*each) for each in zip(self._source.stages, self.loaded.stages, strict=True)]
@@ -90,7 +91,13 @@ class Scorer:
 
     def _in_order(self, entries: Sequence[str], functions: Sequence[FunctionDescription]) -> list[FunctionDescription]:
         others = iter(functions)
-        return [*(self.models[e].about if e in self.models else next(others) for e in entries), *others]
+        models = self._source.models
+        return [*(FunctionDescription(metric_name(e)) if e in models else next(others) for e in entries), *others]
+
+    @property
+    def has_models(self) -> bool:
+        """True if models score, which the leader alone has where several machines train."""
+        return bool(self._source.models)
 
     def stage_models(self, stage: int) -> dict[int, ModelReward]:
         """The models of a stage by their place among its functions."""

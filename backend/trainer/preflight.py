@@ -79,6 +79,9 @@ def preflight(
         problems: list[ConfigProblem] = []
         if config.hosts:
             _caught(problems, lambda: plan_machines(config))
+        if config.hosts and config.environment and scorer.has_models:
+            what = "Models score on the first machine, which has no environments of the others; train on one machine."
+            problems.append(ConfigProblem("environment", what))
         tokenizer = _check_models(config, runs_dir or runs_folder(), problems)
         _caught(problems, lambda: check_grammar(config, tokenizer))
         inputs = _caught(problems, lambda: _read_data(config, tokenizer, scorer))

@@ -43,7 +43,7 @@ class ScoringStage:
 class ScoringStages:
     """Scores groups by the stage of their step. `steps` is the length of the run. `poll` is called while functions are
     waited for, and may raise. `uses_mlx`: a reward file imports mlx or a model is a reward, which would share the
-    device with sampling."""
+    device with sampling. `on_leader`: of several machines, the leader alone scores."""
 
     def __init__(self, config: Config, scorer: Scorer, steps: int) -> None:
         self.config = config
@@ -53,6 +53,7 @@ class ScoringStages:
         self.steps = self.stages[-1].last
         files = {function.file for stage in self.stages for function in stage.functions if function.file}
         self.uses_mlx = any(MLX.search(file.read_text(encoding="utf-8", errors="replace")) for file in files)
+        self.on_leader = scorer.has_models
         self.uses_mlx |= any(model.uses_mlx for model in scorer.models.values())
 
     def load_models(self, folder: Path) -> None:

@@ -24,6 +24,7 @@ from backend.trainer.control import Stopped
 from backend.trainer.run_process import train
 from tests.support import small_run
 from tests.support.rank_threads import ThreadCollectives, ThreadLeader, ThreadWorkers, inboxes, on_ranks
+from tests.support.reward_models import write_reward_model
 from tests.support.scripted_turns import script_turns
 from tests.support.tool_tokenizers import call, tool_model
 from tests.trainer.test_sft_run import labelled
@@ -152,6 +153,14 @@ def test_two_ranks_make_the_run_of_one(tmp_path: Path) -> None:
         assert max(step[f"ranks/{rank}/learn_tokens_per_second"] for rank in (0, 1)) > 0
     tokens = [completion["token_data"] for row in completions(shared) for completion in row["completions"]]
     assert tokens and all("learned_logp" in each for each in tokens), "the records of another rank's rows are missing"
+
+
+def test_the_leader_scores_with_reward_models(tmp_path: Path) -> None:
+    names = ["low_half", str(write_reward_model(tmp_path / "rm"))]
+    raw = settings(tmp_path, iters=2, steps_per_eval=2) | {"reward_functions": names}
+    shared = assert_shared_run_equals_one(tmp_path, raw, 2)
+    rewards = [completion["rewards"] for row in completions(shared) for completion in row["completions"]]
+    assert len({each["rm"] for each in rewards}) > 3 and all(each.keys() == {"low_half", "rm"} for each in rewards)
 
 
 GAME = """
