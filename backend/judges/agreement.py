@@ -247,12 +247,12 @@ def _length_blocks(padded: Sequence[tuple[Question, Scores]], plain: Scores, kin
 
 
 def _concerns(found: Agreement) -> Iterator[str]:
+    if found.accuracy is not None and found.pairs >= FEW_PAIRS and found.accuracy < AGREES:
+        yield "that is little, as two people agree on about 80% and chance on 50%"
     if found.failed > FAILS:
         yield f"{found.failed:.0%} of completions got no score"
     if found.spread == 0:
         yield "it does not tell the answers to a prompt apart"
-    if found.accuracy is not None and found.pairs >= FEW_PAIRS and found.accuracy < AGREES:
-        yield "that is little, as two people agree on about 80% and chance on 50%"
     if found.itself is not None and found.itself < AGREES:
         how = "in another order" if found.kind == "group" else "again"
         yield f"asked {how}, it agrees with itself on only {found.itself:.0%} of pairs"
