@@ -81,7 +81,9 @@ class Speculation:
         trials, next_rollout = self._trials.get(rows if is_good else 0, (0, 0))
         if is_ragged or self._rollout < next_rollout or (self.drafts.is_free and not is_good):
             return 0
-        self._trials[rows if is_good else 0] = trials + 1, self._rollout + (1 << min(trials, 6))
+        # Good drafts whose time is known took too long, and will again.
+        distance = min(trials + (3 if is_good and verified is not None else 0), 6)
+        self._trials[rows if is_good else 0] = trials + 1, self._rollout + (1 << distance)
         return TRIAL if is_good else PROBE
 
     def decoded(self, index: np.ndarray, shape: tuple[int, int], steps: int, seconds: float) -> None:
