@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from PySide6.QtCore import QObject, Signal
 
-from app.state.processes import OnRefused, Service
+from app.state.processes import Service
 from app.state.reward_bench import DECLINED, SCORING_SETTINGS, RewardBench, without_scores
 from backend.judges.rubric import bundled_rubrics, rubric_path
 from backend.rewards.catalogue import JUDGE, RewardCall, find_call
@@ -57,9 +57,15 @@ class JudgeServers(QObject):
         """The server at this address, if it has answered."""
         return next((each for each in self.found or () if address_of(each["url"]) == address_of(url)), None)
 
-    def store_key(self, url: str, key: str, on_stored: Callable[[Any], None], on_refused: OnRefused) -> None:
+    def store_key(self, url: str, key: str, say: Callable[[str], None]) -> None:
         # The key reaches the warm process through its stdin, and is kept in the keychain only.
-        self._service.ask("judge_key", on_stored, on_refused=on_refused, url=url, key=key)
+        self._service.ask(
+            "judge_key",
+            lambda _: say("The key is in the keychain." if key else "The key is deleted."),
+            on_refused=lambda problems: say(problems[0].sentence),
+            url=url,
+            key=key,
+        )
 
 
 class JudgeCheck(QObject):
@@ -93,10 +99,6 @@ class JudgeCheck(QObject):
         calls = [call for call in map(find_call, map(str, entries)) if call is not None]
         return {call.name: call for call in calls if call.is_model or (call.function == JUDGE and not call.file)}
 
-    @property
-    def has_completions(self) -> bool:
-        return bool(self._bench.groups)
-
     def labels_file(self, name: str) -> Path | None:
         """The rubric beside which labels for a judge are kept; None if that is not a file of the user's."""
         call = self.models.get(name)
@@ -108,11 +110,10 @@ class JudgeCheck(QObject):
     def count(self) -> None:
         """Ask how many calls a check makes, and for the labels."""
         self.calls = {}
-        if self.models and self.has_completions:
+        if self.models and self._bench.groups:
             self._ask(self.models.values(), lambda answer: self.calls.update(answer["calls"]), only_calls=True)
         for name in self.models:
-            if file := self.labels_file(name):
-                self._edit_labels(name, file, do="list")
+            self.edit_labels(name, do="list")
         self.changed.emit()
 
     def check(self, name: str) -> None:
@@ -131,22 +132,18 @@ class JudgeCheck(QObject):
 
     def keep(self, name: str, group: Mapping[str, Any], text: str, score: float) -> None:
         """Keep the user's score of a completion as a label for a judge."""
-        if file := self.labels_file(name):
-            kept = {"group": without_scores(group), "completion": text, "expected": {name: score}}
-            self._edit_labels(name, file, do="keep", calls={}, **kept)
+        self.edit_labels(name, do="keep", group=without_scores(group), completion=text, expected={name: score})
 
-    def drop(self, name: str, place: int) -> None:
-        if file := self.labels_file(name):
-            self._edit_labels(name, file, do="drop", place=place)
+    def edit_labels(self, name: str, **edit: Any) -> None:
+        """List, keep or drop, as the question `reward_cases`."""
 
-    def _edit_labels(self, name: str, file: Path, **edit: Any) -> None:
         def on_answer(answer: Any) -> None:
             self.labels[name] = answer["cases"]
             self.changed.emit()
 
-        self._bench.service.ask(
-            "reward_cases", on_answer, on_refused=self._on_refused, owner=self, file=str(file), **edit
-        )
+        if file := self.labels_file(name):
+            ask = self._bench.service.ask
+            ask("reward_cases", on_answer, on_refused=self._on_refused, owner=self, file=str(file), **edit)
 
     def _ask(self, models: Iterable[RewardCall], on_answer: Callable[[Any], object], **more: Any) -> int | None:
         bench, values = self._bench, self._bench.draft.values()
@@ -160,7 +157,7 @@ class JudgeCheck(QObject):
             "judge_agreement",
             answered,
             on_refused=self._on_refused,
-            on_progress=self._on_progress,
+            on_progress=lambda progress: self.progress.emit(progress["done"], progress["of"]),
             owner=self,
             settings={key: values[key] for key in SCORING_SETTINGS},
             groups=[without_scores(group) for group in bench.groups],
@@ -171,9 +168,6 @@ class JudgeCheck(QObject):
     def _on_results(self, answer: dict[str, Any]) -> None:
         self.results |= {found["name"]: found for found in answer["judges"]}
         self._request, self.busy = None, ""
-
-    def _on_progress(self, progress: dict[str, Any]) -> None:
-        self.progress.emit(progress["done"], progress["of"])
 
     def _on_refused(self, problems: list[ConfigProblem]) -> None:
         self.refused.emit(problems[0].sentence)

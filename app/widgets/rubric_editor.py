@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from pydantic import ValidationError
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QFont
 from PySide6.QtWidgets import QAbstractItemView, QLineEdit, QWidget
 
 from app import theme
@@ -20,11 +20,11 @@ from app.state.reward_bench import RewardBench
 from app.widgets.basic.controls import ProseEdit
 from app.widgets.basic.dialogs import Dialog, save_file
 from app.widgets.basic.labels import button, label, show_text
-from app.widgets.basic.layout import column, configure, connect, grid, holder, row, splitter
+from app.widgets.basic.layout import column, configure, connect, holder, row, splitter
 from app.widgets.basic.number_format import counted, figure
-from app.widgets.basic.tables import BaseTable, Column, DraggedRowsModel, Index, TextsModel
+from app.widgets.basic.tables import BaseTable, Column, Index, TextsModel
 from backend.judges.rubric import Rubric, bundled_rubrics, read_rubric, rubric_path
-from backend.rewards.catalogue import JUDGE, RewardCall, find_call, metric_name
+from backend.rewards.catalogue import JUDGE, RewardCall, find_call
 from backend.utils.errors import UserError
 
 SETTING = "reward_functions"
@@ -43,10 +43,9 @@ HINT = (
 CLOSING = {"save": "Save", "discard": "Discard", "keep": "Keep editing"}
 
 
-class CriteriaModel(DraggedRowsModel):
+class CriteriaModel(TextsModel):
     """Criteria as they are typed: name, text, choices with commas, weight."""
 
-    DRAG_TYPE = "application/x-grpo-studio-criterion"
     columns = (
         Column("Criterion", 140),
         Column("What the judge looks for"),
@@ -55,33 +54,16 @@ class CriteriaModel(DraggedRowsModel):
     )
     rows: list[list[str]]
 
-    def text(self, row: Sequence[str], column: int) -> str:
-        return row[column]
-
-    def tip(self, row: Sequence[str], column: int) -> str:
-        return row[column]
-
-    def font(self, row: Sequence[str], column: int) -> QFont | None:
-        return theme.figures_font() if column == WEIGHT else None
-
     def extra(self, row: Sequence[str], index: Index, role: int) -> Any:
         return row[index.column()] if role == Qt.ItemDataRole.EditRole else None
 
     def is_editable(self, row: int, column: int) -> bool:
         return True
 
-    def flags(self, index: Index) -> Qt.ItemFlag:
-        return super().flags(index) | Qt.ItemFlag.ItemIsDragEnabled | Qt.ItemFlag.ItemIsDropEnabled
-
     def setData(self, index: Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
         self.rows[index.row()][index.column()] = str(value).strip()
         self.repaint()
         return True
-
-    def drop_row(self, origin: int, target: int) -> None:
-        rows = [*self.rows]
-        rows.insert(target - (origin < target), rows.pop(origin))
-        self.set_rows(rows)
 
 
 class RubricEditor(Dialog):
@@ -93,9 +75,8 @@ class RubricEditor(Dialog):
         super().__init__("Rubric", parent, (960, 700))
         self._bench, self._entry, self._path = bench, entry, None
         self._folder = TemporaryDirectory()
-        self.title = QLineEdit()
-        configure(self.title, placeholderText="Title", accessibleName="Title")
-        self.text = ProseEdit(4, accessibleName="Instructions", placeholderText="What the judge should know.")
+        self.title = configure(QLineEdit(), placeholderText="Title", name="Title")
+        self.text = ProseEdit(4, name="Instructions", placeholderText="Instructions: what the judge should know")
         self.model = CriteriaModel(self)
         edits = QAbstractItemView.EditTrigger
         self.table = BaseTable(
@@ -104,18 +85,11 @@ class RubricEditor(Dialog):
             name="Criteria",
             wordWrap=True,
             editTriggers=edits.DoubleClicked | edits.SelectedClicked | edits.EditKeyPressed | edits.AnyKeyPressed,
-            dragDropMode=QAbstractItemView.DragDropMode.InternalMove,
-            dragDropOverwriteMode=False,
         )
         self.table.activated.connect(self.table.edit)
         self.table.verticalHeader().setDefaultSectionSize(theme.scaled(LINES_HEIGHT))
-        edits_of_rows = {
-            "Add": self.add,
-            "Remove": self.remove,
-            "Up": lambda: self.move(-1),
-            "Down": lambda: self.move(1),
-        }
-        self.buttons = {text: button(text, act, autoDefault=False) for text, act in edits_of_rows.items()}
+        acts = {"Add": self.add, "Remove": self.remove, "Up": partial(self.move, -1), "Down": partial(self.move, 1)}
+        self.buttons = {text: button(text, act, autoDefault=False) for text, act in acts.items()}
         self.problem = label(role="problem", wrap=True, shown=False)
         self.try_button = button("Try", self.try_rubric, autoDefault=False)
         self.status = label(role="muted", wrap=True)
@@ -127,18 +101,11 @@ class RubricEditor(Dialog):
         self.save = button("Save", self.save_rubric, primary=True)
         save_as = button("Save as…", lambda: self.save_rubric(is_new=True), autoDefault=False)
         cancel = button("Cancel", self.reject, autoDefault=False)
-        top = Qt.AlignmentFlag.AlignTop
-        head = grid(
-            [
-                (label("Title", role="muted"), self.title),
-                (label("Instructions", role="muted", align=top), self.text),
-            ],
-            stretch=1,
-        )
         hint = label(HINT, theme.caption_font(), "muted", wrap=True)
         criteria = column((self.table.in_card(), 1), row(*self.buttons.values(), theme.SPACE, (hint, 1)))
         column(
-            head,
+            self.title,
+            self.text,
             (splitter(holder(criteria), self.tried_card, upright=True, stretch=(1, 1), gap=12), 1),
             self.problem,
             row(self.try_button, (self.status, 1), cancel, save_as, self.save),
@@ -156,8 +123,8 @@ class RubricEditor(Dialog):
             self._path = None if path in bundled_rubrics().values() else path
             self.title.setText(found.title)
             self.text.setPlainText(found.text.strip())
-            criteria = found.criteria
-            self.model.set_rows([[c.name, c.text, ", ".join(c.choices), f"{c.weight:g}"] for c in criteria])
+            rows = [[each.name, each.text, ", ".join(each.choices), f"{each.weight:g}"] for each in found.criteria]
+            self.model.set_rows(rows)
         self._before = self._state()
 
     def _state(self) -> tuple[Any, ...]:
@@ -169,25 +136,20 @@ class RubricEditor(Dialog):
             {"name": name, "text": text, "weight": weight, "choices": [each.strip() for each in choices.split(",")]}
             for name, text, choices, weight in self.model.rows
         ]
+        about = {"title": self.title.text().strip(), "text": self.text.toPlainText().strip(), "criteria": criteria}
         try:
-            return Rubric.model_validate(
-                {"title": self.title.text().strip(), "text": self.text.toPlainText().strip(), "criteria": criteria}
-            )
+            return Rubric.model_validate(about)
         except ValidationError as error:
-            first = error.errors()[0]
-            place = first["loc"]
+            place, what = error.errors()[0]["loc"], error.errors()[0]["msg"].removeprefix("Value error, ")
             if len(place) > 2 and isinstance(place[1], int):
                 self.table.selectRow(place[1])
-                raise UserError(SETTING, f"Row {place[1] + 1} {NEEDS.get(str(place[2]), first['msg'])}.") from None
-            raise UserError(
-                SETTING, f"The rubric cannot be used: {first['msg'].removeprefix('Value error, ')}."
-            ) from None
+                raise UserError(SETTING, f"Row {place[1] + 1} {NEEDS.get(str(place[2]), what)}.") from None
+            raise UserError(SETTING, f"The rubric cannot be used: {what}.") from None
 
     def add(self) -> None:
         self.model.set_rows([*self.model.rows, ["", "", "no, yes", "1"]])
-        index = self.model.index(len(self.model.rows) - 1, NAME)
-        self.table.setCurrentIndex(index)
-        self.table.edit(index)
+        self.table.setCurrentIndex(self.model.index(len(self.model.rows) - 1, NAME))
+        self.table.edit(self.table.currentIndex())
 
     def remove(self) -> None:
         place = self.table.currentIndex().row()
@@ -196,8 +158,9 @@ class RubricEditor(Dialog):
         self._show_enabled()
 
     def move(self, by: int) -> None:
-        place = self.table.currentIndex().row()
-        self.model.drop_row(place, place + by + (by > 0))
+        place, rows = self.table.currentIndex().row(), [*self.model.rows]
+        rows.insert(place + by, rows.pop(place))
+        self.model.set_rows(rows)
         self.table.selectRow(place + by)
 
     def _show_enabled(self) -> None:
@@ -234,28 +197,26 @@ class RubricEditor(Dialog):
     def try_rubric(self) -> None:
         self._say("")
         with problems_to(self._say):
-            file = Path(self._folder.name) / "rubric.toml"
+            file, group = Path(self._folder.name) / "rubric.toml", self._tried_group()
             self.rubric().save(file)
             call = find_call(self._entry) or RewardCall(JUDGE)
             entry = replace(call, arguments={**call.arguments, "rubric": str(file)}).text
             self.try_button.setEnabled(False)
             self.status.setText("Asking the judge…")
-            group = self._tried_group()
-            self._bench.try_entry(entry, group, lambda answer: self._show_tried(entry, group, answer), self._on_refused)
+            self._bench.try_entry(entry, group, partial(self._show_tried, call.name, group), self._on_refused)
 
-    def _show_tried(self, entry: str, group: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+    def _show_tried(self, name: str, group: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
         if error := answer["functions"][0]["error"]:
             self._on_refused(error["sentence"])
             return
-        name, rows = metric_name(entry), list[tuple[str, str, str]]()
-        for completion, scored in zip(group["completions"], answer["scored"][0], strict=True):
-            reasons = str(scored.get("logged", {}).get(f"{name}/explanation") or "")
-            rows.append((completion["text"].strip(), figure(scored["rewards"][name]), reasons))
+        rows = [
+            (row["text"].strip(), figure(scored["rewards"][name]), scored["logged"][f"{name}/explanation"])
+            for row, scored in zip(group["completions"], answer["scored"][0], strict=True)
+        ]
         self.tried_model.set_rows(rows)
         self.tried_card.show()
         self.tried.resizeRowsToContents()
-        self.status.setText("")
-        self._show_enabled()
+        self._on_refused("")
 
     def _on_refused(self, sentence: str) -> None:
         self.status.setText("")

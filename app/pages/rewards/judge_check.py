@@ -47,11 +47,8 @@ def figures(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 class AgreementModel(TextsModel):
     columns = (Column("Agreement", 128), Column("Value", 84, is_figure=True), Column("Meaning"))
 
-    def colour(self, row: Any, column: int) -> Any:
-        return theme.palette().muted if column == 2 else theme.palette().text
-
     def font(self, row: Any, column: int) -> QFont:
-        return theme.caption_font() if column == 2 else theme.figures_font()
+        return theme.figures_font(theme.CAPTION) if column == 2 else theme.figures_font()
 
 
 class LabelModel(TextsModel):
@@ -125,7 +122,7 @@ class JudgePanel(QFrame):
         for widget in (self.start, self.about):
             set_shown(widget, not check.busy)
         calls = check.calls.get(name)
-        nothing = (COUNTING if calls is None else TOO_FEW) if check.has_completions else NO_COMPLETIONS
+        nothing = (COUNTING if calls is None else TOO_FEW) if self.given else NO_COMPLETIONS
         self.about.setText(f"Asks {counted(calls, 'time')}." if calls else nothing)
         self.start.setEnabled(bool(calls))
         labels = check.labels.get(name, []) if check.labels_file(name) else []
@@ -144,7 +141,7 @@ class JudgePanel(QFrame):
 
     def _drop(self) -> None:
         for place in self.label_table.selected_rows():
-            self._check.drop(self.name, place)
+            self._check.edit_labels(self.name, do="drop", place=place)
 
 
 class LabelLine(QWidget):

@@ -5,27 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from PySide6.QtCore import QObject, Signal
-from PySide6.QtWidgets import QLineEdit, QMenu, QWidget
+from PySide6.QtWidgets import QInputDialog, QLineEdit, QMenu, QWidget
 
-from app import theme
 from app.state.judges import LOCAL, JudgeServers, address_of, is_remote
 from app.widgets.basic.controls import ComboBox, ListedEdit
-from app.widgets.basic.dialogs import Dialog, open_file
+from app.widgets.basic.dialogs import open_file
 from app.widgets.basic.labels import button, label, show_text
-from app.widgets.basic.layout import column, configure, row
+from app.widgets.basic.layout import configure, row
 from app.widgets.basic.number_format import counted
 from backend.judges.rubric import bundled_rubrics, read_rubric
-from backend.rewards.catalogue import ALIAS
 
 RUBRICS = "Rubrics (*.toml *.json)"
-TITLES = {
-    "mode": "scores",
-    "url": "server",
-    "concurrency": "calls at once",
-    "timeout": "time-out of a call, s",
-    "when_unreachable": "if the server is gone",
-    ALIAS: "name",
-}
 CHOICES = {
     "mode": {"group": "A group together", "single": "Each answer alone"},
     "when_unreachable": {"pause": "Pause the run", "continue": "Continue without its scores"},
@@ -116,29 +106,8 @@ class JudgeFields(QObject):
             menu.addAction("The server has not said which it has").setEnabled(False)
 
     def _ask_key(self) -> None:
-        KeyDialog(self.servers, self.url, self.note.window()).open()
-
-
-class KeyDialog(Dialog):
-    """Asks for the key of a server, and stores it in the system's keychain only."""
-
-    def __init__(self, servers: JudgeServers, url: str, parent: QWidget) -> None:
-        super().__init__("Key of the judge's server", parent)
-        self._servers, self._url = servers, url
-        where = address_of(url)
-        self.line = configure(
-            QLineEdit(placeholderText="Key", echoMode=QLineEdit.EchoMode.Password), name=f"Key for {where}"
-        )
-        self.problem = label(role="problem", wrap=True, shown=False)
-        about = f"The key goes to {where} and is kept in the system's keychain. An empty one is deleted."
-        self.save = button("Save", self._save, primary=True)
-        foot = row(None, button("Cancel", self.reject, autoDefault=False), self.save)
-        column(label(about, wrap=True), self.line, self.problem, foot, into=self, spacing=12, margins=2 * theme.SPACE)
-
-    def _save(self) -> None:
-        self._servers.store_key(
-            self._url,
-            self.line.text(),
-            lambda _: self.accept(),
-            lambda problems: show_text(self.problem, problems[0].sentence),
-        )
+        address, hidden = address_of(self.url), QLineEdit.EchoMode.Password
+        text = f"The key for {address}, kept in the system's keychain. An empty one is deleted."
+        key, is_given = QInputDialog.getText(self.note.window(), "Key of the judge's server", text, hidden)
+        if is_given:
+            self.servers.store_key(self.url, key, self.note.setText)

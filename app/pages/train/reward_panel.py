@@ -13,7 +13,7 @@ from PySide6.QtGui import QColor, QFont, QKeyEvent
 from PySide6.QtWidgets import QAbstractItemView, QApplication, QLineEdit, QMenu, QWidget
 
 from app import theme
-from app.pages.train.judge_fields import TITLES, JudgeFields
+from app.pages.train.judge_fields import JudgeFields
 from app.state.judges import DEFAULT_URL, JudgeServers
 from app.state.reward_bench import RewardBench
 from app.widgets.basic import icons
@@ -25,7 +25,6 @@ from app.widgets.basic.tables import BaseTable, Column, DraggedRowsModel, Index
 from app.widgets.form import value_text
 from app.widgets.reward_delegates import TickDelegate, WeightDelegate, toggle_tick
 from app.widgets.rubric_editor import RubricEditor
-from backend.judges.rubric import read_rubric
 from backend.rewards.catalogue import (
     ALIAS,
     BUILT_IN,
@@ -37,8 +36,6 @@ from backend.rewards.catalogue import (
     find_call,
     metric_name,
 )
-from backend.utils.errors import UserError
-from backend.utils.text import quote
 
 USE, LABEL, FUNCTION, SCORES, SOURCE, MEAN, WEIGHT = range(7)
 ROW, COMPACT_ROW = 38, 30
@@ -219,19 +216,6 @@ def kind_of(entry: RewardEntry) -> str:
     return JUDGE if call is not None and call.function == JUDGE and entry.source == BUILT_IN else "function"
 
 
-def described(entry: RewardEntry) -> RewardEntry:
-    """An entry that says by what its judge scores."""
-    call = find_call(entry.name)
-    if call is None or not call.arguments or kind_of(entry) != JUDGE:
-        return entry
-    try:
-        rubric = read_rubric(str(call.arguments.get("rubric", entry.parameters[0].default)).strip("'"))
-    except UserError as error:
-        return replace(entry, scores=error.faults[0].sentence)
-    title = rubric.title or quote(rubric.text.split("\n")[0], 60)
-    return replace(entry, scores=f"0 to 1 by a language model: {title}.")
-
-
 def has_arguments(entry: RewardEntry) -> bool:
     """True for what exists in the setting only: a model, or a function with arguments, a name or a file."""
     call = find_call(entry.name)
@@ -373,7 +357,7 @@ class RewardPanel(QWidget):
         # What has arguments exists only in the setting; unticked, it must not be lost.
         kept = [row.entry for row in self.model.rows if has_arguments(row.entry)]
         self._last_shown = (entries, names, weights)
-        entries = [*map(described, entries), *(entry for entry in kept if entry.name not in listed | {self._removed})]
+        entries = [*entries, *(entry for entry in kept if entry.name not in listed | {self._removed})]
         visible = {*DEFAULT_REWARDS, *self._visible_names, *(names if isinstance(names, list) else ())}
         rows = [entry for entry in entries if entry.name in visible or entry.source != BUILT_IN]
         self._visible_names = {entry.name for entry in rows}  # a row that is unticked stays in the table
@@ -534,8 +518,7 @@ class RewardArguments(QWidget):
             own = self._judge.editor(parameter.name) if is_judge else None
             field = self.fields[parameter.name] = self._editor(entry, parameter, own)
             kind = next((words for name, words in _KIND_WORDS.items() if name in parameter.kind), "")
-            text = " · ".join(filter(None, [parameter.name.replace("_", " "), kind]))
-            text = TITLES.get(parameter.name, parameter.name) if is_judge else text
+            text = " · ".join(filter(None, [parameter.name.replace("_", " "), "" if is_judge else kind]))
             title = ElidedLabel(text=text, toolTip=plain_tip(text), buddy=field)
             line, place = divmod(i, COLUMNS)
             self._grid.addWidget(title, 2 * line, place)
