@@ -33,7 +33,7 @@ class Sampled:
         self.log = log
 
     def sample(self, problems: Sequence[Problem], group_size: int, *_: Any) -> list[Group]:
-        *_, poll = _
+        *_, poll, _ = _
         self.log.append(f"sample {problems[0].index}")
         time.sleep(0.02)
         poll(1)
