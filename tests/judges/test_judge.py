@@ -197,7 +197,7 @@ def test_a_group_is_judged_while_others_are_decoded_and_a_stop_does_not_wait(ser
 
 
 def test_a_server_that_is_gone(server: JudgeServer, judge_of) -> None:
-    pausing, going_on = judge_of(None), judge_of(None, when_unreachable="continue")
+    pausing, going_on = judge_of(None), judge_of(None, when_unreachable="skip")
     assert scored(pausing, make_group("known")).scores == [0.5]
     server.stop()
     with pytest.raises(UnreachableJudgeError, match="does not answer"):
@@ -230,7 +230,7 @@ def test_asked_afresh(server: JudgeServer, judge_of) -> None:
         ({"url": "local"}, "needs a model"),
         ({"concurrency": 0}, "concurrency"),
         ({"timeout": 0.0}, "timeout"),
-        ({"when_unreachable": "stop"}, "pause or continue"),
+        ({"when_unreachable": "stop"}, "pause or skip"),
         ({"rubric": " "}, "rubric is empty"),
         ({"rubric": "helpful_answr"}, "nearest is helpful_answer"),
         ({"rubric": "missing.toml"}, "There is no file"),

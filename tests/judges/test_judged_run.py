@@ -69,7 +69,7 @@ def test_a_run_goes_on_without_its_server(server: JudgeServer, tmp_path: Path, r
         if event["kind"] == "step" and event["step"] == 2:
             server.stop()
 
-    raw = settings(tmp_path, server, when_unreachable="continue")
+    raw = settings(tmp_path, server, when_unreachable="skip")
     assert small_run.train_here(raw, run, echo).kind == "finished"
     (note,) = [note for note in small_run.notes(run) if "does not answer" in note]
     assert "gave no score for some completions" in note

@@ -18,7 +18,7 @@ from backend.judges.rubric import bundled_rubrics, read_rubric
 RUBRICS = "Rubrics (*.toml *.json)"
 CHOICES = {
     "mode": {"group": "A group together", "single": "Each answer alone"},
-    "when_unreachable": {"pause": "Pause the run", "continue": "Continue without its scores"},
+    "when_unreachable": {"pause": "Pause the run", "skip": "Go on without its scores"},
 }
 IN_THE_RUN = "The run loads this model itself and shares its memory with it."
 

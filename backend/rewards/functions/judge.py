@@ -27,7 +27,7 @@ def judge(
     `mode` group compares all completions of a prompt in one call (RULER of ART); single asks about each alone. `url`:
     a server with OpenAI's interface, or local for a `model` that the run loads itself; without a `model` the server's
     first. `concurrency` calls at once, of at most `timeout` seconds. None where no score came in two tries.
-    `when_unreachable`: pause the run, or continue without its scores.
+    `when_unreachable`: pause the run, or skip the completions, which then have no score.
     """
     require(bool(rubric.strip()), "rubric is empty")
     require(mode in ("group", "single"), f"mode must be group or single, not {mode}")
@@ -38,8 +38,8 @@ def judge(
     require(bool(model) or url != "local", "url=local needs a model")
     require(1 <= concurrency <= 256, f"concurrency must be 1 to 256, not {concurrency}")
     require(timeout > 0, f"timeout must be above 0, not {timeout:g}")
-    choice = f"when_unreachable must be pause or continue, not {when_unreachable}"
-    require(when_unreachable in ("pause", "continue"), choice)
+    choice = f"when_unreachable must be pause or skip, not {when_unreachable}"
+    require(when_unreachable in ("pause", "skip"), choice)
     if completions:
         raise RuntimeError("a judge scores in the trainer's process")
     return []
