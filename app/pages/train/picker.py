@@ -471,7 +471,6 @@ class Picking(QObject):
         super().__init__(page)
         self.session, self.prefs, self._page = session, session.prefs, page
         self._pickers: dict[str, Picker] = {}
-        self._take: Callable[[str], object]
         self._near: Path | None = None
         self._take: Callable[[str], object] = lambda name: None
         self._fields: dict[str, PathField] = {}
