@@ -33,6 +33,7 @@ from backend.data.rows import (
 )
 from backend.export.destinations import folder_bytes, move_into_place, nearest_existing, safe_name, staging_folder
 from backend.export.original_files import converted_from
+from backend.judges.entries import model_entries
 from backend.rewards import functions as functions  # registers them
 from backend.rewards.allowed_code import code_files, read_code
 from backend.rewards.catalogue import locate_reward_file, metric_name, reward_call
@@ -126,8 +127,9 @@ def export_trl(
     if config.train_mode == "distill":
         words = "trl distillation takes teacher_model_name_or_path, and beta for distillation_beta"
         raise UserError("train_mode", f"The folder is for TRL's GRPO, and this run has a teacher; {words}.")
-    config = with_models_first(config)
+    config, judges = with_models_first(config)
     model, scorers = trl_model(config), reward_models(config)
+    model = replace(model, left_out=(*model.left_out, *judges))
     with writing(target, also_computes=True), staging_folder(nearest_existing(parent), target) as staging:
         new = staging / "new"
         new.mkdir()
@@ -222,13 +224,21 @@ def _left_out(model: TrlModel, scorers: Sequence[TrlModel], settings: TrlSetting
     return [*(left for each in (model, *scorers) for left in each.left_out), *settings.left_out]
 
 
-def with_models_first(config: Config) -> Config:
-    """Settings with the reward models before the functions, as `trl grpo` has them."""
-    calls = [reward_call(entry, REWARD_REGISTRY) for entry in config.reward_functions]
-    order = sorted(range(len(calls)), key=lambda place: not calls[place].is_model)
-    entries, weights = [config.reward_functions[place] for place in order], config.reward_weights
-    ordered = {"reward_functions": entries, "reward_weights": [weights[place] for place in order if weights]}
-    return config.model_copy(update=ordered) if any(call.is_model for call in calls) else config
+def with_models_first(config: Config) -> tuple[Config, list[LeftOut]]:
+    """Settings with the reward models before the functions, as `trl grpo` has them, and what is left out: judges.
+    Raises UserError where nothing else scores."""
+    named, file, weights = config.reward_functions, config.reward_functions_file, config.reward_weights
+    models = model_entries(named, locate_reward_file(file) if file else None)
+    calls = [reward_call(entry, REWARD_REGISTRY) for entry in named]
+    order = [place for place, call in enumerate(calls) if call.is_model or named[place] not in models]
+    order.sort(key=lambda place: not calls[place].is_model)
+    if named and not order and not config.environment:
+        raise UserError("reward_functions", "TRL has no judge; choose another reward function beside it.")
+    judges = [call for place, call in enumerate(calls) if place not in order]
+    left = [LeftOut("reward_functions", call.name, "TRL has no judge") for call in judges]
+    ordered = {"reward_functions": [named[place] for place in order]}
+    ordered |= {"reward_weights": [weights[place] for place in order if weights]}
+    return (config.model_copy(update=ordered) if models else config), left
 
 
 def reward_models(config: Config) -> list[TrlModel]:

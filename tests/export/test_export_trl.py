@@ -17,7 +17,7 @@ from backend.config.config import Config, parse
 from backend.data.problems import PromptFormat, messages_of, problem_of
 from backend.data.rows import Rows, Splits, read_splits
 from backend.export.trl_folder import export_trl, needed_modules
-from backend.rewards.catalogue import builtin_rewards
+from backend.rewards.catalogue import JUDGE, builtin_rewards
 from backend.rewards.inputs import TrainerState
 from backend.rewards.resolve import resolve
 from backend.rewards.scorer import begin_scorer
@@ -75,7 +75,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     (folder / "users.py").write_text(USERS_FILE)
     (folder / "plain.py").write_text(PLAIN_FILE)
     (folder / "helper.py").write_text("def length(text):\n    return len(text)\n")
-    shipped = [NEED_ARGUMENTS.get(entry.name, entry.name) for entry in builtin_rewards()]
+    shipped = [NEED_ARGUMENTS.get(entry.name, entry.name) for entry in builtin_rewards() if entry.name != JUDGE]
     files = {"model": str(demo_folder("model")), "data": str(folder / "train.csv")}
     own = ['brief(most=12, name="very-brief")', "twice", f"{folder / 'plain.py'}::polite"]
     rewards = {"reward_functions": [*shipped, *own], "reward_functions_file": str(folder / "users.py")}
@@ -228,14 +228,18 @@ def test_a_model_of_mlx_gives_way_to_its_original(tmp_path: Path) -> None:
     assert [left.setting for left in exported.left_out] == ["model"]
 
 
-def test_reward_models_come_first_as_trl_has_them(tmp_path: Path) -> None:
+def test_reward_models_come_first_and_judges_are_left_out(tmp_path: Path) -> None:
     packed = f"{write_reward_model(tmp_path / 'rm')}(quantization=4, name=bert)"
-    rewards = {"reward_functions": ["r1_int", "owner/rm", packed, "r1_accuracy"], "reward_weights": [1, 2, 3, 4]}
+    judge = "judge(rubric=helpful)"
+    rewards = {"reward_functions": ["r1_int", judge, "owner/rm", packed, "r1_accuracy"]}
+    rewards |= {"reward_weights": [1, 9, 2, 3, 4]}
     exported = export_trl(parse({"model": "owner/model", "data": "owner/rows"} | rewards), "it", tmp_path)
     words = yaml.safe_load((exported.path / "grpo_config.yaml").read_text())
     assert words["reward_model_name_or_path"] == "owner/rm" and words["reward_weights"] == [2, 3, 1, 4]
     assert words["reward_funcs"] == ["rewards.r1_int_reward_func", "rewards.r1_accuracy_reward_func"]
-    assert [left.setting for left in exported.left_out] == ["reward_functions", "quantization"]
+    assert [left.value for left in exported.left_out] == ["judge", "bert", packed]
+    with pytest.raises(UserError, match="TRL has no judge"):
+        export_trl(parse({"model": "owner/model", "data": "owner/rows", "reward_functions": [judge]}), "no", tmp_path)
     assert (exported.path / "reward_models/bert/model.safetensors").is_file()
     run = subprocess.run(
         [sys.executable, "-BSc", f"import sys; sys.path += {sys.path[1:]}; import rewards; print(rewards.FUNCTIONS)"],

@@ -51,7 +51,7 @@ TRL_FILE = '''
     class Judge:
         def __call__(self, completions, trainer_state, log_extra, log_metric, **kwargs):
             log_extra("judged", [trainer_state.global_step] * len(completions))
-            log_metric("judge/share", 0.5)
+            log_metric("judged/share", 0.5)
             return [0.0] * len(completions)
 
     judge = Judge()
@@ -75,7 +75,7 @@ def test_a_file_written_for_trl_runs_unchanged(write, tmp_path: Path) -> None:
     report = score([group], functions, [1.0] * 5, 5.0, TrainerState(step=7, max_steps=9))
     scores = [list(completion.scores.values()) for completion in group.completions]
     assert scores == [[1, 1, 2, 0, 0], [0, None, 2, 0, 0]]
-    assert (report.columns, report.metrics) == ({"judged": [7, 7]}, {"judge/share": 0.5})
+    assert (report.columns, report.metrics) == ({"judged": [7, 7]}, {"judged/share": 0.5})
 
 
 def test_each_file_is_run_once_and_may_be_the_registering_one_too(write, tmp_path: Path, capsys) -> None:
