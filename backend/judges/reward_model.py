@@ -157,7 +157,9 @@ class RewardModel:
             raise self._error(f"its weights have no {head}")
         if arrays[head].shape[0] != 1:
             raise self._error(f"it has {arrays[head].shape[0]:,} labels, and a reward model has one")
-        model, config = open_weights(folder, self.source, SETTING, reward_classes, usual_rope(config))
+        text = language_model(config)
+        changes = {**GEMMA3, **text} if text else None
+        model, config = open_weights(folder, self.source, SETTING, reward_classes, changes)
         if self.bits and is_quantised(model):
             raise self._error("it is quantised already; leave out quantization")
         if self.bits:
@@ -188,25 +190,6 @@ def refusal(config: Mapping[str, Any]) -> str:
     if isinstance(labels, dict) and len(labels) != 1:
         return f"it has {len(labels):,} labels, and a reward model has one"
     return ""
-
-
-def usual_rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json of the language model, with the rotary settings where mlx-lm reads them: transformers 5 writes them
-    elsewhere."""
-    config = {**config}
-    if text := language_model(config):
-        config |= {**GEMMA3, **text}
-    rope, layers = config.get("rope_parameters"), config.get("layer_types")
-    if model_type(config) == MODERNBERT or not isinstance(rope, dict):
-        return config
-    every = rope.get("full_attention") or rope
-    scaling = every if every.get("rope_type", "default") != "default" else None
-    config |= {"rope_theta": every.get("rope_theta", config.get("rope_theta")), "rope_scaling": scaling}
-    if local := rope.get("sliding_attention"):
-        config["rope_local_base_freq"] = local["rope_theta"]
-    if isinstance(layers, list) and "full_attention" in layers:
-        config["sliding_window_pattern"] = layers.index("full_attention") + 1
-    return config
 
 
 def reward_classes(config: dict[str, Any]) -> tuple[type[nn.Module], Any]:

@@ -49,6 +49,24 @@ def language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return _mapping(config.get("text_config"))
 
 
+def rotary_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes of config.json that bring the rotary settings to where mlx-lm reads them: transformers 5 writes them
+    under `rope_parameters`, by type of layer in Gemma 3."""
+    changes: dict[str, Any] = {}
+    if nested := rotary_settings(text) if (text := language_model(config)) else {}:
+        changes["text_config"] = {**text, **nested}
+    rope, layers = _mapping(config.get("rope_parameters")), config.get("layer_types")
+    every = _mapping(rope.get("full_attention")) or rope
+    changes |= {key: every[key] for key in ("rope_theta", "partial_rotary_factor") if key in every}
+    if every.get("rope_type", "default") != "default":
+        changes["rope_scaling"] = every
+    if "rope_theta" in (local := _mapping(rope.get("sliding_attention"))):
+        changes["rope_local_base_freq"] = local["rope_theta"]
+        if isinstance(layers, list) and "full_attention" in layers:
+            changes["sliding_window_pattern"] = layers.index("full_attention") + 1
+    return changes
+
+
 def quantization_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Quantisation: bits, group_size, mode and exceptions by layer; {} for floats.
 

@@ -18,6 +18,7 @@ from backend.config.model_and_data_names import model_source
 from backend.engine import cpu
 from backend.engine.model_probe import is_causal
 from backend.engine.output_layer import PROBE
+from backend.models.architectures import rotary_settings
 from backend.models.hub_client import hub_errors
 from backend.models.model_folder import check_arrays, check_config
 from backend.models.tokenizers import is_panic, load_tokenizer, reason_of
@@ -71,8 +72,9 @@ def open_weights(
 ) -> tuple[nn.Module, dict[str, Any]]:
     """(model, config.json) with unread arrays that match config.json with `changes`. `classes`: of the model and its
     arguments. Raises UserError."""
-    check_config(folder / "config.json", name, setting)
+    config = check_config(folder / "config.json", name, setting) | (changes or {})
     check_arrays(folder, setting)
+    changes = {**(changes or {}), **rotary_settings(config)}
     with loading(name, setting):
         return mlx_lm_utils.load_model(folder, True, True, changes, classes, trust_remote_code=False)
 

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from backend.models import inventory
-from backend.models.loading import check_opens
+from backend.models.loading import check_opens, load_model
 from backend.models.model_folder import check_adapter
 from backend.trainer.memory.model_shape import shape_of
 from backend.utils.errors import UserError
@@ -142,3 +143,41 @@ def test_an_adapter_of_any_shape(tmp_path: Path) -> None:
         (tmp_path / "adapter_config.json").write_text(json.dumps(about))
         with pytest.raises(UserError, match=says):
             check_adapter(tmp_path, "reference_model_path")
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+@pytest.mark.parametrize(
+    ("arch", "flat", "nested"),
+    [
+        ("llama", {"rope_theta": 5e5}, {"rope_theta": 5e5, "rope_type": "default"}),
+        ("llama", {"rope_theta": 5e5, "rope_scaling": LLAMA3}, LLAMA3 | {"rope_theta": 5e5}),
+        ("qwen2", {"rope_theta": 777.0}, {"rope_theta": 777.0, "rope_type": "default"}),
+        ("qwen3", {"rope_theta": 777.0}, {"rope_theta": 777.0, "rope_type": "default"}),
+        (
+            "gemma3_text",
+            {"rope_theta": 777.0, "rope_local_base_freq": 99.0, "sliding_window_pattern": 3},
+            {"full_attention": {"rope_theta": 777.0}, "sliding_attention": {"rope_theta": 99.0}},
+        ),
+    ],
+)
+def test_rotary_settings_are_read_as_transformers_5_writes_them(
+    tmp_path: Path, arch: str, flat: dict[str, Any], nested: dict[str, Any]
+) -> None:
+    folder, logits = tiny_model(tmp_path / "model", arch, layers=3, own=flat, noise=0.3), list[mx.array]()
+    about = json.loads((folder / "config.json").read_text())
+    theirs = {key: value for key, value in about.items() if key not in {*flat, "rope_theta", "rope_scaling"}}
+    theirs |= {"rope_parameters": nested, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}
+    for config in (about, theirs):
+        (folder / "config.json").write_text(json.dumps(config))
+        model, _, read = load_model(str(folder), "model")
+        assert read["rope_theta"] == flat["rope_theta"], "exports are read by mlx-lm too"
+        logits.append(model(mx.array([[*range(2, 60)]])))
+    assert mx.array_equal(*logits)
