@@ -48,10 +48,6 @@ class ChangedChips(QWidget):
         self.chips = {key: self.chips.get(key) or self._make(SETTINGS[key]) for key in values}
         for key, chip in self.chips.items():
             chip.show_value(values[key])
-        if keys != list(self.chips):  # a layout looks through all its widgets to move one
-            for chip in self.chips.values():
-                self._flow.removeWidget(chip)
-                self._flow.addWidget(chip)
         if gone and focused >= 0 and self.chips:  # Qt would move the focus to the next widget in line
             list(self.chips.values())[min(focused, len(self.chips) - 1)].text.setFocus()
         set_tab_order(self.after, *self.tab_stops)
@@ -59,12 +55,14 @@ class ChangedChips(QWidget):
             self._flow.removeWidget(chip)
             chip.hide()
             chip.deleteLater()
+        if keys != list(self.chips):
+            self._flow.put_in_order([self.count, *self.chips.values()])
 
     def _make(self, setting: Setting) -> Chip:
         chip = Chip(setting, self)
         chip.text.clicked.connect(partial(self.pressed.emit, setting.key))
         chip.remove.clicked.connect(partial(self.reset.emit, setting.key))
-        chip.show()
+        self._flow.addWidget(chip)
         return chip
 
     @property

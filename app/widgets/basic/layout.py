@@ -223,6 +223,12 @@ class FlowLayout(QLayout):
     def takeAt(self, index: int) -> QLayoutItem | None:  # type: ignore[override]
         return self._items.pop(index) if 0 <= index < len(self._items) else None
 
+    def put_in_order(self, widgets: Sequence[QWidget]) -> None:
+        """Its widgets, all of them, in this order. To take one out and add it again looks through all of them."""
+        places = {widget: place for place, widget in enumerate(widgets)}
+        self._items.sort(key=lambda item: places[item.widget()])
+        self.invalidate()
+
     def expandingDirections(self) -> Qt.Orientation:
         return Qt.Orientation(0)
 
