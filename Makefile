@@ -91,7 +91,8 @@ $(VENV)/.test-ready: pyproject.toml constraints.txt | $(PY)
 
 $(VENV)/.lint-ready: pyproject.toml constraints.txt | $(PY)
 	$(PY) -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[dev,lint]'
-	@touch $@
+	@$(PY) packaging/kernel_header.py
+	@touch $@ $(VENV)/.test-ready $(VENV)/.run-ready
 
 $(VENV)/.app-ready: pyproject.toml constraints.txt | $(PY)
 	$(PY) -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[app,dev]'

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+HOLD_STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 QT = ("PySide6", "pyqtgraph", "shiboken6")
 ENGINE = ("mlx", "mlx_lm", "transformers", "datasets", "torch", "numpy", "huggingface_hub", "pyarrow")
 
@@ -52,23 +53,19 @@ def imports_of(module: str) -> list[tuple[int, str]]:
 def imports(source: str) -> Iterator[tuple[int, str]]:
     """(line, imported name) of every import at any depth, except those under TYPE_CHECKING; `import_module("…")`
     counts."""
-    tree = ast.parse(source)
-    typing_only = {
-        id(node)
-        for block in (ast.walk(tree) if "TYPE_CHECKING" in source else ())
-        if isinstance(block, ast.If) and ast.unparse(block.test).endswith("TYPE_CHECKING")
-        for statement in block.body
-        for node in ast.walk(statement)
-    }
-    for node in ast.walk(tree):
-        if id(node) in typing_only:
-            continue
+    pending: list[ast.AST] = [ast.parse(source)]
+    while pending:
+        node = pending.pop()
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
-        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "import_module":
-            yield from ((node.lineno, arg.value) for arg in node.args[:1] if isinstance(arg, ast.Constant))
+        elif isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+            pending += node.orelse
+        else:
+            pending += [part for part in ast.iter_child_nodes(node) if isinstance(part, HOLD_STATEMENTS)]
+    for call in re.finditer(r'import_module\("([\w.]+)"', source):
+        yield source.count("\n", 0, call.start()) + 1, call[1]
 
 
 def module_of(imported: str) -> str | None:
