@@ -79,7 +79,9 @@ def show_run(qtbot: QtBot, session: Session, folder: Path) -> None:
     session.run.changed.emit()
 
 
-@pytest.mark.parametrize("name", ["lora", pytest.param("full", marks=pytest.mark.proof), "stages", "failed"])
+@pytest.mark.parametrize(
+    "name", ["lora", "failed", *(pytest.param(name, marks=pytest.mark.proof) for name in ("full", "stages"))]
+)
 def test_monitor(qtbot: QtBot, session: Session, real_runs: Path, name: str) -> None:
     """Every included chart is drawn, with its marks and with smoothing; the card has the result."""
     page = qtbot.show(MonitorPage(session), 1100, 760)

@@ -93,7 +93,7 @@ def test_four_runs_in_turns_equal_four_alone(changes: dict[str, Any], tmp_path: 
     assert ending.exit_code == 0, ending.sentence
     assert sum(worked(folder.run(member.run)) for member in plan.members()) < took, "without the turns of the others"
     assert results.notes == ["4 runs share one base model in memory."]
-    for member in plan.members():
+    for member in plan.members()[::3]:  # of another learning rate and another rank
         alone = RunFolder(tmp_path / "alone" / member.run)
         assert small_run.train_here(plan.raw_settings(member), alone).kind == "finished"
         small_run.assert_same_run(folder.run(member.run), alone)
@@ -101,7 +101,6 @@ def test_four_runs_in_turns_equal_four_alone(changes: dict[str, Any], tmp_path: 
     assert any(not np.array_equal(weights[0][name], weights[2][name]) for name in weights[0])  # of two learning rates
 
 
-@pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize(
     "changes",
     [pytest.param({"dtype": "bfloat16"}, id="packed"), pytest.param({}, id="merged", marks=pytest.mark.proof)],
@@ -131,7 +130,6 @@ def test_one_base_is_in_memory_however_many_runs_there_are(changes: dict[str, An
 
 
 @pytest.mark.proof
-@pytest.mark.usefixtures("without_compiler")
 def test_halving_gives_up_the_runs_of_the_weaker_configurations(tmp_path: Path) -> None:
     over = {"learning_rate": [1e-6, 1e-2, 1e-3, 1e-5]}
     settings = base(tmp_path, iters=6)
@@ -157,7 +155,6 @@ def test_halving_gives_up_the_runs_of_the_weaker_configurations(tmp_path: Path) 
     assert set(results.rungs[0].kept) == set(sorted(first, key=first.__getitem__)[2:])
 
 
-@pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize("held_out", [True, False])
 def test_the_best_learning_rate_wins_with_and_without_held_out_rows(held_out: bool, tmp_path: Path) -> None:
     """As the verb runs it: by held-out reward, else by the training reward, which it says before it starts."""
@@ -217,7 +214,6 @@ def test_full_runs_that_are_given_up_while_parked_keep_their_models(full_sweep: 
     assert (again.run(best.run).state, again.run(best.run).sentence) == ("finished", said) and said
 
 
-@pytest.mark.usefixtures("without_compiler")
 def test_a_run_that_fails_costs_its_configuration_the_sweep_and_nothing_else(tmp_path: Path) -> None:
     """A learning rate at which the gradient becomes infinite is what a search over learning rates finds sooner or
     later."""
@@ -234,7 +230,6 @@ def test_a_run_that_fails_costs_its_configuration_the_sweep_and_nothing_else(tmp
     assert failed.state == "failed" and failed.value is None and "breaks" in failed.runs[0].sentence
 
 
-@pytest.mark.usefixtures("without_compiler")
 def test_a_stopped_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     halving = {"first_rung": 2, "keep": 0.5}
     settings = base(tmp_path, iters=4)
@@ -317,7 +312,6 @@ def test_a_killed_sweep_goes_on_with_the_verb(tmp_path: Path) -> None:
     assert results is not None and results.state == "stopped" and "SIGINT" in results.sentence
 
 
-@pytest.mark.usefixtures("without_compiler")
 def test_a_gpu_error_of_one_run_restarts_the_sweep(tmp_path: Path) -> None:
     """The GPU refuses all work of a process that has caused an error, so every run goes on in the next process."""
     plan, folder = sweep_of(tmp_path, {"learning_rate": [1e-3, 1e-2]})

@@ -174,7 +174,7 @@ def test_a_parked_row_keeps_its_place_in_memory(
     assert most == 3
 
 
-@pytest.mark.parametrize("arch", ["qwen3", "gemma3_text"])
+@pytest.mark.parametrize("arch", ["qwen3", pytest.param("gemma3_text", marks=pytest.mark.proof)])
 def test_an_environments_text_opens_the_prompt(samplers: Callable[[str], Sampler], arch: str) -> None:
     """What differs within a group is the masked beginning of each completion."""
     host = Host()

@@ -54,9 +54,10 @@ class HalfRight(NGrams):
         return None if self.rng.random() < 0.2 else drafts
 
 
-@pytest.mark.parametrize("arch", ["qwen3", "qwen3_moe"])
 @pytest.mark.parametrize(
-    ("sampling", "eos", "rows"), [(FILTERED, MANY_ENDS, None), (GREEDY, None, 3)], ids=["ends", "few rows"]
+    ("arch", "sampling", "eos", "rows"),
+    [("qwen3", FILTERED, MANY_ENDS, None), ("qwen3", GREEDY, None, 3), ("qwen3_moe", FILTERED, MANY_ENDS, None)],
+    ids=["ends", "few rows", "experts"],
 )
 def test_tokens_are_those_without_drafts(
     models: Path, arch: str, sampling: Sampling, eos: list[int] | None, rows: int | None

@@ -45,7 +45,7 @@ class TabWalk:
 
     forward: list[QWidget] = field(default_factory=list)
     backward: list[QWidget] = field(default_factory=list)
-    unseen: list[str] = field(default_factory=list)  # stops that were out of view or covered while they had the focus
+    unseen: list[str] = field(default_factory=list)  # stops of the way forward that were out of view
     traps: list[str] = field(default_factory=list)  # stops that Tab did not leave
     upward: list[str] = field(default_factory=list)  # pairs of stops, the second above the first and not right of it
 
@@ -86,14 +86,15 @@ def _stops(first: QWidget, key: Qt.Key, walk: TabWalk) -> list[QWidget]:
         if (after is before and after is not first) or after in stops:
             walk.traps.append(described(before))
             break
-        if after is not None:
+        if after is not None and key == Qt.Key.Key_Tab:
             QApplication.processEvents()
             if not is_in_view(after):
                 walk.unseen.append(described(after))
             last, place = (QRect(x.mapTo(x.window(), QPoint(0, 0)), x.size()) for x in (before, after))
             is_page = not any(isinstance(each, (QToolBar, Sidebar)) for each in (after, *parents_of(after)))
-            if key == Qt.Key.Key_Tab and is_page and place.bottom() < last.top() and place.left() < last.right():
+            if is_page and place.bottom() < last.top() and place.left() < last.right():
                 walk.upward.append(f"{described(before)}, {described(after)}")
+        if after is not None:
             stops.append(after)
         if after is before:  # the only stop
             break

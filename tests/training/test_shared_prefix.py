@@ -16,8 +16,6 @@ from backend.training.grpo import grpo_learner
 from backend.types import Completion, Group, Problem
 from tests.support import random_models
 
-pytestmark = pytest.mark.usefixtures("without_compiler")
-
 G, PROMPT, COMPLETION = 4, 40, 8
 MANY = {"gradient_accumulation_steps": 3}
 BUDGET = G * COMPLETION
@@ -78,7 +76,7 @@ def assert_same_step(first: tuple[Any, dict[str, float], Reads], second: tuple[A
     ("settings", "prompts"),
     [
         ({}, [PROMPT]),
-        (MANY, [PROMPT, 3, 57]),
+        pytest.param(MANY, [PROMPT, 3, 57], marks=pytest.mark.proof),
         (MANY | {"train_type": "full"}, [PROMPT, 57, 4]),
         (MANY | {"grad_checkpoint": True, "beta": 0.1}, [PROMPT, 57, 4]),
     ],

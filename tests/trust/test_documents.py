@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import csv
+import json
 import re
 import runpy
 from collections.abc import Callable, Sequence
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import Dataset
 
 from backend import train
 from backend.runs.events import read_events
@@ -43,7 +43,7 @@ def arguments(block: str) -> dict[str, Any]:
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> str:
-    Dataset.from_list(list(rows)).to_json(path)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
 
 
@@ -206,6 +206,8 @@ def test_deep_guide_stages_and_debugging(folder: Path, flow: dict[str, Any], tmp
 
 
 def test_deep_guide_datasets(folder: Path, deep: Path, tmp_path: Path) -> None:
+    from datasets import Dataset
+
     code = runpy.run_path(str(deep))
     settings = {"model": str(folder / "model"), "iters": 1, "group_size": 2} | CUT
     with (tmp_path / "base.csv").open("w", newline="") as file:
@@ -307,13 +309,14 @@ def manual(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("way", ["settings", "library"])
 def test_trl_manual(folder: Path, manual: dict[str, Any], tmp_path: Path, block: str, way: str) -> None:
     names, settings = BLOCKS[block], arguments(block) | {"max_steps": 2}
-    rows = Dataset.from_list(ROWS)
     if way == "settings":
-        rows.to_json(tmp_path / "rows.jsonl")
-        where = {"data": str(tmp_path / "rows.jsonl"), "answer_feature": "ground_truth"}
+        where = {"data": write_rows(tmp_path / "rows.jsonl", ROWS), "answer_feature": "ground_truth"}
         where |= {"reward_functions_file": str(folder / "manual.py"), "reward_funcs": names}
         steps = trained(folder, tmp_path, settings | where, names)
     else:
+        from datasets import Dataset
+
+        rows = Dataset.from_list(ROWS)
         settings = {"model": str(folder / "model"), "answer_feature": "ground_truth"} | settings | CUT
         functions: list[str | Callable[..., Any]] = [manual.get(name, name) for name in names]
         run = train(settings, reward_functions=functions, dataset=rows, runs_dir=tmp_path / "runs")
