@@ -24,7 +24,10 @@ from backend.utils.machine import TREAT_CPU_AS
 from tests.support import shared_kernels
 from tests.support.exclusive_lock import MachineLock
 
-cpu_setup.load_openblas()  # before any test imports mlx
+cpu_setup.load_openblas()  # before mlx is imported
+import mlx.core as mx  # noqa: E402
+
+mx.disable_compile()  # except in tests that ask for `compiled`
 if "PYTEST_XDIST_WORKER" in os.environ:
     # mlx compiles CPU kernels into the temporary folder without a lock: a second process could load a half-written one.
     _KERNEL_CACHE = Path(tempfile.gettempdir()) / f"grpo-studio-{os.environ['PYTEST_XDIST_WORKER']}"
@@ -145,14 +148,12 @@ def as_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def without_compiler() -> Iterator[None]:
-    """Compiled functions run operation by operation: on a CPU each fused kernel costs a g++ run, and computes the
-    same."""
-    import mlx.core as mx
-
-    mx.disable_compile()
-    yield
+def compiled() -> Iterator[None]:
+    """This test runs with mlx's compiler. On a CPU a compiled function costs a g++ run for each fused kernel and each
+    layout of its inputs, most of many tests' time, and computes the same."""
     mx.enable_compile()
+    yield
+    mx.disable_compile()
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,6 @@ from backend.cli.chat import COMMANDS
 from tests.support.trained_run import make_run
 from tests.support.verbs import call, refused
 
-pytestmark = pytest.mark.usefixtures("without_compiler")
-
 GREEDY = ("--temperature", "0", "--max-tokens", "12")
 
 

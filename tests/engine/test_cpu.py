@@ -14,6 +14,8 @@ from backend.engine import cpu
 from backend.engine.cpu import MAX_ROWS, matmul_transposed, slice_width, swiglu
 from backend.engine.graph import compiled_by_shape, compiled_in_gradients
 
+pytestmark = pytest.mark.usefixtures("compiled")
+
 SIZES = {"in slices": (48, 1024), "of three factors": (40, 3 * 320), "undivided": (48, 1021), "small": (48, 32)}
 
 

@@ -16,8 +16,6 @@ from tests.support import random_models
 from tests.support.architectures.tiny_configs import tiny_config
 from tests.support.forward_cases import LAYOUTS, Case, assert_same_gradients, gradients, lora_policy, model_of
 
-pytestmark = pytest.mark.usefixtures("without_compiler")
-
 # Every layout meets a tied and an untied head; chunks of one token, of some, of more than there are, and none.
 VALUES = [
     *[(layout, True, 5, 0.6) for layout in LAYOUTS],

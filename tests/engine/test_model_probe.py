@@ -19,8 +19,6 @@ from tests.support import random_models
 from tests.support.architectures.tiny_configs import tiny_config
 from tests.support.forward_cases import Case, assert_same_gradients, gradients, model_of
 
-pytestmark = pytest.mark.usefixtures("without_compiler")
-
 UNSPLIT = "The vocabulary is computed for every token, prompts included, instead of for completions alone: "
 UNSHARED = "Prompts are read once per completion instead of once per group: "
 

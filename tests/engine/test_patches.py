@@ -22,7 +22,7 @@ from backend.engine.model_probe import split
 from backend.training.batch import pack
 from tests.support import random_models, reference_forward
 
-pytestmark = pytest.mark.usefixtures("patched_as_before", "without_compiler")
+pytestmark = pytest.mark.usefixtures("patched_as_before")
 
 ARCHES = ["qwen3", "llama", "qwen3_moe", "mixtral", "gemma3_text"]
 

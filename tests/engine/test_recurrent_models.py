@@ -18,8 +18,6 @@ from mlx_lm.models.cache import make_prompt_cache
 from backend.engine import patches
 from tests.support.architectures.tiny_configs import tiny_config
 
-pytestmark = pytest.mark.usefixtures("without_compiler")
-
 FILES = (gated_delta, kimi_k3, rwkv7, deepseek_v41)
 
 

@@ -15,7 +15,7 @@ from backend.engine import residual_stream
 from backend.engine.model_probe import split
 from tests.support.random_models import tiny_model
 
-pytestmark = pytest.mark.usefixtures("as_on_a_cpu", "without_compiler")
+pytestmark = pytest.mark.usefixtures("as_on_a_cpu")
 
 TOKENS = mx.array([[5, 70, 200, 9]])
 

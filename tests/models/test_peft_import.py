@@ -30,8 +30,6 @@ from tests.support import small_run
 from tests.support.random_models import tiny_model
 from tests.support.random_runs import PROMPT, furthest, write_run
 
-pytestmark = pytest.mark.usefixtures("without_compiler")
-
 ARRAYS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 Q, UP = "model.layers.1.self_attn.q_proj", "model.layers.1.mlp.up_proj"

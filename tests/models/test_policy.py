@@ -24,8 +24,6 @@ from backend.utils.text import shown_path
 from tests.support import random_models
 from tests.support.adapters import save_adapters
 
-pytestmark = pytest.mark.usefixtures("without_compiler")
-
 TOKENS = mx.array([[5, 6, 70, 8]])
 
 

@@ -63,14 +63,10 @@ def compared(folder: Path, cases: dict[str, dict[str, Any]]) -> dict[str, tuple[
         random_models.tiny_model(folder / name, arch, own=own, noise=0.05, **others)
         settings[name] = sharded_trial.SETTINGS | {"model": str(folder / name)}
     ranks = sharded_trial.of_ranks(folder, settings)
-    mx.disable_compile()  # as in the ranks: g++ would take most of the time
-    try:
-        alone = {
-            name: sharded_trial.trial(load_policy(parse(raw)), raw, steps=name.endswith("step"))
-            for name, raw in settings.items()
-        }
-    finally:
-        mx.enable_compile()
+    alone = {
+        name: sharded_trial.trial(load_policy(parse(raw)), raw, steps=name.endswith("step"))
+        for name, raw in settings.items()
+    }
     return {name: (alone[name], [rank[name] for rank in ranks]) for name in cases}
 
 
@@ -112,11 +108,7 @@ def test_a_run_on_two_ranks_goes_on_alone(found: dict[str, tuple[Any, list[Any]]
     raw, run, alone = run_settings(folder), RunFolder(folder / "run"), RunFolder(folder / "alone")
     started = next(event for event in read_events(run.events) if event["kind"] == "started")
     assert started["ranks"] == 2 and started["parallelism"] == "tensor" and len(started["machines"]) == 2
-    mx.disable_compile()
-    try:
-        assert small_run.train_here(raw, run).kind == small_run.train_here(raw, alone).kind == "finished"
-    finally:
-        mx.enable_compile()
+    assert small_run.train_here(raw, run).kind == small_run.train_here(raw, alone).kind == "finished"
     assert run.completions.read_text() == alone.completions.read_text()
     loaded: Any = [mx.load(str(each.adapters / "adapters.safetensors")) for each in (run, alone)]
     ours, theirs = loaded

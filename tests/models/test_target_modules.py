@@ -28,8 +28,6 @@ from tests.support.random_models import tiny_model
 from tests.support.random_runs import PROMPT, furthest, write_run
 from tests.support.reference_forward import sampled_groups
 
-pytestmark = pytest.mark.usefixtures("without_compiler")
-
 
 def config_of(models: Path, arch: str = "qwen3", **settings: Any) -> Config:
     folder = models / arch

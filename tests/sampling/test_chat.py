@@ -39,9 +39,6 @@ SAMPLED = Sampling(temperature=0.9, top_p=0.95, top_k=200)
 BOTH = ("base", "tuned")
 
 
-pytestmark = pytest.mark.usefixtures("without_compiler")
-
-
 @pytest.fixture(scope="module")
 def chats(models: Path) -> Callable[..., Chat]:
     """Makes chats with a run of these settings; each run is made and loaded once."""

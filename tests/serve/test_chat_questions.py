@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import pytest
 
 from backend.serve import chat_questions
@@ -22,11 +21,8 @@ HOW = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_tokens":
 
 @pytest.fixture(scope="module")
 def loaded(models: Path) -> dict[str, Any]:
-    mx.disable_compile()
     run = make_run(models / "run", models)
-    answer = chat_load({"name": str(run.path), "checkpoint": "8"}, QuestionCall())
-    mx.enable_compile()
-    return answer
+    return chat_load({"name": str(run.path), "checkpoint": "8"}, QuestionCall())
 
 
 def replies(prompt: str = "Hello", **more: Any) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from tests.support.small_run import settings_for, train_here
 
 PLENTY = 64 * estimate.GB
 
-pytestmark = pytest.mark.usefixtures("as_on_a_cpu")  # the peaks of a GPU cannot be measured on a CPU
+pytestmark = pytest.mark.usefixtures("compiled", "as_on_a_cpu")  # the peaks of a GPU cannot be measured on a CPU
 
 
 @pytest.fixture(autouse=True)

@@ -31,6 +31,8 @@ from tests.support import small_run
 from tests.support.random_models import tiny_model
 from tests.support.small_run import assert_same_run, events, train_with_stops
 
+pytestmark = pytest.mark.usefixtures("compiled")  # as users train
+
 REWARDS = '''
 import itertools, os, time
 from backend.rewards import register_reward_function
@@ -175,7 +177,14 @@ def stop_in(run: RunFolder, phase: str, step: int) -> Callable[[dict[str, Any]],
 
 
 @pytest.mark.parametrize(
-    ("phase", "last_step"), [("sampling", 2), ("scoring", 2), ("learning", 3), ("evaluating", 3), ("saving", 4)]
+    ("phase", "last_step"),
+    [
+        ("sampling", 2),
+        pytest.param("scoring", 2, marks=pytest.mark.proof),
+        ("learning", 3),
+        ("evaluating", 3),
+        ("saving", 4),
+    ],
 )
 def test_a_stop_leaves_the_last_finished_step_and_loses_nothing(
     inputs: Path, uninterrupted: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch, phase: str, last_step: int
@@ -262,7 +271,6 @@ def test_the_trained_model_opens_in_mlx_lm(inputs: Path, run: RunFolder, train_t
     assert run.adapters.exists() == (train_type != "full")
 
 
-@pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize("train_type", ["lora", pytest.param("full", marks=pytest.mark.proof)])
 def test_bfloat16_resumes_to_the_last_bit(inputs: Path, run: RunFolder, tmp_path: Path, train_type: str) -> None:
     """Its importance correction is taken from the first of the two updates of a rollout, and full fine-tuning has

@@ -25,8 +25,6 @@ from tests.support import random_models
 from tests.support.reference_forward import TEMPERATURE, G, P, padded, plain_scores, rows_of, sampled_groups
 from tests.support.small_settings import PLAIN_SGD, SMALL_LORA
 
-pytestmark = pytest.mark.usefixtures("without_compiler")
-
 RATE = 0.02
 
 

@@ -19,8 +19,6 @@ from backend.training.grpo import grpo_learner
 from tests.support import random_models
 from tests.support.reference_forward import sampled_groups
 
-pytestmark = pytest.mark.usefixtures("without_compiler")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -20,8 +20,6 @@ from tests.support import random_models, small_run
 from tests.support.adapters import save_adapters
 from tests.support.reference_forward import plain_scores, rows_of, sampled_groups
 
-pytestmark = pytest.mark.usefixtures("without_compiler")
-
 ALPHA = 0.3
 FOLLOWING: dict[str, Any] = {
     "sync_ref_model": True,

@@ -27,8 +27,6 @@ from backend.types import Completion, Group, Problem
 from backend.utils.machine import TREAT_CPU_AS
 from tests.support.random_models import tiny_model
 
-pytestmark = pytest.mark.usefixtures("without_compiler")
-
 RESHAPING = {
     "AsType",
     "Copy",

@@ -100,11 +100,7 @@ def test_ten_steps_end_with_mlx_lm_s_adapters(model: Path, memory: dict[str, Any
     file = str(tmp_path / "adapters.safetensors")
     args = TrainingArgs(ROWS, STEPS, steps_per_report=STEPS, steps_per_save=STEPS, adapter_file=file)
     optimizer = optim.AdamW(config.learning_rate, weight_decay=config.weight_decay, bias_correction=True)
-    mx.disable_compile()  # on a CPU mlx 0.32 cannot compile mlx-lm's step
-    try:
-        train(theirs, optimizer, [], args=args, loss=masked_loss, iterate_batches=batches)
-    finally:
-        mx.enable_compile()
+    train(theirs, optimizer, [], args=args, loss=masked_loss, iterate_batches=batches)
     learnt: Any = mx.load(file)
     assert set(learnt) == set(start)
     for name, expected in learnt.items():

@@ -3,7 +3,6 @@ and corrected."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -59,7 +58,6 @@ def float_types(policy: Any) -> set[mx.Dtype]:
     return {x.dtype for name, x in arrays.items() if mx.issubdtype(x.dtype, mx.floating) and "lora_" not in name}
 
 
-@pytest.mark.usefixtures("without_compiler")
 def test_full_fine_tuning_in_bfloat16_keeps_float32_masters(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model")
     raw = {"model": str(model), "data": "none", "train_type": "full", "dtype": "bfloat16", "group_size": 2}
@@ -84,7 +82,6 @@ def test_full_fine_tuning_in_bfloat16_keeps_float32_masters(tmp_path: Path) -> N
     assert mx.array_equal(again.model(tokens), policy.model(tokens))  # pyright: ignore
 
 
-@pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize(
     ("settings", "dtype", "expected"),
     [
@@ -119,15 +116,12 @@ class Filtered:
 
 
 @pytest.fixture(scope="module")
-def filtered(folder: Path) -> Iterator[Filtered]:
-    mx.disable_compile()
+def filtered(folder: Path) -> Filtered:
     policy = deep_policy(folder, 64, layers=2, dtype="float32", beta=0.1)  # with a reference
     groups = {top_p: sampled_groups(policy, 6, sampling=Sampling(1.0, top_p=top_p)) for top_p in (1.0, 0.8)}
-    yield Filtered(policy, groups, {name: mx.array(x) for name, x in policy.trainable().items()})
-    mx.enable_compile()
+    return Filtered(policy, groups, {name: mx.array(x) for name, x in policy.trainable().items()})
 
 
-@pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize("mode", ["token_truncate", "sequence_truncate"])
 def test_the_first_pass_corrects_as_a_pass_of_its_own(filtered: Filtered, monkeypatch: pytest.MonkeyPatch, mode: str):
     """Two updates of a rollout with top-p: the same weights and metrics, and one pass of the policy less."""
@@ -155,7 +149,6 @@ def test_the_first_pass_corrects_as_a_pass_of_its_own(filtered: Filtered, monkey
     assert not all(np.array_equal(own[name], x) for name, x in filtered.start.items())
 
 
-@pytest.mark.usefixtures("without_compiler")
 def test_the_ratio_is_exactly_1_where_sampler_and_learner_are_one(folder: Path) -> None:
     """The learner's own log-probabilities in place of the sampler's: nothing is left to correct, in bfloat16 too."""
     policy = deep_policy(folder, 64, layers=2)

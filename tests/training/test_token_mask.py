@@ -6,13 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 import mlx.core as mx
-import pytest
 
 from backend.trainer.telemetry import completion_row
 from backend.training.batch import Batch, completion_metrics, pack
 from backend.types import Completion, Group, Problem
-
-pytestmark = pytest.mark.usefixtures("without_compiler")
 
 
 def test_the_mask_reaches_the_batch_beside_padding_and_truncation() -> None:
