@@ -549,7 +549,9 @@ def _of_judges(recent: Recent, rule: Rule, steps: int, sentence: str, *, rises: 
     the one with the largest. `rises`: only those whose metric has risen since the first steps."""
     before, after = rule.metric.split("*")
     means: dict[str, float] = {}
-    for metric in [name for name in recent.steps[-1] if name.startswith(before) and name.endswith(after)]:
+    for metric in [
+        name for name in (recent.steps[-1] if recent.steps else ()) if name.startswith(before) and name.endswith(after)
+    ]:
         mean = recent.mean(metric, steps)
         change = MeanChange.between(known(recent.first, metric), recent.values(metric))
         has_risen = change is not None and change.size > LIKELY * change.error
