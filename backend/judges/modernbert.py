@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -89,7 +89,8 @@ class Model(nn.Module):
         self.classifier = nn.Linear(size, 1)
 
     def __call__(self, tokens: mx.array, lengths: mx.array) -> mx.array:
-        args, model, head = self.args, self.model, self.head
+        args = self.args
+        model, head = cast("Any", self.model), cast("Any", self.head)
         places = mx.arange(tokens.shape[1])
         is_token = places < lengths[:, None]
         masks = {_GLOBAL: is_token[:, None, None]}  # [B, 1, 1, T]

@@ -53,7 +53,8 @@ class OwnFunctions:
         self.calls: dict[str, Callable[..., Any]] = {}
         self.entries: list[str] = []
         for function in functions:
-            name = with_absolute_file(*reward_entries([function]), Path.cwd()) if isinstance(function, str) else ""
+            entries = reward_entries([function]) if isinstance(function, str) else []
+            name = with_absolute_file(entries[0], Path.cwd()) if entries else ""
             if not callable(function) and not name:
                 sentence = f"A reward function is a name or can be called; {class_name(function)} is neither."
                 raise UserError("reward_functions", sentence)
