@@ -225,7 +225,7 @@ class FlowLayout(QLayout):
 
     def put_in_order(self, widgets: Sequence[QWidget]) -> None:
         """Its widgets, all of them, in this order. To take one out and add it again looks through all of them."""
-        places = {widget: place for place, widget in enumerate(widgets)}
+        places: dict[QWidget | None, int] = {widget: place for place, widget in enumerate(widgets)}
         self._items.sort(key=lambda item: places[item.widget()])
         self.invalidate()
 
