@@ -8,6 +8,7 @@ in two tries has none, and is not kept.
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import json
 import random
@@ -106,6 +107,9 @@ class Judge:
         model, self._model = self._model, None
         if isinstance(model, Server):
             model.close()
+        elif model is not None:
+            del model
+            gc.collect()  # mlx modules are in reference cycles
         if self._kept is not None:
             self._kept.close()
             self._kept = None
