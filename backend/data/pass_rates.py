@@ -56,12 +56,13 @@ class PassRates:
     def restore(self, arrays: Mapping[str, Any]) -> None:
         """Restore `arrays`. Raises ValueError for those of another number of rows."""
         passes, failures, course = (np.array(arrays[name], np.float32) for name in ("passes", "failures", "course"))
+        prior, lowest, highest, signal = course
         if not passes.shape == failures.shape == self.passes_N.shape:
             raise ValueError(f"The pass rates are of {passes.size} rows, not of {self.passes_N.size}.")
         self.begin(passes.size)
         self.passes_N, self.failures_N = passes, failures
         self._known = np.flatnonzero(passes + failures).tolist()
-        self._prior, self._lowest, self._highest, self._signal = course
+        self._prior, self._lowest, self._highest, self._signal = prior, lowest, highest, signal
 
     def posterior(self, rows: Any) -> tuple[Any, Any]:
         """(α, β) of a row or an array of rows."""

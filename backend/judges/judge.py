@@ -187,7 +187,8 @@ class Judge:
 
         def take(part: list[int], future: Future[Judgements]) -> None:
             nonlocal left
-            for index, (score, _) in zip(part, future.result() or (), strict=False):
+            judged = None if future.cancelled() else future.result()
+            for index, (score, _) in zip(part, judged or (), strict=False):
                 scores[index] = score
             left -= 1
             if not left:

@@ -3,7 +3,6 @@ group's prompt) is read once."""
 
 from __future__ import annotations
 
-import gc
 import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -45,7 +44,7 @@ def local_model(name: str) -> LocalModel:
 
 
 class LocalModel:
-    """`identity`: equal for equal files. The memory is freed with the last reference."""
+    """`identity`: equal for equal files."""
 
     def __init__(self, name: str) -> None:
         model, self.tokenizer, config = open_model(name, SETTING)
@@ -73,10 +72,6 @@ class LocalModel:
         texts = self._sampler.texts(tokens, most, rows, sampling, poll)
         end = self.tokenizer.think_end or "</think>"
         return [text.rpartition(end)[2].strip() for text in texts]
-
-    def __del__(self) -> None:
-        self.__dict__.clear()
-        gc.collect()  # mlx modules are in reference cycles
 
     def _tokens(self, messages: Messages) -> list[int]:
         # One message of the user, since some templates refuse one of the system.

@@ -137,8 +137,12 @@ def _reward_calls(settings: Mapping[str, Any]) -> Iterator[RewardCall]:
 def judge_servers(settings: Mapping[str, Any]) -> dict[str, ServerSettings]:
     """Other machines that judges of these raw settings ask, by what to call them."""
     calls = [call for call in _reward_calls(translate(settings)[0]) if call.function == JUDGE and not call.file]
-    urls = {urlsplit(str(call.arguments.get("url", ""))) for call in calls}
-    hosts = {url.netloc: f"{url.scheme}://{url.netloc}" for url in urls if url.hostname not in (None, *LOOPBACK)}
+    hosts: dict[str, str] = {}
+    for call in calls:
+        with suppress(ValueError):  # no URL: validation reports it
+            url = urlsplit(str(call.arguments.get("url", "")))
+            if url.hostname not in (None, *LOOPBACK):
+                hosts[url.netloc] = f"{url.scheme}://{url.netloc}"
     return {f"{JUDGES_SERVER} {host}": ServerSettings(url=url) for host, url in hosts.items()}
 
 

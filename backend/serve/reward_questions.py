@@ -81,6 +81,8 @@ def judge_agreement(request: dict[str, Any], call: QuestionCall) -> dict[str, An
     settings = _scoring_settings(request)
     listed = examinations(settings.names, settings.file, groups)
     asked = [] if request.get("only_calls") else listed
+    if asked:
+        _check_servers({"reward_functions": list(settings.names)})
     judges = [asdict(each.run(call.check, call.report)) for each in asked]
     return {"calls": {each.name: each.calls for each in listed}, "judges": judges}
 

@@ -192,8 +192,14 @@ def test_labels_and_check(qtbot, qapp, tmp_path: Path) -> None:
     session.reward_bench.groups = [GROUP]
     session.reward_bench.changed.emit()
     page.results.table.selectRow(1)
+    said: list[str] = []
+    page.check.refused.connect(said.append)
+    for typed in ("2", ""):
+        page.label_line.score.setText(typed)
+        page.label_line.keep.click()
     page.label_line.score.setText("0.8")
     QTest.keyClick(page.label_line.score, Qt.Key.Key_Return)
+    assert said == ["Your score must be a number from 0 to 1."] * 2
     asked = service.last("reward_cases")
     assert asked.arguments["file"] == str(rubric) and asked.arguments["expected"] == {"judge": 0.8}
     assert page.results.table.currentIndex().row() == 2 and page.label_line.score.text() == ""

@@ -124,6 +124,9 @@ def test_restored_pass_rates_draw_as_the_first_ones() -> None:
         finish(rates, *graded[20:])
     assert all((array == again.arrays()[name]).all() for name, array in whole.arrays().items())
     assert list(islice(again.order(8, 160), 30)) == list(islice(whole.order(8, 160), 30))
+    with pytest.raises(ValueError, match="not enough values"):  # of an earlier version
+        again.restore(first.arrays() | {"course": np.zeros(3, np.float32)})
+    assert (again.passes_N == whole.passes_N).all(), "a refused state changes nothing"
     with pytest.raises(ValueError, match="of 60 rows, not of 61"):
         made(61).restore(first.arrays())
 

@@ -92,7 +92,8 @@ def test_criteria_are_weighted(server: JudgeServer, judge_of, tmp_path: Path) ->
     report = scored(judge, make_group("a", "b", "a"))
     assert report.scores == [3.5 / 4] * 3 and len(server.calls) == 2
     assert report.columns["nice/explanation"][0] == "true: Yes. so\nclear: fair. meh"
-    assert all(call[1]["content"].endswith("<answer>\nb\n</answer>") for call in server.calls[1:])
+    ends = {call[1]["content"].partition("<answer>")[2] for call in server.calls}  # in either order
+    assert ends == {"\na\n</answer>", "\nb\n</answer>"}
 
 
 GOOD = '{"scores": [{"trajectory_id": "1", "explanation": "x", "score": 1}, {"trajectory_id": 2, "score": 0.5}]}'
@@ -273,7 +274,8 @@ def test_another_machine_is_asked_about_once(apart: Path) -> None:
         with pytest.raises(UserError, match=r"judge\.example would get the prompts and completions"):
             require_allowed(settings)
     allow_named({"reward_functions": [entry]})
-    require_allowed({"reward_functions": [entry, 'judge(url="http://localhost:1/v1", name=here)', "judge(url=local)"]})
+    here = ['judge(url="http://localhost:1/v1", name=here)', "judge(url=local)", 'judge(url="http://[::1")']
+    require_allowed({"reward_functions": [entry, *here]})
     with pytest.raises(UserError, match=r"other\.example"):
         require_allowed({"reward_functions": [entry.replace("judge.e", "other.e")]})
 

@@ -179,6 +179,8 @@ def test_a_callback_that_raises_ends_the_run_saved_with_its_name(trained: Any) -
         ({"iterz": 3}, {}, "iterz: There is no setting iterz. Did you mean iters?"),
         ({}, {"reward_functions": [3]}, "reward_functions: A reward function is a name or can be called; int is"),
         ({}, {"reward_functions": ["nothing"]}, "reward_functions: There is no reward function nothing"),
+        ({}, {"reward_functions": [" "]}, "reward_functions: A reward function is a name or can be called"),
+        ({}, {"reward_funcs": ["r1_int"]}, "reward_funcs: reward_funcs is TRL's name for reward_functions"),
         ({}, {"dataset": []}, "data: The dataset"),
         ({}, {"dataset": "rows.jsonl"}, "dataset: Rows are an iterable of mappings, not str"),
         ({}, {"dataset": {"trian": ROWS}}, "dataset: A dataset has the splits train, valid and test, not trian."),

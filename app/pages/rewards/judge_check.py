@@ -18,6 +18,7 @@ from app.widgets.basic.number_format import DASH, counted, figure, signed
 from app.widgets.basic.tables import BaseTable, Column, TextsModel
 from app.widgets.completion_table import one_line
 
+NO_LABEL = "Your score must be a number from 0 to 1."
 UNCHECKED = "Not checked yet."
 NO_COMPLETIONS = "Sample or load completions first."
 TOO_FEW = "It compares completions: give two of one prompt."
@@ -169,7 +170,9 @@ class LabelLine(QWidget):
         try:
             score = float(self.score.text().replace(",", "."))
         except ValueError:
+            score = -1.0
+        if not 0 <= score <= 1:
+            self._check.refused.emit(NO_LABEL)
             return
-        if 0 <= score <= 1:
-            self.kept.emit(self.which.currentData(), score)
-            self.score.clear()
+        self.kept.emit(self.which.currentData(), score)
+        self.score.clear()

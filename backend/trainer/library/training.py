@@ -235,7 +235,7 @@ def train(
         raw = read(os.fspath(config))
     origin = summary(read_file(raw), Path(config).name if isinstance(config, str | os.PathLike) else "the settings")
     raw |= {} if name is None else {"run_name": name}
-    given_functions = reward_funcs if reward_functions is None else reward_functions
+    given_functions = _given(reward_functions, reward_funcs)
     own, own_tools = OwnFunctions(given_functions or []), OwnTools(tools, environment_factory)
     with _new_folder(raw, runs_dir) as folder:
         if given_functions is not None:
@@ -295,7 +295,7 @@ def resume(
         what = f"The run {folder.name} has finished; give it more steps, as in changes={{'iters': 200}}."
         raise UserError("run", what)
     require_rollout(folder.path, rollout_func)
-    given_functions = reward_funcs if reward_functions is None else reward_functions
+    given_functions = _given(reward_functions, reward_funcs)
     own, own_tools = OwnFunctions(given_functions or []), OwnTools(tools, environment_factory)
     calls = CallbackCalls(callbacks, folder.path)
     _prepare_engine(settings)
@@ -306,6 +306,12 @@ def resume(
     given.require_those_of(settings)
     inputs = read_inputs(settings, scorer=begin_own_scorer(settings, own.calls, own_tools))
     return _train(settings, folder, inputs, calls, "backend.resume", changes, given.engine(), rollout_func)
+
+
+def _given(functions: RewardFunctions | None, trl_name: RewardFunctions | None) -> RewardFunctions | None:
+    if functions is not None and trl_name is not None:
+        raise UserError("reward_funcs", "reward_funcs is TRL's name for reward_functions; give one of the two.")
+    return trl_name if functions is None else functions
 
 
 @contextlib.contextmanager
