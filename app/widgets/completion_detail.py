@@ -17,7 +17,8 @@ from app.widgets.basic.labels import label
 from app.widgets.basic.layout import column, configure, holder, row, splitter
 from app.widgets.basic.number_format import figure, signed
 from app.widgets.completion_table import STOP_LABELS, advantage_colour, logged_text
-from backend.runs.completion_rows import EXPLANATION, explanation_of, logged_of, policy_tokens, scores_of
+from app.widgets.pictures import PictureStrip
+from backend.runs.completion_rows import EXPLANATION, explanation_of, images_of, logged_of, policy_tokens, scores_of
 from backend.runs.conversation import Kind, conversation_parts, turns_mark
 from backend.utils.text import visible
 
@@ -150,13 +151,13 @@ class CompletionDetail(QFrame):
     ) -> None:
         super().__init__(parent)
         self.setProperty("role", "card")
-        self.prompt = TextPane("Prompt")
+        self.prompt, self.pictures = TextPane("Prompt"), PictureStrip()
         self._answer = _rich_label()
         self.completion = pane or CompletionPane("Completion")
         self.text = self.completion.text
         title = label("Prompt", theme.heading_font(), minimumHeight=theme.scaled(22))
         self.head = row((title, 0, Qt.AlignmentFlag.AlignTop), (self._answer, 1), spacing=2 * theme.SPACE)
-        side = holder(column(self.head, (self.prompt, 1), spacing=6))
+        side = holder(column(self.head, (row(self.pictures, (self.prompt, 1)), 1), spacing=6))
         self._splitter = splitter(side, self.completion, gap=2 * theme.SPACE, stretch=(2, 3), upright=upright)
         row(self._splitter, into=self, margins=(12, 10, 12, 12))
 
@@ -168,6 +169,7 @@ class CompletionDetail(QFrame):
         answer = row.get("answer")
         self._answer.setText(f"Answer: {html.escape(visible(str(answer)))}" if answer not in (None, "") else "")
         self.prompt.show_text(row.get("prompt"))
+        self.pictures.show_pictures(images_of(row))
         self.completion.show_completion(completion)
 
 

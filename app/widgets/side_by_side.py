@@ -14,6 +14,8 @@ from app.widgets.basic.layout import column, row, splitter
 from app.widgets.basic.number_format import finite
 from app.widgets.completion_detail import CompletionPane
 from app.widgets.completion_table import one_line
+from app.widgets.pictures import PictureStrip
+from backend.runs.completion_rows import images_of
 
 TITLES = {"base": "Base", "tuned": "Tuned", "model": "Model"}
 
@@ -30,9 +32,10 @@ class SideBySide(QFrame):
         name = "The next completion"
         self.later = button("›", lambda: self.go(1), tip=name, name=name)
         self.which = label(font=theme.figures_font(), role="muted")
-        self.panes = (CompletionPane("Base"), CompletionPane("Tuned"))
+        self.panes, self.pictures = (CompletionPane("Base"), CompletionPane("Tuned")), PictureStrip()
         head = row((self.prompt, 1), self.answer, self.earlier, self.which, self.later)
-        column(head, (splitter(*self.panes, gap=2 * theme.SPACE, sizes=(1, 1)), 1), into=self, margins=(12, 10, 12, 12))
+        body = column(head, (splitter(*self.panes, gap=2 * theme.SPACE, sizes=(1, 1)), 1))
+        row(self.pictures, (body, 1), into=self, spacing=12, margins=(12, 10, 12, 12))
 
     def set_rewards(self, names: Sequence[str], labels: Sequence[str]) -> None:
         for pane in self.panes:
@@ -45,6 +48,7 @@ class SideBySide(QFrame):
         self.prompt.setText(one_line(prompt) if prompt else "")
         self.prompt.setToolTip(plain_tip(prompt))
         self.answer.setText(f"answer {one_line(answer)[:60]}" if answer else "")
+        self.pictures.show_pictures(images_of(row or {}))
         self._show()
 
     def go(self, by: int) -> None:

@@ -57,6 +57,7 @@ class GroupRow(TypedDict):
     answer: str
     type: str | None
     completions: list[CompletionRow]
+    images: NotRequired[list[str]]  # paths of the prompt's pictures, in order
 
 
 class SampledRow(TypedDict):
@@ -78,6 +79,7 @@ class ScoringRow(TypedDict):
     messages: list[dict[str, Any]]
     columns: dict[str, Any]  # every column of the dataset's row
     completions: list[SampledRow]
+    images: NotRequired[list[str]]
 
 
 # JSON escapes every quote inside a string, so the first two occur nowhere else in a line.
@@ -96,6 +98,12 @@ def without_token_data(line: bytes) -> bytes:
         kept.append(line[start:cut])
         start = end + 1
     return b"".join([*kept, line[start:]]) if kept else line
+
+
+def images_of(row: Mapping[str, Any]) -> list[str]:
+    """Paths of the pictures of a row's prompt."""
+    listed = row.get("images")
+    return [path for path in listed if isinstance(path, str)] if isinstance(listed, list) else []
 
 
 def listed_completions(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
