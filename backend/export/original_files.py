@@ -22,6 +22,7 @@ from backend.models import hub
 from backend.models.inventory import is_incomplete
 from backend.models.loading import loading
 from backend.models.model_folder import header_of
+from backend.models.text_part import model_classes
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder
 
@@ -61,7 +62,7 @@ class OriginalFiles:
         """A lazy model with random weights. Call `sanitize` only once on each."""
         config = mlx_lm_utils.load_config(self.folder)
         with loading(self.name, "model"):
-            model_class, arguments = mlx_lm_utils._get_classes(config=config)  # as load_model does
+            model_class, arguments = model_classes(config)
             return model_class(arguments.from_dict(config))
 
     def open_with(self, arrays: Mapping[str, mx.array]) -> nn.Module:

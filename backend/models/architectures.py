@@ -33,6 +33,8 @@ UNTRAINABLE = {
     "recurrent_gemma": "its code in mlx-lm fails as soon as its weights are read",
 }
 """Architectures that cannot be trained, with the reason. `make architectures` tests them again."""
+PREFIX_ATTENTION = ("paligemma",)
+"""Vision models whose text model reads a prompt in both directions, and not as mlx-lm does."""
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _REMAPPING, _BY_ARCHITECTURE = "MODEL_REMAPPING", "MODEL_ARCHITECTURE_REMAPPING"
@@ -47,6 +49,14 @@ def model_type(config: Mapping[str, Any]) -> str:
 def language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Language model part of a multimodal config, or {}."""
     return _mapping(config.get("text_config"))
+
+
+def is_text_part(config: Mapping[str, Any]) -> bool:
+    """True for a vision model of a kind that mlx-lm lacks, and whose text model it has."""
+    kind, text = model_type(config), language_model(config)
+    if "vision_config" not in config or _module(config) in architectures() or kind in PREFIX_ATTENTION:
+        return False
+    return _module(text) in architectures()
 
 
 def rotary_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,7 +162,12 @@ def architectures() -> frozenset[str]:
 
 
 def module_of(config: Mapping[str, Any]) -> str:
-    """Module of mlx_lm.models for a config, as in mlx_lm.utils._get_classes."""
+    """Module of mlx_lm.models for a config; of a vision model that mlx-lm lacks, that of its text model."""
+    return _module(language_model(config) if is_text_part(config) else config)
+
+
+def _module(config: Mapping[str, Any]) -> str:
+    # As mlx_lm.utils._get_classes.
     kind, classes = model_type(config), config.get("architectures") or ()
     by_kind, by_architecture = _remappings()
     for architecture in classes if isinstance(classes, list) else (classes,):

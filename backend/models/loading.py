@@ -21,6 +21,7 @@ from backend.engine.output_layer import PROBE
 from backend.models.architectures import rotary_settings
 from backend.models.hub_client import hub_errors
 from backend.models.model_folder import check_arrays, check_config
+from backend.models.text_part import model_classes
 from backend.models.tokenizers import is_panic, load_tokenizer, reason_of
 from backend.runs.start_progress import tell, telling
 from backend.utils.errors import UserError
@@ -67,7 +68,7 @@ def open_weights(
     folder: Path,
     name: str,
     setting: str,
-    classes: Callable[..., tuple[type[nn.Module], Any]] = mlx_lm_utils._get_classes,
+    classes: Callable[..., tuple[type[nn.Module], Any]] = model_classes,
     changes: dict[str, Any] | None = None,
 ) -> tuple[nn.Module, dict[str, Any]]:
     """(model, config.json) with unread arrays that match config.json with `changes`. `classes`: of the model and its
