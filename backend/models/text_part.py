@@ -10,7 +10,7 @@ import mlx.nn as nn
 from mlx_lm import utils as mlx_lm_utils
 from mlx_lm.models.cache import make_prompt_cache
 
-from backend.models.architectures import is_text_part, language_model
+from backend.models.architectures import is_text_part, language_model, rotary_settings
 
 TEXT = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?|^(?=lm_head\.)")
 """What stands before an array's name within the text model, as transformers and mlx-vlm write it. Other arrays see."""
@@ -33,10 +33,11 @@ class TextPart(nn.Module):
         from transformers import CONFIG_MAPPING
 
         text = dict(language_model(config))
-        # transformers leaves out what is its default, and mlx-lm's defaults are others.
-        defaults = CONFIG_MAPPING[text["model_type"]]().to_dict() if text["model_type"] in CONFIG_MAPPING else {}
-        self._text = {**defaults, **text}
         self._is_tied = bool(text.get("tie_word_embeddings") or config.get("tie_word_embeddings"))
+        if text["model_type"] in CONFIG_MAPPING:  # config.json leaves out its defaults, and mlx-lm's are others
+            whole = CONFIG_MAPPING[text["model_type"]](**text).to_dict()
+            text = {**whole, **rotary_settings(whole), **text}
+        self._text = text
         self._make(self._is_tied)
 
     def _make(self, is_tied: bool) -> None:
