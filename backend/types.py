@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from backend.runs.completion_rows import Stop, TurnRow
+
+
+def content_text(content: str | Sequence[Mapping[str, Any]]) -> str:
+    """The text of a message's content; images have none."""
+    return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)
+
+
+def image_paths(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Paths of a chat's images, in order."""
+    contents = (message["content"] for message in messages if isinstance(message.get("content"), list))
+    return [part["image"] for content in contents for part in content if part["type"] == "image"]
 
 
 @dataclass(slots=True)
@@ -17,14 +28,22 @@ class Problem:
     prompt: str
     """The user's own text (for a list of messages, the last user message): what reward functions and tables show."""
     messages: list[dict[str, Any]]
+    """The content of a message with images is a list of parts, {"type": "image", "image": path} and {"type": "text",
+    "text": …}; others are text."""
     tokens: list[int]
-    """The ids the model reads: `messages` rendered by the chat template, generation prompt included."""
+    """The ids the model reads: `messages` rendered by the chat template, generation prompt included. Images have one
+    image token per feature."""
     answer: str
     type: str | None = None
     row: dict[str, Any] = field(default_factory=dict)
     """Every column of the dataset's row, unchanged."""
     label: Label | None = None
     """The row's answer to imitate, in supervised fine-tuning."""
+
+    @property
+    def images(self) -> list[str]:
+        """Paths of the prompt's images, in order."""
+        return image_paths(self.messages)
 
 
 @dataclass(frozen=True, slots=True)

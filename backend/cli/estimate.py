@@ -19,6 +19,7 @@ from backend.runs.saved_weights import with_adapter
 from backend.trainer.memory.estimate import estimate_run, format_bytes, machines_note
 from backend.trainer.memory.model_shape import ModelShape, shape_of
 from backend.trainer.memory.phases import MemoryModel
+from backend.types import content_text, image_paths
 from backend.utils.disk import gigabytes
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import exists, possible_path
@@ -89,25 +90,33 @@ def longest_prompt(config: Config, folder: Path) -> int | None:
         return None
     from tokenizers import Tokenizer
 
+    from backend.data.images import with_paths
     from backend.data.labels import whole_chat
-    from backend.data.problems import PromptFormat, messages_of
+    from backend.data.problems import IMAGE_SIZE, PromptFormat, messages_of
     from backend.data.rows import read_splits
+    from backend.models.tokenizers import load_tokenizer
     from backend.tools.load import shown_tools
+    from backend.vision.tokenizer import with_vision
 
     schemas, why_not = shown_tools(config)
     if why_not:
         tell_error(why_not)
     prompt_format = PromptFormat.of(config, schemas, labelled=config.learns_labels)
     chat_of = whole_chat if config.learns_labels else messages_of
-    texts = [
-        "\n".join(str(message["content"]) for message in chat_of(row, prompt_format, "a row"))
-        + str(prompt_format.variables_of(row).get("tools", ""))
-        for row in islice(read_splits(config, head=True).train, ROWS)
-    ]
-    if not texts:
+    splits, found = read_splits(config, head=True), list[tuple[str, list[str]]]()
+    for row in islice(splits.train, ROWS):
+        chat = chat_of(with_paths(row, splits.source["train"], "a row"), prompt_format, "a row")
+        text = "\n".join(content_text(message["content"]) for message in chat)
+        found.append((text + str(prompt_format.variables_of(row).get("tools", "")), image_paths(chat)))
+    if not found:
         return None
-    encoded = Tokenizer.from_file(str(vocabulary)).encode_batch(sorted(texts, key=len)[-LONGEST:])
-    return TEMPLATE + max(len(encoding.ids) for encoding in encoded)
+    found = sorted(found, key=lambda each: len(each[0]) + IMAGE_SIZE * len(each[1]))[-LONGEST:]
+    of_images = 0
+    if any(paths for _, paths in found):
+        tokenizer = with_vision(load_tokenizer(folder), folder, config.image_max_pixels)
+        of_images = max(sum(map(tokenizer.tokens_of, paths)) for _, paths in found)
+    encoded = Tokenizer.from_file(str(vocabulary)).encode_batch([text for text, _ in found])
+    return TEMPLATE + of_images + max(len(encoding.ids) for encoding in encoded)
 
 
 def measured_link(config: Config, file: Path) -> LinkSpeed:

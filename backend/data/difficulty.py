@@ -12,6 +12,7 @@ from backend.config.setting import ColumnSettings, DatasetSettings
 from backend.data.files import Row
 from backend.runs.completion_files import parse_group_row
 from backend.runs.run_folder import RunFolder, all_runs
+from backend.types import content_text
 from backend.utils.errors import UserError
 from backend.utils.files import open_regular
 
@@ -59,5 +60,5 @@ def _text(prompt: Any) -> str:
     """The user's text, by which completions name their prompt."""
     if isinstance(prompt, list):
         from_user = [each["content"] for each in prompt if isinstance(each, dict) and each.get("role") == "user"]
-        prompt = from_user[-1] if from_user else ""
+        prompt = content_text(from_user[-1]) if from_user else ""
     return str(prompt)

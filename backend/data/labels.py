@@ -9,24 +9,25 @@ from dataclasses import replace
 from typing import Any
 
 from backend.data.files import Row, Rows
+from backend.data.images import placed, with_paths
 from backend.data.problems import (
     Messages,
     PromptFormat,
     TooLong,
     apply_chat_template,
     chat_sizes,
+    check_reads_images,
     has_chat_template,
     message_list,
     messages_of,
     no_prompt_fits,
     problem_of,
-    refuse_images,
     tokenizer_lock,
     with_system,
 )
 from backend.data.prompts import TokenizedPrompts
 from backend.data.rows import row_name, shown_source
-from backend.types import Completion, Group, Label, Problem
+from backend.types import Completion, Group, Label, Problem, content_text, image_paths
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 
@@ -38,7 +39,6 @@ _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 def labelled_chat(row: Row, prompt_format: PromptFormat, where: str) -> tuple[Messages, int]:
     """(whole chat up to the last turn to imitate, index of the first message that may be imitated). Raises UserError
     naming row and column."""
-    refuse_images(row, where)
     completion, before = row.get(prompt_format.completion_column), list[dict[str, Any]]()
     if completion is not None:
         setting, column = "completion_feature", prompt_format.completion_column
@@ -52,7 +52,7 @@ def labelled_chat(row: Row, prompt_format: PromptFormat, where: str) -> tuple[Me
         pairs = zip(turns, has_calls, strict=True)
         turns = [turn | {"content": turn.get("content") or ""} if calls else turn for turn, calls in pairs]
     turns = message_list(turns, setting, column, where)
-    turns = turns if before else with_system(turns, row, prompt_format)
+    turns = turns if before else with_system(placed(turns, row, where), row, prompt_format)
     last = max((i for i, turn in enumerate(turns) if turn["role"] == "assistant"), default=None)
     if last is None or not (before or last):
         named = f"The column {quote(column, 24)} of {where}"
@@ -70,6 +70,7 @@ def label_of(
     """(prompt of the last turn, its token ids, the row's label, True where only the last turn is imitated because the
     template changes earlier ones). TooLong: nothing to imitate is left within Max Seq. Raises UserError."""
     chat, first = labelled_chat(row, prompt_format, where)
+    check_reads_images(chat, tokenizer, where)
     prompt, variables = chat[:-1], prompt_format.variables_of(row)
     if isinstance(row.get("tools"), list):  # mlx-lm's and TRL's column
         variables = {**variables, "tools": row["tools"]}
@@ -86,7 +87,7 @@ def label_of(
             mask, last_only = _prefix_mask(chat, ids, start, first, render)
     else:
         start = apply_chat_template(prompt, tokenizer, variables) if prompt else []
-        answer = list(tokenizer.encode(chat[-1]["content"], add_special_tokens=False))
+        answer = list(tokenizer.encode(content_text(chat[-1]["content"]), add_special_tokens=False))
         ids, mask = start + answer, [0] * len(start) + [1] * len(answer)
         last_only = any(message["role"] == "assistant" for message in chat[first:-1])
     ends = getattr(tokenizer, "eos_token_ids", None) or {tokenizer.eos_token_id}
@@ -98,7 +99,7 @@ def label_of(
         mask = [1] * len(ids)
     mask[0] = 0  # nothing predicts it
     most = prompt_format.max_tokens
-    fits = 1 in mask[:most]
+    fits = 1 in mask[:most] and (len(ids) <= most or not image_paths(chat))
     return prompt, start, Label(ids[:most], mask[:most], len(ids) > most) if fits else TooLong(len(ids)), last_only
 
 
@@ -175,7 +176,7 @@ class LabelledRows(TokenizedPrompts):
     def _problems(self, indices: Sequence[int]) -> list[Problem | None]:
         made: list[Problem | None] = []
         for index in indices:
-            row, is_new = self._rows[index], self._lengths[index] < 0
+            row, is_new = self._row(index), self._lengths[index] < 0
             with tokenizer_lock:
                 found = label_of(row, self._tokenizer, self.format, row_name(index, self._source))
             prompt, tokens, label, last_only = found
@@ -212,6 +213,7 @@ def check_labels(rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source
         raise UserError("completion_feature", f"{these} no completion and no messages to imitate.")
     chat_sizes(rows, prompt_format, source, whole_chat)
     for index, row in enumerate(rows):
-        if not isinstance(label_of(row, tokenizer, prompt_format, row_name(index, source))[2], TooLong):
+        where = row_name(index, source)
+        if not isinstance(label_of(with_paths(row, source, where), tokenizer, prompt_format, where)[2], TooLong):
             return
     raise no_prompt_fits(prompt_format, "")

@@ -21,6 +21,7 @@ from backend.config.model_and_data_names import DATA_SUFFIXES, check_data, model
 from backend.config.setting import MOST_TOKENS, ColumnSettings, DatasetSettings
 from backend.data.dataset_columns import likeliest_column
 from backend.data.files import Row, Rows, kind_of_path
+from backend.data.images import with_paths
 from backend.data.labels import label_of, whole_chat
 from backend.data.problems import (
     PromptFormat,
@@ -47,6 +48,7 @@ from backend.types import Label, Problem
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import user_path
 from backend.utils.hub_cache import is_dataset_cached, local_folder
+from backend.vision.tokenizer import with_vision
 
 READING = keys_used_by("rows")
 """Settings that select rows."""
@@ -252,9 +254,10 @@ def tokenizer_for(config: Config) -> Any:
     folder = _tokenizer_files(config)
     with _loading:
         files = sorted(folder.glob("*token*")) + sorted(folder.glob("*.jinja"))
-        stamp = (str(folder), [(file.name, file.stat().st_mtime_ns) for file in files])
+        model = folder if not config.tokenizer else local_folder(config.model) or folder
+        stamp = (str(folder), [(file.name, file.stat().st_mtime_ns) for file in files], model, config.image_max_pixels)
         if _loaded is None or _loaded[0] != stamp:
-            _loaded = (stamp, load_tokenizer(folder))
+            _loaded = (stamp, with_vision(load_tokenizer(folder), model, config.image_max_pixels))
         return _loaded[1]
 
 
@@ -292,6 +295,7 @@ def preview_problem(
     It has no tokens without a tokenizer or if far too long. Raises UserError for a row that training refuses.
     """
     where = row_name(index, source)
+    row = with_paths(row, source, where)
     messages = (whole_chat if prompt_format.labelled else messages_of)(row, prompt_format, where)
     check_unicode(messages, where)
     if tokenizer is None:
@@ -347,6 +351,12 @@ def prompt_pieces(tokens: Sequence[int], tokenizer: Any, label: Label | None = N
         at = sum(len(piece["ids"]) for piece in pieces)
         pieces.append({"text": text, "ids": ids, "special": ids[0] in special, "learnt": bool(learnt[at])})
     return pieces
+
+
+def images_of(problem: Problem, tokenizer: Any) -> list[dict[str, Any]]:
+    """[{path, tokens}] of a prompt's images; `tokens` is None if the tokenizer reads none."""
+    tokens_of = getattr(tokenizer, "tokens_of", lambda path: None)
+    return [{"path": path, "tokens": tokens_of(path)} for path in problem.images]
 
 
 @dataclass

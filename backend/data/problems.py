@@ -13,15 +13,16 @@ from jinja2 import TemplateError
 from backend.config.row_settings import prompt_limit
 from backend.config.setting import PromptSettings
 from backend.data.files import LazyRows, Row, Rows, first_line
+from backend.data.images import placed, with_paths
 from backend.data.rows import row_name, shown_source
 from backend.runs.start_progress import telling
 from backend.tools.host import NO_TOOLS, ToolSchemas, environment_name
-from backend.types import Problem
+from backend.types import Problem, content_text, image_paths
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 
 Messages = list[dict[str, Any]]
-"""Chat messages: [{"role": …, "content": …}, …]."""
+"""Chat messages: [{"role": …, "content": …}, …], as in `Problem`."""
 
 ALWAYS_EXACT = 200_000
 """Characters of a chat that are always tokenised."""
@@ -29,8 +30,8 @@ LONGEST_TOKEN = 1000
 """Maximum characters per token; longer texts are too long without tokenising."""
 FIRST_TRY = 4
 """Assumed characters per token in the first attempt to cut."""
-IMAGES = ("image", "images")
-"""Columns with images, as TRL names them."""
+IMAGE_SIZE = 1600
+"""Characters of text that take about the tokens of an image."""
 tokenizer_lock = threading.Lock()
 """Serialises access of two threads to the run's tokenizer."""
 
@@ -56,7 +57,7 @@ def apply_chat_template(messages: Messages, tokenizer: Any, variables: Mapping[s
     """Token ids of a chat including the generation prompt. Without a template, contents are joined."""
     if has_chat_template(tokenizer):
         return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, **variables))
-    return list(tokenizer.encode("\n\n".join(message["content"] for message in messages)))
+    return list(tokenizer.encode("\n\n".join(content_text(message["content"]) for message in messages)))
 
 
 def tokenize_if_fits(
@@ -65,11 +66,14 @@ def tokenize_if_fits(
     """`apply_chat_template` that raises UserError naming the row `where`; not for chats certainly longer than `most`
     tokens."""
     check_unicode(messages, where)
+    check_reads_images(messages, tokenizer, where)
     size = _characters(messages)
     if most is not None and size > ALWAYS_EXACT and size > most * LONGEST_TOKEN:
         return TooLong(max(most, size // LONGEST_TOKEN) + 1)
     try:
         return apply_chat_template(messages, tokenizer, variables)
+    except UserError as error:  # of images
+        raise UserError(error.faults[0].setting, f"{_begun(where)}: {error.faults[0].sentence}") from error
     except TemplateError as error:  # templates call raise_exception: no system message, turns that do not alternate
         sentence = f"The model's chat template refuses {where}: {first_line(error)}"
     except Exception as error:  # of any kind: a template divides by zero, recurses, adds text to a number
@@ -77,17 +81,29 @@ def tokenize_if_fits(
     raise UserError("prompt_feature", sentence)
 
 
+def check_reads_images(messages: Messages, tokenizer: Any, where: str) -> None:
+    """Raise UserError for a chat with images that the model does not read."""
+    if not image_paths(messages) or (getattr(tokenizer, "reads_images", False) and has_chat_template(tokenizer)):
+        return
+    lacks = "has no chat template to place them" if getattr(tokenizer, "reads_images", False) else "reads only text"
+    raise UserError("model", f"{_begun(where)} has images, and the model {lacks}; choose a vision model.")
+
+
+def _begun(where: str) -> str:
+    return where[0].upper() + where[1:]
+
+
 def check_unicode(messages: Messages, where: str) -> None:
     """Raise UserError for a lone surrogate, which no tokenizer accepts."""
     try:
         for message in messages:
-            (message["role"] + message["content"]).encode()
+            (message["role"] + content_text(message["content"])).encode()
     except UnicodeEncodeError:
         raise UserError("prompt_feature", f"The text of {where} is broken: it holds half a character.") from None
 
 
 def _characters(messages: Messages) -> int:
-    return sum(len(message["content"]) for message in messages)
+    return sum(len(content_text(message["content"])) for message in messages) + IMAGE_SIZE * len(image_paths(messages))
 
 
 def last_user_message(messages: Messages) -> int | None:
@@ -99,10 +115,11 @@ def cut_left(
 ) -> tuple[Messages, list[int]] | None:
     """Cut the start of the last user message so that the chat fits `most` tokens.
 
-    Returns (chat, tokens), or None if nothing fits or there is no user message. Raises UserError naming the row.
+    Returns (chat, tokens), or None if nothing fits or there is no user message. A chat with images is never cut. Raises
+    UserError naming the row.
     """
     place = last_user_message(messages)
-    if place is None or most < 1 or len(messages[place]["content"]) < 2:
+    if place is None or most < 1 or image_paths(messages) or len(messages[place]["content"]) < 2:
         return None
     text: str = messages[place]["content"]
 
@@ -201,9 +218,9 @@ def messages_of(row: Row, prompt_format: PromptFormat, where: str) -> Messages:
     """Chat of one row: its own or the default system message, then its prompt (text or messages). With an environment
     it may have none: `reset` writes it.
 
-    Raises UserError on `prompt_feature`, `environment`, or `data` for images; `where` names the row.
+    `row` has images as paths. Raises UserError on `prompt_feature`, `environment`, or `data` for images; `where` names
+    the row.
     """
-    refuse_images(row, where)
     if prompt_format.environment_column:
         environment_name(row, prompt_format.environment_column, prompt_format.environments, where)
     prompt, chat = row.get(prompt_format.prompt_column), row.get(prompt_format.messages_column)
@@ -217,26 +234,16 @@ def messages_of(row: Row, prompt_format: PromptFormat, where: str) -> Messages:
     else:
         chat = message_list(prompt, "prompt_feature", prompt_format.prompt_column, where)
         messages = [{"role": message["role"], "content": message["content"]} for message in chat]
-    return with_system(messages, row, prompt_format)
-
-
-def refuse_images(row: Row, where: str) -> None:
-    """Raise UserError for a row with an image."""
-    for name in IMAGES:
-        cell = row.get(name)
-        if cell if isinstance(cell, (str, list)) else cell is not None:
-            has = f"{where[0].upper()}{where[1:]} has an image in the column {name}"
-            advice = "remove the column to train on the text alone"
-            raise UserError("data", f"{has}; images are not supported yet: {advice}.")
+    return with_system(placed(messages, row, where), row, prompt_format)
 
 
 def message_list(cell: Any, setting: str, column: str, where: str) -> Messages:
-    """The chat in a cell, contents as text. Raises UserError on `setting`."""
+    """The chat in a cell, contents as text, or as parts where there are images. Raises UserError on `setting`."""
     if not (isinstance(cell, list) and cell and all(_is_message(item) for item in cell)):
         must = "must hold text or a list of messages with role and content, and may not be empty"
         raise UserError(setting, f"The column {quote(column, 24)} of {where} {must}.")
     return [
-        {**message, "content": _joined(message["content"], number, setting, column, where)}
+        {**message, "content": _content(message["content"], number, setting, column, where)}
         for number, message in enumerate(cell, 1)
     ]
 
@@ -253,21 +260,22 @@ def _is_message(item: Any) -> bool:
     return isinstance(item, dict) and isinstance(item.get("role"), str) and isinstance(item.get("content"), (str, list))
 
 
-def _joined(content: str | list[Any], number: int, setting: str, column: str, where: str) -> str:
-    """Text of the `number`-th message, or of its typed parts. Raises UserError for a part that is not text."""
+def _content(content: str | list[Any], number: int, setting: str, column: str, where: str) -> str | list[Any]:
+    """The `number`-th message's text, or its parts if there are images. Raises UserError for a part of another kind."""
     if isinstance(content, str):
         return content
+    parts: list[dict[str, Any]] = []
     for i, part in enumerate(content, 1):
         about: dict[str, Any] = part if isinstance(part, dict) else {}
         kind, why = about.get("type", "text"), "has no text"
-        if kind == "text" and isinstance(about.get("text"), str):
+        if kind == "image" or (kind == "text" and isinstance(about.get("text"), str)):
+            parts.append({"type": kind, kind: about.get(kind)})
             continue
         if kind != "text":
-            only = "images are not supported yet, only text" if "image" in str(kind) else "only text is supported"
-            why = f'is of the type "{quote(kind, 20)}"; {only}'
+            why = f'is of the type "{quote(kind, 20)}"; only text and image are supported'
         place = f"Part {i} of message {number} in the column {quote(column, 24)} of {where}"
         raise UserError(setting, f"{place} {why}.")
-    return "".join(part["text"] for part in content)
+    return parts if any(part["type"] == "image" for part in parts) else content_text(parts)
 
 
 def _as_text(value: Any) -> str:
@@ -275,11 +283,11 @@ def _as_text(value: Any) -> str:
 
 
 def problem_of(index: int, row: Row, messages: Messages, tokens: list[int], prompt_format: PromptFormat) -> Problem:
-    from_user = [message["content"] for message in messages if message["role"] == "user"]
+    texts = [message["content"] for message in messages if message["role"] == "user"] or [messages[-1]["content"]]
     kind = row.get(prompt_format.type_column)
     return Problem(
         index=index,
-        prompt=from_user[-1] if from_user else messages[-1]["content"],
+        prompt=content_text(texts[-1]),
         messages=messages,
         tokens=tokens,
         answer=_as_text(row.get(prompt_format.answer_column)),
@@ -291,6 +299,7 @@ def problem_of(index: int, row: Row, messages: Messages, tokens: list[int], prom
 def fitting_problem(index: int, row: Row, tokenizer: Any, prompt_format: PromptFormat, source: str) -> Problem | None:
     """Row `index` as a Problem; None if its prompt is too long. Raises UserError naming the row."""
     where = row_name(index, source)
+    row = with_paths(row, source, where)
     chat, tokens = fitted(messages_of(row, prompt_format, where), row, tokenizer, prompt_format, where)
     return problem_of(index, row, chat, tokens, prompt_format) if isinstance(tokens, list) else None
 
@@ -301,7 +310,9 @@ def with_opening(problem: Problem, text: str, tokenizer: Any, prompt_format: Pro
     messages, where = list(problem.messages), f"the prompt of row {problem.index + 1}"
     place = last_user_message(messages)
     place = -1 if place is None else place
-    messages[place] = {**messages[place], "content": messages[place]["content"] + text}
+    content = messages[place]["content"]
+    content = content + text if isinstance(content, str) else [*content, {"type": "text", "text": text}]
+    messages[place] = {**messages[place], "content": content}
     with tokenizer_lock:
         chat, tokens = fitted(messages, problem.row, tokenizer, prompt_format, where)
     if isinstance(tokens, TooLong):
@@ -359,7 +370,7 @@ def chat_sizes(
         of_tools = {name: len(str(own)) if own else 0 for name, own in schemas.items()}
         for index, row in enumerate(telling(rows, "Checking", source, lambda done: done / len(rows)), 1):
             where = f"row {index} of {named}"  # as `row_name`, which takes as long as the rest
-            chat = read(row, prompt_format, where)
+            chat = read(with_paths(row, source, where), prompt_format, where)
             check_unicode(chat, where)
             characters = _characters(chat) + of_tools[prompt_format.environment_of(row)]
             sizes.append(min(characters, 2**32 - 1))

@@ -17,9 +17,11 @@ from typing import Any
 
 from backend.config.setting import PromptSettings
 from backend.data.files import Rows
+from backend.data.images import with_paths
 from backend.data.problems import PromptFormat, messages_of
 from backend.data.rows import shown_source
 from backend.training.variety import distinct_ngrams
+from backend.types import content_text
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 
@@ -134,10 +136,11 @@ def prompt_variety(rows: Rows, config: PromptSettings, source: str) -> PromptVar
     prompt_format, named = PromptFormat.of(config), shown_source(source)
     for index in random.Random(0).sample(range(len(rows)), min(SAMPLE, len(rows))):
         try:
-            chat = messages_of(row := rows[index], prompt_format, f"row {index + 1} of {named}")
+            where = f"row {index + 1} of {named}"
+            chat = messages_of(row := with_paths(rows[index], source, where), prompt_format, where)
         except UserError:
             continue
-        text = "\n".join(message["content"] for message in chat if message["role"] != "system")
+        text = "\n".join(content_text(message["content"]) for message in chat if message["role"] != "system")
         if not text:  # an environment writes it
             continue
         texts.append((text, words_of(text[:LONGEST])))

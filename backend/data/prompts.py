@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any
 
 from backend.data.files import Row, Rows, first_line
+from backend.data.images import with_paths
 from backend.data.pass_rates import PassRates
 from backend.data.problems import (
     ALWAYS_EXACT,
@@ -23,6 +24,7 @@ from backend.data.problems import (
     TooLong,
     apply_chat_template,
     chat_sizes,
+    check_reads_images,
     count,
     fitted,
     has_chat_template,
@@ -189,7 +191,7 @@ class TokenizedPrompts(Sequence[Problem | None]):
         return " ".join(sentences)
 
     def _problems(self, indices: Sequence[int]) -> list[Problem | None]:
-        rows = [self._rows[index] for index in indices]
+        rows = [self._row(index) for index in indices]
         return [
             problem_of(index, row, chat, tokens, self.format) if isinstance(tokens, list) else None
             for index, row, (chat, tokens) in zip(indices, rows, self._fitted(indices, rows), strict=True)
@@ -198,6 +200,8 @@ class TokenizedPrompts(Sequence[Problem | None]):
     def _fitted(self, indices: Sequence[int], rows: Sequence[Row]) -> list[tuple[Messages, list[int] | TooLong]]:
         """(chat, tokens) of these rows, cut if configured. Raises UserError naming the row."""
         chats = [self._chat(index, row) for index, row in zip(indices, rows, strict=True)]
+        for index, chat in zip(indices, chats, strict=True):
+            check_reads_images(chat, self._tokenizer, row_name(index, self._source))
         made: list[tuple[Messages, list[int] | TooLong]] = []
         with tokenizer_lock:
             batch: list[list[int]] | None = None
@@ -239,7 +243,7 @@ class TokenizedPrompts(Sequence[Problem | None]):
             indices = [min(range(len(self)), key=self._characters.__getitem__)] * 2
         if self._characters[indices[-1]] > ALWAYS_EXACT:
             return False
-        rows = [self._rows[index] for index in indices]
+        rows = [self._row(index) for index in indices]
         chats = [self._chat(index, row) for index, row in zip(indices, rows, strict=True)]
         try:
             alone = [
@@ -253,6 +257,9 @@ class TokenizedPrompts(Sequence[Problem | None]):
             reason = first_line(error)
         self.slow_paths.append(f"Prompts are tokenised one at a time, which takes longer: {reason}")
         return False
+
+    def _row(self, index: int) -> Row:
+        return with_paths(self._rows[index], self._source, row_name(index, self._source))
 
     def _chat(self, index: int, row: Row) -> Messages:
         return self.read(row, self.format, row_name(index, self._source))

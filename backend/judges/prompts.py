@@ -94,9 +94,17 @@ def _messages(system: str, user: str) -> Messages:
 
 def _context(problem: Problem) -> str:
     messages = problem.messages or [{"role": "user", "content": problem.prompt}]
-    context = f"<context>\n{json.dumps(messages, ensure_ascii=False)}\n</context>"
+    shown = [message | {"content": _without_paths(message["content"])} for message in messages]
+    context = f"<context>\n{json.dumps(shown, ensure_ascii=False)}\n</context>"
     expected = f"\n\n<expected_answer>\n{problem.answer}\n</expected_answer>" if problem.answer else ""
     return context + expected
+
+
+def _without_paths(content: Any) -> Any:
+    """A message's content; a judge, which may be a server, does not see where this machine has its images."""
+    if isinstance(content, str):
+        return content
+    return [{"type": "image"} if part["type"] == "image" else part for part in content]
 
 
 def _standards(rubric: Rubric) -> str:

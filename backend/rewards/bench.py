@@ -30,7 +30,7 @@ from backend.runs.completion_rows import SampledRow, ScoringRow, token_ids
 from backend.tools.host import ToolHost
 from backend.tools.load import load_tools
 from backend.training.advantages import advantage_values
-from backend.types import Completion, Group, Problem, Turn
+from backend.types import Completion, Group, Problem, Turn, content_text
 from backend.utils import documents
 from backend.utils.errors import UserError
 from backend.utils.files import read_text, user_path
@@ -311,7 +311,7 @@ def group_of(row: Any, index: int, where: str) -> Group:
     other_keys = {key: value for key, value in row.items() if key not in ("completion", "completions")}
     problem = Problem(
         index=index,
-        prompt=messages[-1]["content"] if _is_chat(prompt) else str(prompt),
+        prompt=content_text(messages[-1]["content"]) if _is_chat(prompt) else str(prompt),
         messages=messages,
         tokens=[],
         answer=str(row.get("answer", "")),
@@ -356,6 +356,6 @@ def merge_consecutive(groups: list[Group]) -> list[Group]:
 def _is_chat(value: Any) -> TypeGuard[list[dict[str, Any]]]:
     items = value if isinstance(value, list) else []
     return bool(items) and all(
-        isinstance(item, dict) and isinstance(item.get("role"), str) and isinstance(item.get("content"), str)
+        isinstance(item, dict) and isinstance(item.get("role"), str) and isinstance(item.get("content"), str | list)
         for item in items
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backend.rewards.catalogue import INPUTS
-from backend.types import Completion, Problem
+from backend.types import Completion, Problem, content_text
 
 Sample = tuple[Problem, Completion]
 
@@ -75,8 +75,10 @@ def _is_chat(problem: Problem) -> bool:
     if "prompt" in problem.row:
         return isinstance(problem.row["prompt"], list)
     ends = [column[-1] for column in problem.row.values() if isinstance(column, list) and column]
-    last = [message["content"] for message in problem.messages[-1:]]
-    return any(isinstance(message, Mapping) and [message.get("content")] == last for message in ends)
+    last = [content_text(message["content"]) for message in problem.messages[-1:]]
+    return any(
+        isinstance(message, Mapping) and [content_text(message.get("content") or "")] == last for message in ends
+    )
 
 
 TRAINER_METRICS = (

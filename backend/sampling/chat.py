@@ -22,6 +22,7 @@ from mlx.utils import tree_flatten
 from backend.config.config import Config, parse
 from backend.config.model_and_data_names import check_weights, model_source
 from backend.data.files import Row
+from backend.data.images import with_paths
 from backend.data.preview import open_dataset
 from backend.data.problems import Messages, PromptFormat, messages_of, problem_of, tokenize_if_fits
 from backend.data.rows import Rows, row_name
@@ -307,7 +308,8 @@ class Chat:
             source, rows = self.held_out_rows()
             if not 0 <= question.row < len(rows):
                 raise UserError("row", f"{source} has rows 1 to {len(rows)}, and no row {question.row + 1}.")
-            index, first, where = question.row, rows[question.row], row_name(question.row, source)
+            index, where = question.row, row_name(question.row, source)
+            first = with_paths(rows[index], source, where)
             if column:
                 typed[column] = first.get(column)
             row = typed if turns else first

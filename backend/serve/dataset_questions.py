@@ -20,6 +20,7 @@ from backend.data.preview import (
     cell_text,
     cut_problem,
     hub_choices,
+    images_of,
     is_here,
     is_warm,
     kind_of,
@@ -40,6 +41,7 @@ from backend.rewards.scorer import begin_scorer
 from backend.serve.questions import QuestionCall
 from backend.tools.host import ToolSchemas
 from backend.tools.load import shown_tools
+from backend.types import content_text
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import quote
 
@@ -129,7 +131,7 @@ def preview_rows(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
 
 
 def preview_row(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """`settings`, `split`, `index` → {cells, messages, answer, type, tokens, is_label, kept, pieces, faults}.
+    """`settings`, `split`, `index` → {cells, messages, images, answer, type, tokens, is_label, kept, pieces, faults}.
 
     A row in full, and its prompt as the model gets it; `kept` tokens of a prompt that is cut. Without a tokenizer
     `tokens` is None, and a fault says why; while one is being loaded, the rest is reported with `loading`.
@@ -142,7 +144,7 @@ def preview_row(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     row = opened.rows(split)[index]
     cells = [{"name": name, "kind": kind_of(value), "text": cell_text(value, FULL_CELL)} for name, value in row.items()]
     answer: dict[str, Any] = {"cells": cells, "messages": [], "answer": "", "type": None, "tokens": None, "kept": None}
-    answer |= {"pieces": [], "has_template": True, "faults": []}
+    answer |= {"pieces": [], "images": [], "has_template": True, "faults": []}
     if not is_warm(config):
         call.report(_with_prompt(answer, index, row, None, config, opened.source(split, config)) | {"loading": True})
     tokenizer = _tokenizer(config, answer)
@@ -163,8 +165,9 @@ def _with_prompt(
         return answer | {"faults": [*answer["faults"], *(fault.to_dict() for fault in mistake.faults)]}
     if tokenizer is not None:
         problem = cut_problem(problem, tokens, tokenizer, prompt_format, source)
-    messages = [{**message, "content": cell_text(message["content"], FULL_CELL)} for message in problem.messages]
+    messages = [{**each, "content": content_text(each["content"])[:FULL_CELL]} for each in problem.messages]
     answer = answer | {"messages": messages, "answer": problem.answer[:FULL_CELL], "type": problem.type}
+    answer["images"] = images_of(problem, tokenizer)
     if tokenizer is not None:
         answer["tokens"], answer["is_label"] = tokens, problem.label is not None
         answer["kept"] = len(problem.tokens) if 0 < len(problem.tokens) < tokens else None

@@ -29,7 +29,7 @@ from backend.engine.output_layer import SplitModel
 from backend.training.batch import Batch, pack
 from backend.training.losses import token_mean, token_weights
 from backend.training.policy_forward import MicroBatch, PolicyForward, micro_batch_of
-from backend.types import Completion, Group, Problem
+from backend.types import Completion, Group, Problem, content_text
 from backend.utils.errors import UserError
 
 REPROMPT = "{prompt}{solution}{feedback}\n\nCorrectly solve the original question.\n"
@@ -101,11 +101,12 @@ def _teacher_prompt(
         why = f"Self-distillation needs one prompt for a group, and the environment began {row} in several ways."
         raise UserError("distillation_weight", why)
     text = REPROMPT.format(
-        prompt=messages[place]["content"],
+        prompt=content_text(content := messages[place]["content"]),
         solution="" if solution is None else SOLUTION.format(text=_decoded(group.completions[solution], tokenizer)),
         feedback=feedback and FEEDBACK.format(text=feedback),
     )
-    messages[place] = {**messages[place], "content": text}
+    images = [] if isinstance(content, str) else [part for part in content if part["type"] == "image"]
+    messages[place] = {**messages[place], "content": [*images, {"type": "text", "text": text}] if images else text}
     return tokenize_if_fits(messages, tokenizer, variables, f"the teacher's version of {row}", config.max_seq_length)
 
 

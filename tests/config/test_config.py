@@ -503,6 +503,7 @@ LIMITS = {
     "[0, 1)": "dropout adam_beta1 adam_beta2 validation_split",
     "[0, 100000000]": "warmup_steps",
     "[1, 100000000]": "iters",
+    "[1024, 100000000]": "image_max_pixels",
     "[0, 1000000]": "epochs max_grad_norm early_stopping_min_delta memory_limit beta",
     "[1, 1000000]": "lr_cycles eval_batch_size batch_size gradient_accumulation_steps num_generations_eval group_size",
     "[1, 10000]": "num_iterations steps_per_generation dynamic_sampling_rounds",

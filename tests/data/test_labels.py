@@ -135,7 +135,11 @@ def test_long_rows_are_cut_and_counted(tokenizer: Any) -> None:
         ({"messages": [USER]}, "messages_feature", "The column messages of row 2 of d.jsonl has no message of the"),
         ({"messages": [FOUR]}, "messages_feature", "has no message of the assistant that answers"),
         ({"prompt": "x"}, "completion_feature", "Row 2 of d.jsonl has no completion and no messages to imitate"),
-        ({"messages": [USER, FOUR], "image": "x.png"}, "data", "has an image in the column image"),
+        (
+            {"messages": [USER, FOUR], "image": "x.png"},
+            "data",
+            "The column image of row 2 of d.jsonl: There is no picture",
+        ),
     ],
 )
 def test_a_row_without_a_label_is_named(tokenizer: Any, row: dict[str, Any], setting: str, says: str) -> None:

@@ -113,9 +113,7 @@ def test_text_parts_of_a_message_are_joined(tokenizer: Any) -> None:
 @pytest.mark.parametrize(
     ("part", "says"),
     [
-        ({"type": "image"}, 'is of the type "image"; images are not supported yet, only text.'),
-        ({"type": "image_url", "image_url": "x.png"}, 'is of the type "image_url"; images are not supported yet'),
-        ({"type": "audio"}, 'is of the type "audio"; only text is supported.'),
+        ({"type": "image_url", "image_url": "x.png"}, 'is of the type "image_url"; only text and image are supported.'),
         ({"type": "text", "text": None}, "has no text."),
         ("hi", "has no text."),
     ],
@@ -128,14 +126,6 @@ def test_other_parts_are_refused_by_their_place(tokenizer: Any, part: Any, says:
     (fault,) = caught.value.faults
     place = "prompt_feature: Part 2 of message 2 in the column prompt of row 2 of rows.jsonl"
     assert f"{fault.setting}: {fault.sentence}".startswith(f"{place} {says}"), fault
-
-
-@pytest.mark.parametrize(("column", "cell"), [("image", {"bytes": b"x", "path": None}), ("images", ["a.png"])])
-def test_rows_with_images_are_refused(tokenizer: Any, column: str, cell: Any) -> None:
-    without = ROWS[0] | {column: None}
-    assert problems(tokenizer, [without, without | {column: []}])
-    with pytest.raises(UserError, match=rf"^data: Row 2 of rows\.jsonl has an image in the column {column}; images"):
-        problems(tokenizer, [without, ROWS[0] | {column: cell}])
 
 
 def user(text: str) -> list[dict[str, Any]]:

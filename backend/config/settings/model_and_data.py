@@ -176,6 +176,11 @@ class DataFields(BaseModel):
         {}, "Chat template options", used_by=("row_view", "prompt_text")
     )
     """Passed to the tokenizer's chat template, such as enable_thinking: false."""
+    image_max_pixels: int = _advanced_prompts(
+        401_408, "Image pixels", within=(1024, 100_000_000, "pixels"), used_by=("prompt_text", "row_view")
+    )
+    """Larger images are scaled down to this. For models with a variable image size, such as Qwen-VL; others use their
+    own."""
     max_prompt_length: int | None = _advanced_prompts(
         None, "Max prompt", within=(1, MOST_TOKENS, "tokens"), used_by=("prompt_limit",)
     )
