@@ -18,6 +18,7 @@ from app.state.processes import Service
 from app.state.reward_bench import case_of
 from backend.config import config
 from backend.config.config import Config, keys_used_by
+from backend.models.model_folder import object_or_empty
 from backend.rewards.catalogue import scorable
 from backend.runs.run_folder import RunFolder, all_runs
 from backend.runs.run_names import name_of
@@ -54,12 +55,13 @@ class ChatAnswer:
 
 @dataclass(slots=True)
 class ChatTurn:
-    """`is_first`: it begins a conversation."""
+    """`is_first`: it begins a conversation; `images`: paths of the prompt's pictures."""
 
     prompt: str
     expected: str
     answers: dict[str, ChatAnswer]
     is_first: bool
+    images: list[str] = field(default_factory=list)
 
 
 def conversation_file(folder: Path, name: str) -> Path:
@@ -79,10 +81,11 @@ def read_turns(file: Path) -> list[ChatTurn]:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutRow:
-    number: int
+    row: int
     of: int
     source: str
     prompt: str
+    images: list[str]
     answer: str
 
 
@@ -182,7 +185,7 @@ class ChatWithModel(QObject):
         """Read a row of the run's held-out split, counted from 0."""
 
         def on_row(answer: dict[str, Any]) -> None:
-            self.row = HeldOutRow(answer["row"], answer["of"], answer["source"], answer["prompt"], answer["answer"])
+            self.row = HeldOutRow(**answer)
             self.row_changed.emit()
 
         if self._service is not None and self.is_loaded:
@@ -209,6 +212,7 @@ class ChatWithModel(QObject):
         sides: Sequence[str],
         how: Mapping[str, Any],
         *,
+        images: Sequence[str] = (),
         expected: str = "",
         system: str | None = None,
         continues: bool = False,
@@ -220,15 +224,17 @@ class ChatWithModel(QObject):
         sides = [side for side in self.sides if side in sides]
         if self._service is None or self.state != "ready" or not sides:
             return
-        row = self.row if self.row is not None and prompt == self.row.prompt else None
+        images, shown = list(images), self.row
+        row = shown if shown is not None and (prompt, images) == (shown.prompt, shown.images) else None
         if row is not None or not continues:
-            self._first, self._opening_row = len(self.turns), row.number if row is not None else None
+            self._first, self._opening_row = len(self.turns), row.row if row is not None else None
         turns: dict[str, list[list[Any]]] = {}
         for side in sides:
-            given = [(turn.prompt, turn.answers[side]) for turn in self.turns[self._first :] if side in turn.answers]
-            turns[side] = [[asked, answer.text, answer.turns] for asked, answer in given if answer.state != "failed"]
+            given = [(turn, turn.answers[side]) for turn in self.turns[self._first :] if side in turn.answers]
+            answered = [(turn, answer) for turn, answer in given if answer.state != "failed"]
+            turns[side] = [[turn.prompt, answer.text, answer.turns, turn.images] for turn, answer in answered]
         is_first = self._first == len(self.turns)
-        self.turns.append(ChatTurn(prompt, expected, {side: ChatAnswer() for side in sides}, is_first))
+        self.turns.append(ChatTurn(prompt, expected, {side: ChatAnswer() for side in sides}, is_first, images))
         self._set_state("answering")
         self.turns_changed.emit()
         self._question = self._service.ask(
@@ -237,6 +243,7 @@ class ChatWithModel(QObject):
             on_refused=self._on_reply_refused,
             on_progress=self._on_progress,
             prompt=prompt,
+            images=images,
             sides=sides,
             turns=turns,
             row=self._opening_row,
@@ -376,11 +383,14 @@ def sampling_of(choice: ChatChoice) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ChatChoice:
+    """`reads_images`: False for a model on this machine that reads text only."""
+
     name: str
     label: str
     settings: dict[str, Any] = field(default_factory=dict)
     checkpoints: tuple[WeightChoice, ...] = ()
     problem: str = ""
+    reads_images: bool = True
 
     @property
     def is_run(self) -> bool:
@@ -399,12 +409,17 @@ def run_choice(run: RunFolder) -> ChatChoice:
         return ChatChoice(str(run.path), name_of(run), {"model": ""}, problem=mistake.faults[0].sentence)
     saved = tuple(choices(run))
     problem = "" if saved else "It has no trained weights yet: they are there after its first checkpoint."
-    return ChatChoice(str(run.path), name_of(run), settings, saved, problem)
+    return ChatChoice(str(run.path), name_of(run), settings, saved, problem, _reads_images(settings["model"]))
 
 
 def model_choice(name: str) -> ChatChoice:
     path = Path(name)
-    return ChatChoice(name, path.name if path.is_absolute() else name)
+    return ChatChoice(name, path.name if path.is_absolute() else name, reads_images=_reads_images(name))
+
+
+def _reads_images(model: str) -> bool:
+    folder = local_folder(model)
+    return folder is None or "vision_config" in object_or_empty(folder / "config.json")
 
 
 def memory_sentence(choice: ChatChoice, checkpoint: str) -> str:

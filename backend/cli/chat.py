@@ -20,7 +20,7 @@ from backend.rewards.allowed_code import require_allowed
 from backend.rewards.catalogue import scorable
 from backend.utils.documents import written_whole
 from backend.utils.errors import UserError
-from backend.utils.files import TEXT_LIMIT
+from backend.utils.files import TEXT_LIMIT, user_path
 from backend.utils.text import quote
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ COMMANDS = {
     "/base": "the model before training answers",
     "/tuned": "the tuned model answers",
     "/both": "both answer, with the same random numbers",
+    "/image FILE": "show the next prompt a picture, after those given before",
     "/row N": "ask row N of the test split, or a random one, in a new conversation",
     "/reset": "begin a new conversation",
     "/system TEXT": "another system message, in a new conversation; without a text none",
@@ -51,6 +52,7 @@ def chat(
     seed: Seed = 0,
     system: System = None,
     free_output: FreeOutput = False,
+    images: Images = None,
     with_scores: Score = False,
     allow_code: AllowCode = False,
     runs_dir: ExistingRunsDir = None,
@@ -62,14 +64,16 @@ def chat(
         require_allowed(loaded.source.config.model_dump(), allow=allow_code)
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # gives input() a history and editing
-    TerminalChat(loaded, asking, with_scores=with_scores and loaded.source.run is not None).talk()
+    scores = with_scores and loaded.source.run is not None
+    TerminalChat(loaded, asking, paths_of(images), with_scores=scores).talk()
 
 
 class TerminalChat:
     """Reads lines and commands until the end of the input or /quit."""
 
-    def __init__(self, chat: Chat, asking: Asking, *, with_scores: bool) -> None:
-        self._chat, self._asking, self._with_scores = chat, asking, with_scores
+    def __init__(self, chat: Chat, asking: Asking, images: list[str], *, with_scores: bool) -> None:
+        """`images`: of the first prompt."""
+        self._chat, self._asking, self._images, self._with_scores = chat, asking, images, with_scores
         self._sides: list[SideName] = list(chat.sides.sides)
         self._turns: dict[SideName, list[Turn]] = {}
         self._row: int | None = None
@@ -102,6 +106,8 @@ class TerminalChat:
                 if missing := [name for name in names if name not in self._chat.sides.sides]:
                     raise UserError("chat", f"{' and '.join(missing).capitalize()} is not loaded here.")
                 self._sides = names
+            case "/image":
+                self._images += paths_of([Path(text)])
             case "/row":
                 self._ask_row(text)
             case "/reset":
@@ -125,7 +131,7 @@ class TerminalChat:
         number = written_whole(text) if text else random.randint(1, len(rows))
         if number is None or not 1 <= number <= len(rows):
             raise UserError("row", f"Rows are numbered from 1 to {len(rows)}, as in /row 3.")
-        self._turns, self._row = {}, number - 1
+        self._turns, self._row, self._images = {}, number - 1, []
         question = self._asking.question(self._chat.source.config, "", row=self._row)
         problem = self._chat.problem(question, self._sides[0])
         tell_error(
@@ -137,7 +143,9 @@ class TerminalChat:
     def _ask(self, prompt: str) -> None:
         from backend.sampling.chat import Turn
 
-        question = self._asking.question(self._chat.source.config, prompt, turns=self._turns, row=self._row)
+        images, self._images = self._images, []
+        more = {"turns": self._turns, "row": self._row, "images": images}
+        question = self._asking.question(self._chat.source.config, prompt, **more)
         texts: dict[SideName, str] = {}
         try:
             replies = answer(self._chat, question, self._sides, texts)
@@ -146,7 +154,7 @@ class TerminalChat:
             replies = []
         with_tools = {reply.side: [turn.row() for turn in reply.completion.turns] for reply in replies}
         for side, text in texts.items():
-            self._turns.setdefault(side, []).append(Turn(prompt, text, with_tools.get(side, ())))
+            self._turns.setdefault(side, []).append(Turn(prompt, text, with_tools.get(side, ()), images))
         if self._with_scores and replies:
             _tell_scores(replies, score(self._chat.source.config, replies))
 
@@ -162,6 +170,7 @@ MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Longest ans
 Seed = Annotated[int, typer.Option("--seed", help="The same seed gives the same answer.")]
 System = Annotated[str | None, typer.Option("--system", help="A system message in place of the run's.")]
 FreeOutput = Annotated[bool, typer.Option("--free-output", help="Without the run's regex or JSON schema.")]
+Images = Annotated[list[Path] | None, typer.Option("--image", help="A picture for the prompt; may be repeated.")]
 Score = Annotated[bool, typer.Option("--score", help="Score each answer with the run's reward functions.")]
 
 
@@ -214,6 +223,10 @@ def open_chat(name: str, checkpoint: str, runs_dir: Path | None, wanted: Sequenc
     if why_not:
         tell_error(why_not)
     return Chat(source, sides, host)
+
+
+def paths_of(images: Sequence[Path] | None) -> list[str]:
+    return [str(user_path(str(file), "image", Path.cwd())) for file in images or []]
 
 
 def answer(
@@ -282,6 +295,7 @@ def generate(
     seed: Seed = 0,
     system: System = None,
     free_output: FreeOutput = False,
+    images: Images = None,
     expected: Annotated[str, typer.Option("--answer", help="The expected answer, for --score.")] = "",
     with_scores: Score = False,
     as_json: AsJson = False,
@@ -291,6 +305,8 @@ def generate(
     """Answer one prompt with a run's model, its base, or both; the run supplies settings that you omit."""
     if (prompt is None) == (row is None):
         raise UserError("prompt", "Give a prompt with --prompt, or a row of the test split with --row.")
+    if row is not None and images:
+        raise UserError("image", "A row of the test split has its own pictures; leave --image or --row out.")
     asking = Asking(temperature, top_p, top_k, min_p, max_tokens, seed, system, free_output)
     wanted = ("base", "tuned") if both else ("base",) if base else ("tuned",)
     chat = open_chat(name, checkpoint, runs_dir, wanted, asking)
@@ -303,7 +319,8 @@ def generate(
         raise UserError("prompt", f"The prompt from stdin is longer than {TEXT_LIMIT:,} characters.")
     if row is None and not (prompt or "").strip():
         raise UserError("prompt", "The prompt is empty.")
-    question = asking.question(config, prompt or "", row=None if row is None else row - 1, answer=expected)
+    place = None if row is None else row - 1
+    question = asking.question(config, prompt or "", row=place, answer=expected, images=paths_of(images))
     replies = answer(chat, question, list(sides), None if as_json else {})
     scored = score(config, replies) if with_scores else []
     if not as_json:

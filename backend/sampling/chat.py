@@ -214,11 +214,13 @@ def _misfit(source: ChatSource) -> UserError:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A prompt and its answer; `turns`: of an answer with tools, as in completions.jsonl."""
+    """A prompt and its answer; `turns`: of an answer with tools, as in completions.jsonl; `images`: paths of the
+    prompt's pictures."""
 
     prompt: str
     answer: str
     turns: Sequence[Mapping[str, Any]] = ()
+    images: Sequence[str] = ()
 
     def messages(self) -> Messages:
         if self.turns:
@@ -229,7 +231,8 @@ class Turn:
 @dataclass(frozen=True, slots=True)
 class ChatQuestion:
     """The next prompt of a conversation. `turns`: those before it, by side. `row`: of the held-out split, if it began
-    there. `answer`: expected, for reward functions. `system`: replaces the run's. `tools`: the answer may call them."""
+    there. `answer`: expected, for reward functions. `system`: replaces the run's. `tools`: the answer may call them.
+    `images`: paths of the prompt's pictures; a row has its own."""
 
     prompt: str
     turns: Mapping[SideName, Sequence[Turn]] = field(default_factory=dict)
@@ -240,6 +243,7 @@ class ChatQuestion:
     max_tokens: int = 512
     seed: int = 0
     tools: bool = True
+    images: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,11 +303,15 @@ class Chat:
         if question.system is not None:
             prompt_format = replace(prompt_format, system_prompt=question.system)
         turns = question.turns.get(side, ())
-        typed: Row = {prompt_format.prompt_column: question.prompt, prompt_format.answer_column: question.answer}
+        typed: Row = {prompt_format.answer_column: question.answer}
         if column := prompt_format.environment_column:  # of several: what is typed has the first
             typed[column] = prompt_format.environments[0]
-        index, row, where, opening = 0, typed, "this prompt", turns[0].prompt if turns else question.prompt
-        first: Row = typed | {prompt_format.prompt_column: opening}
+
+        def row_of(asked: Turn | ChatQuestion) -> Row:
+            row = typed | {prompt_format.prompt_column: asked.prompt}
+            return row | {"images": list(asked.images)} if asked.images else row
+
+        index, where, first = 0, "this prompt", row_of(turns[0] if turns else question)
         if question.row is not None:
             source, rows = self.held_out_rows()
             if not 0 <= question.row < len(rows):
@@ -312,14 +320,12 @@ class Chat:
             first = with_paths(rows[index], source, where)
             if column:
                 typed[column] = first.get(column)
-            row = typed if turns else first
         messages: Messages = messages_of(first, prompt_format, where)
-        for i, turn in enumerate(turns):
-            following = turns[i + 1].prompt if i + 1 < len(turns) else question.prompt
-            messages += [*turn.messages(), {"role": "user", "content": following}]
+        for turn, following in zip(turns, [*turns, question][1:], strict=True):
+            messages += [*turn.messages(), *messages_of(row_of(following), prompt_format, where)[-1:]]
         tokens = tokenize_if_fits(messages, self.sides.tokenizer, prompt_format.variables_of(first), where, None)
         assert isinstance(tokens, list)
-        return problem_of(index, row, messages, tokens, prompt_format)
+        return problem_of(index, row_of(question) if turns else first, messages, tokens, prompt_format)
 
     def reply(
         self,

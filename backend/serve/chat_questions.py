@@ -45,19 +45,22 @@ def chat_load(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
 
 
 def chat_row(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{"row": from 0} → {"row", "of": rows of the split, "source", "prompt", "answer"}; wraps around at the ends."""
+    """{"row": from 0} → {"row", "of": rows of the split, "source", "prompt", "images": [path], "answer"}; wraps around
+    at the ends."""
     from backend.sampling.chat import ChatQuestion
 
     chat = _chat()
     source, rows = chat.held_out_rows()
     row = int(request["row"]) % len(rows)
     problem = chat.problem(ChatQuestion("", row=row), next(iter(chat.sides.sides)))
-    return {"row": row, "of": len(rows), "source": source, "prompt": problem.prompt, "answer": problem.answer}
+    about = {"row": row, "of": len(rows), "source": source}
+    return about | {"prompt": problem.prompt, "images": problem.images, "answer": problem.answer}
 
 
 def chat_reply(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{"sides", "prompt", "turns": {side: [[prompt, answer], …]}, "row"?, "answer"?, "system"?, "temperature", "top_p",
-    "top_k", "min_p", "max_tokens", "seed", "free_output"?, "tools"?} → {}, when all have answered.
+    """{"sides", "prompt", "images"?: [path], "turns": {side: [[prompt, answer, turns?, images?], …]}, "row"?,
+    "answer"?, "system"?, "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "free_output"?, "tools"?}
+    → {}, when all have answered.
 
     Penalties and the grammar are the run's; `free_output` leaves the grammar out, `tools` false the tools.
     Reports {"new_text": {side: text}}, {"turns_of": side, "turns"} before and after a turn's calls have run, and as an
@@ -104,6 +107,7 @@ def chat_reply(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]
         int(request["max_tokens"]),
         int(request["seed"]),
         request.get("tools", True),
+        request.get("images") or [],
     )
     _chat().reply(question, request["sides"], add, call.check, on_reply, on_turns)
     return {}

@@ -4,16 +4,21 @@ that answers by hand. A real model is asked in test_real_runs.py."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QMimeData, QPoint, Qt, QUrl
+from PySide6.QtGui import QDragEnterEvent, QDropEvent, QImage
 from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QToolButton, QWidget
 
 from app import theme
 from app.pages.chat.answer_view import split_thinking
 from app.pages.chat.chat_page import ChatPage
+from app.pages.chat.pictures import PromptPictures
+from app.state.chat import HeldOutRow
 from app.state.prefs import Prefs
 from app.state.session import Session
 from backend.runs.run_folder import RunFolder
@@ -116,7 +121,10 @@ def test_what_was_asked_stays_with_its_run(qtbot, page: ChatPage):
     later.chat._make_service = ServiceByHand  # pyright: ignore
     later.continues.click()
     load(later)
-    assert send(later, "And?").arguments["turns"] == {"base": [["Mine", "One.", []]], "tuned": [["Mine", "", []]]}
+    assert send(later, "And?").arguments["turns"] == {
+        "base": [["Mine", "One.", [], []]],
+        "tuned": [["Mine", "", [], []]],
+    }
     later.bar.reset.click()
     assert later.transcript.answers == [] and next(later.chat._folder.iterdir()).read_text() == ""
     later.chat.unload()
@@ -149,7 +157,7 @@ def test_calls_of_tools_are_shown_as_they_run(page: ChatPage):
     page.use_tools.click()
     page.continues.click()
     again = send(page, "And?").arguments
-    assert again["tools"] is False and again["turns"]["base"] == [["Hi", "It is 3.", [turn, last]]]
+    assert again["tools"] is False and again["turns"]["base"] == [["Hi", "It is 3.", [turn, last], []]]
 
 
 def test_both_sides_stream_and_are_scored(page: ChatPage):
@@ -191,10 +199,71 @@ def test_escape_stops(page: ChatPage):
     page.chat.stop()
     page.continues.click()
     later = send(page, "And now?")
-    assert later.arguments["sides"] == ["tuned"] and later.arguments["turns"] == {"tuned": [["Alone", "", []]]}
+    assert later.arguments["sides"] == ["tuned"] and later.arguments["turns"] == {"tuned": [["Alone", "", [], []]]}
     later.answer({})
     page.new_conversation()
     assert send(page).arguments["turns"] == {"tuned": []} and len(page.transcript.answers) == 1
+
+
+@pytest.fixture
+def seeing(page: ChatPage) -> ChatPage:
+    """The page with its run, as if its model read pictures."""
+    assert page._choice is not None
+    page._choice = replace(page._choice, reads_images=True)
+    load(page)
+    return page
+
+
+def drop(widget: QWidget, *files: Path) -> None:
+    mime = QMimeData()
+    mime.setUrls([QUrl.fromLocalFile(str(file)) for file in files])
+    where, copies, left = QPoint(5, 5), Qt.DropAction.CopyAction, Qt.MouseButton.LeftButton
+    none = Qt.KeyboardModifier.NoModifier
+    QApplication.sendEvent(widget, QDragEnterEvent(where, copies, mime, left, none))
+    QApplication.sendEvent(widget, QDropEvent(where.toPointF(), copies, mime, left, none))
+
+
+def remove(page: ChatPage, file: str) -> None:
+    QApplication.processEvents()
+    buttons = [each for each in page.pictures.findChildren(QToolButton) if each.isVisible()]
+    next(each for each in buttons if each.toolTip() == f"Remove {Path(file).name}").click()
+
+
+def test_pictures_are_dropped_chosen_removed_and_asked_about(seeing: ChatPage, tmp_path: Path, monkeypatch):
+    page, files = seeing, [tmp_path / f"{name}.png" for name in ("red", "green", "blue")]
+    for file in files:
+        QImage(8, 8, QImage.Format.Format_RGB32).save(str(file))
+    red, green, blue = map(str, files)
+    drop(page.prompt.viewport(), files[0])
+    drop(page, files[1])
+    monkeypatch.setattr("app.pages.chat.chat_page.open_file", lambda *_: files[2])
+    page.add_pictures.click()
+    assert page.pictures.paths == [red, green, blue] and not page.prompt.toPlainText()
+    drop(page, tmp_path / "notes.txt")
+    remove(page, green)
+    asked = send(page, "What is this?")
+    assert asked.arguments["images"] == [red, blue] and page.pictures.paths == []
+    shown = page.transcript.widget().findChild(PromptPictures)
+    assert shown.paths == [red, blue] and not shown.findChildren(QToolButton)
+    asked.answer({})
+    page.continues.click()
+    again = send(page, "And now?").arguments
+    assert again["images"] == [] and again["turns"]["base"] == [["What is this?", "", [], [red, blue]]]
+    row = {"row": 0, "of": 8, "source": "rows.jsonl", "prompt": "Which?", "images": [red], "answer": "0"}
+    service_of(page).last("chat_reply").answer({})
+    page.chat.row = HeldOutRow(**row)
+    page.chat.row_changed.emit()
+    assert page.pictures.paths == [red], "those of the row"
+    remove(page, red)
+    assert send(page, "Which?").arguments["row"] is None, "another question without them"
+
+
+def test_a_model_that_reads_text_only_is_shown_no_picture(page: ChatPage, tmp_path: Path):
+    said: list[str] = []
+    page.session.message.connect(said.append)
+    drop(page, tmp_path / "red.png")
+    assert said == ["first reads text only, so it cannot be shown a picture."]
+    assert page.pictures.paths == [] and page.add_pictures.isHidden()
 
 
 def test_rows_of_the_dataset(page: ChatPage):
@@ -202,7 +271,8 @@ def test_rows_of_the_dataset(page: ChatPage):
     send(page, "Before").answer({})
     page.rows.next.click()
     assert service.last("chat_row").arguments == {"row": 0}
-    service.last("chat_row").answer({"row": 0, "of": 8, "source": "rows.jsonl", "prompt": "0 plus 0?", "answer": "0"})
+    row = {"row": 0, "of": 8, "source": "rows.jsonl", "prompt": "0 plus 0?", "images": [], "answer": "0"}
+    service.last("chat_row").answer(row)
     assert page.prompt.toPlainText() == "0 plus 0?" and page.rows.about.text() == "Row 1 of 8"
     page.send()
     asked = service.last("chat_reply").arguments

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
-from PySide6.QtCore import QSizeF, Qt, Signal
+from PySide6.QtCore import QMimeData, QSizeF, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QTextCursor, QTextOption
 from PySide6.QtWidgets import QFrame, QPlainTextEdit, QScrollArea, QTextEdit
 
 from app import theme
+from app.pages.chat.pictures import PromptPictures, picture_files
 from app.state import charts
-from app.state.chat import ChatAnswer
+from app.state.chat import ChatAnswer, ChatTurn
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import label
 from app.widgets.basic.layout import card, clear_layout, column, configure, holder, row, set_shown
@@ -26,10 +26,12 @@ TITLES = {"base": "Base", "tuned": "Tuned"}
 
 
 class PromptBox(QPlainTextEdit):
-    """The box for a prompt. Enter sends, Shift+Enter begins a line, Escape stops."""
+    """The box for a prompt. Enter sends, Shift+Enter begins a line, Escape stops. Files of pictures can be dropped and
+    pasted."""
 
     sent = Signal()
     stopped = Signal()
+    pictures_given = Signal(list)  # list[str]
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,6 +47,15 @@ class PromptBox(QPlainTextEdit):
             self.stopped.emit()
         else:
             super().keyPressEvent(event)
+
+    def canInsertFromMimeData(self, source: QMimeData) -> bool:
+        return bool(picture_files(source)) or super().canInsertFromMimeData(source)
+
+    def insertFromMimeData(self, source: QMimeData) -> None:
+        if files := picture_files(source):
+            self.pictures_given.emit(files)
+        else:
+            super().insertFromMimeData(source)
 
     def _fit(self) -> None:
         # A plain text edit's document counts its height in lines, wrapped ones included.
@@ -184,21 +195,22 @@ class Transcript(QScrollArea):
         clear_layout(self._turns)
         self.answers, self._follows = [], True
 
-    def add_turn(self, prompt: str, expected: str, sides: Sequence[str], *, is_first: bool) -> None:
-        """Add a prompt, with an empty answer for each side; `is_first` where it does not continue the one before."""
+    def add_turn(self, turn: ChatTurn) -> None:
+        """Add a prompt with an empty answer for each side."""
         number = len(self.answers) + 1
-        views = {side: AnswerView(side, number) for side in sides}
+        views = {side: AnswerView(side, number) for side in turn.answers}
         for side, view in views.items():
             view.keep.clicked.connect(partial(self.keep_requested.emit, number - 1, side))
         beside = row(*((view, 1) for view in views.values()), spacing=12)
         shown = GrowingText(f"Prompt {number}")
-        shown.show_text(prompt)
+        shown.show_text(turn.prompt)
         top = Qt.AlignmentFlag.AlignTop
-        answer = label(f"Answer: {expected}", theme.figures_font(12), "muted", selectable=True)
-        answers = [(answer, 0, top)] if expected else []
-        block = card(row((shown, 1), *answers, spacing=6, margins=(12, theme.SPACE, 12, theme.SPACE)), "banner")
+        answer = label(f"Answer: {turn.expected}", theme.figures_font(12), "muted", selectable=True)
+        answers = [(answer, 0, top)] if turn.expected else []
+        asked = column(PromptPictures(turn.images, can_remove=False), shown, spacing=0)
+        block = card(row((asked, 1), *answers, spacing=6, margins=(12, theme.SPACE, 12, theme.SPACE)), "banner")
         more = label("The conversation continues", theme.caption_font(), "caption")
-        self._turns.addWidget(holder(column(*([] if is_first else [more]), block, beside)))
+        self._turns.addWidget(holder(column(*([] if turn.is_first else [more]), block, beside)))
         self.answers.append(views)
         self._follows = True
 

@@ -6,17 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QTimer, Signal
-from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
+from PySide6.QtGui import QDragEnterEvent, QDropEvent, QHideEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QWidget
 
 from app import theme
 from app.pages.chat.answer_view import PromptBox, Transcript
 from app.pages.chat.chat_controls import BROWSE, ModelBar, RowStrip, SamplingPanel
+from app.pages.chat.pictures import SUFFIXES, PromptPictures, picture_files
 from app.state import chat as chat_state
 from app.state.chat import ChatChoice, ChatWithModel, memory_sentence, model_choice, run_choice, sampling_of
 from app.state.session import Session
-from app.widgets.basic.controls import CheckBox, ElidedLabel, Segments
-from app.widgets.basic.dialogs import open_folder
+from app.widgets.basic.controls import CheckBox, ElidedLabel, LinkButton, Segments
+from app.widgets.basic.dialogs import open_file, open_folder
 from app.widgets.basic.labels import EmptyState, button
 from app.widgets.basic.layout import column, configure, connect, holder, row, set_shown, stack
 from app.widgets.basic.number_format import figure
@@ -56,13 +57,17 @@ class ChatPage(QWidget):
         self.continues = CheckBox("Continue the conversation", tip=tip)
         tip = "Answers call the run's tools; an environment begins anew with each prompt"
         self.use_tools = CheckBox("Use its tools", tip=tip, checked=True)
+        self.pictures = PromptPictures()
+        self.add_pictures = LinkButton("Add picture…", on_click=self._choose_picture)
+        self.setAcceptDrops(True)
         self.send_button = button(
             "Send", lambda: self.chat.stop() if self.chat.state == "answering" else self.send(), primary=True
         )
         body = QWidget()
         self._body = stack(self.notice, self.transcript, into=body)
         sending = row(self.sides, (self.send_button, 1))
-        asking = row((self.prompt, 1), column(self.continues, self.use_tools, sending, None, spacing=6))
+        beside = column(self.continues, self.use_tools, self.add_pictures, sending, None, spacing=6)
+        asking = row((column(self.pictures, self.prompt, spacing=0), 1), beside)
         self._below = holder(column(self.rows, asking, spacing=6))
         middle = row((column((body, 1), self._below, spacing=12), 1), self.panel, spacing=12)
         column(self.bar, self.about, (middle, 1), into=self, margins=theme.GUTTER)
@@ -80,6 +85,7 @@ class ChatPage(QWidget):
         self.rows.row_requested.connect(chat.pick_row)
         self.prompt.sent.connect(self.send)
         self.prompt.stopped.connect(chat.stop)
+        self.prompt.pictures_given.connect(self.give_pictures)
         session.chat_requested.connect(self.choose_run)
         chat.state_changed.connect(self._on_state)
         connect(self._show, bar.checkpoints.activated, bar.settings.toggled)
@@ -141,6 +147,7 @@ class ChatPage(QWidget):
         if is_other:
             self.panel.show_defaults(sampling_of(choice), choice.settings.get("system_prompt") or "")
             self.rows.forget()
+            self.pictures.fill(self.pictures.paths if choice.reads_images else [])
             self.transcript.clear()
         self.chat.choose(choice)
         self._show()
@@ -197,6 +204,7 @@ class ChatPage(QWidget):
         can_ask = choice is not None and not choice.problem and self._live is None
         self.sides.setVisible(len(chat.sides) > 1)
         set_shown(self.use_tools, chat.has_tools)
+        set_shown(self.add_pictures, choice is not None and choice.reads_images)
         self.rows.offer_rows(has_rows=choice is not None and choice.is_run, loaded=chat.is_loaded)
         set_shown(self._below, can_ask)
         set_shown(self.panel, can_ask and self.bar.settings.isChecked())
@@ -245,7 +253,7 @@ class ChatPage(QWidget):
         shown = len(transcript.answers)
         for index in range(shown, min(len(turns), shown + TURNS_AT_ONCE)):
             turn = turns[index]
-            transcript.add_turn(turn.prompt, turn.expected, list(turn.answers), is_first=turn.is_first)
+            transcript.add_turn(turn)
             for side in turn.answers:
                 self._show_answer(index, side)
         if len(transcript.answers) < len(turns):
@@ -261,8 +269,9 @@ class ChatPage(QWidget):
 
     def _show_row(self) -> None:
         if (chosen := self.chat.row) is not None:
-            self.rows.show_row(chosen.number, chosen.of, chosen.answer, chosen.source)
+            self.rows.show_row(chosen.row, chosen.of, chosen.answer, chosen.source)
             self.prompt.setPlainText(chosen.prompt)
+            self.pictures.fill(chosen.images)
             self.prompt.setFocus()
 
     def send(self) -> None:
@@ -280,9 +289,34 @@ class ChatPage(QWidget):
         expected, system = self.rows.expected.text().strip(), self.panel.system_message()
         how = self.panel.values() | {"tools": self.use_tools.isChecked()}
         continues = self.continues.isChecked()
-        self.chat.send(prompt, chosen, how, expected=expected, system=system, continues=continues)
+        images = self.pictures.paths
+        self.chat.send(prompt, chosen, how, images=images, expected=expected, system=system, continues=continues)
         self.prompt.clear()
+        self.pictures.fill([])
         self.rows.expected.clear()
+
+    def _choose_picture(self) -> None:
+        types = f"Pictures ({' '.join(f'*{suffix}' for suffix in SUFFIXES)})"
+        if (file := open_file(self, "image", "Add a picture to the prompt", types)) is not None:
+            self.give_pictures([str(file)])
+
+    def give_pictures(self, files: list[str]) -> None:
+        """Add them to the prompt, if the chosen model reads pictures."""
+        if self._choice is None:
+            return
+        if self._choice.reads_images:
+            self.pictures.fill([*self.pictures.paths, *files])
+            self.prompt.setFocus()
+        else:
+            self.session.message.emit(f"{self._choice.label} reads text only, so it cannot be shown a picture.")
+
+    def dragEnterEvent(self, event: QDragEnterEvent) -> None:
+        if picture_files(event.mimeData()):
+            event.acceptProposedAction()
+
+    def dropEvent(self, event: QDropEvent) -> None:
+        event.acceptProposedAction()
+        self.give_pictures(picture_files(event.mimeData()))
 
     def new_conversation(self) -> None:
         self.chat.reset()
