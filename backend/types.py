@@ -164,3 +164,5 @@ class Group:
 
     problem: Problem
     completions: list[Completion]
+    images: Any = None
+    """The problem's pictures as the model reads them (`PromptImages`), while the step is computed."""

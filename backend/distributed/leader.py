@@ -356,7 +356,8 @@ class LeaderContext(RunContext):
     def _send_groups(self, kind: str, groups: list[Group]) -> None:
         sent = [
             Group(
-                Problem(number, "", [], group.problem.tokens, ""),
+                # Pictures are read there too: their files have one path on all machines.
+                Problem(number, "", group.problem.messages if group.problem.images else [], group.problem.tokens, ""),
                 [replace(completion, text="", scores={}, logged={}, turns=[]) for completion in group.completions],
             )
             for number, group in enumerate(groups)

@@ -22,9 +22,18 @@ class StepContext:
     """State that all layers share in one decoding step. Rows are padded on the left, so all write the same `slot`;
     `position_B` is each row's own position. With `tokens` N, row b writes N columns from slot[b] on instead."""
 
-    def __init__(self, slot: mx.array, pad_B: mx.array, column_C: mx.array, tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        slot: mx.array,
+        pad_B: mx.array,
+        column_C: mx.array,
+        tokens: int | None = None,
+        shift_B: mx.array | None = None,
+    ) -> None:
         self.slot, self.pad_B, self.column_C, self.tokens = slot, pad_B, column_C, tokens
         self.position_B = slot - pad_B  # RoPE counts from each row's first real token
+        if shift_B is not None:  # of pictures in the prompt
+            self.position_B = self.position_B + shift_B
         self._masks: dict[int, mx.array] = {}
         self._rotations: dict[int, mx.array] = {}
         # the residual stream after the last block, in float32 and as the model passes it on
@@ -156,9 +165,8 @@ class PrefixRecorder:
 
     # mlx-lm's layers read `offset` for the rotary embedding before they hand keys over. Keys arrive rotated, so a
     # prompt's positions stay right for every row that attends to it.
-    offset = 0
-
-    def __init__(self) -> None:
+    def __init__(self, offset: Any = None) -> None:
+        self.offset = 0 if offset is None else offset
         self.keys: mx.array
         self.values: mx.array
 
@@ -198,6 +206,7 @@ class PrefixMask:
     prompt_B: mx.array
     rows_per_prompt: int  # if they are consecutive and equally many; else 0
     length_B: mx.array | int  # tokens of each row's prompt; a number where all are equal
+    shift_B: mx.array | None = None  # of the rows' positions, by pictures in their prompts
     issued_masks: list[mx.array] = field(default_factory=list)  # mask arrays returned so far, to recognise them
 
     def repeat_for_rows(self, x_P: mx.array) -> mx.array:
@@ -241,7 +250,9 @@ class PrefixReader:
         self.keys, self.values, self.prefix_mask = keys, values, prefix_mask
         # Each row's first token comes right after its own prompt, not after the padded width K. [B] or one number for
         # all; mlx's rope takes both.
-        self.offset = prefix_mask.length_B
+        self.offset = (
+            prefix_mask.length_B if prefix_mask.shift_B is None else prefix_mask.length_B + prefix_mask.shift_B
+        )
         self._own: tuple[mx.array, mx.array]
         self._issued: tuple[mx.array, mx.array]
 

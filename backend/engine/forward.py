@@ -9,13 +9,15 @@ L]. Letters: B completions, P prompts, T completion tokens, K prompt tokens, L t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
-from backend.engine.caches import PrefixMask, PrefixReader, PrefixRecorder
+from backend.engine.caches import PrefixMask, PrefixReader, PrefixRecorder, WholeRowCache
+from backend.engine.images import PromptImages, hidden_with_images, padded_images, shifts
 from backend.engine.layers import gather_with_repeats, scatter_unique, take_distinct
 from backend.engine.lm_head import Teacher, TokenScores, token_logps
 from backend.engine.output_layer import SplitModel
@@ -36,6 +38,7 @@ class SequenceRows:
     full: bool  # every token counts
     even: bool  # prompts have equally many rows, which are consecutive
     ragged: bool  # prompts differ in length
+    images: Sequence[PromptImages | None] = ()  # of each prompt; empty where none has a picture
 
     def history(self, penalties: Penalties) -> CompletionHistory:
         """The tokens before the positions that count. Reads the prompts on the host."""
@@ -52,6 +55,7 @@ def sequence_rows(
     group_B: mx.array,
     completion_BT: mx.array,
     mask_BT: mx.array,
+    images: Sequence[PromptImages | None] = (),
 ) -> SequenceRows:
     """The arrays of a batch, [B, …]. Rows of one group have the same prompt. Waits for the device: call it once per
     batch."""
@@ -75,6 +79,7 @@ def sequence_rows(
         full=bool(np.array(mask_BT).all()),
         even=bool(P * each == len(tokens) and (prompt_of == np.repeat(np.arange(P), each)).all()),
         ragged=bool((lengths != K).any()),
+        images=images,
     )
 
 
@@ -133,7 +138,15 @@ def active_states(split_model: SplitModel, rows: SequenceRows, prefilled: Prefil
 def whole_row_states(split_model: SplitModel, rows: SequenceRows) -> mx.array:
     """The states that predict each completion token, [B, T, H], from one pass over whole rows."""
     B, T = rows.completion_BT.shape
-    hidden_BLH = split_model.hidden(rows.tokens_BL[:, :-1])
+    tokens_BL = rows.tokens_BL[:, :-1]
+    if rows.images:
+        of_prompt: list[int] = rows.prompt_B.tolist()  # pyright: ignore[reportAssignmentType]: one axis
+        images = padded_images([rows.images[p] for p in of_prompt], tokens_BL.shape[1])
+        has_keys = [hasattr(layer, "self_attn") for layer in split_model.body.layers]
+        cache = [WholeRowCache(images.rotation) if each else None for each in has_keys]
+        hidden_BLH = hidden_with_images(split_model, tokens_BL, images, cache)
+    else:
+        hidden_BLH = split_model.hidden(tokens_BL)
     # The state that predicts completion token t of row b is at position prompt_length[b] − 1 + t. In shorter rows the
     # last of the T positions may lie beyond the array; from its start again, so that all differ, they read a wrong
     # state, but they are not active.
@@ -151,13 +164,19 @@ class PrefilledPrompts(NamedTuple):
     values: list[mx.array]
 
 
-def prefill_prompts(split_model: SplitModel, prompt_PK: mx.array, length_P: mx.array) -> PrefilledPrompts:
+def prefill_prompts(
+    split_model: SplitModel, prompt_PK: mx.array, length_P: mx.array, images: Sequence[PromptImages | None] = ()
+) -> PrefilledPrompts:
     """One pass over prompts padded on the right, with gradient where the model learns."""
     # The recorders collect keys and values as a side effect of the pass, so `hidden` must be called before they are
     # read.
-    recorders = [PrefixRecorder() for _ in range(split_model.prefix_layers)]
-    hidden_PKH = split_model.hidden(prompt_PK, recorders)
-    P, K, _ = hidden_PKH.shape
+    P, K = prompt_PK.shape
+    padded = padded_images(images, K) if any(images) else None
+    recorders = [PrefixRecorder(padded and padded.rotation) for _ in range(split_model.prefix_layers)]
+    if padded is None:
+        hidden_PKH = split_model.hidden(prompt_PK, recorders)
+    else:
+        hidden_PKH = hidden_with_images(split_model, prompt_PK, padded, recorders)
     last_PH = take_distinct(hidden_PKH.reshape(P * K, -1), mx.arange(P) * K + length_P - 1)
     return PrefilledPrompts(last_PH, [layer.keys for layer in recorders], [layer.values for layer in recorders])
 
@@ -167,14 +186,16 @@ def shared_prompt_states(
 ) -> mx.array:
     """As `whole_row_states`, with each prompt prefilled once; its gradient is summed over its rows."""
     T, (P, K) = rows.completion_BT.shape[1], rows.prompt_PK.shape
-    prompts = prefilled or prefill_prompts(split_model, rows.prompt_PK, rows.prompt_length_P)
+    prompts = prefilled or prefill_prompts(split_model, rows.prompt_PK, rows.prompt_length_P, rows.images)
     last_BH = gather_with_repeats(prompts.last_PH, rows.prompt_B)
     # Completions of one token: the prompt predicts it, and there is nothing to run the model on.
     if T == 1:
         return last_BH[:, None]
     rows_per_prompt = len(rows.prompt_B) // P if rows.even else 0
     # Prompts of one length need no mask array: an integer lets attention take its causal path.
-    mask = PrefixMask(rows.prompt_B, rows_per_prompt, rows.prompt_length_B if rows.ragged else K)
+    shift_P = shifts(rows.images)
+    shift_B = None if shift_P is None else mx.array(shift_P)[rows.prompt_B]
+    mask = PrefixMask(rows.prompt_B, rows_per_prompt, rows.prompt_length_B if rows.ragged else K, shift_B)
     readers = [PrefixReader(keys, values, mask) for keys, values in zip(prompts.keys, prompts.values, strict=True)]
     hidden_BSH = split_model.hidden(rows.completion_BT[:, :-1], readers)
     return mx.concatenate([last_BH[:, None], hidden_BSH], axis=1)

@@ -104,7 +104,9 @@ def _cut_before_head(model: nn.Module) -> SplitModel:
     def logits(hidden: mx.array) -> mx.array:
         return matmul_transposed(hidden, head.weight) if is_product else own_logits(hidden)
 
-    return SplitModel(lambda tokens, cache=None: body(tokens, cache=cache), logits, head, cut=_cut_before_head)
+    split_model = SplitModel(lambda tokens, cache=None: body(tokens, cache=cache), logits, head, cut=_cut_before_head)
+    split_model.body = body
+    return split_model
 
 
 def _uncut(model: nn.Module) -> SplitModel:

@@ -27,13 +27,14 @@ class SplitModel:
     prefix_layers: int = 0  # the number of layers, where all can share a prompt; else 0
     vocab_size: int = 0
     dtype: mx.Dtype = mx.float32  # of the hidden states
+    body: Any = None  # the module that `hidden` calls; None where the model has other names
     slow_paths: list[str] = field(default_factory=list)  # sentences for the user
     cut: Callable[[nn.Module], SplitModel] = field(kw_only=True)  # cuts another tree of the same code in the same place
 
     def of_tree(self, model: nn.Module) -> SplitModel:
         """The split of another tree of the same code, without new trials."""
         other = self.cut(model)
-        return replace(self, hidden=other.hidden, logits=other.logits, head=other.head)
+        return replace(self, hidden=other.hidden, logits=other.logits, head=other.head, body=other.body)
 
 
 NO_TOKENS = mx.zeros((1, 1), mx.int32)

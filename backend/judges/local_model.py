@@ -20,7 +20,7 @@ from backend.models.loading import check_runs, open_model, read_weights
 from backend.models.policy import Policy, cast, frozen
 from backend.sampling.conversations import common_prefix
 from backend.sampling.grammar import Grammar
-from backend.sampling.rollout import Sampler
+from backend.sampling.rollout import Prompts, Sampler
 from backend.sampling.sampler import GREEDY, Sampling
 from backend.sampling.scheduler import ParkedRow, Prefilled
 from backend.types import Problem
@@ -113,10 +113,10 @@ class SharingSampler(Sampler):
             self._read = {}
         return [group.completions[0].text for group in groups]
 
-    def _prefill(self, prompts: list[list[int]]) -> Prefilled:
+    def _prefill(self, prompts: Prompts) -> Prefilled:
         rows: list[ParkedRow] = []
         read: dict[tuple[int, ...], ParkedRow] = {}
-        for prompt in prompts:
+        for prompt, _ in prompts:
             row, start = None, 0
             for end in self._prefixes.get(tuple(prompt), ()):
                 key = tuple(prompt[:end])
@@ -129,9 +129,11 @@ class SharingSampler(Sampler):
         return self._read_on(rows)
 
     def _read_prefix(self, before: ParkedRow | None, tokens: list[int]) -> ParkedRow:
-        prefilled = super()._prefill([tokens]) if before is None else self._read_on([replace(before, unread=tokens)])
+        prefilled = (
+            super()._prefill([(tokens, None)]) if before is None else self._read_on([replace(before, unread=tokens)])
+        )
         self._poll()
-        return ParkedRow(*prefilled.copied(0), read=0)
+        return prefilled.parked(0)
 
 
 def _shared_prefixes(prompts: Collection[tuple[int, ...]], read: int = 0) -> dict[tuple[int, ...], list[int]]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from typing import cast as typed
 
 import mlx.core as mx
@@ -22,17 +22,22 @@ from mlx_lm.tuner.utils import load_adapters
 
 from backend.config.setting import AdapterSettings, ModelSettings
 from backend.engine import cpu, device
+from backend.engine.images import PromptImages
 from backend.engine.model_probe import gradient_error, split
 from backend.engine.output_layer import PROBE, SplitModel
 from backend.engine.shared_weights import SharedWeights, copy_sharing_arrays
 from backend.models.adapters import SIXTEEN_BIT_TYPES, attach_adapters, lora_parameters, masters_of, without_adapters
-from backend.models.loading import check_runs, load_model, open_model, read_weights
+from backend.models.loading import check_runs, fetch, load_model, open_model, read_weights
 from backend.models.model_folder import PATH, check_adapter, check_adapter_config, header_of
-from backend.models.tokenizers import reason_of, run_tokenizer, with_end_tokens
+from backend.models.tokenizers import reason_of, run_tokenizer, with_end_tokens, with_vision
 from backend.runs.saved_weights import SETTING, AdapterSource, adapter_settings, find_adapter
+from backend.types import Problem
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import user_path
 from backend.utils.text import quote, shown_path
+
+if TYPE_CHECKING:
+    from backend.vision.tower import VisionTower
 
 QUANTIZATION = {
     "4": {"bits": 4, "group_size": 64, "mode": "affine"},
@@ -81,6 +86,18 @@ class Policy:
         self.eos_ids = sorted(int(token) for token in tokenizer.eos_token_ids)
         pad = getattr(tokenizer, "pad_token_id", None)
         self.pad_id = pad if pad is not None else self.eos_ids[0]
+        self.vision: VisionTower | None = None  # opened with the first picture
+
+    def images_of(self, problems: Iterable[Problem]) -> list[PromptImages | None]:
+        """The pictures of each problem as the model reads them, None where there are none. Raises UserError."""
+        return [self._read(problem) if problem.images else None for problem in problems]
+
+    def _read(self, problem: Problem) -> PromptImages:
+        if self.vision is None:
+            from backend.vision.tower import VisionTower
+
+            self.vision = VisionTower(self.tokenizer, self.split_model.dtype)
+        return self.vision.read(problem)
 
     def parameters(self) -> Any:
         """Trainable arrays as the optimizer has them."""
@@ -177,6 +194,7 @@ def load_base(config: ModelSettings, note: Callable[[str], None] = lambda senten
     tokenizer = run_tokenizer(config.tokenizer, tokenizer, model)
     if config.tokenizer:
         model_config = with_end_tokens(model_config, tokenizer)
+    tokenizer = with_vision(tokenizer, fetch(config.model, "model"), config.image_max_pixels)
     model, model_config = quantized_as(model, model_config, config)
     is_full = config.train_type == "full"
     original_dtypes = _prepare_full_training(model, note) if is_full else {}

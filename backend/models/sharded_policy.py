@@ -6,7 +6,7 @@ Layers sum over ranks in the forward pass, so all ranks must run the same passes
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from backend.config.setting import ModelSettings
 from backend.engine import cpu, device
+from backend.engine.images import PromptImages
 from backend.engine.sharding import Adapters, CannotShardError, Sum, install_adapters, read_weights, shard
 from backend.engine.shared_weights import copy_sharing_arrays
 from backend.models.adapters import attach_adapters
@@ -24,6 +25,7 @@ from backend.models.architectures import model_type, module_of
 from backend.models.loading import check_runs, loading, open_model
 from backend.models.policy import Policy, cast, check_can_learn, check_computes, frozen, quantized_as
 from backend.models.tokenizers import run_tokenizer, with_end_tokens
+from backend.types import Problem
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 
@@ -47,6 +49,11 @@ class ShardedPolicy(Policy):
     ) -> None:
         self.adapters, self.group, self._add_up = adapters, group, add_up or self._sum_over_group
         super().__init__(model, tokenizer, model_config, reference, masters=whole, adapted_keys=adapted_keys)
+
+    def images_of(self, problems: Iterable[Problem]) -> list[PromptImages | None]:
+        if any(problem.images for problem in problems):
+            raise UserError("model", "A model that several machines share cannot read pictures; run it on one.")
+        return [None for _ in problems]
 
     def set_parameters(self, parameters: Any) -> None:
         self.masters = parameters

@@ -13,6 +13,7 @@ import numpy as np
 from mlx_lm.models.cache import can_trim_prompt_cache, trim_prompt_cache
 
 from backend.engine.caches import new_prompt_cache
+from backend.engine.images import PromptImages, padded_images, positioned, read_prompt
 from backend.engine.output_layer import SplitModel
 from backend.sampling.grammar import GrammarState
 from backend.sampling.sampler import Sampling, SamplingState
@@ -39,6 +40,7 @@ class CachedSequence:
         self.tokens: list[int] = []
         self.prefilled = 0
         self._cache: list[Any] = []
+        self._has_images = False
         self.clear()
 
     def clear(self) -> None:
@@ -51,11 +53,13 @@ class CachedSequence:
         uniform_T: np.ndarray,
         check: Callable[[], None] = lambda: None,
         held: GrammarState | None = None,
+        images: PromptImages | None = None,
     ) -> Generator[SampledToken]:
         """Up to as many tokens after `prompt` as there are uniforms, end-of-sequence ids included. `check` is called
-        between pieces of the prompt, and may raise. `held`: the state of a grammar, as completion 0."""
+        between pieces of the prompt, and may raise. `held`: the state of a grammar, as completion 0. `images`: of the
+        prompt, which is then read whole."""
         try:
-            logits_1V = self._prefill(prompt, check)
+            logits_1V = self._prefill(prompt, check, images)
             T, first = len(uniform_T), np.zeros(1, np.int64)
             uniforms = [mx.array([number]) for number in uniform_T.tolist()]
             drawing = SamplingState(sampling, [list(prompt)], 1, T, held)
@@ -64,7 +68,8 @@ class CachedSequence:
                 current = ahead
                 assert current is not None
                 if t + 1 < T:  # a last token is never fed
-                    hidden_11H = self._split_model.hidden(current.token_B[:, None], self._cache)
+                    cache = positioned(self._cache, shift=images.shift) if images and images.shift else self._cache
+                    hidden_11H = self._split_model.hidden(current.token_B[:, None], cache)
                     logits_1V = self._split_model.logits(hidden_11H[:, -1])
                     if held is not None:
                         mx.async_eval(logits_1V)  # computed while the grammar reads the token
@@ -79,7 +84,10 @@ class CachedSequence:
             self.clear()  # an error may have come between a token's keys and its number
             raise
 
-    def _prefill(self, prompt: Sequence[int], check: Callable[[], None]) -> mx.array:
+    def _prefill(self, prompt: Sequence[int], check: Callable[[], None], images: PromptImages | None) -> mx.array:
+        if images is not None or self._has_images:  # equal tokens may stand for other pictures
+            self.clear()
+        self._has_images = images is not None
         # The last token is read in any case: its logits have to be computed.
         pairs = enumerate(zip(self.tokens, prompt[:-1], strict=False))
         common = next((i for i, (x, y) in pairs if x != y), min(len(self.tokens), len(prompt) - 1))
@@ -90,12 +98,13 @@ class CachedSequence:
         self._model.eval()
         rest = list(prompt[len(self.tokens) :])
         self.prefilled = len(rest)
+        padded = padded_images([images], len(rest)) if images is not None else None
         hidden_1LH = None
         for start in range(0, len(rest), PREFILL_CHUNK):
             check()
-            chunk = rest[start : start + PREFILL_CHUNK]
-            hidden_1LH = self._split_model.hidden(mx.array([chunk]), self._cache)
+            end = start + PREFILL_CHUNK
+            hidden_1LH = read_prompt(self._split_model, mx.array([rest]), self._cache, (start, end), padded)
             mx.eval(hidden_1LH)
-            self.tokens += chunk
+            self.tokens += rest[start:end]
         assert hidden_1LH is not None
         return self._split_model.logits(hidden_1LH[:, -1])

@@ -17,6 +17,7 @@ from backend.engine.caches import PackedSlotCache, SlotCache, StepContext, new_p
 from backend.engine.chunk_sizes import PREFILL_TOKENS
 from backend.engine.device import on_gpu, release_cached_buffers
 from backend.engine.graph import compiled_by_shape
+from backend.engine.images import PromptImages, padded_images, positioned, read_prompt, shifts
 from backend.engine.model_probe import describe_error
 from backend.sampling.conversations import WAIT_S, Rollout, Tools
 from backend.sampling.fused_model import FusedModel
@@ -41,6 +42,7 @@ from backend.utils.errors import UserError
 from backend.utils.machine import chip
 
 Poll = Callable[[int], None]
+Prompts = list[tuple[list[int], PromptImages | None]]
 
 QUANTIZED = (nn.QuantizedLinear, nn.QuantizedAllToShardedLinear)
 
@@ -125,11 +127,13 @@ class Sampler:
                 if opening:
                     outputs.insert(row, opening)
 
+        images = self.policy.images_of(problems)
+
         def group(p: int) -> Group:
             rows = range(p * group_size, (p + 1) * group_size)
             if conversations is None:
-                return Group(problems[p], [outputs.completion(row) for row in rows])
-            return Group(problems[p], [conversations.completion(row, outputs) for row in rows])
+                return Group(problems[p], [outputs.completion(row) for row in rows], images[p])
+            return Group(problems[p], [conversations.completion(row, outputs) for row in rows], images[p])
 
         is_told_P = np.zeros(len(problems), bool)
 
@@ -144,7 +148,7 @@ class Sampler:
         self.policy.model.eval()
         self.fused.refresh()
         try:
-            prompts = [problem.tokens for problem in problems]
+            prompts = [(problem.tokens, own) for problem, own in zip(problems, images, strict=True)]
             decode(prompts, group_size, sampling, uniform_NT, outputs, poll, conversations, tell_finished)
         finally:
             self.fused.release()
@@ -163,7 +167,7 @@ class Sampler:
 
     def _decode_batch(
         self,
-        prompts: list[list[int]],
+        prompts: Prompts,
         G: int,
         sampling: Sampling,
         uniform_NT: np.ndarray,
@@ -172,13 +176,14 @@ class Sampler:
         conversations: Rollout | None,
         tell_finished: Callable[[], None],
     ) -> None:
-        queue = WaitingQueue(prompts, G, self._prefill)
-        drawing = self._sampling_state(sampling, prompts, G, outputs)
+        tokens = [ids for ids, _ in prompts]
+        queue = WaitingQueue(len(prompts), G, lambda chosen: self._prefill([prompts[p] for p in chosen]))
+        drawing = self._sampling_state(sampling, tokens, G, outputs)
         step, rows = self.compiled_step(sampling), self.rows or queue.waiting
         talk = conversations, self._read_on, lambda: poll(outputs.token_count)
         speculation = self.speculation
         if speculation is not None:
-            speculation.begin(prompts, G, sampling, outputs)
+            speculation.begin(tokens, G, sampling, outputs)
         scheduler = Scheduler(queue, outputs, uniform_NT, drawing, step, rows, self.row_costs, *talk, speculation)
         while scheduler.schedule():
             scheduler.decode_chunk()
@@ -201,27 +206,31 @@ class Sampler:
         notes, self._notes = self._notes, []
         return notes + (self.tools.host.new_notes() if self.tools is not None else [])
 
-    def _prefill(self, prompts: list[list[int]]) -> Prefilled:
-        split_model, length = self.fused.split_model, max(map(len, prompts))
-        pad_P = [length - len(prompt) for prompt in prompts]
-        tokens = mx.array([[self.policy.pad_id] * pad + prompt for pad, prompt in zip(pad_P, prompts, strict=True)])
+    def _prefill(self, prompts: Prompts) -> Prefilled:
+        split_model, length = self.fused.split_model, max(len(ids) for ids, _ in prompts)
+        pad_P = [length - len(ids) for ids, _ in prompts]
+        tokens = mx.array([[self.policy.pad_id] * pad + ids for pad, (ids, _) in zip(pad_P, prompts, strict=True)])
+        images = [own for _, own in prompts]
+        padded = padded_images(images, length, pad_P) if any(images) else None
         cache = [BatchKVCache(pad_P) for _ in new_prompt_cache(self.policy.model)]
         chunk = min(self.prefill_chunk, max(1, PREFILL_TOKENS // len(prompts)))
         hidden = None
         for start in range(0, length, chunk):
             # The padding's own keys are masked by the cache (`pad_P`), and its positions are negative: real tokens
             # start at 0.
-            hidden = split_model.hidden(tokens[:, start : start + chunk], cache)
+            hidden = read_prompt(split_model, tokens, cache, (start, start + chunk), padded)
             mx.eval(hidden, [(layer.keys, layer.values) for layer in cache])
         assert hidden is not None
         # Left padding puts every prompt's last token into the last column.
-        return self._prefilled(hidden[:, -1], cache, np.array(pad_P))
+        return self._prefilled(hidden[:, -1], cache, np.array(pad_P), shifts(images))
 
-    def _prefilled(self, hidden_PH: mx.array, cache: list[BatchKVCache], pad_P: np.ndarray) -> Prefilled:
+    def _prefilled(
+        self, hidden_PH: mx.array, cache: list[BatchKVCache], pad_P: np.ndarray, shift_P: np.ndarray | None
+    ) -> Prefilled:
         keys, values = zip(*(layer.keys_and_values() for layer in cache), strict=True)
         if self.fused.packs_cache:
             keys, values = [mx.stack([k, v], axis=2) for k, v in zip(keys, values, strict=True)], []
-        return Prefilled(self.fused.split_model.logits(hidden_PH), list(keys), list(values), pad_P)
+        return Prefilled(self.fused.split_model.logits(hidden_PH), list(keys), list(values), pad_P, shift_P)
 
     def _read_on(self, rows: list[ParkedRow]) -> Prefilled:
         """Read the unread tokens of parked rows together: padded on the left before what they have read, on the right
@@ -230,11 +239,12 @@ class Sampler:
         unread = [len(row.unread) for row in rows]
         longest, most = max(lengths), max(unread)
         pad_P = [longest - length for length in lengths]
+        shift_P = np.array([row.shift for row in rows], np.int32)
         cache = [BatchKVCache(pad_P) for _ in new_prompt_cache(self.policy.model)]
         for i, layer in enumerate(cache):
             keys, values = zip(*(row.layer(i) for row in rows), strict=True)
             layer.keys, layer.values = (_left_padded(arrays, longest) for arrays in (keys, values))
-            layer.offset, layer._idx = layer.offset + longest, longest
+            layer.offset, layer._idx = layer.offset + longest + mx.array(shift_P), longest
             layer.prepare(right_padding=[most - count for count in unread])
         tokens = mx.array([row.unread + [self.policy.pad_id] * (most - len(row.unread)) for row in rows])
         pieces: list[mx.array] = []
@@ -244,7 +254,7 @@ class Sampler:
         for layer in cache:
             layer.finalize()  # moves the padding to the left
         hidden_PH = mx.concatenate(pieces, axis=1)[mx.arange(len(rows)), mx.array(unread) - 1]
-        return self._prefilled(hidden_PH, cache, longest + most - np.array(lengths) - np.array(unread))
+        return self._prefilled(hidden_PH, cache, longest + most - np.array(lengths) - np.array(unread), shift_P)
 
     def compiled_step(self, sampling: Sampling) -> Callable[..., Any]:
         """One compiled decoding step: feed the last tokens, write a cache column, sample the next tokens (or return
@@ -256,7 +266,8 @@ class Sampler:
             def decode(token_B, slot, pad_B, uniform_B, column_C, keys, values, *history):
                 # Drafts to verify: several tokens a row, [B, N], and each row's own slot.
                 N = token_B.shape[1] if token_B.ndim == 2 else None
-                step = StepContext(slot, pad_B, column_C, N)
+                pad_B, shift_B = pad_B if isinstance(pad_B, tuple) else (pad_B, None)
+                step = StepContext(slot, pad_B, column_C, N, shift_B)
                 if self.fused.packs_cache:
                     cache = [PackedSlotCache(kv, step) for kv in keys]
                 else:
@@ -287,7 +298,7 @@ class Sampler:
         before = [list(value) if isinstance(value := module[name], list) else value for module, name in names]
         outputs = CompletionBuffer(3, 2, self.policy.tokenizer, [-1], ())  # no id is −1, so no row ends early
         try:
-            queue = WaitingQueue(prompts, 1, self._prefill)
+            queue = WaitingQueue(len(prompts), 1, lambda chosen: self._prefill([(prompts[p], None) for p in chosen]))
             # Three rows, whatever `rows` allows: decoded one at a time, no row would be padded.
             step, uniform_NT = self.compiled_step(GREEDY), np.zeros((3, 2), np.float32)
             scheduler = Scheduler(
@@ -317,7 +328,7 @@ class Sampler:
 
     def _decode_by_group(
         self,
-        prompts: list[list[int]],
+        prompts: Prompts,
         G: int,
         sampling: Sampling,
         uniform_NT: np.ndarray,
@@ -326,11 +337,11 @@ class Sampler:
         conversations: Rollout | None,
         tell_finished: Callable[[], None],
     ) -> None:
-        drawing = self._sampling_state(sampling, prompts, G, outputs)
+        drawing = self._sampling_state(sampling, [ids for ids, _ in prompts], G, outputs)
 
-        def decode_turn(index: np.ndarray, prompt: list[int], written: list[int]) -> None:
+        def decode_turn(index: np.ndarray, p: int, written: list[int]) -> None:
             uniform_TB = mx.array(uniform_NT[index, len(written) :].T)
-            steps = self._group_steps(prompt, written, index, drawing, uniform_TB)
+            steps = self._group_steps(prompts[p], written, index, drawing, uniform_TB)
             unread: list[Sampled] = []  # a chunk at a time, until every row has ended
             for t, sampled in enumerate(steps, 1):
                 unread.append(sampled)
@@ -345,26 +356,34 @@ class Sampler:
                 conversations.end_turns(index.tolist(), outputs, lambda: poll(outputs.token_count))
             tell_finished()
 
-        for p, prompt in enumerate(prompts):
+        for p in range(len(prompts)):
             for first in range(p * G, (p + 1) * G, self.rows or G):
                 index = np.arange(first, min(first + (self.rows or G), (p + 1) * G))
                 for part in [index] if not outputs.length[index].any() else index[:, None]:
-                    decode_turn(part, prompt, outputs.tokens(part[0]))
+                    decode_turn(part, p, outputs.tokens(part[0]))
         # Conversations differ in length by now, and these caches can neither hold such rows nor go back.
         while conversations is not None and conversations.waiting:
             for row in conversations.results(outputs, WAIT_S, lambda: poll(outputs.token_count))[0]:
                 outputs.stop[row] = OPEN
-                decode_turn(np.array([row]), prompts[row // G], outputs.tokens(row))
+                decode_turn(np.array([row]), row // G, outputs.tokens(row))
             poll(outputs.token_count)
 
     def _group_steps(
-        self, prompt: list[int], written: list[int], index: np.ndarray, drawing: SamplingState, uniform_TB: mx.array
+        self,
+        prompt: tuple[list[int], PromptImages | None],
+        written: list[int],
+        index: np.ndarray,
+        drawing: SamplingState,
+        uniform_TB: mx.array,
     ) -> Iterator[Sampled]:
-        split_model = self.fused.split_model
+        split_model, (ids, images) = self.fused.split_model, prompt
         cache = new_prompt_cache(self.policy.model)
-        chunk, read = min(self.prefill_chunk, PREFILL_TOKENS), prompt + written
+        chunk, read = min(self.prefill_chunk, PREFILL_TOKENS), ids + written
+        padded = padded_images([images], len(read)) if images is not None else None
+        shift = images.shift if images is not None else 0
+        tokens = mx.array([read])
         for start in range(0, len(read), chunk):  # as the memory plan counts it
-            hidden = split_model.hidden(mx.array([read[start : start + chunk]]), cache)
+            hidden = read_prompt(split_model, tokens, cache, (start, start + chunk), padded)
             mx.eval(hidden, [layer.state for layer in cache])
         logits = split_model.logits(hidden[:, -1])
         # Prefilled once as a single row; only its state is repeated for the completions.
@@ -374,7 +393,8 @@ class Sampler:
         sampled = drawing.first(index, logits, uniform_TB[0], [written] * len(index) if written else ())
         yield sampled
         for t in range(1, len(uniform_TB)):
-            logits = split_model.logits(split_model.hidden(sampled.token_B[:, None], cache)[:, -1])
+            caches = positioned(cache, shift=shift) if shift else cache
+            logits = split_model.logits(split_model.hidden(sampled.token_B[:, None], caches)[:, -1])
             if drawing.held is not None:
                 mx.async_eval(logits)  # computed while the grammar reads the tokens
             sampled = drawing.next(index, sampled.token_B, logits, uniform_TB[t])

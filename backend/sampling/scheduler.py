@@ -120,7 +120,7 @@ class Scheduler:
         for each in self.queue.admit(count):
             goes_on = self.outputs.length[each.index] > 0
             for row, prompt in zip(each.index[goes_on].tolist(), each.prompt[goes_on].tolist(), strict=True):
-                self.parked[row] = ParkedRow(*each.prefilled.copied(prompt), read=0)
+                self.parked[row] = each.prefilled.parked(prompt)
                 ready.append(row)
             if not goes_on.all():
                 admissions.append(AdmittedRows(each.prefilled, each.index[~goes_on], each.prompt[~goes_on]))
@@ -165,7 +165,7 @@ class Scheduler:
             # The last token may have been fed already, and others after it; it is read again with the results.
             read = int(self.outputs.length[row]) - 1
             prompt = int(rows.lengths[place] - rows.generated[place]) + 1
-            self.parked[row] = ParkedRow(*rows.copied(place, prompt + read), read)
+            self.parked[row] = ParkedRow(*rows.copied(place, prompt + read), read, int(rows.shift[place]))
 
     def decode_chunk(self) -> None:
         """Decode up to DECODE_CHUNK tokens in every row, and read all but the last while the device computes. Or verify
@@ -263,20 +263,22 @@ def to_host(sampled: Sequence[Sampled]) -> Iterator[np.ndarray]:
 @dataclass(slots=True)
 class Prefilled:
     """Left-padded prompts after prefill: logits after the last token [P, V], keys and values by layer [P, heads,
-    columns, head_dim], padding [P]. `values` is empty where `keys` holds both."""
+    columns, head_dim], padding [P]. `values` is empty where `keys` holds both. `shift_P`: of positions, by pictures."""
 
     logits_PV: mx.array
     keys: list[mx.array]
     values: list[mx.array]
     pad_P: np.ndarray
+    shift_P: np.ndarray | None = None
 
     @property
     def columns(self) -> int:
         return self.keys[0].shape[-2]
 
-    def copied(self, prompt: int) -> tuple[list[mx.array], list[mx.array]]:
-        """Keys and values of one prompt."""
-        return _copied((self.keys, self.values), prompt, int(self.pad_P[prompt]), self.columns)
+    def parked(self, prompt: int) -> ParkedRow:
+        """A row of one prompt that reads on."""
+        copies = _copied((self.keys, self.values), prompt, int(self.pad_P[prompt]), self.columns)
+        return ParkedRow(*copies, read=0, shift=0 if self.shift_P is None else int(self.shift_P[prompt]))
 
 
 @dataclass(slots=True)
@@ -291,6 +293,11 @@ class AdmittedRows:
     def lengths(self) -> np.ndarray:
         return self.prefilled.columns - self.prefilled.pad_P[self.prompt]
 
+    @property
+    def shift(self) -> np.ndarray:
+        of_prompts = self.prefilled.shift_P
+        return np.zeros(len(self.prompt), np.int32) if of_prompts is None else of_prompts[self.prompt]
+
     def logits(self) -> mx.array:
         return self.prefilled.logits_PV[mx.array(self.prompt)]
 
@@ -303,6 +310,7 @@ class ParkedRow:
     keys: list[mx.array]
     values: list[mx.array]
     read: int
+    shift: int = 0
     unread: list[int] = field(default_factory=list)
     is_ready: bool = False
 
@@ -321,7 +329,7 @@ class WaitingQueue:
     """Completions that wait for a row, G to a prompt, in order. A prompt is prefilled once, when the first completion
     of its group is admitted, with the others admitted then."""
 
-    def __init__(self, prompts: Sequence[list[int]], G: int, prefill: Callable[[list[list[int]]], Prefilled]) -> None:
+    def __init__(self, prompts: int, G: int, prefill: Callable[[range], Prefilled]) -> None:
         self._prompts, self._G, self._prefill = prompts, G, prefill
         self._next = 0
         self._prefilled: Prefilled | None = None
@@ -329,7 +337,7 @@ class WaitingQueue:
 
     @property
     def waiting(self) -> int:
-        return len(self._prompts) * self._G - self._next
+        return self._prompts * self._G - self._next
 
     def admit(self, count: int) -> list[AdmittedRows]:
         """The next `count` completions, one `AdmittedRows` for each prefill that they come from."""
@@ -340,8 +348,8 @@ class WaitingQueue:
             if first not in self._prefilled_prompts:
                 # All prompts that this admission reaches in one pass: fewer, larger products than one by one.
                 last = (self._next + count - 1) // self._G
-                self._prefilled_prompts = range(first, min(len(self._prompts), last + 1))
-                self._prefilled = self._prefill([self._prompts[p] for p in self._prefilled_prompts])
+                self._prefilled_prompts = range(first, min(self._prompts, last + 1))
+                self._prefilled = self._prefill(self._prefilled_prompts)
             assert self._prefilled is not None
             end = self._prefilled_prompts.stop * self._G
             index = np.arange(self._next, min(self._next + count, end))
@@ -360,10 +368,11 @@ class KVRows:
         self.index = np.zeros(0, np.int64)  # the completion of each row
         self.generated = np.zeros(0, np.int64)  # tokens sampled in each row
         self.pad = np.zeros(0, np.int64)
+        self.shift = np.zeros(0, np.int32)  # of positions, by pictures in the prompt
         self.end = np.zeros(0, np.int64)  # the column of each row's next token
         self.keys: list[mx.array] = []
         self.values: list[mx.array] = []
-        self.pad_B = mx.zeros(0, mx.int32)  # `pad` on the device
+        self.pad_B: mx.array | tuple[mx.array, mx.array]  # `pad` on the device, and `shift` where there is any
         self.column_C = mx.zeros(0, mx.int32)  # 0 … C − 1 on the device
 
     def __len__(self) -> int:
@@ -451,6 +460,9 @@ class KVRows:
         self.pad = np.maximum(slot - lengths, 0)
         self.end, self.column_C = np.full(len(self), slot), mx.arange(columns)
         self.pad_B = mx.array(self.pad.astype(np.int32))
+        self.shift = np.concatenate([self.shift[keep], *(admitted.shift for admitted in admissions)])
+        if self.shift.any():
+            self.pad_B = self.pad_B, mx.array(self.shift)
 
 
 def _copied(

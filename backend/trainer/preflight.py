@@ -25,7 +25,7 @@ from backend.models.loading import check_opens
 from backend.models.model_folder import check_adapter, check_config, read_object
 from backend.models.policy import check_learns, check_same_tokens, check_start, quantized_as
 from backend.models.sharded_policy import check_divides, sharding_refusal
-from backend.models.tokenizers import run_tokenizer, tokenizer_folder
+from backend.models.tokenizers import run_tokenizer, with_vision, tokenizer_folder
 from backend.rewards.calls import wait_on
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.runs.guards import RESERVE, run_bytes
@@ -148,6 +148,8 @@ def _check_learns(folder: Path, config: Config, problems: list[ConfigProblem]) -
         return None
     model, own, model_config = opened
     tokenizer = _caught(problems, lambda: run_tokenizer(config.tokenizer, own, model))
+    if tokenizer is not None:
+        tokenizer = with_vision(tokenizer, folder, config.image_max_pixels)
     if not problems and config.parallelism == "tensor" and config.hosts:
         _caught(problems, lambda: _check_division(copy_sharing_arrays(model), model_config, config))
     if not problems:

@@ -51,6 +51,7 @@ from backend.training.optimizers import SETTINGS_DECIDE, OwnUpdates
 from backend.training.self_distillation import add_teacher_prompts
 from backend.training.sft import sft_learner
 from backend.types import Group, Problem
+from backend.utils.errors import UserError
 
 Note = Callable[[str], None]
 """Takes a sentence for the user."""
@@ -105,6 +106,9 @@ class StepContext:
         return (self.waiting_learner or self.learner).held_out_metrics(self.packed(groups, config), poll)
 
     def packed(self, groups: list[Group], config: Config) -> Batch:
+        for group in groups:  # labels, and what other ranks have sampled
+            if group.images is None:
+                (group.images,) = self.policy.images_of([group.problem])
         return pack(groups, pad_id=self.policy.pad_id, mask_truncated_completions=config.mask_truncated_completions)
 
     def step_size(self, config: Config) -> StepSize:
@@ -518,8 +522,6 @@ def load_context(
     if sentence:
         note(sentence)
     policy = engine.load(config.model_copy(update={"dtype": dtype}), note, shared.base if shared else None)
-    if "vision_config" in policy.model_config:
-        note(f"{config.model} reads images too. Images are not supported yet: its text model is trained, on text.")
     prompts, of_stages = dict[str, TokenizedPrompts](), list[TokenizedPrompts]()
     counts_rows = config.epochs > 0 and not config.stages  # the length of the run is the number of rows that fit
     for each in prompt_sets(config, inputs, stages):
@@ -531,6 +533,8 @@ def load_context(
         if each.stage:
             of_stages.append(made)
     training = of_stages[0] if config.stages else prompts["train"]
+    if any(problem.images for problem in training.first(1)):
+        check_with_images(stages)
     steps = -(-config.epochs * training.fitting // config.prompts_per_step) if counts_rows else config.iters
     for sentence in inputs.splits.notes:
         note(sentence)
@@ -559,6 +563,16 @@ def load_context(
         slow_paths=list(dict.fromkeys(slow_paths)),
         dtype=dtype,
     )
+
+
+def check_with_images(stages: Sequence[Config]) -> None:
+    """Raise UserError for settings that pictures cannot be combined with."""
+    for config in stages:
+        reads_text = "reads the prompts as text, and these have pictures"
+        if config.train_mode == "distill":
+            raise UserError("train_mode", f"The teacher {reads_text}; choose GRPO.")
+        if config.self_distillation_weight:
+            raise UserError("self_distillation_weight", f"The teacher of self-distillation {reads_text}; set it to 0.")
 
 
 def pass_rates_of(config: Config, rows: int) -> PassRates | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 
 import mlx.core as mx
 
+from backend.engine.images import PromptImages
 from backend.training.microbatch import PromptMode, RowLengths, plan_micro_batches
 from backend.types import Completion, Group
 
@@ -37,6 +38,7 @@ class Batch:
     teacher_prompts: Sequence[list[int]] = ()  # by `row_B`, of self-distillation: ids, empty where a row has no teacher
     teacher_weight_BT: mx.array | None = None  # in the distillation loss; 0 without a teacher
     teacher_logp_BT: mx.array | None = None  # before this rollout's first update
+    images: Sequence[PromptImages | None] = ()  # by `group_B`; empty where no prompt has a picture
 
     def __len__(self) -> int:
         return self.mask_BT.shape[0]
@@ -118,6 +120,7 @@ def pack(groups: Sequence[Group], *, pad_id: int, mask_truncated_completions: bo
         if any(c.log_held for _, _, c in rows)
         else None,
         teacher_prompts=[c.teacher_prompt for *_, c in rows] if any(c.teacher_prompt for *_, c in rows) else (),
+        images=[group.images for group in groups] if any(group.images for group in groups) else (),
     )
 
 

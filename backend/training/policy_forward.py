@@ -183,6 +183,8 @@ class PolicyForward:
 
 def micro_batch_of(batch: Batch) -> MicroBatch:
     """Reads lengths and mask on the host."""
-    rows = sequence_rows(batch.tokens_BL, batch.prompt_length_B, batch.group_B, batch.completion_BT, batch.mask_BT)
-    groups: list[int] = batch.group_B.tolist()  # pyright: ignore[reportAssignmentType]: one axis, so a list
-    return MicroBatch(batch, rows, list(dict.fromkeys(groups)))
+    of_rows: list[int] = batch.group_B.tolist()  # pyright: ignore[reportAssignmentType]: one axis, so a list
+    groups = list(dict.fromkeys(of_rows))
+    arrays = batch.tokens_BL, batch.prompt_length_B, batch.group_B, batch.completion_BT, batch.mask_BT
+    images = [batch.images[group] for group in groups] if batch.images else []
+    return MicroBatch(batch, sequence_rows(*arrays, images=images if any(images) else []), groups)

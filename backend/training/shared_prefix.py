@@ -17,6 +17,7 @@ import numpy as np
 from mlx.utils import tree_map
 
 from backend.engine.forward import PrefilledPrompts, SequenceRows, prefill_prompts
+from backend.engine.images import PromptImages
 from backend.engine.layers import scatter_unique
 from backend.engine.output_layer import SplitModel
 
@@ -35,15 +36,18 @@ class SharedPrefix:
 
     def __init__(self, micro_batches: Sequence[RowsAndGroups], token_budget: int) -> None:
         prompts: dict[int, tuple[np.ndarray, int]] = {}
+        images: dict[int, PromptImages | None] = {}
         for part in micro_batches:
             lengths = np.zeros(len(part.groups), np.int64)
             lengths[np.array(part.rows.prompt_B)] = np.array(part.rows.prompt_length_B)
             prompts |= zip(part.groups, zip(np.array(part.rows.prompt_PK), lengths.tolist(), strict=True), strict=True)
+            images |= zip(part.groups, part.rows.images or [None] * len(part.groups), strict=True)
         # A group whose rows fell into several micro-batches occurs several times; the dict keeps its prompt once.
         longest = max(part.rows.prompt_PK.shape[1] for part in micro_batches)
         self.index_of_group = {group: index for index, group in enumerate(prompts)}
         self.prompt_PK = mx.array(np.stack([np.pad(ids, (0, longest - len(ids))) for ids, _ in prompts.values()]))
         self.length_P = mx.array([length for _, length in prompts.values()])
+        self.images = [*images.values()]
         self._cotangents: PrefilledPrompts | None = None
         step = max(1, token_budget // longest)
         self.spans = [slice(start, start + step) for start in range(0, len(prompts), step)]
@@ -61,7 +65,7 @@ class SharedPrefix:
     def prefill(self, split_model: SplitModel) -> PrefilledPrompts:
         spans: list[PrefilledPrompts] = []
         for span in self.spans:
-            spans.append(prefill_prompts(split_model, self.prompt_PK[span], self.length_P[span]))
+            spans.append(prefill_prompts(split_model, self.prompt_PK[span], self.length_P[span], self.images[span]))
             mx.eval(*spans[-1])  # one span's activations at a time
         return spans[0] if len(spans) == 1 else _map_arrays(lambda *x: mx.concatenate(list(x)), *spans)
 
@@ -95,7 +99,8 @@ class SharedPrefix:
             # ∇θ Σ x(θ) · c with c = dL/dx constant is the vector-Jacobian product cᵀ ∂x/∂θ, through nn.value_and_grad's
             # interface. Padding adds nothing: its cotangents are 0, since no row attends to it.
             def inner_product(span: slice = span, cotangents: PrefilledPrompts = cotangents) -> mx.array:
-                prefilled = prefill_prompts(split_model, self.prompt_PK[span], self.length_P[span])
+                prompts = self.prompt_PK[span], self.length_P[span], self.images[span]
+                prefilled = prefill_prompts(split_model, *prompts)
                 last, keys, values = _map_arrays(
                     lambda x, cotangent: (x * cotangent).astype(mx.float32).sum(), prefilled, cotangents
                 )

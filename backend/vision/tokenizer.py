@@ -43,7 +43,7 @@ class VisionTokenizer:
     reads_images = True
 
     def __init__(self, tokenizer: Any, folder: Path, max_pixels: int) -> None:
-        self._wrapped, self._folder, self._max_pixels = tokenizer, folder, max_pixels
+        self._wrapped, self.folder, self._max_pixels = tokenizer, folder, max_pixels
         self._expansions: dict[tuple[int, int], str] = {}
         self._lock = threading.Lock()  # a step reads pixels while a thread tokenises
         file = folder / "chat_template.json"  # of older models
@@ -120,11 +120,11 @@ class VisionTokenizer:
         from transformers import AutoProcessor
 
         try:
-            get_model_and_args(json.loads((self._folder / "config.json").read_text(encoding="utf-8")))
-            processor: Any = AutoProcessor.from_pretrained(self._folder, **NO_CODE)
+            get_model_and_args(json.loads((self.folder / "config.json").read_text(encoding="utf-8")))
+            processor: Any = AutoProcessor.from_pretrained(self.folder, **NO_CODE)
             images, processor.image_token = processor.image_processor, processor.image_token
         except Exception as error:  # of any kind: transformers and mlx-vlm
-            called = f"The image processor of the model {quote(self._folder, 60)}"
+            called = f"The image processor of the model {quote(self.folder, 60)}"
             raise UserError("model", f"{called} cannot be loaded: {reason_of(error)}.") from error
         if hasattr(images, "max_pixels"):
             images.max_pixels = min(images.max_pixels, self._max_pixels)

@@ -50,6 +50,8 @@ class OwnSampler(Sampler):
         poll: Poll = lambda token_count: None,
         finished: Callable[[Group], None] | None = None,
     ) -> list[Group]:
+        if any(problem.images for problem in problems):
+            raise UserError("rollout_func", "A rollout function reads prompts as text, and these have pictures.")
         number = first_number << 32  # its own random numbers for each prompt that it generates from
         ours = list[BaseException]()  # a stop, or another error that is not the function's
 
