@@ -20,6 +20,7 @@ from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 from mlx_lm import utils as mlx_lm_utils
 from mlx_lm.tuner.utils import load_adapters
 
+from backend.config.model_and_data_names import model_source
 from backend.config.setting import AdapterSettings, ModelSettings
 from backend.engine import cpu, device
 from backend.engine.images import PromptImages
@@ -27,14 +28,16 @@ from backend.engine.model_probe import gradient_error, split
 from backend.engine.output_layer import PROBE, SplitModel
 from backend.engine.shared_weights import SharedWeights, copy_sharing_arrays
 from backend.models.adapters import SIXTEEN_BIT_TYPES, attach_adapters, lora_parameters, masters_of, without_adapters
-from backend.models.loading import check_runs, fetch, load_model, open_model, read_weights
+from backend.models.loading import check_runs, load_model, open_model, read_weights
 from backend.models.model_folder import PATH, check_adapter, check_adapter_config, header_of
-from backend.models.tokenizers import reason_of, run_tokenizer, with_end_tokens, with_vision
+from backend.models.tokenizers import reason_of, run_tokenizer, with_end_tokens
 from backend.runs.saved_weights import SETTING, AdapterSource, adapter_settings, find_adapter
 from backend.types import Problem
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import user_path
+from backend.utils.hub_cache import local_folder
 from backend.utils.text import quote, shown_path
+from backend.vision.tokenizer import with_vision
 
 if TYPE_CHECKING:
     from backend.vision.tower import VisionTower
@@ -194,7 +197,8 @@ def load_base(config: ModelSettings, note: Callable[[str], None] = lambda senten
     tokenizer = run_tokenizer(config.tokenizer, tokenizer, model)
     if config.tokenizer:
         model_config = with_end_tokens(model_config, tokenizer)
-    tokenizer = with_vision(tokenizer, fetch(config.model, "model"), config.image_max_pixels)
+    if (folder := local_folder(model_source(config.model, "model"))) is not None:
+        tokenizer = with_vision(tokenizer, folder, config.image_max_pixels)
     model, model_config = quantized_as(model, model_config, config)
     is_full = config.train_type == "full"
     original_dtypes = _prepare_full_training(model, note) if is_full else {}

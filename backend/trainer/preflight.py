@@ -25,7 +25,7 @@ from backend.models.loading import check_opens
 from backend.models.model_folder import check_adapter, check_config, read_object
 from backend.models.policy import check_learns, check_same_tokens, check_start, quantized_as
 from backend.models.sharded_policy import check_divides, sharding_refusal
-from backend.models.tokenizers import run_tokenizer, with_vision, tokenizer_folder
+from backend.models.tokenizers import run_tokenizer, tokenizer_folder
 from backend.rewards.calls import wait_on
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.runs.guards import RESERVE, run_bytes
@@ -43,6 +43,7 @@ from backend.utils.files import user_path
 from backend.utils.machine import machine_bytes
 from backend.utils.places import runs_folder
 from backend.utils.text import quote
+from backend.vision.tokenizer import with_vision
 
 T = TypeVar("T")
 

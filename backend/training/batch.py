@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import mlx.core as mx
 
-from backend.engine.images import PromptImages
 from backend.training.microbatch import PromptMode, RowLengths, plan_micro_batches
 from backend.types import Completion, Group
 
@@ -38,7 +38,7 @@ class Batch:
     teacher_prompts: Sequence[list[int]] = ()  # by `row_B`, of self-distillation: ids, empty where a row has no teacher
     teacher_weight_BT: mx.array | None = None  # in the distillation loss; 0 without a teacher
     teacher_logp_BT: mx.array | None = None  # before this rollout's first update
-    images: Sequence[PromptImages | None] = ()  # by `group_B`; empty where no prompt has a picture
+    images: Sequence[Any] = ()  # `PromptImages` or None by `group_B`; empty where no prompt has a picture
 
     def __len__(self) -> int:
         return self.mask_BT.shape[0]
