@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -27,9 +27,11 @@ from backend.data.preview import open_dataset
 from backend.data.problems import Messages, PromptFormat, messages_of, problem_of, tokenize_if_fits
 from backend.data.rows import Rows, row_name
 from backend.engine.device import on_gpu
+from backend.engine.images import PromptImages
 from backend.engine.model_probe import split
 from backend.engine.output_layer import SplitModel
 from backend.engine.shared_weights import copy_sharing_arrays
+from backend.models.loading import fetch
 from backend.models.policy import cast, load_model, load_policy
 from backend.models.tokenizers import run_tokenizer
 from backend.runs.run_folder import RunFolder, find_run
@@ -48,6 +50,10 @@ from backend.utils.errors import UserError
 from backend.utils.files import names_folder
 from backend.utils.machine import machine_bytes
 from backend.utils.text import shown_path
+from backend.vision.tokenizer import with_vision
+
+if TYPE_CHECKING:
+    from backend.vision.tower import VisionTower
 
 SideName = Literal["base", "tuned"]
 SIDES: tuple[SideName, ...] = get_args(SideName)
@@ -158,6 +164,7 @@ def _with_adapters(source: ChatSource, note: Note) -> Sides:
 def _whole_models(source: ChatSource, wanted: Sequence[SideName], note: Note) -> Sides:
     base, tokenizer, _ = load_model(source.config.model, "model")
     tokenizer = run_tokenizer(source.config.tokenizer, tokenizer, base)
+    tokenizer = with_vision(tokenizer, fetch(source.config.model, "model"), source.config.image_max_pixels)
     # A plain model comes as it is, and Config's default leaves its type as it is too.
     cast(base, source.config.dtype)
     models: dict[SideName, nn.Module] = {"base": base}
@@ -288,6 +295,12 @@ class Chat:
             name: CachedSequence(side.model, side.split_model) for name, side in sides.sides.items()
         }
 
+    @cached_property
+    def _tower(self) -> VisionTower:
+        from backend.vision.tower import VisionTower
+
+        return VisionTower(self.sides.tokenizer, next(iter(self.sides.sides.values())).split_model.dtype)
+
     def held_out_rows(self) -> tuple[str, Rows]:
         """(name of the split, its rows): the first of test, valid and train that has any. Raises UserError."""
         if self.source.run is None:
@@ -348,14 +361,15 @@ class Chat:
         if tools is not None:
             rollout = tools.begin(problems, 1, check)
             problems, talks = rollout.problems, [rollout.one(place) for place in range(len(names))]
+        pictures = [self._tower.read(problem) if problem.images else None for problem in problems]
         with ExitStack() as stack:
             answers: list[_Answer] = []
-            for name, problem, talk in zip(names, problems, talks, strict=True):
+            for name, problem, images, talk in zip(names, problems, pictures, talks, strict=True):
                 outputs = CompletionBuffer(
                     1, question.max_tokens, self.sides.tokenizer, self.sides.eos_ids, self.source.config.stop
                 )
                 outputs.held = held = self._grammars[name].state(question.sampling.grammar)
-                generate = partial(self._generate, name, question.sampling, uniform_T, check, held)
+                generate = partial(self._generate, name, question.sampling, uniform_T, check, held, images)
                 answer = _Answer(name, problem, generate, outputs, self.sides, began, talk)
                 answers.append(stack.enter_context(closing(answer)))
             replies: dict[SideName, Reply] = {}
@@ -378,10 +392,11 @@ class Chat:
         uniform_T: np.ndarray,
         check: Check,
         held: GrammarState | None,
+        images: PromptImages | None,
         prompt: Sequence[int],
         start: int = 0,
     ) -> Generator[SampledToken]:
-        return self._sequences[name].generate(prompt, sampling, uniform_T[start:], check, held)
+        return self._sequences[name].generate(prompt, sampling, uniform_T[start:], check, held, images)
 
 
 class _Answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,6 +35,7 @@ from tests.sampling.test_rollout import MANY_ENDS
 from tests.support.random_models import tiny_model
 from tests.support.small_run import settings_for
 from tests.support.trained_run import make_run, shaken_policy
+from tests.support.vision_models import picture, tiny_vision_model
 
 SAMPLED = Sampling(temperature=0.9, top_p=0.95, top_k=200)
 BOTH = ("base", "tuned")
@@ -60,12 +62,26 @@ def ask(chat: Chat, prompt: str = "What is 3 plus 3?", **more: Any) -> dict[str,
     return {side: reply.completion for side, reply in chat.reply(question, tuple(chat.sides.sides)).items()}
 
 
+@pytest.fixture(scope="module")
+def seeing(models: Path) -> Chat:
+    """A chat with a run of a vision model; its rows 0 and 1 differ in the picture alone."""
+    model = tiny_vision_model(models / "seeing" / "model")
+    rows = [{"prompt": "Count.", "answer": "1", "image": f"{seed}.png"} for seed in (0, 1)]
+    for seed in (0, 1):
+        picture(models / "seeing" / f"{seed}.png", seed=seed)
+    data = models / "seeing" / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = find_source(str(make_run(models / "seeing" / "run", models, model=str(model), data=str(data)).path))
+    return Chat(source, load_sides(source))
+
+
 def rolled_out(chat: Chat, row: int, sampling: Sampling, seed: int, *, tuned: bool) -> Completion:
     """What a rollout of the run's policy samples for a row, with its weights or before training."""
     config = chat.source.config
     policy = shaken_policy(config, seed=1) if tuned else load_policy(config.model_copy(update={"beta": 0.0}))
-    rows = open_dataset(config).rows("train")
-    problem = TokenizedPrompts(rows, policy.tokenizer, PromptFormat.of(config), "rows")[row]
+    opened = open_dataset(config)
+    source = opened.source("train", config)
+    problem = TokenizedPrompts(opened.rows("train"), policy.tokenizer, PromptFormat.of(config), source)[row]
     assert problem is not None
     return Sampler(policy, 12).sample([problem], 1, sampling, seed, 0)[0].completions[0]
 
@@ -81,6 +97,28 @@ def test_both_sides_answer_as_rollouts_do(chats: Callable[..., Chat], train_type
         assert answers[side].tokens == expected.tokens
         assert answers[side].logps == pytest.approx(expected.logps, abs=1e-4)
         assert (answers[side].text, answers[side].stop) == (expected.text, expected.stop)
+
+
+def test_pictures_are_answered_as_by_rollouts(seeing: Chat, models: Path):
+    """A row's picture, then another of the same size, whose prompt has the same tokens; then both in a conversation."""
+    first, second = (str(models / "seeing" / f"{seed}.png") for seed in (0, 1))
+    for row in (0, 1, 0):
+        answers = ask(seeing, row=row, sampling=SAMPLED, seed=7)
+        for side in BOTH:
+            expected = rolled_out(seeing, row, SAMPLED, 7, tuned=side == "tuned")
+            assert answers[side].tokens == expected.tokens
+            assert answers[side].logps == pytest.approx(expected.logps, abs=1e-4)
+    typed = ask(seeing, "Count.", images=[second], sampling=SAMPLED, seed=7)["base"]
+    assert typed.logps == ask(seeing, row=1, sampling=SAMPLED, seed=7)["base"].logps != answers["base"].logps
+    turns = {side: [Turn("Count.", "One", images=[first])] for side in BOTH}
+    problem = seeing.problem(ChatQuestion("And now?", turns=turns, images=[second]), "base")
+    assert problem.images == [first, second] and problem.prompt == "And now?"
+    assert ask(seeing, "And now?", turns=turns)["base"].tokens
+
+
+def test_a_model_of_text_refuses_pictures(chats: Callable[..., Chat], tmp_path: Path):
+    with pytest.raises(UserError, match="This prompt has images, and the model reads only text"):
+        ask(chats(), images=[picture(tmp_path / "a.png")])
 
 
 def test_an_answer_is_penalised_and_held_as_the_run_s_completions_are(chats: Callable[..., Chat]):
