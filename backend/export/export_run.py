@@ -53,6 +53,8 @@ from backend.export.verify import (
     make_reference,
     verify_folder,
 )
+from backend.export.vision_part import open_vision_part
+from backend.models.architectures import is_text_part
 from backend.models.peft_files import merged_model, read_peft_adapter
 from backend.models.policy import Policy, is_quantised, load_policy
 from backend.models.tokenizers import load_tokenizer, tokenizer_folder
@@ -224,7 +226,7 @@ def _build(
         tokenizer, tolerance = load_tokenizer(trained.tokenizer), _tolerance(trained, format_)
         reference = make_reference(trained, tokenizer, samples, tolerance)
         built = staging / "new"
-        write_in_format(trained, format_, original, built, progress)
+        notes += write_in_format(trained, format_, original, built, progress)
         drop_hidden_files(built)
         progress("Loading it back and comparing.")
         verification = _verified(trained, format_, original, built, reference)
@@ -269,8 +271,11 @@ def _tolerance(trained: TrainedWeights, format_: ExportFormat) -> float | None:
 
 def write_in_format(
     trained: TrainedWeights, format_: ExportFormat, original: OriginalFiles | None, to: Path, progress: Progress
-) -> None:
-    """Write trained weights into a new folder. Raises UserError if the format cannot represent them."""
+) -> tuple[str, ...]:
+    """Write trained weights into a new folder; returns what the user should know.
+
+    Raises UserError if the format cannot represent them.
+    """
     merging = "Merging the adapters and writing the model." if trained.adapters else "Writing the model."
     doing = "Writing the adapter." if format_.kind == "adapter" else merging
     progress(doing, None if format_.kind == "adapter" else 0.0)
@@ -283,13 +288,18 @@ def write_in_format(
             writer.write_adapter(trained, to)
         elif original is None:
             model, config = writer.in_format(*trained.open_with_config(), format_)
-            writer.write_model(model, config, trained.tokenizer, to, done)
+            vision, left_out = open_vision_part(trained.untrained or trained.base, config)
+            if left_out and is_text_part(config):
+                raise UserError("model", left_out)
+            writer.write_model(model, config, trained.tokenizer, to, done, vision)
+            return (left_out,) if left_out else ()
         elif format_.kind == "adapter":
             write_peft_adapter(trained, original, to)
         elif format_.kind == "gguf":
             gguf_file.write_gguf(trained, original, format_.gguf_type, to / GGUF_FILE, done)
         else:
             write_merged(trained, original, to, done)
+        return ()
     except OSError as error:
         raise UserError("export", f"The model cannot be written to {to.parent}: {cause(error)}.") from error
     finally:

@@ -106,7 +106,8 @@ def exported_bytes(base: Path, format_: ExportFormat, quantization: str = "none"
     shape = shape_of(base)
     if shape is None or not shape.exact:
         return None
-    others = shape.weights - sum(matrix.bytes for matrix in shape.matrices)
+    tower = shape.tower if format_.kind == "model" else 0
+    others = shape.weights + tower - sum(matrix.bytes for matrix in shape.matrices)
     return round(others + sum(_matrix_bytes(matrix, shape, format_, quantization) for matrix in shape.matrices))
 
 

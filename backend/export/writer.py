@@ -21,7 +21,9 @@ from mlx_lm import utils as mlx_lm_utils
 from backend.export.exports import ExportFormat
 from backend.export.trained_weights import TrainedWeights
 from backend.export.verify import in_float32
+from backend.export.vision_part import VisionPart
 from backend.models import policy
+from backend.models.architectures import is_text_part
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import own_file
 
@@ -139,20 +141,31 @@ def float_type(model: nn.Module) -> mx.Dtype:
 
 
 def write_model(
-    model: nn.Module, config: dict[str, Any], tokenizer_from: Path, to: Path, done: Done = lambda share: None
+    model: nn.Module,
+    config: dict[str, Any],
+    tokenizer_from: Path,
+    to: Path,
+    done: Done = lambda share: None,
+    vision: VisionPart | None = None,
 ) -> None:
-    """Write weights, config.json and tokenizer files into an empty folder. Empties the model.
+    """Write weights, with those of `vision`, config.json and tokenizer files into an empty folder. Empties the model.
 
     Raises UserError as `kept_files`.
     """
     to.mkdir(parents=True, exist_ok=True)
     # By default mlx-lm drops `vision_config`, which a model that keeps its vision tower needs for loading.
-    keep_vision = "vision_tower" in getattr(model, "model", {})
-    write_weights(model, to, done)
+    keep_vision = "vision_tower" in getattr(model, "model", {}) or vision is not None or is_text_part(config)
+    weights: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
+    model.update(tree_map(lambda _: mx.array([]), model.parameters()))
+    files = kept_files(tokenizer_from)
+    if vision is not None:
+        weights, config = vision.joined(weights, config)
+        files += [own_file(file, vision.folder, "model") for file in vision.folder.glob("*processor*.json")]
+    write_weights(weights, to, done)
     mlx_lm_utils.save_config(config, to / "config.json", keep_vision_config=keep_vision)
     # Copied, since transformers 5 would write a class name that older versions refuse to load. By copyfile, which drops
     # extended attributes: some disks turn them into ._ files.
-    for file in kept_files(tokenizer_from):
+    for file in files:
         shutil.copyfile(file, to / file.name)
 
 
@@ -161,15 +174,13 @@ def kept_files(base: Path) -> list[Path]:
     return [own_file(file, base, "model") for pattern in KEPT_FILES for file in base.glob(pattern)]
 
 
-def write_weights(model: nn.Module, to: Path, done: Done) -> None:
-    """Write model.safetensors, or indexed shards of mlx-lm's size. Empties the model.
+def write_weights(weights: dict[str, mx.array], to: Path, done: Done) -> None:
+    """Write model.safetensors, or indexed shards of mlx-lm's size. Empties `weights`.
 
     Evaluates and frees arrays one by one, so a lazy model is never in memory as a whole.
     """
-    weights: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     total = sum(array.nbytes for array in weights.values())
     shards = mlx_lm_utils.make_shards(weights)
-    model.update(tree_map(lambda _: mx.array([]), model.parameters()))
     weights.clear()  # from here only `shards` holds the arrays
     index: dict[str, str] = {}
     count, written = len(shards), counter(total, done)

@@ -13,6 +13,7 @@ from mlx_lm import utils as mlx_lm_utils
 
 from backend.config.setting import ModelSettings
 from backend.engine.shared_weights import copy_sharing_arrays
+from backend.export.vision_part import open_vision_part
 from backend.export.writer import write_model, write_safetensors
 from backend.models.adapters import adapted_layer_count, lora_parameters, whole_modules
 from backend.models.policy import Policy
@@ -61,12 +62,14 @@ def save_model(policy: Policy, config: ModelSettings, folder: Path) -> None:
 
     Raises DiskError and then keeps the older model; both briefly exist.
     """
-    require_room(folder, model_bytes(policy), "The model")
     # A folder, never an id: for an id mlx-lm requests a model card from the Hub, and a run must be able to end offline.
     path = Path(config.model).expanduser() if names_folder(config.model) else mlx_lm_utils.hf_repo_to_path(config.model)
+    vision, _ = open_vision_part(path, policy.model_config)
+    beside = sum(array.nbytes for array in vision.arrays.values()) if vision else 0
+    require_room(folder, model_bytes(policy) + beside, "The model")
     path = tokenizer_folder(config.tokenizer) if config.tokenizer else path
     with whole_folder(folder) as draft:
-        write_model(_in_original_precision(policy), dict(policy.model_config), path, draft)
+        write_model(_in_original_precision(policy), dict(policy.model_config), path, draft, vision=vision)
 
 
 def model_bytes(policy: Policy) -> int:

@@ -75,11 +75,14 @@ def quick_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     settings = spec_config.parse({"model": str(tmp_path / "base"), "data": "any.jsonl"})
     run.config.write_text(spec_config.dump(settings), encoding="utf-8")
 
-    def write(trained: trained_weights.TrainedWeights, format_: object, original: object, to: Path, *_: object) -> None:
+    def write(
+        trained: trained_weights.TrainedWeights, format_: object, original: object, to: Path, *_: object
+    ) -> tuple:
         to.mkdir()
         (to / "config.json").write_text("new", encoding="utf-8")
         assert trained.adapters
         shutil.copyfile(trained.adapters.arrays, to / "model.safetensors")
+        return ()
 
     monkeypatch.setattr(export_run, "write_in_format", write)
     for name in ("make_reference", "load_tokenizer", "_tolerance"):

@@ -59,14 +59,15 @@ def tiny_vision_model(
     *,
     dtype: str = "float32",
     bits: int | None = None,
+    vision_bits: int | None = None,
     seed: int = 0,
     text: dict[str, Any] | None = None,
     vision: dict[str, Any] | None = None,
 ) -> Path:
     """Write a random model of `family` with its tokenizer and processor into `folder` and return the folder.
 
-    `text` and `vision` change text_config and vision_config; `bits` quantises the language model. Norms and biases
-    are noisy, so that a forward pass that skips one is seen."""
+    `text` and `vision` change text_config and vision_config; `bits` quantises the language model, `vision_bits` all
+    else. Norms and biases are noisy, so that a forward pass that skips one is seen."""
     vision_tokenizer(folder, family)
     config = _config(family, text or {}, vision or {})
     package: Any = importlib.import_module(f"mlx_vlm.models.{family}")
@@ -81,6 +82,9 @@ def tiny_vision_model(
     model.set_dtype(getattr(mx, dtype))
     if bits:
         nn.quantize(model.language_model, group_size=32, bits=bits)
+        if vision_bits:
+            fits = lambda _, part: hasattr(part, "to_quantized") and part.weight.shape[-1] % 32 == 0  # noqa: E731
+            nn.quantize(model, group_size=32, bits=vision_bits, class_predicate=fits)
         config["quantization"] = config["quantization_config"] = {"group_size": 32, "bits": bits, "mode": "affine"}
     config["torch_dtype"] = dtype
     weights: Any = dict(tree_flatten(model.parameters()))

@@ -27,8 +27,8 @@ _WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.(.+)\.weight$")
 _EXPERT = re.compile(r"experts\.\d+\.")
 _NOT_LOADED = re.compile(
-    r"(?:^|\.)(?:vision_tower|vision_model|vision_embedder|visual|audio_tower|multi_modal_projector|embed_vision"
-    r"|embed_audio|mtp)\."
+    r"(?:^|\.)(?:(?P<sees>vision_tower|vision_model|vision_embedder|visual|multi_modal_projector|connector|embed_vision)"
+    r"|audio_tower|embed_audio|mtp)\."
 )
 """Weights of images, sound and multi-token prediction, which mlx-lm leaves in the file."""
 _STATE_SIZES = (
@@ -67,7 +67,7 @@ class ModelShape:
 
     `kinds`: what each layer keeps of earlier tokens. `layers_with_keys`: the number of layers, from the first, with
     keys and values of their own. `outside`: embedding and output layer, a single matrix where they are tied. `exact`:
-    `weights` was read from the files.
+    `weights` was read from the files. `tower`: bytes of what reads images, which `weights` leaves out.
     """
 
     kind: str
@@ -87,6 +87,7 @@ class ModelShape:
     outside: tuple[Linear, ...]
     weights: int
     exact: bool
+    tower: int = 0
 
     @property
     def is_transformer(self) -> bool:
@@ -180,7 +181,9 @@ def shape_from(config: Mapping[str, Any], arrays: Arrays | None = None) -> Model
 
 def _from_arrays(arrays: Arrays, packed: Mapping[str, Any], tied: bool) -> dict[str, Any]:
     """Fields of `ModelShape`."""
-    arrays = {name: about for name, about in arrays.items() if not _NOT_LOADED.search(name)}
+    others = {name: match for name in arrays if (match := _NOT_LOADED.search(name))}
+    tower = sum(BYTES.get(arrays[name][0], 2) * prod(arrays[name][1]) for name in others if others[name]["sees"])
+    arrays = {name: about for name, about in arrays.items() if name not in others}
     sizes = {
         name: BYTES.get(kind, 2) * prod(shape)
         for name, (kind, shape) in arrays.items()
@@ -214,6 +217,7 @@ def _from_arrays(arrays: Arrays, packed: Mapping[str, Any], tied: bool) -> dict[
         "layers": tuple(tuple(layers[i].values()) for i in sorted(layers)),
         "outside": tuple(outside),
         "weights": sum(sizes.values()),
+        "tower": tower,
         "has_qk_norm": any(name.endswith(("q_norm.weight", "q_layernorm.weight")) for name in sizes),
     }
 
