@@ -28,13 +28,28 @@ RANK, SCALE, RATE = 8, 20.0, 1e-6
 """Rank and scale of the LoRA adapters, and the optimizer's learning rate."""
 
 
+IMAGE_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|video_pad|>", "<|image_pad|>")
+"""The last ids of a vocabulary with pictures."""
+PICTURES = 8
+
+
 def prompt_ids(case: Case, number: int = 0) -> list[list[int]]:
     """Random prompts of step `number`, [prompts, prompt length]: the same for every contender, different in every
-    step."""
+    step. A picture comes first."""
     import numpy as np
 
     rng = np.random.default_rng((7, number))
-    return rng.integers(2, case.vocab, (case.prompts, case.prompt)).tolist()
+    if not case.image:
+        return rng.integers(2, case.vocab, (case.prompts, case.prompt)).tolist()
+    begin, end, _, feature = range(case.vocab - len(IMAGE_TOKENS), case.vocab)
+    first = [begin, *[feature] * case.image_tokens, end]
+    text = rng.integers(2, begin, (case.prompts, case.prompt - len(first))).tolist()
+    return [first + ids for ids in text]
+
+
+def picture(case: Case, folder: Path, prompt: int, number: int) -> str:
+    """Path of the picture of a prompt of step `number`, made with the model."""
+    return str(folder / f"{(number * case.prompts + prompt) % PICTURES}.png")
 
 
 def reward(text: str) -> float:

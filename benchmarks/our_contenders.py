@@ -16,7 +16,7 @@ from backend.training.grpo import grpo_learner
 from backend.training.learner import Learner
 from backend.types import Completion, Group, Problem
 from benchmarks import ablation
-from benchmarks.contender import RANK, RATE, SCALE, Contender, prompt_ids, reward
+from benchmarks.contender import RANK, RATE, SCALE, Contender, picture, prompt_ids, reward
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.workloads import Case
 
@@ -64,8 +64,13 @@ def sampling(case: Case) -> Sampling:
     return Sampling(case.temperature, case.top_p)
 
 
-def problems(case: Case, number: int) -> list[Problem]:
-    return [Problem(i, "", [], ids, "") for i, ids in enumerate(prompt_ids(case, number))]
+def problems(case: Case, number: int, folder: Path = Path()) -> list[Problem]:
+    """`folder`: of the model, which has the pictures."""
+    found = [Problem(i, "", [], ids, "") for i, ids in enumerate(prompt_ids(case, number))]
+    for i, problem in enumerate(found if case.image else []):
+        image = {"type": "image", "image": picture(case, folder, i, number)}
+        problem.messages = [{"role": "user", "content": [image]}]
+    return found
 
 
 def steps(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
@@ -74,7 +79,9 @@ def steps(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
     policy = load_policy(config)
     rollout, learner = Sampler(policy, case.completion), grpo_learner(policy, config, MANY)
     for number in stopwatch.steps():
-        groups = rollout.sample(problems(case, number), case.group_size, sampling(case), 0, number * case.prompts)
+        groups = rollout.sample(
+            problems(case, number, folder), case.group_size, sampling(case), 0, number * case.prompts
+        )
         stopwatch.lap("rollout")
         score_groups(groups)
         _train(learner, policy, groups)
@@ -86,7 +93,9 @@ def rollout_steps(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
     """Rollouts without training."""
     rollout = Sampler(load_policy(settings(case, folder)), case.completion)
     for number in stopwatch.steps():
-        groups = rollout.sample(problems(case, number), case.group_size, sampling(case), 0, number * case.prompts)
+        groups = rollout.sample(
+            problems(case, number, folder), case.group_size, sampling(case), 0, number * case.prompts
+        )
         stopwatch.lap("rollout")
         stopwatch.done(_token_count(groups))
 
@@ -110,7 +119,7 @@ def decoding_steps(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
     short, long = Sampler(policy, 1), Sampler(policy, case.completion)
     for number in stopwatch.steps():
         for phase, rollout in (("first", short), ("rollout", long)):
-            rollout.sample(problems(case, number), case.group_size, sampling(case), 0, number * case.prompts)
+            rollout.sample(problems(case, number, folder), case.group_size, sampling(case), 0, number * case.prompts)
             stopwatch.lap(phase)
         decoding_s = stopwatch.phases["rollout"]["s"] - stopwatch.phases["first"]["s"]
         stopwatch.done(case.rows * case.completion, decode_s=decoding_s / (case.completion - 1))

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contender import RANK, RATE, SCALE, Contender, prompt_ids, reward
+from benchmarks.contender import RANK, RATE, SCALE, Contender, picture, prompt_ids, reward
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.workloads import Case
 
@@ -39,8 +39,8 @@ DIFFERS = {
         "together. The reference is a second copy of the model. The ratio is always 1."
     ),
     "mlx-vlm": (
-        "Decodes and trains one completion at a time, and reads the prompt for each. The reference is a second copy of "
-        "the model. The ratio is always 1."
+        "Decodes and trains one completion at a time, and reads the prompt with its picture for each. The reference is "
+        "a second copy of the model. The ratio is always 1."
     ),
     "mlx-tune": (
         "REINFORCE: no KL, no reference, no ratio; the prompt is trained on too. One completion at a time, one update "
@@ -287,7 +287,8 @@ class _UnslothHooks:
 
 
 def mlx_vlm(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
-    """mlx-vlm's own trainer on its text-only Qwen3, whose dataset, reward function and report drive the stopwatch."""
+    """mlx-vlm's own trainer on its Qwen3-VL, or text-only Qwen3; its dataset, reward function and report drive the
+    stopwatch."""
     _without_package_init("mlx_vlm")
     import mlx.optimizers as optim
     from mlx_lm.utils import load_tokenizer
@@ -296,7 +297,7 @@ def mlx_vlm(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
 
     model, reference = load_model(folder), load_model(folder)
     get_peft_model(model, rank=RANK, alpha=RANK * SCALE, dropout=0.0, verbose=False)
-    hooks = _MlxVlmHooks(with_numbered_prompts(load_tokenizer(folder), case), case, stopwatch)
+    hooks = _MlxVlmHooks(with_numbered_prompts(load_tokenizer(folder), case), case, folder, stopwatch)
     with tempfile.TemporaryDirectory() as scratch:
         args = GRPOTrainingArgs(
             batch_size=case.prompts,
@@ -322,8 +323,15 @@ def mlx_vlm(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
 class _MlxVlmHooks:
     """The dataset, the reward function and the callback by which mlx-vlm's loop is followed."""
 
-    def __init__(self, tokenizer: Any, case: Case, stopwatch: Stopwatch) -> None:
+    def __init__(self, tokenizer: Any, case: Case, folder: Path, stopwatch: Stopwatch) -> None:
         self.tokenizer, self.case, self.stopwatch, self.number = tokenizer, case, stopwatch, 0
+        self.folder, self.pixels = folder, None
+        if case.image:
+            from mlx_vlm.models.qwen3_vl.processing_qwen3_vl import (  # pyright: ignore[reportMissingImports]
+                Qwen3VLImageProcessor,
+            )
+
+            self.pixels = Qwen3VLImageProcessor(max_pixels=case.image**2)
 
     def __len__(self) -> int:
         return self.case.prompts
@@ -332,7 +340,11 @@ class _MlxVlmHooks:
         import mlx.core as mx
 
         ids = mx.array(prompt_ids(self.case, self.number)[index])
-        return {"inputs": {"input_ids": ids, "attention_mask": mx.ones_like(ids)}, "prompt": "", "answer": None}
+        inputs = {"input_ids": ids, "attention_mask": mx.ones_like(ids)}
+        if self.pixels is not None:
+            read = self.pixels([picture(self.case, self.folder, index, self.number)])
+            inputs |= {name: mx.array(x) for name, x in read.items()}
+        return {"inputs": inputs, "prompt": "", "answer": None}
 
     def score(self, completions: list[str], **_: Any) -> list[float]:
         self.stopwatch.lap("rollout")

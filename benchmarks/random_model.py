@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from itertools import islice, product
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
+from benchmarks.contender import IMAGE_TOKENS, PICTURES
 from benchmarks.workloads import Case
 
 PAD, END = 0, 1
@@ -26,7 +28,7 @@ NEVER = 1e-20
 def model_folder(case: Case, within: Path) -> Path:
     """The folder of the case's model, made the first time. Cases of equal shape and end probability share one."""
     ends = f"ends-{1 / case.end_chance:.0f}" if case.natural else "forced"
-    path = within / f"{case.hidden}x{case.layers}-{case.vocab}-{ends}"
+    path = within / f"{case.hidden}x{case.layers}-{case.vocab}-{ends}{f'-{case.image}' if case.image else ''}"
     if not path.exists():
         make(path, case)
     return path
@@ -46,9 +48,47 @@ def make(path: Path, case: Case) -> None:
     _calibrate_end(model, case.end_chance if case.natural else NEVER)
     path.mkdir(parents=True)
     weights: Any = dict(tree_flatten(model.parameters()))
+    if case.image:
+        config, weights = _with_eyes(case, config, weights)
+        _write_pictures(path, case.image)
     mx.save_safetensors(str(path / "model.safetensors"), weights, metadata={"format": "mlx"})
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    write_tokenizer(path, case.vocab)
+    write_tokenizer(path, case.vocab, IMAGE_TOKENS if case.image else ())
+
+
+def _with_eyes(case: Case, config: dict[str, Any], weights: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A Qwen3-VL: the text model, and a random vision tower of its width and depth."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+    from mlx_vlm.models.qwen3_vl import VisionConfig, VisionModel
+
+    tower = {"model_type": "qwen3_vl", "depth": case.layers, "hidden_size": case.hidden, "num_heads": case.hidden // 64}
+    tower |= {"intermediate_size": 4 * case.hidden, "out_hidden_size": case.hidden, "patch_size": 16}
+    tower |= {"num_position_embeddings": (case.image // 16) ** 2, "deepstack_visual_indexes": [1]}
+    eyes = [
+        (name, mx.random.normal(x.shape) * 0.02 if x.ndim > 1 else x)
+        for name, x in tree_flatten(VisionModel(VisionConfig.from_dict(tower)).parameters())
+    ]
+    rope = {"rope_type": "default", "mrope_section": [12, 10, 10], "mrope_interleaved": True}
+    text = config | {"model_type": "qwen3_vl_text", "rope_scaling": rope}
+    names = ("vision_start_token_id", "vision_end_token_id", "video_token_id", "image_token_id")
+    ids = {name: case.vocab - len(names) + i for i, name in enumerate(names)}
+    whole = {"model_type": "qwen3_vl", "text_config": text, "vision_config": tower} | ids
+    whole |= {name: config[name] for name in ("tie_word_embeddings", "eos_token_id", "pad_token_id", "torch_dtype")}
+    named = {f"language_model.{name}": x for name, x in weights.items()}
+    return whole, named | {f"vision_tower.{name}": x for name, x in eyes}
+
+
+def _write_pictures(path: Path, side: int) -> None:
+    import numpy as np
+    from PIL import Image
+
+    draw = np.random.default_rng(0)
+    for i in range(PICTURES):
+        Image.fromarray(draw.integers(0, 256, (side, side, 3), dtype=np.uint8)).save(path / f"{i}.png")
+    processor = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16, "merge_size": 2}
+    processor |= {"size": {"shortest_edge": 1024, "longest_edge": side * side}}
+    (path / "preprocessor_config.json").write_text(json.dumps(processor), encoding="utf-8")
 
 
 def qwen3_config(
@@ -91,16 +131,23 @@ def _calibrate_end(model: Any, chance: float) -> None:
     mx.eval(table.weight)
 
 
-def write_tokenizer(path: Path, vocab: int) -> None:
-    """A tokenizer of 256 bytes, two special tokens and invented words, so that every id decodes to text."""
+def write_tokenizer(path: Path, vocab: int, last: Sequence[str] = ()) -> None:
+    """A tokenizer of 256 bytes, two special tokens and invented words, so that every id decodes to text; `last`: more
+    special tokens, in place of the last words."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     words = ("".join(letters) for letters in product(ascii_lowercase, repeat=4))
-    names = ["<|pad|>", "<|end|>", *sorted(pre_tokenizers.ByteLevel.alphabet()), *islice(words, vocab - 258)]
+    names = [
+        "<|pad|>",
+        "<|end|>",
+        *sorted(pre_tokenizers.ByteLevel.alphabet()),
+        *islice(words, vocab - 258 - len(last)),
+        *last,
+    ]
     tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names[:2]])
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in [*names[:2], *last]])
     tokenizer.save(str(path / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": names[END], "pad_token": names[PAD]}
     (path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")

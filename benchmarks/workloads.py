@@ -42,10 +42,17 @@ class Case:
     layers: int = 4
     micro_batch: int | None = None
     """Tokens of a micro-batch of ours, for instance enough for all rows in one; None: the default."""
+    image: int = 0
+    """Side in pixels of the picture that a prompt begins with, whose tokens are among the `prompt`; 0: text alone."""
 
     @property
     def rows(self) -> int:
         return self.prompts * self.group_size
+
+    @property
+    def image_tokens(self) -> int:
+        """Those that stand for the picture's features: one for 32 × 32 pixels."""
+        return (self.image // 32) ** 2
 
     def changed(self, **fields: Any) -> Case:
         return replace(self, **fields)
@@ -91,6 +98,11 @@ MATCHES = (
         Case("4 × G8 × ≤128, natural ends, top-p 0.95", prompts=4, natural=True, top_p=0.95),
         ("ours", *PEERS),
         (Bar(BEST, TOKEN, 0.45),),
+    ),
+    Match(
+        Case("2 × G8 × 64, a picture each", prompts=2, prompt=128, completion=64, image=256),
+        ("ours", "mlx-vlm"),
+        (Bar("mlx-vlm", STEP, 0.33), Bar("mlx-vlm", "peak", 0.6)),
     ),
     Match(
         Case("16 × G8 × ≤128, natural ends, sampling", "rollout", prompts=16, natural=True),

@@ -27,6 +27,7 @@ FILTERS = [
     Sampling(temperature=0.8, top_p=0.95, top_k=20),
     Sampling(temperature=1.3, top_k=12, min_p=0.1),
     Sampling(temperature=1.5, top_p=0.9, top_k=8, min_p=0.15),
+    Sampling(temperature=0.9, top_p=0.95, top_k=12, without=(0, 2, 5, 11, 17)),
 ]
 
 
@@ -36,6 +37,7 @@ def logits(size: int = 24, seed: int = 0) -> np.ndarray:
 
 def exact(values: np.ndarray, sampling: Sampling) -> np.ndarray:
     """The filtered distribution, in float64, token by token: top-k, then top-p over what is left, then min-p."""
+    values = np.where(np.isin(np.arange(len(values)), sampling.without), -np.inf, values)
     mass = np.exp(values / sampling.temperature - np.max(values / sampling.temperature))
     kept = np.ones(len(mass), bool)
     if 0 < sampling.top_k < len(mass):

@@ -155,7 +155,12 @@ def _config(family: str, text: dict[str, Any], vision: dict[str, Any]) -> dict[s
 _MROPE = {"rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True}
 _QWEN_VISION = {"model_type": "qwen3_vl", "depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2}
 _QWEN_VISION |= {"out_hidden_size": HIDDEN, "patch_size": 8, "spatial_patch_size": 8, "spatial_merge_size": 2}
-_QWEN_VISION |= {"temporal_patch_size": 2, "in_channels": 3, "num_position_embeddings": 64, "hidden_act": "gelu"}
+_QWEN_VISION |= {
+    "temporal_patch_size": 2,
+    "in_channels": 3,
+    "num_position_embeddings": 64,
+    "hidden_act": "gelu_pytorch_tanh",
+}
 _QWEN_VISION |= {"deepstack_visual_indexes": [0]}
 _SIGLIP = {"model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 _SIGLIP |= {"num_attention_heads": 2, "num_channels": 3, "patch_size": 8, "image_size": 32, "layer_norm_eps": 1e-6}

@@ -1,0 +1,101 @@
+"""One GRPO batch of a tiny Qwen3-VL with pictures: for TRL (its numbers: golden/vision_grpo.json), and for us."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from tests.support.vision_models import HIDDEN, LAYERS, chat, picture, tiny_vision_model
+
+RANK, SCALE, BETA, TEMPERATURE, G = 2, 4.0, 0.04, 0.9, 3
+SHAPES = {
+    "q": (32, 32),
+    "k": (32, 16),
+    "v": (32, 16),
+    "o": (32, 32),
+    "gate": (32, 64),
+    "up": (32, 64),
+    "down": (64, 32),
+}
+
+
+def chats(folder: Path) -> list[list[dict[str, Any]]]:
+    """Two prompts of unequal length with pictures of unequal size; the pictures are written into `folder`."""
+    first, second = picture(folder / "a.png", 64, 48, 1), picture(folder / "b.png", 32, 64, 2)
+    return [chat("What is it?", first), chat("How many boxes are in it? Add the digits.", second)]
+
+
+def completions() -> list[list[list[int]]]:
+    """Ids of G completions of each prompt, of unequal lengths; some end, some are cut."""
+    draw = np.random.default_rng(3)
+    rows = [[draw.integers(3, 288, draw.integers(2, 9)).tolist() for _ in range(G)] for _ in range(2)]
+    for row in (rows[0][0], rows[1][2]):
+        row.append(1)
+    return rows
+
+
+REWARDS = [[1.0, 0.25, 0.0], [0.5, 0.75, 0.125]]
+
+
+def adapters() -> dict[str, np.ndarray]:
+    """Random values of the adapters, B too, by the names that LoRA has here: `model.layers.0.….lora_a` [in, r]."""
+    draw, found = np.random.default_rng(4), {}
+    for layer in range(LAYERS):
+        for name, (inputs, outputs) in SHAPES.items():
+            part = "mlp" if name in ("gate", "up", "down") else "self_attn"
+            path = f"model.layers.{layer}.{part}.{name}_proj"
+            found[f"{path}.lora_a"] = 0.1 * draw.normal(size=(inputs, RANK)).astype(np.float32)
+            found[f"{path}.lora_b"] = 0.1 * draw.normal(size=(RANK, outputs)).astype(np.float32)
+    return found
+
+
+def name_in_peft(name: str) -> str:
+    """Ours → PEFT's, whose arrays are transposed."""
+    path = name.removeprefix("model.").replace("lora_a", "lora_A.weight").replace("lora_b", "lora_B.weight")
+    return f"base_model.model.model.language_model.{path}"
+
+
+def write_for_trl(folder: Path) -> None:
+    """What tests/support/trl_vision.py reads."""
+    from tests.support.vision_reference import MlxVlm
+
+    ours = tiny_vision_model(folder / "ours")
+    as_transformers(ours, folder / "model")
+    reference, rows, inputs = MlxVlm(ours), [], []
+    for messages, own, rewards in zip(chats(folder), completions(), REWARDS, strict=True):
+        ids, pixels = reference.prompt(messages)
+        for tokens, reward in zip(own, rewards, strict=True):
+            rows.append({"prompt": ids, "completion": tokens, "reward": reward})
+            inputs.append(pixels)
+    longest = max(len(row["prompt"]) for row in rows)
+    is_image = [[0] * (longest - len(row["prompt"])) + [int(i == 288) for i in row["prompt"]] for row in rows]
+    arrays: Any = {name: mx.concatenate([pixels[name] for pixels in inputs]) for name in inputs[0]}
+    mx.save_safetensors(str(folder / "batch.safetensors"), arrays | {"mm_token_type_ids": mx.array(is_image)})
+    own_adapters: Any = {name_in_peft(name): mx.array(x.T) for name, x in adapters().items()}
+    mx.save_safetensors(str(folder / "adapters.safetensors"), own_adapters)
+    grpo = {"num_generations": G, "temperature": TEMPERATURE, "beta": BETA, "epsilon": 0.2, "scale_rewards": "group"}
+    settings = {"grpo": grpo | {"max_completion_length": 10}, "lora": {"r": RANK, "lora_alpha": SCALE * RANK}}
+    (folder / "batch.json").write_text(json.dumps({"rows": rows, "settings": settings}))
+
+
+def as_transformers(ours: Path, folder: Path) -> None:
+    """Write a tiny Qwen3-VL of ours as transformers saves it."""
+    folder.mkdir()
+    weights: Any = mx.load(str(ours / "model.safetensors"))
+    named = {
+        name.replace("language_model.model.", "model.language_model.").replace("vision_tower.", "model.visual."): x
+        for name, x in weights.items()
+    }
+    kernel = "model.visual.patch_embed.proj.weight"
+    named[kernel] = mx.contiguous(named[kernel].transpose(0, 4, 1, 2, 3))
+    mx.save_safetensors(str(folder / "model.safetensors"), named, metadata={"format": "pt"})
+    for file in ours.glob("*.json"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    config = json.loads((ours / "config.json").read_text())
+    config["architectures"] = ["Qwen3VLForConditionalGeneration"]
+    assert config["text_config"]["hidden_size"] == HIDDEN
+    (folder / "config.json").write_text(json.dumps(config))

@@ -1,0 +1,220 @@
+"""Prompts with pictures: log-probabilities, metrics and gradients against mlx-vlm's full forward pass and TRL."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten, tree_unflatten
+
+from backend.config.config import parse
+from backend.models.policy import Policy, load_policy
+from backend.sampling.rollout import Sampler
+from backend.sampling.sampler import Sampling
+from backend.training.advantages import advantages
+from backend.training.batch import pack
+from backend.training.grpo import grpo_learner
+from backend.training.policy_forward import PolicyForward
+from backend.types import Completion, Group, Problem
+from tests.support import vision_batch
+from tests.support.small_settings import PLAIN_SGD, SMALL_LORA
+from tests.support.vision_models import FAMILIES, chat, picture, tiny_vision_model
+from tests.support.vision_reference import MlxVlm
+
+TRL: dict[str, Any] = json.loads((Path(__file__).parents[1] / "golden" / "vision_grpo.json").read_text())
+TRL_PYTHON = os.environ.get("TRL_PYTHON", "")
+TOKENS, G = 6, 2
+CLOSE = 1e-4  # nats
+QUICK = [pytest.param(family, marks=() if family == "qwen3_vl" else pytest.mark.proof) for family in FAMILIES]
+"""Where equality with mlx-vlm already says as much."""
+FREE = Sampling()
+
+
+@dataclass
+class Case:
+    """A tiny model as we open it and as mlx-vlm does."""
+
+    policy: Policy
+    reference: MlxVlm
+    chats: list[list[dict[str, Any]]]
+    sampler: Sampler
+
+    def problem(self, which: int, index: int) -> Problem:
+        messages = self.chats[which]
+        ids = self.policy.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+        return Problem(index, "", messages, ids, "")
+
+    def sampled(self, *chats: int) -> list[Group]:
+        """Groups of these prompts sampled together; the completions of a prompt depend on its place alone."""
+        problems = [self.problem(which, index) for index, which in enumerate(chats)]
+        return self.sampler.sample(problems, G, FREE, 7, 0)
+
+    def gap(self, which: int, completion: Completion) -> float:
+        """Most nats between the log-probabilities of sampling and mlx-vlm's."""
+        return np.abs(self.reference.logps(self.chats[which], completion.tokens) - np.array(completion.logps)).max()
+
+
+A, B, BOTH, TEXT = range(4)
+
+
+@pytest.fixture(scope="module")
+def opened(models: Path) -> Callable[..., Case]:
+    """Opens a family, once."""
+    cases: dict[str, Case] = {}
+    large, small = picture(models / "large.png", 64, 48, 1), picture(models / "small.png", 32, 64, 2)
+    # Prompts and pictures of unequal sizes.
+    chats = [chat("What is it?", large), chat("How many boxes are in it?", small)]
+    chats += [chat("Add them.", small, large), chat("What is 3 and 4?")]
+
+    def opened(family: str, **made: Any) -> Case:
+        key = json.dumps([family, made])
+        if key not in cases:
+            folder = tiny_vision_model(models / f"{len(cases)}", family, **made)
+            policy = load_policy(parse(SMALL_LORA | {"model": str(folder), "data": "none", "beta": 0.05}))
+            policy.eos_ids = [-1]
+            cases[key] = Case(policy, MlxVlm(folder), chats, Sampler(policy, TOKENS))
+        return cases[key]
+
+    return opened
+
+
+def learned_logps(case: Case, groups: list[Group], mode: str) -> list[np.ndarray]:
+    """log π of each completion by the passes of training; a prompt is read once in all, in each micro-batch or row."""
+    forward = PolicyForward(1.0, 64, 100, whole_rows=mode == "whole rows", has_dropout=mode == "each micro-batch")
+    case.policy.model.eval()
+    split_model = case.policy.split_model
+    parts = forward.micro_batches(split_model, pack(groups, pad_id=case.policy.pad_id))
+    rows: dict[int, np.ndarray] = {}
+    for part, logp_BT in zip(parts, forward.logps_without_gradient(split_model, parts), strict=True):
+        index: Any = part.batch.row_B.tolist()
+        rows |= dict(zip(index, np.array(logp_BT), strict=True))
+    return [rows[row] for row in sorted(rows)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_is_tokenised_and_seen_as_mlx_vlm_does(opened: Callable[..., Case], family: str) -> None:
+    case = opened(family)
+    for which, messages in enumerate(case.chats):
+        ids, inputs = case.reference.prompt(messages)
+        problem = case.problem(which, 0)
+        assert problem.tokens == ids
+        if problem.images:
+            pixels = case.policy.tokenizer.pixels(problem.images)
+            assert pixels.keys() == inputs.keys()
+            assert all(mx.array_equal(pixels[name], inputs[name]) for name in inputs)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probabilities_are_mlx_vlms(opened: Callable[..., Case], family: str) -> None:
+    """Of prompts padded on the left in sampling and on the right in learning, a picture's prompt twice, and text."""
+    case, order = opened(family), (A, B, A, BOTH, TEXT)
+    groups = case.sampled(*order)
+    rows = [(which, each) for which, group in zip(order, groups, strict=True) for each in group.completions]
+    expected = [case.reference.logps(case.chats[which], each.tokens) for which, each in rows]
+    np.testing.assert_allclose([each.logps for _, each in rows], expected, atol=CLOSE)
+    for mode in ("once", "each micro-batch", "whole rows"):
+        np.testing.assert_allclose(learned_logps(case, groups, mode), expected, atol=CLOSE, err_msg=mode)
+    assert case.gap(B, rows[0][1]) > 100 * CLOSE, "another picture, another answer"
+
+
+@pytest.mark.parametrize("family", QUICK)
+def test_prompts_in_turns_are_sampled_as_alone(opened: Callable[..., Case], family: str) -> None:
+    """No state of a prompt is left on the model: B between A and A changes neither."""
+    case = opened(family)
+    together = case.sampled(A, B, A)
+    for place, which in enumerate((A, B, A)):
+        (alone,) = case.sampler.sample([case.problem(which, place)], G, FREE, 7, place)
+        for one, other in zip(alone.completions, together[place].completions, strict=True):
+            assert one.tokens == other.tokens
+            np.testing.assert_allclose(one.logps, other.logps, atol=CLOSE)
+
+
+@pytest.mark.parametrize("family", QUICK)
+def test_the_first_update_has_ratio_1_and_no_divergence(opened: Callable[..., Case], family: str) -> None:
+    case = opened(family)
+    groups = case.sampled(A, B, TEXT)
+    for group in groups:
+        for sign, completion in zip((1.0, -1.0), group.completions, strict=True):
+            completion.advantage = sign
+    before = dict(tree_flatten(case.policy.model.trainable_parameters()))
+    settings = SMALL_LORA | {"model": "none", "data": "none", "beta": 0.05, "batch_size": 3, "group_size": G}
+    settings |= {"temperature": 1.0, "epsilon": 1e-4}
+    learner = grpo_learner(case.policy, parse(settings), 1)
+    metrics = learner.learn(pack(groups, pad_id=case.policy.pad_id))
+    assert abs(metrics["kl"]) < 1e-6
+    assert metrics["clip_ratio_total"] == 0
+    assert metrics["sampling/logp_gap/mean"] < CLOSE
+    assert abs(metrics["loss"]) < 1e-5 and metrics["grad_norm"] > 1e-3
+    case.policy.model.update(tree_unflatten(list(before.items())))
+
+
+def test_a_quantised_model_reads_a_long_prompt_in_pieces(opened: Callable[..., Case]) -> None:
+    """A piece may end within a picture."""
+    case = opened("qwen3_vl", bits=4)
+    case.sampler.prefill_chunk = 7
+    for which, group in zip((A, BOTH), case.sampled(A, BOTH), strict=True):
+        assert all(case.gap(which, each) < CLOSE for each in group.completions)
+
+
+@pytest.mark.proof
+@pytest.mark.skipif(not TRL_PYTHON, reason="TRL_PYTHON names no Python with TRL and torch")
+def test_trl_still_gives_these_numbers(tmp_path: Path) -> None:
+    vision_batch.write_for_trl(tmp_path)
+    script = Path(vision_batch.__file__).with_name("trl_vision.py")
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    run = subprocess.run([TRL_PYTHON, str(script), str(tmp_path)], env=environment, capture_output=True, text=True)
+    assert not run.returncode, run.stderr[-3000:]
+    found = json.loads(run.stdout.splitlines()[-1])
+    for name in ("advantages", "loss"):
+        np.testing.assert_allclose(found[name], TRL[name], atol=1e-5)
+    for name, expected in TRL["gradient"].items():
+        np.testing.assert_allclose(found["gradient"][name], expected, atol=1e-5, err_msg=name)
+
+
+def groups_of(policy: Policy, folder: Path) -> list[Group]:
+    """The batch of TRL's numbers."""
+    groups = []
+    rewards = np.array(vision_batch.REWARDS)
+    values, _ = advantages(rewards.reshape(-1, 1), vision_batch.G, scale_rewards="group")
+    each = iter(values.tolist())  # pyright: ignore[reportArgumentType]
+    for i, (messages, rows) in enumerate(zip(vision_batch.chats(folder), vision_batch.completions(), strict=True)):
+        ids = policy.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+        problem = Problem(i, "", messages, ids, "")
+        completions = [Completion(row, [0.0] * len(row), "", "eos", advantage=next(each)) for row in rows]
+        groups.append(Group(problem, completions, policy.images_of([problem])[0]))
+    return groups
+
+
+@pytest.mark.parametrize("budget", [30, 4096], ids=["many micro-batches", "one"])
+def test_a_batch_learns_as_in_trl(tmp_path: Path, budget: int) -> None:
+    """Advantages, log-probabilities, loss and gradient of TRL 1.16 on the same Qwen3-VL in transformers."""
+    folder = tiny_vision_model(tmp_path / "model")
+    loss = {"beta": vision_batch.BETA, "temperature": vision_batch.TEMPERATURE, "epsilon": 0.2, "num_layers": -1}
+    sizes = {"batch_size": 2, "group_size": vision_batch.G, "max_completion_length": 10, "dropout": 0.0}
+    adapters = {"rank": vision_batch.RANK, "scale": vision_batch.SCALE, "sampling_correction": "none"}
+    config = parse({"model": str(folder), "data": "none", "learning_rate": 1.0} | loss | sizes | adapters | PLAIN_SGD)
+    policy = load_policy(config)
+    names = {
+        name.removeprefix("language_model."): name for name, _ in tree_flatten(policy.model.trainable_parameters())
+    }
+    before = {names[name]: mx.array(x) for name, x in vision_batch.adapters().items()}
+    policy.model.update(tree_unflatten(list(before.items())))
+    groups = groups_of(policy, tmp_path)
+    completions = [completion for group in groups for completion in group.completions]
+    np.testing.assert_allclose([completion.advantage for completion in completions], TRL["advantages"], atol=2e-4)
+
+    learner = grpo_learner(policy, config, 1, micro_batch_tokens=budget)
+    metrics = learner.learn(pack(groups, pad_id=policy.pad_id))
+    np.testing.assert_allclose(metrics["loss"], TRL["loss"], atol=2e-4)
+    after = dict(tree_flatten(policy.model.trainable_parameters()))
+    for name, expected in TRL["gradient"].items():
+        ours = next(names[own] for own in vision_batch.adapters() if vision_batch.name_in_peft(own) == name)
+        np.testing.assert_allclose(np.array(before[ours] - after[ours]).T, expected, atol=2e-4, err_msg=name)
