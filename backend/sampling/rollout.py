@@ -5,6 +5,7 @@ log-probabilities."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -128,6 +129,8 @@ class Sampler:
                     outputs.insert(row, opening)
 
         images = self.policy.images_of(problems)
+        if any(images):
+            sampling = replace(sampling, without=self.policy.vision.placeholders)
 
         def group(p: int) -> Group:
             rows = range(p * group_size, (p + 1) * group_size)

@@ -101,6 +101,8 @@ class Sampling:
     min_p: float = 0.0
     penalties: Penalties = NO_PENALTIES
     grammar: Grammar | None = None
+    without: tuple[int, ...] = ()
+    """Ids that are never sampled: those that stand for a picture."""
 
     @classmethod
     def of(cls, config: Config) -> Sampling:
@@ -153,12 +155,21 @@ def sample_tokens(
     after temperature and grammar: top-k, then top-p, then min-p."""
     if seen is not None:
         logits_BV, _ = penalised(logits_BV, seen, sampling.penalties)
-    if mask_BM is None:
+    if mask_BM is not None:
+        bits_BMW = (mask_BM[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1  # the lowest first
+        is_allowed_BV = bits_BMW.reshape(mask_BM.shape[0], -1)[:, : logits_BV.shape[-1]] > 0
+        return _sample_allowed(logits_BV, is_allowed_BV, uniform_B, sampling)
+    if not sampling.without:
         return _sample(logits_BV, uniform_B, sampling)
-    # A sample of what the grammar allows, by its own largest logit: against the policy's all of it may be 0 in float32.
+    is_allowed_BV = mx.array(~np.isin(np.arange(logits_BV.shape[-1]), sampling.without))[None]
+    return SampledTokens(*_sample_allowed(logits_BV, is_allowed_BV, uniform_B, sampling)[:3])
+
+
+def _sample_allowed(
+    logits_BV: mx.array, is_allowed_BV: mx.array, uniform_B: mx.array, sampling: Sampling
+) -> ConstrainedTokens:
+    # A sample of what is allowed, by its own largest logit: against the policy's all of it may be 0 in float32.
     logits_BV = logits_BV.astype(mx.float32)
-    bits_BMW = (mask_BM[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1  # the lowest first
-    is_allowed_BV = bits_BMW.reshape(mask_BM.shape[0], -1)[:, : logits_BV.shape[-1]] > 0
     held_BV = mx.where(is_allowed_BV, logits_BV, -mx.inf)
     token_B, logp_B, log_kept_B = _sample(held_BV, uniform_B, sampling)
     temperature = sampling.temperature or 1.0

@@ -36,6 +36,8 @@ class VisionTower:
         self._image_token = next(
             token for name in ("image_token_index", "image_token_id") if (token := getattr(config, name, None))
         )
+        others = ("video_token_index", "video_token_id", "audio_token_index", "audio_token_id")
+        self.placeholders = tuple({self._image_token, *(getattr(config, name, None) for name in others)} - {None})
         parts = self._model.modules()
         self._rotary = next((part for part in parts if isinstance(part, MRoPERotaryEmbedding)), None)
         if self._rotary is not None:
