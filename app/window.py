@@ -162,7 +162,7 @@ class Window(QMainWindow):
         self.show_page("runs")
         self.pages["runs"].compare_folders(runs)
 
-    def show_evaluated(self, prompt: str) -> None:
+    def show_evaluated(self, prompt: tuple[str, ...]) -> None:
         self.show_page("evaluate")
         self.pages["evaluate"].show_prompt(prompt)
 

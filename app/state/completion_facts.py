@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from backend.rewards.catalogue import CODE_TESTS, COMPARING_REWARDS
-from backend.runs.completion_rows import listed_completions, logged_of, policy_tokens, scores_of
+from backend.runs.completion_rows import listed_completions, logged_of, policy_tokens, prompt_key, scores_of
 
 CUT_OFF, IDENTICAL, BEST, WORST = 1, 2, 4, 8
 """Flags; BEST and WORST only in a group whose rewards differ."""
@@ -60,7 +60,7 @@ class CompletionFacts:
         count = len(completions)
         self._arrays["step"].append(step if isinstance(step := row.get("step"), int) else 0)
         self._arrays["offset"].append(offset)
-        self._arrays["prompt"].append(hash(str(row.get("prompt"))))
+        self._arrays["prompt"].append(hash(prompt_key(row)))
         rewards = [_number(completion.get("reward")) for completion in completions]
         self._arrays["row"].extend([self.rows] * count)
         self._arrays["place"].extend(range(count))

@@ -17,6 +17,7 @@ from app.state.consent import Consent
 from app.state.messages import problems_to
 from app.state.processes import ProcessOutcome, VerbProcess
 from backend.config import config
+from backend.runs.completion_rows import prompt_key
 from backend.runs.run_folder import RunFolder, modified_at
 from backend.runs.saved_weights import all_checkpoints
 from backend.trainer.evaluation.evaluation_rows import (
@@ -41,7 +42,7 @@ DECODINGS: tuple[DecodingName, ...] = ("greedy", "sampled")
 class RowSummary:
     offset: int
     index: int
-    prompt: str
+    key: tuple[str, ...]
     answer: str
     means: dict[DecodingName, tuple[float | None, float | None]]
 
@@ -121,12 +122,15 @@ class Evaluations(QObject):
         if changed:
             self._read_rows()
 
-    def with_prompt(self, prompt: str) -> Path | None:
-        """The newest evaluation that has this prompt."""
-        spelled = f'"prompt": {json.dumps(prompt, ensure_ascii=False)}'.encode(errors="replace")
+    def with_prompt(self, prompt: tuple[str, ...]) -> Path | None:
+        """The newest evaluation that has this prompt, as its `prompt_key`."""
+        text, *images = prompt
+        fields = {"prompt": text} | ({"images": images} if images else {})
+        parts = (json.dumps({name: value}, ensure_ascii=False)[1:-1] for name, value in fields.items())
+        spelled = [part.encode(errors="replace") for part in parts]
         for entry in self.listed:
             with suppress(OSError), open_regular(rows_file(entry.path)) as file:
-                if any(spelled in line for line in file):
+                if any(all(part in line for part in spelled) for line in file):
                     return entry.path
         return None
 
@@ -219,7 +223,7 @@ def _rows_in(path: Path) -> Iterator[RowSummary]:
                     base, tuned = sides.get("base"), sides.get("tuned")
                     before = mean_reward(base) if base is not None and tuned is not None else None
                     means[decoding] = (before, mean_reward(tuned or base or sides.get("model") or []))
-            yield RowSummary(start, row["index"], str(row.get("prompt", "")), str(row.get("answer", "")), means)
+            yield RowSummary(start, row["index"], prompt_key(row), str(row.get("answer", "")), means)
 
 
 def _json_object(line: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from PySide6.QtCore import QObject, Signal
 from app.state.charts import CHARTS, curves_of
 from app.state.evaluations import read_evaluations
 from app.state.run import Run
-from backend.runs.completion_rows import CompletionRow, GroupRow
+from backend.runs.completion_rows import CompletionRow, GroupRow, prompt_key
 from backend.runs.metric_names import MEASURES
 from backend.runs.run_folder import RunFolder
 
@@ -154,10 +154,10 @@ class RunComparison(QObject):
     def shared_prompts(self, first: Run, second: Run) -> list[SharedPrompt]:
         common = sorted(set(first.index.steps()) & set(second.index.steps()), reverse=True)
         for step in common[:SEARCHED_STEPS]:
-            theirs = {group.get("prompt"): group for group in second.index.rows(step)}
-            ours = [group for group in first.index.rows(step) if group.get("prompt") in theirs]
+            theirs = {prompt_key(group): group for group in second.index.rows(step)}
+            ours = [group for group in first.index.rows(step) if prompt_key(group) in theirs]
             if ours:
-                return [SharedPrompt(step, (group, theirs[group.get("prompt")])) for group in ours]
+                return [SharedPrompt(step, (group, theirs[prompt_key(group)])) for group in ours]
         return []
 
 

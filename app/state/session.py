@@ -59,7 +59,7 @@ class Session(QObject):
             chat with it, load its settings into the form, edit the settings of this waiting run in the form.
         completions_requested(int, str or None) – show this step's completions under a filter; None: all.
         comparison_requested(list[Path]) – compare these runs.
-        prompt_requested(str) – show what evaluations of the run have for this prompt.
+        prompt_requested(tuple) – show what evaluations of the run have for this prompt.
         reward_rows_requested(list[int]) – sample on these rows of the training split, counted from 1.
         reward_line_requested(Path, int, str) – show the line of this reward file at which a function failed, and why.
         problem_found(Run) – report the bug that ended this run.
@@ -78,7 +78,7 @@ class Session(QObject):
     settings_requested = Signal(object)
     waiting_settings_requested = Signal(object)
     completions_requested = Signal(int, object)
-    prompt_requested = Signal(str)
+    prompt_requested = Signal(tuple)  # prompt_key
     reward_rows_requested = Signal(list)
     comparison_requested = Signal(list)
     reward_line_requested = Signal(object, int, str)

@@ -9,21 +9,11 @@ from functools import cache
 from pathlib import Path
 
 from PySide6.QtCore import QObject, QRect, QRectF, QSize, Qt, QThreadPool, Signal
-from PySide6.QtGui import (
-    QImage,
-    QImageIOHandler,
-    QImageReader,
-    QKeySequence,
-    QPainter,
-    QPaintEvent,
-    QPen,
-    QShortcut,
-    QTextOption,
-)
+from PySide6.QtGui import QImage, QImageIOHandler, QImageReader, QPainter, QPaintEvent, QPen, QShortcut, QTextOption
 from PySide6.QtWidgets import QAbstractButton, QSizePolicy, QWidget
 
 from app import theme
-from app.widgets.basic.dialogs import Dialog, open_path
+from app.widgets.basic.dialogs import Dialog
 from app.widgets.basic.labels import button, label, plain_tip
 from app.widgets.basic.layout import TabArea, clear_layout, column, configure, holder, paint_ring, set_shown
 from backend.runs.run_folder import modified_at
@@ -34,17 +24,22 @@ SIDE = 96
 """Width and height of the box of a small picture, in pixels before scaling."""
 SHARPNESS = 2
 """Pixels that are read for each one painted: screens of high density have two."""
+IN_A_CELL = 3
 MOST_BYTES = 128 << 20
 """Of the pictures that are held in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """`image`: scaled down; `size`: of the file, in pixels; `problem`: why there is no image, or ""."""
+    """`image`: scaled down, null without one; `size`: of the file, in pixels; `about`: its name and size, or why there
+    is no image, or "" until it has been read."""
 
     image: QImage
     size: QSize
-    problem: str = ""
+    about: str = ""
+
+
+NOT_READ = Picture(QImage(), QSize())
 
 
 def read_picture(path: str, side: int) -> Picture:
@@ -55,15 +50,20 @@ def read_picture(path: str, side: int) -> Picture:
     reader = QImageReader(path)
     reader.setAutoTransform(True)
     reader.setDecideFormatFromContent(True)
-    size, keep = reader.size(), Qt.AspectRatioMode.KeepAspectRatio
+    size = reader.size()
     if max(size.width(), size.height()) > side:
-        reader.setScaledSize(size.scaled(side, side, keep).expandedTo(QSize(1, 1)))
+        reader.setScaledSize(fitted(size, QSize(side, side)))
     image = reader.read()
     if image.isNull():
         return Picture(image, QSize(), f"{name} cannot be shown: {reader.errorString().lower()}.")
-    size = size if size.isValid() else image.size()
-    is_turned = QImageIOHandler.Transformation.TransformationRotate90 in reader.transformation()
-    return Picture(image, size.transposed() if is_turned else size)
+    if QImageIOHandler.Transformation.TransformationRotate90 in reader.transformation():
+        size.transpose()
+    return Picture(image, size, f"{name}, {size.width():,} × {size.height():,} pixels")
+
+
+def fitted(size: QSize, box: QSize) -> QSize:
+    """The largest size with the proportions of `size` in a box."""
+    return size.scaled(box, Qt.AspectRatioMode.KeepAspectRatio).expandedTo(QSize(1, 1))
 
 
 class PictureReader(QObject):
@@ -75,14 +75,14 @@ class PictureReader(QObject):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._pool = QThreadPool(self, maxThreadCount=2)
-        self._held: OrderedDict[tuple[str, int, float], Picture | None] = OrderedDict()
+        self._held: OrderedDict[tuple[str, int, float], Picture] = OrderedDict()
         self._done.connect(self._hold)
 
-    def picture(self, path: str, side: int) -> Picture | None:
-        """The picture, `side` pixels wide and high at most; None until it has been read, when `arrived` follows."""
+    def picture(self, path: str, side: int) -> Picture:
+        """The picture, `side` pixels wide and high at most; NOT_READ until `arrived`."""
         key = (path, side, modified_at(Path(path)) if is_file(path) else 0.0)
         if key not in self._held:
-            self._held[key] = None
+            self._held[key] = NOT_READ
             self._pool.start(lambda: self._done.emit(key, read_picture(path, side)))
         self._held.move_to_end(key)
         return self._held[key]
@@ -90,7 +90,7 @@ class PictureReader(QObject):
     def _hold(self, key: tuple[str, int, float], picture: Picture) -> None:
         self._held[key] = picture
         self._held.move_to_end(key)
-        while len(self._held) > 1 and sum(x.image.sizeInBytes() for x in self._held.values() if x) > MOST_BYTES:
+        while len(self._held) > 1 and sum(x.image.sizeInBytes() for x in self._held.values()) > MOST_BYTES:
             self._held.popitem(last=False)
         self.arrived.emit(key[0])
 
@@ -100,29 +100,16 @@ def pictures() -> PictureReader:
     return PictureReader(theme.application())
 
 
-def describe(path: str, picture: Picture | None) -> str:
-    """“red.png, 640 × 480 pixels”, or why it cannot be shown."""
-    if picture is None:
-        return quote(Path(path).name, 60)
-    size = picture.size
-    return picture.problem or f"{quote(Path(path).name, 60)}, {size.width():,} × {size.height():,} pixels"
-
-
-def fitted(size: QSize, box: QSize) -> QSize:
-    """The largest size with the proportions of `size` in a box."""
-    return size.scaled(box, Qt.AspectRatioMode.KeepAspectRatio).expandedTo(QSize(1, 1))
-
-
-def draw_picture(painter: QPainter, box: QRect, picture: Picture | None) -> None:
+def draw_picture(painter: QPainter, box: QRect, picture: Picture) -> None:
     """Draw a picture as large as fits into a box, or why there is none."""
     rect = QRect(box)
-    if picture is not None and picture.problem:
-        is_small = box.width() < theme.scaled(SIDE) // 2
+    if picture.image.isNull():
+        about = picture.about if box.width() > theme.scaled(SIDE) // 2 else "?" * bool(picture.about)
         wrapped = QTextOption(Qt.AlignmentFlag.AlignCenter)
         wrapped.setWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)
         painter.setPen(theme.palette().warning)
-        painter.drawText(QRectF(box.adjusted(4, 4, -4, -4)), "?" if is_small else picture.problem, wrapped)
-    elif picture is not None:
+        painter.drawText(QRectF(box.adjusted(4, 4, -4, -4)), about, wrapped)
+    else:
         rect.setSize(fitted(picture.size, box.size()))
         rect.moveCenter(box.center())
         is_tiny = rect.width() > 2 * picture.size.width()  # its pixels are worth seeing
@@ -134,15 +121,14 @@ def draw_picture(painter: QPainter, box: QRect, picture: Picture | None) -> None
 
 
 def draw_pictures(painter: QPainter, cell: QRect, paths: Sequence[str]) -> None:
-    """Draw the pictures of a row into a table's cell: as many as there is room for, and how many more there are."""
+    """Draw the first IN_A_CELL pictures into a table's cell, and how many more there are."""
     box = QRect(cell.left() + theme.CELL_PADDING, cell.top() + 3, cell.height() - 6, cell.height() - 6)
-    room = max(1, (cell.width() - theme.CELL_PADDING) // (box.width() + 4))
-    shown = paths if len(paths) <= room else paths[: max(1, room - 1)]
-    for path in shown:
+    for path in paths[:IN_A_CELL]:
         draw_picture(painter, box, pictures().picture(path, SHARPNESS * box.width()))
         box.translate(box.width() + 4, 0)
-    if len(shown) < len(paths):
-        painter.drawText(box, Qt.AlignmentFlag.AlignCenter, f"+{len(paths) - len(shown)}")
+    painter.setPen(theme.palette().muted)
+    if len(paths) > IN_A_CELL:
+        painter.drawText(box, Qt.AlignmentFlag.AlignVCenter, f"+{len(paths) - IN_A_CELL}")
 
 
 class PictureButton(QAbstractButton):
@@ -160,16 +146,16 @@ class PictureButton(QAbstractButton):
         self.update_name(path)
 
     @property
-    def picture(self) -> Picture | None:
+    def picture(self) -> Picture:
         return pictures().picture(self.path, SHARPNESS * self._side)
 
     def sizeHint(self) -> QSize:
-        square, picture = QSize(self._side, self._side), self.picture
-        return square if picture is None or picture.problem else fitted(picture.size, square)
+        square, size = QSize(self._side, self._side), self.picture.size
+        return fitted(size, square) if size.isValid() else square
 
     def update_name(self, path: str) -> None:
         if path == self.path:
-            about = describe(path, self.picture)
+            about = self.picture.about
             configure(self, name=f"{self.about}: {about}", tip=plain_tip(f"{about}\n{path}"))
             self.updateGeometry()
             self.update()
@@ -185,8 +171,7 @@ class PictureStrip(TabArea):
 
     def __init__(self) -> None:
         self._column, self.paths = column(), list[str]()
-        content = holder(self._column)
-        super().__init__(content=content, name="Pictures of the prompt", shown=False)
+        super().__init__(content=holder(self._column), name="Pictures of the prompt", shown=False)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Ignored)
 
@@ -214,24 +199,21 @@ class PictureDialog(Dialog):
         self.view = PictureButton(paths[place], "Picture", max(screen.width(), screen.height()))
         configure(self.view, sizePolicy=(grow, grow), focusPolicy=Qt.FocusPolicy.NoFocus, clicked=lambda: self.go(1))
         self.about = label(font=theme.figures_font(), wrap=True, selectable=True)
-        self.steps = [button("‹", lambda: self.go(-1), name="Previous"), button("›", lambda: self.go(1), name="Next")]
-        self.open_file = button("Open", lambda: open_path(Path(self.view.path)), tip="In the program for such files")
-        box = self.close_box(*(self.steps if len(paths) > 1 else ()), self.open_file)
+        steps = [button("‹", lambda: self.go(-1), name="Previous"), button("›", lambda: self.go(1), name="Next")]
+        box = self.close_box(*(steps if len(paths) > 1 else ()))
         column((self.view, 1), self.about, box, into=self, margins=2 * theme.SPACE)
-        for key, by in ((Qt.Key.Key_Left, -1), (Qt.Key.Key_Right, 1)):
-            QShortcut(QKeySequence(key), self, lambda by=by: self.go(by))
-        pictures().arrived.connect(self._show_about)
-        self.go(0)
+        QShortcut(Qt.Key.Key_Left, self, lambda: self.go(-1))
+        QShortcut(Qt.Key.Key_Right, self, lambda: self.go(1))
+        pictures().arrived.connect(self._show)  # no lambda, which would outlive the dialog
+        self._show()
 
     def go(self, by: int) -> None:
         self._place = (self._place + by) % len(self._paths)
-        self.view.path = self._paths[self._place]
-        self.view.update_name(self.view.path)
-        self._show_about()
+        self._show()
 
-    def _show_about(self) -> None:
-        count, path = len(self._paths), self.view.path
-        which = f"{self._place + 1} of {count}: " if count > 1 else ""
-        self.setWindowTitle(which + describe(path, self.view.picture))
+    def _show(self) -> None:
+        path, count = self._paths[self._place], len(self._paths)
+        self.view.path = path
+        self.view.update_name(path)
+        self.setWindowTitle((f"{self._place + 1} of {count}: " if count > 1 else "") + self.view.picture.about)
         self.about.setText(f"{self.windowTitle()}\n{path}")
-        self.open_file.setEnabled(is_file(path))

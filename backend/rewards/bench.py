@@ -26,7 +26,7 @@ from backend.rewards.inputs import TrainerState
 from backend.rewards.scorer import Scorer
 from backend.rewards.scoring import RewardSource, samples_of, total_reward
 from backend.rewards.worker_process import RewardWorker
-from backend.runs.completion_rows import SampledRow, ScoringRow, token_ids
+from backend.runs.completion_rows import SampledRow, ScoringRow, images_of, token_ids
 from backend.tools.host import ToolHost
 from backend.tools.load import load_tools
 from backend.training.advantages import advantage_values
@@ -308,6 +308,9 @@ def group_of(row: Any, index: int, where: str) -> Group:
         completions.append(completion)
     kind, prompt, columns = row.get("type"), row.get("prompt", ""), row.get("columns")
     messages = next((chat for chat in (prompt, row.get("messages")) if _is_chat(chat)), [])
+    if not messages and (paths := images_of(row)):
+        parts = [*({"type": "image", "image": path} for path in paths), {"type": "text", "text": str(prompt)}]
+        messages = [{"role": "user", "content": parts}]
     other_keys = {key: value for key, value in row.items() if key not in ("completion", "completions")}
     problem = Problem(
         index=index,
@@ -324,7 +327,7 @@ def group_of(row: Any, index: int, where: str) -> Group:
 def line_of(group: Group) -> ScoringRow:
     """A group as a line for `group_of`."""
     problem = group.problem
-    return ScoringRow(
+    line = ScoringRow(
         prompt=problem.prompt,
         answer=problem.answer,
         type=problem.type,
@@ -332,6 +335,9 @@ def line_of(group: Group) -> ScoringRow:
         columns=problem.row,
         completions=[_sampled_row(completion) for completion in group.completions],
     )
+    if problem.images:
+        line["images"] = problem.images
+    return line
 
 
 def _sampled_row(completion: Completion) -> SampledRow:

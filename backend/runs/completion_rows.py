@@ -79,7 +79,7 @@ class ScoringRow(TypedDict):
     messages: list[dict[str, Any]]
     columns: dict[str, Any]  # every column of the dataset's row
     completions: list[SampledRow]
-    images: NotRequired[list[str]]
+    images: NotRequired[list[str]]  # paths, as in `messages`
 
 
 # JSON escapes every quote inside a string, so the first two occur nowhere else in a line.
@@ -104,6 +104,11 @@ def images_of(row: Mapping[str, Any]) -> list[str]:
     """Paths of the pictures of a row's prompt."""
     listed = row.get("images")
     return [path for path in listed if isinstance(path, str)] if isinstance(listed, list) else []
+
+
+def prompt_key(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """What tells a row's prompt from others: its text and its pictures."""
+    return (str(row.get("prompt")), *images_of(row))
 
 
 def listed_completions(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:

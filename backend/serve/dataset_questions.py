@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import threading
 import time
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -112,7 +113,8 @@ def preview_choices(request: dict[str, Any], call: QuestionCall) -> dict[str, li
 
 
 def preview_rows(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """`settings`, `split`, `start`, `count` → {rows: [{column: text}], tokens: [a row's, or None where not known]}.
+    """`settings`, `split`, `start`, `count` → {rows: [{column: text}], tokens: [a row's, or None where not known],
+    images: [a row's paths]}.
 
     `numbers`: rows to show instead of these.
     """
@@ -127,7 +129,13 @@ def preview_rows(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
         tally = _tally(opened, request["split"], config, tokenizer)
         tally.measure(indices, tokenizer)
         lengths = [length if length >= 0 else None for length in (tally.lengths[index] for index in indices)]
-    return {"rows": cells, "tokens": lengths}
+    source = opened.source(request["split"], config)
+    prompt_format = PromptFormat.of(config, labelled=config.learns_labels)
+    images: list[list[str]] = [[] for _ in indices]
+    for found, index in zip(images, indices, strict=True):
+        with suppress(UserError):  # a row that training refuses
+            found += preview_problem(index, rows[index], None, prompt_format, source)[0].images
+    return {"rows": cells, "tokens": lengths, "images": images}
 
 
 def preview_row(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:

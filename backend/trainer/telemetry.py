@@ -50,7 +50,10 @@ def group_row(step: int, group: Group, token_data: Sequence[TokenData] = ()) -> 
     rows = [completion_row(completion) for completion in group.completions]
     for row, data in zip(rows, token_data, strict=False):
         row["token_data"] = data
-    return GroupRow(step=step, prompt=problem.prompt, answer=problem.answer, type=problem.type, completions=rows)
+    row = GroupRow(step=step, prompt=problem.prompt, answer=problem.answer, type=problem.type, completions=rows)
+    if problem.images:
+        row["images"] = problem.images
+    return row
 
 
 def completion_row(completion: Completion) -> CompletionRow:

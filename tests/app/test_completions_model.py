@@ -77,7 +77,7 @@ ROWS = [
         (Query("score", "reward", is_above=True, limit=0.4), [0, 3, 4]),
         (Query("score", "score:r1_count_xml", is_above=False, limit=0.4001), [1, 2]),
         (Query("score", "score:unknown", is_above=False, limit=9.0), []),
-        (Query(prompt=hash("Another")), [3, 4, 5]),
+        (Query(prompt=hash(("Another",))), [3, 4, 5]),
     ],
 )
 def test_a_filter_leaves_what_it_says(query: Query, expected: list[int]) -> None:

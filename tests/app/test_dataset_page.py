@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from PySide6.QtCore import QItemSelectionModel, Qt, QTimer
 from PySide6.QtGui import QTextCursor
 from PySide6.QtWidgets import QComboBox
@@ -17,7 +18,7 @@ from shiboken6 import isValid
 from app import theme
 from app.pages.dataset import dataset_page
 from app.pages.dataset.dataset_page import ABSENT, EMPTY, DatasetPage
-from app.pages.dataset.rows import CHUNK, PLACEHOLDER
+from app.pages.dataset.rows import CHUNK, PICTURES_ROLE, PLACEHOLDER
 from app.pages.train import train_page
 from app.pages.train.train_page import DatasetLine
 from app.state import dataset as datasets
@@ -271,6 +272,30 @@ def test_row_detail(qtbot, page: DatasetPage, tmp_path: Path, model: Path) -> No
     assert ids[0] == "2" and f"{len(ids)} tokens of" in page.detail.about.text()
     page.detail.views.buttons["columns"].click()
     assert page.detail.pane.toPlainText() == "question\nWhat is 3 plus 3?\n\nsolution\n6\n\nid\n3"
+
+
+def test_pictures_of_rows(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    Image.new("RGB", (8, 4)).save(tmp_path / "red.png")
+    file = Path(write_rows(tmp_path, 3))
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows[1]["images"] = ["red.png", "red.png"]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    show_dataset(qtbot, page, data=str(file), **MAPPED)
+    qtbot.waitUntil(lambda: page.model.columnCount() == 7 and page.model.rowCount() == 3)
+    paths = [str(tmp_path / "red.png")] * 2
+    assert [page.model.index(row, 2).data(PICTURES_ROLE) for row in range(3)] == [(), paths, ()]
+    assert page.model.index(1, 2).data(Qt.ItemDataRole.AccessibleTextRole) == "red.png, red.png"
+    assert page.table.selected_ranges() == [range(1)], "the whole row, the new column too"
+    page.table.selectRow(1)
+    qtbot.waitUntil(lambda: page.detail.pictures.paths == paths)
+    one = {"text": "<|image|>", "ids": [7], "special": True, "learnt": True}
+    read = {"tokens": 12, "pieces": [one] * 6 + [one | {"text": "Add", "ids": [5], "special": False}]}
+    read["images"] = [{"path": path, "tokens": 3} for path in paths]
+    page.detail.show_row(1, {**(page.detail._preview or {}), **read, "faults": []}, 100)
+    assert page.detail.about.text().startswith("12 tokens of 100   2 pictures: 6 tokens")
+    assert page.detail.pane.toPlainText().startswith("<|image|> × 6 Add")
+    page.table.selectRow(2)
+    qtbot.waitUntil(lambda: not page.detail.pictures.paths)
 
 
 def test_rows_are_requested_when_visible(qtbot, page: DatasetPage, tmp_path: Path) -> None:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtTest import QTest
 
+from app.state.reward_bench import without_scores
 from app.widgets.completion_detail import CompletionDetail
 from app.widgets.pictures import PictureButton, PictureDialog, fitted, pictures, read_picture
 from app.widgets.side_by_side import SideBySide
-from backend.runs.completion_rows import images_of
+from backend.rewards.bench import group_of, line_of
+from backend.runs.completion_rows import images_of, prompt_key
+from backend.trainer.telemetry import group_row
+from backend.types import Completion, Group, Problem
 
 
-def painted(folder: Path, name: str, size: tuple[int, int], **options: object) -> str:
+def painted(folder: Path, name: str, size: tuple[int, int], **options: Any) -> str:
     Image.new("RGB", size, (200, 30, 30)).save(folder / name, **options)
     return str(folder / name)
 
@@ -40,7 +45,7 @@ def test_a_picture_that_cannot_be_shown_says_why(qapp, tmp_path: Path, content: 
     path = tmp_path / ("no.png" if content else "no\0.png")
     if content:
         path.write_bytes(content)
-    assert read_picture(str(path), 96).problem == said
+    assert read_picture(str(path), 96).about == said
 
 
 @pytest.mark.parametrize("made", [CompletionDetail, SideBySide])
@@ -58,12 +63,11 @@ def test_pictures_beside_a_prompt(qtbot, tmp_path: Path, made: Callable[[], Comp
     assert strip.isVisible()
     QTest.keyClick(buttons[0], Qt.Key.Key_Space)
     (dialog,) = strip.window().findChildren(PictureDialog)
-    assert dialog.windowTitle().startswith("1 of 2: red.png")
+    qtbot.waitUntil(lambda: dialog.windowTitle() == "1 of 2: red.png, 64 × 32 pixels")
     dialog.activateWindow()
     qtbot.waitUntil(dialog.isActiveWindow)
     QTest.keyClick(dialog, Qt.Key.Key_Right)
     qtbot.waitUntil(lambda: dialog.windowTitle() == "2 of 2: gone.png is missing.")
-    assert not dialog.open_file.isEnabled()
     QTest.keyClick(dialog, Qt.Key.Key_Escape)
     qtbot.waitUntil(lambda: not strip.window().findChildren(PictureDialog))
     show({"prompt": "Without"}, {})
@@ -73,9 +77,19 @@ def test_pictures_beside_a_prompt(qtbot, tmp_path: Path, made: Callable[[], Comp
 def test_a_missing_picture_that_comes_back_is_read_again(qtbot, tmp_path: Path):
     path = str(tmp_path / "late.png")
     pictures().picture(path, 50)
-    qtbot.waitUntil(lambda: pictures().picture(path, 50) is not None)
+    qtbot.waitUntil(lambda: pictures().picture(path, 50).about == "late.png is missing.")
     painted(tmp_path, "late.png", (10, 10))
-    qtbot.waitUntil(lambda: (found := pictures().picture(path, 50)) is not None and not found.problem)
+    qtbot.waitUntil(lambda: not pictures().picture(path, 50).image.isNull())
+
+
+def test_pictures_of_a_prompt_are_logged_and_come_back_on_the_bench():
+    parts = [{"type": "image", "image": "/a.png"}, {"type": "text", "text": "How many?"}]
+    shown = Problem(0, "How many?", [{"role": "user", "content": parts}], [1], "2")
+    row = group_row(3, Group(shown, [Completion([1], [-1.0], "2", "eos")]))
+    line = line_of(group_of(row, 0, "a row"))
+    assert images_of(row) == images_of(line) == ["/a.png"] and line["messages"] == shown.messages
+    assert prompt_key(row) == ("How many?", "/a.png") != prompt_key(dict(row) | {"images": ["/b.png"]})
+    assert without_scores(line)["images"] == ["/a.png"]
 
 
 def test_images_of_a_row_from_elsewhere():

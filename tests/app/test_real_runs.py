@@ -46,6 +46,7 @@ from app.widgets.basic.number_format import DASH, figure
 from app.widgets.export_panel import ExportPanel
 from app.widgets.run_switcher import Switcher, SwitcherMenu
 from app.window import Window
+from backend.runs.completion_rows import prompt_key
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import change_notes, read_notes, read_record
 from backend.trainer.evaluation.evaluation_rows import read_rows
@@ -267,15 +268,15 @@ def test_menu_of_a_completion(qtbot: QtBot, session: Session, real_runs: Path, t
     qtbot.waitUntil(lambda: page.model.rowCount() == 6)
     at = next(at for at, column in enumerate(page.model.columns) if column.title == "Prompt")
     assert page.model.index(0, at).data() == page.model.rows[0].row["prompt"]
-    asked: list[str] = []
+    asked: list[tuple[str, ...]] = []
     session.prompt_requested.connect(asked.append)
     choose("Find in Evaluate")
     evaluate = qtbot.show(EvaluatePage(session), 1100, 760)
     evaluate.show_prompt(asked[0])
     shown = read_rows(evaluate.evaluations.listed[0].path)
-    evaluate.show_prompt(wanted := [row["prompt"] for row in shown][-1])
+    evaluate.show_prompt(wanted := [prompt_key(row) for row in shown][-1])
     qtbot.waitUntil(lambda: evaluate.rows.currentIndex().isValid())
-    assert evaluate.row_model.rows[evaluate.rows.currentIndex().row()].prompt == wanted
+    assert evaluate.row_model.rows[evaluate.rows.currentIndex().row()].prompt == wanted[0]
 
 
 @pytest.mark.parametrize("session", ["light"], indirect=True)

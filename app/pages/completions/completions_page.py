@@ -46,7 +46,7 @@ from app.widgets.basic.number_format import counted, finite
 from app.widgets.completion_detail import CompletionDetail
 from app.widgets.completion_table import CompletionLine, CompletionModel, CompletionTable, lines_of_row
 from backend.runs.completion_files import SUFFIXES, export_completions
-from backend.runs.completion_rows import listed_completions, scores_of
+from backend.runs.completion_rows import listed_completions, prompt_key, scores_of
 from backend.runs.conversation import conversation_text, turns_of
 from backend.runs.run_record import change_notes
 from backend.trainer.evaluation.evaluation_rows import default_pass_rule
@@ -385,7 +385,7 @@ class CompletionsPage(QWidget):
         best = self._best_of_group(line)
         menu.addAction("Compare with the best of its group", lambda: self._compare_with(best)).setEnabled(best >= 0)
         menu.addAction("Follow this prompt", self._follow_prompt)
-        menu.addAction("Find in Evaluate", lambda: self.session.prompt_requested.emit(prompt))
+        menu.addAction("Find in Evaluate", lambda: self.session.prompt_requested.emit(prompt_key(line.row)))
         menu.addSeparator()
         judges = menu.addMenu("Correctness is told by")
         group, marked = QActionGroup(judges), marked_reward(run)
@@ -420,7 +420,7 @@ class CompletionsPage(QWidget):
 
     def _follow_prompt(self) -> None:
         if (line := self.table.current_line) is not None:
-            self.bar.follow_prompt(hash(str(line.row.get("prompt"))))
+            self.bar.follow_prompt(hash(prompt_key(line.row)))
 
     def _go_to_setting(self) -> None:
         self.session.page_requested.emit("train")

@@ -330,7 +330,7 @@ class DatasetPage(QWidget):
             if answer is None:
                 self.model.release(start)
             else:
-                self.model.add_chunk(start, answer["rows"], answer["tokens"])
+                self.model.add_chunk(start, answer["rows"], answer["tokens"], answer["images"])
 
         which: dict[str, Any] = {"start": start, "count": CHUNK}
         if self.difficulty.currentData():

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QObject, Qt, QTimer, Signal
+from PySide6.QtCore import QModelIndex, QObject, Qt, QTimer, Signal
 from PySide6.QtGui import QColor, QFont, QPainter, QPaintEvent, QTextCharFormat, QTextCursor
 from PySide6.QtWidgets import QFrame, QHeaderView, QTextEdit, QWidget
 
@@ -17,7 +19,8 @@ from app.widgets.basic.controls import ElidedLabel, Segments
 from app.widgets.basic.labels import label, plain_tip, show_text
 from app.widgets.basic.layout import column, configure, row
 from app.widgets.basic.number_format import counted
-from app.widgets.basic.tables import BaseTable, Column, RowsModel
+from app.widgets.basic.tables import ROW_HEIGHT, BaseTable, CellDelegate, Column, Index, RowsModel
+from app.widgets.pictures import IN_A_CELL, PictureStrip, draw_pictures, pictures
 
 CHUNK = 100
 """Rows of a chunk: more than a screen of them."""
@@ -30,6 +33,10 @@ MIN_WIDE_WIDTH, MIN_WIDTH, MAX_WIDTH = 160, 56, 200
 MEASURED_ROWS, MEASURED_CHARS = 30, 200
 ROW, TOKENS, SOLVED = 0, 1, 2
 """Columns: the row's number, the tokens of its prompt, how often a run solved it if known, then the dataset's own."""
+PICTURES = Column("Pictures")
+PICTURES_ROLE, AS_TEXT = Qt.ItemDataRole.UserRole, Qt.ItemDataRole.AccessibleTextRole
+PICTURE_ROW = 46
+"""Height of a row with pictures."""
 VIEWS = {"prompt": "Prompt", "ids": "Ids", "columns": "Columns"}
 LOADING = "The tokenizer is being loaded; until then these are the messages."
 TOO_LONG = "Too long by {over:,}: training leaves this row out."
@@ -56,6 +63,7 @@ class RowModel(RowsModel):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.columns, self._prompt_limit = [], 0
+        self.pictures: dict[int, Sequence[str]] = {}  # paths of a row's pictures, by its place in `numbers`
         self.numbers: Sequence[int] = ()  # of the dataset's rows, in the order shown
         self.solved: Mapping[int, str] = {}  # “3 of 8”, by row of the dataset
         self._chunks: OrderedDict[int, tuple[Sequence[Mapping[str, str]], Sequence[int | None]]] = OrderedDict()
@@ -71,7 +79,7 @@ class RowModel(RowsModel):
         figures += [Column("Solved", is_figure=True)] if self.solved else []
         self.columns, self._prompt_limit = [*figures, *columns] if columns else [], prompt_limit
         self.numbers, self.rows = numbers, range(len(numbers))
-        for held in (self._chunks, self._requested, self._missing):
+        for held in (self._chunks, self._requested, self._missing, self.pictures):
             held.clear()
         self.endResetModel()
 
@@ -85,9 +93,17 @@ class RowModel(RowsModel):
         for start in self._chunks:
             self._schedule(start)
 
-    def add_chunk(self, start: int, rows: Sequence[Mapping[str, str]], tokens: Sequence[int | None]) -> None:
-        """Add a requested chunk: cells by column name, and the tokens of each prompt (None if unknown)."""
+    def add_chunk(
+        self, start: int, rows: Sequence[Mapping[str, str]], tokens: Sequence[int | None], images: Sequence[Any] = ()
+    ) -> None:
+        """Add a requested chunk: cells by column name, and each prompt's tokens (None if unknown) and image paths."""
         self._chunks[start] = (rows, tokens)
+        self.pictures |= {start + place: paths for place, paths in enumerate(images) if paths}
+        if self.pictures and PICTURES not in self.columns:
+            at = next((at for at, each in enumerate(self.columns) if isinstance(each, DataColumn)), 0)
+            self.beginInsertColumns(QModelIndex(), at, at)
+            self.columns.insert(at, PICTURES)
+            self.endInsertColumns()
         self._chunks.move_to_end(start)
         while len(self._chunks) > MAX_CHUNKS:
             self._chunks.popitem(last=False)
@@ -123,6 +139,8 @@ class RowModel(RowsModel):
     def text(self, row: int, column: int) -> str:
         if column == ROW:
             return f"{self.numbers[row] + 1:,}"
+        if self.columns[column] is PICTURES:
+            return ""
         if column == SOLVED and not isinstance(self.columns[column], DataColumn):
             return self.solved.get(self.numbers[row], "")
         start, held, about = row - row % CHUNK, self.held(row), self.columns[column]
@@ -146,6 +164,12 @@ class RowModel(RowsModel):
     def font(self, row: int, column: int) -> QFont | None:
         return theme.figures_font() if self.columns[column].is_figure else None
 
+    def extra(self, row: int, index: Index, role: int) -> Any:
+        if self.columns[index.column()] is not PICTURES or role not in (PICTURES_ROLE, AS_TEXT):
+            return None
+        paths = self.pictures.get(row, ())
+        return paths if role == PICTURES_ROLE else ", ".join(Path(path).name for path in paths)
+
 
 class RowTable(BaseTable):
     chosen = Signal(int)  # row
@@ -160,7 +184,14 @@ class RowTable(BaseTable):
         self.horizontalHeader().setMinimumSectionSize(48)
         self.selectionModel().currentRowChanged.connect(lambda now, _: now.isValid() and self.chosen.emit(now.row()))
         self.selectionModel().selectionChanged.connect(lambda: self.selected.emit())
+        self.setItemDelegate(CellDelegate(PICTURES_ROLE, draw_pictures, self))
+        pictures().arrived.connect(self.viewport().update)
+        model.columnsInserted.connect(self._on_pictures)
         model.dataChanged.connect(lambda first, _: first.row() == 0 and self.fit_columns())
+
+    def _on_pictures(self) -> None:
+        self.fit_columns()
+        self.selectRow(self.currentIndex().row())  # the new cell is not selected
 
     def reset_view(self, placeholder: str = "") -> None:
         """After `show_rows`: size the columns, select the first row."""
@@ -192,6 +223,7 @@ class RowTable(BaseTable):
         columns, advance = self._rows.columns, self.fontMetrics().horizontalAdvance
         if not columns:
             return
+        self.verticalHeader().setDefaultSectionSize(theme.scaled(PICTURE_ROW if self._rows.pictures else ROW_HEIGHT))
         digits = advance(f"{self._rows.rowCount():,}") + 2 * CELL_PADDING + 6
         widths, wide = {ROW: max(theme.scaled(52), digits), TOKENS: theme.scaled(68), SOLVED: theme.scaled(96)}, SOLVED
         least, most = theme.scaled(MIN_WIDTH), max(theme.scaled(MAX_WIDTH), self.viewport().width() // 4)
@@ -200,8 +232,12 @@ class RowTable(BaseTable):
             if isinstance(each, DataColumn):
                 texts = [self.horizontalHeader().fontMetrics().horizontalAdvance(each.title)]
                 texts += [advance(cells.get(each.name, "")[:MEASURED_CHARS]) for cells in measured]
-                widths[place] = max(least, min(most, max(texts) + 2 * CELL_PADDING + 10))
+                widest = least if each.name in ("image", "images") else most  # PICTURES shows what they name
+                widths[place] = max(least, min(widest, max(texts) + 2 * CELL_PADDING + 10))
                 wide = place if each.wide else wide
+            elif each is PICTURES:
+                count = max(map(len, self._rows.pictures.values()))
+                widths[place] = theme.scaled(max(MIN_WIDTH + 8, min(count, IN_A_CELL + 1) * PICTURE_ROW))
         others = sum(width for place, width in widths.items() if place != wide)
         least = min(theme.scaled(MIN_WIDE_WIDTH), widths[wide])
         widths[wide] = max(least, self.viewport().width() - others)
@@ -224,7 +260,9 @@ class RowDetail(QFrame):
         configure(self.pane, font=theme.mono_font(), accessibleName="The prompt as the model sees it")
         self.views = Segments(VIEWS, "Show the row as", chosen=self._draw)
         head = row(self.title, None, self.views, spacing=2)
-        column(head, self.about, self.note, (self.pane, 1), into=self, spacing=6, margins=(12, 8, 12, 12))
+        self.pictures = PictureStrip()
+        body = (row(self.pictures, (self.pane, 1)), 1)
+        column(head, self.about, self.note, body, into=self, spacing=6, margins=(12, 8, 12, 12))
         self._draw()
         theme.signals.changed.connect(self._draw)
 
@@ -242,6 +280,10 @@ class RowDetail(QFrame):
         preview, limit = self._preview or {}, self._prompt_limit
         tokens = preview.get("tokens")
         parts = [] if tokens is None else [f"{counted(tokens, 'token')} of {max(0, limit):,}"]
+        pictures = preview.get("images", ())
+        if of_pictures := sum(picture["tokens"] or 0 for picture in pictures):
+            parts.append(f"{counted(len(pictures), 'picture')}: {counted(of_pictures, 'token')}")
+        self.pictures.show_pictures([picture["path"] for picture in pictures])
         parts += [f"{key.capitalize()}: {preview[key]}" for key in ("answer", "type") if preview.get(key)]
         show_text(self.about, "   ".join(parts))
         self.about.setToolTip(plain_tip(self.about.text()[:400]))
@@ -278,10 +320,11 @@ class RowDetail(QFrame):
         if view == "columns":
             write_sections([(cell["name"], cell["text"]) for cell in preview["cells"]])
         else:
-            for i, piece in enumerate(preview["pieces"]):
+            for i, (piece, same) in enumerate(groupby(preview["pieces"])):  # a picture is one token many times
                 if view == "ids":
                     cursor.insertText(" " * bool(i), plain)
                 text = piece["text"] if view == "prompt" else " ".join(map(str, piece["ids"]))
+                text += f" × {times:,} " if (times := len(list(same))) > 1 else ""
                 cursor.insertText(text, muted if not piece["learnt"] else special if piece["special"] else plain)
             if view == "prompt" and preview["tokens"] is None:  # no tokenizer, or it is still being loaded
                 write_sections([(message["role"], message["content"]) for message in preview["messages"]])

@@ -110,7 +110,7 @@ class EvaluatePage(QWidget):
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session = session
-        self._wanted = ""  # a prompt whose row is shown as soon as it is read
+        self._wanted: tuple[str, ...] = ()  # the `prompt_key` whose row is shown as soon as it is read
         self._splits_of: RunFolder | None = None
         evaluations = self.evaluations = session.evaluations
         sentence = "Once a run has trained, its model answers prompts that it has never seen."
@@ -297,7 +297,7 @@ class EvaluatePage(QWidget):
     def _show_rows(self) -> None:
         name = self._decoding_name
         lines = [
-            RowLine(place, each.index + 1, each.prompt, *each.means[name])
+            RowLine(place, each.index + 1, each.key[0], *each.means[name])
             for place, each in enumerate(self.evaluations.rows)
             if name in each.means
         ]
@@ -307,14 +307,14 @@ class EvaluatePage(QWidget):
             self.kind.show_word(key, f"{word} {count:,}" if lines else word)
             self.kind.set_shown(key, key == "all" or has_both)
         self.row_model.show_lines(lines, self.kind.key)
-
-        at = next((at for at, line in enumerate(self.row_model.rows) if line.prompt == self._wanted), -1)
+        keys = [each.key for each in self.evaluations.rows]
+        at = next((at for at, line in enumerate(self.row_model.rows) if keys[line.place] == self._wanted), -1)
         if at >= 0:
-            self._wanted = ""
+            self._wanted = ()
             self.rows.selectRow(at)
 
-    def show_prompt(self, prompt: str) -> None:
-        """Show the newest evaluation that has this prompt, and its row."""
+    def show_prompt(self, prompt: tuple[str, ...]) -> None:
+        """Show the newest evaluation that has the prompt of this `prompt_key`, and its row."""
         found = self.evaluations.with_prompt(prompt)
         if found is None:
             self.session.message.emit("No evaluation of this run has this prompt. Evaluate the split that it is in.")

@@ -217,6 +217,8 @@ def evaluate_model(
     for i, problem in enumerate(problems):
         about = {"index": problem.index, "prompt": problem.prompt, "answer": problem.answer, "type": problem.type}
         row = EvaluatedRow(**about, greedy=None, sampled=None)
+        if problem.images:
+            row["images"] = problem.images
         for decoding, sides in results.items():
             row[decoding] = RowSides(**{side: made.by_prompt[i] for side, made in sides.items()})
         row_list.append(row)

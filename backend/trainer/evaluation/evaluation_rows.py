@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import Literal, TypedDict, cast
+from typing import Literal, NotRequired, TypedDict, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -240,6 +240,7 @@ class EvaluatedRow(TypedDict):
     type: str | None
     greedy: RowSides | None
     sampled: RowSides | None
+    images: NotRequired[list[str]]  # paths of the prompt's pictures, in order
 
 
 def mean_reward(completions: Iterable[CompletionRow]) -> float | None:
