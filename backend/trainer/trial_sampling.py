@@ -111,7 +111,8 @@ class TrialSampler:
 
     def _cached_policy(self, config: Config) -> Policy:
         names = (config.model, config.tokenizer)
-        key = (*names, *map(_last_written, names), config.quantization, config.dtype, config.device)
+        depends = (config.quantization, config.dtype, config.device, config.image_max_pixels)
+        key = (*names, *map(_last_written, names), *depends)
         if config.adapter:
             weights = str(find_adapter(config.adapter).weights)
             shape = tuple(repr(getattr(config, name)) for name in ADAPTER_SHAPE)

@@ -12,6 +12,7 @@ from backend.cli import chat as chat_session
 from backend.cli.chat import COMMANDS
 from tests.support.trained_run import make_run
 from tests.support.verbs import call, refused
+from tests.support.vision_models import picture, tiny_vision_model
 
 GREEDY = ("--temperature", "0", "--max-tokens", "12")
 
@@ -50,6 +51,8 @@ def test_a_prompt_comes_from_stdin_too(run: Path):
     [
         ("", "prompt: Give a prompt with --prompt, or a row of the test split with --row."),
         ("--prompt a --row 1", "prompt: Give a prompt"),
+        ("--row 1 --image a.png", "image: A row of the test split has its own pictures"),
+        ("--prompt a --image a.png", "model: This prompt has images, and the model reads only text"),
         ("--prompt=", "prompt: The prompt is empty."),
         ("--row 9", "rows 1 to 8, and no row 9."),
         ("--prompt a --temperature -1", "temperature: "),
@@ -99,6 +102,23 @@ def test_the_turns_of_a_conversation_are_remembered_by_side(run: Path, monkeypat
     monkeypatch.setattr("backend.cli.chat.answer", spy)
     call("chat", run, *GREEDY, keys="a\n/base\nb\n/both\nc\n/reset\nd\n")
     assert asked == [{}, {"base": 1, "tuned": 1}, {"base": 2, "tuned": 1}, {}]
+
+
+def test_pictures_are_of_the_next_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[Any] = []
+    answer, first, second = chat_session.answer, picture(tmp_path / "a.png"), picture(tmp_path / "b.png", seed=1)
+
+    def spy(chat: Any, question: Any, *rest: Any) -> Any:
+        asked.append((question.images, [turn.images for turn in question.turns.get("base", ())]))
+        return answer(chat, question, *rest)
+
+    monkeypatch.setattr("backend.cli.chat.answer", spy)
+    monkeypatch.chdir(tmp_path)
+    keys = "/image b.png\nWhat?\nAnd now?\n/image none.png\nHere?\n"
+    result = call("chat", tiny_vision_model(tmp_path / "model"), "--image", "a.png", *GREEDY, keys=keys)
+    both = [first, second]
+    assert asked == [(both, []), ([], [both]), ([str(tmp_path / "none.png")], [both, []])]
+    assert result.stdout and "There is no picture" in result.stderr
 
 
 def test_ctrl_c_stops_an_answer_and_keeps_what_there_is(run: Path, monkeypatch: pytest.MonkeyPatch):
