@@ -8,16 +8,23 @@ from typing import Any
 
 from backend.runs.completion_rows import Stop, TurnRow
 
+IMAGES = ("image", "images")
+"""Columns with images, as TRL names them."""
+
 
 def content_text(content: str | Sequence[Mapping[str, Any]]) -> str:
     """The text of a message's content; images have none."""
     return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)
 
 
-def image_paths(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Paths of a chat's images, in order."""
+def image_parts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The image parts of a chat, in order."""
     contents = (message["content"] for message in messages if isinstance(message.get("content"), list))
-    return [part["image"] for content in contents for part in content if part["type"] == "image"]
+    return [part for content in contents for part in content if part["type"] == "image"]
+
+
+def image_paths(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [part["image"] for part in image_parts(messages)]
 
 
 @dataclass(slots=True)

@@ -92,7 +92,7 @@ def longest_prompt(config: Config, folder: Path) -> int | None:
 
     from backend.data.images import with_paths
     from backend.data.labels import whole_chat
-    from backend.data.problems import IMAGE_SIZE, PromptFormat, messages_of
+    from backend.data.problems import PromptFormat, messages_of
     from backend.data.rows import read_splits
     from backend.models.tokenizers import load_tokenizer
     from backend.tools.load import shown_tools
@@ -103,19 +103,19 @@ def longest_prompt(config: Config, folder: Path) -> int | None:
         tell_error(why_not)
     prompt_format = PromptFormat.of(config, schemas, labelled=config.learns_labels)
     chat_of = whole_chat if config.learns_labels else messages_of
-    splits, found = read_splits(config, head=True), list[tuple[str, list[str]]]()
+    splits, texts, images = read_splits(config, head=True), list[str](), list[str]()
     for row in islice(splits.train, ROWS):
         chat = chat_of(with_paths(row, splits.source["train"], "a row"), prompt_format, "a row")
-        text = "\n".join(content_text(message["content"]) for message in chat)
-        found.append((text + str(prompt_format.variables_of(row).get("tools", "")), image_paths(chat)))
-    if not found:
+        texts.append("\n".join(content_text(message["content"]) for message in chat))
+        texts[-1] += str(prompt_format.variables_of(row).get("tools", ""))
+        images = max(images, image_paths(chat), key=len)
+    if not texts:
         return None
-    found = sorted(found, key=lambda each: len(each[0]) + IMAGE_SIZE * len(each[1]))[-LONGEST:]
     of_images = 0
-    if any(paths for _, paths in found):
+    if images:
         tokenizer = with_vision(load_tokenizer(folder), folder, config.image_max_pixels)
-        of_images = max(sum(map(tokenizer.tokens_of, paths)) for _, paths in found)
-    encoded = Tokenizer.from_file(str(vocabulary)).encode_batch([text for text, _ in found])
+        of_images = sum(map(tokenizer.tokens_of, images))
+    encoded = Tokenizer.from_file(str(vocabulary)).encode_batch(sorted(texts, key=len)[-LONGEST:])
     return TEMPLATE + of_images + max(len(encoding.ids) for encoding in encoded)
 
 

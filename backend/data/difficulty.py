@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from backend.config.config import read
-from backend.config.setting import ColumnSettings, DatasetSettings
+from backend.config.setting import DatasetSettings, PromptSettings
 from backend.data.files import Row
+from backend.data.preview import preview_problem
+from backend.data.problems import PromptFormat
 from backend.runs.completion_files import parse_group_row
 from backend.runs.run_folder import RunFolder, all_runs
-from backend.types import content_text
 from backend.utils.errors import UserError
 from backend.utils.files import open_regular
 
@@ -35,30 +35,26 @@ def newest_run(config: DatasetSettings, runs_dir: Path | None = None) -> tuple[R
 
 
 def solved_prompts(
-    rows: Sequence[Row], config: ColumnSettings, run: RunFolder, solved_from: float
+    rows: Sequence[Row], config: PromptSettings, source: str, run: RunFolder, solved_from: float
 ) -> list[tuple[int, int, int, str]]:
     """(row, completions solved, completions, kind) of each row whose prompt the run has sampled, hardest first. `kind`:
     never, always, sometimes, or noisy: solved less often in the end than before."""
-    groups: dict[str, list[tuple[int, int]]] = {}
+    groups: dict[tuple[str, ...], list[tuple[int, int]]] = {}
     with open_regular(run.completions) as file:
         for line in file:
             if (group := parse_group_row(line)) is not None:
                 rewards = [each.get("reward") for each in group["completions"]]
                 known = [reward >= solved_from for reward in rewards if reward is not None]
-                groups.setdefault(group["prompt"], []).append((sum(known), len(known)))
-    found = list[tuple[int, int, int, str]]()
+                groups.setdefault((group["prompt"], *group.get("images", ())), []).append((sum(known), len(known)))
+    found, prompt_format = list[tuple[int, int, int, str]](), PromptFormat.of(config)
     for index, row in enumerate(rows):
-        if counts := groups.get(_text(row.get(config.prompt_feature))):
+        try:
+            problem, _ = preview_problem(index, row, None, prompt_format, source)
+        except UserError:
+            continue
+        if counts := groups.get((problem.prompt, *problem.images)):
             solved, sampled = (sum(column) for column in zip(*counts, strict=True))
             rates = [of_group / max(1, size) for of_group, size in counts]
             kind = "never" if not solved else "always" if solved == sampled else "sometimes"
             found.append((index, solved, sampled, "noisy" if max(rates) - rates[-1] >= FORGOTTEN else kind))
     return sorted(found, key=lambda entry: entry[1] / max(1, entry[2]))
-
-
-def _text(prompt: Any) -> str:
-    """The user's text, by which completions name their prompt."""
-    if isinstance(prompt, list):
-        from_user = [each["content"] for each in prompt if isinstance(each, dict) and each.get("role") == "user"]
-        prompt = content_text(from_user[-1]) if from_user else ""
-    return str(prompt)

@@ -1,141 +1,114 @@
 """Images of a dataset's rows: the columns `image` and `images`, and the image parts of messages, become paths.
 
-Pictures that are not files are written once, under the hash of their bytes.
+Images that are not files are written once, under the hash of their bytes.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+import os
+from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from backend.config.model_and_data_names import DATA_SUFFIXES
 from backend.data.files import Row
-from backend.types import image_paths
+from backend.types import IMAGES, image_parts
+from backend.utils.disk import writing
 from backend.utils.errors import UserError
-from backend.utils.files import possible_path
-from backend.utils.hub_cache import is_downloaded
-from backend.utils.places import pictures_folder
+from backend.utils.files import resolved
+from backend.utils.hub_cache import hub_cache
+from backend.utils.places import preferences_folder
 from backend.utils.text import quote
 from backend.vision.pictures import picture_size
-
-IMAGES = ("image", "images")
-"""Columns with images, as TRL names them."""
 
 
 def with_paths(row: Row, source: str, where: str) -> Row:
     """The row with every image as the path of a checked picture. `source`: the file of the rows, or a Hub split's name.
     Raises UserError naming row and column."""
-    changed: Row = {}
-    for name in [*IMAGES, *(name for name, cell in row.items() if isinstance(cell, list) and any(_parts(cell)))]:
-        cell, place = row.get(name), f"The column {quote(name, 24)} of {where}"
-        if name not in IMAGES:
-            changed[name] = [_message_with_paths(message, source, place) for message in row[name]]
-        elif isinstance(cell, list):
-            changed[name] = [_path(each, source, place) for each in cell]
-        elif cell is not None and not (isinstance(cell, str) and not cell):
-            changed[name] = _path(cell, source, place)
-    return {**row, **changed} if changed else row
+    chats = [name for name, cell in row.items() if isinstance(cell, list) and any(map(_parts_of, cell))]
+    columns = [name for name in IMAGES if row.get(name) not in (None, "", [])]
+    if not chats and not columns:
+        return row
+
+    def path_of(cell: Any, name: str) -> str:
+        return _path(cell, source, f"The column {quote(name, 24)} of {where}")
+
+    def converted(value: Any, name: str) -> Any:
+        if isinstance(value, list):
+            return [converted(each, name) for each in value]
+        if parts := _parts_of(value):
+            return value | {"content": converted(parts, name)}
+        is_image = isinstance(value, dict) and value.get("type") == "image" and value.get("image") is not None
+        return value | {"image": path_of(value["image"], name)} if is_image else value
+
+    changed = {name: converted(row[name], name) for name in chats}
+    for name in columns:
+        cell = row[name]
+        changed[name] = [path_of(each, name) for each in cell] if isinstance(cell, list) else path_of(cell, name)
+    return row | changed
 
 
 def placed(messages: list[dict[str, Any]], row: Row, where: str) -> list[dict[str, Any]]:
     """The chat with the images of the row's columns in its empty image parts, or else before the user's first text.
     Raises UserError."""
-    columns = {name: row[name] for name in IMAGES if row.get(name)}
-    empty = [part for part in _parts(messages) if _is_empty(part)]
-    if not columns and not empty:
+    cells = [row[name] for name in IMAGES if row.get(name)]
+    paths = [path for cell in cells for path in ([cell] if isinstance(cell, str) else cell)]
+    if len(cells) == 2:
+        raise UserError("data", f"Both columns image and images of {where} have images; leave one of them.")
+    parts = image_parts(messages)
+    waiting = [part for part in parts if part["image"] is None]
+    if [part["image"] for part in parts] == paths:
         return messages
-    if len(columns) == 2:
-        raise UserError("data", f"There are images in both columns image and images of {where}; leave one of them.")
-    name, cell = next(iter(columns.items()), ("image", []))
-    paths = [cell] if isinstance(cell, str) else list(cell)
-    if empty or (own := image_paths(messages)):
-        if not empty and own == paths:
-            return messages
-        if len(empty) != len(paths):
-            has = f"{len(paths)} images in the column {name}, and {len(empty)} image parts in its messages wait for one"
-            raise UserError("data", f"{where[0].upper()}{where[1:]} has {has}.")
-        rest = iter(paths)
-        return [{**message, "content": _filled(message["content"], rest)} for message in messages]
-    place = next((i for i, message in enumerate(messages) if message["role"] == "user"), None)
-    if place is None:
-        raise UserError("data", f"There is no message of the user in {where}, so no place for its images.")
-    content = messages[place]["content"]
-    text = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    parts = [*({"type": "image", "image": path} for path in paths), *text]
-    return [*messages[:place], {**messages[place], "content": parts}, *messages[place + 1 :]]
+    if not parts:
+        place = next((i for i, message in enumerate(messages) if message["role"] == "user"), None)
+        if place is None:
+            raise UserError("data", f"There is no message of the user in {where}, so no place for its images.")
+        text = {"type": "text", "text": messages[place]["content"]}
+        images = [{"type": "image", "image": path} for path in paths]
+        return [*messages[:place], messages[place] | {"content": [*images, text]}, *messages[place + 1 :]]
+    if len(waiting) != len(paths):
+        has = f"{len(paths)} in its columns, for {len(waiting)} image parts of its messages"
+        raise UserError("data", f"The images of {where} do not match: {has}.")
+    for part, path in zip(waiting, paths, strict=True):
+        part["image"] = path  # of this chat alone, see `message_list`
+    return messages
 
 
-def _parts(messages: Sequence[Any]) -> Iterator[Any]:
-    for message in messages:
-        content = message.get("content") if isinstance(message, dict) else None
-        yield from content if isinstance(content, list) else ()
-
-
-def _is_empty(part: Any) -> bool:
-    return part["type"] == "image" and part.get("image") is None
-
-
-def _filled(content: Any, paths: Iterator[str]) -> Any:
-    if isinstance(content, str):
-        return content
-    return [{"type": "image", "image": next(paths)} if _is_empty(part) else part for part in content]
-
-
-def _message_with_paths(message: Any, source: str, place: str) -> Any:
-    if not any(_parts([message])):
-        return message
-    parts = [
-        part | {"image": _path(part["image"], source, place)}
-        if isinstance(part, dict) and part.get("type") == "image" and part.get("image") is not None
-        else part
-        for part in message["content"]
-    ]
-    return {**message, "content": parts}
+def _parts_of(message: Any) -> list[Any]:
+    content = message.get("content") if isinstance(message, dict) else None
+    return content if isinstance(content, list) else []
 
 
 def _path(cell: Any, source: str, place: str) -> str:
     """The path of one image, which is checked."""
     if isinstance(cell, Mapping) and cell.keys() & {"bytes", "path"}:  # an Image of `datasets`
-        cell = cell.get("bytes") if cell.get("bytes") is not None else cell.get("path")
+        cell = cell.get("path") if cell.get("bytes") is None else cell["bytes"]
     if hasattr(cell, "convert"):  # of PIL
-        stream = io.BytesIO()
-        cell.convert("RGB").save(stream, "PNG")
+        cell.convert("RGB").save(stream := io.BytesIO(), "PNG")
         cell = stream.getvalue()
-    if isinstance(cell, bytes):
-        path = _written(cell)
-    elif not isinstance(cell, str):
-        raise UserError("data", f"{place} holds {quote(cell, 40)}, which is no image: neither a path nor its bytes.")
-    elif cell.startswith("data:") or "://" in cell:
+    if not cell or not isinstance(cell, (bytes, str)):
+        raise UserError("data", f"{place} holds {quote(cell or 'nothing', 40)}, not the path or bytes of an image.")
+    if isinstance(cell, str) and (cell.startswith("data:") or "://" in cell):
         raise UserError("data", f"{place} holds an address, {quote(cell, 40)}; save the image as a file.")
-    else:
-        named = possible_path(cell) if cell else None
-        if named is None:
-            raise UserError("data", f"{place} holds {quote(cell, 40) or 'nothing'}, which is no path.")
-        folder = _folder_of(source)
-        path = str(folder / named) if folder else cell
-        if folder is None and not is_downloaded(named):
-            raise UserError("data", f"{place} names a file that is not part of the dataset, {quote(cell, 60)}.")
+    is_hub = Path(source).suffix.lower() not in DATA_SUFFIXES
+    path = _written(cell) if isinstance(cell, bytes) else Path("" if is_hub else Path(source).absolute().parent, cell)
     try:
-        picture_size(path)
+        picture_size(str(path))
     except UserError as error:
         raise UserError("data", f"{place}: {error.faults[0].sentence}") from None
-    return path
-
-
-@cache
-def _folder_of(source: str) -> Path | None:
-    return Path(source).absolute().parent if Path(source).suffix.lower() in DATA_SUFFIXES else None
-
-
-def _written(content: bytes) -> str:
-    path = pictures_folder() / blake2b(content, digest_size=16).hexdigest()
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(".draft")
-        draft.write_bytes(content)
-        draft.replace(path)
+    if is_hub and isinstance(cell, str) and not resolved(path).is_relative_to(resolved(hub_cache().parent)):
+        raise UserError("data", f"{place} names a file that is not part of the dataset, {quote(cell, 60)}.")
     return str(path)
+
+
+def _written(content: bytes) -> Path:
+    path = preferences_folder() / "images" / blake2b(content, digest_size=16).hexdigest()
+    if not path.exists():
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_bytes(content)
+            draft.replace(path)
+    return path

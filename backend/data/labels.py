@@ -52,7 +52,8 @@ def labelled_chat(row: Row, prompt_format: PromptFormat, where: str) -> tuple[Me
         pairs = zip(turns, has_calls, strict=True)
         turns = [turn | {"content": turn.get("content") or ""} if calls else turn for turn, calls in pairs]
     turns = message_list(turns, setting, column, where)
-    turns = turns if before else with_system(placed(turns, row, where), row, prompt_format)
+    turns = placed(turns, {} if before else row, where)
+    turns = turns if before else with_system(turns, row, prompt_format)
     last = max((i for i, turn in enumerate(turns) if turn["role"] == "assistant"), default=None)
     if last is None or not (before or last):
         named = f"The column {quote(column, 24)} of {where}"
@@ -205,12 +206,8 @@ def check_labels(rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source
     without = [index for index, row in enumerate(rows, 1) if all(row.get(name) in (None, "", []) for name in columns)]
     if without:
         named = f"{', '.join(map(str, without[:5]))}{f' and {len(without) - 5:,} more' if len(without) > 5 else ''}"
-        these = (
-            f"Row {named} of {shown_source(source)} has"
-            if len(without) == 1
-            else f"Rows {named} of {shown_source(source)} have"
-        )
-        raise UserError("completion_feature", f"{these} no completion and no messages to imitate.")
+        these = f"There is no completion and no message to imitate in row{'s' * (len(without) > 1)} {named}"
+        raise UserError("completion_feature", f"{these} of {shown_source(source)}.")
     chat_sizes(rows, prompt_format, source, whole_chat)
     for index, row in enumerate(rows):
         where = row_name(index, source)

@@ -32,6 +32,7 @@ from backend.data.problems import (
     messages_of,
     problem_of,
     tokenize_if_fits,
+    tokenizer_lock,
 )
 from backend.data.rows import (
     SPLITS,
@@ -44,7 +45,7 @@ from backend.data.rows import (
     row_name,
 )
 from backend.models.tokenizers import load_tokenizer, tokenizer_folder
-from backend.types import Label, Problem
+from backend.types import IMAGES, Label, Problem
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import user_path
 from backend.utils.hub_cache import is_dataset_cached, local_folder
@@ -189,8 +190,9 @@ def gaps(rows: Rows, config: ColumnSettings) -> dict[str, int | None]:
     for row in rows:
         missing += not cell_text(row.get(config.answer_feature), 64).strip()
         prompt, system = row.get(config.prompt_feature), row.get(config.system_feature)
-        is_plain = isinstance(prompt, str) and not system
-        prompts.add(prompt if is_plain else (cell_text(prompt, 1 << 30), cell_text(system, 1 << 30)))
+        images = [str(row[name]) for name in IMAGES if row.get(name)]
+        is_plain = isinstance(prompt, str) and not system and not images
+        prompts.add(prompt if is_plain else (cell_text(prompt, 1 << 30), cell_text(system, 1 << 30), hash(str(images))))
     absent = missing_columns(rows, (config.answer_feature, config.prompt_feature))
     return {
         "unanswered": None if config.answer_feature in absent else missing,
@@ -223,6 +225,8 @@ def cell_text(value: Any, most: int) -> str:
         return ""
     if isinstance(value, str):
         return value[:most]
+    if isinstance(value, dict) and value.keys() == {"bytes", "path"}:  # an image of `datasets`
+        return value["path"] or "image"
     if kind_of(value) == "messages":
         return "\n".join(f"{message['role']}: {message['content']}" for message in value)[:most]
     return json.dumps(value, ensure_ascii=False, default=str)[:most]
@@ -244,8 +248,6 @@ def likely(columns: Sequence[Mapping[str, str]], config: ColumnSettings) -> dict
 
 _loaded: tuple[Any, Any] | None = None
 _loading = threading.Lock()
-_tokenizer_lock = threading.Lock()
-"""Threads share one tokenizer, which may change its state."""
 
 
 def tokenizer_for(config: Config) -> Any:
@@ -301,13 +303,13 @@ def preview_problem(
     if tokenizer is None:
         return problem_of(index, row, messages, [], prompt_format), 0
     if prompt_format.labelled:
-        with _tokenizer_lock:
+        with tokenizer_lock:
             _, _, label, _ = label_of(row, tokenizer, replace(prompt_format, max_tokens=MOST_TOKENS), where)
         ids = [] if isinstance(label, TooLong) else label.tokens
         problem = problem_of(index, row, messages, ids, prompt_format)
         return (problem, 0) if isinstance(label, TooLong) else (replace(problem, label=label), len(ids))
     most, variables = max(prompt_format.max_tokens, 0), prompt_format.variables_of(row)
-    with _tokenizer_lock:
+    with tokenizer_lock:
         tokens = tokenize_if_fits(messages, tokenizer, variables, where, most)
     ids = [] if isinstance(tokens, TooLong) else tokens
     return problem_of(index, row, messages, ids, prompt_format), count(tokens)
@@ -320,7 +322,7 @@ def cut_problem(problem: Problem, tokens: int, tokenizer: Any, prompt_format: Pr
         return replace(problem, tokens=problem.tokens[:most])
     if not prompt_format.cuts or tokens <= most:
         return problem
-    with _tokenizer_lock:
+    with tokenizer_lock:
         cut = cut_left(problem.messages, tokenizer, variables, row_name(problem.index, source), most)
     return problem if cut is None else problem_of(problem.index, problem.row, *cut, prompt_format)
 
@@ -335,7 +337,7 @@ def prompt_pieces(tokens: Sequence[int], tokenizer: Any, label: Label | None = N
     runs: list[list[int]] = []
     for index, token in enumerate(tokens):
         goes_on = index > 0 and learnt[index] == learnt[index - 1]
-        if goes_on and token not in special and tokens[index - 1] not in special:
+        if goes_on and (token == tokens[index - 1] or not special & {token, tokens[index - 1]}):
             runs[-1].append(token)
         else:
             runs.append([token])
@@ -348,15 +350,11 @@ def prompt_pieces(tokens: Sequence[int], tokenizer: Any, label: Label | None = N
     for before, ids in zip([[], *runs], runs, strict=False):
         prefix, both = decoded(before), decoded(before + ids)
         text = both.removeprefix(prefix) if both.startswith(prefix) else decoded(ids)
+        if len(ids) > 1 and ids[0] in special:  # of an image
+            text = f"{decoded(ids[:1])} × {len(ids)}"
         at = sum(len(piece["ids"]) for piece in pieces)
         pieces.append({"text": text, "ids": ids, "special": ids[0] in special, "learnt": bool(learnt[at])})
     return pieces
-
-
-def images_of(problem: Problem, tokenizer: Any) -> list[dict[str, Any]]:
-    """[{path, tokens}] of a prompt's images; `tokens` is None if the tokenizer reads none."""
-    tokens_of = getattr(tokenizer, "tokens_of", lambda path: None)
-    return [{"path": path, "tokens": tokens_of(path)} for path in problem.images]
 
 
 @dataclass

@@ -73,24 +73,19 @@ def tokenize_if_fits(
     try:
         return apply_chat_template(messages, tokenizer, variables)
     except UserError as error:  # of images
-        raise UserError(error.faults[0].setting, f"{_begun(where)}: {error.faults[0].sentence}") from error
-    except TemplateError as error:  # templates call raise_exception: no system message, turns that do not alternate
-        sentence = f"The model's chat template refuses {where}: {first_line(error)}"
-    except Exception as error:  # of any kind: a template divides by zero, recurses, adds text to a number
-        sentence = f"The model's chat template fails for {where}: {first_line(error)}"
-    raise UserError("prompt_feature", sentence)
+        raise UserError(error.faults[0].setting, f"In {where}: {error.faults[0].sentence}") from error
+    except Exception as error:  # of any kind: templates call raise_exception, divide by zero, recurse
+        verb = "refuses" if isinstance(error, TemplateError) else "fails for"
+        why = f"The model's chat template {verb} {where}: {first_line(error)}"
+        raise UserError("prompt_feature", why) from None
 
 
 def check_reads_images(messages: Messages, tokenizer: Any, where: str) -> None:
     """Raise UserError for a chat with images that the model does not read."""
-    if not image_paths(messages) or (getattr(tokenizer, "reads_images", False) and has_chat_template(tokenizer)):
-        return
-    lacks = "has no chat template to place them" if getattr(tokenizer, "reads_images", False) else "reads only text"
-    raise UserError("model", f"{_begun(where)} has images, and the model {lacks}; choose a vision model.")
-
-
-def _begun(where: str) -> str:
-    return where[0].upper() + where[1:]
+    reads = getattr(tokenizer, "reads_images", False)
+    if image_paths(messages) and not (reads and has_chat_template(tokenizer)):
+        lacks = "has no chat template to place them" if reads else "reads only text; choose a vision model"
+        raise UserError("model", f"There are images in {where}, and the model {lacks}.")
 
 
 def check_unicode(messages: Messages, where: str) -> None:

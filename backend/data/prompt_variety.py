@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
+from zlib import crc32
 
 from backend.config.setting import PromptSettings
 from backend.data.files import Rows
@@ -21,7 +22,7 @@ from backend.data.images import with_paths
 from backend.data.problems import PromptFormat, messages_of
 from backend.data.rows import shown_source
 from backend.training.variety import distinct_ngrams
-from backend.types import content_text
+from backend.types import content_text, image_paths
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 
@@ -141,6 +142,7 @@ def prompt_variety(rows: Rows, config: PromptSettings, source: str) -> PromptVar
         except UserError:
             continue
         text = "\n".join(content_text(message["content"]) for message in chat if message["role"] != "system")
+        text += "".join(f"\n{crc32(path.encode())}" for path in image_paths(chat))
         if not text:  # an environment writes it
             continue
         texts.append((text, words_of(text[:LONGEST])))

@@ -200,8 +200,6 @@ class TokenizedPrompts(Sequence[Problem | None]):
     def _fitted(self, indices: Sequence[int], rows: Sequence[Row]) -> list[tuple[Messages, list[int] | TooLong]]:
         """(chat, tokens) of these rows, cut if configured. Raises UserError naming the row."""
         chats = [self._chat(index, row) for index, row in zip(indices, rows, strict=True)]
-        for index, chat in zip(indices, chats, strict=True):
-            check_reads_images(chat, self._tokenizer, row_name(index, self._source))
         made: list[tuple[Messages, list[int] | TooLong]] = []
         with tokenizer_lock:
             batch: list[list[int]] | None = None
@@ -262,7 +260,9 @@ class TokenizedPrompts(Sequence[Problem | None]):
         return with_paths(self._rows[index], self._source, row_name(index, self._source))
 
     def _chat(self, index: int, row: Row) -> Messages:
-        return self.read(row, self.format, row_name(index, self._source))
+        chat = self.read(row, self.format, row_name(index, self._source))
+        check_reads_images(chat, self._tokenizer, row_name(index, self._source))
+        return chat
 
 
 def _chunks(indices: Iterable[int]) -> Iterator[list[int]]:

@@ -26,8 +26,10 @@ from backend.data.files import (
     read_head,
     stream_file,
 )
+from backend.data.images import with_paths
 from backend.rewards.catalogue import CODE_TESTS, COMPARING_REWARDS, metric_name, without_tests
 from backend.runs.start_progress import telling
+from backend.types import IMAGES
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import user_path
 from backend.utils.text import quote
@@ -91,10 +93,11 @@ class RowSteps:
     def __bool__(self) -> bool:
         return bool(self.map_function or self.config.prompt_template or self.config.answer_pattern)
 
-    def apply(self, rows: Sequence[Row], where: Where) -> list[Row | None]:
-        """The rows after the steps, None for dropped ones. Raises UserError naming the row."""
+    def apply(self, rows: Sequence[Row], where: Where, source: str) -> list[Row | None]:
+        """The rows of `source` after the steps, None for dropped ones. Raises UserError naming the row."""
         config, mapped = self.config, rows
         if self.map_rows is not None and config.map_function:
+            rows = [with_paths(row, source, where(index)) for index, row in enumerate(rows)]
             mapped = self.map_rows(config.map_function, rows, where)
         made: list[Row | None] = []
         for index, row in enumerate(mapped):
@@ -160,7 +163,7 @@ def applied(rows: Rows, steps: RowSteps, where: Where, source: str) -> Iterator[
     def made() -> Iterator[tuple[int, Row | None]]:
         rest, first = iter(rows), 0
         while chunk := list(islice(rest, CHUNK)):
-            yield from enumerate(steps.apply(chunk, lambda index, first=first: where(first + index)), first)
+            yield from enumerate(steps.apply(chunk, lambda index, first=first: where(first + index), source), first)
             first += len(chunk)
 
     return telling(made(), "Preparing the rows of", source, lambda done: done / len(rows))
@@ -192,7 +195,7 @@ class SteppedRows(LazyRows):
 
     def __init__(self, rows: Rows, steps: RowSteps, where: Where, source: str) -> None:
         """Passes over `source` once. Raises UserError naming the first refused row."""
-        self._rows, self._steps, self._where = rows, steps, where
+        self._rows, self._steps, self._where, self._source = rows, steps, where, source
         self._numbers = array(INDEX)
         columns: dict[str, None] = {}
         for number, row in applied(rows, steps, where, source):
@@ -206,7 +209,7 @@ class SteppedRows(LazyRows):
 
     def row(self, index: int) -> Row:
         number = self._numbers[index]
-        (row,) = self._steps.apply([self._rows[number]], lambda _: self._where(number))
+        (row,) = self._steps.apply([self._rows[number]], lambda _: self._where(number), self._source)
         if row is None:
             changed = f"The map function kept {self._where(number)} at first and left it out now"
             raise UserError("map_function", f"{changed}; it must not depend on chance.")
@@ -233,13 +236,19 @@ class Reading:
         """Rows of a file. Raises UserError."""
         if self.head and (part := read_head(path)) is not None:
             return Found(part[0], str(path), part[1])
-        return Found(stream_file(path) if self.streamed else read_file(path), str(path))
+        if self.streamed:
+            return Found(stream_file(path), str(path))
+        rows = read_file(path)
+        if path.suffix.lower() == ".parquet":  # bytes of images become files, so that they need no memory
+            rows = [with_paths(row, str(path), row_name(index, str(path))) for index, row in enumerate(rows)]
+        return Found(rows, str(path))
 
     def split(self, dataset: Any, source: str) -> Found:
-        """Rows of a split of `datasets`, memory-mapped. Raises any error."""
-        if self.head and (self.streamed or len(dataset) > HEAD_OF_HUB):
+        """Rows of a split of `datasets`, memory-mapped if streamed or with images. Raises any error."""
+        streamed = self.streamed or not set(IMAGES).isdisjoint(dataset.column_names)
+        if self.head and (streamed or len(dataset) > HEAD_OF_HUB):
             return Found([dict(row) for row in islice(dataset, HEAD_ROWS)], source, len(dataset))
-        return Found(HubRows(dataset) if self.streamed else [dict(row) for row in dataset], source)
+        return Found(HubRows(dataset) if streamed else [dict(row) for row in dataset], source)
 
 
 class HubRows(LazyRows):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from backend.judges.rubric import Rubric, folded
-from backend.types import Completion, Problem
+from backend.types import Completion, Problem, content_text
 
 Messages = list[dict[str, str]]
 Judgement = tuple[float, str]
@@ -94,17 +94,10 @@ def _messages(system: str, user: str) -> Messages:
 
 def _context(problem: Problem) -> str:
     messages = problem.messages or [{"role": "user", "content": problem.prompt}]
-    shown = [message | {"content": _without_paths(message["content"])} for message in messages]
+    shown = [message | {"content": content_text(message["content"])} for message in messages]
     context = f"<context>\n{json.dumps(shown, ensure_ascii=False)}\n</context>"
     expected = f"\n\n<expected_answer>\n{problem.answer}\n</expected_answer>" if problem.answer else ""
     return context + expected
-
-
-def _without_paths(content: Any) -> Any:
-    """A message's content; a judge, which may be a server, does not see where this machine has its images."""
-    if isinstance(content, str):
-        return content
-    return [{"type": "image"} if part["type"] == "image" else part for part in content]
 
 
 def _standards(rubric: Rubric) -> str:

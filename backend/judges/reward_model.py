@@ -35,7 +35,7 @@ from backend.rewards.errors import Failure, RewardError
 from backend.rewards.inputs import TrainerState, inputs_for
 from backend.rewards.registry import FunctionDescription
 from backend.rewards.scoring import samples_of
-from backend.types import Group
+from backend.types import Group, content_text
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import is_folder, user_path
 from backend.utils.safetensors import StoredArray
@@ -113,6 +113,7 @@ class RewardModel:
                 continue
             if not has_template:
                 raise self._failed("has no chat template, and the prompts are conversations")
+            prompt = [message | {"content": content_text(message["content"])} for message in prompt]
             try:
                 texts.append(self._tokenizer.apply_chat_template(prompt + completion, tokenize=False))
             except Exception as error:  # a template raises what it likes

@@ -12,10 +12,12 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from backend.rewards.catalogue import INPUTS
-from backend.types import Completion, Problem, content_text
+from backend.types import IMAGES, Completion, Problem, content_text
+from backend.vision.pictures import open_picture
 
 Sample = tuple[Problem, Completion]
 
@@ -69,6 +71,16 @@ def inputs_for(samples: list[Sample], state: TrainerState, dialect: str, as_mess
     rows = [{**problem.row, **completion.columns} for problem, completion in samples]
     columns = dict.fromkeys(name for row in rows for name in row if name not in ours)
     return inputs | {name: [row.get(name) for row in rows] for name in columns}
+
+
+def with_pictures(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The inputs with images of PIL, not yet decoded, in columns of paths, as in TRL. Raises UserError."""
+    opened = cache(open_picture)
+
+    def converted(value: Any) -> Any:
+        return [converted(each) for each in value] if isinstance(value, list) else value and opened(value)
+
+    return inputs | {name: converted(inputs[name]) for name in IMAGES if name in inputs}
 
 
 def _is_chat(problem: Problem) -> bool:

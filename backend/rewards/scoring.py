@@ -31,7 +31,7 @@ from backend.rewards.calls import (
 )
 from backend.rewards.catalogue import locate_reward_file, nearest
 from backend.rewards.errors import Failure, class_name, describe_error, printable
-from backend.rewards.inputs import ExtraLogs, Sample, TrainerState, inputs_for
+from backend.rewards.inputs import ExtraLogs, Sample, TrainerState, inputs_for, with_pictures
 from backend.rewards.registry import FunctionDescription
 from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file, resolve, stand_in_library
 from backend.tools.host import ServedEnvironment
@@ -284,7 +284,10 @@ def score_step(
                     hint = f"; the nearest is {near}" if near else ""
                     where = "neither an input of reward functions nor a column of the dataset"
                     return failed(index, f"asks for {name}, which is {where}{hint}")
-                call = functools.partial(function.call, **function.call_kwargs(inputs))
+                try:
+                    call = functools.partial(function.call, **with_pictures(function.call_kwargs(inputs)))
+                except UserError as error:
+                    return failed(index, f"cannot be called: {error.faults[0].sentence.rstrip('.')}")
                 library = stand_in_library(function.user_file.functions) if function.user_file else None
                 start = time.perf_counter()
                 with library or contextlib.nullcontext():

@@ -21,7 +21,6 @@ from backend.data.preview import (
     cell_text,
     cut_problem,
     hub_choices,
-    images_of,
     is_here,
     is_warm,
     kind_of,
@@ -175,7 +174,7 @@ def _with_prompt(
         problem = cut_problem(problem, tokens, tokenizer, prompt_format, source)
     messages = [{**each, "content": content_text(each["content"])[:FULL_CELL]} for each in problem.messages]
     answer = answer | {"messages": messages, "answer": problem.answer[:FULL_CELL], "type": problem.type}
-    answer["images"] = images_of(problem, tokenizer)
+    answer["images"] = [{"path": path, "tokens": tokenizer and tokenizer.tokens_of(path)} for path in problem.images]
     if tokenizer is not None:
         answer["tokens"], answer["is_label"] = tokens, problem.label is not None
         answer["kept"] = len(problem.tokens) if 0 < len(problem.tokens) < tokens else None
@@ -225,8 +224,9 @@ def preview_difficulty(request: dict[str, Any], call: QuestionCall) -> dict[str,
     found = newest_run(config)
     if found is None:
         return {}
-    rows = open_dataset(config, map_rows_of(config)[0]).rows(request["split"])
-    return {"run": found[0].name, "rows": solved_prompts(rows, config, *found)}
+    opened, split = open_dataset(config, map_rows_of(config)[0]), request["split"]
+    solved = solved_prompts(opened.rows(split), config, opened.source(split, config), *found)
+    return {"run": found[0].name, "rows": solved}
 
 
 def _tokenizer(config: Config, answer: dict[str, Any]) -> Any:

@@ -92,11 +92,6 @@ def is_own(path: Path, folder: Path) -> bool:
     return target.is_relative_to(home) or (is_snapshot and target.parent == blobs)
 
 
-def is_downloaded(path: Path) -> bool:
-    """True if `path`, its links followed, is in Hugging Face's caches."""
-    return any(resolved(path).is_relative_to(resolved(folder)) for folder in (hub_cache(), _hugging_face_home()))
-
-
 def own_file(path: Path, folder: Path, setting: str) -> Path:
     """`path`, a file below `folder`. Raises UserError on `setting` for a link that leads out of the folder.
 

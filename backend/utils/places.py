@@ -52,11 +52,6 @@ def preferences_folder() -> Path:
     return _named_by(PREFS_VARIABLE) or _data_folder()
 
 
-def pictures_folder() -> Path:
-    """The folder of dataset images that are no files: they stay, since completions show them."""
-    return preferences_folder() / "pictures"
-
-
 def _named_by(variable: str) -> Path | None:
     named = os.environ.get(variable)
     return user_path(named, variable) if named else None

@@ -52,7 +52,7 @@ def test_a_prompt_comes_from_stdin_too(run: Path):
         ("", "prompt: Give a prompt with --prompt, or a row of the test split with --row."),
         ("--prompt a --row 1", "prompt: Give a prompt"),
         ("--row 1 --image a.png", "image: A row of the test split has its own pictures"),
-        ("--prompt a --image a.png", "model: This prompt has images, and the model reads only text"),
+        ("--prompt a --image a.png", "model: There are images in this prompt, and the model reads only text"),
         ("--prompt=", "prompt: The prompt is empty."),
         ("--row 9", "rows 1 to 8, and no row 9."),
         ("--prompt a --temperature -1", "temperature: "),

@@ -134,7 +134,7 @@ def test_long_rows_are_cut_and_counted(tokenizer: Any) -> None:
         ({"prompt": "", "completion": "y"}, "prompt_feature", "The column prompt of row 2 of d.jsonl must hold"),
         ({"messages": [USER]}, "messages_feature", "The column messages of row 2 of d.jsonl has no message of the"),
         ({"messages": [FOUR]}, "messages_feature", "has no message of the assistant that answers"),
-        ({"prompt": "x"}, "completion_feature", "Row 2 of d.jsonl has no completion and no messages to imitate"),
+        ({"prompt": "x"}, "completion_feature", "no message to imitate in row 2 of d.jsonl."),
         (
             {"messages": [USER, FOUR], "image": "x.png"},
             "data",

@@ -118,7 +118,7 @@ def test_pictures_are_answered_as_by_rollouts(seeing: Chat, models: Path):
 
 
 def test_a_model_of_text_refuses_pictures(chats: Callable[..., Chat], tmp_path: Path):
-    with pytest.raises(UserError, match="This prompt has images, and the model reads only text"):
+    with pytest.raises(UserError, match="There are images in this prompt, and the model reads only text"):
         ask(chats(), images=[picture(tmp_path / "a.png")])
 
 
