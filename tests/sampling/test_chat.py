@@ -35,7 +35,7 @@ from tests.sampling.test_rollout import MANY_ENDS
 from tests.support.random_models import tiny_model
 from tests.support.small_run import settings_for
 from tests.support.trained_run import make_run, shaken_policy
-from tests.support.vision_models import IMAGE_TOKEN, picture, tiny_vision_model
+from tests.support.vision_models import picture, tiny_vision_model
 
 SAMPLED = Sampling(temperature=0.9, top_p=0.95, top_k=200)
 BOTH = ("base", "tuned")
@@ -102,19 +102,18 @@ def test_both_sides_answer_as_rollouts_do(chats: Callable[..., Chat], train_type
 def test_pictures_are_answered_as_by_rollouts(seeing: Chat, models: Path):
     """A row's picture, then another of the same size, whose prompt has the same tokens; then both in a conversation."""
     first, second = (str(models / "seeing" / f"{seed}.png") for seed in (0, 1))
-    for row in (0, 1, 0):
-        answers = ask(seeing, row=row, sampling=SAMPLED, seed=7)
-        for side in BOTH:
-            expected = rolled_out(seeing, row, SAMPLED, 7, tuned=side == "tuned")
-            assert answers[side].tokens == expected.tokens
-            assert answers[side].logps == pytest.approx(expected.logps, abs=1e-4)
-    typed = ask(seeing, "Count.", images=[second], sampling=SAMPLED, seed=7)["base"]
-    assert typed.logps == ask(seeing, row=1, sampling=SAMPLED, seed=7)["base"].logps != answers["base"].logps
+    answers = [ask(seeing, row=row, sampling=SAMPLED, seed=7) for row in (0, 1, 0)]
+    for row, side in ((0, "tuned"), (1, "base")):
+        expected = rolled_out(seeing, row, SAMPLED, 7, tuned=side == "tuned")
+        assert answers[row][side].tokens == expected.tokens
+        assert answers[row][side].logps == pytest.approx(expected.logps, abs=1e-4)
+    assert answers[0] == answers[2] and answers[0]["base"].logps != answers[1]["base"].logps
+    typed = ask(seeing, "Count.", images=[second], sampling=SAMPLED, seed=7)
+    assert typed["base"].logps == answers[1]["base"].logps
     turns = {side: [Turn("Count.", "One", images=[first])] for side in BOTH}
     problem = seeing.problem(ChatQuestion("And now?", turns=turns, images=[second]), "base")
     assert problem.images == [first, second] and problem.prompt == "And now?"
-    answer = ask(seeing, "And now?", turns=turns, sampling=Sampling(temperature=5.0), max_tokens=200)["base"]
-    assert IMAGE_TOKEN not in answer.tokens, "it has no features"
+    assert ask(seeing, "And now?", turns=turns)["base"].tokens
 
 
 def test_a_model_of_text_refuses_pictures(chats: Callable[..., Chat], tmp_path: Path):
