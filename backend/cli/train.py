@@ -42,6 +42,8 @@ LENGTHENING = {"iters", "stop_when", "early_stopping_patience"}  # settings that
 def train(
     config: Annotated[Path | None, typer.Argument(help="The settings, a YAML file.")] = None,
     run: Annotated[Path | None, typer.Option("--run", help="Train in this folder, which holds config.yaml.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Without a YAML file: a Hub id or a folder.")] = None,
+    data: Annotated[str | None, typer.Option("--data", help="With --model: a dataset's id, file or folder.")] = None,
     runs_dir: NewRunsDir = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the run folder.")] = None,
     changes: Changes = None,
@@ -50,16 +52,17 @@ def train(
     stream: Stream = False,
     progress: Live = None,
 ) -> None:
-    """Train from a YAML file; prints the run folder."""
-    if (config is None) == (run is None):
-        raise UserError("config", "Give either a YAML file or --run with a run folder.")
+    """Train from a YAML file, or with --model, --data and --set without one; prints the run folder."""
+    if sum(each is not None for each in (config, run, model)) != 1 or (data is not None and model is None):
+        raise UserError("config", "Give a YAML file, --model with --data, or --run with a run folder.")
     if run is not None:
         if name or changes or runs_dir or hosts:
             what = "--set, --name, --hosts and --runs-dir go with a YAML file"
             raise UserError("run", f"{what}; the folder of --run is as it is.")
         prepared = prepared_run(run, allow_code=allow_code)
     else:
-        raw, origin = read_settings(config or "", changes)
+        given = {"model": model} | ({"data": data} if data is not None else {})
+        raw, origin = (given | parse_changes(changes or []), "") if config is None else read_settings(config, changes)
         prepared = new_run(raw | hosts_setting(hosts), runs_dir, name, origin)
     train_and_exit(prepared, stream, progress)
 

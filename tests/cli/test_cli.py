@@ -92,6 +92,18 @@ def test_bad_input_leaves_no_file(
     assert sorted(tmp_path.rglob("*")) == before and not runs.exists()
 
 
+def test_train_without_a_file(inputs: Path, runs: Path) -> None:
+    settings = small_run.settings_for(inputs) | {"iters": 1, "fuse": False}
+    model, data = settings.pop("model"), settings.pop("data")
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in settings.items()}
+    changes = [f"--set={key}={text}" for key, text in texts.items()]
+    run_ok("train", "--model", model, "--data", data, *changes)
+    (run,) = runs.iterdir()
+    assert (load(run / "config.yaml").model, load(run / "config.yaml").iters) == (model, 1)
+    for arguments in ((), ("--data", data), ("--model", model, "--run", run), ("config.yaml", "--model", model)):
+        assert "Give a YAML file, --model with --data, or --run" in refused("train", *arguments)
+
+
 def test_a_runs_folder_that_cannot_be_written_is_refused_in_one_sentence(inputs: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a file")
     for folder in (tmp_path / "file", tmp_path / "file" / "deeper"):

@@ -19,6 +19,8 @@ import backend
 from backend import Callback, RunFailed, StopTraining, TrainedRun, UserError, resume, train
 from backend.config.config import load
 from backend.runs.run_folder import RunFolder
+from backend.trl import GRPOConfig, GRPOTrainer
+from backend.trl.rewards import accuracy_reward
 from tests.support import small_run
 from tests.support.tool_tokenizers import TEMPLATES
 
@@ -245,3 +247,34 @@ def test_the_documented_example_runs(model: str, tmp_path: Path, monkeypatch: py
     exec(compile(shorter, "docs/library.md", "exec"), {"__name__": "__main__"})
     said = capsys.readouterr().out
     assert "Finished after 2 steps." in said and str(tmp_path) in said
+
+
+def test_trl_trainer(model: str, tmp_path: Path) -> None:
+    folder = tmp_path / "output"
+    args = GRPOConfig(str(folder), max_steps=1, num_generations=2, max_completion_length=4, dtype="float32")
+    assert (args.num_generations, args.beta, args.learning_rate) == (2, 0.0, 1e-6), "TRL's defaults for the rest"
+
+    def brevity(completions: list[str], level: list[int], **columns: Any) -> list[float]:
+        return [-float(len(text)) for text in completions]
+
+    peft = {"r": 4, "target_modules": {"v_proj"}}
+    rows = [{"prompt": row["prompt"], "solution": row["answer"], "level": row["level"]} for row in ROWS]
+    trainer = GRPOTrainer(model, [accuracy_reward, brevity], args, rows, peft_config=peft)
+    with pytest.raises(UserError, match="nothing to save"):
+        trainer.save_model()
+    trainer.train()
+    settings = load(folder / "config.yaml")
+    assert (settings.rank, settings.lora_keys, settings.answer_feature) == (4, ["v_proj"], "solution")
+    assert settings.reward_functions[0] == "accuracy_reward" and settings.group_size == 2
+    assert [sorted(step)[0] for step in trainer.log_history] and "rewards/brevity/mean" in trainer.log_history[0]
+    saved = trainer.save_model(str(tmp_path / "saved"))
+    assert saved == tmp_path / "saved" and {path.name for path in saved.iterdir()} >= {"adapters.safetensors"}
+    assert trainer.save_model(str(folder)).parent == folder
+    mistakes: list[tuple[Any, str]] = [
+        (lambda: GRPOTrainer(object()), "model: The model is a Hub id or a folder"),  # pyright: ignore
+        (lambda: GRPOTrainer(model, args=args, eval_dataset={"a": rows}), "eval_dataset"),
+        (lambda: GRPOTrainer(model, brevity, GRPOConfig(num_generation=2), rows).train(), "num_generations"),
+    ]
+    for mistake, message in mistakes:
+        with pytest.raises(UserError, match=message):
+            mistake()

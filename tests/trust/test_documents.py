@@ -17,6 +17,7 @@ import pytest
 from backend import train
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
+from backend.trl import GRPOConfig, GRPOTrainer
 from tests.models.test_hub import point_at
 from tests.support import public_datasets, small_run
 from tests.support.hub_server import HubStandIn
@@ -306,9 +307,10 @@ def manual(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("way", ["settings", "library"])
+@pytest.mark.parametrize("way", ["settings", "library", "trainer"])
 def test_trl_manual(folder: Path, manual: dict[str, Any], tmp_path: Path, block: str, way: str) -> None:
-    names, settings = BLOCKS[block], arguments(block) | {"max_steps": 2}
+    names = BLOCKS[block]
+    settings: dict[str, Any] = arguments(block) | {"max_steps": 2}
     if way == "settings":
         where = {"data": write_rows(tmp_path / "rows.jsonl", ROWS), "answer_feature": "ground_truth"}
         where |= {"reward_functions_file": str(folder / "manual.py"), "reward_funcs": names}
@@ -317,8 +319,66 @@ def test_trl_manual(folder: Path, manual: dict[str, Any], tmp_path: Path, block:
         from datasets import Dataset
 
         rows = Dataset.from_list(ROWS)
-        settings = {"model": str(folder / "model"), "answer_feature": "ground_truth"} | settings | CUT
+        settings = {"answer_feature": "ground_truth"} | settings | CUT
         functions: list[str | Callable[..., Any]] = [manual.get(name, name) for name in names]
-        run = train(settings, reward_functions=functions, dataset=rows, runs_dir=tmp_path / "runs")
+        model = str(folder / "model")
+        if way == "library":
+            given = {"reward_functions": functions, "dataset": rows, "runs_dir": tmp_path / "runs"}
+            run = train({"model": model} | settings, **given)
+        else:
+            output = str(tmp_path / settings.pop("output_dir", "output"))
+            trainer = GRPOTrainer(model, functions, GRPOConfig(output, **settings), train_dataset=rows)
+            run = trainer.train()
+            assert str(run.folder) == output and trainer.save_model(output).parent == run.folder
         steps = metrics_of(run.folder, names)
     assert len(steps) == 2 // settings.get("num_iterations", 1), "max_steps counts updates"
+
+
+QUICK_START = """
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer
+
+dataset = load_dataset("trl-lib/tldr", split="train")
+
+# Define the reward function, which rewards completions that are close to 20 characters
+def reward_len(completions, **kwargs):
+    return [-abs(20 - len(completion)) for completion in completions]
+
+training_args = GRPOConfig(output_dir="Qwen2-0.5B-GRPO", logging_steps=10)
+trainer = GRPOTrainer(
+    model="Qwen/Qwen2-0.5B-Instruct",
+    reward_funcs=reward_len,
+    args=training_args,
+    train_dataset=dataset,
+)
+trainer.train()
+"""
+QUICK_START_NOW = """
+from datasets import load_dataset
+from trl import GRPOTrainer
+from trl.rewards import accuracy_reward
+
+dataset = load_dataset("trl-lib/DeepMath-103K", split="train")
+
+trainer = GRPOTrainer(
+    model="Qwen/Qwen2-0.5B-Instruct",
+    reward_funcs=accuracy_reward,
+    train_dataset=dataset,
+)
+trainer.train()
+"""
+
+
+@pytest.mark.parametrize("script", [QUICK_START, QUICK_START_NOW], ids=["0.16", "today"])
+def test_trl_quick_start_as_printed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """With another model and fewer rows."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path / "runs"))
+    ours = script.replace("from trl", "from backend.trl").replace("Qwen/Qwen2-0.5B-Instruct", str(folder / "model"))
+    with HubStandIn({}, {DEEPMATH: public_datasets.deepmath()}) as stand_in:
+        point_at(stand_in.url, tmp_path / "cache", monkeypatch)
+        monkeypatch.setattr("datasets.config.HF_ENDPOINT", stand_in.url)
+        code: dict[str, Any] = {}
+        exec(ours.replace("trl-lib/tldr", DEEPMATH).replace('split="train"', 'split="train[:2]"'), code)
+    run = code["trainer"].run
+    assert run.ending == "finished" and len(metrics_of(run.folder, [])) == run.step > 0
