@@ -18,6 +18,7 @@ NAMES = {
     "gradients": ("Gradients", "One number for every weight that learns."),
     "reference": ("Reference", "The weights of the reference model that are its own."),
     "teacher": ("Teacher", "The model that is learned from, which does not change."),
+    "vision": ("Vision", "The part that reads images, and what it read of a step's images."),
     "reward models": ("Reward models", "Models that score completions."),
     "decoding weights": ("Decoding", "Weights with the adapters inside, while completions are sampled."),
     "KV cache": ("KV cache", "Keys and values of the completions that are decoded together."),
@@ -29,7 +30,7 @@ NAMES = {
 }
 
 
-def memory_parts_of(config: Config, prompt: int | None = None) -> MemoryParts | None:
+def memory_parts_of(config: Config, prompt: int | None = None, has_images: bool = False) -> MemoryParts | None:
     """The memory of a run in its largest phase, or None. `prompt`: the longest prompt's tokens."""
     from backend.models.suggested_models import suggested
     from backend.trainer.memory.model_shape import shape_of
@@ -37,7 +38,10 @@ def memory_parts_of(config: Config, prompt: int | None = None) -> MemoryParts | 
 
     folder, known = local_folder(config.model), suggested(config.model)
     shape = shape_of(folder) if folder is not None else known.shape if known is not None else None
-    return memory_parts_of_shape(config, shape, prompt) if shape is not None else None
+    if shape is None:
+        return None
+    images = (prompt or config.max_seq_length - config.max_completion_length) if has_images else 0
+    return memory_parts_of_shape(config, shape.reading(images), prompt)
 
 
 def memory_parts_of_shape(config: Config, shape: ModelShape, prompt: int | None = None) -> MemoryParts:

@@ -95,8 +95,9 @@ class RunStarter:
             return None
 
     def _estimate_memory(self, settings: config.Config) -> MemoryParts | None:
-        counts = self._session.dataset.counts
-        return memory_parts_of(settings, counts.longest if counts is not None and counts.lengths else None)
+        counts, columns = self._session.dataset.counts, self._session.dataset.columns
+        longest = counts.longest if counts is not None and counts.lengths else None
+        return memory_parts_of(settings, longest, has_images=not {"image", "images"}.isdisjoint(columns))
 
     def _new_folder(self) -> RunFolder:
         settings = self._session.draft.config()

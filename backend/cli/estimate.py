@@ -37,6 +37,7 @@ MEANINGS = {
     "reference": "its own weights",
     "draft model": "what drafts for the model",
     "teacher": "its weights",
+    "vision": "the part that reads images, and what it read",
     "reward models": "their weights",
     "decoding weights": "adapters inside the weights",
     "KV cache": "keys and values of the completions",
@@ -63,7 +64,8 @@ def estimate(
     if folder is None or shape is None:
         why = "is not on this machine" if folder is None else "has no config.json that tells its sizes"
         raise UserError("model", f"The model {settings.model} {why}, so its memory cannot be told.")
-    result = estimate_run(settings, shape, machine_bytes(), prompt or longest_prompt(settings, folder))
+    longest, images = longest_prompt(settings, folder)
+    result = estimate_run(settings, shape.reading(images), machine_bytes(), prompt or longest)
     network = network_cost(settings, shape, measured_link(settings, hosts)) if hosts is not None else None
     if as_json:
         tell_json(result.to_dict() | ({} if network is None else {"network": network}))
@@ -82,12 +84,12 @@ def estimate(
             tell(_network_sentence(network))
 
 
-def longest_prompt(config: Config, folder: Path) -> int | None:
-    """Approximate tokens of the longest prompt, or labelled row, if data and tokenizer are local."""
+def longest_prompt(config: Config, folder: Path) -> tuple[int | None, int]:
+    """(approximate tokens of the longest prompt, or labelled row, if data and tokenizer are local; most of images)."""
     vocabulary = folder / "tokenizer.json"
     data = possible_path(config.data)
     if data is None or not exists(data) or not vocabulary.is_file():
-        return None
+        return None, 0
     from tokenizers import Tokenizer
 
     from backend.data.images import with_paths
@@ -110,13 +112,13 @@ def longest_prompt(config: Config, folder: Path) -> int | None:
         texts[-1] += str(prompt_format.variables_of(row).get("tools", ""))
         images = max(images, image_paths(chat), key=len)
     if not texts:
-        return None
+        return None, 0
     of_images = 0
     if images:
         tokenizer = with_vision(load_tokenizer(folder), folder, config.image_max_pixels)
         of_images = sum(map(tokenizer.tokens_of, images))
     encoded = Tokenizer.from_file(str(vocabulary)).encode_batch(sorted(texts, key=len)[-LONGEST:])
-    return TEMPLATE + of_images + max(len(encoding.ids) for encoding in encoded)
+    return TEMPLATE + of_images + max(len(encoding.ids) for encoding in encoded), of_images
 
 
 def measured_link(config: Config, file: Path) -> LinkSpeed:

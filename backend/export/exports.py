@@ -106,7 +106,7 @@ def exported_bytes(base: Path, format_: ExportFormat, quantization: str = "none"
     shape = shape_of(base)
     if shape is None or not shape.exact:
         return None
-    tower = shape.tower if format_.kind == "model" else 0
+    tower = shape.tower.bytes if shape.tower and format_.kind == "model" else 0
     others = shape.weights + tower - sum(matrix.bytes for matrix in shape.matrices)
     return round(others + sum(_matrix_bytes(matrix, shape, format_, quantization) for matrix in shape.matrices))
 

@@ -34,6 +34,7 @@ from backend.trainer.machine import StepSize
 from backend.trainer.memory.plan import (
     WHOLE_STEP,
     dtype_here,
+    image_tokens,
     learner_limits,
     plan_memory,
     refuse_too_large,
@@ -458,11 +459,12 @@ def step_parts(
     stages: Sequence[Config] = (),
     engine: Engine | None = None,
     tools: ToolHost | None = None,
+    images: int = 0,
 ) -> dict[str, Any]:
     """The fields of `StepContext` around a loaded policy, for a run of `steps` steps and prompts of these lengths in
-    tokens. The rest is as in `load_context`. Raises UserError."""
+    tokens, up to `images` of them of images. The rest is as in `load_context`. Raises UserError."""
     scoring = ScoringStages(config, scorer, steps)
-    plan = plan_memory(config, policy, longest_prompts, note, stages)
+    plan = plan_memory(config, policy, longest_prompts, note, stages, images)
     limits = learner_limits(plan, most), rollout_limits(plan, most)
     learner, rollout = (engine or Engine()).build(policy, config, scoring.steps, *limits)
     rollout.tools = Tools.of(config, tools, policy.tokenizer)
@@ -548,7 +550,8 @@ def load_context(
     for sentence in background_tokenizer.new_notes():
         note(sentence)
     longest = [each.longest for each in prompts.values()]
-    limits = {"most": most, "stages": stages, "engine": engine, "tools": inputs.tools}
+    images = image_tokens(policy.tokenizer, training.first(8), max(longest))
+    limits = {"most": most, "stages": stages, "engine": engine, "tools": inputs.tools, "images": images}
     parts = step_parts(policy, config, inputs.scorer, steps, longest, note, **limits)
     slow_prompts = [sentence for each in prompts.values() for sentence in each.slow_paths]
     slow_paths = [*policy.split_model.slow_paths, *parts["rollout"].slow_paths, *slow_prompts]

@@ -24,7 +24,7 @@ from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.trainer.memory import estimate
 from backend.trainer.memory.model_shape import ModelShape, shape_from, shape_of
-from backend.trainer.memory.plan import learner_limits, plan_memory, rollout_limits
+from backend.trainer.memory.plan import image_tokens, learner_limits, plan_memory, rollout_limits
 from backend.training.batch import pack
 from backend.training.distill import distill_learner
 from backend.training.grpo import grpo_learner
@@ -32,6 +32,7 @@ from backend.training.learner import Learner
 from backend.types import Completion, Group, Problem
 from tests.support.random_models import tiny_model
 from tests.support.small_run import settings_for, train_here
+from tests.support.vision_models import chat, picture, tiny_vision_model
 
 PLENTY = 64 * estimate.GB
 
@@ -58,6 +59,8 @@ class Case:
     group: int = 8
     prompt: int = 64
     completion: int = 96
+    side: int = 0
+    """Pixels of a prompt's picture; the model is `qwen3_vl` or that of `arch`."""
 
     def __str__(self) -> str:
         return self.name
@@ -66,9 +69,28 @@ class Case:
         sizes = {"vocab_size": 320, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
         arguments = ("arch", "layers", "tie", "dtype", "bits", "hidden")
         outside = {key: value for key, value in self.model.items() if key in arguments}
+        if self.side:
+            return self._vision_folder(within)
         own = sizes | {"intermediate_size": 384}
         own |= {key: value for key, value in self.model.items() if key not in arguments}
         return tiny_model(within / "model", **({"hidden": 128, "layers": 4} | outside), own=own)
+
+    def _vision_folder(self, within: Path) -> Path:
+        family, is_qwen = self.model.get("arch", "qwen3_vl"), "arch" not in self.model
+        text = {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 384, "head_dim": 64}
+        vision = {"hidden_size": 128, "intermediate_size": 512}
+        vision |= {"depth": 4, "num_heads": 4, "out_hidden_size": 128} if is_qwen else {"num_hidden_layers": 4}
+        vision |= {} if is_qwen else {"image_size": self.side, "num_attention_heads": 4}
+        folder = tiny_vision_model(within / "model", family, text=text, vision=vision)
+        size = {"longest_edge": self.side} | ({"longest_edge": self.side**2, "shortest_edge": 256} if is_qwen else {})
+        tiles = {} if is_qwen else {"max_image_size": {"longest_edge": self.side}}
+        for name, more in {
+            "preprocessor": {"size": size} | tiles,
+            "processor": {"image_seq_len": self.side**2 // 256},
+        }.items():
+            if (file := folder / f"{name}_config.json").is_file():
+                file.write_text(json.dumps(json.loads(file.read_text()) | more))
+        return folder
 
     def config(self, folder: Path) -> Config:
         usual = {"num_layers": -1, "beta": 0.0, "top_p": 1.0, "top_k": 0, "temperature": 1.0, "max_seq_length": 1 << 14}
@@ -76,11 +98,15 @@ class Case:
         files = {"model": str(folder), "teacher_model": str(folder), "data": "rows.jsonl"}
         return parse(files | usual | lengths | self.settings)
 
-    def groups(self) -> list[Group]:
+    def groups(self, policy: Policy) -> list[Group]:
         rng = np.random.default_rng(0)
         made: list[Group] = []
         for _ in range(self.prompts * self.settings.get("gradient_accumulation_steps", 1)):
-            problem = Problem(0, "", [], rng.integers(2, 300, self.prompt).tolist(), "")
+            problem = Problem(0, "", [], rng.integers(2, 288, self.prompt).tolist(), "")
+            if self.side:
+                image = picture(Path(policy.tokenizer.folder) / "picture.png", self.side, self.side)
+                problem.messages = chat("What is it?", image)
+                problem.tokens = policy.tokenizer.apply_chat_template(problem.messages)
             ids = rng.integers(2, 300, (self.group, self.completion)).tolist()
             advantages = [1.0 - 2 * (i % 2) for i in range(len(ids))]
             rows = zip(ids, advantages, strict=True)
@@ -101,8 +127,10 @@ def peaks(case: Case, folder: Path) -> tuple[estimate.Estimate, int, int]:
     policy = load_policy(config)
     load_teacher(policy, config)
     shape, dtype = _shape(folder), config.dtype  # as the case says
-    estimated = estimate.estimate_run(config, shape, PLENTY, case.prompt, gpu=False, dtype=dtype)
-    plan = plan_memory(config, policy, [case.prompt], lambda sentence: None)
+    problems = [group.problem for group in case.groups(policy)]
+    prompt, images = len(problems[0].tokens), image_tokens(policy.tokenizer, problems, len(problems[0].tokens))
+    estimated = estimate.estimate_run(config, shape.reading(images), PLENTY, prompt, gpu=False, dtype=dtype)
+    plan = plan_memory(config, policy, [prompt], lambda sentence: None, images=images)
     assert plan == estimated.plan
     learner = distill_learner if config.train_mode == "distill" else grpo_learner
     trained = learner(policy, config, 100, **learner_limits(plan))
@@ -117,14 +145,17 @@ def sampling_peak(case: Case, config: Config, policy: Policy, limits: dict[str, 
     mx.clear_cache()
     mx.reset_peak_memory()
     sampling = Sampling(config.temperature, config.top_p, config.top_k, config.min_p)
-    groups = sampler.sample([group.problem for group in case.groups()], case.group, sampling, 0, 0)
+    groups = sampler.sample([group.problem for group in case.groups(policy)], case.group, sampling, 0, 0)
     assert all(len(completion.tokens) == case.completion for group in groups for completion in group.completions)
     return mx.get_peak_memory()
 
 
 def learning_peak(case: Case, trained: Learner) -> int:
     """The peak of a step; under full fine-tuning of the second one, when the reference has weights of its own."""
-    batch = pack(case.groups(), pad_id=0)
+    groups = case.groups(trained.policy)
+    for group in groups if case.side else ():
+        (group.images,) = trained.policy.images_of([group.problem])
+    batch = pack(groups, pad_id=0)
     if case.settings.get("train_type") == "full":
         trained.learn(batch)
     mx.clear_cache()
@@ -176,6 +207,9 @@ CASES = (
         "two layers, q and v, dropout",
         settings={"num_layers": 2, "lora_keys": ["self_attn.q_proj", "self_attn.v_proj"], "dropout": 0.1},
     ),
+    Case("picture", side=256),
+    Case("picture, four prompts", prompts=4, completion=32, side=128),
+    Case("picture, SmolVLM", {"arch": "smolvlm"}, prompts=2, group=4, completion=32, side=256),
 )
 
 

@@ -55,7 +55,7 @@ from backend.trainer.evaluation.evaluation_rows import (
     mean_reward,
     read_pass_rule,
 )
-from backend.trainer.memory.plan import dtype_here, plan_memory, rollout_limits
+from backend.trainer.memory.plan import dtype_here, image_tokens, plan_memory, rollout_limits
 from backend.trainer.run_inputs import read_inputs
 from backend.trainer.scoring import ScoringStages
 from backend.trainer.telemetry import completion_row, versions
@@ -206,7 +206,10 @@ def evaluate_model(
     most = max(map(choices.count, choices.decodings))
     step = {"batch_size": min(PROMPTS_AT_ONCE, len(problems)), "gradient_accumulation_steps": 1}
     settings = config.model_copy(update=step | {"steps_per_generation": 1, "group_size": most})
-    plan = plan_memory(settings, policy, [len(problem.tokens) for problem in problems], notes.append)
+    lengths = [len(problem.tokens) for problem in problems]
+    plan = plan_memory(
+        settings, policy, lengths, notes.append, images=image_tokens(policy.tokenizer, problems, max(lengths))
+    )
     sampler = Sampler(policy, config.max_completion_length, stop=config.stop, **rollout_limits(plan))
     sampler.tools = Tools.of(config, inputs.tools, policy.tokenizer)
     results = _sample_sides(evaluated, choices, policy, sampler, scoring, problems, report, check)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -62,12 +62,29 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
+class Tower:
+    """What reads images. `one`: patches of an image of a fixed size, 0 where images vary; `of_token`: patches that
+    become one image token, with as many features as the text model's hidden size, and `deepstack` times more.
+    `tokens`: of a prompt's images, at most; 0 in a run on text, which has no use for the tower."""
+
+    bytes: int
+    hidden: int
+    inner: int
+    heads: int
+    patch: int
+    one: int
+    of_token: int
+    deepstack: int
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
     """One model. Sizes count numbers, `weights` is in bytes, `width` is the bytes per activation.
 
     `kinds`: what each layer keeps of earlier tokens. `layers_with_keys`: the number of layers, from the first, with
     keys and values of their own. `outside`: embedding and output layer, a single matrix where they are tied. `exact`:
-    `weights` was read from the files. `tower`: bytes of what reads images, which `weights` leaves out.
+    `weights` was read from the files. `tower`: what reads images, which `weights` leaves out.
     """
 
     kind: str
@@ -87,7 +104,7 @@ class ModelShape:
     outside: tuple[Linear, ...]
     weights: int
     exact: bool
-    tower: int = 0
+    tower: Tower | None = None
 
     @property
     def is_transformer(self) -> bool:
@@ -110,6 +127,10 @@ class ModelShape:
     @property
     def matrices(self) -> list[Linear]:
         return [*(linear for layer in self.layers for linear in layer), *self.outside]
+
+    def reading(self, tokens: int) -> ModelShape:
+        """The shape in a run with so many tokens of images in a prompt."""
+        return replace(self, tower=replace(self.tower, tokens=tokens)) if self.tower else self
 
     def cached_numbers(self, columns: int) -> int:
         """Numbers that one row's caches hold of `columns` tokens, states left out."""
@@ -160,7 +181,7 @@ def shape_from(config: Mapping[str, Any], arrays: Arrays | None = None) -> Model
     kinds = layer_kinds(text, count)
     sizes: dict[str, Any] = {"width": width}
     sizes |= _from_arrays(arrays, packed, tied) if arrays else _from_config(text, kinds, width, packed, tied)
-    layers = sizes["layers"]
+    layers, tower = sizes["layers"], sizes.pop("tower", 0)
     return ModelShape(
         kind=str(config.get("model_type") or ""),
         hidden=hidden,
@@ -175,7 +196,27 @@ def shape_from(config: Mapping[str, Any], arrays: Arrays | None = None) -> Model
         window=number(text, "sliding_window"),
         layers_with_keys=len(kinds) - number(text, "num_kv_shared_layers"),
         exact=bool(arrays),
+        tower=_tower(config, tower) if tower else None,
         **sizes,
+    )
+
+
+def _tower(config: Mapping[str, Any], size: int) -> Tower | None:
+    vision = _mapping(config.get("vision_config"))
+    hidden, patch = number(vision, "embed_dim", "hidden_size"), number(vision, "patch_size")
+    if not hidden or not patch:
+        return None
+    one = (number(vision, "image_size") // patch) ** 2
+    merged = number(vision, "spatial_merge_size") or number(config, "scale_factor", "downsample_factor") or 1
+    return Tower(
+        bytes=size,
+        hidden=hidden,
+        inner=number(vision, "intermediate_size") or 4 * hidden,
+        heads=number(vision, "num_attention_heads", "num_heads") or -(-hidden // 64),
+        patch=patch,
+        one=one,
+        of_token=one // max(number(config, "mm_tokens_per_image"), 1) if "mm_tokens_per_image" in config else merged**2,
+        deepstack=len(vision.get("deepstack_visual_indexes") or ()),
     )
 
 

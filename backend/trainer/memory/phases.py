@@ -153,6 +153,9 @@ class MemoryModel:
             dtype = "float32" if each.judges and not gpu else "auto"
             scorer = self._other_model(each.source, other | {"dtype": dtype, "quantization": each.quantization})
             self.scorers += [(scorer, each.judges)] if scorer else []
+        self.images = min(shape.tower.tokens, self.prompt) if shape.tower else 0
+        # The vision tower computes in float32 where the text model does, else in bfloat16.
+        self.tower_width = FLOAT_BYTES if self.weight_width == FLOAT_BYTES else 2
         # Rows of a prompt read it together; with noise on the embeddings each reads its own.
         self.shares_prompts = shape.has_full_attention and not (config.neftune_noise_alpha or self.row)
 
@@ -191,6 +194,7 @@ class MemoryModel:
             "reference": reference,
             "teacher": self.teacher.weights() if self.teacher else 0,
             "draft model": self.draft.weights() if self.draft else 0,
+            "vision": self._vision(),
             "reward models": sum(scorer.weights() for scorer, _ in self.scorers),
         }
         alive = {name: size for name, size in (persistent | sizes).items() if size}
@@ -248,6 +252,30 @@ class MemoryModel:
             for linear in self.adapted
         )
 
+    def _vision(self) -> int:
+        """The tower's weights, and the features of a step's images."""
+        tower = self.shape.tower
+        if not self.images or tower is None:
+            return 0
+        features = self.config.prompts_per_step * self.features(self.images)
+        return tower.bytes * self.tower_width // self.shape.width + features
+
+    def features(self, tokens: int) -> int:
+        deepstack = self.shape.tower.deepstack if self.shape.tower else 0
+        return tokens * self.shape.hidden * (1 + deepstack) * self.tower_width if self.images else 0
+
+    def _tower_pass(self) -> int:
+        """One prompt's images in the tower: pixels, and the larger part of a layer. On a CPU attention is composed."""
+        tower = self.shape.tower
+        if not self.images or tower is None:
+            return 0
+        patches = self.images * tower.of_token
+        one = min(patches, tower.one or self.config.image_max_pixels // tower.patch**2)
+        scores = 0 if self.gpu else FLOAT_BYTES * tower.heads * patches * one
+        hidden, inner = (patches * size * self.tower_width for size in (tower.hidden, tower.inner))
+        pixels = 2 * 3 * patches * tower.patch**2 * FLOAT_BYTES
+        return pixels + max(scores + 8 * hidden, 2 * hidden + 3 * inner)
+
     def cache(self, rows: int, columns: int) -> int:
         """Bytes of the KV cache: [rows, kv_heads, columns, head_dim] twice per layer that has one."""
         return rows * self.shape.cached_numbers(columns) * self.width
@@ -289,7 +317,8 @@ class MemoryModel:
         # (KV cache, temporaries) at each moment that can be the peak; they are never alive together.
         held, work = max(
             (0, 4 * FLOAT_BYTES * self.largest_adapted),  # adapters are merged one matrix at a time
-            (prompt_cache, prefill),
+            (0, self._tower_pass()),
+            (prompt_cache, prefill + self.features(prefilled * self.prompt)),
             (prompt_cache + self.cache(rows, capacity(self.prompt + 8)), layer // 2),  # the rows are filled
             (cache, layer),
             (cache, logits),
@@ -384,6 +413,8 @@ class MemoryModel:
         update = round(2.3 * trainable + FLOAT_BYTES * self.largest_whole * (1 + self.optimizer() / trainable))
         if activations + logits + gradients + shared + kept < update + kept_all:
             activations, logits, gradients, shared, kept = 0, 0, update, 0, kept_all
+        if activations:  # the features of prompts that are read together, in place
+            activations += self.features(read_together * prompt)
         sizes = {"gradients": gradients, "activations": activations, "logits": logits, "prompts": shared, "kept": kept}
         return self._phase(sizes, gradients + activations + logits + shared)
 

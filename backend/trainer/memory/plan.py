@@ -16,6 +16,7 @@ from backend.engine.device import has_metal, on_gpu
 from backend.trainer.machine import StepSize
 from backend.trainer.memory.estimate import Estimate, MemoryPlan, choose_dtype, estimate_run
 from backend.trainer.memory.model_shape import shape_of
+from backend.types import Problem
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder
 from backend.utils.machine import machine_bytes
@@ -51,19 +52,25 @@ def refuse_too_large(config: Config, stages: Sequence[Config] = ()) -> None:
 
 
 def plan_memory(
-    config: Config, policy: Any, prompts: Iterable[int], note: Callable[[str], None], stages: Sequence[Config] = ()
+    config: Config,
+    policy: Any,
+    prompts: Iterable[int],
+    note: Callable[[str], None],
+    stages: Sequence[Config] = (),
+    images: int = 0,
 ) -> MemoryPlan | None:
     """The plan for prompts of these lengths in tokens, and MLX's memory limit set to it while `policy` lives. None
     where the model's sizes are not known.
 
-    `stages`: the settings of each, for whose largest the plan is made. `note` takes a sentence where the memory limit
-    constrains the run. Raises UserError where even the smallest plan does not fit.
+    `stages`: the settings of each, for whose largest the plan is made. `images`: most tokens of images in a prompt.
+    `note` takes a sentence where the memory limit constrains the run. Raises UserError where even the smallest plan
+    does not fit.
     """
     # What the model was loaded in: by now another choice might be made.
     is_packed = any("scales" in module for module in policy.model.modules())
     is_wide = policy.split_model.dtype == mx.float32 and not is_packed
     dtype, prompt = "float32" if is_wide else config.dtype, max(prompts, default=0) or None
-    needs = _estimate(config, prompt, stages, in_use=mx.get_active_memory(), dtype=dtype)
+    needs = _estimate(config, prompt, stages, in_use=mx.get_active_memory(), dtype=dtype, images=images)
     if needs is None:
         return None
     if needs.reductions or not needs.fits:
@@ -84,14 +91,23 @@ def plan_memory(
     return needs.plan
 
 
+def image_tokens(tokenizer: Any, problems: Iterable[Problem], longest: int) -> int:
+    """Most tokens of images in a prompt of up to `longest` tokens, if its text is as short as in `problems`."""
+    pictured = (problem for problem in problems if problem.images)
+    texts = (len(problem.tokens) - tokenizer.image_tokens(problem.messages) for problem in pictured)
+    text = min(texts, default=None)
+    return 0 if text is None else longest - text
+
+
 def _estimate(
-    config: Config, prompt: int | None, stages: Sequence[Config], in_use: int = 0, dtype: str = ""
+    config: Config, prompt: int | None, stages: Sequence[Config], in_use: int = 0, dtype: str = "", images: int = 0
 ) -> Estimate | None:
     """None where the model's sizes are not known. Raises UserError for a run that does not fit."""
     folder = local_folder(config.model)
     shape = shape_of(Path(folder)) if folder is not None else None
     if shape is None:
         return None
+    shape = shape.reading(images)
     machine = machine_bytes(in_use, working_set_bytes())
     needs = estimate_run(config, shape, machine, prompt, gpu=on_gpu(), stages=stages or [config], dtype=dtype)
     if needs.fault is not None and not needs.rough:
