@@ -32,7 +32,7 @@ Rotary = Callable[[mx.array], tuple[mx.array, mx.array]]
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptImages:
     """The pictures of one prompt. `column_n`: the places of its image tokens; `position_3K`: of M-RoPE, where the
-    model has it, with the `rotary` that turns positions into angles."""
+    model has it, with the `rotary` that turns positions into angles. `placeholders`: ids that are never sampled."""
 
     column_n: np.ndarray
     feature_nH: mx.array
@@ -40,6 +40,7 @@ class PromptImages:
     position_3K: np.ndarray | None = None
     rotary: Rotary | None = None
     shift: int = 0  # the position after the prompt, less the number of its tokens
+    placeholders: tuple[int, ...] = ()
 
 
 class Rotation(NamedTuple):

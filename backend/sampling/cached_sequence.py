@@ -4,7 +4,7 @@ new is prefilled. Samples the same tokens as a rollout from the same uniforms, b
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -58,6 +58,8 @@ class CachedSequence:
         """Up to as many tokens after `prompt` as there are uniforms, end-of-sequence ids included. `check` is called
         between pieces of the prompt, and may raise. `held`: the state of a grammar, as completion 0. `images`: of the
         prompt, which is then read whole."""
+        if images is not None:
+            sampling = replace(sampling, without=images.placeholders)
         try:
             logits_1V = self._prefill(prompt, check, images)
             T, first = len(uniform_T), np.zeros(1, np.int64)

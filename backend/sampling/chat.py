@@ -362,7 +362,7 @@ class Chat:
             rollout = tools.begin(problems, 1, check)
             problems, talks = rollout.problems, [rollout.one(place) for place in range(len(names))]
         pictures = [self._tower.read(problem) if problem.images else None for problem in problems]
-        sampling = replace(question.sampling, without=self._tower.placeholders) if any(pictures) else question.sampling
+        sampling = question.sampling
         with ExitStack() as stack:
             answers: list[_Answer] = []
             for name, problem, images, talk in zip(names, problems, pictures, talks, strict=True):

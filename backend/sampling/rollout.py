@@ -129,8 +129,8 @@ class Sampler:
                     outputs.insert(row, opening)
 
         images = self.policy.images_of(problems)
-        if any(images):
-            sampling = replace(sampling, without=self.policy.vision.placeholders)
+        if first := next(filter(None, images), None):
+            sampling = replace(sampling, without=first.placeholders)
 
         def group(p: int) -> Group:
             rows = range(p * group_size, (p + 1) * group_size)

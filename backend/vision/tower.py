@@ -3,6 +3,7 @@ the text model, which is mlx-lm's."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -37,7 +38,7 @@ class VisionTower:
             token for name in ("image_token_index", "image_token_id") if (token := getattr(config, name, None))
         )
         others = ("video_token_index", "video_token_id", "audio_token_index", "audio_token_id")
-        self.placeholders = tuple({self._image_token, *(getattr(config, name, None) for name in others)} - {None})
+        self._placeholders = (self._image_token, *(getattr(config, name, None) or self._image_token for name in others))
         parts = self._model.modules()
         self._rotary = next((part for part in parts if isinstance(part, MRoPERotaryEmbedding)), None)
         if self._rotary is not None:
@@ -71,10 +72,11 @@ class VisionTower:
         deepstack = found.deepstack_visual_embeds
         deepstack = () if deepstack is None else tuple(deepstack[i] for i in range(len(deepstack)))
         mx.eval(feature_nH, deepstack)
+        images = PromptImages(column_n, feature_nH, deepstack, placeholders=self._placeholders)
         if self._rotary is None:
-            return PromptImages(column_n, feature_nH, deepstack)
+            return images
         position_3K, shift = np.array(found.position_ids)[:, 0], int(found.rope_deltas.item())
-        return PromptImages(column_n, feature_nH, deepstack, position_3K, self._rotate, shift)
+        return replace(images, position_3K=position_3K, rotary=self._rotate, shift=shift)
 
     def _rotate(self, position_3PK: mx.array) -> tuple[mx.array, mx.array]:
         assert self._rotary is not None

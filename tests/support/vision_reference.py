@@ -35,6 +35,14 @@ class MlxVlm:
     def logps(self, messages: list[dict[str, Any]], completion: Sequence[int], temperature: float = 1.0) -> np.ndarray:
         """log π of the completion's tokens in one pass over prompt and completion. Without padding: mlx-vlm's Qwen3-VL
         lets tokens see padding on the left, and its own log-probabilities move by 1 nat."""
+        return np.take_along_axis(self.all_logps(messages, completion, temperature), np.array(completion)[:, None], 1)[
+            :, 0
+        ]
+
+    def all_logps(
+        self, messages: list[dict[str, Any]], completion: Sequence[int], temperature: float = 1.0
+    ) -> np.ndarray:
+        """log π [T, V] of every token in place of the completion's."""
         ids, inputs = self.prompt(messages)
         tokens: Any = mx.array([ids + list(completion)])
         found = self.model.get_input_embeddings(tokens, mask=mx.ones_like(tokens), **inputs).to_dict()
@@ -42,5 +50,4 @@ class MlxVlm:
         found.pop("attention_mask_4d", None)
         logits = self.model.language_model(tokens, **found).logits[0].astype(mx.float32) / temperature
         logits = logits[len(ids) - 1 : -1]
-        logps = mx.take_along_axis(logits, mx.array(list(completion))[:, None], axis=-1)[:, 0]
-        return np.array(logps - mx.logsumexp(logits, axis=-1))
+        return np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from backend.config.config import parse
 from backend.models.policy import Policy, load_policy
+from backend.sampling.cached_sequence import CachedSequence
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.training.advantages import advantages
@@ -26,7 +28,7 @@ from backend.training.policy_forward import PolicyForward
 from backend.types import Completion, Group, Problem
 from tests.support import vision_batch
 from tests.support.small_settings import PLAIN_SGD, SMALL_LORA
-from tests.support.vision_models import FAMILIES, chat, picture, tiny_vision_model
+from tests.support.vision_models import FAMILIES, IMAGE_TOKEN, chat, picture, tiny_vision_model
 from tests.support.vision_reference import MlxVlm
 
 TRL: dict[str, Any] = json.loads((Path(__file__).parents[1] / "golden" / "vision_grpo.json").read_text())
@@ -162,6 +164,37 @@ def test_a_quantised_model_reads_a_long_prompt_in_pieces(opened: Callable[..., C
     case.sampler.prefill_chunk = 7
     for which, group in zip((A, BOTH), case.sampled(A, BOTH), strict=True):
         assert all(case.gap(which, each) < CLOSE for each in group.completions)
+
+
+def test_rows_that_end_leave_the_others_their_positions(opened: Callable[..., Case]) -> None:
+    """Two rows are decoded at a time, and ended ones make room, so rows with other shifts come together."""
+    case = opened("qwen3_vl")
+    ends = copy.copy(case.policy)
+    ends.eos_ids = list(range(1, 100))
+    order = (A, TEXT, BOTH)
+    problems = [case.problem(which, index) for index, which in enumerate(order)]
+    groups = Sampler(ends, 8, rows=2).sample(problems, 3, FREE, 3, 0)
+    assert len({len(each.tokens) for group in groups for each in group.completions}) > 3
+    gaps = [case.gap(which, each) for which, group in zip(order, groups, strict=True) for each in group.completions]
+    assert max(gaps) < CLOSE
+
+
+@pytest.mark.parametrize("family", QUICK)
+def test_a_chat_sees_pictures_too(opened: Callable[..., Case], family: str) -> None:
+    """One sequence after another in a cache; a token that stands for a picture is not sampled where it would be."""
+    case = opened(family)
+    sequence, next_token = CachedSequence(case.policy.model, case.policy.split_model), {}
+    for which in (A, BOTH, TEXT, A):
+        problem = case.problem(which, 0)
+        mass = np.exp(case.reference.all_logps(case.chats[which], [5])[0])
+        uniform_T = np.full(4, mass[:IMAGE_TOKEN].sum() + mass[IMAGE_TOKEN] / 2, np.float32)
+        images = case.policy.images_of([problem])[0]
+        found = list(sequence.generate(problem.tokens, FREE, uniform_T, images=images))
+        tokens = [each.token for each in found]
+        assert (tokens[0] == IMAGE_TOKEN) == (which == TEXT)
+        logps = case.reference.logps(case.chats[which], tokens) if which != TEXT else [each.logp for each in found]
+        np.testing.assert_allclose([each.logp for each in found], logps, atol=CLOSE)
+        assert next_token.setdefault(which, tokens) == tokens
 
 
 @pytest.mark.proof
