@@ -53,11 +53,12 @@ def write_peft_adapter(trained: TrainedWeights, original: OriginalFiles, to: Pat
     config["modules_to_save"] = sorted({name.rpartition(".")[0] for name in whole}) or None
     (to / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     base, kind = original.name, "DoRA" if config["use_dora"] else "LoRA"
+    class_ = "AutoModelForImageTextToText" if "vision_config" in original.config else "AutoModelForCausalLM"
     (to / "README.md").write_text(
         f"---\nbase_model: {base}\nlibrary_name: peft\n---\n\n"
         f"{kind} adapters for {base}, trained with GRPO Studio.\n\n"
-        "```python\nfrom peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n\n"
-        f'model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base}"), ".")\n```\n',
+        f"```python\nfrom peft import PeftModel\nfrom transformers import {class_}\n\n"
+        f'model = PeftModel.from_pretrained({class_}.from_pretrained("{base}"), ".")\n```\n',
         encoding="utf-8",
     )
 

@@ -22,6 +22,7 @@ from backend.config.other_programs.into_trl import LeftOut, TrlSettings, into_tr
 from backend.config.row_settings import evaluation_sets
 from backend.config.updates import OWN
 from backend.data.files import kind_of_path
+from backend.data.images import IMAGES
 from backend.data.rows import (
     Found,
     OtherDataset,
@@ -322,6 +323,8 @@ def _copied(found: Found, name: str, folder: Path, tell: Tell) -> dict[str, Any]
     file.parent.mkdir(exist_ok=True)
     with file.open("w", encoding="utf-8") as out:
         for row in found.rows:
+            if any(row.get(name) for name in IMAGES):
+                raise UserError("data", f"{source} has images, and they are not carried into a folder for TRL yet.")
             out.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
     return {"file": f"{SOURCE}/{name}.jsonl", "source": source}
 

@@ -104,6 +104,8 @@ def model_at(folder: Path, name: str = "", where: Where = "folder", id_: str = "
         item.kind, item.precision = model_type(config), architectures.precision_of(config)
     has_template = "chat_template.jinja" in files or "chat_template.json" in files
     has_template = has_template or object_or_empty(folder / "tokenizer_config.json").get("chat_template")
+    if not item.refusal and config and config.get("vision_config"):
+        item.remarks.append("It reads images.")
     if not item.refusal and not has_template:
         item.remarks.append("It has no chat template: prompts go in as plain text, as to a base model.")
     return item

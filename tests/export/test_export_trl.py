@@ -193,6 +193,13 @@ def test_tools_and_environments_are_carried(tmp_path: Path) -> None:
     assert run.stdout.split("\n")[-2] == "['calculate'] guess word", run.stderr
 
 
+def test_rows_with_images_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "What?", "answer": "1", "image": "a.png"}\n')
+    settings = parse({"model": "owner/model", "data": str(tmp_path / "rows.jsonl")})
+    with pytest.raises(UserError, match=r"data: rows\.jsonl has images, and they are not carried"):
+        export_trl(settings, "name", tmp_path)
+
+
 def test_only_a_folder_of_ours_is_replaced(tmp_path: Path) -> None:
     plain = parse({"model": "owner/model", "data": "owner/rows"})
     first = export_trl(plain, "it", tmp_path)

@@ -20,7 +20,7 @@ from backend.export.writer import in_format
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
 from tests.support.random_runs import write_run
-from tests.support.vision_models import PLACEHOLDERS, picture, tiny_vision_model
+from tests.support.vision_models import PLACEHOLDERS, picture, rename_as_transformers, tiny_vision_model
 
 
 def exported(tmp_path: Path, model: Path, format_: str = "full", **how: Any) -> tuple[Path, dict[str, mx.array]]:
@@ -44,6 +44,17 @@ def answer(folder: Path, inputs: dict[str, Any], text: dict[str, mx.array] | Non
         assert own.keys() >= text.keys()
         model.load_weights(list(text.items()), strict=False)
     return model(**inputs).logits[0]
+
+
+def test_adapters_for_peft_have_transformers_names(tmp_path: Path) -> None:
+    base = rename_as_transformers(tiny_vision_model(tmp_path / "base"), "qwen3_vl")
+    write_run(tmp_path / "run", base)
+    export = Export("folder", "out", folder=tmp_path, format="peft")
+    done = export_run.export_run(RunFolder(tmp_path / "run"), export)
+    assert not done.verification.max_error or done.verification.max_error < 1e-4
+    names = mx.load(str(tmp_path / "out" / "adapter_model.safetensors"))
+    assert "base_model.model.model.language_model.layers.0.self_attn.q_proj.lora_A.weight" in names
+    assert "AutoModelForImageTextToText.from_pretrained" in (tmp_path / "out" / "README.md").read_text()
 
 
 LONG = pytest.mark.proof

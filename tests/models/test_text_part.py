@@ -9,17 +9,12 @@ import mlx.core as mx
 import pytest
 from mlx_vlm.utils import load_model as load_whole
 
+from backend.models import inventory
 from backend.models.architectures import architecture_refusal
 from backend.models.loading import load_model
-from tests.support.vision_models import FAMILIES, tiny_vision_model
+from tests.support.vision_models import FAMILIES, TRANSFORMERS, rename_as_transformers, tiny_vision_model
 
 IDS = mx.array([[5, 9, 40, 7, 3, 100, 8]])
-TRANSFORMERS = {
-    "smolvlm": {"language_model.lm_head": "lm_head", "language_model": "model.text_model"},
-    "lfm2_vl": {"language_model.model": "model.language_model", "": "model."},
-    "qwen3_vl": {"language_model.model": "model.language_model", "vision_tower": "model.visual"},
-}
-"""Beginnings of mlx-vlm's names → transformers'."""
 
 
 @pytest.mark.parametrize(
@@ -30,14 +25,10 @@ def test_the_text_model_computes_what_mlx_vlm_does(tmp_path: Path, family: str, 
     folder = tiny_vision_model(tmp_path, family, text=text, bits=bits)
     expected = load_whole(folder).language_model(IDS).logits
     own = load_model(str(folder), "model")[0](IDS)
+    assert inventory.model_at(folder).remarks == ["It reads images."]
     assert mx.allclose(own, expected, atol=1e-4)
     if family in TRANSFORMERS and bits is None:
-        names = TRANSFORMERS[family]
-        arrays = mx.load(str(folder / "model.safetensors"))
-        begin = {name: next((old for old in names if name.startswith(old)), name) for name in arrays}
-        renamed = {names.get(old, old) + name.removeprefix(old): arrays[name] for name, old in begin.items()}
-        assert renamed.keys() != arrays.keys()
-        mx.save_safetensors(str(folder / "model.safetensors"), renamed, metadata={"format": "pt"})
+        rename_as_transformers(folder, family)
         assert mx.array_equal(load_model(str(folder), "model")[0](IDS), own)
 
 

@@ -44,6 +44,12 @@ PLACEHOLDERS = {
     "gemma3": "<start_of_image>",
     "lfm2_vl": "<image>",
 }
+TRANSFORMERS = {
+    "smolvlm": {"language_model.lm_head": "lm_head", "language_model": "model.text_model"},
+    "lfm2_vl": {"language_model.model": "model.language_model", "": "model."},
+    "qwen3_vl": {"language_model.model": "model.language_model", "vision_tower": "model.visual"},
+}
+"""Beginnings of mlx-vlm's names → transformers'."""
 IMAGE_TOKEN = TEXT_VOCABULARY  # its id, in every family
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
@@ -93,6 +99,17 @@ def tiny_vision_model(
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 1, "pad_token_id": 0}), encoding="utf-8")
     for name, content in _PROCESSORS[family].items():
         (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    return folder
+
+
+def rename_as_transformers(folder: Path, family: str) -> Path:
+    """Give the arrays of a model in `folder` the names that transformers writes."""
+    names, file = TRANSFORMERS[family], folder / "model.safetensors"
+    arrays: dict[str, mx.array] = {}
+    for name, array in mx.load(str(file)).items():
+        old = next((old for old in names if name.startswith(old)), name)
+        arrays[names.get(old, old) + name.removeprefix(old)] = array
+    mx.save_safetensors(str(file), arrays, metadata={"format": "pt"})
     return folder
 
 

@@ -153,7 +153,7 @@ class MemoryModel:
             dtype = "float32" if each.judges and not gpu else "auto"
             scorer = self._other_model(each.source, other | {"dtype": dtype, "quantization": each.quantization})
             self.scorers += [(scorer, each.judges)] if scorer else []
-        self.images = min(shape.tower.tokens, self.prompt) if shape.tower else 0
+        self.tower = shape.tower if shape.tower and shape.tower.tokens else None
         # The vision tower computes in float32 where the text model does, else in bfloat16.
         self.tower_width = FLOAT_BYTES if self.weight_width == FLOAT_BYTES else 2
         # Rows of a prompt read it together; with noise on the embeddings each reads its own.
@@ -254,22 +254,19 @@ class MemoryModel:
 
     def _vision(self) -> int:
         """The tower's weights, and the features of a step's images."""
-        tower = self.shape.tower
-        if not self.images or tower is None:
+        if self.tower is None:
             return 0
-        features = self.config.prompts_per_step * self.features(self.images)
-        return tower.bytes * self.tower_width // self.shape.width + features
+        features = self.config.prompts_per_step * self.features(self.tower.tokens)
+        return self.tower.bytes * self.tower_width // self.shape.width + features
 
     def features(self, tokens: int) -> int:
-        deepstack = self.shape.tower.deepstack if self.shape.tower else 0
-        return tokens * self.shape.hidden * (1 + deepstack) * self.tower_width if self.images else 0
+        return tokens * self.shape.hidden * (1 + self.tower.deepstack) * self.tower_width if self.tower else 0
 
     def _tower_pass(self) -> int:
         """One prompt's images in the tower: pixels, and the larger part of a layer. On a CPU attention is composed."""
-        tower = self.shape.tower
-        if not self.images or tower is None:
+        if (tower := self.tower) is None:
             return 0
-        patches = self.images * tower.of_token
+        patches = tower.tokens * tower.of_token
         one = min(patches, tower.one or self.config.image_max_pixels // tower.patch**2)
         scores = 0 if self.gpu else FLOAT_BYTES * tower.heads * patches * one
         hidden, inner = (patches * size * self.tower_width for size in (tower.hidden, tower.inner))
