@@ -94,7 +94,7 @@ def plan_memory(
 def image_tokens(tokenizer: Any, problems: Iterable[Problem], longest: int) -> int:
     """Most tokens of images in a prompt of up to `longest` tokens, if its text is as short as in `problems`."""
     pictured = (problem for problem in problems if problem.images)
-    texts = (len(problem.tokens) - tokenizer.image_tokens(problem.messages) for problem in pictured)
+    texts = (len(problem.tokens) - sum(map(tokenizer.tokens_of, problem.images)) for problem in pictured)
     text = min(texts, default=None)
     return 0 if text is None else longest - text
 
