@@ -538,7 +538,8 @@ CONTEXT = 4096  # tokens of a conversation, on each side
 
 
 def chat_bytes(config: Config, shape: ModelShape, weights: WeightChoice | None) -> int:
-    """Bytes of a process that has loaded base and tuned model; of a plain model (`weights` None) that alone."""
+    """Bytes of a process that has loaded base and tuned model; of a plain model (`weights` None) that alone. With what
+    reads images, where the model has it."""
     lora = config.model_copy(update={"train_type": "lora"})
     memory = MemoryModel(lora, shape, 0, gpu=has_gpu() and config.device != "cpu")
     base = memory.weights()
@@ -546,4 +547,5 @@ def chat_bytes(config: Config, shape: ModelShape, weights: WeightChoice | None) 
         trained, sides = 0, 1
     else:
         trained, sides = base if config.train_type == "full" else weights.bytes, 2
-    return base + trained + sides * memory.cache(1, CONTEXT) + CHAT_PROCESS_BYTES
+    tower = shape.tower.bytes if shape.tower else 0
+    return base + trained + tower + sides * memory.cache(1, CONTEXT) + CHAT_PROCESS_BYTES
