@@ -362,15 +362,14 @@ class Chat:
             rollout = tools.begin(problems, 1, check)
             problems, talks = rollout.problems, [rollout.one(place) for place in range(len(names))]
         pictures = [self._tower.read(problem) if problem.images else None for problem in problems]
-        sampling = question.sampling
         with ExitStack() as stack:
             answers: list[_Answer] = []
             for name, problem, images, talk in zip(names, problems, pictures, talks, strict=True):
                 outputs = CompletionBuffer(
                     1, question.max_tokens, self.sides.tokenizer, self.sides.eos_ids, self.source.config.stop
                 )
-                outputs.held = held = self._grammars[name].state(sampling.grammar)
-                generate = partial(self._generate, name, sampling, uniform_T, check, held, images)
+                outputs.held = held = self._grammars[name].state(question.sampling.grammar)
+                generate = partial(self._generate, name, question.sampling, uniform_T, check, held, images)
                 answer = _Answer(name, problem, generate, outputs, self.sides, began, talk)
                 answers.append(stack.enter_context(closing(answer)))
             replies: dict[SideName, Reply] = {}
