@@ -7,7 +7,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from backend.runs.completion_rows import prompt_key
 from backend.runs.run_folder import RunFolder
+from backend.trainer.evaluation.evaluation_rows import read_rows
+from tests.support import verbs
 from tests.support.small_run import QUICK, assert_same_run, low_half, train_here, train_with_stops
 from tests.support.vision_models import picture, tiny_vision_model
 
@@ -44,3 +47,17 @@ def test_the_tower_sees_each_picture_once_a_step_and_a_run_resumes(tmp_path: Pat
     assert Counter(seen) == {1: 2, 2: 1}  # of four prompts one has two pictures and one none
     train_with_stops(raw, stopped, 1)
     assert_same_run(whole, stopped)
+
+    pictures = {name: str(tmp_path / "pictures" / f"{name}.png") for name in "ab"}
+    shown = {prompt_key(row) for row in map(json.loads, whole.completions.read_text().splitlines())}
+    paths = [(pictures["a"],), (pictures["b"],), (pictures["b"], pictures["a"]), ()]
+    assert shown == {(f"What is in it, {i}?", *those) for i, those in enumerate(paths)}
+    other = [{"prompt": f"What is in it, {i}?", "answer": "", "image": f"pictures/{'ba'[i]}.png"} for i in range(2)]
+    (tmp_path / "other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in other))
+    result = verbs.call(
+        "evaluate", whole.path, "--data", tmp_path / "other.jsonl", "--greedy", "--base-only", "--allow-code", "--json"
+    )
+    assert result.exit_code == 0, result.output
+    line = json.loads(result.stdout.splitlines()[-1])
+    assert line["data"]["trained_on"] == 0, "the same questions about other pictures"
+    assert [row["images"] for row in read_rows(Path(line["path"]))] == [[pictures["b"]], [pictures["a"]]]

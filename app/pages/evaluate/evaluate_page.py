@@ -319,9 +319,9 @@ class EvaluatePage(QWidget):
         if found is None:
             self.session.message.emit("No evaluation of this run has this prompt. Evaluate the split that it is in.")
             return
-        self._wanted = prompt
         self.kind.choose("all")
         self.evaluations.refresh(found)
+        self._wanted = prompt  # at last: each of these shows the rows anew, the first one selected
         self._show_rows()
 
     def _show_row(self, place: int) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from backend.config.config import SETTINGS, Config
 from backend.config.model_and_data_names import check_weights, model_source
+from backend.data.files import Row
 from backend.data.problems import PromptFormat
 from backend.data.prompts import TokenizedPrompts
 from backend.data.rows import SPLITS, Rows, Splits, check_columns
@@ -60,7 +61,7 @@ from backend.trainer.run_inputs import read_inputs
 from backend.trainer.scoring import ScoringStages
 from backend.trainer.telemetry import completion_row, versions
 from backend.trainer.trial_sampling import SMALLEST_MODEL, WITHOUT_REFERENCE
-from backend.types import Problem
+from backend.types import IMAGES, Problem
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder
 from backend.utils.text import quote
@@ -196,8 +197,8 @@ def evaluate_model(
     problems = prompts.first(choices.limit)
     if not problems:
         raise UserError("max_seq_length", f"Every prompt of {source} leaves no room for a completion within Max Seq.")
-    trained = {str(row.get(config.prompt_feature)) for row in splits.train} if run is not None else set[str]()
-    trained_on = sum(str(problem.row.get(of_rows.prompt_feature)) in trained for problem in problems)
+    trained = {_asked(row, config.prompt_feature) for row in (splits.train if run is not None else ())}
+    trained_on = sum(_asked(rows[problem.index], of_rows.prompt_feature) in trained for problem in problems)
     if trained_on == len(problems):
         notes.append("The run has trained on these prompts: they show what it learned, not what it does on new ones.")
     elif trained_on:
@@ -339,6 +340,11 @@ def _sample_sides(
                 row.pop("advantage", None)  # nothing was compared with its group
             results[decoding][side] = Completions(rows, time.perf_counter() - began_side)
     return results
+
+
+def _asked(row: Row, prompt_feature: str) -> tuple[str, ...]:
+    """The prompt of a row and its images."""
+    return (str(row.get(prompt_feature)), *(str(row[name]) for name in IMAGES if row.get(name)))
 
 
 def _sampling(decoding: DecodingName, config: Config) -> Sampling:
