@@ -19,8 +19,8 @@ def content_text(content: str | Sequence[Mapping[str, Any]]) -> str:
 
 def image_parts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The image parts of a chat, in order."""
-    contents = (message["content"] for message in messages if isinstance(message.get("content"), list))
-    return [part for content in contents for part in content if part["type"] == "image"]
+    contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]
+    return [part for content in contents for part in content if part["type"] == "image"] if contents else []
 
 
 def image_paths(messages: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -98,7 +98,7 @@ def longest_prompt(config: Config, folder: Path) -> tuple[int | None, int]:
     from backend.data.rows import read_splits
     from backend.models.tokenizers import load_tokenizer
     from backend.tools.load import shown_tools
-    from backend.vision.tokenizer import with_vision
+    from backend.vision.tokenizer import VisionTokenizer
 
     schemas, why_not = shown_tools(config)
     if why_not:
@@ -113,10 +113,8 @@ def longest_prompt(config: Config, folder: Path) -> tuple[int | None, int]:
         images = max(images, image_paths(chat), key=len)
     if not texts:
         return None, 0
-    of_images = 0
-    if images:
-        tokenizer = with_vision(load_tokenizer(folder), folder, config.image_max_pixels)
-        of_images = sum(map(tokenizer.tokens_of, images))
+    reader = VisionTokenizer(load_tokenizer(folder), folder, config.image_max_pixels) if images else None
+    of_images = sum(map(reader.tokens_of, images)) if reader else 0
     encoded = Tokenizer.from_file(str(vocabulary)).encode_batch(sorted(texts, key=len)[-LONGEST:])
     return TEMPLATE + of_images + max(len(encoding.ids) for encoding in encoded), of_images
 

@@ -53,12 +53,12 @@ def with_paths(row: Row, source: str, where: str) -> Row:
 def placed(messages: list[dict[str, Any]], row: Row, where: str) -> list[dict[str, Any]]:
     """The chat with the images of the row's columns in its empty image parts, or else before the user's first text.
     Raises UserError."""
-    cells = [row[name] for name in IMAGES if row.get(name)]
-    paths = [path for cell in cells for path in ([cell] if isinstance(cell, str) else cell)]
+    cells, parts = [row[name] for name in IMAGES if row.get(name)], image_parts(messages)
+    if not cells and not parts:
+        return messages
     if len(cells) == 2:
         raise UserError("data", f"Both columns image and images of {where} have images; leave one of them.")
-    parts = image_parts(messages)
-    waiting = [part for part in parts if part["image"] is None]
+    paths = [path for cell in cells for path in ([cell] if isinstance(cell, str) else cell)]
     if [part["image"] for part in parts] == paths:
         return messages
     if not parts:
@@ -68,6 +68,7 @@ def placed(messages: list[dict[str, Any]], row: Row, where: str) -> list[dict[st
         text = {"type": "text", "text": messages[place]["content"]}
         images = [{"type": "image", "image": path} for path in paths]
         return [*messages[:place], messages[place] | {"content": [*images, text]}, *messages[place + 1 :]]
+    waiting = [part for part in parts if part["image"] is None]
     if len(waiting) != len(paths):
         has = f"{len(paths)} in its columns, for {len(waiting)} image parts of its messages"
         raise UserError("data", f"The images of {where} do not match: {has}.")

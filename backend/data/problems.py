@@ -98,7 +98,9 @@ def check_unicode(messages: Messages, where: str) -> None:
 
 
 def _characters(messages: Messages) -> int:
-    return sum(len(content_text(message["content"])) for message in messages) + IMAGE_SIZE * len(image_paths(messages))
+    contents = [message["content"] for message in messages]
+    texts = [content if isinstance(content, str) else content_text(content) for content in contents]
+    return sum(map(len, texts)) + (IMAGE_SIZE * len(image_paths(messages)) if texts != contents else 0)
 
 
 def last_user_message(messages: Messages) -> int | None:

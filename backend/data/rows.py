@@ -236,10 +236,8 @@ class Reading:
         """Rows of a file. Raises UserError."""
         if self.head and (part := read_head(path)) is not None:
             return Found(part[0], str(path), part[1])
-        if self.streamed:
-            return Found(stream_file(path), str(path))
-        rows = read_file(path)
-        if path.suffix.lower() == ".parquet":  # bytes of images become files, so that they need no memory
+        rows = stream_file(path) if self.streamed else read_file(path)
+        if path.suffix.lower() == ".parquet" and not self.streamed:  # the bytes of images would fill the memory
             rows = [with_paths(row, str(path), row_name(index, str(path))) for index, row in enumerate(rows)]
         return Found(rows, str(path))
 

@@ -115,19 +115,21 @@ def test_bytes_and_images_of_pil_are_written_once(tokenizer: VisionTokenizer, fo
     json.dumps([problem.row for problem in problems])
 
 
-@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(("column", "streaming"), [("image", False), ("images", False), ("image", True)])
 def test_rows_of_the_hub_and_of_parquet_hold_no_images_in_memory(
-    tokenizer: VisionTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streaming: bool
+    tokenizer: VisionTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str, streaming: bool
 ) -> None:
-    columns = {"prompt": [QUESTION] * 3, "image": [{"bytes": png((64 + i, 48)), "path": "x.png"} for i in range(3)]}
-    kinds = datasets.Features({"prompt": datasets.Value("string"), "image": datasets.Image()})
+    cells = [{"bytes": png((64 + i, 48)), "path": "x.png"} for i in range(3)]
+    columns = {"prompt": [QUESTION] * 3, column: [[cell] for cell in cells] if column == "images" else cells}
+    kind = datasets.Image() if column == "image" else datasets.List(datasets.Image())
+    kinds = datasets.Features({"prompt": datasets.Value("string"), column: kind})
     dataset = datasets.Dataset.from_dict(columns, features=kinds)
     monkeypatch.setattr(hub_rows, "_loaded", lambda *_: datasets.DatasetDict({"train": dataset}))
     dataset.to_parquet(tmp_path / "train.parquet")
     for data in ("owner/pictures", str(tmp_path)):
         splits = read_splits(settings(data=data, streaming=streaming))
         if not streaming and data == str(tmp_path):
-            assert all(isinstance(row["image"], str) for row in splits.train)
+            assert "bytes" not in str(splits.train)
         made = TokenizedPrompts(splits.train, tokenizer, PromptFormat.of(settings()), splits.source["train"]).first(-1)
         assert [Image.open(problem.images[0]).width for problem in made] == [64, 65, 66]
 
@@ -304,8 +306,8 @@ def test_preview_and_estimate_count_image_tokens(model: Path, folder: Path) -> N
     assert answer["faults"] == [] and answer["messages"][0]["content"] == QUESTION
     assert answer["images"] == [{"path": str(folder / path), "tokens": 12} for path in (A, B)]
     assert [piece["text"] for piece in answer["pieces"]].count("<|image_pad|> × 12") == 2
-    longest = longest_prompt(parse(raw | {"reward_functions": ["r1_int_reward_func"]}), model)
-    assert longest is not None and longest >= answer["tokens"]
+    longest, images = longest_prompt(parse(raw | {"reward_functions": ["r1_int_reward_func"]}), model)
+    assert images == 24 and longest is not None and longest >= answer["tokens"]
 
 
 def test_without_mlx_vlm_the_install_line_is_named(model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

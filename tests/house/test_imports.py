@@ -114,6 +114,16 @@ def test_what_the_window_imports_of_the_backend_loads_no_engine() -> None:
     assert len(reached) > 100
 
 
+def test_mlx_vlm_is_imported_only_inside_functions() -> None:
+    """Runs on text load nothing of it."""
+    tops = {name: ast.parse(path.read_text("utf-8")).body for name, path in modules().items()}
+    imported = {
+        name: [ast.unparse(node) for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
+        for name, body in tops.items()
+    }
+    assert not [(name, line) for name, lines in imported.items() for line in lines if "mlx_vlm" in line]
+
+
 def test_no_two_modules_import_each_other() -> None:
     reached = {name: reachable([name], our_imports()) for name in modules()}
     assert not [(name, other) for name in reached for other in reached[name] - {name} if name in reached[other]]
