@@ -28,6 +28,7 @@ from tests.support.reward_models import write_reward_model
 from tests.support.scripted_turns import script_turns
 from tests.support.tool_tokenizers import call, tool_model
 from tests.trainer.test_sft_run import labelled
+from tests.trainer.test_vision_run import settings_with_pictures
 
 SETTINGS: dict[str, Any] = (
     {"iters": 3, "batch_size": 4, "group_size": 3, "beta": 0.05, "top_k": 0, "top_p": 1.0}
@@ -244,6 +245,15 @@ def test_ranks_make_the_run_of_one_whatever_the_settings(tmp_path: Path, changes
     shared = assert_shared_run_equals_one(tmp_path, settings(tmp_path, **changes), 2)
     if changes.get("reward_weight_schedule") == "adaptive":
         assert metrics(shared, "step")[-1]["reward_weights/rare"] > 1
+
+
+@pytest.mark.proof
+def test_ranks_see_the_same_pictures(tmp_path: Path) -> None:
+    raw = settings_with_pictures(tmp_path) | SETTINGS | {"iters": 2, "batch_size": 3, "val_batches": -1}
+    rows = [json.loads(line) for line in Path(raw["data"]).read_text().splitlines()]
+    rows[-1]["image"] = "pictures/a.png"
+    Path(raw["data"]).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert_shared_run_equals_one(tmp_path, raw, 2)
 
 
 @pytest.mark.proof

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from backend.runs.completion_rows import prompt_key
 from backend.runs.run_folder import RunFolder
 from backend.trainer.evaluation.evaluation_rows import read_rows
 from tests.support import verbs
-from tests.support.small_run import QUICK, assert_same_run, low_half, train_here, train_with_stops
+from tests.support.small_run import QUICK, assert_same_run, low_half, train_here, train_with_stops, write_rows
 from tests.support.vision_models import picture, tiny_vision_model
 
 
@@ -61,3 +62,10 @@ def test_the_tower_sees_each_picture_once_a_step_and_a_run_resumes(tmp_path: Pat
     line = json.loads(result.stdout.splitlines()[-1])
     assert line["data"]["trained_on"] == 0, "the same questions about other pictures"
     assert [row["images"] for row in read_rows(Path(line["path"]))] == [[pictures["b"]], [pictures["a"]]]
+
+
+def test_a_text_run_of_a_vision_model_needs_no_mlx_vlm(tmp_path: Path, run: RunFolder, monkeypatch: Any) -> None:
+    raw = settings_with_pictures(tmp_path, iters=1, num_iterations=1, beta=0.0)
+    write_rows(tmp_path / "rows.jsonl", 2)
+    monkeypatch.setitem(sys.modules, "mlx_vlm", None)
+    assert train_here(raw, run).kind == "finished"
