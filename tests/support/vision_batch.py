@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from tests.support.vision_models import HIDDEN, LAYERS, chat, picture, tiny_vision_model
+from tests.support.vision_models import LAYERS, chat, picture, rename_as_transformers, tiny_vision_model
 
 RANK, SCALE, BETA, TEMPERATURE, G = 2, 4.0, 0.04, 0.9, 3
 SHAPES = {
@@ -63,9 +63,8 @@ def write_for_trl(folder: Path) -> None:
     """What tests/support/trl_vision.py reads."""
     from tests.support.vision_reference import MlxVlm
 
-    ours = tiny_vision_model(folder / "ours")
-    as_transformers(ours, folder / "model")
-    reference, rows, inputs = MlxVlm(ours), [], []
+    reference, rows, inputs = MlxVlm(tiny_vision_model(folder / "model")), [], []
+    rename_as_transformers(folder / "model", "qwen3_vl")
     for messages, own, rewards in zip(chats(folder), completions(), REWARDS, strict=True):
         ids, pixels = reference.prompt(messages)
         for tokens, reward in zip(own, rewards, strict=True):
@@ -80,22 +79,3 @@ def write_for_trl(folder: Path) -> None:
     grpo = {"num_generations": G, "temperature": TEMPERATURE, "beta": BETA, "epsilon": 0.2, "scale_rewards": "group"}
     settings = {"grpo": grpo | {"max_completion_length": 10}, "lora": {"r": RANK, "lora_alpha": SCALE * RANK}}
     (folder / "batch.json").write_text(json.dumps({"rows": rows, "settings": settings}))
-
-
-def as_transformers(ours: Path, folder: Path) -> None:
-    """Write a tiny Qwen3-VL of ours as transformers saves it."""
-    folder.mkdir()
-    weights: Any = mx.load(str(ours / "model.safetensors"))
-    named = {
-        name.replace("language_model.model.", "model.language_model.").replace("vision_tower.", "model.visual."): x
-        for name, x in weights.items()
-    }
-    kernel = "model.visual.patch_embed.proj.weight"
-    named[kernel] = mx.contiguous(named[kernel].transpose(0, 4, 1, 2, 3))
-    mx.save_safetensors(str(folder / "model.safetensors"), named, metadata={"format": "pt"})
-    for file in ours.glob("*.json"):
-        (folder / file.name).write_bytes(file.read_bytes())
-    config = json.loads((ours / "config.json").read_text())
-    config["architectures"] = ["Qwen3VLForConditionalGeneration"]
-    assert config["text_config"]["hidden_size"] == HIDDEN
-    (folder / "config.json").write_text(json.dumps(config))

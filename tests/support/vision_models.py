@@ -108,7 +108,8 @@ def rename_as_transformers(folder: Path, family: str) -> Path:
     arrays: dict[str, mx.array] = {}
     for name, array in mx.load(str(file)).items():
         old = next((old for old in names if name.startswith(old)), name)
-        arrays[names.get(old, old) + name.removeprefix(old)] = array
+        is_kernel = array.ndim > 3  # channels come second
+        arrays[names.get(old, old) + name.removeprefix(old)] = mx.moveaxis(array, -1, 1) if is_kernel else array
     mx.save_safetensors(str(file), arrays, metadata={"format": "pt"})
     return folder
 

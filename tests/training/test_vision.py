@@ -102,19 +102,6 @@ def learned_logps(case: Case, groups: list[Group], mode: str) -> list[np.ndarray
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_prompt_is_tokenised_and_seen_as_mlx_vlm_does(opened: Callable[..., Case], family: str) -> None:
-    case = opened(family)
-    for which, messages in enumerate(case.chats):
-        ids, inputs = case.reference.prompt(messages)
-        problem = case.problem(which, 0)
-        assert problem.tokens == ids
-        if problem.images:
-            pixels = case.policy.tokenizer.pixels(problem.images)
-            assert pixels.keys() == inputs.keys()
-            assert all(mx.array_equal(pixels[name], inputs[name]) for name in inputs)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 def test_log_probabilities_are_mlx_vlms(opened: Callable[..., Case], family: str) -> None:
     """Of prompts padded on the left in sampling and on the right in learning, a picture's prompt twice, and text."""
     case, order = opened(family), (A, B, A, BOTH, TEXT)
