@@ -11,7 +11,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "What a run has learned": (
         *("runs", "doctor", "compare", "evaluate", "generate", "chat", "export", "validate", "track"),
     ),
-    "This machine and this program": ("where", "machines", "hub", "bench", "replay", "rank", "serve"),
+    "This machine and this program": ("where", "machines", "hub", "bench", "replay", "rank", "serve", "mcp"),
 }
 """Title of a group → its verbs, in the order of the help page."""
 MODULES = {
