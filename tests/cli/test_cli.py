@@ -286,7 +286,7 @@ def test_train_run_trains_in_a_folder_that_the_window_made(inputs: Path, runs: P
     assert "holds no config.yaml" in refused(*bare)
     assert "--set, --name, --hosts and --runs-dir go with a YAML file" in refused(*bare, "--name", "x")
     for arguments in ((), (file, "--run", file.parent)):
-        assert "Give either a YAML file or --run" in refused("train", *arguments)
+        assert "Give a YAML file, --model with --data, or --run" in refused("train", *arguments)
 
 
 def test_faults_of_a_folder_that_the_window_made_are_in_its_event_log(inputs: Path, runs: Path) -> None:

@@ -121,7 +121,8 @@ def test_long_rows_are_cut_and_counted(tokenizer: Any) -> None:
     assert labelled_group(cut).completions[0].stop == "length"
     assert made.too_long_note("train") == (
         "1 of 3 rows of the train split are longer than Max Seq (60 tokens), and cut at the end. "
-        "1 of 3 rows of the train split have nothing to imitate within Max Seq, and are left out."
+        "1 of 3 rows of the train split have nothing to imitate within Max Seq, or images and do not fit it, and are "
+        "left out."
     )
     with pytest.raises(UserError, match="No row has anything to imitate in its first 60 tokens"):
         check_labels(rows[2:], tokenizer, format_of(max_seq_length=60), "d.jsonl")
