@@ -29,8 +29,9 @@ test-as-gpu: $(VENV)/.test-ready ## run the suite on a CPU that makes a GPU's ch
 proofs: $(VENV)/.test-ready ## run the long proofs too: the demo for three seeds, every loss learning
 	QT_QPA_PLATFORM=offscreen $(PY) -m pytest -m proof -s
 
-architectures: $(VENV)/.test-ready ## try every model type of the installed mlx-lm, and write docs/architectures.json
+architectures: $(VENV)/.test-ready ## try every model type of mlx-lm and mlx-vlm; writes docs/architectures.json and vision_families.json
 	$(PY) -m tests.support.architectures
+	$(PY) -m tests.support.vision_families
 
 demo: $(VENV)/.run-ready ## train the bundled demo in the terminal
 	$(PY) -m backend demo

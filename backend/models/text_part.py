@@ -45,7 +45,8 @@ class TextPart(nn.Module):
         self.language_model: Any = kind(arguments.from_dict({**self._text, "tie_word_embeddings": is_tied}))
 
     def __call__(self, inputs: mx.array, cache: Any = None, input_embeddings: mx.array | None = None) -> mx.array:
-        return self.language_model(inputs, cache=cache, input_embeddings=input_embeddings)
+        other = {} if input_embeddings is None else {"input_embeddings": input_embeddings}  # some models lack it
+        return self.language_model(inputs, cache=cache, **other)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         """The text model's arrays. Without an output layer among them it is the embedding."""
