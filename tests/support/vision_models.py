@@ -83,8 +83,10 @@ def tiny_vision_model(
     mx.random.seed(seed)
     model = package.Model(package.ModelConfig.from_dict(arguments))
     model.update(tree_map(_noisy, model.parameters()))
-    if getattr(model.language_model, "lm_head", None) is not None and config["text_config"]["tie_word_embeddings"]:
-        del model.language_model.lm_head  # mlx-vlm makes it from the embeddings when it loads
+    if config["text_config"]["tie_word_embeddings"] and (head := getattr(model.language_model, "lm_head", None)):
+        head.weight = model.language_model.model.embed_tokens.weight
+        if not bits:  # mlx-vlm makes it when it loads, but not a quantised one
+            del model.language_model.lm_head
     model.set_dtype(getattr(mx, dtype))
     if bits:
         nn.quantize(model.language_model, group_size=32, bits=bits)
