@@ -197,7 +197,8 @@ class Leader:
 
         own = load_context(config, note, inputs, most, shared, stages, make=make)
         own.learner.forward.ranks = self.ranks
-        self.workers.send_to_all("build", steps=own.steps, longest_prompts=own.longest_prompts, most=most)
+        sizes = {"steps": own.steps, "longest_prompts": own.longest_prompts, "images": own.images}
+        self.workers.send_to_all("build", **sizes, most=most)
         check_same_base(own, config, self.ranks, self.workers.machines)
         return own
 

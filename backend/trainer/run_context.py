@@ -163,8 +163,9 @@ class StagePrompts:
 @dataclass
 class RunContext(StepContext):
     """Everything that one run computes with. `evaluation_sets`: the prompts of the valid split under "", and those of
-    `eval_data` by name. `longest_prompts`: tokens of the longest prompt of each set. `slow_paths`: a sentence for each
-    part that does not take its fastest path, with the reason. `dtype`: what `dtype: auto` became, as a setting."""
+    `eval_data` by name. `longest_prompts`: tokens of the longest prompt of each set, up to `images` of them of images.
+    `slow_paths`: a sentence for each part that does not take its fastest path, with the reason. `dtype`: what
+    `dtype: auto` became, as a setting."""
 
     prompt_stream: PromptStream
     background_tokenizer: BackgroundTokenizer
@@ -172,6 +173,7 @@ class RunContext(StepContext):
     test: list[Problem]
     stage_prompts: StagePrompts | None
     longest_prompts: list[int]
+    images: int
     slow_paths: list[str]
     dtype: str
 
@@ -563,6 +565,7 @@ def load_context(
         test=test,
         stage_prompts=StagePrompts(config.stages, inputs.stages, of_stages) if config.stages else None,
         longest_prompts=longest,
+        images=images,
         slow_paths=list(dict.fromkeys(slow_paths)),
         dtype=dtype,
     )
