@@ -124,13 +124,10 @@ class Evaluations(QObject):
 
     def with_prompt(self, prompt: tuple[str, ...]) -> Path | None:
         """The newest evaluation that has this prompt, as its `prompt_key`."""
-        text, *images = prompt
-        fields = {"prompt": text} | ({"images": images} if images else {})
-        parts = (json.dumps({name: value}, ensure_ascii=False)[1:-1] for name, value in fields.items())
-        spelled = [part.encode(errors="replace") for part in parts]
+        spelled = f'"prompt": {json.dumps(prompt[0], ensure_ascii=False)}'.encode(errors="replace")
         for entry in self.listed:
             with suppress(OSError), open_regular(rows_file(entry.path)) as file:
-                if any(all(part in line for part in spelled) for line in file):
+                if any(prompt_key(parse_row(line) or {}) == prompt for line in file if spelled in line):
                     return entry.path
         return None
 

@@ -20,19 +20,14 @@ from backend.runs.run_folder import modified_at
 from backend.utils.files import is_file
 from backend.utils.text import quote
 
-SIDE = 96
-"""Width and height of the box of a small picture, in pixels before scaling."""
-SHARPNESS = 2
-"""Pixels that are read for each one painted: screens of high density have two."""
+SIDE = 96  # pixels of a small picture at most, before scaling
 IN_A_CELL = 3
-MOST_BYTES = 128 << 20
-"""Of the pictures that are held in memory."""
+MOST_BYTES = 128 << 20  # of the pictures that are held in memory
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """`image`: scaled down, null without one; `size`: of the file, in pixels; `about`: its name and size, or why there
-    is no image, or "" until it has been read."""
+    """`size`: of the file; `about`: its name and size, or why `image` is null, or "" until it has been read."""
 
     image: QImage
     size: QSize
@@ -43,7 +38,7 @@ NOT_READ = Picture(QImage(), QSize())
 
 
 def read_picture(path: str, side: int) -> Picture:
-    """Read a picture, `side` pixels wide and high at most. A JPEG is scaled while it is decoded."""
+    """Read a picture to paint on `side` pixels at most, or twice as many where the screen has a high density."""
     name = quote(Path(path).name, 60)
     if not is_file(path):
         return Picture(QImage(), QSize(), f"{name} is missing.")
@@ -51,8 +46,8 @@ def read_picture(path: str, side: int) -> Picture:
     reader.setAutoTransform(True)
     reader.setDecideFormatFromContent(True)
     size = reader.size()
-    if max(size.width(), size.height()) > side:
-        reader.setScaledSize(fitted(size, QSize(side, side)))
+    if max(size.width(), size.height()) > 2 * side:
+        reader.setScaledSize(fitted(size, QSize(2 * side, 2 * side)))  # a JPEG is scaled while it is decoded
     image = reader.read()
     if image.isNull():
         return Picture(image, QSize(), f"{name} cannot be shown: {reader.errorString().lower()}.")
@@ -79,7 +74,7 @@ class PictureReader(QObject):
         self._done.connect(self._hold)
 
     def picture(self, path: str, side: int) -> Picture:
-        """The picture, `side` pixels wide and high at most; NOT_READ until `arrived`."""
+        """The picture for `side` pixels at most; NOT_READ until `arrived`."""
         key = (path, side, modified_at(Path(path)) if is_file(path) else 0.0)
         if key not in self._held:
             self._held[key] = NOT_READ
@@ -124,7 +119,7 @@ def draw_pictures(painter: QPainter, cell: QRect, paths: Sequence[str]) -> None:
     """Draw the first IN_A_CELL pictures into a table's cell, and how many more there are."""
     box = QRect(cell.left() + theme.CELL_PADDING, cell.top() + 3, cell.height() - 6, cell.height() - 6)
     for path in paths[:IN_A_CELL]:
-        draw_picture(painter, box, pictures().picture(path, SHARPNESS * box.width()))
+        draw_picture(painter, box, pictures().picture(path, box.width()))
         box.translate(box.width() + 4, 0)
     painter.setPen(theme.palette().muted)
     if len(paths) > IN_A_CELL:
@@ -145,18 +140,15 @@ class PictureButton(QAbstractButton):
         pictures().arrived.connect(self.update_name)
         self.update_name(path)
 
-    @property
-    def picture(self) -> Picture:
-        return pictures().picture(self.path, SHARPNESS * self._side)
-
     def sizeHint(self) -> QSize:
         square, size = QSize(self._side, self._side), self.picture.size
         return fitted(size, square) if size.isValid() else square
 
     def update_name(self, path: str) -> None:
         if path == self.path:
-            about = self.picture.about
-            configure(self, name=f"{self.about}: {about}", tip=plain_tip(f"{about}\n{path}"))
+            self.picture = pictures().picture(path, self._side)
+            self.named = self.picture.about or Path(path).name
+            configure(self, name=f"{self.about}: {self.named}", tip=plain_tip(f"{self.named}\n{path}"))
             self.updateGeometry()
             self.update()
 
@@ -215,5 +207,5 @@ class PictureDialog(Dialog):
         path, count = self._paths[self._place], len(self._paths)
         self.view.path = path
         self.view.update_name(path)
-        self.setWindowTitle((f"{self._place + 1} of {count}: " if count > 1 else "") + self.view.picture.about)
+        self.setWindowTitle((f"{self._place + 1} of {count}: " if count > 1 else "") + self.view.named)
         self.about.setText(f"{self.windowTitle()}\n{path}")

@@ -89,7 +89,7 @@ class LoadedDataset:
 
     def source(self, split: str, config: DatasetSettings) -> str:
         """The split's name in messages, as in `check` and in training."""
-        return self.splits.source.get(split) or str(config.data)
+        return self.splits.source_of(split, str(config.data))
 
 
 _opened: tuple[Any, LoadedDataset] | None = None

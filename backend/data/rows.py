@@ -338,6 +338,10 @@ class Splits:
     def rows(self, split: str) -> Rows:
         return {"train": self.train, "valid": self.valid, "test": self.test}[split]
 
+    def source_of(self, split: str, data: str) -> str:
+        """`source` of a split; of train for rows held out of it, or else `data`."""
+        return self.source.get(split) or self.source.get("train") or data
+
 
 def read_splits(config: DatasetSettings, map_rows: MapRows | None = None, *, head: bool = False) -> Splits:
     """Rows of all splits of `config.data` (file, folder or Hub id) and of the evaluation sets.

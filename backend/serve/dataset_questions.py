@@ -112,10 +112,8 @@ def preview_choices(request: dict[str, Any], call: QuestionCall) -> dict[str, li
 
 
 def preview_rows(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """`settings`, `split`, `start`, `count` → {rows: [{column: text}], tokens: [a row's, or None where not known],
-    images: [a row's paths]}.
-
-    `numbers`: rows to show instead of these.
+    """`settings`, `split`, `start`, `count` → {rows: [{column: text}], tokens: [a row's, None where not known],
+    images: [a row's paths]}. `numbers`: rows to show instead of these.
     """
     config = settings_of(request["settings"])
     opened = open_dataset(config, map_rows_of(config)[0])

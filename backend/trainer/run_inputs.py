@@ -154,7 +154,7 @@ def prompt_sets(config: Config, inputs: RunInputs, stages: Sequence[Config]) -> 
         held_out = config.model_copy(update=of_all)
     used = {"train": not config.stages, "valid": config.steps_per_eval > 0, "test": config.test}
     sets = [
-        PromptSet(split, splits.rows(split), splits.source.get(split, config.data), held_out)
+        PromptSet(split, splits.rows(split), splits.source_of(split, config.data), held_out)
         for split in SPLITS
         if used[split] and splits.rows(split)
     ]

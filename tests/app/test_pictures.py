@@ -27,13 +27,13 @@ def painted(folder: Path, name: str, size: tuple[int, int], **options: Any) -> s
 
 
 def test_a_large_picture_is_read_scaled_down_and_a_turned_one_upright(qapp, tmp_path: Path):
-    wide = read_picture(painted(tmp_path, "wide.jpg", (3000, 1500)), 192)
+    wide = read_picture(painted(tmp_path, "wide.jpg", (3000, 1500)), 96)
     assert (wide.image.size(), wide.size) == (QSize(192, 96), QSize(3000, 1500))
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by a quarter
-    turned = read_picture(painted(tmp_path, "turned.jpg", (400, 200), exif=exif), 100)
+    turned = read_picture(painted(tmp_path, "turned.jpg", (400, 200), exif=exif), 50)
     assert (turned.image.size(), turned.size) == (QSize(50, 100), QSize(200, 400))
-    small = read_picture(painted(tmp_path, "small.png", (8, 4)), 192)
+    small = read_picture(painted(tmp_path, "small.png", (8, 4)), 96)
     assert (small.image.size(), fitted(small.size, QSize(96, 96))) == (QSize(8, 4), QSize(96, 48))
 
 

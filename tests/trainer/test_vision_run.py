@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from backend.runs.completion_rows import prompt_key
+from backend.runs.completion_rows import images_of, prompt_key
 from backend.runs.run_folder import RunFolder
 from backend.trainer.evaluation.evaluation_rows import read_rows
 from tests.support import verbs
@@ -61,7 +61,7 @@ def test_the_tower_sees_each_picture_once_a_step_and_a_run_resumes(tmp_path: Pat
     assert result.exit_code == 0, result.output
     line = json.loads(result.stdout.splitlines()[-1])
     assert line["data"]["trained_on"] == 0, "the same questions about other pictures"
-    assert [row["images"] for row in read_rows(Path(line["path"]))] == [[pictures["b"]], [pictures["a"]]]
+    assert [images_of(row) for row in read_rows(Path(line["path"]))] == [[pictures["b"]], [pictures["a"]]]
 
 
 def test_a_text_run_of_a_vision_model_needs_no_mlx_vlm(tmp_path: Path, run: RunFolder, monkeypatch: Any) -> None:

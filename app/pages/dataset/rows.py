@@ -35,8 +35,7 @@ ROW, TOKENS, SOLVED = 0, 1, 2
 """Columns: the row's number, the tokens of its prompt, how often a run solved it if known, then the dataset's own."""
 PICTURES = Column("Pictures")
 PICTURES_ROLE, AS_TEXT = Qt.ItemDataRole.UserRole, Qt.ItemDataRole.AccessibleTextRole
-PICTURE_ROW = 46
-"""Height of a row with pictures."""
+PICTURE_ROW = 46  # height of a row with pictures
 VIEWS = {"prompt": "Prompt", "ids": "Ids", "columns": "Columns"}
 LOADING = "The tokenizer is being loaded; until then these are the messages."
 TOO_LONG = "Too long by {over:,}: training leaves this row out."
@@ -139,8 +138,6 @@ class RowModel(RowsModel):
     def text(self, row: int, column: int) -> str:
         if column == ROW:
             return f"{self.numbers[row] + 1:,}"
-        if self.columns[column] is PICTURES:
-            return ""
         if column == SOLVED and not isinstance(self.columns[column], DataColumn):
             return self.solved.get(self.numbers[row], "")
         start, held, about = row - row % CHUNK, self.held(row), self.columns[column]
@@ -151,7 +148,7 @@ class RowModel(RowsModel):
         self._chunks.move_to_end(start)
         if isinstance(about, DataColumn):
             return " ".join(held[0].get(about.name, "").split())
-        return f"{held[1]:,}" if held[1] is not None else ""
+        return f"{held[1]:,}" if column == TOKENS and held[1] is not None else ""
 
     def colour(self, row: int, column: int) -> QColor:
         colours, about = theme.palette(), self.columns[column]
