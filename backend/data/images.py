@@ -84,11 +84,11 @@ def _parts_of(message: Any) -> list[Any]:
 
 def _path(cell: Any, source: str, place: str) -> str:
     """The path of one image, which is checked."""
-    if isinstance(cell, Mapping) and cell.keys() & {"bytes", "path"}:  # an Image of `datasets`
-        cell = cell.get("path") if cell.get("bytes") is None else cell["bytes"]
     if hasattr(cell, "convert"):  # of PIL
         cell.convert("RGB").save(stream := io.BytesIO(), "PNG")
         cell = stream.getvalue()
+    if isinstance(cell, Mapping) and cell.keys() & {"bytes", "path"}:  # an Image of `datasets`
+        cell = cell.get("path") if cell.get("bytes") is None else cell["bytes"]
     if not cell or not isinstance(cell, (bytes, str)):
         raise UserError("data", f"{place} holds {quote(cell or 'nothing', 40)}, not the path or bytes of an image.")
     if isinstance(cell, str) and (cell.startswith("data:") or "://" in cell):

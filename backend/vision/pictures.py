@@ -47,7 +47,8 @@ def _checked_size(path: str, changed_ns: int, size: int) -> tuple[int, int]:
         file.seek(max(0, size - 64))
         if ENDS.get(picture.format or "", b"-") not in file.read():
             picture.load()
-        return picture.size[::-1] if is_turned else picture.size
+        width, height = picture.size
+        return (height, width) if is_turned else (width, height)
 
 
 def open_picture(path: str) -> Any:
