@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+from app.state.run_summary import every_text
 from backend.config.config import SETTINGS, needs_reference
 from backend.config.setting import has_default_rewards, step_parts
 from backend.rewards.catalogue import builtin_rewards
@@ -133,7 +134,7 @@ def placeholder(chart: Chart, config: Mapping[str, Any], *, is_live: bool = True
         every = _setting(config, "steps_per_eval")
         if not every:
             return "Evaluation is off for this run."
-        waits = f"Waits for the first evaluation, every {every} steps."
+        waits = f"Waits for the first evaluation, {every_text(every)}."
         return waits if is_live else "The run ended before its first evaluation."
     if steps:
         return "This run records none of this." if is_live else "This run recorded none of this."

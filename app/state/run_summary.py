@@ -57,10 +57,8 @@ def details(config: Config, *, holds_out: bool = True) -> list[str]:
         phrases.append(f"Output follows a {'regular expression' if config.output_regex else 'JSON schema'}")
     if (completions := _length(config)[1]) > 0:
         phrases.append(f"{completions:,} {'completions' if 'sampling' in does else 'rows'} in all")
-    saved = f"saved every {count_text(config.save_every, 'step')}" if config.save_every > 1 else "saved every step"
-    every = config.steps_per_eval
-    evaluated = f"Evaluated every {count_text(every, 'step')}" if every > 1 else "Evaluated every step"
-    if not every:
+    saved, evaluated = f"saved {every_text(config.save_every)}", f"Evaluated {every_text(config.steps_per_eval)}"
+    if not config.steps_per_eval:
         evaluated = "Never evaluated on the way"
     elif not (holds_out or config.eval_data):
         evaluated = "No held-out rows to evaluate on"
@@ -68,6 +66,11 @@ def details(config: Config, *, holds_out: bool = True) -> list[str]:
     if config.lm_studio_name.strip():
         phrases.append(f"Goes to LM Studio as {config.lm_studio_name.strip()}")
     return phrases
+
+
+def every_text(steps: int) -> str:
+    """“every 50 steps”, “every step”, “every epoch”."""
+    return f"every {count_text(steps, 'step')}" if steps > 1 else "every step" if steps == 1 else "every epoch"
 
 
 def _length(config: Config) -> tuple[int, int]:

@@ -160,7 +160,7 @@ class SweepForm:
 
     def first_step(self, base: Mapping[str, Any]) -> str:
         """The first rung where none is given: the first evaluation, or a quarter of the run."""
-        return str(base.get("steps_per_eval") or (quarter_of(base) if self.rank_by == "training" else ""))
+        return str(max(0, base.get("steps_per_eval") or 0) or (quarter_of(base) if self.rank_by == "training" else ""))
 
     def plan(self, base: Mapping[str, Any]) -> SweepPlan:
         """The sweep over a base's settings. Raises UserError with every problem."""

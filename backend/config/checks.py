@@ -342,6 +342,7 @@ RULES: list[tuple[str, Callable[[_Values], Any], str]] = [
         lambda c: c.best_metric.startswith(EVALUATION) and not c.steps_per_eval and quote(c.best_metric, 60),
         "{found} is a metric of evaluations, and this run has none: Eval is 0.",
     ),
+    ("save_every", lambda c: not c.save_every, "Save must be at least 1 step, or −1: once per epoch."),
     ("prompt_template", lambda c: template_fault(c.prompt_template), "{found}"),
     ("answer_pattern", lambda c: pattern_fault(c.answer_pattern), "{found}"),
     (

@@ -69,6 +69,11 @@ class PromptStream:
         """Passes over the dataset, with the current one as a fraction."""
         return (self.cursor - self.first) / len(self.problems)
 
+    def ended_epoch(self, before: int) -> bool:
+        """True if the rows since the cursor `before` include the last one of an epoch."""
+        count = len(self.problems)
+        return (self.cursor - self.first) // count > (before - self.first) // count
+
     def go_on_with(self, problems: Sequence[Problem | None], *, are_same_rows: bool) -> None:
         """Switch to `problems`; equal rows keep their order."""
         if not are_same_rows:

@@ -142,7 +142,7 @@ def run_bytes(config: Config, shape: ModelShape) -> int:
     trainable = memory.trainable()
     checkpoint = trainable + (trainable if config.moves_reference else 0)
     checkpoint += 0 if config.save_only_model else memory.optimizer()
-    saves = -(-config.iters // config.save_every)
+    saves = -(-config.iters // config.save_every) if config.save_every > 0 else config.epochs or config.iters
     full = config.train_type == "full"
     model = shape.weights if full or config.fuse else 0
     # The newest `keep_checkpoints`, the one being written, and the best.

@@ -36,6 +36,7 @@ class TrainingState:
     warmup_end: int | None = None  # the last step of the supervised warm-up, once it is over
     cursor: int = 0  # rows of the prompt stream consumed, including skipped ones
     stream_first: int = 0  # the cursor at which the present stage's rows began
+    ended_epoch: bool = False  # the last step took the last row of an epoch
     num_tokens: int = 0  # of prompts and completions
     began: float | None = None  # unix seconds of the run's first start; a checkpoint of another run has another
     elapsed_s: float = 0.0  # of training, without loading and pauses
@@ -57,7 +58,10 @@ class TrainingState:
 
 
 _STATE = TypeAdapter(TrainingState)
-NEUTRAL = ("began", "score_metric", "best_is_lowest", "score_series", "stream_first", "dtype", "warmup_end")
+NEUTRAL = (
+    *("began", "score_metric", "best_is_lowest", "score_series", "stream_first", "dtype", "warmup_end"),
+    *("ended_epoch",),
+)
 """Fields that earlier versions lack, where the default is their value."""
 
 

@@ -409,8 +409,8 @@ def _halving_problem(plan: SweepPlan, halving: Halving) -> ConfigProblem | None:
     sentence = ""
     if steps is None:
         sentence = "Halving needs runs of a given length; set Iterations, and neither Epochs nor stages."
-    elif is_held_out and not every:
-        sentence = "Halving compares held-out rewards, and Eval is 0; set Eval to the first rung or less."
+    elif is_held_out and every < 1:
+        sentence = f"Halving compares held-out rewards, and Eval is {every}; set Eval to the first rung or less."
     elif is_held_out and first % every:
         sentence = f"The first rung, {quote(first)}, is no multiple of Eval, {every}: it has no held-out reward."
     elif first >= steps:

@@ -152,7 +152,7 @@ def prompt_sets(config: Config, inputs: RunInputs, stages: Sequence[Config]) -> 
         longest = max(stage.max_completion_length for stage in stages)
         of_all = {"max_completion_length": longest, "reward_functions": list(functions)}
         held_out = config.model_copy(update=of_all)
-    used = {"train": not config.stages, "valid": config.steps_per_eval > 0, "test": config.test}
+    used = {"train": not config.stages, "valid": config.steps_per_eval != 0, "test": config.test}
     sets = [
         PromptSet(split, splits.rows(split), splits.source_of(split, config.data), held_out)
         for split in SPLITS

@@ -275,12 +275,14 @@ class Trainer:
         # Completions first: a reader that sees the step's line in the event log finds its completions in their file.
         for group, of_group in zip(sampled, token_data, strict=True):
             self.completions.append(group_row(step, group, of_group))
+        stream = parts.prompt_stream
         state = replace(
             self.state,
             step=step,
             updates=parts.learner.updates,
-            cursor=parts.prompt_stream.cursor,
-            stream_first=parts.prompt_stream.first,
+            cursor=stream.cursor,
+            stream_first=stream.first,
+            ended_epoch=stream.ended_epoch(self.state.cursor),
             num_tokens=self.state.num_tokens + int(lengths["num_tokens"]),
             elapsed_s=self.state.elapsed_s + self.timer.elapsed(),
         )
@@ -306,7 +308,7 @@ class Trainer:
         if self._evaluation_is_due(step):
             self.evaluate("valid")
         self.room.wait()
-        is_due = step % self.config.save_every == 0
+        is_due = self._is_turn(self.config.save_every)
         if is_due:
             self.score.observe_save(self.state, self.config, has_evaluations=self.has_evaluations)
         wants_best = self.config.early_stopping_patience > 0 or self.config.load_best_at_end
@@ -324,11 +326,15 @@ class Trainer:
     def has_evaluations(self) -> bool:
         return bool(self.parts.evaluation_sets and self.config.steps_per_eval)
 
+    def _is_turn(self, every: int) -> bool:
+        """True if something that happens every so many steps, or once per epoch, follows the last finished step."""
+        return self.state.step % every == 0 if every > 0 else self.state.ended_epoch
+
     def _evaluation_is_due(self, step: int) -> bool:
         if not self.has_evaluations:
             return False
-        is_turn = step % self.config.steps_per_eval == 0 and (step == 0 or step >= self.config.eval_delay)
-        return is_turn or step == self.parts.steps
+        is_turn = self._is_turn(self.config.steps_per_eval) and step >= self.config.eval_delay
+        return is_turn or step in (0, self.parts.steps)
 
     def evaluate_if_due(self) -> None:
         """Evaluate after the last finished step, unless that is done already."""

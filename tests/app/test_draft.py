@@ -183,6 +183,8 @@ def test_summary_and_details_of_a_run(draft: Draft):
     assert draft.details()[:3] == said
     assert draft.details()[-1].startswith("Evaluated every ")
     assert draft.details(holds_out=False)[-1].startswith("No held-out rows to evaluate on, saved every ")
+    draft.update({"save_every": -1, "steps_per_eval": -1})
+    assert draft.details()[-1] == "Evaluated every epoch, saved every epoch"
 
 
 def test_the_command_names_the_file_on_disk(draft: Draft, tmp_path: Path):

@@ -123,6 +123,7 @@ def test_the_written_file_is_the_same_sweep(tmp_path: Path) -> None:
         ({"halving": {"first_rung": 15}}, "halving", "no multiple of Eval, 10"),
         ({"halving": {"first_rung": 80}}, "halving", "not below the length of a run, 80 steps"),
         ({"halving": {"first_rung": 10}, "base": BASE | {"steps_per_eval": 0}}, "halving", "Eval is 0"),
+        ({"halving": {"first_rung": 10}, "base": BASE | {"steps_per_eval": -1}}, "halving", "Eval is -1"),
         ({"halving": {"first_rung": 10}, "base": BASE | {"epochs": 1}}, "halving", "runs of a given length"),
         ({"halving": {"first_rung": 10}, "over": {"steps_per_eval": [5, 10]}}, "steps_per_eval", "at the same steps"),
         ({"name": "a/b"}, "name", "cannot be a folder's name"),

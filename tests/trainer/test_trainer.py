@@ -205,6 +205,21 @@ def test_a_stop_leaves_the_last_finished_step_and_loses_nothing(
     assert_same_run(run, uninterrupted)
 
 
+def test_a_run_saves_and_evaluates_once_per_epoch(
+    inputs: Path, run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 6 rows, of which a step takes 4; it is stopped in the evaluation that the first epoch ends with."""
+    raw = settings(inputs, **WHOLE | {"iters": 4, "batch_size": 4, "save_every": -1, "steps_per_eval": -1})
+    whole = RunFolder(tmp_path / "whole")
+    assert small_run.train_here(raw, whole).kind == "finished"
+    assert [event["step"] for event in events(whole, "eval")] == [0, 2, 3, 4]
+    assert [event["step"] for event in events(whole, "checkpoint")] == [2, 3, 4]
+    monkeypatch.setattr(telemetry, "PHASE_EVERY_S", 0)
+    assert small_run.train_here(raw, run, stop_in(run, "evaluating", 2)).kind == "stopped"
+    assert small_run.train_here(raw, run).kind == "finished"
+    assert_same_run(run, whole)
+
+
 def test_a_paused_run(inputs: Path, uninterrupted: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens per second are computed from these times: a pause in the middle of a rollout must not halve them."""
     monkeypatch.setattr(telemetry, "PHASE_EVERY_S", 0)

@@ -146,6 +146,7 @@ def mlx_lm_lora_yaml(config: Config) -> tuple[str, dict[str, Any]]:
     # It counts iterations, each of which is one batch: a step of ours is as many as it accumulates.
     for key in ("iters", "steps_per_report", "steps_per_eval", "save_every"):
         values[key] = min(getattr(config, key) * config.gradient_accumulation_steps, NEVER)
+    missing |= {key for key in ("steps_per_eval", "save_every") if getattr(config, key) < 0}
     if config.epochs:
         del values["iters"]
     values = {key: value for key, value in values.items() if key not in missing}

@@ -204,21 +204,23 @@ def _length(to: TrlSettings, config: Config) -> None:
 
 def _rhythm(to: TrlSettings, config: Config) -> None:
     """When to evaluate, save and report, in updates, and where to."""
-    updates, saves, evaluates = config.updates_per_step, config.save_every < NEVER, bool(config.steps_per_eval)
+    updates, save, evaluate = config.updates_per_step, config.save_every, config.steps_per_eval
     group = config.num_generations_eval or config.group_size
     to.put(
         logging_steps=config.steps_per_report * updates,
-        save_strategy="steps" if saves else "no",
-        save_steps=config.save_every * updates if saves else None,
-        eval_strategy="steps" if evaluates else "no",
-        eval_steps=config.steps_per_eval * updates or None,
-        eval_on_start=evaluates or None,
-        eval_delay=config.eval_delay * updates or None,
+        save_strategy="epoch" if save < 0 else "steps" if save < NEVER else "no",
+        save_steps=save * updates if 0 < save < NEVER else None,
+        eval_strategy="epoch" if evaluate < 0 else "steps" if evaluate else "no",
+        eval_steps=evaluate * updates if evaluate > 0 else None,
+        eval_on_start=bool(evaluate) or None,
+        eval_delay=(config.eval_delay * updates if evaluate > 0 else 0) or None,
         per_device_eval_batch_size=config.prompts_per_evaluation_batch * group,
         report_to=[name for name in config.report_to if name != "csv"] or "none",
         log_completions=True,
         run_name=config.tracker_run_name or config.run_name or None,
     )
+    if config.eval_delay and evaluate < 0:
+        to.leave("eval_delay", "TRL counts epochs there where it evaluates once per epoch")
     if "csv" in config.report_to:
         to.leave("report_to", "TRL writes no csv: trainer_state.json in the output folder has every logged metric")
 
@@ -237,7 +239,8 @@ def _best(to: TrlSettings, config: Config) -> None:
         to.put(greater_is_better=not config.best_is_lowest)
         wanted = ["load_best_at_end"] if config.load_best_at_end else []
         why = "TRL needs Save to be a multiple of Eval for it: the last checkpoint counts"
-        if config.save_every % config.steps_per_eval == 0 and config.save_every < NEVER:
+        rhythms = config.save_every, config.steps_per_eval
+        if rhythms == (-1, -1) or (min(rhythms) > 0 and rhythms[0] % rhythms[1] == 0 and rhythms[0] < NEVER):
             return
     else:
         why = "TRL knows the best checkpoint from evaluations, and this run has none: the last one counts"

@@ -134,15 +134,14 @@ def _rhythm(to: Translator) -> None:
     """When to evaluate, save and report, after `_length`."""
 
     def strategy_of(*words: str) -> str:
-        """`no`, `steps` or nothing; a problem for epochs, whose length in steps is not known here."""
+        """`no`, `steps`, `epoch` or nothing."""
         word, value = to.first(*words), to.take(*words)
         strategy = "no" if value is False else "" if value is None else str(value).strip().lower()
         if strategy == "best":
             to.remarks[word] = "the best checkpoint is kept in any case"
-        elif strategy not in ("", "no", "steps"):
-            nearest = "save_steps" if word == "save_strategy" else "eval_steps"
-            to.refuse(word, f"{word} cannot be {quote(value, 40)}: runs count steps; write steps, with {nearest}.")
-        return strategy if strategy in ("no", "steps") else ""
+        elif strategy not in ("", "no", "steps", "epoch"):
+            to.refuse(word, f"{word} must be no, steps or epoch, not {quote(value, 40)}.")
+        return strategy if strategy in ("no", "steps", "epoch") else ""
 
     def steps_of(word: str) -> int | None:
         """Updates, or below 1 a share of the run, in steps of ours, rounded up."""
@@ -161,15 +160,20 @@ def _rhythm(to: Translator) -> None:
     strategy, steps = strategy_of("eval_strategy", "evaluation_strategy"), steps_of("eval_steps")
     if strategy == "no":
         to.fill("steps_per_eval", 0, word)
-    elif strategy == "steps" or steps is not None:
-        to.fill("steps_per_eval", steps or logging or _TRL_LOGGING, word if strategy else "eval_steps")
+    elif strategy or steps is not None:
+        every = -1 if strategy == "epoch" else steps or logging or _TRL_LOGGING
+        to.fill("steps_per_eval", every, word if strategy else "eval_steps")
         to.values.setdefault("val_batches", -1)
     if (prompts := to.number("per_device_eval_batch_size", "per_gpu_eval_batch_size", whole=True)) is not None:
         group = to.peek("num_generations_eval", "num_generations", "group_size", default=_OUR_GROUP)
         to.fill("eval_batch_size", math.ceil(prompts / max(1, group)), "per_device_eval_batch_size")
+    counts_epochs = strategy == "epoch"
     strategy, steps = strategy_of("save_strategy"), steps_of("save_steps")
-    to.fill("save_every", NEVER if strategy == "no" else steps, "save_strategy" if strategy == "no" else "save_steps")
+    every = {"no": NEVER, "epoch": -1}.get(strategy, steps)
+    to.fill("save_every", every, "save_strategy" if strategy in ("no", "epoch") else "save_steps")
     if to.program == "trl" and (delay := to.number("eval_delay")) is not None:
+        if delay and counts_epochs:
+            to.refuse("eval_delay", "eval_delay counts epochs with eval_strategy: epoch; set it to 0 or count steps.")
         to.values["eval_delay"] = math.ceil(delay / _updates_a_step(to))
 
 

@@ -162,14 +162,14 @@ class TrainingFields(BaseModel):
     every tenth step, which then costs a rollout. 0: off."""
     steps_per_report: int = _reports(10, "Report", within=(1, NEVER, "steps"))
     """How often the terminal prints a line. Charts have a point for every step (in MLX LoRA Studio: per report)."""
-    steps_per_eval: int = _reports(200, "Eval", within=(0, NEVER, "steps"))
-    """How often held-out prompts are answered and scored. 0: never."""
+    steps_per_eval: int = _reports(200, "Eval", within=(-1, NEVER, "steps"))
+    """How often held-out prompts are answered and scored. 0: never; −1: once per epoch."""
     eval_delay: int = _advanced_reports(0, "Eval delay", within=(0, NEVER, "steps"))
     """No evaluation before this step, except before training."""
     eval_batch_size: int | None = _advanced_reports(None, "Eval batch", within=(1, MOST_COMPLETIONS, "prompts"))
     """Held-out prompts answered together; Val Batches and Test Batches count these. Empty: as many as in a step."""
-    save_every: int = _reports(100, "Save", within=(1, NEVER, "steps"))
-    """How often a checkpoint is written."""
+    save_every: int = _reports(100, "Save", within=(-1, NEVER, "steps"))
+    """How often a checkpoint is written. −1: once per epoch."""
     stop_when: list[Annotated[str, AfterValidator(with_our_name)]] = _best([], "Stop when")
     """Finishes the run when a condition such as kl > 0.8 or eval/reward >= 2.5 holds. Step metrics are averaged over
     five steps."""

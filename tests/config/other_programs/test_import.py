@@ -90,7 +90,7 @@ def test_paths_are_found_beside_the_file(tmp_path: Path) -> None:
     [
         ("group_size: 4\n", "has no word of TRL, mlx-lm-lora or mlx-grpo alone"),
         ("- a\n", "must hold settings as “key: value” lines."),
-        (TRL_FILE + "eval_strategy: epoch\n", "eval_strategy: eval_strategy cannot be epoch"),
+        (TRL_FILE + "eval_strategy: hour\n", "eval_strategy: eval_strategy must be no, steps or epoch, not hour"),
         (TRL_FILE + "num_generation: 4\n", "There is no setting num_generation. Did you mean num_generations?"),
         (TRL_FILE + "temperature: 0\n", "temperature: Temp must be above 0, not 0."),
     ],
@@ -110,7 +110,7 @@ def test_what_a_script_names_and_its_arguments_do_not_is_still_to_be_given(tmp_p
 
 
 def test_check_says_on_stderr_what_was_made_of_each_word_and_keeps_stdout_to_its_list(tmp_path: Path) -> None:
-    (tmp_path / "trl.yaml").write_text(TRL_FILE + "save_strategy: epoch\n")
+    (tmp_path / "trl.yaml").write_text(TRL_FILE + "save_strategy: hour\n")
     code, said, told = call("check", str(tmp_path / "trl.yaml"), "--json")
     assert code == 2
     assert [fault["setting"] for fault in json.loads(said)] == ["save_strategy"]

@@ -111,6 +111,8 @@ def test_a_fall_that_ends_with_the_run_is_transformers_own() -> None:
             *("vllm_importance_sampling_clip_max", 1_000_000, "sampling_correction_max"),
         ),
         ({"load_best_at_end": True, "save_every": 3, "steps_per_eval": 2}, "load_best_model_at_end", None, ""),
+        ({"load_best_at_end": True, "save_every": 3, "steps_per_eval": -1}, "load_best_model_at_end", None, ""),
+        ({"eval_delay": 5, "steps_per_eval": -1}, "eval_delay", None, ""),
         ({"dynamic_sampling": True}, "dynamic_sampling", None, "dynamic_sampling"),
         ({"distillation_weight": 0.5}, "distillation_weight", None, "distillation_weight"),
     ],

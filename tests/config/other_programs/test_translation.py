@@ -118,6 +118,9 @@ def test_the_length_and_rhythm_of_a_run_are_counted_in_steps() -> None:
         ({"evaluation_strategy": "steps", "eval_steps": 5}, {"steps_per_eval": 5, "val_batches": -1}),
         ({"save_strategy": "no", "save_steps": 500}, {"save_every": NEVER}),
         ({"save_strategy": "best"}, {}),
+        ({"resume_from_checkpoint": False}, {}),
+        ({"eval_strategy": "epoch", "eval_steps": 9}, {"steps_per_eval": -1, "val_batches": -1}),
+        ({"save_strategy": "epoch", "save_steps": 500}, {"save_every": -1}),
         ({"logging_strategy": "epoch"}, {}),
     ],
 )
@@ -128,8 +131,8 @@ def test_strategies(raw: dict[str, Any], ours: dict[str, Any]) -> None:
 @cases(
     ("raw", "says"),
     [
-        ({"eval_strategy": "epoch"}, "eval_strategy cannot be epoch: runs count steps; write steps, with eval_steps."),
-        ({"save_strategy": "epoch"}, "write steps, with save_steps."),
+        ({"eval_strategy": "hour"}, "eval_strategy must be no, steps or epoch, not hour."),
+        ({"eval_strategy": "epoch", "eval_delay": 1}, "eval_delay counts epochs with eval_strategy: epoch"),
         ({"save_steps": 0.1}, "give a number of steps, or with a share of the run its max_steps too."),
         ({"num_train_epochs": 0.5}, "must be a whole number of passes here, not 0.5; or give max_steps."),
         ({"metric_for_best_model": "eval_loss"}, "eval_reward is nearest."),
