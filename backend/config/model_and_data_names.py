@@ -9,6 +9,7 @@ from pathlib import Path
 from backend.config.config import Config
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import exists, is_file, is_folder, user_path
+from backend.utils.hub_cache import split_revision
 from backend.utils.text import quote, shown_path
 
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
@@ -23,7 +24,7 @@ def model_source(name: str, setting: str) -> str:
         if not is_file(path / "config.json"):
             raise UserError(setting, f"The folder {quote(path)} holds no model: config.json is missing.")
         return str(path)
-    if exists(path) or name.startswith((".", "/", "~")) or name.count("/") != 1:
+    if exists(path) or name.startswith((".", "/", "~")) or split_revision(name)[0].count("/") != 1:
         raise UserError(
             setting,
             f"There is no model {shown_path(name, 110)}: it is neither a folder nor an owner/name id on Hugging Face.",
@@ -56,7 +57,7 @@ def check_data(name: str, setting: str = "data") -> None:
     if is_file(path):
         if path.suffix.lower() not in DATA_SUFFIXES:
             raise of_no_known_type(path, setting)
-    elif name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(DATA_SUFFIXES):
+    elif name.startswith((".", "/", "~")) or split_revision(name)[0].count("/") > 1 or name.endswith(DATA_SUFFIXES):
         raise UserError(setting, f"There is no file or folder {shown_path(name)}.")
     elif exists(path):
         raise UserError(setting, f"{quote(path)} is neither a file nor a folder.")
@@ -70,9 +71,10 @@ def of_no_known_type(path: Path, setting: str = "data") -> UserError:
 
 
 def _check_id(name: str, setting: str) -> None:
-    """Raises UserError for what is no id on Hugging Face: parts of letters, digits, ., - and _, as huggingface_hub
-    checks them too."""
-    if not _ID.fullmatch(name) or ".." in name or "--" in name or name.endswith(".git"):
+    """Raises UserError for what is no id on Hugging Face, perhaps with @revision: parts of letters, digits, ., - and
+    _, as huggingface_hub checks them too."""
+    repo = split_revision(name)[0]
+    if not _ID.fullmatch(repo) or ".." in repo or "--" in repo or repo.endswith(".git"):
         raise UserError(setting, f"There is no file or folder {quote(name)}, and no id on Hugging Face is written so.")
 
 

@@ -16,12 +16,15 @@ from typing import Any, NoReturn
 import datasets
 import fsspec
 from fsspec.registry import known_implementations, register_implementation
+from huggingface_hub import snapshot_download
+from huggingface_hub.utils import disable_progress_bars
 
 from backend.models import inventory
-from backend.models.hub import check_reachable
+from backend.models.hub import TIMEOUT_S, check_reachable
+from backend.models.hub_client import hub_errors
 from backend.runs.start_progress import tell
 from backend.utils.errors import UserError
-from backend.utils.hub_cache import is_dataset_cached, is_own, local_folder
+from backend.utils.hub_cache import is_dataset_cached, is_own, local_folder, split_revision
 from backend.utils.text import quote
 
 OPENED = {"hf", "file", "local", "zip", "tar", "dir"}
@@ -60,6 +63,7 @@ def load(repo_id: str, config_name: str | None, setting: str) -> Any:
     """
     if not sys.stderr.isatty():  # a log would hold every state of a bar
         datasets.disable_progress_bars()
+        disable_progress_bars()
     with own_addresses_only():
         splits = _loaded(repo_id, config_name, setting)
     for split in splits.values():
@@ -78,7 +82,13 @@ def _loaded(repo_id: str, config_name: str | None, setting: str) -> Any:
         if not is_dataset_cached(repo_id):
             raise
     tell(f"{'Opening' if is_dataset_cached(repo_id) else 'Fetching'} the dataset {quote(repo_id, 60)}")
-    return datasets.load_dataset(repo_id, config_name)
+    repo, revision = split_revision(repo_id)
+    if revision is None:
+        return datasets.load_dataset(repo, config_name)
+    with hub_errors(repo_id, "dataset", setting):  # what `datasets` keeps remembers no branch or tag
+        about = {"repo_type": "dataset", "revision": revision, "etag_timeout": TIMEOUT_S}
+        folder = Path(snapshot_download(repo, **about))
+    return _of_snapshot(folder, config_name, repo_id, setting)
 
 
 def _of_snapshot(folder: Path, config_name: str | None, repo_id: str, setting: str) -> Any:

@@ -48,7 +48,7 @@ from backend.models.tokenizers import load_tokenizer, tokenizer_folder
 from backend.types import IMAGES, Label, Problem
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import user_path
-from backend.utils.hub_cache import is_dataset_cached, local_folder
+from backend.utils.hub_cache import is_dataset_cached, local_folder, split_revision
 from backend.vision.tokenizer import with_vision
 
 READING = keys_used_by("rows")
@@ -141,10 +141,11 @@ def hub_choices(data: str, config_name: str) -> dict[str, list[str]]:
     import datasets
 
     configs: list[str] = []
+    repo, revision = split_revision(data)
     try:
-        configs = [str(name) for name in datasets.get_dataset_config_names(data)]
+        configs = [str(name) for name in datasets.get_dataset_config_names(repo, revision=revision)]
         chosen = config_name if config_name in configs else configs[0] if len(configs) == 1 else config_name or None
-        splits = [str(name) for name in datasets.get_dataset_split_names(data, chosen)]
+        splits = [str(name) for name in datasets.get_dataset_split_names(repo, chosen, revision=revision)]
     except Exception:  # reading the rows meets the same error, and reports it
         splits = []
     return {"configs": configs, "splits": splits}

@@ -72,7 +72,7 @@ from backend.utils.command import backend_environment, is_bundled
 from backend.utils.disk import require_room, room_on
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import is_file, is_folder, is_folder_name, user_path
-from backend.utils.hub_cache import hub_cache, local_folder, own_file, repo_cache
+from backend.utils.hub_cache import hub_cache, local_folder, own_file, repo_cache, split_revision
 from backend.utils.machine import has_gpu, machine_bytes, processor
 from backend.utils.places import project_root
 from backend.utils.text import quote
@@ -328,7 +328,7 @@ def copy_model(model: str, hosts: HostsFile, rank: int, progress: CheckProgress 
         try:
             with sent.stream, tarfile.open(fileobj=sent, mode="w|", dereference=True, bufsize=1 << 20) as archive:
                 if revision:
-                    ref = tarfile.TarInfo("refs/main")
+                    ref = tarfile.TarInfo(f"refs/{split_revision(model)[1] or 'main'}")
                     ref.size = len(revision)
                     archive.addfile(ref, io.BytesIO(revision.encode()))
                 for name in sorted(files, key=lambda name: name == "config.json"):

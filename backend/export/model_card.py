@@ -44,7 +44,7 @@ from backend.trainer.evaluation.evaluation_rows import (
     read_rows,
 )
 from backend.utils.errors import UserError
-from backend.utils.hub_cache import local_folder
+from backend.utils.hub_cache import local_folder, split_revision
 from backend.utils.machine import chip
 from backend.utils.places import resources
 from backend.utils.text import one_line
@@ -136,8 +136,8 @@ def read_facts(
     device = chip() or str(versions.get("platform", "")).partition("-")[0] or "unknown"
     return CardFacts(
         repo_id=repo_id,
-        base=base,
-        dataset=public_name(config.data),
+        base=split_revision(base)[0],
+        dataset=split_revision(public_name(config.data))[0],
         format=format_,
         config=config,
         settings=yaml.safe_dump(public_settings(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True),

@@ -16,6 +16,7 @@ from backend.export.trained_weights import TrainedWeights
 from backend.export.writer import write_safetensors
 from backend.models.peft_files import ARRAYS, CONFIG, PREFIX, is_tied, tidy
 from backend.utils.errors import UserError
+from backend.utils.hub_cache import split_revision
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 """transformers' names of the embedding and output layer."""
@@ -52,13 +53,14 @@ def write_peft_adapter(trained: TrainedWeights, original: OriginalFiles, to: Pat
     config = _config(original.name, layers, trained.adapters.about())
     config["modules_to_save"] = sorted({name.rpartition(".")[0] for name in whole}) or None
     (to / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    base, kind = original.name, "DoRA" if config["use_dora"] else "LoRA"
+    (base, revision), kind = split_revision(original.name), "DoRA" if config["use_dora"] else "LoRA"
+    of_base = f'"{base}"' + (f', revision="{revision}"' if revision else "")
     class_ = "AutoModelForImageTextToText" if "vision_config" in original.config else "AutoModelForCausalLM"
     (to / "README.md").write_text(
         f"---\nbase_model: {base}\nlibrary_name: peft\n---\n\n"
-        f"{kind} adapters for {base}, trained with GRPO Studio.\n\n"
+        f"{kind} adapters for {original.name}, trained with GRPO Studio.\n\n"
         f"```python\nfrom peft import PeftModel\nfrom transformers import {class_}\n\n"
-        f'model = PeftModel.from_pretrained({class_}.from_pretrained("{base}"), ".")\n```\n',
+        f'model = PeftModel.from_pretrained({class_}.from_pretrained({of_base}), ".")\n```\n',
         encoding="utf-8",
     )
 
@@ -118,8 +120,8 @@ def _config(base: str, layers: Mapping[str, LowRank], about: Mapping[str, Any]) 
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
-        "revision": None,
+        "base_model_name_or_path": split_revision(base)[0],
+        "revision": split_revision(base)[1],
         "inference_mode": True,
         "r": usual,
         "lora_alpha": alphas[usual],

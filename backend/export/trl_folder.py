@@ -43,7 +43,7 @@ from backend.tools.mcp_settings import OPENENV
 from backend.utils.disk import writing
 from backend.utils.errors import UserError
 from backend.utils.files import read_text, resolved, user_path
-from backend.utils.hub_cache import local_folder, own_file, own_files
+from backend.utils.hub_cache import local_folder, own_file, own_files, split_revision
 from backend.utils.places import project_root, resources
 from backend.utils.text import quote
 
@@ -167,8 +167,10 @@ def _write(
         shutil.copyfile(project_root() / path, new / path)
     settings = into_trl(config)
     words = {key: value for key, value in settings.words.items() if key not in ("dataset_config", "dataset_streaming")}
+    name, revision = split_revision(model.name)
+    words |= {"model_revision": revision} if revision else {}
     words |= {
-        "model_name_or_path": model.name,
+        "model_name_or_path": name,
         "dataset_name": DATA,
         "dataset_train_split": TRAIN,
         "dataset_test_split": VALIDATION,
@@ -314,7 +316,9 @@ def _rows_of(other: OtherDataset, reading: Reading, name: str, folder: Path, tel
 
 
 def _on_hub(repo: str, configuration: str, names: Iterable[str], is_needed: bool) -> dict[str, Any]:
-    return {"repo": repo, "config": configuration, "names": list(names), "is_needed": is_needed, "source": repo}
+    name, revision = split_revision(repo)
+    of_hub = {"repo": name, "revision": revision}
+    return {**of_hub, "config": configuration, "names": list(names), "is_needed": is_needed, "source": repo}
 
 
 def _copied(found: Found, name: str, folder: Path, tell: Tell) -> dict[str, Any]:

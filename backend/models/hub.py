@@ -30,7 +30,7 @@ from backend.models.hub_client import SETTING, NotTheHubError, host, hub_errors
 from backend.utils.disk import gigabytes
 from backend.utils.errors import UserError
 from backend.utils.file_lock import take
-from backend.utils.hub_cache import RepoType
+from backend.utils.hub_cache import RepoType, split_revision
 from backend.utils.safetensors import BYTES
 
 TIMEOUT_S = 6.0
@@ -125,9 +125,11 @@ class DownloadPlan:
 
 
 def plan(repo_id: str, repo_type: RepoType) -> DownloadPlan:
-    """Plan the download of the newest revision. Raises UserError."""
+    """Plan the download of the newest or the named revision. Raises UserError."""
+    repo, revision = split_revision(repo_id)
     with hub_errors(repo_id, repo_type):
-        info = HfApi().repo_info(repo_id, repo_type=repo_type, files_metadata=True, timeout=TIMEOUT_S)
+        about = {"repo_type": repo_type, "revision": revision, "timeout": TIMEOUT_S}
+        info = HfApi().repo_info(repo, files_metadata=True, **about)
         patterns = DOWNLOADED[repo_type]
         wanted = [
             file
@@ -142,17 +144,19 @@ def plan(repo_id: str, repo_type: RepoType) -> DownloadPlan:
 def check_reachable(repo_id: str, repo_type: RepoType, setting: str = "") -> None:
     """Raise UserError within seconds if a repository is unreachable."""
     with hub_errors(repo_id, repo_type, setting):
-        HfApi().repo_info(repo_id, repo_type=repo_type, timeout=TIMEOUT_S)
+        repo, revision = split_revision(repo_id)
+        HfApi().repo_info(repo, repo_type=repo_type, revision=revision, timeout=TIMEOUT_S)
 
 
 def config_file(repo_id: str, setting: str = "model") -> Path:
     """A model's config.json, from the cache or the Hub. Raises UserError."""
-    cached = find_in_cache(repo_id, "config.json")
+    repo, revision = split_revision(repo_id)
+    cached = find_in_cache(repo, "config.json", revision=revision)
     if isinstance(cached, str):
         return Path(cached)
     check_reachable(repo_id, "model", setting)
     with hub_errors(repo_id, "model", setting):
-        return Path(hf_hub_download(repo_id, "config.json", etag_timeout=TIMEOUT_S))
+        return Path(hf_hub_download(repo, "config.json", revision=revision, etag_timeout=TIMEOUT_S))
 
 
 # Downloads
@@ -235,8 +239,9 @@ class _Download:
         if errors:
             raise next((error for error in errors if not isinstance(error, _StoppedError)), errors[0])
         self._report("linking", now=True)
-        about = {"repo_type": self.plan.repo_type, "allow_patterns": list(self.plan.files)}
-        return Path(snapshot_download(self.plan.repo_id, etag_timeout=TIMEOUT_S, **about))
+        repo, revision = split_revision(self.plan.repo_id)
+        about = {"repo_type": self.plan.repo_type, "revision": revision, "allow_patterns": list(self.plan.files)}
+        return Path(snapshot_download(repo, etag_timeout=TIMEOUT_S, **about))
 
     def _fetch(self, name: str, hash_: str) -> None:
         """Download one file into its partial file, from its end on, and give it its name once its hash is right."""
@@ -283,7 +288,7 @@ class _Download:
 
     def _stream(self, name: str, hash_: str, file: BinaryIO) -> None:
         plan = self.plan
-        url = hf_hub_url(plan.repo_id, name, repo_type=plan.repo_type, revision=plan.commit)
+        url = hf_hub_url(split_revision(plan.repo_id)[0], name, repo_type=plan.repo_type, revision=plan.commit)
         # identity: a range counts bytes as they are sent, so a compressed answer could not be appended.
         headers = build_hf_headers() | {"Accept-Encoding": "identity", "Range": f"bytes={file.tell()}-"}
         with get_session().stream("GET", url, headers=headers, timeout=READ_TIMEOUT_S) as response:
@@ -337,7 +342,8 @@ def _locked(path: Path, repo_id: str, repo_type: str) -> Iterator[BinaryIO]:
 
 def _blobs(repo_id: str, repo_type: str) -> Path:
     # By the library's own constant: it must be where `snapshot_download` looks for blobs.
-    return Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo_id, repo_type=repo_type), "blobs")
+    repo = split_revision(repo_id)[0]
+    return Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo, repo_type=repo_type), "blobs")
 
 
 def _partial(blob: Path) -> Path:

@@ -25,7 +25,7 @@ from backend.models.text_part import model_classes
 from backend.models.tokenizers import is_panic, load_tokenizer, reason_of
 from backend.runs.start_progress import tell, telling
 from backend.utils.errors import UserError
-from backend.utils.hub_cache import local_folder
+from backend.utils.hub_cache import local_folder, split_revision
 from backend.utils.text import quote
 
 
@@ -46,10 +46,12 @@ def open_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]
 def fetch(name: str, setting: str) -> Path:
     """Folder of a model, downloaded if it is not here. Raises UserError."""
     source = model_source(name, setting)
-    if local_folder(source) is None:
+    if (folder := local_folder(source)) is None:
         tell(f"Fetching the model {quote(source, 60)}")
     with loading(name, setting), hub_errors(source, "model", setting):
-        return mlx_lm_utils._download(source)  # the folder itself, or the Hub's files in the cache
+        if folder == Path(source):
+            return folder
+        return mlx_lm_utils._download(*split_revision(source))  # the Hub's files in the cache
 
 
 def check_opens(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from backend.utils.errors import UserError
 from backend.utils.files import is_file, is_folder, user_path
-from backend.utils.hub_cache import local_folder
+from backend.utils.hub_cache import local_folder, split_revision
 from backend.utils.text import quote, shown_path
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ def tokenizer_folder(name: str) -> Path:
         cached = local_folder(name)
         if cached is not None and is_file(cached / "tokenizer_config.json"):
             return cached
-        if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        repo, revision = split_revision(name)
+        if name.startswith((".", "/", "~")) or repo.count("/") != 1:
             what = "it is neither a folder nor an owner/name id on Hugging Face"
             raise UserError(SETTING, f"There is no tokenizer {shown_path(name, 90)}: {what}.")
         from huggingface_hub import snapshot_download
@@ -80,7 +81,7 @@ def tokenizer_folder(name: str) -> Path:
 
         check_reachable(name, "model", SETTING)
         with hub_errors(name, "model", SETTING):
-            folder = Path(snapshot_download(name, allow_patterns=list(FILES)))
+            folder = Path(snapshot_download(repo, revision=revision, allow_patterns=list(FILES)))
     if not is_file(folder / "tokenizer_config.json"):
         raise UserError(SETTING, f"The folder {quote(folder)} holds no tokenizer: tokenizer_config.json is missing.")
     return folder

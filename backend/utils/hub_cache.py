@@ -7,6 +7,7 @@ along unseen where the folder is copied or read as rows.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -17,6 +18,7 @@ from backend.utils.text import quote
 
 RepoType = Literal["model", "dataset"]
 ENDPOINT_VARIABLE = "HF_ENDPOINT"
+_REVISION = re.compile(r"(\w[\w.-]*/[\w.-]+)@(\w(?:[\w./-]*\w)?)", re.ASCII)
 
 
 def require_hub_address() -> None:
@@ -35,6 +37,12 @@ def require_hub_address() -> None:
         raise UserError(ENDPOINT_VARIABLE, f"{quote(address, 70)} is no web address; {advice}")
 
 
+def split_revision(name: str) -> tuple[str, str | None]:
+    """(owner/name, its branch, tag or commit) of owner/name@revision; (`name`, None) for any other name."""
+    match = _REVISION.fullmatch(name)
+    return (match[1], match[2]) if match and ".." not in name else (name, None)
+
+
 def hub_cache() -> Path:
     """The folder of downloaded repositories, by HF_HUB_CACHE, HUGGINGFACE_HUB_CACHE, HF_HOME and XDG_CACHE_HOME."""
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
@@ -43,20 +51,20 @@ def hub_cache() -> Path:
 
 def repo_cache(repo_id: str, repo_type: RepoType = "model") -> Path:
     """The folder of one repository in the cache, which may not exist."""
-    return hub_cache() / f"{repo_type}s--{repo_id.replace('/', '--')}"
+    return hub_cache() / f"{repo_type}s--{split_revision(repo_id)[0].replace('/', '--')}"
 
 
 def local_folder(name: str, repo_type: RepoType = "model") -> Path | None:
     """Files of a model or dataset: the folder `name` itself, or the cached snapshot of an id; None if not here."""
     if (path := possible_path(name)) is None:  # neither a folder nor an id
         return None
-    return path if is_folder(path) else snapshot_of(repo_cache(name, repo_type))
+    return path if is_folder(path) else snapshot_of(repo_cache(name, repo_type), split_revision(name)[1])
 
 
 def is_dataset_cached(repo_id: str) -> bool:
     """True if any of a dataset was downloaded, or prepared by `datasets`, which names owner/MyData owner___my_data."""
-    if (repo_cache(repo_id, "dataset") / "snapshots").is_dir():
-        return True
+    if (revision := split_revision(repo_id)[1]) or (repo_cache(repo_id, "dataset") / "snapshots").is_dir():
+        return not revision or local_folder(repo_id, "dataset") is not None
     prepared = Path(os.environ.get("HF_DATASETS_CACHE") or _hugging_face_home() / "datasets")
     bare_name = repo_id.replace("/", "___").replace("_", "").lower()
     folders = prepared.iterdir() if prepared.is_dir() else ()
@@ -72,14 +80,18 @@ def _expanded(path: str) -> Path:
     return Path(os.path.expanduser(os.path.expandvars(path)))  # as huggingface_hub does: never raises
 
 
-def snapshot_of(repo: Path) -> Path | None:
-    """The newest revision in a repository's cache folder: the one that refs/main names, else the newest folder."""
+def snapshot_of(repo: Path, revision: str | None = None) -> Path | None:
+    """A revision in a repository's cache folder. None: the one that refs/main names, else the newest folder, unless a
+    revision was asked for when it was downloaded."""
+    refs = repo / "refs"
     try:
-        named = repo / "snapshots" / (repo / "refs" / "main").read_text(encoding="utf-8").strip()
+        named = repo / "snapshots" / (refs / (revision or "main")).read_text(encoding="utf-8").strip()
     except OSError:
-        named = None
+        named = repo / "snapshots" / revision if revision else None
     if named is not None and named.is_dir():
         return named
+    if revision or (any(refs.glob("*")) and not (refs / "main").exists()):
+        return None
     folders = [folder for folder in (repo / "snapshots").glob("*") if folder.is_dir()]
     return max(folders, key=lambda folder: folder.stat().st_mtime, default=None)
 

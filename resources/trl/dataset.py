@@ -86,7 +86,7 @@ def _found(source: dict[str, Any]) -> Found:
             return Found([json.loads(line) for line in lines], source["source"])
     import datasets
 
-    splits = datasets.load_dataset(source["repo"], source["config"] or None)
+    splits = datasets.load_dataset(source["repo"], source["config"] or None, revision=source["revision"])
     name = next((name for name in source["names"] if name in splits), None)
     if name is None and source["is_needed"]:
         raise UserError("data", f"{source['repo']} has none of the splits {', '.join(source['names'])}.")

@@ -69,7 +69,10 @@ def main() -> None:
         if PartialState().is_main_process and not rows_of_the_run.is_prepared():
             rows_of_the_run.prepare()
     tokenizer = AutoTokenizer.from_pretrained(
-        SETTINGS.tokenizer or model.model_name_or_path, padding_side="left", truncation_side="left"
+        SETTINGS.tokenizer or model.model_name_or_path,
+        revision=None if SETTINGS.tokenizer else model.model_revision,
+        padding_side="left",
+        truncation_side="left",
     )
     train, steps = training_rows(Prompts(rows_of_the_run.TRAIN, tokenizer))
     if training.max_steps <= 0:
@@ -196,7 +199,7 @@ def adapters(model: Any) -> Any:
     """PEFT's configuration; on the last layers alone where the settings say so. None for full fine-tuning."""
     config = get_peft_config(model)
     if config is not None and SETTINGS.num_layers > 0:
-        about = AutoConfig.from_pretrained(model.model_name_or_path)
+        about = AutoConfig.from_pretrained(model.model_name_or_path, revision=model.model_revision)
         count = about.get_text_config().num_hidden_layers
         config.layers_to_transform = list(range(max(0, count - SETTINGS.num_layers), count))
         if config.target_modules == "all-linear":  # under that word PEFT does not look at the layers

@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,13 @@ from backend.export.hub_upload import HubToken, Upload, upload, whose
 from backend.export.model_card import base_licence
 from backend.models import hub as our_hub
 from backend.models import hub_client, inventory
-from backend.models.loading import open_model
+from backend.models.loading import fetch, open_model
 from backend.models.tokenizers import tokenizer_folder
 from backend.serve.hub_questions import newer_release
 from backend.serve.questions import Cancelled, QuestionCall
 from backend.trainer.preflight import check_model
 from backend.utils.errors import UserError
+from backend.utils.hub_cache import local_folder
 from tests.support.hub_server import COMMIT, TOKEN, HubHandler, HubStandIn, Repo
 
 BIG = random.Random(7).randbytes(400_000)
@@ -255,6 +257,35 @@ def test_a_downloaded_dataset_is_read_without_a_network(hub: HubStandIn):
     began = time.monotonic()
     splits = read_splits(Config(model="-", data="someone/sums"))
     assert splits.train == [{"prompt": "1+1", "answer": "2"}] and time.monotonic() - began < 10
+
+
+def test_a_revision_is_downloaded_and_read_without_a_network(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+    """Where only v2 is here, the newest is not; a commit of which v2 is the name is the same snapshot."""
+    older = {name: Repo(repo.files | {"new.json": b"{}"}, head="2" * 40) for name, repo in MODELS.items()}
+    hub.repos["models"]["someone/tiny"] = replace(MODELS["tiny"], revisions={"v2": older["tiny"]})
+    rows = {"train.jsonl": b'{"prompt": "2+2", "answer": "4"}\n'}
+    hub.repos["datasets"]["someone/sums"] = replace(SUMS, revisions={"old-1": Repo(rows, head="3" * 40)})
+    folder = our_hub.download("someone/tiny@v2", "model", QuestionCall())
+    assert folder.name == "2" * 40 and (folder / "new.json").exists() and local_folder("someone/tiny@v2") == folder
+    assert check_model("someone/tiny@v2", "model") == tokenizer_folder("someone/tiny@v2") == folder
+    assert local_folder("someone/tiny") is None and local_folder("someone/tiny@" + "2" * 40) == folder
+    assert fetch("someone/tiny@v2", "model") == folder != fetch("someone/tiny", "model")
+    for check in (check_model, fetch):
+        with pytest.raises(UserError) as refused:
+            check("someone/tiny@v9", "model")
+        assert sentence_of(refused).endswith("has no such file or revision of the model someone/tiny@v9.")
+    with pytest.raises(UserError, match=r"no such file or revision of the dataset someone/sums@v9\."):
+        read_splits(Config(model="-", data="someone/sums@v9"))
+    of_old = Config(model="-", data="someone/sums@old-1")
+    assert read_splits(of_old).train == [{"prompt": "2+2", "answer": "4"}]
+    our_hub.download("someone/sums", "dataset", QuestionCall())
+    hub.down = True
+    assert read_splits(Config(model="-", data="someone/sums")).train == [{"prompt": "1+1", "answer": "2"}]
+    assert read_splits(of_old).train == [{"prompt": "2+2", "answer": "4"}]
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert fetch("someone/tiny@v2", "model") == folder
+    with pytest.raises(UserError, match="neither a folder nor an owner/name id"):
+        check_model("someone/tiny@../../main", "model")
 
 
 def answering(

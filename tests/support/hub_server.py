@@ -36,6 +36,8 @@ class Repo:
     gated: bool = False
     private: bool = False
     head: str = COMMIT
+    revisions: dict[str, Repo] = field(default_factory=dict)
+    """Branch or tag → the repository at it, besides main."""
 
     def is_lfs(self, name: str) -> bool:
         return is_lfs(name, len(self.files[name]))
@@ -112,13 +114,13 @@ class HubHandler(BaseHTTPRequestHandler):
             self._error(401, message="Invalid credentials in Authorization header")
         elif match := re.fullmatch(r"/api/(models|datasets)", path):
             self._search(match[1], parse_qs(split.query))
-        elif match := re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+)/tree/[^/]+(?:/(.+))?", path):
+        elif match := re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+)/tree/([^/]+)(?:/(.+))?", path):
             is_deep = parse_qs(split.query).get("recursive", [""])[0].lower() == "true"
-            self._tree(match[1], match[2], token, f"{match[3]}/" if match[3] else "", is_deep)
-        elif match := re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/revision/[^/]+)?", path):
-            self._about(match[1], match[2], token)
+            self._tree(match[1], match[2], token, match[3], f"{match[4]}/" if match[4] else "", is_deep)
+        elif match := re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/revision/([^/]+))?", path):
+            self._about(match[1], match[2], token, match[3] or "main")
         elif match := re.fullmatch(r"(/cdn)?/(?:(datasets)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
-            self._file(match[2] or "models", match[3], match[5], token, from_cdn=bool(match[1]))
+            self._file(match[2] or "models", match[3], match[5], token, match[4], from_cdn=bool(match[1]))
         else:
             self._error(404, "EntryNotFound")
 
@@ -139,15 +141,24 @@ class HubHandler(BaseHTTPRequestHandler):
             return None
         return repo
 
-    def _about(self, kind: str, id_: str, token: str) -> None:
-        repo = self._repo(kind, id_, token)
+    def _at(self, repo: Repo | None, revision: str) -> Repo | None:
+        """The repository at a revision."""
+        if repo is None or not repo.revisions or revision in ("main", repo.head):
+            return repo
+        found = (each for name, each in repo.revisions.items() if revision in (name, each.head))
+        if (there := next(found, None)) is None:
+            self._error(404, "RevisionNotFound", "Invalid rev id")
+        return there
+
+    def _about(self, kind: str, id_: str, token: str, revision: str) -> None:
+        repo = self._at(self._repo(kind, id_, token), revision)
         if repo is None:
             return
         about = {"id": id_, "sha": repo.head, "gated": repo.gated, "private": repo.private, "tags": []}
         self._json({**about, "siblings": [self._entry(repo, name) for name in repo.files], **repo.about})
 
-    def _tree(self, kind: str, id_: str, token: str, folder: str, is_deep: bool) -> None:
-        repo = self._repo(kind, id_, token)
+    def _tree(self, kind: str, id_: str, token: str, revision: str, folder: str, is_deep: bool) -> None:
+        repo = self._at(self._repo(kind, id_, token), revision)
         if repo is None:
             return
         inside = [name for name in repo.files if name.startswith(folder)]
@@ -171,8 +182,9 @@ class HubHandler(BaseHTTPRequestHandler):
         names = {"type": "file", "path": name, "rfilename": name}
         return names | {"size": size, "oid": sha[:40], "blobId": sha[:40]} | lfs
 
-    def _file(self, kind: str, id_: str, name: str, token: str, *, from_cdn: bool) -> None:
+    def _file(self, kind: str, id_: str, name: str, token: str, revision: str, *, from_cdn: bool) -> None:
         repo = self._repo(kind, id_, token) if not from_cdn else self.stand_in.repos[kind][id_]
+        repo = self._at(repo, revision)
         if repo is None:
             return
         if repo.gated and not token and not from_cdn:
@@ -188,7 +200,7 @@ class HubHandler(BaseHTTPRequestHandler):
         self.send_response(302)
         # Another host name makes it another origin, as a CDN is: a token must not travel there.
         self.send_header("Location", f"{self.stand_in.url.replace('127.0.0.1', 'localhost')}/cdn{self.path}")
-        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("X-Repo-Commit", repo.head)
         self.send_header("X-Linked-Etag", f'"{repo.etag(name)}"')
         self.send_header("X-Linked-Size", str(len(repo.files[name])))
         self.send_header("Content-Length", "0")
@@ -204,7 +216,7 @@ class HubHandler(BaseHTTPRequestHandler):
         if ranged:
             self.send_header("Content-Range", f"bytes {begin}-{len(data) - 1}/{len(data)}")
         self.send_header("Content-Length", str(len(data) - begin))
-        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("X-Repo-Commit", repo.head)
         self.send_header("ETag", f'"{repo.etag(name)}"')
         self.end_headers()
         if self.command == "GET":

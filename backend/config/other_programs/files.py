@@ -20,6 +20,7 @@ from backend.runs.saved_weights import find_adapter
 from backend.utils.documents import read_json, read_yaml
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import user_path
+from backend.utils.hub_cache import split_revision
 from backend.utils.text import one_line, quote
 
 _GIVEN_LATER = ("model", "data", "reward_functions", "reward_functions_file")
@@ -146,6 +147,7 @@ def mlx_lm_lora_yaml(config: Config) -> tuple[str, dict[str, Any]]:
     # It counts iterations, each of which is one batch: a step of ours is as many as it accumulates.
     for key in ("iters", "steps_per_report", "steps_per_eval", "save_every"):
         values[key] = min(getattr(config, key) * config.gradient_accumulation_steps, NEVER)
+    missing |= {key for key in ("model", "data") if split_revision(getattr(config, key))[1]}
     missing |= {key for key in ("steps_per_eval", "save_every") if getattr(config, key) < 0}
     if config.epochs:
         del values["iters"]

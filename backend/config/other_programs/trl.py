@@ -50,7 +50,6 @@ REGEX_WORDS = (
     *("guided_decoding_regex", "vllm_guided_decoding_regex"),
     *("structured_outputs_regex", "vllm_structured_outputs_regex"),
 )
-NO_REVISION = "The newest revision is taken; download another into a folder and give that as model."
 NO_REMOTE_CODE = "the code of models is mlx-lm's; none from a model's repository is run"
 _LOADED_ELSEWHERE = ("attn_implementation", "device_map", "low_cpu_mem_usage", "use_cache", "trust_remote_code")
 """Options of `from_pretrained` that say how PyTorch loads a model."""
@@ -264,8 +263,14 @@ def _fall(to: Translator, ours: str, options: dict[str, Any]) -> None:
 def _model(to: Translator) -> None:
     """`model_init_kwargs`, and which of two precisions counts."""
     options = to.options("model_init_kwargs")
-    if options.pop("revision", "main") != "main":
-        to.refuse("model_init_kwargs", NO_REVISION)
+    of_model = {"revision": to.take("model_revision")} | options
+    options.pop("revision", None)
+    for key, revision in (
+        (to.first("model_name_or_path", "model"), of_model["revision"]),
+        ("teacher_model", to.take("teacher_model_revision")),
+    ):
+        if revision not in (None, "", "main"):
+            to.values[key] = f"{to.values.get(key, '')}@{revision}"
     if as_bool(options.get("trust_remote_code")):
         to.remarks["model_init_kwargs"] = NO_REMOTE_CODE
     to.spread("model_init_kwargs", options, {"dtype": "dtype", "torch_dtype": "dtype"}, _LOADED_ELSEWHERE)

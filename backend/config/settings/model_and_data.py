@@ -45,7 +45,8 @@ class ModelFields(BaseModel):
     model: str = _model_data(
         "", "Base model", kind="model", known_as=("Model or Hugging Face repo",), used_by=("task", "row_view")
     )
-    """A folder with an MLX or Hugging Face model, or a Hugging Face id such as mlx-community/Qwen3-0.6B-4bit."""
+    """A folder with an MLX or Hugging Face model, or a Hugging Face id such as mlx-community/Qwen3-0.6B-4bit.
+    @revision after it names a branch, tag or commit."""
     teacher_model: str = _teacher("", "Teacher model", kind="model", used_by=("task",))
     """The model whose next-token distribution is matched: a folder or a Hugging Face id with the same vocabulary. It is
     loaded beside the base model and does not change."""
@@ -65,7 +66,8 @@ class ModelFields(BaseModel):
     data: str = _model_data(
         "", "Dataset", kind="dataset", known_as=("Dataset path or local data folder",), used_by=("task", "rows")
     )
-    """A jsonl, json, csv or parquet file, a folder with train, valid and test files, or a Hugging Face id."""
+    """A jsonl, json, csv or parquet file, a folder with train, valid and test files, or a Hugging Face id (also with
+    @revision)."""
     lm_studio_name: str = _model_data("", "LM Studio export name", used_by=("task",))
     """Copies the finished model into LM Studio's models folder under this name. Needs Fuse."""
     train_type: str = _fine_tune(
