@@ -155,21 +155,13 @@ def sample_tokens(
     after temperature and grammar: top-k, then top-p, then min-p."""
     if seen is not None:
         logits_BV, _ = penalised(logits_BV, seen, sampling.penalties)
-    if mask_BM is not None:
-        bits_BMW = (mask_BM[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1  # the lowest first
-        is_allowed_BV = bits_BMW.reshape(mask_BM.shape[0], -1)[:, : logits_BV.shape[-1]] > 0
-        return _sample_allowed(logits_BV, is_allowed_BV, uniform_B, sampling)
-    if not sampling.without:
-        return _sample(logits_BV, uniform_B, sampling)
-    is_allowed_BV = mx.array(~np.isin(np.arange(logits_BV.shape[-1]), sampling.without))[None]
-    return SampledTokens(*_sample_allowed(logits_BV, is_allowed_BV, uniform_B, sampling)[:3])
-
-
-def _sample_allowed(
-    logits_BV: mx.array, is_allowed_BV: mx.array, uniform_B: mx.array, sampling: Sampling
-) -> ConstrainedTokens:
-    # A sample of what is allowed, by its own largest logit: against the policy's all of it may be 0 in float32.
+    if mask_BM is None:
+        sample = _sample_without if sampling.without else _sample
+        return sample(logits_BV, uniform_B, sampling)
+    # A sample of what the grammar allows, by its own largest logit: against the policy's all of it may be 0 in float32.
     logits_BV = logits_BV.astype(mx.float32)
+    bits_BMW = (mask_BM[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1  # the lowest first
+    is_allowed_BV = bits_BMW.reshape(mask_BM.shape[0], -1)[:, : logits_BV.shape[-1]] > 0
     held_BV = mx.where(is_allowed_BV, logits_BV, -mx.inf)
     token_B, logp_B, log_kept_B = _sample(held_BV, uniform_B, sampling)
     temperature = sampling.temperature or 1.0
@@ -181,6 +173,18 @@ def _sample_allowed(
     # Rounding may make the share of a grammar that allows everything larger than 1.
     log_held_B = mx.minimum(policy_logp_B - logp_B, 0.0)
     return ConstrainedTokens(token_B, policy_logp_B, log_kept_B + log_held_B, log_held_B)
+
+
+def _sample_without(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling) -> SampledTokens:
+    V, temperature = logits_BV.shape[-1], sampling.temperature or 1.0
+    left_out = [token for token in sampling.without if token < V]
+    is_held_V = mx.array(~np.isin(np.arange(V), left_out))
+    token_B, logp_B, log_kept_B = _sample(mx.where(is_held_V, logits_BV, -mx.inf), uniform_B, sampling)
+    # log(Z of the others / Z of all) from few numbers: no second pass over the vocabulary.
+    log_others_B = _tempered(_at(logits_BV, token_B[:, None]), temperature)[:, 0] - logp_B
+    log_left_out_B = mx.logsumexp(_tempered(logits_BV[:, mx.array(left_out)], temperature), axis=-1)
+    log_held_B = log_others_B - mx.logaddexp(log_others_B, log_left_out_B)
+    return SampledTokens(token_B, logp_B + log_held_B, log_kept_B + log_held_B)
 
 
 def _sample(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling) -> SampledTokens:

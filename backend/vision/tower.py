@@ -38,7 +38,8 @@ class VisionTower:
             token for name in ("image_token_index", "image_token_id") if (token := getattr(config, name, None))
         )
         others = ("video_token_index", "video_token_id", "audio_token_index", "audio_token_id")
-        self._placeholders = (self._image_token, *(getattr(config, name, None) or self._image_token for name in others))
+        placeholders = (self._image_token, *(getattr(config, name, None) for name in others))
+        self._placeholders = tuple(dict.fromkeys(token for token in placeholders if token is not None))
         parts = self._model.modules()
         self._rotary = next((part for part in parts if isinstance(part, MRoPERotaryEmbedding)), None)
         if self._rotary is not None:
