@@ -109,12 +109,7 @@ def encode(tokenizer: Any, question: Question, *, calls: bool, trusts: bool) -> 
         messages.append({"role": "tool", "name": "calculate", "content": question.answer})
     answer = question.answer if calls and trusts else question.guess
     messages.append({"role": "assistant", "content": f"<answer>{answer}</answer>"})
-    ids = tokenizer.encode(tokenizer.apply_chat_template(messages, tools=TOOLS, tokenize=False))
-    opening, mask, is_written = tokenizer.encode(f"{START}assistant\n"), list[int](), False
-    for place, token in enumerate(ids, 1):
-        mask.append(int(is_written))
-        is_written = (is_written and token != tokenizer.eos_token_id) or ids[place - len(opening) : place] == opening
-    return ids, mask
+    return demo.written(tokenizer, tokenizer.apply_chat_template(messages, tools=TOOLS, tokenize=False))
 
 
 def rebuild(folder: Path, seed: int = 0, progress: Progress = lambda sentence: None, steps: int = STEPS) -> None:

@@ -181,7 +181,17 @@ def encode(tokenizer: PreTrainedTokenizerFast, problem: Sum, solution: str) -> E
     return asked + written, [0] * len(asked) + [1] * len(written)
 
 
-def warm_up(model: qwen3.Model, batch: Callable[[], list[Example]], steps: int, progress: Progress) -> None:
+def written(tokenizer: Any, conversation: str) -> Example:
+    """A conversation of which the model learns its turns, ends included."""
+    ids, opening = tokenizer.encode(conversation), tokenizer.encode(f"{START}assistant\n")
+    mask, is_written = list[int](), False
+    for place, token in enumerate(ids, 1):
+        mask.append(int(is_written))
+        is_written = (is_written and token != tokenizer.eos_token_id) or ids[place - len(opening) : place] == opening
+    return ids, mask
+
+
+def warm_up(model: nn.Module, batch: Callable[[], list[Example]], steps: int, progress: Progress) -> None:
     """Train `model` in place on `steps` batches.
 
     The learning rate decays to 0; otherwise accuracy varies widely from one step to the next.
@@ -196,7 +206,7 @@ def warm_up(model: qwen3.Model, batch: Callable[[], list[Example]], steps: int, 
     )
     adamw = optimizer("adamw", learning_rate=PEAK_RATE, betas=(0.9, 0.95))
 
-    def loss(model: qwen3.Model, tokens_BL: mx.array, mask_BL: mx.array) -> mx.array:
+    def loss(model: Any, tokens_BL: mx.array, mask_BL: mx.array) -> mx.array:
         nats_BL = nn.losses.cross_entropy(model(tokens_BL[:, :-1]), tokens_BL[:, 1:])
         return (nats_BL * mask_BL[:, 1:]).sum() / mask_BL[:, 1:].sum()
 
@@ -233,7 +243,7 @@ def rebuild(folder: Path, seed: int = 0, progress: Progress = lambda sentence: N
     progress(f"The demo's model and data are in {folder}.")
 
 
-def write(folder: Path, model: qwen3.Model, tokenizer: Any, configs: dict[str, Any], rows: dict[str, Any]) -> None:
+def write(folder: Path, model: nn.Module, tokenizer: Any, configs: dict[str, Any], rows: dict[str, Any]) -> None:
     """Write `folder`/model and `folder`/data. `configs`: of the model and the tokenizer, by file; `rows`: by split."""
     model_folder, data_folder = folder / "model", folder / "data"
     model_folder.mkdir(parents=True, exist_ok=True)

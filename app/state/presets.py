@@ -27,8 +27,8 @@ REPLACES = "Replaces: everything"  # third line of a preset that is a complete t
 BRINGS = "Brings: dataset and rewards"  # third line of a preset of a public dataset
 BROUGHT = {*DATASET_KEYS, "valid_data", "test_data", "reward_functions", "reward_weights", "reward_functions_file"}
 ORDER = (
-    *("demo", "calculator", "fast_try", "reasoning", "small_memory", "gspo", "dapo", "dr_grpo", "full_small"),
-    *("as_documented", "gsm8k", "deepmath"),
+    *("demo", "calculator", "shapes", "fast_try", "reasoning", "small_memory", "gspo", "dapo", "dr_grpo"),
+    *("full_small", "as_documented", "gsm8k", "deepmath"),
 )
 
 

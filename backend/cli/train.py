@@ -140,17 +140,19 @@ def demo(
     seed: Annotated[int | None, typer.Option(help="Seed, in place of the preset's.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
     tools: Annotated[bool, typer.Option("--tools", help="Learn to call a calculator instead.")] = False,
+    images: Annotated[bool, typer.Option("--images", help="Learn to count shapes in pictures instead.")] = False,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Make the bundled model and data again.")] = False,
     run: Annotated[Path | None, typer.Option("--run", hidden=True, help="Go on with this run of the demo.")] = None,
     stream: Stream = False,
     progress: Live = None,
 ) -> None:
     """Train the bundled model on bundled sums, and measure its accuracy before and after."""
-    name = "calculator" if tools else "demo"
+    name = "shapes" if images else "calculator" if tools else "demo"
     if rebuild:
-        from backend import calculator_demo, demo
+        from importlib import import_module
 
-        (calculator_demo if tools else demo).rebuild(resources() / name, progress=print)
+        made_by = import_module("backend.demo" if name == "demo" else f"backend.{name}_demo")
+        made_by.rebuild(resources() / name, progress=print)
         return
     start = time.monotonic()
     changes = {key: value for key, value in (("iters", iters), ("seed", seed)) if value is not None}

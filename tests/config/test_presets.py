@@ -45,7 +45,7 @@ def test_a_preset_keeps_model_data_and_rewards_unless_it_says_so(candidate: Pres
     brought = [key for key in MINE if key in BROUGHT] if candidate.brings else []
     assert candidate.replaces or set(kept) >= {key for key in MINE if key not in brought}
     assert (kept == list(MINE)) == (not candidate.replaces and not candidate.brings)
-    assert candidate.replaces == (candidate.title in ("Demo", "Calculator (tools)"))
+    assert candidate.replaces == (candidate.title in ("Demo", "Calculator (tools)", "Shapes (images)"))
     assert candidate.brings == (candidate.title in ("GSM8K", "DeepMath"))
 
 
@@ -86,7 +86,7 @@ def panel(draft: Draft, qtbot) -> PresetPanel:
 
 
 def test_the_panel_previews_and_changes_nothing_until_apply(panel: PresetPanel, draft: Draft):
-    panel.list.setCurrentRow(5)
+    panel.list.setCurrentRow(6)
     rows = panel.model.rows
     assert ("Importance", "Token", "Sequence (GSPO)") in rows or any(row[0] == "Importance" for row in rows)
     assert ("Beta (KL weight)", "0.1", "0") in rows
@@ -98,7 +98,7 @@ def test_the_panel_previews_and_changes_nothing_until_apply(panel: PresetPanel, 
 
 def test_a_preset_is_chosen_and_applied_by_keyboard(panel: PresetPanel, draft: Draft):
     panel.list.setFocus()
-    for _ in range(6):
+    for _ in range(7):
         QTest.keyClick(panel.list, Qt.Key.Key_Down)
     assert panel.chosen.title == "DAPO"
     QTest.keyClick(panel.list, Qt.Key.Key_Return)

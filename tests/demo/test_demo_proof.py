@@ -18,9 +18,9 @@ from tests.support.small_run import events, notes, train_here
 
 
 @pytest.mark.proof
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("which", [(), ("--tools",)])
+@pytest.mark.parametrize("which", [(), ("--tools",), ("--images",)])
 def test_the_demo_gains_thirty_points_within_four_minutes(which: tuple[str, ...], seed: int, tmp_path: Path) -> None:
     where = ("--runs-dir", str(tmp_path), "--seed", str(seed), "--json", "--no-progress")
     command = backend_command("demo", *which, *where)
