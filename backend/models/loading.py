@@ -49,7 +49,7 @@ def fetch(name: str, setting: str) -> Path:
     if (folder := local_folder(source)) is None:
         tell(f"Fetching the model {quote(source, 60)}")
     with loading(name, setting), hub_errors(source, "model", setting):
-        if folder == Path(source):
+        if folder is not None and folder == Path(source):
             return folder
         return mlx_lm_utils._download(*split_revision(source))  # the Hub's files in the cache
 

@@ -16,7 +16,7 @@ TEXT = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?|^(?
 """What stands before an array's name within the text model, as transformers and mlx-vlm write it. Other arrays see."""
 
 
-def model_classes(config: dict[str, Any]) -> tuple[type[nn.Module], Any]:
+def model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
     """Classes of a model and its arguments, for `mlx_lm.utils.load_model`."""
     return (TextPart, _Arguments) if is_text_part(config) else mlx_lm_utils._get_classes(config)
 

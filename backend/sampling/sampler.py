@@ -178,7 +178,7 @@ def sample_tokens(
 def _sample_without(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling) -> SampledTokens:
     V, temperature = logits_BV.shape[-1], sampling.temperature or 1.0
     left_out = [token for token in sampling.without if token < V]
-    is_held_V = mx.array(~np.isin(np.arange(V), left_out))
+    is_held_V = mx.array(~np.isin(np.arange(V), left_out))  # pyright: ignore[reportArgumentType]: numpy's type of bool
     token_B, logp_B, log_kept_B = _sample(mx.where(is_held_V, logits_BV, -mx.inf), uniform_B, sampling)
     # log(Z of the others / Z of all) from few numbers: no second pass over the vocabulary.
     log_others_B = _tempered(_at(logits_BV, token_B[:, None]), temperature)[:, 0] - logp_B

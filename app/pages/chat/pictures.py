@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QMimeData, Qt
-from PySide6.QtWidgets import QWidget
+from PySide6.QtWidgets import QAbstractButton, QWidget
 
 from app.widgets.basic.icons import IconButton
 from app.widgets.basic.layout import FlowLayout, clear_layout, holder, row
@@ -37,7 +37,7 @@ class PromptPictures(QWidget):
         for place, path in enumerate(paths):
             picture = PictureButton(path, f"Picture {place + 1} of {len(paths)}", SIDE)
             picture.clicked.connect(partial(self._show, place))
-            parts = [(picture, 0, Qt.AlignmentFlag.AlignTop)]
+            parts: list[tuple[QAbstractButton, int, Qt.AlignmentFlag]] = [(picture, 0, Qt.AlignmentFlag.AlignTop)]
             if self._can_remove:
                 remove = IconButton("close", tip=f"Remove {Path(path).name}", clicked=partial(self._remove, place))
                 parts.append((remove, 0, Qt.AlignmentFlag.AlignTop))
