@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -148,6 +149,8 @@ def demo(
 ) -> None:
     """Train the bundled model on bundled sums, and measure its accuracy before and after."""
     name = "shapes" if images else "calculator" if tools else "demo"
+    if images and find_spec("mlx_vlm") is None:
+        raise UserError("images", "This needs the package mlx-vlm: pip install 'grpo-studio[vision]'.")
     if rebuild:
         from importlib import import_module
 

@@ -153,4 +153,4 @@ def test_the_same_seed_makes_the_same_bytes(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["demo", "calculator", "shapes"])
 def test_the_shipped_model_has_something_to_learn(name: str) -> None:
-    assert 0.05 <= demo.test_accuracy(load(demo_config(name)), None) <= 0.50
+    assert 0.10 <= demo.test_accuracy(load(demo_config(name)), None) <= 0.50
