@@ -87,7 +87,7 @@ def test_an_unwritable_model_leaves_the_old(inputs: Path, tmp_path: Path, monkey
     run.model.mkdir(parents=True)
     (run.model / "config.json").write_text("old")
 
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise FULL()
 
     with monkeypatch.context() as patch:

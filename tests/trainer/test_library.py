@@ -238,7 +238,7 @@ def test_importing_it_loads_nothing_and_offers_everything() -> None:
 
 def test_the_documented_example_runs(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     page = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
-    example, _ = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    example, *_ = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     example, changed = re.subn(r'^MODEL = ".*"$', f"MODEL = {model!r}", example, count=1, flags=re.MULTILINE)
     lengths = r'"iters": 20, (.*)"max_completion_length": 64', r'"iters": 2, \1"max_completion_length": 8'
     shorter, cut = re.subn(*lengths, example)

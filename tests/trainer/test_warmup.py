@@ -136,6 +136,9 @@ def test_sft_on_the_best_of_its_own_needs_no_labels(raw: dict[str, Any], run: Ru
     assert after > before
 
 
+NOTHING_TO_IMITATE = "There is no completion and no message to imitate in rows 2, 3, 4, 5, 6 and 2 more of "
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -144,8 +147,11 @@ def test_sft_on_the_best_of_its_own_needs_no_labels(raw: dict[str, Any], run: Ru
         ({"warmup_steps": 0, "data": "unlabelled"}, ""),
         ({"sft_targets": "best_of_n", "data": "unlabelled"}, ""),
         ({"data": "unlabelled"}, "There is no column completion, and no messages, to learn answers from"),
-        ({"data": "gaps"}, "Rows 2, 3, 4, 5, 6 and 2 more of "),
-        ({"train_mode": "sft", "data": "gaps"}, "Rows 2, 3, 4, 5, 6 and 2 more of "),
+        ({"data": "gaps"}, NOTHING_TO_IMITATE),
+        (
+            {"train_mode": "sft", "data": "gaps"},
+            NOTHING_TO_IMITATE,
+        ),
         ({"train_mode": "sft", "sft_targets": "best_of_n", "reward_functions": [], "environment": ""}, ""),
     ],
 )
