@@ -21,7 +21,7 @@ from backend.cli.training import read_settings
 from backend.config.config import Config, dump, parse, problems, resolve_paths
 from backend.config.other_programs.translation import read_file
 from backend.runs.completion_files import CompletionIndex
-from backend.runs.events import read_events
+from backend.runs.events import Follower, read_events
 from backend.runs.run_folder import RunFolder, all_runs, default_run_name, find_run, make_run_folder
 from backend.runs.run_record import read_record
 from backend.runs.run_search import all_keys, search
@@ -148,13 +148,15 @@ class RunTools:
 
     async def _begun(self, folder: RunFolder, *command: str) -> dict[str, Any]:
         """Start a trainer that outlives this server, and wait for its first sign. Raises UserError."""
+        follower = Follower(folder.events)
+        while follower.read():  # what was there before
+            pass
         with folder.log.open("ab") as log:
             process = start_beside(backend_command(*command, str(folder.path)), folder.path, log)
-        before = len(list(read_events(folder.events)))
         for _ in range(int(FIRST_SIGN_S / POLL_S)):
             await asyncio.sleep(POLL_S)
-            new = list(read_events(folder.events))[before:]
-            if any(event["kind"] in ("failed", "crashed") for event in new):
+            new = follower.read()
+            if new and new[-1]["kind"] in ("failed", "crashed"):
                 raise UserError("run", str(new[-1].get("sentence")))
             if new or process.poll() is not None:
                 break

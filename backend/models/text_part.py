@@ -13,7 +13,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from backend.models.architectures import is_text_part, language_model, rotary_settings
 
 TEXT = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?|^(?=lm_head\.)")
-"""What stands before an array's name within the text model, as transformers and mlx-vlm write it. Other arrays see."""
+"""Prefixes of the text model's arrays, as transformers and mlx-vlm write them; the others are the vision tower's."""
 
 
 def model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
