@@ -57,6 +57,7 @@ class RunFolder:
     changes = Entry("changes.json")  # with config.yaml it determines the run
     parent = Entry("parent.json")  # of a clone
     about = Entry("about.json")  # the user's title, note and tags
+    job = Entry("job.json")  # of a run that trains as a Hugging Face job
     lock = Entry("run.lock")
     launch_lock = Entry("launch.lock")  # of the process that starts the ranks of a run on several machines
     window_lock = Entry("window.lock")  # of the window that controls the run

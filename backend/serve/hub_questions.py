@@ -71,6 +71,13 @@ def hub_account(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
         return {"source": token.source if token is not None else "", "problem": error.faults[0].sentence}
 
 
+def hub_hardware(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+    """{} → {hardware: [a `backend.jobs.hub_jobs.Hardware` as a dict, …]}: GPUs for jobs, cheapest first."""
+    from backend.jobs.hub_jobs import hardware
+
+    return {"hardware": [asdict(each) for each in hardware()]}
+
+
 def models(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     """{paths: [folder, …]} → {found: [an InventoryItem as a dict, …]}, the bundled model last."""
     return _found(inventory.models(request.get("paths", ())), "model")

@@ -67,7 +67,7 @@ class Question:
 _NAMES = {
     ("hub_questions", "quick"): "models reward_models datasets model_facts hub_search hub_files discard hub_login",
     ("hub_questions", "model"): "import_adapter",
-    ("hub_questions", "long"): "download check_machines newer_release hub_account",
+    ("hub_questions", "long"): "download check_machines newer_release hub_account hub_hardware",
     ("reward_questions", "quick"): "score run_completions read_completions reward_cases tools",
     ("reward_questions", "model"): "sample judge_agreement",
     ("dataset_questions", "quick"): "preview_rows preview_row",

@@ -27,6 +27,29 @@ CHUNK = 1 << 14  # bytes of a body that are read at a time
 NEW_FILES = {".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"}
 
 
+def _hardware(name: str, title: str, cents_per_hour: int, *gpu: str) -> dict[str, Any]:
+    accelerator = dict(zip(("quantity", "model", "vram"), gpu, strict=False)) | {
+        "type": "gpu",
+        "manufacturer": "Nvidia",
+    }
+    micro = round(cents_per_hour * 1e4 / 60)
+    about = {"name": name, "prettyName": title, "cpu": "4 vCPU", "ram": "15 GB", "unitLabel": "minute"}
+    return about | {
+        "accelerator": accelerator if gpu else None,
+        "unitCostMicroUSD": micro,
+        "unitCostUSD": micro / 1e6,
+    }
+
+
+# As /api/jobs/hardware has it, in its order
+HARDWARE = [
+    _hardware("cpu-basic", "CPU Basic", 1),
+    _hardware("a10g-small", "Nvidia A10G - small", 100, "1", "A10G", "24 GB"),
+    _hardware("t4-small", "Nvidia T4 - small", 40, "1", "T4", "16 GB"),
+    _hardware("h200x2", "2x Nvidia H200", 1000, "2", "H200", "282 GB"),
+]
+
+
 @dataclass
 class Repo:
     """One repository: its files, and its entry in a search."""
@@ -110,6 +133,8 @@ class HubHandler(BaseHTTPRequestHandler):
         token = self._token()
         if path == "/api/whoami-v2":
             self._whoami()
+        elif path == "/api/jobs/hardware":
+            self._json(HARDWARE)
         elif token not in ("", TOKEN):
             self._error(401, message="Invalid credentials in Authorization header")
         elif match := re.fullmatch(r"/api/(models|datasets)", path):
