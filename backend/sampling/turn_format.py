@@ -96,20 +96,39 @@ class TurnFormat:
     def suffix(self, results: Sequence[ToolResult]) -> list[int]:
         """Ids after the end of a turn whose calls gave `results`, next generation prompt included. Raises ValueError,
         or an error of the template."""
-        calls: list[dict[str, Any]] = []
-        answers: list[dict[str, Any]] = []
-        for number, result in enumerate(results):
-            call = {"id": f"{number:09}"}  # Mistral's templates demand nine characters
-            calls.append(call | {"type": "function", "function": {"name": result.name, "arguments": {"dummy": CALL}}})
-            answers.append({"role": "tool", "name": result.name, "content": result.content, "tool_call_id": call["id"]})
-        turn = {"role": "assistant", "content": "", "tool_calls": calls}
-        messages = [{"role": "user", "content": "dummy"}, turn, *answers]
+        calls = [{"id": str(number), "function": {"name": result.name}} for number, result in enumerate(results)]
+        answers = [
+            {"role": "tool", "content": result.content, "tool_call_id": str(number)}
+            for number, result in enumerate(results)
+        ]
+        return self.continuation({"tool_calls": calls}, answers)[1:]
+
+    def continuation(self, turn: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Ids from the token that ends the assistant's `turn`, through `messages`, to the end of the next generation
+        prompt. What the turn says is not rendered; its calls give tool messages their names. Raises ValueError, or an
+        error of the template."""
+        calls = {call["id"]: call["function"]["name"] for call in turn.get("tool_calls") or ()}
+        ids_of = {
+            call: f"{number:09}" for number, call in enumerate(calls)
+        }  # Mistral's templates demand nine characters
+        function = {"arguments": {"dummy": CALL}}
+        stand_ins = [
+            {"id": ids_of[call], "type": "function", "function": {"name": name} | function}
+            for call, name in calls.items()
+        ]
+        ended = {"role": "assistant"} | ({"content": "", "tool_calls": stand_ins} if calls else {"content": CALL})
+        chat: list[dict[str, Any]] = [{"role": "user", "content": "dummy"}, ended]
+        for message in messages:
+            call = message.get("tool_call_id")
+            chat.append(
+                {**message, "name": calls[call], "tool_call_id": ids_of[call]} if call in calls else {**message}
+            )
         with tokenizer_lock:
-            ids = apply_chat_template(messages, self._tokenizer, self._variables)
+            ids = apply_chat_template(chat, self._tokenizer, self._variables)
         for place, token in enumerate(ids):
             if token in self._eos_ids and CALL in self._decode(ids[:place]):
-                return ids[place + 1 :]
-        raise ValueError("after a call comes no token that ends a turn")
+                return ids[place:]
+        raise ValueError("after a turn comes no token that ends it")
 
 
 def _with_text_parameters(function: dict[str, Any]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def test_suffix_continues_after_the_end_of_the_turn(tokenizer: Any) -> None:
     ("template", "parser", "reason"),
     [
         (CHAT_TEMPLATE, "", "mlx-lm knows no parser for tool calls in the format of its chat template"),
-        (CHAT_TEMPLATE, "json_tools", "after a call comes no token that ends a turn"),
+        (CHAT_TEMPLATE, "json_tools", "after a turn comes no token that ends it"),
         ("{{ raise_exception('No tools.') }}", "json_tools", "cannot render a call and its result: No tools"),
     ],
 )

@@ -1,0 +1,1 @@
+"""An OpenAI-compatible endpoint for the models of this machine."""
