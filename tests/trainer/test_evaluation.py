@@ -1,17 +1,39 @@
-"""Evaluations on disk and in a sentence; intervals over prompts, paired differences and pass@k."""
+"""Evaluations: on disk and in a sentence, intervals over prompts, paired differences and pass@k; scoring beside
+sampling; a run beside its base."""
 
 from __future__ import annotations
 
+import re
+import threading
+import time
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from backend.config.config import load
+from backend.runs.checkpoint import arrays_of
+from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.trainer.evaluation.comparison import Column, estimates, pass_at_k
+from backend.sampling.sampler import Sampling
+from backend.trainer.evaluation import comparison
+from backend.trainer.evaluation.comparison import (
+    Column,
+    EvaluatedModel,
+    EvaluationChoices,
+    estimates,
+    evaluate_model,
+    find_evaluated,
+    pass_at_k,
+)
+from backend.trainer.evaluation.evaluate import FORWARD_ROWS, evaluation_metrics, sample_of, scored_groups
 from backend.trainer.evaluation.evaluation_rows import (
     FULL_SCORES,
+    DecodingName,
+    EvaluatedRow,
     Evaluation,
     MeanWithInterval,
     PassRule,
@@ -22,7 +44,10 @@ from backend.trainer.evaluation.evaluation_rows import (
     read_rows,
     write_evaluation,
 )
+from backend.trainer.scoring import MLX
+from backend.types import Completion, Group, Problem
 from backend.utils.errors import UserError
+from tests.support import small_run
 from tests.support.cases import cases
 from tests.support.made_up_evaluations import evaluated_row, evaluation
 from tests.support.paired_rewards import CASES, covers
@@ -164,3 +189,216 @@ def test_a_difference_is_paired() -> None:
 def test_the_interval_covers_the_true_difference(case: str) -> None:
     """A quick look, at the smallest size: the plain percentile interval covers 66 of 100 of the second case."""
     assert covers(CASES[case], prompts=30, cases=200, resamples=400, seed=5) >= 0.93
+
+
+PROBLEMS = [Problem(n, str(n), [], [n], str(n)) for n in range(7)]
+SAMPLING = Sampling(1.0, 1.0, 0, 0.0)
+
+
+class Sampled:
+    """A fake Rollout: groups without a model, and a log of calls in order."""
+
+    tools = None
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def sample(self, problems: Sequence[Problem], group_size: int, *_: Any) -> list[Group]:
+        *_, poll, _ = _
+        self.log.append(f"sample {problems[0].index}")
+        time.sleep(0.02)
+        poll(1)
+        made = [[Completion([1], [0.0], str(each.index), "eos") for _ in range(group_size)] for each in problems]
+        return list(map(Group, problems, made))
+
+
+def held_out(score: Any, log: list[str], **more: Any) -> dict[str, float]:
+    groups = scored_groups(Sampled(log), PROBLEMS, score, sampling=SAMPLING, group_size=2, batch_size=2, **more)
+    return evaluation_metrics(groups, ["r"], [1.0])
+
+
+def scorer(log: list[str], seconds: float = 0.05) -> Any:
+    """Scores a completion by its problem's number."""
+
+    def score(groups: list[Group], poll: Any) -> None:
+        log.append(f"score {groups[0].problem.index}")
+        time.sleep(seconds)
+        for completion in (completion for group in groups for completion in group.completions):
+            completion.scores = {"r": float(completion.text)}
+            completion.reward = float(completion.text)
+        log.append(f"scored {groups[0].problem.index}")
+
+    return score
+
+
+def test_a_stop_waits_for_no_reward_function() -> None:
+    """The next batch is sampled while the functions judge this one, and sampling is where an evaluation is stopped."""
+    judging = threading.Event()
+
+    class Stop(Exception): ...
+
+    class Stopping(Sampled):
+        def sample(self, problems: Sequence[Problem], *more: Any) -> list[Group]:
+            if problems[0].index and judging.wait(5.0):
+                raise Stop
+            return super().sample(problems, *more)
+
+    def score(groups: list[Group], poll: Any) -> None:
+        judging.set()
+        until = time.monotonic() + 10.0
+        while time.monotonic() < until:
+            poll()
+            time.sleep(0.005)
+
+    began = time.monotonic()
+    with pytest.raises(Stop):
+        scored_groups(Stopping([]), PROBLEMS, score, sampling=SAMPLING, group_size=2, batch_size=2)
+    assert time.monotonic() - began < 5.0
+
+
+def test_scoring_overlaps_with_sampling_the_next_batch_and_changes_no_number() -> None:
+    overlapped, sequential = [], []
+    fast = held_out(scorer(overlapped), overlapped)
+    assert fast == held_out(scorer(sequential), sequential, overlap_scoring=False) and fast["reward"] == 3
+    assert sequential == [f"{call} {n}" for n in (0, 2, 4, 6) for call in ("sample", "score", "scored")]
+    calls = [line for line in overlapped if line.startswith("sco")]
+    assert calls == [line for line in sequential if line.startswith("sco")], "one call after the other, in order"
+    at = overlapped.index
+    assert at("sample 2") < at("scored 0") and at("sample 6") < at("scored 4")
+
+
+def test_a_reward_file_that_imports_mlx_is_recognised() -> None:
+    for line in ("import mlx.core as mx", "    from mlx_lm import load"):
+        assert re.search(MLX, f"import os\n{line}\n")
+    for line in ("from mlx_lm_lora.trainer import register_reward_function", "import numpy  # not mlx"):
+        assert not re.search(MLX, f"import os\n{line}\n")
+
+
+def test_an_evaluation_reports_what_a_step_does_but_for_learning(tmp_path: Path) -> None:
+    evaluated = {"iters": 2, "steps_per_eval": 1, "beta": 0.1, "data": str(tmp_path / "data"), "val_batches": 2}
+    raw = small_run.settings_for(tmp_path, **evaluated | small_run.low_half(tmp_path))
+    for split in ("train", "valid"):
+        small_run.write_rows(tmp_path / "data" / f"{split}.jsonl")
+    run = RunFolder(tmp_path / "run")
+    assert small_run.train_here(raw, run).kind == "finished"
+    events = list(read_events(run.events))
+    step = next(event["metrics"] for event in events if event["kind"] == "step")
+    (first, *_) = evaluations = [event["metrics"] for event in events if event["kind"] == "eval"]
+    of_learning = {"loss", "learning_rate", "grad_norm", "grad_clipped", "num_tokens", "epoch", "peak_memory_gb"}
+    prefixes = ("clip_ratio", "time/", "sampling/", "process/", "machine/", "peak_memory_gb/")
+    expected = {name for name in step if not name.startswith(prefixes) and not name.endswith("per_second")}
+    assert first.keys() == (expected - of_learning) | {"time/eval", "kl_stderr", "entropy_stderr"}
+    assert all(value is not None for metrics in evaluations for value in metrics.values())
+    assert evaluations[-1]["kl"] > 0 and first["entropy"] > 1
+
+
+@cases(("count", "read"), [(1, 1), (4, 4), (5, 3), (16, 4), (32, 8), (33, 7), (128, 32), (132, 27), (200, 29)])
+def test_the_model_reads_a_bounded_sample_of_an_evaluation(count: int, read: int) -> None:
+    """One completion of a group, an eighth of all within limits, and groups from the beginning to the end."""
+    groups = [Group(PROBLEMS[0], [Completion([n], [0.0], str(n), "eos") for n in (i, -1)]) for i in range(count)]
+    sample = [int(group.completions[0].text) for group in sample_of(groups)]
+    assert len(sample) == read <= FORWARD_ROWS and all(len(group.completions) == 1 for group in sample_of(groups))
+    assert sample == sorted(set(sample)) and sample[-1] >= count - 7 and -1 not in sample
+
+
+COUNTED = '''
+from backend.rewards import register_reward_function
+@register_reward_function("low_half")
+def low_half(prompts, completions, answer, types=None, completion_ids=None):
+    """Share of the low half of the vocabulary; None for the prompt of zero."""
+    with open("{calls}", "a") as calls:
+        calls.write(f"{{len(completions)}}\\n")
+    return [None if "is 0" in p else sum(t < 160 for t in ids) / len(ids) for p, ids in zip(prompts, completion_ids)]
+'''
+
+
+def raw_settings(folder: Path, **changes: Any) -> dict[str, Any]:
+    (folder / "counted.py").write_text(COUNTED.format(calls=folder / "calls.txt"))
+    for split, rows in (("train", 8), ("test", 6)):
+        small_run.write_rows(folder / "data" / f"{split}.jsonl", rows)
+    settings = {"data": str(folder / "data"), "reward_functions": ["low_half"], "reward_weights": [2.0], "iters": 2}
+    settings |= {"learning_rate": 0.05, "reward_functions_file": str(folder / "counted.py"), "save_every": 1}
+    return small_run.settings_for(folder, **settings | changes)
+
+
+@pytest.fixture(scope="module", params=["lora", pytest.param("dora", marks=pytest.mark.proof), "full"])
+def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = tmp_path_factory.mktemp(request.param)
+    run = RunFolder(folder / "run")
+    raw = raw_settings(folder, train_type=request.param, beta=0.1)  # a reference, which no evaluation loads
+    assert small_run.train_here(raw, run).kind == "finished"
+    return run
+
+
+def evaluate(evaluated: EvaluatedModel, **choices: Any) -> tuple[Evaluation, list[EvaluatedRow]]:
+    return evaluate_model(evaluated, EvaluationChoices(**{"completions": 3} | choices), "x")
+
+
+def texts(rows: list[EvaluatedRow], decoding: DecodingName, side: str) -> list[str]:
+    return [completion["text"] for row in rows for completion in (row[decoding] or {})[side]]  # pyright: ignore
+
+
+def test_base_and_tuned_answer_the_test_split(run: RunFolder) -> None:
+    calls = run.path.parent / "calls.txt"
+    calls.unlink(missing_ok=True)
+    evaluation, rows = evaluate(find_evaluated(str(run.path), None))
+    assert [row["index"] for row in rows] == list(range(6)) and evaluation.data.rows == 6
+    assert evaluation.subject.step == 2 and evaluation.subject.config_sha256
+    greedy, drawn = evaluation.decodings
+    assert (greedy.name, greedy.completions, drawn.name, drawn.completions) == ("greedy", 1, "sampled", 3)
+    assert greedy.better + greedy.worse + greedy.unchanged == 5, "the prompt of zero has no score"
+    assert texts(rows, "greedy", "base") != texts(rows, "greedy", "tuned"), "the learning rate is large enough"
+    # Both sides, one greedy and three sampled completions of six prompts, all at once each time.
+    assert sorted(map(int, calls.read_text().split())) == [6, 6, 18, 18]
+    for decoding in evaluation.decodings:
+        assert decoding.difference is not None
+        for side in ("base", "tuned"):
+            scores = [
+                [item["rewards"]["low_half"] for item in (row[decoding.name] or {})[side]]  # pyright: ignore
+                for row in rows
+                if row["prompt"] != "What is 0 plus 0?"
+            ]
+            by_hand = sum(sum(of) / len(of) for of in scores) / 5
+            figures = decoding.sides[side].figures
+            assert figures.rewards["low_half"].value == pytest.approx(by_hand)
+            assert figures.reward.value == pytest.approx(2 * by_hand), "the weight is 2"
+        after, before = (decoding.sides[side].figures.reward.value for side in ("tuned", "base"))
+        assert decoding.difference.reward.value == pytest.approx((after or 0) - (before or 0))
+    assert not greedy.sides["base"].figures.pass_at and "--pass" in evaluation.notes[0]
+
+
+def test_the_base_is_the_model_itself(run: RunFolder) -> None:
+    """The run's base side writes what the model's folder writes by itself, token for token."""
+    evaluated = find_evaluated(str(run.path), None)
+    _, of_run = evaluate(evaluated, base_only=True, decodings=("sampled",), limit=4)
+    model = find_evaluated(evaluated.config.model, load(run.config))
+    evaluation, of_model = evaluate(model, decodings=("sampled",), limit=4)
+    assert texts(of_run, "sampled", "base") == texts(of_model, "sampled", "model")
+    assert list(evaluation.headline.sides) == ["model"] and evaluation.headline.difference is None
+    assert evaluation.subject.run is None and evaluation.subject.step is None
+
+
+def test_the_tuned_side_is_the_trained_weights(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluated = find_evaluated(str(run.path), None)
+    policies: list[Any] = []
+    load_policy = comparison.load_policy
+    monkeypatch.setattr(comparison, "load_policy", lambda *more: policies.append(load_policy(*more)) or policies[-1])
+    evaluate(evaluated, decodings=("greedy",), limit=2)
+    assert evaluated.checkpoint is not None and len(policies) == 1, "one model is loaded for both sides"
+    saved, now = arrays_of(evaluated.checkpoint, "weights"), policies[0].trainable()
+    assert saved.keys() == now.keys() and all((saved[name] == now[name]).all().item() for name in saved)
+
+
+def test_a_request_to_stop_is_heard_between_decoding_steps(run: RunFolder) -> None:
+    class Enough(Exception): ...
+
+    calls = 0
+
+    def check() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 4:  # the first two are before and after loading
+            raise Enough
+
+    with pytest.raises(Enough):
+        evaluate_model(find_evaluated(str(run.path), None), EvaluationChoices(), "x", check=check)

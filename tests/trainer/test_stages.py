@@ -1,8 +1,10 @@
-"""How a step is scored and which prompts it takes: stages, reward weights that vary, baselines, dynamic sampling."""
+"""How a step is scored and which prompts it takes: stages, with settings and rows of their own, reward weights that
+vary, dynamic sampling; runs that end before their last step as planned."""
 
 from __future__ import annotations
 
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from backend.config.config import Config, parse
+from backend.config.config import Config, parse, problems
 from backend.runs import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
+from backend.runs.saved_weights import all_checkpoints, best_of, find_checkpoint
+from backend.trainer.steering import MetricWatch
 from tests.support import small_run
-from tests.support.small_run import assert_same_run, train_with_stops
+from tests.support.small_run import arrays, assert_same_run, events, same, train_with_stops
 
 REWARDS = '''
 from backend.rewards import register_reward_function
@@ -176,3 +180,173 @@ def test_a_resumed_run_with_prompts_by_pass_rate_equals_the_uninterrupted_one(
     assert saved[0]["failures"].shape == (8,) and saved[1]["failures"].sum().item() > 0
     assert {"curriculum/pass_rate", "curriculum/expected_signal", "curriculum/signal"} <= metrics(run)[-1].keys()
     assert all(len(set(of_step)) == 3 for of_step in numbers(run, 3))
+
+
+OTHERS: dict[str, Any] = {"learning_rate": 3e-3, "temperature": 1.3, "top_k": 5, "beta": 0.05, "epsilon": 0.3}
+OTHERS |= {"group_size": 3, "batch_size": 2, "max_completion_length": 3}
+"""What the second stage has of its own, beside its rows."""
+
+
+@pytest.fixture(scope="module")
+def own_inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    rows = [{"question": f"Name {n} birds.", "answer": str(n)} for n in range(5)]
+    (folder / "birds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def own_raw(own_inputs: Path) -> dict[str, Any]:
+    about = {"learning_rate": 1e-3, "save_every": 1, "keep_checkpoints": 20, "num_iterations": 2, "iters": 5} | {
+        "max_completion_length": 4
+    }
+    return small_run.settings_for(own_inputs, **small_run.low_half(own_inputs), **about)
+
+
+@pytest.fixture(scope="module")
+def birds(own_inputs: Path) -> dict[str, Any]:
+    return {"data": str(own_inputs / "birds.jsonl"), "prompt_feature": "question"}
+
+
+@pytest.fixture(scope="module")
+def own_staged(own_raw: dict[str, Any], birds: dict[str, Any]) -> dict[str, Any]:
+    return own_raw | {"stages": [{"iters": 2}, {"iters": 3, **OTHERS, **birds}, {"iters": 2, "learning_rate": 5e-4}]}
+
+
+@pytest.fixture(scope="module")
+def own_whole(own_staged: dict[str, Any], own_inputs: Path) -> RunFolder:
+    """The run with three stages, without a break."""
+    run = RunFolder(own_inputs / "whole")
+    assert small_run.train_here(own_staged, run).step == 7
+    return run
+
+
+def same_at(first: RunFolder, second: RunFolder, step: int) -> bool:
+    mine, theirs = (find_checkpoint(run, str(step)).path for run in (first, second))
+    files = ("adapters.safetensors", "optimizer.safetensors")
+    return all(same(arrays(mine / name), arrays(theirs / name)) for name in files)
+
+
+def rows_of(run: RunFolder, after: int = 0) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in run.completions.read_text().splitlines()]
+    return [line for line in lines if line["step"] > after]
+
+
+def test_a_stage_equals_a_run(
+    own_raw: dict[str, Any], birds: dict[str, Any], own_whole: RunFolder, run: RunFolder
+) -> None:
+    """To the last bit, but for the one counter that says where the stage's rows began."""
+    small_run.train_here(own_raw | {"iters": 2}, run)
+    state = find_checkpoint(run, "2").path / "state.json"
+    saved = json.loads(state.read_text())
+    state.write_text(json.dumps(saved | {"stream_first": saved["cursor"]}))
+    assert small_run.train_here(own_raw | OTHERS | birds, run).step == 5
+    assert same_at(run, own_whole, 5) and same_at(run, own_whole, 7 if len(all_checkpoints(run)) > 5 else 4) is not None
+    assert rows_of(run, 2) == [row for row in rows_of(own_whole, 2) if row["step"] <= 5]
+    assert {row["prompt"].split()[0] for row in rows_of(own_whole, 2) if row["step"] <= 5} == {"Name"}
+    assert [len(row["completions"]) for row in rows_of(own_whole)] == [2] * 2 + [3] * 6 + [2] * 2
+
+
+@pytest.mark.parametrize("stops", [(3, 5), *(pytest.param(stops, marks=pytest.mark.proof) for stops in ((2,), (4, 6)))])
+def test_breaks_alter_nothing(
+    own_staged: dict[str, Any], own_whole: RunFolder, run: RunFolder, stops: tuple[int, ...]
+) -> None:
+    train_with_stops(own_staged, run, *stops)
+    assert_same_run(run, own_whole)
+    assert [event["step"] for event in events(run, "change")] == [3, 6]
+
+
+def test_the_event_log_has_stage_changes(own_whole: RunFolder, own_raw: dict[str, Any], birds: dict[str, Any]) -> None:
+    second, third = events(own_whole, "change")
+    assert (second["step"], third["step"]) == (3, 6)
+    assert second["settings"]["learning_rate"] == [1e-3, 3e-3] and third["settings"]["learning_rate"] == [3e-3, 5e-4]
+    data = [own_raw["data"], birds["data"]]
+    assert second["settings"]["data"] == data and third["settings"]["data"] == data[::-1]
+    assert set(second["settings"]) == {*OTHERS, *birds}
+    rates = [event["metrics"]["learning_rate"] for event in events(own_whole, "step")]
+    assert rates == pytest.approx([1e-3] * 2 + [3e-3] * 3 + [5e-4] * 2)
+
+
+def test_scores_of_a_stage_with_other_rewards_are_a_series_of_their_own(
+    own_raw: dict[str, Any], run: RunFolder
+) -> None:
+    """The first stage's rewards lie far above the second's; its best checkpoint is not the run's."""
+    own = ({"reward_weights": [100.0]}, {"learning_rate": 1e-4}, {"reward_weights": [-1.0]})
+    stages = [{"iters": 2} | settings for settings in own]
+    small_run.train_here(own_raw | {"stages": stages, "load_best_at_end": True, "num_iterations": 1}, run)
+    series = {saved.step: saved.state.score_series for saved in all_checkpoints(run)}
+    assert series == {1: 0, 2: 0, 3: 1, 4: 1, 5: 2, 6: 2}
+    best = best_of(all_checkpoints(run))
+    assert best is not None and best.step in (5, 6)
+
+
+@pytest.fixture(scope="module")
+def end_raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("inputs")
+    about = {"iters": 12, "validation_split": 0.25, "val_batches": 1, "max_completion_length": 3}
+    return small_run.settings_for(folder, **small_run.low_half(folder), **about)
+
+
+def step(**metrics: Any) -> dict[str, Any]:
+    return {"kind": "step", "metrics": metrics}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "says"),
+    [
+        (["kl > 0.8"], ""),
+        (["reward>=2.5", "rewards/low_half/mean < 1e-3", "eval/reward > 1"], ""),
+        (["rewrd > 1"], "There is no metric rewrd. Did you mean reward?"),
+        (["eval/rewrd > 1"], "There is no metric eval/rewrd. Did you mean eval/reward?"),
+        (["my_own > 1"], ""),
+        (["kl = 2"], "“kl = 2” is not a condition"),
+        (["kl > nan"], "“kl > nan” is not a condition"),
+    ],
+)
+def test_conditions_are_checked_by_the_nearest_metric(
+    end_raw: dict[str, Any], conditions: list[str], says: str
+) -> None:
+    """The reward file may log metrics of its own, so an unknown name that is like no other passes."""
+    sentences = [
+        fault.sentence for fault in problems(end_raw | {"stop_when": conditions}) if fault.setting == "stop_when"
+    ]
+    assert (says in sentences[0]) if says else not sentences
+
+
+def test_the_mean_of_five_steps_is_compared_and_a_gap_is_no_number() -> None:
+    watch = MetricWatch()
+    for _ in range(4):
+        watch.take(step(kl=1.0))
+    assert math.isnan(watch.value("kl")) and watch.met(["kl > 0.5"]) is None
+    watch.take(step(kl=0.0))
+    assert watch.value("kl") == 0.8
+    end = watch.met(["kl > 0.9", "kl >= 0.8"])
+    assert end is not None and end.sentence == "kl >= 0.8 is met: 0.8 over the last 5 steps"
+    watch.take(step(kl=None))
+    assert watch.met(["kl >= 0", "kl <= 0"]) is None
+
+
+def test_a_run_ends_where_a_metric_has_passed_its_line_and_says_so(end_raw: dict[str, Any], run: RunFolder) -> None:
+    ending = small_run.train_here(end_raw | {"stop_when": ["loss > 9", "rewards/low_half/mean >= 0.01"]}, run)
+    assert (ending.kind, ending.exit_code, ending.step) == ("finished", 0, 5)
+    *_, last = read_events(run.events)
+    assert last["reason"] == "stop_when" and last["sentence"] == ending.sentence
+    assert ending.sentence.startswith("Finished after 5 of 12 steps. rewards/low_half/mean >= 0.01 is met: 0.")
+    assert [saved.step for saved in all_checkpoints(run)] == [5]
+
+
+@pytest.mark.parametrize("every", [2, 0])
+def test_early_stopping_keeps_the_best_checkpoint(end_raw: dict[str, Any], run: RunFolder, every: int) -> None:
+    """A gain of 9 is out of reach, so two scores after the first end it: evaluations at 0, 2 and 4, or else the saves
+    of 2, 4 and 6."""
+    patient = {"early_stopping_patience": 2, "early_stopping_min_delta": 9.0, "save_every": 2, "keep_checkpoints": 1}
+    ending = small_run.train_here(end_raw | patient | {"steps_per_eval": every}, run)
+    assert (ending.kind, ending.exit_code, ending.step) == ("finished", 0, 4 if every else 6)
+    what = "Held-out reward has not risen by more than 9 in 2 evaluations" if every else "in 2 checkpoints"
+    assert what in ending.sentence
+    best = best_of(all_checkpoints(run))
+    assert best is not None
+    before = [e["metrics"]["reward"] for e in read_events(run.events) if e["kind"] == "eval" and e["step"] == 0]
+    is_trained = not before or (best.state.score is not None and best.state.score > before[0])
+    named = f"checkpoint {best.step}" if is_trained else "the model before training"
+    assert ending.sentence.endswith(f"is that of {named}.")

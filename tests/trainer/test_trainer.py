@@ -31,8 +31,6 @@ from tests.support import small_run
 from tests.support.random_models import tiny_model
 from tests.support.small_run import assert_same_run, events, train_with_stops
 
-pytestmark = pytest.mark.usefixtures("compiled")  # as users train
-
 REWARDS = '''
 import itertools, os, time
 from backend.rewards import register_reward_function
@@ -130,6 +128,7 @@ LEARNING = {"iters": 25, "batch_size": 2, "group_size": 16, "num_iterations": 2,
 LEARNING |= {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "epsilon": 0.2, "rank": 8}
 
 
+@pytest.mark.usefixtures("compiled")  # as users train
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.proof) for seed in (1, 2))])
 def test_full_fine_tuning_learns_to_write_one_token(inputs: Path, run: RunFolder, seed: int) -> None:
     """The share of the token rises from chance (1 in 320) to nearly 1."""
