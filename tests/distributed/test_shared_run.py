@@ -27,8 +27,8 @@ from tests.support.rank_threads import ThreadCollectives, ThreadLeader, ThreadWo
 from tests.support.reward_models import write_reward_model
 from tests.support.scripted_turns import script_turns
 from tests.support.tool_tokenizers import call, tool_model
-from tests.trainer.test_supervised import labelled
 from tests.trainer.test_run_inputs import settings_with_pictures
+from tests.trainer.test_supervised import labelled
 
 SETTINGS: dict[str, Any] = (
     {"iters": 3, "batch_size": 4, "group_size": 3, "beta": 0.05, "top_k": 0, "top_p": 1.0}
