@@ -46,6 +46,8 @@ class Problem:
     """Every column of the dataset's row, unchanged."""
     label: Label | None = None
     """The row's answer to imitate, in supervised fine-tuning."""
+    recorded: Sequence[Mapping[str, Any]] = ()
+    """Completions that were sampled before, which the row is trained on instead of new ones."""
 
     @property
     def images(self) -> list[str]:

@@ -9,7 +9,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "Train": ("train", "resume", "change", "clone", "queue", "sweep", "demo"),
     "Before training": ("check", "import", "estimate", "rewards"),
     "What a run has learned": (
-        *("runs", "doctor", "compare", "evaluate", "generate", "chat", "export", "validate", "track"),
+        *("runs", "doctor", "compare", "evaluate", "generate", "chat", "export", "validate", "track", "sessions"),
     ),
     "This machine and this program": ("where", "machines", "hub", "bench", "replay", "rank", "serve", "mcp"),
 }

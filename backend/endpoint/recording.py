@@ -1,7 +1,7 @@
 """Sessions of an endpoint: requests of one agent's loop, kept with the exact ids and log-probabilities to train on.
 
-FOLDER/sessions.jsonl has a line for each answered request and each posted reward. A request that continues another has
-only what it adds: `after` is the number of the request before, in its session.
+sessions.jsonl has a line for each answered request and each posted reward. A request that continues another has only
+what it adds: `after` is the number of the request before, in its session.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import json
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from backend.endpoint.sessions import FILE
 from backend.runs.events import JsonLines, read_events
 from backend.sampling.sampler import Sampling
 from backend.sampling.turn_format import TurnFormat
 from backend.types import Completion, content_text
 from backend.utils.disk import writing
 
-FILE = "sessions.jsonl"
 Message = dict[str, Any]
 
 
@@ -34,7 +34,7 @@ class Answer:
     model: str
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Request:
     """A recorded request. `own`: the ids that it adds to those of `after`; `key`: of the chat, its answer included."""
 
@@ -54,14 +54,6 @@ class Request:
         return [token for request in reversed(chain) for token in request.own]
 
 
-@dataclass(slots=True)
-class Requests:
-    """Those of one session in order, and by their keys."""
-
-    all: list[Request] = field(default_factory=list[Request])
-    by_key: dict[int, Request] = field(default_factory=dict[int, Request])
-
-
 class Recorder:
     """Writes the sessions of one endpoint, and lets each request of a session continue the ids of an earlier one. An
     endpoint started again with the same folder continues its sessions. Raises DiskError."""
@@ -70,7 +62,8 @@ class Recorder:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         self._lines = JsonLines(folder / FILE)
-        self._sessions: dict[str, Requests] = {}
+        self._sessions: dict[str, list[Request]] = {}
+        self._by_key: dict[tuple[str, int], Request] = {}
         for line in read_events(folder / FILE):
             if "reply" in line:
                 self._remember(line)
@@ -87,13 +80,11 @@ class Recorder:
         """The ids that the model reads for a request: where `messages` begin with a recorded request's messages and its
         answer, the recorded ids and those of the new messages; else `rendered()`, and a part of the session begins."""
         before, count = self._continued(session, model, messages, tools)
-        if before is None:
-            return rendered()
-        try:
-            added = turns.continuation(before.reply, [plain(message) for message in messages[count:]])
-        except Exception:  # of any kind: a template without ends of turns, or one that refuses these messages
-            return rendered()
-        return before.ids() + added[before.has_ended :]
+        if before is not None:
+            with suppress(Exception):  # of any kind: a template without ends of turns, or one that refuses messages
+                added = turns.continuation(before.reply, [plain(message) for message in messages[count:]])
+                return before.ids() + added[before.has_ended :]
+        return rendered()
 
     def add(
         self, session: str, messages: Sequence[Message], tools: Sequence[Message] | None, reply: Message, answer: Answer
@@ -107,12 +98,11 @@ class Recorder:
         completion, sampling = answer.completion, answer.sampling
         line = {
             "session": session,
-            "number": len(self._sessions[session].all) if session in self._sessions else 0,
             "after": before.number if before else None,
             "model": answer.model,
             "temperature": sampling.temperature,
             "penalised": bool(sampling.penalties),
-            "tools": list(tools or ()) if before is None else [],
+            "tools": list(tools or ()),
             "messages": [plain(message) for message in messages[count:]],
             "reply": plain(reply),
             "prompt": answer.prompt[len(known) :],
@@ -133,22 +123,21 @@ class Recorder:
         self._lines.close()
 
     def _remember(self, line: Mapping[str, Any]) -> None:
-        own = self._sessions.setdefault(line["session"], Requests())
-        before = None if line["after"] is None else own.all[line["after"]]
+        requests = self._sessions.setdefault(line["session"], [])
+        before = None if line["after"] is None else requests[line["after"]]
         start = before.key if before else _start(line["model"], line["tools"])
         key = _keys(start, [*line["messages"], line["reply"]])[-1]
-        ids, has_ended = array("q", [*line["prompt"], *line["completion"]]), line["stop"] == "eos"
-        own.by_key[key] = Request(len(own.all), before, ids, line["reply"], has_ended, key)
-        own.all.append(own.by_key[key])
+        ids, has_ended = array("i", [*line["prompt"], *line["completion"]]), line["stop"] == "eos"
+        requests.append(Request(len(requests), before, ids, line["reply"], has_ended, key))
+        self._by_key[line["session"], key] = requests[-1]
 
     def _continued(
         self, session: str, model: str, messages: Sequence[Message], tools: Sequence[Message] | None
     ) -> tuple[Request | None, int]:
         """(the request that these messages continue, how many of them it has with its answer)."""
-        by_key = self._sessions[session].by_key if session in self._sessions else {}
-        keys = _keys(_start(model, tools), [plain(message) for message in messages[:-1]]) if by_key else []
-        found = ((by_key[key], count) for count, key in reversed([*enumerate(keys, 1)]) if key in by_key)
-        return next(found, (None, 0))
+        keys = _keys(_start(model, tools), [plain(message) for message in messages[:-1]])
+        found = ((self._by_key.get((session, key)), count) for count, key in reversed([*enumerate(keys, 1)]))
+        return next((pair for pair in found if pair[0]), (None, 0))
 
 
 def plain(message: Message) -> Message:
@@ -156,18 +145,16 @@ def plain(message: Message) -> Message:
     send the same message back in several ways. A part that is not text leaves the content a list."""
     made = {key: value for key, value in message.items() if value and key in ("role", "name", "tool_call_id")}
     content = message.get("content") or ""
-    if isinstance(content, str) or all(part.get("type") == "text" for part in content):
-        content = content_text(content)
-    made["content"] = content
-    calls: list[Message] = []
+    is_text = isinstance(content, str) or all(part.get("type") == "text" for part in content)
+    made["content"] = content_text(content) if is_text else content
     for call in message.get("tool_calls") or ():
         arguments = call["function"].get("arguments") or {}
         if isinstance(arguments, str):
             with suppress(ValueError):  # what is no JSON stays as the client wrote it
                 arguments = json.loads(arguments)
         function = {"name": call["function"]["name"], "arguments": arguments}
-        calls.append({"id": call.get("id") or "", "type": "function", "function": function})
-    return made | ({"tool_calls": calls} if calls else {})
+        made.setdefault("tool_calls", []).append({"id": call["id"], "type": "function", "function": function})
+    return made
 
 
 def _start(model: str, tools: Sequence[Message] | None) -> int:

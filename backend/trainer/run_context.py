@@ -40,6 +40,7 @@ from backend.trainer.memory.plan import (
     refuse_too_large,
     rollout_limits,
 )
+from backend.trainer.recorded import RecordedRows, off_policy, recorded_group
 from backend.trainer.run_inputs import RunInputs, StageRows, check_held_out, prompt_sets, read_inputs
 from backend.trainer.scoring import ScoringStages
 from backend.trainer.telemetry import StepTimer
@@ -287,7 +288,9 @@ class RunContext(StepContext):
         the metrics that reward functions logged. Raises NotFiniteError."""
         most_tokens = len(problems) * config.group_size * config.max_completion_length
         with work.timer.phase("rollout"):
-            groups = self.rollout.sample(
+            vocabulary = self.policy.split_model.vocab_size
+            groups = [recorded_group(problem, config, vocabulary) for problem in problems if problem.recorded]
+            groups = groups or self.rollout.sample(
                 problems,
                 config.group_size,
                 self.sampling,
@@ -540,6 +543,9 @@ def load_context(
     if any(problem.images for problem in training.first(1)):
         check_with_images(stages)
     steps = -(-config.epochs * training.fitting // config.prompts_per_step) if counts_rows else config.iters
+    if isinstance(training, RecordedRows):
+        config, sentence = off_policy(config, steps * config.prompts_per_step / len(training))
+        note(sentence)
     for sentence in inputs.splits.notes:
         note(sentence)
     check_held_out(inputs.splits, config)

@@ -19,6 +19,7 @@ from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.runs.checkpoint import check_metric
 from backend.tools.host import NO_TOOLS, ToolHost, ToolSchemas
 from backend.tools.load import load_tools
+from backend.trainer.recorded import COLUMN, RecordedRows, check_recorded
 from backend.utils.errors import UserError
 
 
@@ -105,6 +106,12 @@ class PromptSet:
     def format(self) -> PromptFormat:
         return PromptFormat.of(self.config, self.tools, labelled=self.config.learns_labels)
 
+    @property
+    def is_recorded(self) -> bool:
+        """True for training rows of recorded completions."""
+        is_trained = self.name == "train" or self.stage > 0
+        return is_trained and not self.format.labelled and bool(self.rows) and COLUMN in self.rows[0]
+
     def check(self, tokenizer: Any = None) -> None:
         """Raises UserError for missing columns and, with a tokenizer, where no prompt fits, and for rows without a
         label to imitate."""
@@ -114,7 +121,9 @@ class PromptSet:
         with self._naming_errors():
             if faults := check_columns(self.rows, config, self.source):
                 raise UserError(faults)
-            if tokenizer is not None and not self.format.labelled:
+            if self.is_recorded:
+                check_recorded(self.rows, config, self.source)
+            elif tokenizer is not None and not self.format.labelled:
                 check_prompts(self.rows, tokenizer, self.format, self.source)
             if tokenizer is not None and config.reads_labels:
                 labelled = PromptFormat.of(config, self.tools, labelled=True)
@@ -124,6 +133,7 @@ class PromptSet:
         """The prompts, the first rows of them tokenised. Raises UserError."""
         self.check()
         with self._naming_errors():
+            make = RecordedRows if self.is_recorded else make
             prompts = make(self.rows, tokenizer, self.format, self.source)
             measure_first_rows(prompts, "train" if self.stage else self.name, all_rows=all_rows)
             prompts.measure(prompts.longest_texts())  # memory is planned for the longest prompt of all rows
