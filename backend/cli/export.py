@@ -84,7 +84,7 @@ def export(
         from backend.export.trl_folder import export_trl
 
         with _stopping():
-            config, own_name = _settings_of(run, runs_dir, allow_code)
+            config, own_name = given_settings(run, runs_dir, allow_code)
             trl = export_trl(config, name or f"{own_name}-trl", folder, overwrite=overwrite, tell=report)
         remarks = trl.sentences() or ["Every setting is carried over."]
         remarks += ["README.md there lists what its files do beside TRL's arguments."] if trl.by_files else []
@@ -159,7 +159,7 @@ def _json_reporter() -> Callable[..., None]:
     return report
 
 
-def _settings_of(run: str, runs_dir: Path | None, allow_code: bool) -> tuple[Config, str]:
+def given_settings(run: str, runs_dir: Path | None, allow_code: bool) -> tuple[Config, str]:
     """(settings, name) of a run or a YAML file. Raises UserError."""
     path = user_path(run, "run")
     if path.suffix.lower() in (".yaml", ".yml", ".json") and is_file(path):

@@ -6,7 +6,7 @@ from backend.cli.common import BUG, FINISHED, STOPPED, USER_ERROR
 from backend.utils.documents import read_resource
 
 VERBS: dict[str, tuple[str, ...]] = {
-    "Train": ("train", "resume", "change", "clone", "queue", "sweep", "demo"),
+    "Train": ("train", "job", "resume", "change", "clone", "queue", "sweep", "demo"),
     "Before training": ("check", "import", "estimate", "rewards"),
     "What a run has learned": (
         *("runs", "doctor", "compare", "evaluate", "generate", "chat", "export", "validate", "track", "sessions"),

@@ -13,6 +13,7 @@ import typer
 from backend.cli import sweep
 from backend.cli.common import AllowCode, Hosts, Live, NewRunsDir, Stream, ignore_sighup, tell, tell_json, verb
 from backend.cli.completions import Changes, checkpoints, run_names
+from backend.cli.job import follow_and_exit
 from backend.cli.training import (
     PreparedRun,
     hosts_setting,
@@ -26,11 +27,13 @@ from backend.cli.training import (
 from backend.config import updates
 from backend.config.config import load, read
 from backend.config.other_programs.translation import translate
+from backend.jobs.job_file import read_job
 from backend.rewards.allowed_code import require_allowed
 from backend.runs.events import check_format, has_finished
-from backend.runs.run_folder import RunFolder, find_run
+from backend.runs.run_folder import RunFolder, find_run, hold_lock
 from backend.runs.saved_weights import find_checkpoint
 from backend.runs.sweep_results import find_sweep
+from backend.trainer.control import remove_word
 from backend.trainer.machine import relax_gpu_timeout
 from backend.utils.errors import UserError
 from backend.utils.places import demo_config, resources
@@ -98,6 +101,12 @@ def resume(
         return sweep.resume_sweep(run, runs_dir, allow_code=allow_code)
     folder = find_run(run, runs_dir)
     check_format(folder)  # before its settings, of which a newer version may have others
+    if read_job(folder) is not None and not has_finished(folder):
+        if changes or hosts or step is not None:
+            raise UserError("run", f"The run {folder.name} is a Hugging Face job, which goes on as it was submitted.")
+        lock = hold_lock(folder)
+        remove_word(folder.control)  # of a process that is no more
+        return follow_and_exit(folder, load(folder.config), lock, stream, progress)
     is_over = has_finished(folder) and step is None
     if is_over and not changes:
         more = " More steps: --set iters=N." if folder.checkpoints.is_dir() else ""  # a replay has none

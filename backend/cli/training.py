@@ -110,16 +110,16 @@ def prepared_run(path: Path, *, allow_code: bool = False) -> PreparedRun:
         require_allowed(raw, allow=allow_code)
         return PreparedRun(folder, *check_settings(raw, folder.path, partial(look_for_stop_word, folder)), lock=lock)
     except UserError as error:
-        _end_before_start(folder, lock, "failed", str(error))
+        end_before_start(folder, lock, "failed", str(error))
         raise
     except StopPending:
         sentence = "Stopped before its first step, while its settings and data were checked."
-        _end_before_start(folder, lock, "stopped", sentence)
+        end_before_start(folder, lock, "stopped", sentence)
         say(sentence, sys.stderr)
         raise typer.Exit(STOPPED) from None
 
 
-def _end_before_start(folder: RunFolder, lock: int, kind: str, sentence: str) -> None:
+def end_before_start(folder: RunFolder, lock: int, kind: str, sentence: str) -> None:
     remove_word(folder.control)
     event_log = EventLog(folder.events)
     event_log.write(kind, step=0, reason=kind, sentence=sentence)

@@ -70,6 +70,7 @@ PACKAGES = {
 FILES = {
     "train.py": "trains: TRL's GRPOTrainer with what this list says",
     "grpo_config.yaml": "TRL's arguments, as `trl grpo --config` takes them",
+    "skypilot.yaml": "the same on a cloud's machine: `sky launch skypilot.yaml`",
     "settings.json": "the run's settings under their names in GRPO Studio, for the other files",
     "dataset.py": "makes the rows: `data/` for training and validation, `held_out/` for the test and further sets",
     "rewards.py": "the reward functions under the names that TRL calls them by",
@@ -192,6 +193,7 @@ def _write(
     texts |= {
         "train.py": header + texts["train.py"],
         "rewards.py": rewards_module(config),
+        "skypilot.yaml": script("skypilot.yaml"),
         MARK: trl_yaml(words, f"{name}: {HOW_TO_RUN}"),
         "settings.json": json.dumps(about, ensure_ascii=False, indent=1) + "\n",
     }

@@ -69,6 +69,7 @@ def _check_response(response: Any) -> None:
     begins = [re.findall(r"bytes.(\d+)-", each) for each in ranges]
     if response.status_code == 206 and begins[0] != begins[1]:
         raise NotTheHubError("other bytes than asked for")
+    is_log = headers.get("Content-Type", "").startswith("text/event-stream")  # of a job: it ends when the job does
     is_api = "/api/" in path and "/api/resolve-cache/" not in path  # where the Hub sends those who ask for a small file
     is_file = not is_api and response.is_success and response.request.method == "GET"
     length = headers.get("Content-Length", "")
@@ -78,13 +79,13 @@ def _check_response(response: Any) -> None:
     def iter_bytes(chunk_size: int | None = None) -> Iterator[bytes]:
         nonlocal count
         for piece in pieces(chunk_size):
-            count += len(piece)
-            if count > most or not (is_file or time.monotonic() < ends):
+            count = len(piece) + (0 if is_log and b"\n" in piece else count)
+            if count > most or not (is_file or is_log or time.monotonic() < ends):
                 raise NotTheHubError("the answer does not end")
             yield piece
 
     response.iter_bytes = iter_bytes
-    if is_api and response.is_success and response.request.method != "HEAD":
+    if is_api and not is_log and response.is_success and response.request.method != "HEAD":
         try:
             json.loads(response.read(), object_pairs_hook=_check_hashes)
         except (ValueError, RecursionError):

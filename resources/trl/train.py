@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+
 def take_folder(arguments: list[str]) -> Path:
     """The folder of this script, or that of --folder, which is taken out of the arguments: a job of Hugging Face copies
     the script alone."""
@@ -51,10 +52,18 @@ from backend.training.schedules import learning_rates  # noqa: E402
 from datasets import Dataset, load_dataset  # noqa: E402
 from reward_calls import EXECUTED  # noqa: E402
 from torch.optim.lr_scheduler import LambdaLR  # noqa: E402
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, EarlyStoppingCallback  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    EarlyStoppingCallback,
+    TrainerCallback,
+)
 from trl import GRPOTrainer, get_peft_config, get_quantization_config  # noqa: E402
 from trl.scripts.grpo import make_parser  # noqa: E402
 
+REPORT = "GRPO_STUDIO_JOB"  # set in a job that GRPO Studio follows; begins the lines that it reads
+GROUPS, GROUP_CHARACTERS = 4, 6000  # of the completions in such lines, which must stay short
 CONFIG = FOLDER / "grpo_config.yaml"
 SETTINGS = rows_of_the_run.settings()
 SETTINGS.updates_per_step = SETTINGS.num_iterations * SETTINGS.steps_per_generation
@@ -91,6 +100,8 @@ def main() -> None:
         environment_factory=environment_factory(),
     )
     trainer.steps = max(1, training.max_steps // SETTINGS.updates_per_step)
+    if os.environ.get(REPORT):
+        trainer.add_callback(JobReport(trainer))
     trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
     trainer.save_model(training.output_dir)
     if SETTINGS.test and rows_of_the_run.TEST.is_file():
@@ -120,6 +131,52 @@ class StudioTrainer(GRPOTrainer):
             own = self._metrics["eval"]
             self._metrics["eval"] = defaultdict(list, {f"{name}_{key}": values for key, values in own.items()})
         super().log(logs, start_time)
+
+
+def shown(messages: Any) -> str:
+    """The text of messages, or of a completion that is text."""
+    return messages if isinstance(messages, str) else "\n".join(str(message["content"]) for message in messages)
+
+
+class JobReport(TrainerCallback):
+    """Prints steps, metrics and some completions as lines of JSON."""
+
+    def __init__(self, trainer: StudioTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.tell(state, updates=state.max_steps)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
+        if "loss" in logs:
+            for group in self.groups():
+                self.tell(state, update=state.global_step, group=group)
+            if torch.cuda.is_available():
+                logs = {**logs, "peak_memory_gb": torch.cuda.max_memory_allocated() / 1e9}
+                torch.cuda.reset_peak_memory_stats()
+        self.tell(state, update=state.global_step, logs=logs)
+
+    def groups(self) -> list[dict[str, Any]]:
+        """The first groups of the newest completions, with long texts cut."""
+        logged, size = self.trainer._logs, self.trainer.num_generations
+        most, count = GROUP_CHARACTERS // (size + 1), GROUPS * size
+        rewards = {name: list(scores)[:count] for name, scores in logged["rewards"].items()}
+        prompts, texts, advantages = (list(logged[name])[:count] for name in ("prompt", "completion", "advantages"))
+        completions = [
+            {
+                "text": shown(text)[:most],
+                "advantage": advantages[place],
+                "rewards": {k: v[place] for k, v in rewards.items()},
+            }
+            for place, text in enumerate(texts)
+        ]
+        starts = range(0, len(texts), size)
+        return [{"prompt": shown(prompts[at][-1:])[:most], "completions": completions[at : at + size]} for at in starts]
+
+    @staticmethod
+    def tell(state: Any, **report: Any) -> None:
+        if state.is_world_process_zero:
+            print(REPORT, json.dumps(report, default=float), flush=True)
 
 
 def environment_factory() -> Any:

@@ -6,18 +6,23 @@ It takes uploads too: accounts, new repositories, LFS objects whole and in parts
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import re
+import shutil
+import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
+TIME = "2026-11-29T09:00:00.000Z"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "hf_right"
 # Files of at least this size are LFS files: their ETag is the SHA-256, and they come from another host
@@ -89,6 +94,20 @@ class Commit:
 
 
 @dataclass
+class Job:
+    """A job of the Hub, whose `work` runs in a thread."""
+
+    id: str
+    spec: dict[str, Any]
+    stage: str = "RUNNING"
+    message: str | None = None
+    lines: list[str] = field(default_factory=list[str])
+
+    def is_over(self) -> bool:
+        return self.stage not in ("SCHEDULING", "RUNNING")
+
+
+@dataclass
 class Fault:
     """An answer in place of the right one, to requests whose "METHOD path" matches `where`, so many times."""
 
@@ -135,6 +154,18 @@ class HubHandler(BaseHTTPRequestHandler):
             self._whoami()
         elif path == "/api/jobs/hardware":
             self._json(HARDWARE)
+        elif path.startswith(("/api/jobs/", "/api/buckets/", "/buckets/")) and token != TOKEN:
+            self._error(401, message="Invalid credentials in Authorization header")
+        elif match := re.fullmatch(r"/api/jobs/[^/]+/([^/]+)(/logs)?", path):
+            self._job(match[1], is_log=bool(match[2]))
+        elif match := re.fullmatch(r"/api/buckets/([^/]+/[^/]+)(?:/tree/(.*))?", path):
+            self._bucket(match[1], match[2])
+        elif match := re.fullmatch(r"/api/buckets/[^/]+/[^/]+/xet-(?:write|read-(\d+))-token", path):
+            # hf_xet reads and writes such a storage itself, in one process at a time
+            place = self.stand_in.storage(match[1])
+            self._json({"casUrl": f"local://{place}", "accessToken": "of the storage", "exp": 4_000_000_000})
+        elif match := re.fullmatch(r"/buckets/([^/]+/[^/]+)/resolve/(.+)", path):
+            self._bucket_file(match[1], match[2])
         elif token not in ("", TOKEN):
             self._error(401, message="Invalid credentials in Authorization header")
         elif match := re.fullmatch(r"/api/(models|datasets)", path):
@@ -282,6 +313,10 @@ class HubHandler(BaseHTTPRequestHandler):
             (r"/part/([0-9a-f]{64})/(\d+)", self._part),
             (r"/lfs/complete/([0-9a-f]{64})", self._complete),
             (r"/api/models/([^/]+/[^/]+)/commit/main", self._commit),
+            (r"/api/buckets/([^/]+/[^/]+)", self._create_bucket),
+            (r"/api/buckets/([^/]+/[^/]+)/batch", self._change_bucket),
+            (r"/api/jobs/([^/]+)", self._submit),
+            (r"/api/jobs/[^/]+/([^/]+)/cancel", self._cancel),
         ):
             if match := re.fullmatch(pattern, path):
                 hub.moment()
@@ -422,6 +457,68 @@ class HubHandler(BaseHTTPRequestHandler):
         hub.commits.setdefault(id_, []).append(commit)
         self._json({"commitUrl": f"{hub.url}/{id_}/commit/{repo.head}", "commitOid": repo.head, "pullRequestUrl": None})
 
+    # Jobs and their buckets
+
+    def _create_bucket(self, body: bytes, id_: str) -> None:
+        there = id_ in self.stand_in.buckets
+        self.stand_in.buckets.setdefault(id_, {})
+        self._json({"url": f"{self.stand_in.url}/buckets/{id_}"}, 409 if there else 200)
+
+    def _bucket(self, id_: str, prefix: str | None) -> None:
+        files = self.stand_in.buckets[id_]
+        if prefix is None:
+            private = id_ not in self.stand_in.public_buckets
+            return self._json({"id": id_, "private": private, "createdAt": TIME, "size": 0, "totalFiles": len(files)})
+        listed = [(path, hash_, len(data)) for path, (hash_, _, data) in files.items() if path.startswith(prefix)]
+        self._json([{"type": "file", "path": p, "xetHash": hash_, "size": size} for p, hash_, size in listed])
+
+    def _change_bucket(self, body: bytes, id_: str) -> None:
+        changes = [json.loads(line) for line in body.splitlines()]
+        found = self.stand_in.uploaded([change["xetHash"] for change in changes])
+        self.stand_in.buckets[id_] |= {change["path"]: found[change["xetHash"]] for change in changes}
+        self._json({})
+
+    def _bucket_file(self, id_: str, path: str) -> None:
+        hash_, number, data = self.stand_in.buckets[id_][path]
+        self.send_response(200)
+        self.send_header("X-Xet-Hash", hash_)
+        self.send_header("X-Xet-Refresh-Route", f"{self.stand_in.url}/api/buckets/{id_}/xet-read-{number}-token")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+
+    def _submit(self, body: bytes, owner: str) -> None:
+        hub = self.stand_in
+        job = Job(f"job{len(hub.jobs)}", json.loads(body) | {"owner": owner})
+        hub.jobs[job.id] = job
+        threading.Thread(target=hub.work, args=(job,), daemon=True).start()
+        self._tell_job(job)
+
+    def _job(self, id_: str, *, is_log: bool) -> None:
+        if (job := self.stand_in.jobs.get(id_)) is None:
+            return self._error(404, message="Job not found")
+        if not is_log:
+            return self._tell_job(job)
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection, sent = True, 0
+        while not (job.is_over() and sent == len(job.lines)) and not self.stand_in.down:
+            for line in job.lines[sent : (sent := len(job.lines))]:
+                event = json.dumps({"data": line, "timestamp": TIME})
+                with contextlib.suppress(OSError):
+                    self.wfile.write(f"data: {event}\n\n".encode())
+            time.sleep(0.01)
+
+    def _tell_job(self, job: Job) -> None:
+        owner = {"id": "1", "name": job.spec["owner"], "type": "user"}
+        status = {"stage": job.stage, "message": job.message}
+        self._json({"id": job.id, "createdAt": TIME, "owner": owner, "status": status, "flavor": job.spec["flavor"]})
+
+    def _cancel(self, body: bytes, id_: str) -> None:
+        self.stand_in.jobs[id_].stage = "CANCELED"
+        self._json({})
+
     def _json(self, value: Any, status: int = 200) -> None:
         body = json.dumps(value).encode()
         self.send_response(status)
@@ -458,6 +555,12 @@ class HubStandIn:
         self.silence_s = 2.0
         self.faults: list[Fault] = []
         self.moments = 0
+        self.buckets: dict[str, dict[str, tuple[str, int, bytes]]] = {}  # id → path → (xet's hash, storage, bytes)
+        self.public_buckets = set[str]()
+        self.jobs: dict[str, Job] = {}
+        self.work: Callable[[Job], None] = lambda job: None  # what a job does
+        self._storage = tempfile.TemporaryDirectory()
+        self._uploads = self._copies = 0
         self.on_moment: Callable[[int], None] = lambda number: None
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (HubHandler,), {"stand_in": self}))
         self._server.daemon_threads = True
@@ -470,6 +573,48 @@ class HubStandIn:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+        self._storage.cleanup()
+
+    def storage(self, number: str | int | None) -> Path:
+        """The folder of a new upload, or a copy of that of an earlier one."""
+        if number is None:
+            self._uploads += 1
+            return Path(self._storage.name, f"upload-{self._uploads}")
+        self._copies += 1
+        copy = Path(self._storage.name, f"copy-{self._copies}")
+        return Path(shutil.copytree(Path(self._storage.name, f"upload-{number}"), copy))
+
+    def uploaded(self, hashes: list[str]) -> dict[str, tuple[str, int, bytes]]:
+        """Hash → (hash, storage, content) of files that the newest upload has brought."""
+        from hf_xet import XetFileInfo, XetSession  # pyright: ignore[reportAttributeAccessIssue]
+
+        number, folder = self._uploads, Path(self._storage.name, f"files-{self._uploads}")
+        token = {"token_refresh_url": f"{self.url}/api/buckets/a/b/xet-read-{number}-token"}
+        headers = {"token_refresh_headers": {"Authorization": f"Bearer {TOKEN}"}}
+        with XetSession().new_file_download_group(**token, **headers) as group:
+            for hash_ in set(hashes):
+                group.start_download_file(XetFileInfo(hash_), str(folder / hash_))
+        return {hash_: (hash_, number, (folder / hash_).read_bytes()) for hash_ in hashes}
+
+    def folder_of(self, job: Job, to: Path) -> Path:
+        """Write what is mounted into a job to `to`."""
+        volume = job.spec["volumes"][0]
+        prefix = f"{volume['path']}/"
+        for path, (_, _, data) in self.buckets[volume["source"]].items():
+            if path.startswith(prefix):
+                file = to / path.removeprefix(prefix)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(data)
+        return to
+
+    def put(self, job: Job, folder: Path, name: str) -> None:
+        """Let a job write the files of a folder to `name` in its own."""
+        volume = job.spec["volumes"][0]
+        from huggingface_hub import HfApi
+
+        files = [file for file in folder.rglob("*") if file.is_file()]
+        add = [(file, f"{volume['path']}/{name}/{file.relative_to(folder)}") for file in files]
+        HfApi(self.url, token=TOKEN).batch_bucket_files(volume["source"], add=[*add])
 
     def moment(self) -> None:
         self.moments += 1

@@ -1,0 +1,135 @@
+"""The verb `job`: train a run as a job of Hugging Face, with TRL."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from backend.cli.common import (
+    FINISHED,
+    STOPPED,
+    AllowCode,
+    AsJson,
+    Live,
+    NewRunsDir,
+    Stream,
+    ignore_sighup,
+    say,
+    tell,
+    tell_error,
+    tell_json,
+    verb,
+)
+from backend.cli.display import new_console, new_table
+from backend.cli.export import given_settings
+from backend.cli.run_log import logging_to
+from backend.cli.training import display, end_before_start
+from backend.config.config import Config, dump, load
+from backend.runs.run_folder import RunFolder, default_run_name, hold_lock, make_run_folder
+from backend.trainer.control import StopPending, remove_word
+from backend.utils.disk import replace_file
+from backend.utils.errors import UserError
+from backend.utils.files import user_path
+
+TIMEOUT_H = 6.0
+
+
+@verb
+@ignore_sighup
+def job(
+    settings: Annotated[str | None, typer.Argument(metavar="[SETTINGS|RUN]", help="A YAML file, or a run.")] = None,
+    run: Annotated[Path | None, typer.Option("--run", help="Train in this folder, which holds config.yaml.")] = None,
+    flavor: Annotated[str, typer.Option("--flavor", help="The machine; --hardware lists them.")] = "",
+    timeout: Annotated[float, typer.Option("--timeout", help="Hours after which the job is ended.")] = TIMEOUT_H,
+    owner: Annotated[str, typer.Option("--owner", help="Who pays: you, or an organisation.")] = "",
+    name: Annotated[str | None, typer.Option("--name", help="Name of the run folder.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Submit without asking.")] = False,
+    hardware: Annotated[bool, typer.Option("--hardware", help="List machines and prices.")] = False,
+    as_json: AsJson = False,
+    allow_code: AllowCode = False,
+    runs_dir: NewRunsDir = None,
+    stream: Stream = False,
+    progress: Live = None,
+) -> None:
+    """Train with TRL on Hugging Face's GPUs, followed as a run. Ctrl-C leaves the job; resume follows it again."""
+    from backend.jobs import hub_jobs
+
+    if hardware:
+        return _list_hardware(hub_jobs.hardware(), as_json)
+    if (settings is None) == (run is None):
+        raise UserError("config", "Give a YAML file or a run, or --run with a run folder; --hardware lists machines.")
+    if not timeout > 0:
+        raise UserError("timeout", "The time-out must be more than 0 hours.")
+    folder = None if run is None else RunFolder(Path(os.path.realpath(user_path(str(run), "run"))))
+    if folder is not None and (folder.has_event_log or folder.job.exists()):
+        raise UserError("run", f"The run {folder.name} has begun already; resume it, or start another.")
+    lock = None if folder is None else hold_lock(folder)
+    try:
+        config = load(folder.config) if folder else given_settings(str(settings), runs_dir, allow_code)[0]
+        machine = hub_jobs.choose(flavor)
+        most = machine.usd_per_hour * timeout
+        cost = f"{machine.title}: ${machine.usd_per_hour:g} an hour, ${most:.2f} at most in {timeout:g} hours."
+        tell(cost, file=sys.stderr)
+        if not yes and not sys.stdin.isatty():
+            raise UserError("yes", f"{cost} Add --yes to submit.")
+        if not yes:
+            typer.confirm("Submit?", abort=True)
+        folder = folder or _new_folder(config, name, runs_dir)
+        lock = hold_lock(folder) if lock is None else lock
+        remove_word(folder.control)  # of a process that is no more
+        from backend.jobs.follow import submit_run
+
+        submit_run(folder, config, machine, timeout, owner, None, partial(say, stream=sys.stderr))
+    except UserError as error:
+        if folder is not None and lock is not None:
+            end_before_start(folder, lock, "failed", str(error))
+        raise
+    except StopPending:
+        assert folder is not None and lock is not None
+        end_before_start(folder, lock, "stopped", "Stopped before the job was submitted.")
+        raise typer.Exit(STOPPED) from None
+    follow_and_exit(folder, config, lock, stream, progress)
+
+
+def _list_hardware(found: list, as_json: bool) -> None:
+    if as_json:
+        return tell_json({"hardware": [asdict(each) for each in found]})
+    table = new_table("flavor", "GPUs", "memory", "$ an hour", right=slice(3, 4))
+    for each in found:
+        table.add_row(each.name, each.accelerator, each.memory, f"{each.usd_per_hour:.2f}")
+    new_console().print(table)
+
+
+def _new_folder(config: Config, name: str | None, runs_dir: Path | None) -> RunFolder:
+    config = config.model_copy(update={"run_name": name or ""})
+    folder_name = name or default_run_name(config.model, config.train_type, config.train_mode)
+    folder = make_run_folder(folder_name, runs_dir, reuse=bool(name))
+    replace_file(folder.config, dump(config))
+    return folder
+
+
+def follow_and_exit(run: RunFolder, config: Config, lock: int, stream: bool, progress: bool | None) -> NoReturn:
+    """Follow the job of a run whose lock this process holds; exit with its code, or STOPPED after Ctrl-C."""
+    from backend.jobs.follow import follow_run
+
+    if not stream:
+        say(str(run.path), sys.stdout)
+    try:
+        with logging_to(run) as log, display(stream, progress, False, config.steps_per_report) as echo:
+            to_terminal = partial(say, stream=sys.stderr)
+            code, sentence = follow_run(run, config, shlex.join(sys.argv), log.checked(echo), log.write, to_terminal)
+    except KeyboardInterrupt:
+        tell_error(f"The job trains on. To follow it again: resume {run.name}")
+        code, sentence = STOPPED, ""
+    finally:
+        os.close(lock)
+    if sentence:
+        say(sentence, sys.stderr if code else sys.stdout)
+    raise typer.Exit(code or FINISHED)
