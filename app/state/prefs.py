@@ -57,6 +57,7 @@ class Prefs(QObject):
     shows_progress = Pref[bool](True)
     when_closing = Pref[str]("ask", CLOSING)
     offered_crash = Pref[str]("")
+    endpoint_port = Pref[int](8080)
     geometry = Pref(QByteArray())
     folded_charts = Pref[str]("Other")  # sections, one a line
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,6 +123,11 @@ class ProcessOutcome:
     sentence: str
     output: str
 
+    @property
+    def problem(self) -> str:
+        """The sentence without the name of its setting, which is for programs."""
+        return re.sub(r"^[a-z_]+: ", "", self.sentence)
+
 
 class VerbProcess(ChildProcess):
     """A short backend verb. `done`: its outcome, once."""
@@ -140,12 +146,12 @@ class VerbProcess(ChildProcess):
         self.warned.connect(lambda line: self._take("error", line))
         self.ended.connect(self._finish)
 
-    def cancel(self) -> None:
-        """Terminate it; `done` follows."""
+    def cancel(self, *, wait: bool = False) -> None:
+        """Terminate it; `done` follows, with `wait` before this returns."""
         if self.is_running:
             self._is_cancelled = True
             self._process.terminate()
-            self.end(CANCEL_MS)
+            self.end(CANCEL_MS, wait=wait)
 
     def _take(self, stream: str, raw: str) -> None:
         line = as_in_a_terminal(raw)  # of a progress bar, which rewrites its line, the last state

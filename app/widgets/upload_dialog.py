@@ -92,7 +92,7 @@ class VerbDialog(Dialog):
 
     def _end(self, outcome: Any) -> None:
         self.progress.hide()
-        self.on_end(outcome, re.sub(r"^[a-z_]+: ", "", outcome.sentence))
+        self.on_end(outcome, outcome.problem)
 
     def report(self, sentence: str, role: str) -> None:
         show_text(self.outcome_label, sentence)

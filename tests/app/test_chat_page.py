@@ -3,6 +3,7 @@ that answers by hand. A real model is asked in test_real_runs.py."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,12 @@ from PySide6.QtWidgets import QApplication, QToolButton, QWidget
 
 from app import theme
 from app.pages.chat.answer_view import split_thinking
+from app.pages.chat.chat_controls import ServePanel
 from app.pages.chat.chat_page import ChatPage
 from app.pages.chat.pictures import PromptPictures
 from app.state.chat import HeldOutRow
 from app.state.prefs import Prefs
+from app.state.processes import VerbProcess
 from app.state.session import Session
 from backend.runs.run_folder import RunFolder
 from tests.support.cases import cases
@@ -357,3 +360,71 @@ def test_reward_code_runs_only_with_consent(page: ChatPage, made: Path, tmp_path
 )
 def test_split_thinking(text: str, parts: tuple[str, str]):
     assert split_thinking(text) == parts
+
+
+SERVER = """import json, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+if "7" in sys.argv:
+    sys.exit("port: Port 7 is in use.")
+about = {"url": "http://127.0.0.1:8090/v1", "models": ["base", "first"], "needs_key": False}
+print(json.dumps(about | {"argv": sys.argv[1:]}), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def serving(page: ChatPage, tmp_path: Path, monkeypatch) -> Iterator[ServePanel]:
+    """The panel of a page whose server is a script."""
+    (tmp_path / "server.py").write_text(SERVER)
+    command = [sys.executable, str(tmp_path / "server.py")]
+    monkeypatch.setattr("app.state.endpoint.backend_command", lambda *arguments: [*command, *arguments])
+    page.bar.serve.click()
+    yield page.serving
+    page.endpoint.close()
+
+
+def serve(qtbot, page: ChatPage, port: str = "8090") -> VerbProcess:
+    page.serving.port.setText(port)
+    page.serving.start.click()
+    task = page.endpoint._task
+    assert task is not None and page.endpoint.state == "starting" and not page.serving.port.isEnabled()
+    qtbot.waitUntil(lambda: page.endpoint.state in ("serving", "off"))
+    return task
+
+
+def test_serving(qtbot, page: ChatPage, serving: ServePanel):
+    assert serving.isVisible() and serving.port.text() == "8080" and "Needs about" in serving.status.text()
+    page.bar.checkpoints.setCurrentIndex(1)
+    task = serve(qtbot, page)
+    choice = page._choice
+    assert choice is not None
+    assert task.command[2:] == ["endpoint", choice.name, "--checkpoint", "best", "--port", "8090", "--json"]
+    assert serving.status.text() == "Serving first, Best, step 8" and page.bar.serve.text() == "Serving"
+    serving.copy.click()
+    assert QApplication.clipboard().text() == serving.url.text() == "http://127.0.0.1:8090/v1"
+    assert serving.models.text() == "Models: base, first"
+    page.choose("somebody/model")
+    assert serving.status.text() == "Serving first, Best, step 8", "another choice leaves it alone"
+    serving.start.click()
+    qtbot.waitUntil(lambda: page.endpoint.state == "off")
+    assert serving.problem.isHidden() and not serving.url.isVisible()
+    assert serving.start.text() == "Start" and page.bar.serve.text() == "Serve"
+    assert Prefs(page.session.prefs.folder).endpoint_port == 8090
+
+
+def test_server_that_does_not_start(qtbot, page: ChatPage, serving: ServePanel):
+    serve(qtbot, page, "7")
+    assert serving.problem.text() == "Port 7 is in use." and serving.start.isEnabled() and serving.port.isEnabled()
+    serving.port.setText("70000")
+    assert not serving.start.isEnabled()
+    task = serve(qtbot, page)
+    task._process.terminate()
+    qtbot.waitUntil(lambda: page.endpoint.state == "off")
+    assert serving.problem.text() == "The server was ended by another program."
+
+
+def test_server_ends_with_the_window(qtbot, page: ChatPage, serving: ServePanel):
+    task = serve(qtbot, page)
+    with qtbot.waitSignal(task.done):
+        page.endpoint.close()  # as the app does when it quits
+    assert not task.is_running

@@ -11,7 +11,8 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QCheckBox, QFrame, QLineEdit, QToolButton, QWidget
 
 from app import theme
-from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton, NumberEdit, ProseEdit
+from app.state.endpoint import Endpoint
+from app.widgets.basic.controls import ComboBox, CopyLink, Dot, ElidedLabel, LinkButton, NumberEdit, ProseEdit
 from app.widgets.basic.labels import button, label, plain_tip, show_text, with_key_names
 from app.widgets.basic.layout import column, configure, grid, holder, row, set_shown, set_style_property
 from app.widgets.basic.number_format import figure
@@ -31,8 +32,11 @@ class ModelBar(QWidget):
         tip = "Temperature, seed, system message, …"
         self.settings = configure(QToolButton(), text="Settings", checkable=True)
         configure(self.settings, focusPolicy=Qt.FocusPolicy.StrongFocus, toolTip=tip)
+        tip = with_key_names("Let other programs use this model by OpenAI's API (Ctrl+Alt+V)")
+        self.serve = configure(QToolButton(), text="Serve", checkable=True, toolTip=tip)
+        self.serve.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         title = label("Chat", theme.title_font())
-        row(title, self.models, self.checkpoints, self.load, None, self.reset, self.settings, into=self)
+        row(title, self.models, self.checkpoints, self.load, None, self.reset, self.serve, self.settings, into=self)
 
     @property
     def checkpoint(self) -> str:
@@ -51,6 +55,66 @@ class ModelBar(QWidget):
         tip = with_key_names(f"{'Free its memory' if loaded else 'Load it now; a prompt does so too'} (Ctrl+Alt+L)")
         configure(self.load, text="Unload" if loaded else "Load", tip=tip, enabled=loaded or can_load)
         self.reset.setEnabled(can_reset)
+
+
+class ServePanel(QFrame):
+    """Starts and stops the server of the chosen model, and shows its address."""
+
+    started = Signal(int)  # port
+
+    def __init__(self, endpoint: Endpoint, port: int) -> None:
+        super().__init__()
+        self.setProperty("role", "card")
+        self._endpoint, self._can_start = endpoint, False
+        self._dot, self.status = Dot("placeholder"), ElidedLabel(colour="text")
+        self.port = NumberEdit(text=str(port), width=72, integers=(1, 65535), name="Port", textChanged=self._show)
+        self.port.returnPressed.connect(self._press)
+        self.start = button("", self._press)
+        self.url, self.copy = label(font=theme.mono_font(), selectable=True), CopyLink("Copy the address")
+        self.models = label(role="muted", wrap=True, selectable=True)
+        self._address = holder(row(self.url, self.copy, theme.SPACE, (self.models, 1)))
+        self.problem = label(role="problem", wrap=True, selectable=True)
+        self._port_name = label("Port", role="muted", buddy=self.port)
+        head = row(self._dot, (self.status, 1), self._port_name, self.port, self.start)
+        below = column(self._address, self.problem, spacing=6, margins=(self._dot.width() + theme.SPACE, 0, 0, 0))
+        column(head, below, into=self, spacing=6, margins=(12, theme.SPACE, 12, theme.SPACE))
+        endpoint.changed.connect(self._show)
+        self.offer("", can_start=False)
+
+    def offer(self, sentence: str, *, can_start: bool) -> None:
+        """`sentence`: what can be served."""
+        self._sentence, self._can_start = sentence, can_start
+        self._show()
+
+    def _press(self) -> None:
+        if self._endpoint.state in ("starting", "serving"):
+            self._endpoint.stop()
+        elif self.start.isEnabled():
+            self.started.emit(int(self.port.text()))
+
+    def _show(self) -> None:
+        endpoint, state = self._endpoint, self._endpoint.state
+        title = endpoint.title
+        role, text = {
+            "off": ("placeholder", self._sentence),
+            "starting": ("warning", f"Loading {title}…"),
+            "serving": ("good", f"Serving {title}"),
+            "stopping": ("warning", "Stopping…"),
+        }[state]
+        self._dot.show_colour(role)
+        configure(self.status, text=text, toolTip=plain_tip(text))
+        self.url.setText(endpoint.url)
+        self.copy.content = endpoint.url
+        key = "; the key is that of GRPO_STUDIO_KEY" if endpoint.needs_key else ""
+        names = f"{'Models' if len(endpoint.models) > 1 else 'Model'}: {', '.join(endpoint.models)}{key}"
+        self.models.setText(names)
+        set_shown(self._address, state == "serving")
+        show_text(self.problem, endpoint.problem)
+        for part in (self._port_name, self.port):
+            part.setEnabled(state == "off")
+        is_ready = self._can_start and self.port.hasAcceptableInput()
+        may_press = is_ready if state == "off" else state != "stopping"
+        configure(self.start, text="Start" if state == "off" else "Stop", enabled=may_press)
 
 
 class RowStrip(QWidget):

@@ -11,10 +11,11 @@ from PySide6.QtWidgets import QWidget
 
 from app import theme
 from app.pages.chat.answer_view import PromptBox, Transcript
-from app.pages.chat.chat_controls import BROWSE, ModelBar, RowStrip, SamplingPanel
+from app.pages.chat.chat_controls import BROWSE, ModelBar, RowStrip, SamplingPanel, ServePanel
 from app.pages.chat.pictures import SUFFIXES, PromptPictures, picture_files
 from app.state import chat as chat_state
 from app.state.chat import ChatChoice, ChatWithModel, memory_sentence, model_choice, run_choice, sampling_of
+from app.state.endpoint import Endpoint
 from app.state.session import Session
 from app.widgets.basic.controls import CheckBox, ElidedLabel, LinkButton, Segments
 from app.widgets.basic.dialogs import open_file, open_folder
@@ -39,6 +40,7 @@ class ChatPage(QWidget):
         super().__init__(parent)
         self.session = session
         self.chat = ChatWithModel(session.consent, session.prefs.folder / "chats", self)
+        self.endpoint = Endpoint(self)
         self._choice: ChatChoice | None = None
         self._models: dict[str, str] = {}
         self._live: RunFolder | None = None
@@ -50,6 +52,7 @@ class ChatPage(QWidget):
         self.bar, self.about = ModelBar(), ElidedLabel()
         self.notice, self.transcript = EmptyState(), Transcript()
         self.panel, self.rows = SamplingPanel(), RowStrip()
+        self.serving = configure(ServePanel(self.endpoint, session.prefs.endpoint_port), started=self.serve)
         self.sides = Segments({"base": "Base", "both": "Both", "tuned": "Tuned"}, "Answers by")
         self.sides.choose("both")
         self.prompt = self.first_focus = PromptBox()
@@ -70,7 +73,7 @@ class ChatPage(QWidget):
         asking = row((column(self.pictures, self.prompt, row(self.add_pictures, None), spacing=0), 1), beside)
         self._below = holder(column(self.rows, asking, spacing=6))
         middle = row((column((body, 1), self._below, spacing=12), 1), self.panel, spacing=12)
-        column(self.bar, self.about, (middle, 1), into=self, margins=theme.GUTTER)
+        column(self.bar, self.serving, self.about, (middle, 1), into=self, margins=theme.GUTTER)
 
         chat, bar, lines = self.chat, self.bar, (*self.panel.fields.values(), self.panel.system)
         chat.turns_changed.connect(self._show_turns)
@@ -80,6 +83,7 @@ class ChatPage(QWidget):
         bar.models.chosen.connect(self._on_model)
         bar.load.clicked.connect(lambda: chat.unload() if self._is_chosen_loaded else self.load())
         bar.reset.clicked.connect(self.new_conversation)
+        self.endpoint.changed.connect(lambda: bar.serve.setText("Serve" if self.endpoint.state == "off" else "Serving"))
         self.notice.button_clicked.connect(self._on_notice)
         self.transcript.keep_requested.connect(chat.keep_case)
         self.rows.row_requested.connect(chat.pick_row)
@@ -88,7 +92,7 @@ class ChatPage(QWidget):
         self.prompt.pictures_given.connect(self.give_pictures)
         session.chat_requested.connect(self.choose_run)
         chat.state_changed.connect(self._on_state)
-        connect(self._show, bar.checkpoints.activated, bar.settings.toggled)
+        connect(self._show, bar.checkpoints.activated, bar.settings.toggled, bar.serve.toggled)
         connect(self._show_enabled, self.prompt.textChanged, *(line.textChanged for line in lines))
         connect(self._check_live_run, session.run_state_changed, session.run_changed)
         self._list_models()
@@ -174,6 +178,11 @@ class ChatPage(QWidget):
         self.prompt.setFocus()
         self.chat.load(self._choice, self.bar.checkpoint)
 
+    def serve(self, port: int) -> None:
+        if self._choice is not None:
+            self.session.prefs.endpoint_port = port
+            self.endpoint.start(self._choice, self.bar.checkpoint, port)
+
     def _on_state(self) -> None:
         waits, self._sends_when_loaded = self._sends_when_loaded, self._sends_when_loaded and not self.chat.is_loaded
         if self.chat.state == "failed":
@@ -201,7 +210,8 @@ class ChatPage(QWidget):
         # The notice is covered by the turns: what keeps a prompt from its answer is told above them.
         is_told = bool(chat.turns) and (self._live is not None or chat.state in ("loading", "failed"))
         self.about.setText(f"{words[0]}. {words[1]}" if is_told else about_loaded(chat))
-        can_ask = choice is not None and not choice.problem and self._live is None
+        can_serve = choice is not None and not choice.problem
+        can_ask = can_serve and self._live is None
         self.sides.setVisible(len(chat.sides) > 1)
         set_shown(self.use_tools, chat.has_tools)
         set_shown(self.add_pictures, choice is not None and choice.reads_images)
@@ -209,6 +219,10 @@ class ChatPage(QWidget):
         set_shown(self._below, can_ask)
         set_shown(self.panel, can_ask and self.bar.settings.isChecked())
         self.bar.settings.setEnabled(can_ask)
+        set_shown(self.serving, self.bar.serve.isChecked())
+        if self.bar.serve.isChecked():
+            needs = memory_sentence(choice, checkpoint) if choice is not None else ""
+            self.serving.offer(f"An OpenAI-compatible API on this machine. {needs}", can_start=can_serve)
         self._show_enabled()
 
     def _on_notice(self) -> None:
