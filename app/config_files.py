@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,9 @@ from app.state.processes import ProcessOutcome, VerbProcess
 from app.state.run_starter import START
 from app.state.session import FORM
 from app.widgets.basic.dialogs import open_file, open_folder, save_file
+from app.widgets.job_dialog import JobDialog
 from app.widgets.menu_dialogs import PresetPanel
-from backend.config.config import dump
+from backend.config.config import Config, dump
 from backend.config.other_programs.files import mlx_lm_lora_yaml
 from backend.runs.run_folder import RunFolder
 from backend.utils.command import backend_command
@@ -104,6 +106,17 @@ class ConfigFiles(QObject):
             task = VerbProcess(command, self)
             task.done.connect(lambda outcome: self.show_trl_outcome(outcome, file))
             task.start()
+
+    def train_on_hugging_face(self, settings: Config | None = None) -> None:
+        """Ask for the machine of a job that trains these settings, or the form's, and submit it."""
+        session = self.session
+        if settings is None and not session.starter.check_form():
+            return
+        with problems_to(session.messages.say):
+            settings = settings or session.draft.config()
+            dialog = JobDialog(settings, session.service, self._window.log_in, self._window)
+            dialog.submitted.connect(partial(session.starter.start_job, settings))
+            dialog.open()
 
     def show_trl_outcome(self, outcome: ProcessOutcome, file: Path) -> None:
         shutil.rmtree(file.parent, ignore_errors=True)

@@ -51,6 +51,7 @@ MENUS: dict[str, tuple[Entry | None, ...]] = {
         Entry("save_as", "Save as…", "Ctrl+Shift+S", "files.save_as"),
         Entry("export_config", "Export for mlx-lm-lora…", "Ctrl+Shift+E", "files.export_for_mlx_lm_lora"),
         Entry("export_for_trl", "Export for TRL…", "Ctrl+Alt+Shift+E", "files.export_for_trl"),
+        Entry("train_there", "Train on Hugging Face…", "Ctrl+Alt+Shift+H", "files.train_on_hugging_face"),
         None,
         Entry("quit", "Quit", STANDARD.Quit, "close"),
     ),
@@ -182,11 +183,12 @@ class Menus(QObject):
         self["pause"].setText("Resume" if self._is_paused else "Pause")
         self["pause"].setIcon(icon("play" if self._is_paused else "pause"))
 
-    def show_state(self, state: str, *, controls: bool = True) -> None:
-        """Enable the actions that a run in this state allows; "" is no run. `controls`: no other window controls it."""
-        is_steered = controls and state in ("running", "paused")
+    def show_state(self, state: str, *, controls: bool = True, is_remote: bool = False) -> None:
+        """Enable the actions that a run in this state allows; "" is no run. `controls`: no other window controls it;
+        `is_remote`: it trains as a Hugging Face job."""
+        is_steered = controls and not is_remote and state in ("running", "paused")
         enabled = dict.fromkeys(("pause", "save_now", "change_settings", "finish_step", "stop_when"), is_steered) | {
-            "run": state in ("", "queued", "finished", "stopped", "failed", "crashed"),
+            "run": is_remote or state in ("", "queued", "finished", "stopped", "failed", "crashed"),
             "stop": controls and state in ("starting", "running", "paused"),
             "take_over": not controls,
             "resume": state in ("stopped", "failed", "crashed"),

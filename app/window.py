@@ -318,7 +318,9 @@ class Window(QMainWindow):
             except UserError:  # whoever needs the settings says that they cannot be read
                 return True
 
-        ExportPanel(run, VerbProcess, self, self.log_in, may_run_code_of).open_beside()
+        panel = ExportPanel(run, VerbProcess, self, self.log_in, may_run_code_of)
+        panel.job_requested.connect(self.files.train_on_hugging_face)
+        panel.open_beside()
 
     def log_in(self, token: str, on_account: Callable[[Any], None], on_refused: Callable[[str], None]) -> None:
         # The token reaches the warm process through its stdin, and is kept in the keychain only.
@@ -349,7 +351,8 @@ class Window(QMainWindow):
     def _show_state(self, _state: object = "") -> None:
         run, messages = self.session.run, self.session.messages
         is_elsewhere = run is not None and run.control.is_elsewhere
-        self.menus.show_state(self._state(), controls=not is_elsewhere)
+        self._is_remote = run is not None and run.folder.is_remote
+        self.menus.show_state(self._state(), controls=not is_elsewhere, is_remote=self._is_remote)
         self.strip.show_state(self._state())
         self._show_run_action()
         self._show_progress()
@@ -374,6 +377,8 @@ class Window(QMainWindow):
         if run is None:
             self.strip.show_progress(0, 0, None, None)
             return
+        if run.folder.is_remote != self._is_remote:  # its job was just submitted
+            self._show_state()
         left = run.eta_s if run.is_live and not run.silence else None
         self.strip.show_progress(run.step or 0, run.iterations or 0, left, run.data.steps.latest("peak_memory_gb"))
         said = run.silence

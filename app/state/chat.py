@@ -442,4 +442,4 @@ def memory_sentence(choice: ChatChoice, checkpoint: str) -> str:
 
 
 def live_run() -> RunFolder | None:
-    return next((run for run in all_runs() if run.is_locked()), None)
+    return next((run for run in all_runs() if run.is_locked() and not run.is_remote), None)

@@ -22,6 +22,7 @@ LOG_TAIL = 64 << 10
 LAST_WORDS = 200
 DISK = "disk: "
 """Begins the last line of a log if the disk took no more of the event log."""
+NOT_FOLLOWED = "It goes on at Hugging Face, or has ended there. Log and adapter are fetched once it is followed."
 STEERED_STATES = ("running", "paused")
 _SETTING = re.compile(r"^[a-z_]+: ")
 _LINE = re.compile(r"line (\d+)")
@@ -44,6 +45,8 @@ def problem_of(state: str, ending: Event | None, step: int, folder: RunFolder) -
         return " ".join(_SETTING.sub("", line) for line in lines) or "The run failed; the log may say why."
     if state != "crashed":
         return ""
+    if folder.is_remote:
+        return NOT_FOLLOWED
     when = f"after step {step}" if step else "before its first step"
     lines = (line.strip() for line in reversed(log_lines(folder.log, 20)))
     last = next((line for line in lines if line not in ("", str(folder.path)) and not _ROUTINE.match(line)), "")
@@ -125,6 +128,8 @@ def crash_offer(run: RunFolder, offered: str) -> CrashOffer | None:
     key = f"{run.path}:{file_stamp(run.events)[1]}"
     if about.state != "crashed" or key == offered:
         return None
+    if run.is_remote:
+        return CrashOffer(run, key, f"The job of {name_of(run)} is not followed.", NOT_FOLLOWED, "Follow it again")
     step, checkpoint = about.step or 0, newest_checkpoint(run)
     question = f"{name_of(run)} ended unexpectedly {f'after step {step:,}' if step else 'before its first step'}."
     if checkpoint is None:

@@ -48,6 +48,18 @@ class RunStarter:
             session.open_run(folder.path)
             session.page_requested.emit("monitor")
 
+    def start_job(self, settings: config.Config, flavor: str, hours: float, owner: str) -> None:
+        """Train a run with these settings on this machine of Hugging Face, which `owner` pays."""
+        session = self._session
+        session.messages.withdraw(START)
+        with problems_to(self._say):
+            if self._may_run_code(settings.model_dump()):
+                folder = make_folder(settings, config.dump(settings))
+                options = ("--flavor", flavor, "--timeout", f"{hours:g}", "--owner", owner, "--yes")
+                start_detached(backend_command("job", "--run", str(folder.path), *options), folder)
+                session.open_run(folder.path)
+                session.page_requested.emit("monitor")
+
     def queue(self) -> None:
         session = self._session
         session.messages.withdraw(START)
@@ -64,13 +76,14 @@ class RunStarter:
     def resume(self, folder: RunFolder, *options: str) -> None:
         session = self._session
         session.messages.withdraw(START)
-        if self._is_busy():
+        if not folder.is_remote and self._is_busy():
             return
         with problems_to(partial(session.messages.say, cause=START)):
             if not self._may_continue(folder, contacts_hosts="--hosts" not in options):  # the user has chosen those
                 return
             start_detached(backend_command("resume", str(folder.path), *options), folder)
-            session.launched = folder
+            if not folder.is_remote:
+                session.launched = folder
             if session.run is None or session.run.folder.path != folder.path:
                 session.open_run(folder.path)
             assert session.run is not None
@@ -100,13 +113,7 @@ class RunStarter:
         return memory_parts_of(settings, longest, has_images=not {"image", "images"}.isdisjoint(columns))
 
     def _new_folder(self) -> RunFolder:
-        settings = self._session.draft.config()
-        name = settings.run_name or default_run_name(settings.model, settings.train_type, settings.train_mode)
-        folder = make_run_folder(name)
-        replace_file(folder.config, self._session.draft.as_yaml())
-        if not settings.run_name:
-            change_notes(folder, label=new_label(folder))
-        return folder
+        return make_folder(self._session.draft.config(), self._session.draft.as_yaml())
 
     def _say(self, text: str) -> None:
         self._session.messages.say(text, START, self._session.while_form_stays())
@@ -125,7 +132,17 @@ class RunStarter:
         return sweep is not None
 
     def _is_ready(self) -> bool:
-        session, draft = self._session, self._session.draft
+        draft = self._session.draft
+        return (
+            self.check_form()
+            and self._fits_memory()
+            and self._may_run_code(draft.values())
+            and self._may_use_hosts(str(draft.value("hosts") or ""))
+        )
+
+    def check_form(self) -> bool:
+        """False, and the first problem is shown, if the form has any."""
+        session = self._session
         if problems := self._problems():
             more = len(problems) - 1
             rest = f" There {'is' if more == 1 else 'are'} {count_text(more, 'more problem')}." if more else ""
@@ -133,12 +150,7 @@ class RunStarter:
             session.field_requested.emit(problems[0].setting)
             text = problems[0].sentence + rest
             session.messages.say(text, START, lambda: self._problems() == problems)
-            return False
-        return (
-            self._fits_memory()
-            and self._may_run_code(draft.values())
-            and self._may_use_hosts(str(draft.value("hosts") or ""))
-        )
+        return not problems
 
     def _problems(self) -> list[ConfigProblem]:
         return [*self._session.draft.problems(), *self._session.dataset.problems()]
@@ -174,3 +186,13 @@ class RunStarter:
             text = "The machines of the hosts file may not be contacted, so nothing was started."
             session.messages.say(text, START, lambda: session.consent.hosts.missing(hosts) is not None)
         return is_allowed
+
+
+def make_folder(settings: config.Config, text: str) -> RunFolder:
+    """A new run folder with `text`, the YAML of its settings. Raises UserError."""
+    name = settings.run_name or default_run_name(settings.model, settings.train_type, settings.train_mode)
+    folder = make_run_folder(name)
+    replace_file(folder.config, text)
+    if not settings.run_name:
+        change_notes(folder, label=new_label(folder))
+    return folder

@@ -292,10 +292,10 @@ class Session(QObject):
 
     def reattach(self) -> bool:
         """Show the newest run that is still training, if an earlier window left one."""
-        live = next((run for run in all_runs() if run.is_locked()), None)
+        live = min((run for run in all_runs() if run.is_locked()), key=lambda run: run.is_remote, default=None)
         if live is None:
             return False
-        self.launched = live
+        self.launched = None if live.is_remote else live
         self.open_run(live.path)
         self.messages.say(f"{name_of(live)} is still training.", RUN, live.is_locked)
         return True
@@ -313,11 +313,11 @@ class Session(QObject):
 
     @property
     def is_training(self) -> bool:
-        """A run of this session is alive, or the queue is about to start one."""
+        """A run of this session is alive on this machine, or the queue is about to start one."""
         run = self.run
         # A run that is still being read says "starting", whatever its end.
         is_known = run is not None and (run.has_caught_up or self.is_launched(run.folder) or run.folder.is_locked())
-        is_shown = run is not None and is_known and run.is_live
+        is_shown = run is not None and is_known and run.is_live and not run.folder.is_remote
         return is_shown or self._live_folder() is not None or ("queue" in vars(self) and self.queue.is_active)
 
     def is_launched(self, run: RunFolder) -> bool:
@@ -331,9 +331,9 @@ class Session(QObject):
 
     def stop_training(self) -> None:
         """Ask the live run to save and stop."""
-        live = self._live_folder()
-        if self.run is not None and (live is None or self.run.folder.path == live.path):
-            self.run.send("stop")
+        live, run = self._live_folder(), self.run
+        if run is not None and not run.folder.is_remote and (live is None or run.folder.path == live.path):
+            run.send("stop")
         elif live is not None:
             live.say("stop")
 

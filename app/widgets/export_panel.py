@@ -47,7 +47,7 @@ class ExportChoices(QWidget):
     def __init__(self, run: RunFolder) -> None:
         super().__init__()
         self.run = run
-        self.obstacle = self._unreadable = ""
+        self.obstacle = self.unreadable = ""
         self._folder = run.path
         self._can_compare = exports.has_held_out_prompts(run)
         has_adapter = exports.has_adapter(run)
@@ -167,11 +167,11 @@ class ExportChoices(QWidget):
             self.folder.setToolTip("")
 
     def _show_account(self) -> None:
-        self._unreadable = ""
+        self.unreadable = ""
         try:
             settings = into_trl(exports.settings_of(self.run))
         except UserError as error:
-            self._unreadable = error.faults[0].sentence
+            self.unreadable = error.faults[0].sentence
             return
         left_out = [(f"{SETTINGS[left.setting].label}: {left.shown}", left.instead) for left in settings.left_out]
         by_files = [(SETTINGS[key].label, how) for key, how in settings.by_files.items()]
@@ -213,8 +213,8 @@ class ExportChoices(QWidget):
     def _find_obstacle(self, size: int | None, *, is_taken: bool) -> str:
         target, weights = TARGETS[self.target.currentData()], not self.takes_settings
         what = "model" if weights else "folder"
-        if not weights and self._unreadable:
-            return self._unreadable
+        if not weights and self.unreadable:
+            return self.unreadable
         if weights and not self.weights.count():
             return "This run has saved no weights yet."
         if weights and FORMATS[self.format.currentData()].kind not in target.kinds:
@@ -231,6 +231,8 @@ class ExportChoices(QWidget):
 
 class ExportPanel(VerbDialog):
     """Closing it cancels the export."""
+
+    job_requested = Signal(object)  # settings of a run to train on Hugging Face
 
     def __init__(
         self,
@@ -252,12 +254,13 @@ class ExportPanel(VerbDialog):
         self.close_button = button("Close", self.close)
         self.reveal = button("Show in folder", lambda: open_path(Path(self._result["path"])))
         self.open_app = button("Open in LM Studio", self._open_lm_studio, tip="The model is under My Models there")
+        self.train_there = button("Train on Hugging Face…", self._train_there)
         self.start = button("Export", self.start_export, primary=True)
         outcome = (self.progress_label, self.progress, self.outcome_label, self.details_label)
         self._of_result = (self.details_label, self.reveal, self.open_app)
         for widget in (*outcome, *self._of_result):
             widget.hide()
-        buttons = row(None, self.close_button, self.reveal, self.open_app, self.start)
+        buttons = row(None, self.close_button, self.reveal, self.open_app, self.train_there, self.start)
         parts = (row(self.switcher, None), self._holder, *outcome, None, buttons)
         column(*parts, into=self, spacing=2 * theme.SPACE, margins=2 * theme.SPACE)
         self.show_run(str(run.path))
@@ -270,7 +273,8 @@ class ExportPanel(VerbDialog):
         self.switcher.show_run(self.run)
         self.choices = ExportChoices(self.run)
         self._holder.addWidget(self.choices)
-        set_tab_order(self.choices.held_out, self.close_button, self.reveal, self.open_app, self.start)
+        buttons = (self.close_button, self.reveal, self.open_app, self.train_there, self.start)
+        set_tab_order(self.choices.held_out, *buttons)
         self.choices.changed.connect(self._show_ready)
         # In a turn of its own: the form's layout asks for another height only then.
         self.choices.target.currentIndexChanged.connect(lambda: QTimer.singleShot(0, self, self._fit))
@@ -299,6 +303,8 @@ class ExportPanel(VerbDialog):
         self.start.setText("Preview…" if self.choices.is_upload else "Export")
         for widget in self._of_result:
             set_shown(widget, False)
+        set_shown(self.train_there, self.choices.takes_settings)
+        self.train_there.setEnabled(not self.choices.unreadable)
         self.report(self.choices.obstacle, "warning")
 
     def start_export(self) -> None:
@@ -314,6 +320,10 @@ class ExportPanel(VerbDialog):
         self.close_button.setText("Cancel")
         self.start.setEnabled(False)
         self.run_verb(self.command())
+
+    def _train_there(self) -> None:
+        self.job_requested.emit(exports.settings_of(self.run))
+        self.close()
 
     def show_progress(self, sentence: str, done: float | None) -> None:
         super().show_progress(sentence, done)

@@ -18,7 +18,7 @@ from typing import Any
 from jinja2 import Environment
 
 from backend.config.config import Config
-from backend.config.other_programs.into_trl import LeftOut, TrlSettings, into_trl, trl_yaml
+from backend.config.other_programs.into_trl import LeftOut, TrlSettings, into_trl, require_grpo, trl_yaml
 from backend.config.row_settings import evaluation_sets
 from backend.config.updates import OWN
 from backend.data.files import kind_of_path
@@ -123,12 +123,7 @@ def export_trl(
     target = parent / safe_name(name)
     if target.exists():
         _check_replaceable(target, overwrite)
-    if config.imitates:
-        rows = "trl sft reads rows with prompt and completion, or messages, as they are"
-        raise UserError("train_mode", f"The folder is for TRL's GRPO, and this run imitates answers; {rows}.")
-    if config.train_mode == "distill":
-        words = "trl distillation takes teacher_model_name_or_path, and beta for distillation_beta"
-        raise UserError("train_mode", f"The folder is for TRL's GRPO, and this run has a teacher; {words}.")
+    require_grpo(config)
     config, judges = with_models_first(config)
     model, scorers = trl_model(config), reward_models(config)
     model = replace(model, left_out=(*model.left_out, *judges))

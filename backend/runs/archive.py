@@ -146,8 +146,11 @@ def state_of(
 
 
 def training_run(folder: Path | None = None) -> RunFolder | None:
-    """A run in `folder` (the runs folder by default) that trains, or was just launched and may still be importing."""
+    """A run in `folder` (the runs folder by default) that trains here, or was just launched and may still be
+    importing."""
     for run in all_runs(folder):
+        if run.is_remote:
+            continue
         if run.is_locked() or (not run.has_event_log and may_be_starting(run) and not is_waiting(run)):
             return run
     return None

@@ -80,6 +80,11 @@ class RunFolder:
     def has_event_log(self) -> bool:
         return self.events.exists() and self.events.stat().st_size > 0
 
+    @property
+    def is_remote(self) -> bool:
+        """True for a run that trains as a Hugging Face job, once that is submitted."""
+        return self.job.exists()
+
     def is_locked(self) -> bool:
         """True while a trainer lives in this folder, or a launcher that starts one. A lock dies with its process."""
         return file_lock.is_held(self.lock) or file_lock.is_held(self.launch_lock)

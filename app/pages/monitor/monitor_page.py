@@ -21,20 +21,27 @@ from app.state.evaluations import read_evaluations
 from app.state.guide import place_of_chart
 from app.state.messages import problems_to
 from app.state.run import Run
-from app.state.run_files import STEERED_STATES, failed_line, newest_checkpoint, setting_of_problem, silence_advice
+from app.state.run_files import (
+    STEERED_STATES,
+    failed_line,
+    newest_checkpoint,
+    setting_of_problem,
+    silence_advice,
+)
 from app.state.run_notices import before_and_after, note_text
 from app.state.run_state import PHASE_WORDS, ranks_of
 from app.state.run_summary import count_text
 from app.state.session import Session
-from app.widgets.basic.controls import ComboBox, ElidedLabel
-from app.widgets.basic.dialogs import open_path
-from app.widgets.basic.labels import EmptyState, button, explain_at, plain_tip
+from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton
+from app.widgets.basic.dialogs import open_link, open_path
+from app.widgets.basic.labels import EmptyState, button, explain_at, label, plain_tip
 from app.widgets.basic.layout import column, configure, holder, row, set_shown, set_tab_order, stack
-from app.widgets.basic.number_format import MINUS, duration, signed
+from app.widgets.basic.number_format import MINUS, dollars, duration, signed
 from app.widgets.charts.chart_grid import SMOOTHING, ChartContent, ChartExport, ChartGrid, ChartsMenu, ZoomButton
 from app.widgets.charts.curves import Trace
 from app.widgets.charts.plot import Plot
 from app.widgets.run_header import BeforeAfter, CardAction, ResultCard, RunHeader
+from backend.jobs.job_file import read_job
 from backend.runs.archive import averaging_window
 from backend.runs.metric_names import MEASURES
 from backend.runs.run_names import rename
@@ -66,6 +73,7 @@ AT_ONCE = ("rollout_tokens_per_second", "train_tokens_per_second", "peak_memory_
 """Metrics of which the newest value alone says something."""
 LOW_PAGE = 660
 """Height of the page below which it leaves out what the charts say too."""
+PHASES_OF_JOB = {"loading": "starting the job", "waiting": "waiting for a machine"}
 TWO_UPDATES = "Set Updates per rollout to 2 in the form"
 ROOM_FOR_RANKS = 620
 """Height of the page from which it has a table of the machines: in a low window the charts need the room."""
@@ -85,6 +93,8 @@ class MonitorPage(QWidget):
         self.nothing = EmptyState("No run yet", hint, "Go to Train", button_clicked=go)
         self.header = configure(RunHeader(session.open_run), renamed=self._rename)
         self.note = ElidedLabel()
+        self.job, self.job_link = label(role="muted"), LinkButton("Open the job", on_click=self._open_job)
+        self._job_row = holder(row(self.job, self.job_link, None))
         self.findings = HealthCards(session, self)
         self.verdict = ResultCard()
         self.tiles = {metric: MetricTile(label, role, unit, help) for label, metric, role, unit, help in TILES}
@@ -98,9 +108,11 @@ class MonitorPage(QWidget):
             self.header.tools.addWidget(tool)
 
         tile_row = self._tile_row = holder(row(*((tile, 1) for tile in self.tiles.values())))
-        self._beside_charts = (self.header, self.note, self.verdict, tile_row, self.ranks.card, self.log)
+        parts = (self.header, self._job_row, self.note, self.verdict, tile_row, self.ranks.card, self.log)
+        self._beside_charts = parts
         right = (0, 0, theme.GUTTER, 0)  # the grid has none: its scroll bar is in the gutter
-        above = column(self.header, self.note, self.findings, self.verdict, tile_row, self.ranks.card, margins=right)
+        head = (self.header, self._job_row, self.note)
+        above = column(*head, self.findings, self.verdict, tile_row, self.ranks.card, margins=right)
         margins = (theme.GUTTER, theme.GUTTER, 0, theme.GUTTER)
         content = column(above, (self.grid, 1), column(self.log, margins=right), margins=margins)
         self._stack = stack(self.nothing, holder(content), into=self)
@@ -152,7 +164,8 @@ class MonitorPage(QWidget):
         self._show_progress(run)
         self._show_time()
         (self._clock.start if run.is_live else self._clock.stop)()
-        set_shown(self.change, run.state in STEERED_STATES)
+        self._show_job(run)
+        set_shown(self.change, run.state in STEERED_STATES and not run.folder.is_remote)
         steps, config, right = run.data.steps, run.config, correctness_of(run)
         for metric, tile in self.tiles.items():
             if metric in AT_ONCE:
@@ -180,6 +193,19 @@ class MonitorPage(QWidget):
         self.charts.refresh()
         QCoreApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest)
 
+    def _show_job(self, run: Run) -> None:
+        job = None
+        with problems_to(self.session.messages.say):
+            job = read_job(run.folder)
+        set_shown(self._job_row, job is not None)
+        if job is not None:
+            most = f"at most {job.timeout_h:g} h and {dollars(job.most_usd)}"
+            self.job.setText(f"On Hugging Face: {job.flavor}, {most}, paid by {job.owner}")
+            self._job_url = job.url
+
+    def _open_job(self) -> None:
+        open_link(self._job_url)
+
     def _show_progress(self, run: Run) -> None:
         step, total = run.step, run.iterations
         if run.read_share is not None:  # a long event log takes a second or two
@@ -190,7 +216,8 @@ class MonitorPage(QWidget):
             doing = f"{start.doing[:1].lower()}{start.doing[1:]}"
             self.header.show_progress(step, total, doing, start.share, start.figures)
         else:
-            phase = PHASE_WORDS.get(run.data.phase, run.data.phase) if run.is_live else ""
+            words = PHASE_WORDS | (PHASES_OF_JOB if run.folder.is_remote else {})
+            phase = words.get(run.data.phase, run.data.phase) if run.is_live else ""
             if run.state == "starting" and not phase:
                 phase = "starting the training process"
             self.header.show_progress(step, total, phase, run.data.phase_progress)
@@ -241,8 +268,9 @@ class MonitorPage(QWidget):
         evaluate = CardAction("Evaluate", lambda: session.page_requested.emit("evaluate"))
         open_log = CardAction("Open log", self.log.open_file)
         report = CardAction("Report a problem…", lambda: session.problem_found.emit(run))
-        resume_text = f"Resume from step {step:,}" if step is not None else "Start over"
-        resume = CardAction(resume_text, self.resume, primary=True)
+        is_remote = run.folder.is_remote
+        again = "Follow it again" if is_remote else "Start over" if step is None else f"Resume from step {step:,}"
+        resume = CardAction(again, self.resume, primary=True)
         where = f"after step {run.step:,}" if run.step else "before the first step"
         if run.silence:
             advice = silence_advice((run.data.started or {}).get("pid"), step)
@@ -267,13 +295,13 @@ class MonitorPage(QWidget):
             show(f"Finished: {effort(run)}", "good", sentence, advice, changes(run), actions)
         elif run.state == "stopped":
             sentence = str(ending.get("sentence") or "Stopped; everything is saved.")
-            actions = [resume, export, chat, evaluate, open_folder]
+            actions = [*([] if is_remote else [resume]), export, chat, evaluate, open_folder]
             self.verdict.setToolTip(sentence)
             advice = "" if self._is_low else sentence
             show(f"Stopped: {effort(run)}", "muted", advice=advice, changes=changes(run), actions=actions)
         elif run.state == "failed":
             is_bug = bool(ending.get("traceback"))
-            fix = f"Fix this, then {'start over' if step is None else 'resume'}."
+            fix = "" if is_remote else f"Fix this, then {'start over' if step is None else 'resume'}."
             advice = "This is a bug in GRPO Studio; details are in the log." if is_bug else fix
             actions = [resume]
             if setting_of_problem(run.data.ending) == "hosts":
@@ -285,6 +313,8 @@ class MonitorPage(QWidget):
             actions += [CardAction("Edit settings", self._edit_settings), open_log, *([report] if is_bug else [])]
             show(f"Failed {where}", "bad", run.problem, advice, actions=actions)
             self.log.unfold(is_bug or run.problem.endswith(" log.txt."))  # with the traceback of a reward function
+        elif is_remote:
+            show("The job is not followed", "warning", run.problem, actions=[resume, open_log])
         else:
             saved = f"Everything up to step {step:,} is saved." if step is not None else "There is no checkpoint yet."
             show(f"Crashed {where}", "bad", run.problem, saved, actions=[resume, open_log, report])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from PySide6.QtCore import QEvent, QObject, QSignalBlocker, Qt, QTimer, Signal
@@ -16,8 +17,11 @@ from app.widgets.basic.layout import TabArea, clear_layout, column, configure, g
 from app.widgets.basic.number_format import file_size, moment
 from app.widgets.run_header import StateChip
 from backend.config.config import SETTINGS
+from backend.jobs.job_file import read_job
 from backend.runs.disk_use import PARTS
+from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import RunRecord, tags_in, value_text
+from backend.utils.errors import UserError
 
 SAVE_AFTER_MS = 600
 MOST_RELATIVES = 8
@@ -151,6 +155,9 @@ class RunDetails(TabArea):
         counts = Counter(about.machines).items() if (about.ranks or 1) > 1 else ()
         named = [f"{name} ({count} ranks)" if count > 1 else name for name, count in counts]
         machines = ", ".join(named) or (f"{about.ranks} ranks" if (about.ranks or 1) > 1 else "")
+        with suppress(UserError):
+            job = read_job(RunFolder(Path(about.path)))
+            machines = f"Hugging Face, {job.flavor}" if job is not None else machines
         self.machines.setText(machines)
         for part in (self._family_title, self.family):
             set_shown(part, bool(family))

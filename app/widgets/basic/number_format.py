@@ -24,6 +24,10 @@ def figure(x: object, unit: str = "") -> str:
     return f"{text}{THIN}{shown_unit}" if shown_unit else text
 
 
+def dollars(amount: float) -> str:
+    return f"${amount:,.2f}"
+
+
 def counted(number: int, noun: str) -> str:
     """“1 prompt”, “2 prompts”."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -20,6 +20,7 @@ from backend.config.updates import OWN, final_rate, warmup_updates
 from backend.models.adapter_types import adapter_scale
 from backend.runs.metric_names import EVALUATION, transformers_name
 from backend.tools.mcp_settings import openenv_servers
+from backend.utils.errors import UserError
 from backend.utils.text import quote
 
 _ROWS = (
@@ -156,6 +157,16 @@ def trl_yaml(words: Mapping[str, Any], heading: str) -> str:
         if chosen := {word: words[word] for word in section if word in words}:
             parts.append(f"# {title}\n" + yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True, width=120))
     return "\n".join(parts)
+
+
+def require_grpo(config: Config) -> None:
+    """Raises UserError for a run that the folder for TRL cannot train."""
+    if config.imitates:
+        rows = "trl sft reads rows with prompt and completion, or messages, as they are"
+        raise UserError("train_mode", f"The folder is for TRL's GRPO, and this run imitates answers; {rows}.")
+    if config.train_mode == "distill":
+        words = "trl distillation takes teacher_model_name_or_path, and beta for distillation_beta"
+        raise UserError("train_mode", f"The folder is for TRL's GRPO, and this run has a teacher; {words}.")
 
 
 def into_trl(config: Config) -> TrlSettings:
