@@ -113,7 +113,7 @@ class SharingSampler(Sampler):
             self._read = {}
         return [group.completions[0].text for group in groups]
 
-    def _prefill(self, prompts: Prompts) -> Prefilled:
+    def prefill(self, prompts: Prompts) -> Prefilled:
         rows: list[ParkedRow] = []
         read: dict[tuple[int, ...], ParkedRow] = {}
         for prompt, _ in prompts:
@@ -123,14 +123,14 @@ class SharingSampler(Sampler):
                 read[key] = read.get(key) or self._read.get(key) or self._read_prefix(row, prompt[start:end])
                 row, start = read[key], end
             if row is None:
-                return super()._prefill(prompts)
+                return super().prefill(prompts)
             rows.append(replace(row, unread=prompt[start:]))
         self._read = read  # another one may be long, and is read again if it comes back
-        return self._read_on(rows)
+        return self.read_on(rows)
 
     def _read_prefix(self, before: ParkedRow | None, tokens: list[int]) -> ParkedRow:
         prefilled = (
-            super()._prefill([(tokens, None)]) if before is None else self._read_on([replace(before, unread=tokens)])
+            super().prefill([(tokens, None)]) if before is None else self.read_on([replace(before, unread=tokens)])
         )
         self._poll()
         return prefilled.parked(0)

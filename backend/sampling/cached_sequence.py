@@ -24,12 +24,13 @@ PREFILL_CHUNK = 512  # prompt tokens between two chances to stop
 @dataclass(frozen=True, slots=True)
 class SampledToken:
     """A token, its log-probability in nats before any filter, and the logs of the mass that filters and grammar kept,
-    and the grammar alone."""
+    and the grammar alone. `likeliest`: ids with their log-probabilities, if asked for."""
 
     token: int
     logp: float
     log_kept: float
     log_held: float | None = None
+    likeliest: Sequence[tuple[int, float]] = ()
 
 
 class CachedSequence:
@@ -54,10 +55,11 @@ class CachedSequence:
         check: Callable[[], None] = lambda: None,
         held: GrammarState | None = None,
         images: PromptImages | None = None,
+        top: int = 0,
     ) -> Generator[SampledToken]:
         """Up to as many tokens after `prompt` as there are uniforms, end-of-sequence ids included. `check` is called
         between pieces of the prompt, and may raise. `held`: the state of a grammar, as completion 0. `images`: of the
-        prompt, which is then read whole."""
+        prompt, which is then read whole. `top`: how many of the likeliest tokens to report with each."""
         if images is not None:
             sampling = replace(sampling, without=images.placeholders)
         try:
@@ -67,7 +69,7 @@ class CachedSequence:
             drawing = SamplingState(sampling, [list(prompt)], 1, T, held)
             ahead = drawing.first(first, logits_1V, uniforms[0]) if T else None
             for t in range(T):
-                current = ahead
+                current, logits_of_current_1V = ahead, logits_1V
                 assert current is not None
                 if t + 1 < T:  # a last token is never fed
                     cache = positioned(self._cache, shift=images.shift) if images and images.shift else self._cache
@@ -79,7 +81,11 @@ class CachedSequence:
                 token, *logs = (float(field.item()) for field in current)  # pyright: ignore[reportArgumentType]
                 if t + 1 < T:
                     self.tokens.append(int(token))
-                yield SampledToken(int(token), *logs)
+                sampled = SampledToken(int(token), *logs)
+                if top:
+                    likeliest = _likeliest(logits_of_current_1V[0], top, sampling.temperature or 1.0)
+                    sampled = replace(sampled, likeliest=likeliest)
+                yield sampled
         except GeneratorExit:  # the caller has enough; the cache is sound
             raise
         except BaseException:
@@ -110,3 +116,10 @@ class CachedSequence:
             self.tokens += rest[start:end]
         assert hidden_1LH is not None
         return self._split_model.logits(hidden_1LH[:, -1])
+
+
+def _likeliest(logits_V: mx.array, count: int, temperature: float) -> list[tuple[int, float]]:
+    logp_V = nn.log_softmax(logits_V.astype(mx.float32) / temperature)
+    best_K = mx.argpartition(-logp_V, count - 1)[:count]
+    pairs = zip(best_K.tolist(), logp_V[best_K].tolist(), strict=True)  # pyright: ignore[reportArgumentType]
+    return sorted(pairs, key=lambda pair: -pair[1])  # pyright: ignore[reportReturnType]

@@ -18,9 +18,9 @@ EOS, LENGTH, STRING = (REASONS.index(reason) for reason in ("eos", "length", "st
 
 
 class CompletionBuffer:
-    """`count` completions in progress, of at most `max_tokens` tokens. `length` [count]: tokens so far; `stop` [count]:
-    an index into REASONS, OPEN, or WAITING for the results of tools. `held`: the grammar's states; a stop string then
-    ends a completion only where the grammar is satisfied."""
+    """`count` completions in progress, of at most `max_tokens` tokens. `length` [count]: tokens so far; `limit`
+    [count]: most tokens; `stop` [count]: an index into REASONS, OPEN, or WAITING for the results of tools. `held`: the
+    grammar's states; a stop string then ends a completion only where the grammar is satisfied."""
 
     def __init__(
         self, count: int, max_tokens: int, tokenizer: Any, eos_ids: Sequence[int], stop: Sequence[str]
@@ -35,6 +35,7 @@ class CompletionBuffer:
         self._held = np.zeros((count, 0), np.float32)
         self._inserted: dict[int, list[range]] = {}  # places of tokens that were not sampled, by completion
         self.length = np.zeros(count, np.int64)
+        self.limit = np.full(count, max_tokens)
         self.stop = np.full(count, OPEN, np.int8)
 
     @property
@@ -60,7 +61,8 @@ class CompletionBuffer:
         is_eos = self.is_eos(tokens)
         # argmax finds the first; the end-of-sequence token itself is kept, hence + 1.
         before_eos = np.where(is_eos.any(axis=1), is_eos.argmax(axis=1) + 1, S)
-        added = np.minimum(before_eos, self.max_tokens - start)
+        limit = self.limit[index]
+        added = np.minimum(before_eos, limit - start)
         if count_B is not None:
             added = np.minimum(added, count_B[is_open])
         logs = (logps_SB, kept_SB) if held_SB is None else (logps_SB, kept_SB, held_SB)
@@ -73,11 +75,15 @@ class CompletionBuffer:
         self.length[index] = start + added
         # The last *added* token decides: the length limit may have cut before an end-of-sequence token.
         ended = is_eos[np.arange(len(index)), added - 1]
-        self.stop[index] = np.where(ended, EOS, np.where(self.length[index] >= self.max_tokens, LENGTH, OPEN))
+        self.stop[index] = np.where(ended, EOS, np.where(self.length[index] >= limit, LENGTH, OPEN))
         if self.stop_strings:
             for row, first in zip(index.tolist(), start.tolist(), strict=True):
                 if (end := self._stop_string_end(row, first)) is not None:
                     self.length[row], self.stop[row] = end, STRING
+
+    def restart(self, row: int, limit: int) -> None:
+        """Begin another completion of at most `limit` tokens in this place."""
+        self.length[row], self.limit[row], self.stop[row] = 0, limit, OPEN
 
     def is_eos(self, tokens: np.ndarray) -> np.ndarray:
         return np.isin(tokens, self._eos)
@@ -137,10 +143,10 @@ class CompletionBuffer:
     def _decode(self, tokens: list[int]) -> str:
         return self.tokenizer.decode(tokens, skip_special_tokens=False)
 
-    def arrays(self, row: int) -> tuple[list[int], list[float], list[float]]:
-        """Tokens, log-probabilities and log of the kept mass of one completion."""
+    def arrays(self, row: int, start: int = 0) -> tuple[list[int], list[float], list[float]]:
+        """Tokens, log-probabilities and log of the kept mass of one completion, from token `start` on."""
         tokens, logps, kept = (
-            part[row, : self.length[row]].tolist() for part in (self._tokens, self._logps, self._kept)
+            part[row, start : self.length[row]].tolist() for part in (self._tokens, self._logps, self._kept)
         )
         return tokens, logps, kept
 

@@ -45,6 +45,9 @@ from backend.utils.machine import chip
 Poll = Callable[[int], None]
 Prompts = list[tuple[list[int], PromptImages | None]]
 
+MOST_STEPS = 8
+"""Compiled steps that are kept, one for each way to sample."""
+
 QUANTIZED = (nn.QuantizedLinear, nn.QuantizedAllToShardedLinear)
 
 SHORT_OF_MEMORY = (
@@ -89,7 +92,7 @@ class Sampler:
         self.row_costs = costs or decode_costs(policy.model)
         self._notes: list[str] = []
         self._compiled_steps: dict[Sampling, Callable[..., Any]] = {}
-        self._grammars = GrammarCache(policy.tokenizer, policy.eos_ids, policy.split_model.vocab_size)
+        self.grammars = GrammarCache(policy.tokenizer, policy.eos_ids, policy.split_model.vocab_size)
         self.speculation: Speculation | None = None  # set after the tools (`speculation_of`)
         self.completions = 0  # sampled so far, evaluations included
         other_caches = {type(cache).__name__ for cache in new_prompt_cache(policy.model)} - {KVCache.__name__}
@@ -180,10 +183,10 @@ class Sampler:
         tell_finished: Callable[[], None],
     ) -> None:
         tokens = [ids for ids, _ in prompts]
-        queue = WaitingQueue(len(prompts), G, lambda chosen: self._prefill([prompts[p] for p in chosen]))
+        queue = WaitingQueue(len(prompts), G, lambda chosen: self.prefill([prompts[p] for p in chosen]))
         drawing = self._sampling_state(sampling, tokens, G, outputs)
-        step, rows = self.compiled_step(sampling), self.rows or queue.waiting
-        talk = conversations, self._read_on, lambda: poll(outputs.token_count)
+        step, rows = self.compiled_step(sampling), min(self.rows or queue.waiting, queue.waiting)
+        talk = conversations, self.read_on, lambda: poll(outputs.token_count)
         speculation = self.speculation
         if speculation is not None:
             speculation.begin(tokens, G, sampling, outputs)
@@ -201,7 +204,7 @@ class Sampler:
     def _sampling_state(
         self, sampling: Sampling, prompts: list[list[int]], G: int, outputs: CompletionBuffer
     ) -> SamplingState:
-        outputs.held = self._grammars.state(sampling.grammar)
+        outputs.held = self.grammars.state(sampling.grammar)
         return SamplingState(sampling, prompts, G, self.max_tokens, outputs.held, self.agree)
 
     def new_notes(self) -> list[str]:
@@ -209,7 +212,7 @@ class Sampler:
         notes, self._notes = self._notes, []
         return notes + (self.tools.host.new_notes() if self.tools is not None else [])
 
-    def _prefill(self, prompts: Prompts) -> Prefilled:
+    def prefill(self, prompts: Prompts) -> Prefilled:
         split_model, length = self.fused.split_model, max(len(ids) for ids, _ in prompts)
         pad_P = [length - len(ids) for ids, _ in prompts]
         tokens = mx.array([[self.policy.pad_id] * pad + ids for pad, (ids, _) in zip(pad_P, prompts, strict=True)])
@@ -235,7 +238,7 @@ class Sampler:
             keys, values = [mx.stack([k, v], axis=2) for k, v in zip(keys, values, strict=True)], []
         return Prefilled(self.fused.split_model.logits(hidden_PH), list(keys), list(values), pad_P, shift_P)
 
-    def _read_on(self, rows: list[ParkedRow]) -> Prefilled:
+    def read_on(self, rows: list[ParkedRow]) -> Prefilled:
         """Read the unread tokens of parked rows together: padded on the left before what they have read, on the right
         after what they have not."""
         lengths = [row.columns for row in rows]
@@ -285,6 +288,8 @@ class Sampler:
                     return (logits,), keys, values
                 return step_results(logits, token_B, uniform_B, sampling, history, self.agree), keys, values
 
+            if len(self._compiled_steps) == MOST_STEPS:
+                del self._compiled_steps[next(iter(self._compiled_steps))]
             self._compiled_steps[sampling] = compiled_by_shape(decode, [self.fused.model.state])
         return self._compiled_steps[sampling]
 
@@ -301,7 +306,7 @@ class Sampler:
         before = [list(value) if isinstance(value := module[name], list) else value for module, name in names]
         outputs = CompletionBuffer(3, 2, self.policy.tokenizer, [-1], ())  # no id is −1, so no row ends early
         try:
-            queue = WaitingQueue(len(prompts), 1, lambda chosen: self._prefill([(prompts[p], None) for p in chosen]))
+            queue = WaitingQueue(len(prompts), 1, lambda chosen: self.prefill([(prompts[p], None) for p in chosen]))
             # Three rows, whatever `rows` allows: decoded one at a time, no row would be padded.
             step, uniform_NT = self.compiled_step(GREEDY), np.zeros((3, 2), np.float32)
             scheduler = Scheduler(

@@ -32,13 +32,14 @@ from backend.sampling.row_costs import DRAFTED, RowCosts
 from backend.sampling.sampler import Sampled, SampledTokens, SamplingState
 from backend.sampling.speculation import Speculation
 
-DECODE_CHUNK = 8  # steps between two reads of the sampled tokens
+DECODE_CHUNK = 8  # steps between two reads of the sampled tokens, in a rollout
 
 HEADROOM = 0.95  # of MLX's memory limit, up to which a GPU may copy KV caches
 
 
 class Scheduler:
-    """Decodes the completions of one rollout: call `decode_chunk` as long as `schedule` returns True."""
+    """Decodes the completions of one rollout: call `decode_chunk` as long as `schedule` returns True. `max_rows`: most
+    rows; `chunk`: steps between two reads of the sampled tokens."""
 
     def __init__(
         self,
@@ -53,10 +54,11 @@ class Scheduler:
         read_on: Callable[[list[ParkedRow]], Prefilled] | None = None,
         poll: Callable[[], None] = lambda: None,
         speculation: Speculation | None = None,
+        chunk: int = DECODE_CHUNK,
     ) -> None:
         self.queue, self.outputs, self.uniform_NT = queue, outputs, uniform_NT
         self.drawing, self.step, self.row_costs = drawing, step, row_costs
-        self.max_rows = row_costs.planned(min(max_rows, queue.waiting))
+        self.max_rows, self.chunk = row_costs.planned(max_rows), chunk
         self.rows = KVRows()
         self.waits_for_inputs = on_cpu()
         self.waits_for_memory = False  # a GPU waits: copies took too much memory
@@ -89,16 +91,17 @@ class Scheduler:
         self.passes = self.speculation.passes(size, rows.is_ragged(alive)) if self.speculation is not None else 0
         if not admitted and size == len(rows) and (self.passes or not rows.is_ragged(alive)):
             # Columns last for a chunk, and three quarters of them would not, without the unused ones on the left.
-            steps = DRAFTED + 1 if self.passes else self._chunk_steps(int(rows.generated[alive].min()))
+            steps = DRAFTED + 1 if self.passes else self._chunk_steps(rows.index[alive], rows.generated[alive])
             unused = int(rows.pad[alive].min(initial=rows.slot))
             needed = capacity(rows.slot - unused + steps)
             has_right_columns = rows.slot + steps <= rows.capacity and 4 * needed > 3 * rows.capacity
         if not has_right_columns:
             admissions = self._begin(fresh, ready) + self._read_results(ready)
-            # An admitted row has one token more, from its prefill; the row with the fewest decides how long the next
-            # chunk is.
+            # An admitted row has one token more, from its prefill; the row that may still have most decides how long
+            # the next chunk is.
             lengths = [self.outputs.length[each.index] + 1 for each in admissions]
-            steps = self._chunk_steps(int(np.concatenate([rows.generated[alive], *lengths]).min()))
+            index = np.concatenate([rows.index[alive], *(each.index for each in admissions)])
+            steps = self._chunk_steps(index, np.concatenate([rows.generated[alive], *lengths]))
             # The last tokens of the kept rows, then the first tokens of the admitted ones.
             pieces: list[Sampled] = []
             if self.latest is not None and len(keep):
@@ -168,19 +171,19 @@ class Scheduler:
             self.parked[row] = ParkedRow(*rows.copied(place, prompt + read), read, int(rows.shift[place]))
 
     def decode_chunk(self) -> None:
-        """Decode up to DECODE_CHUNK tokens in every row, and read all but the last while the device computes. Or verify
+        """Decode up to `chunk` tokens in every row, and read all but the last while the device computes. Or verify
         as many drafts."""
         rows, began = self.rows, time.perf_counter()
         is_open = self.outputs.stop[rows.index] == OPEN
         if self.passes:
             self._verify()
             return
-        steps = self._chunk_steps(int(rows.generated[is_open].min()))
+        steps = self._chunk_steps(rows.index[is_open], rows.generated[is_open])
         unread = self._decode(steps)
         rows.generated = rows.generated + steps
         # The last tokens are the next chunk's first input; they are read with that chunk, without a wait now. If no row
         # continues, no chunk follows, so they are read at once.
-        continues = (rows.generated[is_open] < self.outputs.max_tokens).any()
+        continues = (rows.generated[is_open] < self.outputs.limit[rows.index[is_open]]).any()
         self.outputs.append(rows.index, *to_host(unread[:-1] if continues else unread))
         if self.speculation is not None and steps:
             seconds = (time.perf_counter() - began) / steps
@@ -244,14 +247,14 @@ class Scheduler:
             latest = [part[np.arange(len(rows)), accepted_B] for part in drawn]
             rows.end = rows.end + np.where(is_open, 1 + accepted_B, 0)
             rows.generated = rows.generated + np.where(is_open, 1 + accepted_B, 0)
-            ends_B = outputs.is_eos(latest[0]) | (rows.generated >= outputs.max_tokens)
+            ends_B = outputs.is_eos(latest[0]) | (rows.generated >= outputs.limit[rows.index])
             outputs.append(rows.index[ends_B], *(part[None, ends_B] for part in latest))
             shape, drafted = (len(rows), rows.capacity), token_BN.shape[1] - 1
             self.speculation.verified(accepted_B[is_open], shape, drafted, time.perf_counter() - began)
         self.latest = SampledTokens(*map(mx.array, latest))
 
-    def _chunk_steps(self, fewest_generated: int) -> int:
-        return min(DECODE_CHUNK, self.outputs.max_tokens - fewest_generated)
+    def _chunk_steps(self, index: np.ndarray, generated: np.ndarray) -> int:
+        return min(self.chunk, int((self.outputs.limit[index] - generated).max()))
 
 
 def to_host(sampled: Sequence[Sampled]) -> Iterator[np.ndarray]:

@@ -1,0 +1,315 @@
+"""Computes the answers of an endpoint, in one thread. Requests with the same model and sampling are decoded together by
+the scheduler of a rollout, and join while others are decoded. What it cannot batch (constrained decoding, penalties,
+top log-probabilities, models with other caches) is decoded token by token, in turns."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from backend.endpoint.models import ServedModel
+from backend.engine.chunk_sizes import PREFILL_TOKENS
+from backend.engine.device import release_cached_buffers
+from backend.runs.completion_rows import Stop
+from backend.sampling.cached_sequence import CachedSequence, SampledToken
+from backend.sampling.outputs import LENGTH, REASONS, CompletionBuffer
+from backend.sampling.sampler import Sampling, SamplingState, keyed_uniforms
+from backend.sampling.scheduler import AdmittedRows, ParkedRow, Scheduler
+from backend.utils.errors import UserError
+from backend.utils.machine import machine_bytes
+
+CHUNK = 4
+"""Decoding steps between two looks at the requests."""
+LONGEST = 32_768
+"""Most tokens of an answer."""
+REUSED = 32
+"""Fewest tokens of a prompt worth taking from the cache."""
+MOST_PREFIXES = 64
+
+Tell = Callable[[Sequence[SampledToken], Stop | UserError | None], None]
+
+
+@dataclass(eq=False)
+class Job:
+    """An answer to compute. `tell` gets new tokens, with the last ones the reason of the end, or an error; in the
+    engine's thread. `top`: how many of the likeliest tokens to report. `choice`: its number among answers to one
+    prompt. `is_cancelled` may be set in any thread."""
+
+    model: ServedModel
+    prompt: list[int]
+    sampling: Sampling
+    max_tokens: int
+    seed: int
+    tell: Tell
+    choice: int = 0
+    top: int = 0
+    is_cancelled: bool = False
+
+    @property
+    def is_batchable(self) -> bool:
+        is_free = not (self.sampling.grammar or self.sampling.penalties or self.top)
+        return is_free and self.model.sampler.has_continuous_batching
+
+    def uniforms(self) -> np.ndarray:
+        return keyed_uniforms(self.seed, [(0, self.choice)], self.max_tokens)[0]
+
+
+class Engine:
+    """Call `run` in the thread that loaded the models, and `submit` and `stop` in any. `rows`: most answers of a model
+    that are decoded together."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self._changed = threading.Condition()
+        self._submitted: list[Job] = []
+        self._is_stopped = False
+        self._lanes: dict[tuple[str, Sampling], Lane] = {}
+        self._singles: list[Single] = []
+        self._sequences: dict[str, CachedSequence] = {}  # of ended answers, for prompts that go on
+        self._refreshed: list[ServedModel] = []
+        self._prefixes = PrefixCache(machine_bytes(mx.get_active_memory()) // 16)
+
+    def submit(self, job: Job) -> None:
+        with self._changed:
+            self._submitted.append(job)
+            self._changed.notify()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify()
+
+    def run(self) -> None:
+        """Compute answers until `stop`."""
+        while True:
+            with self._changed:
+                while not (self._submitted or self._lanes or self._singles or self._is_stopped):
+                    self._changed.wait()
+                if self._is_stopped:
+                    return
+                submitted, self._submitted = self._submitted, []
+            for job in submitted:
+                self._begin(job)
+            for key, lane in list(self._lanes.items()):
+                if not _survives(lane):
+                    del self._lanes[key], lane
+                    release_cached_buffers()
+            self._singles = [single for single in self._singles if _survives(single)]
+
+    def _begin(self, job: Job) -> None:
+        model = job.model
+        if not job.is_batchable:
+            sequence = self._sequences.pop(model.name, None) or CachedSequence(
+                model.policy.model, model.policy.split_model
+            )
+            self._singles.append(Single(job, sequence, self._sequences))
+            return
+        key = model.name, job.sampling
+        if key not in self._lanes:
+            self._refresh(model)
+            self._lanes[key] = Lane(model, job.sampling, self.rows, self._prefixes)
+        self._lanes[key].arrived.append(job)
+
+    def _refresh(self, model: ServedModel) -> None:
+        """Compute the merged weights of a model, and drop those of models that decode nothing."""
+        used = {name for name, _ in self._lanes} | {model.name}
+        for other in [other for other in self._refreshed if other.name not in used]:
+            other.sampler.fused.release()
+            self._refreshed.remove(other)
+        if model not in self._refreshed:
+            model.sampler.fused.refresh()
+            self._refreshed.append(model)
+
+
+def _survives(work: Lane | Single) -> bool:
+    """Advance it. False: it has nothing left to do, or failed, which its clients are told."""
+    try:
+        return work.advance()
+    except Exception as error:  # one request must not end the others
+        is_known = isinstance(error, UserError)
+        if not is_known:
+            traceback.print_exc()
+        for job in work.open_jobs():
+            job.tell((), error if is_known else UserError("endpoint", f"The model failed: {error}"))
+        return False
+
+
+class Lane:
+    """Answers of one model with one way to sample, decoded together: the queue of its scheduler. A completion has a
+    place in `outputs` while it is decoded."""
+
+    def __init__(self, model: ServedModel, sampling: Sampling, rows: int, prefixes: PrefixCache) -> None:
+        sampler, policy = model.sampler, model.policy
+        self.model, self.sampler, self._prefixes = model, sampler, prefixes
+        self.arrived: deque[Job] = deque()
+        self._jobs: dict[int, Job] = {}  # by place
+        # Twice as many places as rows: the places of ended rows are taken until the batch is compacted.
+        self._outputs = CompletionBuffer(2 * rows, LONGEST, policy.tokenizer, policy.eos_ids, ())
+        self._reported = np.zeros(2 * rows, np.int64)
+        self._uniform_NT = np.zeros((2 * rows, LONGEST), np.float32)
+        active = mx.get_active_memory()
+        self._most_columns = (machine_bytes(active) - active) // 2 // max(1, model.bytes_per_token)
+        step = sampler.compiled_step(sampling)
+        drawing = SamplingState(sampling, agree=sampler.agree)
+        self._scheduler = Scheduler(
+            self, self._outputs, self._uniform_NT, drawing, step, rows, sampler.row_costs, chunk=CHUNK
+        )
+
+    def open_jobs(self) -> list[Job]:
+        return [*self._jobs.values(), *self.arrived]
+
+    @property
+    def waiting(self) -> int:
+        """How many of the next answers have room in memory. All rows have the length of the longest."""
+        jobs = list(self._jobs.values())
+        longest = max((len(job.prompt) + job.max_tokens for job in jobs), default=0)
+        for count, job in enumerate(self.arrived):
+            longest = max(longest, len(job.prompt) + job.max_tokens)
+            if (len(jobs) + count + 1) * longest > self._most_columns:
+                return count if jobs else max(count, 1)
+        return len(self.arrived)
+
+    def admit(self, count: int) -> list[AdmittedRows]:
+        """Begin the next `count` answers. Equal prompts are read once, and what the cache has is not read again."""
+        jobs = [self.arrived.popleft() for _ in range(count)]
+        taken = {*self._jobs, *self._scheduler.rows.index.tolist()}
+        free = (place for place in range(len(self._reported)) if place not in taken)
+        places: dict[tuple[int, ...], list[int]] = {}  # of each prompt
+        for job, place in zip(jobs, free, strict=False):
+            self._jobs[place] = job
+            self._outputs.restart(place, job.max_tokens)
+            self._reported[place] = 0
+            self._uniform_NT[place, : job.max_tokens] = job.uniforms()
+            places.setdefault(tuple(job.prompt), []).append(place)
+        cached = {prompt: self._prefixes.longest(self.model.name, list(prompt)) for prompt in places}
+        admissions: list[AdmittedRows] = []
+        for prompts in _alike(list(places), {prompt: len(row.unread) for prompt, row in cached.items() if row}):
+            rows = [row for prompt in prompts if (row := cached[prompt]) is not None]
+            prefilled = self.sampler.read_on(rows) if rows else self.sampler.prefill([(list(p), None) for p in prompts])
+            index = np.array([place for prompt in prompts for place in places[prompt]])
+            prompt_of = np.repeat(np.arange(len(prompts)), [len(places[prompt]) for prompt in prompts])
+            admissions.append(AdmittedRows(prefilled, index, prompt_of))
+        return admissions
+
+    def advance(self) -> bool:
+        """Decode some tokens in every row. False: there are none."""
+        for place, job in list(self._jobs.items()):
+            if job.is_cancelled:
+                self._outputs.stop[place] = LENGTH
+                del self._jobs[place]
+        self.arrived = deque(job for job in self.arrived if not job.is_cancelled)
+        if not self._scheduler.schedule():
+            return False
+        self._scheduler.decode_chunk()
+        for place, job in list(self._jobs.items()):
+            start, end = int(self._reported[place]), int(self._outputs.length[place])
+            if end == start:
+                continue
+            self._reported[place], stop = end, int(self._outputs.stop[place])
+            new = [SampledToken(*each) for each in zip(*self._outputs.arrays(place, start), strict=True)]
+            job.tell(new, REASONS[stop] if stop >= 0 else None)
+            if stop >= 0:
+                del self._jobs[place]
+                self._keep(job, place)
+        return True
+
+    def _keep(self, job: Job, place: int) -> None:
+        """Remember the keys and values of an ended answer: the next prompt of its conversation begins with it."""
+        rows = self._scheduler.rows
+        tokens = job.prompt + self._outputs.tokens(place)[:-1]  # the last token may not have been read
+        (row,) = np.flatnonzero(rows.index == place)
+        if len(tokens) > REUSED and self._prefixes.has_room(len(tokens) * self.model.bytes_per_token):
+            self._prefixes.add(self.model.name, tokens, ParkedRow(*rows.copied(int(row), len(tokens)), read=0))
+
+
+def _alike(prompts: list[tuple[int, ...]], unread: dict[tuple[int, ...], int]) -> list[list[tuple[int, ...]]]:
+    """Prompts to read together: of about the same length, with or without a part in the cache (`unread`: the rest)."""
+    batches: list[list[tuple[int, ...]]] = []
+    for prompt in sorted(prompts, key=lambda prompt: (prompt in unread, unread.get(prompt, len(prompt)))):
+        length = unread.get(prompt, len(prompt))
+        if batches:
+            last, first = batches[-1], batches[-1][0]
+            is_alike = (first in unread) == (prompt in unread) and length <= 2 * unread.get(first, len(first)) + REUSED
+            if is_alike and (len(last) + 1) * length <= PREFILL_TOKENS:
+                last.append(prompt)
+                continue
+        batches.append([prompt])
+    return batches
+
+
+class PrefixCache:
+    """Keys and values of ended answers, the newest last, of at most `most_bytes`."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._entries: list[tuple[str, np.ndarray, ParkedRow]] = []
+
+    def has_room(self, size: int) -> bool:
+        return size <= self._most_bytes
+
+    def longest(self, model: str, prompt: list[int]) -> ParkedRow | None:
+        """The row that has most of the prompt's first tokens, cut to these; its last token is never among them."""
+        asked = np.array(prompt[:-1])
+        found = [(_common(tokens, asked), row) for name, tokens, row in self._entries if name == model]
+        read, row = max(found, key=lambda each: each[0], default=(0, None))
+        if row is None or read < REUSED:
+            return None
+        keys, values = ([array[..., :read, :] for array in arrays] for arrays in (row.keys, row.values))
+        return ParkedRow(keys, values, read, unread=prompt[read:])
+
+    def add(self, model: str, tokens: list[int], row: ParkedRow) -> None:
+        """Keep a row in place of those that it continues."""
+        ids = np.array(tokens)
+        entries = [each for each in self._entries if each[0] != model or _common(each[1], ids) < len(each[1])]
+        entries.append((model, ids, row))
+        sizes = [sum(array.nbytes for array in (*row.keys, *row.values)) for _, _, row in entries]
+        while sum(sizes) > self._most_bytes or len(entries) > MOST_PREFIXES:
+            del entries[0], sizes[0]
+        self._entries = entries
+
+
+def _common(a: np.ndarray, b: np.ndarray) -> int:
+    """How many first numbers are equal."""
+    count = min(len(a), len(b))
+    differs = a[:count] != b[:count]
+    return int(differs.argmax()) if differs.any() else count
+
+
+class Single:
+    """One answer that is decoded by itself."""
+
+    def __init__(self, job: Job, sequence: CachedSequence, idle: dict[str, CachedSequence]) -> None:
+        self._job, self._sequence, self._idle = job, sequence, idle
+        held = job.model.sampler.grammars.state(job.sampling.grammar)
+        self._tokens = sequence.generate(job.prompt, job.sampling, job.uniforms(), held=held, top=job.top)
+        self._count = 0
+
+    def open_jobs(self) -> list[Job]:
+        return [self._job]
+
+    def advance(self) -> bool:
+        """Decode some tokens. False: the answer has ended."""
+        job, new, stop = self._job, list[SampledToken](), None
+        while len(new) < CHUNK and stop is None and not job.is_cancelled:
+            new.append(next(self._tokens))
+            self._count += 1
+            stop = _end(job, new[-1].token, self._count)
+        if stop is None and not job.is_cancelled:
+            job.tell(new, None)
+            return True
+        self._tokens.close()
+        self._idle[job.model.name] = self._sequence
+        job.tell(new, stop)
+        return False
+
+
+def _end(job: Job, token: int, count: int) -> Stop | None:
+    if token in job.model.policy.eos_ids:
+        return "eos"
+    return "length" if count == job.max_tokens else None
