@@ -9,7 +9,8 @@ VERBS: dict[str, tuple[str, ...]] = {
     "Train": ("train", "job", "resume", "change", "clone", "queue", "sweep", "demo"),
     "Before training": ("check", "import", "estimate", "rewards"),
     "What a run has learned": (
-        *("runs", "doctor", "compare", "evaluate", "generate", "chat", "export", "validate", "track", "sessions"),
+        *("runs", "doctor", "compare", "evaluate", "generate", "chat", "endpoint", "sessions"),
+        *("export", "validate", "track"),
     ),
     "This machine and this program": ("where", "machines", "hub", "bench", "replay", "rank", "serve", "mcp"),
 }

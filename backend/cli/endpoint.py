@@ -1,0 +1,92 @@
+"""The verb `endpoint`: an OpenAI-compatible server for the models of this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from backend.cli.chat import CheckpointKey
+from backend.cli.common import AsJson, ExistingRunsDir, tell, tell_error, tell_json, verb
+from backend.cli.completions import RunOrModel
+from backend.utils.errors import UserError
+
+KEY = "GRPO_STUDIO_KEY"
+"""Environment variable with the key that clients have to send."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@verb
+def endpoint(
+    name: RunOrModel,
+    checkpoint: CheckpointKey = "",
+    adapters: Annotated[
+        list[str] | None, typer.Option("--adapter", help="A further run, checkpoint or adapter; may be repeated.")
+    ] = None,
+    host: Annotated[str, typer.Option("--host", help="0.0.0.0 lets other machines ask.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 8080,
+    rows: Annotated[int, typer.Option("--rows", min=1, max=512, help="Most answers decoded together.")] = 32,
+    record: Annotated[
+        Path | None, typer.Option("--record", help="Keep the sessions in this folder, to train on them.")
+    ] = None,
+    as_json: AsJson = False,
+    runs_dir: ExistingRunsDir = None,
+) -> None:
+    """Answer the requests of OpenAI clients with a run's model and its base."""
+    import uvicorn
+
+    from backend.engine import cpu_setup
+
+    cpu_setup.load_openblas()  # before mlx
+    from mlx_lm.utils import maybe_set_recommended_wired_limit
+
+    from backend.endpoint.engine import Engine
+    from backend.endpoint.models import load_models
+    from backend.endpoint.recording import Recorder
+    from backend.endpoint.server import Endpoint
+    from backend.sampling.chat import find_source
+
+    source = find_source(name, checkpoint, runs_dir)
+    listening = _listen(host, port)
+    maybe_set_recommended_wired_limit()  # on a Mac, keeps memory in use from being paged out
+    models = load_models(source, adapters or [], runs_dir, tell_error)
+    key, engine = os.environ.pop(KEY, ""), Engine(rows)
+    recorder = Recorder(record) if record is not None else None
+    app = Endpoint(engine, models, key=key, recorder=recorder).app(host)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, lifespan="off"))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: engine.stop())
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
+    address = f"http://{host}:{listening.getsockname()[1]}/v1"
+    names = [model.name for model in models]
+    if host not in LOOPBACK and not key:
+        tell_error(f"Anyone who reaches this machine may ask: set {KEY} to a key of your choice to prevent it.")
+    if as_json:
+        tell_json({"url": address, "models": names, "needs_key": bool(key)})
+    else:
+        tell(f"Listening on {address}; models: {', '.join(names)}. Ctrl-C ends it.", flush=True)
+    engine.run()
+    server.should_exit = True
+    thread.join(5)
+    if recorder is not None:
+        recorder.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket, bound before the model loads. Raises UserError."""
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((host, port))
+    except OSError as error:
+        made.close()
+        setting = "host" if isinstance(error, socket.gaierror) else "port"
+        raise UserError(setting, f"Cannot listen on {host}:{port}: {error.strerror}.") from None
+    made.set_inheritable(True)
+    return made

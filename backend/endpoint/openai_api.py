@@ -1,0 +1,307 @@
+"""OpenAI's chat and text completions: the fields of a request, and an answer's text in its parts."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from backend.endpoint.engine import LONGEST
+from backend.endpoint.models import ServedModel
+from backend.engine.penalties import NO_PENALTIES, Penalties
+from backend.runs.completion_rows import Stop
+from backend.sampling.cached_sequence import SampledToken
+from backend.sampling.grammar import Grammar
+from backend.sampling.outputs import TextStream
+from backend.sampling.sampler import Sampling
+from backend.types import Completion, ToolCall, content_text
+from backend.utils.errors import UserError
+
+MAX_TOKENS = 4096
+"""Of an answer, where the request does not say."""
+FINISH: dict[Stop, str] = {"eos": "stop", "string": "stop", "length": "length"}
+Message = dict[str, Any]
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool = False
+
+
+class SamplingFields(BaseModel):
+    """What both kinds of request have. Fields that are left out come from the model's run; unknown ones are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: str = ""
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    max_tokens: int | None = Field(None, ge=1, le=LONGEST)
+    n: int = Field(1, ge=1, le=128)
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    return_token_ids: bool = False
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        words = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(word for word in words if word)
+
+    def sampling(self, model: ServedModel) -> Sampling:
+        of_run = Sampling.of(model.config.model_copy(update={"output_regex": "", "output_schema": ""}))
+        given = {key: getattr(self, key) for key in ("temperature", "top_p", "top_k", "min_p")}
+        penalties = Penalties(
+            1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            self.presence_penalty or 0.0,
+            self.frequency_penalty or 0.0,
+        )
+        changes = {key: value for key, value in given.items() if value is not None}
+        return replace(of_run, **changes, penalties=penalties or NO_PENALTIES)
+
+
+class ResponseFormat(BaseModel):
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: dict[str, Any] | None = None
+
+
+class ChatRequest(SamplingFields):
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1, le=LONGEST)
+    tools: list[Message] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    response_format: ResponseFormat = ResponseFormat()
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=20)
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    def sampling(self, model: ServedModel) -> Sampling:
+        schema = (self.response_format.json_schema or {}).get("schema") or {"type": "object"}
+        grammar = None if self.response_format.type == "text" else Grammar("schema", json.dumps(schema))
+        return replace(super().sampling(model), grammar=grammar)
+
+
+class TextRequest(SamplingFields):
+    prompt: str | list[int] | list[str] | list[list[int]]
+    logprobs: int | None = Field(None, ge=0, le=20)
+
+
+def chat_messages(request: ChatRequest, model: ServedModel) -> list[Message]:
+    """The chat as templates take it, with the run's system message where it has none. Raises UserError."""
+    messages = [_message(number, message) for number, message in enumerate(request.messages, 1)]
+    system = model.prompt_format.system_prompt
+    if system and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": system})
+    return messages
+
+
+def _message(number: int, message: Message) -> Message:
+    where = f"messages[{number - 1}]"
+    role, content = message.get("role"), message.get("content")
+    if role not in ("system", "developer", "user", "assistant", "tool"):
+        raise UserError(where, "The role must be system, developer, user, assistant or tool.")
+    if isinstance(content, list):
+        if any(not isinstance(part, dict) or part.get("type", "text") != "text" for part in content):
+            raise UserError(where, "Only text parts are supported.")
+        content = content_text(content)
+    if not isinstance(content, str | None):
+        raise UserError(where, "The content must be text.")
+    kept = {key: message[key] for key in ("name", "tool_call_id", "reasoning_content") if key in message}
+    made: Message = {"role": "system" if role == "developer" else role, "content": content or "", **kept}
+    if calls := message.get("tool_calls"):
+        try:
+            made["tool_calls"] = [_call_with_mapping(call) for call in calls]
+        except (TypeError, KeyError, ValueError):
+            raise UserError(where, "A tool call needs function.name, and function.arguments as JSON.") from None
+    return made
+
+
+def _call_with_mapping(call: Message) -> Message:
+    function, arguments = call["function"], call["function"].get("arguments") or "{}"
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    return {**call, "function": {"name": function["name"], "arguments": arguments}}
+
+
+@dataclass(slots=True)
+class AnswerText:
+    """Splits an answer's text, as it arrives, into the fields of a message: what is between the marks of reasoning is
+    `reasoning_content`, what follows the mark of a tool call is held back until the end, where calls are parsed. A stop
+    string ends the answer and is not part of it."""
+
+    model: ServedModel
+    tools: Sequence[Message] = ()
+    stop_strings: tuple[str, ...] = ()
+    prompt: Sequence[int] = ()
+    is_chat: bool = True
+    tokens: list[SampledToken] = field(default_factory=list[SampledToken])
+    stop: Stop | None = None
+    content: str = ""
+    reasoning: str = ""
+    calls: list[ToolCall] = field(default_factory=list[ToolCall])
+    _part: str = "content"
+    _held: str = ""
+    _stream: TextStream = field(init=False)
+    _marks: dict[str, str] = field(default_factory=dict[str, str])  # mark → part that follows it
+
+    def __post_init__(self) -> None:
+        tokenizer = self.model.policy.tokenizer
+        self._stream = TextStream(lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False))
+        if not self.is_chat:
+            return
+        if tokenizer.has_thinking:
+            self._marks = {tokenizer.think_start: "reasoning_content", tokenizer.think_end: "content"}
+            tail = tokenizer.decode(list(self.prompt[-16:]), skip_special_tokens=False)
+            if tail.rfind(tokenizer.think_start) > tail.rfind(tokenizer.think_end):
+                self._part = "reasoning_content"
+        if self.tools:
+            self._marks[tokenizer.tool_call_start] = "tool_calls"
+
+    def push(self, new: Sequence[SampledToken], stop: Stop | None) -> list[tuple[str, str]]:
+        """(field, text) of each new piece. `stop`: why the last token ended the answer."""
+        pieces: list[tuple[str, str]] = []
+        for token in new:
+            self.tokens.append(token)
+            if not self._ends(token):
+                pieces += self._split(self._stream.push(token.token))
+            if self.stop is not None:
+                return _joined(pieces)
+        if stop is not None:
+            pieces += self._split(self._stream.rest())
+            self.stop = self.stop or stop
+            if self._part == "tool_calls":
+                self._parse()
+            pieces += self._take(self._held)
+        return _joined(pieces)
+
+    def _ends(self, token: SampledToken) -> bool:
+        return token.token in self.model.policy.eos_ids
+
+    def _parse(self) -> None:
+        ids = [token.token for token in self.tokens]
+        _, self.calls = self.model.turn_format.parse(ids, self.tools)
+        self._held = "" if self.calls else self._held
+        self._part = "content"
+
+    def _split(self, text: str) -> Iterator[tuple[str, str]]:
+        self._held += text
+        while self._part != "tool_calls":
+            marks = [mark for mark, part in self._marks.items() if part != self._part and self._may_follow(part)]
+            found = re.search("|".join(map(re.escape, (*self.stop_strings, *marks))) or "(?!)", self._held)
+            if found is None:
+                keep = _beginning_of_mark(self._held, (*self.stop_strings, *marks))
+                text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+                yield from self._take(text)
+                return
+            before, mark, after = self._held[: found.start()], found[0], self._held[found.end() :]
+            yield from self._take(before)
+            if mark in self.stop_strings:
+                self.stop, self._held = "string", ""
+                return
+            self._part, self._held = self._marks[mark], after
+            if self._part == "tool_calls":  # shown as it is if it cannot be read
+                self._held = mark + after
+            elif self._part == "content":
+                self._held = after.lstrip("\n")
+
+    def _may_follow(self, part: str) -> bool:
+        # Reasoning comes first; a mark of a call inside it is text.
+        if part == "reasoning_content":
+            return not self.content.strip()
+        return part == "content" or self._part == "content"
+
+    def _take(self, text: str) -> Iterator[tuple[str, str]]:
+        if not text:
+            return
+        if self._part == "reasoning_content":
+            self.reasoning += text
+        else:
+            self.content += text
+        yield self._part, text
+
+    def completion(self) -> Completion:
+        tokens = self.tokens
+        assert self.stop is not None
+        ids, log_kept = [token.token for token in tokens], [token.log_kept for token in tokens]
+        ended = ids[:-1] if self.stop == "eos" else ids
+        text = self.model.policy.tokenizer.decode(ended, skip_special_tokens=False)
+        return Completion(ids, [token.logp for token in tokens], text, self.stop, log_kept)
+
+    def message(self) -> Message:
+        """The assistant's message."""
+        made: Message = {"role": "assistant", "content": self.content if self.content or not self.calls else None}
+        if self.reasoning:
+            made["reasoning_content"] = self.reasoning
+        if self.calls:
+            made["tool_calls"] = [tool_call(call) for call in self.calls]
+        return made
+
+    @property
+    def finish_reason(self) -> str:
+        return "tool_calls" if self.calls else FINISH[self.stop or "length"]
+
+
+def tool_call(call: ToolCall) -> Message:
+    function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+
+
+def _joined(pieces: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    joined: list[tuple[str, str]] = []
+    for part, text in pieces:
+        if joined and joined[-1][0] == part:
+            text = joined.pop()[1] + text
+        joined.append((part, text))
+    return joined
+
+
+def _beginning_of_mark(text: str, marks: Sequence[str]) -> int:
+    """How many last characters may be the beginning of a mark."""
+    longest = max(map(len, marks), default=1) - 1
+    ends = range(min(longest, len(text)), 0, -1)
+    return next((count for count in ends if any(mark.startswith(text[-count:]) for mark in marks)), 0)
+
+
+def chat_logprobs(tokens: Sequence[SampledToken], tokenizer: Any) -> Message:
+    def about(token: int, logp: float) -> Message:
+        text = tokenizer.decode([token], skip_special_tokens=False)
+        return {"token": text, "logprob": logp, "bytes": list(text.encode())}
+
+    return {
+        "content": [
+            about(each.token, each.logp) | {"top_logprobs": [about(*pair) for pair in each.likeliest]}
+            for each in tokens
+        ]
+    }
+
+
+def text_logprobs(tokens: Sequence[SampledToken], tokenizer: Any) -> Message:
+    texts = [tokenizer.decode([each.token], skip_special_tokens=False) for each in tokens]
+    offsets = [sum(map(len, texts[:place])) for place in range(len(texts))]
+    best = [
+        {tokenizer.decode([token], skip_special_tokens=False): logp for token, logp in each.likeliest}
+        for each in tokens
+    ]
+    logps = [each.logp for each in tokens]
+    return {"tokens": texts, "token_logprobs": logps, "top_logprobs": best, "text_offset": offsets}
+
+
+def usage(prompt: int, tokens: int) -> Message:
+    return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
+
+
+def head(kind: str, model: str) -> Message:
+    """The first fields of a response."""
+    name = "chatcmpl" if kind.startswith("chat") else "cmpl"
+    return {"id": f"{name}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
