@@ -24,8 +24,8 @@ from backend.utils.errors import ConfigProblem
 
 HOURS = "6"
 INTRO = (
-    "TRL trains on a rented machine. Data and reward files of this one go into a private bucket; "
-    "log, charts and adapter come back into the run, which you can stop from here."
+    "TRL trains on a rented machine. Your data and reward files go into a private bucket; log, charts and adapter come "
+    "back into the run, which you can stop from here."
 )
 ANONYMOUS = "Not logged in. Jobs need an account, which pays for them."
 
@@ -138,5 +138,5 @@ class JobDialog(Dialog):
     def _submit(self) -> None:
         chosen, hours = self._chosen, self._time_out
         if chosen is not None and hours is not None and self.submit.isEnabled():
-            self.submitted.emit(chosen["name"], hours, self.owner.currentData())
             self.accept()
+            self.submitted.emit(chosen["name"], hours, self.owner.currentData())
