@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any, Literal
 
 from PySide6.QtCore import QCoreApplication, QObject, Signal
@@ -38,7 +39,9 @@ class Endpoint(QObject):
         weights = next((weights.label for weights in choice.checkpoints if weights.key == checkpoint), "")
         self.title, self.problem = f"{choice.label}, {weights}" if weights else choice.label, ""
         of_run = ["--checkpoint", checkpoint] if checkpoint else []
-        command = backend_command("endpoint", choice.name, *of_run, "--port", str(port), "--json")
+        command = backend_command(
+            "endpoint", choice.name, *of_run, "--port", str(port), "--parent", str(os.getpid()), "--json"
+        )
         self._task = task = VerbProcess(command, self)
         task.printed.connect(self._read)
         task.done.connect(self._on_end)

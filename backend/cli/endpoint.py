@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from backend.utils.errors import UserError
 
 KEY = "GRPO_STUDIO_KEY"
 """Environment variable with the key that clients have to send."""
+PARENT_EVERY_S = 1.0
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -36,8 +38,11 @@ def endpoint(
     ] = None,
     as_json: AsJson = False,
     runs_dir: ExistingRunsDir = None,
+    parent: Annotated[int | None, typer.Option("--parent", hidden=True, help="End with this process.")] = None,
 ) -> None:
     """Answer the requests of OpenAI clients with a run's model and its base."""
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     import uvicorn
 
     from backend.engine import cpu_setup
@@ -76,6 +81,12 @@ def endpoint(
     thread.join(5)
     if recorder is not None:
         recorder.close()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(PARENT_EVERY_S)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -3,6 +3,8 @@ that answers by hand. A real model is asked in test_real_runs.py."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -398,7 +400,8 @@ def test_serving(qtbot, page: ChatPage, serving: ServePanel):
     task = serve(qtbot, page)
     choice = page._choice
     assert choice is not None
-    assert task.command[2:] == ["endpoint", choice.name, "--checkpoint", "best", "--port", "8090", "--json"]
+    options = ["--checkpoint", "best", "--port", "8090", "--parent", str(os.getpid()), "--json"]
+    assert task.command[2:] == ["endpoint", choice.name, *options]
     assert serving.status.text() == "Serving first, Best, step 8" and page.bar.serve.text() == "Serving"
     serving.copy.click()
     assert QApplication.clipboard().text() == serving.url.text() == "http://127.0.0.1:8090/v1"
@@ -428,3 +431,9 @@ def test_server_ends_with_the_window(qtbot, page: ChatPage, serving: ServePanel)
     with qtbot.waitSignal(task.done):
         page.endpoint.close()  # as the app does when it quits
     assert not task.is_running
+
+
+def test_server_ends_when_the_window_is_killed():
+    server = "from backend.cli.endpoint import _end_with; _end_with({})"
+    window = f"import os, subprocess, sys; subprocess.Popen([sys.executable, '-c', '{server}'.format(os.getpid())])"
+    subprocess.run([sys.executable, "-c", window], stdout=subprocess.PIPE, timeout=30, check=True)  # until both ended
