@@ -33,6 +33,7 @@ HARDWARE = [
     {"name": "t4-small", "title": "Nvidia T4", "accelerator": "1 × T4", "memory": "16 GB", "usd_per_hour": 0.4},
     {"name": "a100-large", "title": "Nvidia A100", "accelerator": "1 × A100", "memory": "80 GB", "usd_per_hour": 2.5},
 ]
+JOB = JobFile("6a1", "a-lab", "a100-large", 2.5, 2.5, "https://hub/jobs/6a1", "a-lab/jobs/a", 1.8e9)
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def make_dialog(qtbot, log_in: Any = None, **settings: Any) -> tuple[JobDialog, 
 def show_job(tmp_path: Path, window: Window, *, ending: str | None = None) -> RunFolder:
     """A run with a job, shown by the window."""
     folder = made_up_runs.make_run(tmp_path / "runs" / "there", steps=12, ending=ending)
-    write_job(folder, JobFile("6a1", "a-lab", "a100-large", 2.5, 2.5, "https://hub/jobs/6a1", "a-lab/jobs/a", 1.8e9))
+    write_job(folder, JOB)
     window.show_page("monitor")
     window.session.open_run(folder.path)
     poll(window)
@@ -80,7 +81,8 @@ def show_job(tmp_path: Path, window: Window, *, ending: str | None = None) -> Ru
 def poll(window: Window) -> None:
     assert window.session.run is not None
     window.session.run.poll()
-    window.pages["monitor"]._refresh()
+    if "monitor" in window.pages:
+        window.pages["monitor"]._refresh()
 
 
 def test_cost_before_submitting(qtbot):
@@ -167,6 +169,12 @@ def test_machine_stays_free_while_a_job_trains(qtbot, window: Window, tmp_path: 
     folder = made_up_runs.make_run(tmp_path / "runs" / "there", steps=12, ending=None)
     with locked(folder):
         assert training_run() == folder == live_run()
+        window.session.open_run(folder.path)
+        poll(window)
+        assert not window.menus["run"].isEnabled()
+        write_job(folder, JOB)
+        window._show_progress()
+        assert window.menus["run"].isEnabled(), "as soon as it is submitted"
         show_job(tmp_path, window)
         assert window.session.run is not None and window.session.run.state == "running"
         monitor, enabled = window.pages["monitor"], ("run", "pause", "stop", "save_now", "change_settings")
@@ -190,10 +198,12 @@ def test_job_that_is_not_followed(qtbot, window: Window, started, tmp_path: Path
     assert monitor.verdict.title.text() == "The job is not followed"
     offer = crash_offer(folder, "")
     assert offer is not None and offer.action == "Follow it again" and offer.detail == NOT_FOLLOWED
-    with locked(made_up_runs.make_run(tmp_path / "runs" / "here", steps=1, ending=None)):
-        monitor.verdict.buttons[0].click()  # also while this machine trains another run
+    window.session.launched = here = made_up_runs.make_run(tmp_path / "runs" / "here", steps=1, ending=None)
+    with locked(here):
+        assert window.session.is_training
+        monitor.verdict.buttons[0].click()
     [(command, run)] = started
-    assert command[-2:] == ["resume", str(folder.path)] and run == folder and window.session.launched is None
+    assert command[-2:] == ["resume", str(folder.path)] and run == folder and window.session.launched == here
 
 
 def test_job_that_has_failed(qtbot, window: Window, tmp_path: Path):
