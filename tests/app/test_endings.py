@@ -108,20 +108,6 @@ def test_buttons_and_strip_follow_the_run(window: Window, qtbot) -> None:
     assert window.strip.sentence.text() == "The dataset has no rows."
 
 
-def test_finished(window: Window, qtbot) -> None:
-    folder = running(steps=60)
-    with locked(folder):
-        run = shown(window, folder, qtbot, "running")
-        assert window.windowTitle().startswith("100 % – run – ")
-        assert card(window) == ("", "", [])
-        write_event(folder, "finished", step=60, sentence="Finished after 60 steps.")
-    qtbot.waitUntil(lambda: run.state == "finished")
-    title, _, buttons = card(window)
-    assert title.startswith("Finished: 60 steps") and "Export to LM Studio…" in buttons
-    assert window.strip.state.text() == "Finished" and not window.strip.left.isVisible()
-    assert "%" not in window.windowTitle()
-
-
 def test_stopped(window: Window, qtbot) -> None:
     folder = running()
     with locked(folder):

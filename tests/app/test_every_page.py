@@ -6,14 +6,17 @@ The walk through all of it by keyboard is in test_by_keyboard.py."""
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
+from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QApplication, QLabel, QWidget
 
-from app import page_drawing
+from app import page_drawing, theme
 from app.page_drawing import draw_page
 from app.pages import PAGES, PageEntry
 from app.state.prefs import Prefs
@@ -80,3 +83,114 @@ def test_faults_of_a_page(new_window: Window, monkeypatch) -> None:
     assert "picture is empty" in draw_page(window, "runs", "Runs")["fault"]
     monkeypatch.setattr(PageEntry, "build", broken)
     assert draw_page(window, "sweeps", "Sweeps")["fault"] == "ImportError: no such module"
+
+
+TEXT, PART = 4.5, 3.0
+GROUNDS = ("window", "card", "field")
+"""What is behind the content of a page: the page itself, a card, an editor."""
+TEXT_USES = {
+    "text": (*GROUNDS, "sidebar", "hover", "selection", "hairline"),
+    "muted": (*GROUNDS, "sidebar", "hover", "selection"),
+    "placeholder": ("card", "field"),
+    "accent": (*GROUNDS, "selection"),
+    "accent_text": ("accent", "accent_hover"),
+    "good": (*GROUNDS, "selection"),
+    "warning": (*GROUNDS, "selection"),
+    "bad": (*GROUNDS, "selection"),
+    "kl": GROUNDS,
+    "clip": GROUNDS,
+    "length": GROUNDS,
+    "advantage_above": (*GROUNDS, "selection"),
+    "advantage_below": (*GROUNDS, "selection"),
+}
+"""Role of a text → the backgrounds it stands on; `selection` is a selected row and a banner."""
+PART_USES = {
+    "outline": GROUNDS,  # the edge of a field, the track of a switch that is off
+    "muted": (*GROUNDS, "sidebar", "selection"),  # icons, the edge of a check box
+    "accent": (*GROUNDS, "selection"),  # the ring of the focus, a check box that is ticked
+    "accent_text": ("accent",),  # the tick in it
+    "placeholder": ("window", "card", "selection"),  # a star that is not lit, the dot of no run
+    "advantage_above": ("plot_background", "card"),
+    "advantage_below": ("plot_background", "card"),
+    "kl": ("plot_background",),
+    "clip": ("plot_background", "selection"),  # also a star that is lit
+    "length": ("plot_background",),
+}
+
+
+def contrast(first: QColor, second: QColor) -> float:
+    """WCAG 2.1's ratio, 1 to 21."""
+    high, low = sorted((_luminance(first), _luminance(second)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(colour: QColor) -> float:
+    parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour.getRgbF()[:3]]
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+
+def too_low(colours: theme.Palette, uses: dict[str, tuple[str, ...]], least: float) -> list[str]:
+    return [
+        f"{role} on {ground}: {ratio:.2f}"
+        for role, grounds in uses.items()
+        for ground in grounds
+        if (ratio := contrast(getattr(colours, role), getattr(colours, ground))) < least
+    ]
+
+
+@pytest.mark.parametrize("colours", [theme.LIGHT, theme.DARK], ids=["light", "dark"])
+def test_contrast(colours: theme.Palette) -> None:
+    assert not too_low(colours, TEXT_USES, TEXT) and not too_low(colours, PART_USES, PART)
+
+
+FORBIDDEN = ("mlx", "mlx_lm", "transformers", "datasets", "torch", "pyqtgraph", "numpy", "huggingface_hub")
+
+SCRIPT = """
+import sys, time
+begin = time.process_time()
+from PySide6.QtWidgets import QApplication
+from app import theme
+from app.state.session import Session
+from app.window import Window
+
+app = QApplication([])
+theme.apply(app, "light")
+session = Session()
+session.restore()
+window = Window(session)
+window.show_page("train")
+window.show()
+app.processEvents()
+window.grab()
+print("seconds", time.process_time() - begin)
+print("loaded", *sorted({name.split(".")[0] for name in sys.modules}))
+
+import gc
+from PySide6.QtCore import QObject
+from app.pages import read_ahead
+
+read_ahead().join()
+print("ahead", *sorted({name.split(".")[0] for name in sys.modules}))
+found = [each for each in gc.get_objects() if isinstance(each, QObject) and each.thread() is not app.thread()]
+print("astray", *(type(each).__name__ for each in found))
+
+# An interpreter that ends with a window alive takes Qt apart in any order, and may crash over it.
+import shiboken6
+del found
+window.close()
+shiboken6.delete(window)
+shiboken6.delete(session)
+"""
+
+
+def test_the_window_opens_without_the_engine_and_reads_ahead():
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    lines = dict((line + " ").split(" ", 1) for line in done.stdout.splitlines())
+    assert not set(FORBIDDEN) & set(lines["loaded"].split())
+    assert "pydantic" in lines["loaded"].split(), "the list of loaded modules is not one"
+    # Two seconds are promised. Processor seconds, which other programs double at most.
+    assert float(lines["seconds"]) < 4, lines["seconds"]
+    assert "pyqtgraph" in lines["ahead"].split(), "the first click on Monitor would wait for it"
+    assert not {"mlx", "transformers"} & set(lines["ahead"].split())
+    assert lines["astray"].split() == [], "Qt's objects belong to the thread that makes them"

@@ -24,7 +24,7 @@ from backend.judges.rubric import Criterion, Rubric, read_rubric
 from backend.rewards.catalogue import DEFAULT_REWARDS, find_call
 from backend.utils.errors import ConfigProblem
 from tests.app.test_consent import dialog_text
-from tests.app.test_reward_table import click_cell
+from tests.app.test_reward_page import click_cell
 from tests.support.windows import ServiceByHand
 
 URL = "https://api.example.com/v1"

@@ -3,29 +3,46 @@ stays text in a terminal, whichever verb prints it and whatever encoding the ter
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import mlx.core as mx
 import pytest
 import typer
 from rich.table import Table
+from typer.testing import Result
 
+from backend import selftest
 from backend.__main__ import app
 from backend.cli import completions, help_page
 from backend.cli.common import json_line, prepare_streams, tell, tell_file
 from backend.cli.display import new_console, show_line
-from backend.config.config import SETTINGS
+from backend.cli.estimate import network_cost
+from backend.config.config import SETTINGS, parse
+from backend.distributed.machine_report import LinkSpeed, MachineFinding, MachineReport
 from backend.export.exports import FORMATS, TARGETS
+from backend.runs import checkpoint
 from backend.runs.run_folder import make_run_folder
+from backend.selftest import CHECKS, Check, CheckResult, CheckSkipped, Workbench, run_checks
+from backend.trainer.memory.model_shape import shape_from
 from backend.trainer.trackers.targets import TRACKERS
-from backend.utils.places import project_root
+from backend.utils import places
+from backend.utils.places import demo_config, project_root
 from backend.utils.text import visible
+from tests.support import verbs
 from tests.support.cases import cases
 from tests.support.verbs import VERBS, call, refused
 
@@ -163,3 +180,218 @@ def test_a_line_of_progress_has_its_units_after_the_numbers() -> None:
         "step 5  reward 1.5  ± std 0.2  KL –  clipped –  length –  1,234 tokens/s  0.223 s/step  3 GB",
         "step 5  held-out reward 0.5 (valid), 0.25 (mine)",
     ]
+
+
+BY_NAME = {check.name: check for check in CHECKS}
+ENGINE = CHECKS[:7]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
+    """A workbench on which every check of the engine has passed."""
+    workbench = Workbench(tmp_path_factory.mktemp("selftest"))
+    results = list(run_checks(ENGINE, workbench))
+    assert [result.state for result in results] == ["ok"] * len(ENGINE), results
+    return workbench
+
+
+def alone(name: str, bench: Workbench) -> CheckResult:
+    """One check on a workbench that has what it needs."""
+    (result,) = run_checks([replace(BY_NAME[name], needs=())], bench)
+    return result
+
+
+@pytest.mark.parametrize("name", ["warm process", "reward sandbox"])
+def test_processes_answer(bench: Workbench, name: str) -> None:
+    result = alone(name, bench)
+    assert result.state == "ok", result
+
+
+def _cut_short(bench: Workbench) -> dict[str, Any]:
+    settings = Workbench.settings(bench)
+    broken = shutil.copytree(settings["model"], bench.folder / "broken")
+    os.truncate(broken / "model.safetensors", 100_000)
+    return settings | {"model": str(broken)}
+
+
+def _rounded(*about: Any) -> dict[str, mx.array]:
+    return {name: x.astype(mx.bfloat16).astype(x.dtype) for name, x in checkpoint.arrays_of(*about).items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("device", "A compiled function gives wrong numbers."),
+        ("demo model", "UserError"),
+        ("learning", "no likelier"),
+        ("checkpoint", "differ"),
+    ],
+)
+def test_a_broken_part_is_found(monkeypatch, tmp_path: Path, bench: Workbench, name: str, words: str) -> None:
+    if name == "demo model":
+        bench = Workbench(tmp_path)  # the others go on with the model that was loaded
+        raw = _cut_short(bench)
+        monkeypatch.setattr(Workbench, "settings", lambda self: raw)
+    elif name == "device":
+        monkeypatch.setattr(mx, "compile", lambda function: lambda x: function(x) + 1)
+    elif name == "learning":
+        monkeypatch.setattr(bench.parts.learner, "learning_rate", lambda update: -2e-5)
+    else:
+        monkeypatch.setattr(selftest, "arrays_of", _rounded)
+    result = alone(name, bench)
+    assert result.state == "failed" and words in result.sentence, result
+
+
+def _raise(error: Exception) -> Callable[[Workbench], str]:
+    return Mock(side_effect=error)
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> list[CheckResult]:
+    private = f"in {Path.home()}/secret of token=hf_abcdefghijklmnop at {tmp_path}/x"
+    checks = [
+        Check("one", _raise(ValueError(private))),
+        Check("two", lambda bench: "fine", ("one",)),
+        Check("three", lambda bench: "fine"),
+        Check("four", _raise(CheckSkipped("Not here."))),
+    ]
+    return list(run_checks(checks, Workbench(tmp_path)))
+
+
+def test_a_failure_ends_only_what_needs_it(results: list[CheckResult]) -> None:
+    assert [result.state for result in results] == ["failed", "skipped", "ok", "skipped"]
+    assert "one" in results[1].sentence
+
+
+def test_the_report_names_neither_user_nor_home_nor_token(results: list[CheckResult], tmp_path: Path) -> None:
+    text = selftest.write_report(results, tmp_path / "report.json")
+    for content in (text.read_text("utf-8"), (tmp_path / "report.json").read_text("utf-8")):
+        assert "ValueError: in ~/secret of token=…" in content and "hf_abc" not in content
+        assert str(Path.home()) not in content and str(tmp_path) not in content
+    report = json.loads((tmp_path / "report.json").read_text("utf-8"))
+    assert not report["passed"] and report["summary"].startswith("1 of 4 checks failed") and report["about"]["mlx"]
+
+
+def test_options_that_make_no_sense_are_refused() -> None:
+    for arguments, words in (
+        ("--report x.json", "--report belongs to --selftest"),
+        ("--selftest --report /no/such/folder/x.json", "a folder that exists"),
+        ("--selftest --report x.txt", "name it x.json"),
+        ("--selftest runs", "stands alone"),
+    ):
+        result = call(*arguments.split())
+        assert result.exit_code == 2 and words in result.stderr
+
+
+def where_call(*arguments: str) -> Result:
+    return verbs.call("where", *arguments)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Preferences and runs in one folder, as they are by default, with a file in it that is not ours."""
+    hub = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME")
+    for name in ("GRPO_STUDIO_RUNS", "GRPO_STUDIO_PREFS", *hub):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    folder = places.preferences_folder()
+    ours = "prefs.ini draft.yaml draft-2.yaml draft-1.lock trusted.json native-crash-1.txt"
+    for name in (*ours.split(), "mine.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("12345")
+    run = make_run_folder("trained")
+    run.config.write_text("iters: 1\n")
+    for file in (run.about, run.changes, run.parent, run.window_lock, places.runs_folder() / "queue.json"):
+        file.write_text("1")
+    (places.runs_folder() / "sweeps" / "rates").mkdir(parents=True)
+    (places.runs_folder() / "sweeps" / "rates" / "results.json").write_text("{}")
+    (folder / "runs-cache.jsonl").write_text("12345")
+    (tmp_path / "temporary" / "mlx" / "cpu").mkdir(parents=True)
+    (tmp_path / "temporary" / "mlx" / "cpu" / "kernel.so").write_bytes(b"x" * 100)
+    return folder
+
+
+def test_everything_stored_is_listed_with_its_size(home: Path) -> None:
+    rows = {row["key"]: row for row in json.loads(where_call("--json").stdout)}
+    assert (rows["settings"]["files"], rows["settings"]["bytes"]) == (7, 35)
+    assert (rows["runs"]["files"], rows["runs"]["path"]) == (7, str(home / "runs"))
+    assert rows["kernels"]["bytes"] == 100 and rows["kernels"]["is_shared"]
+    printed = where_call().stdout
+    assert rows["hub"]["files"] == 0 and "nothing yet" in printed
+    assert "0.035 kB in 7 files" in printed and "0.1 kB in 1 file," in printed
+
+
+def test_nothing_is_deleted_without_yes(home: Path) -> None:
+    before = sorted(home.rglob("*"))
+    output = where_call("--remove", "settings").stdout
+    assert str(home / "prefs.ini") in output and "--yes" in output
+    assert sorted(home.rglob("*")) == before
+
+
+def test_only_preferences_are_deleted_and_runs_stay(home: Path) -> None:
+    runs = sorted((home / "runs").rglob("*"))
+    assert where_call("--remove", "settings", "--yes").exit_code == 0
+    assert sorted(path.name for path in home.iterdir()) == ["mine.txt", "runs"]
+    assert sorted((home / "runs").rglob("*")) == runs, "the queue and sweeps too"
+    assert "nothing to delete" in where_call("--remove", "settings", "--yes").stdout
+
+
+def test_runs_are_never_deleted_by_a_command(home: Path) -> None:
+    for key in ("runs", "hub", "lm-studio", "everything"):
+        result = where_call("--remove", key, "--yes")
+        assert result.exit_code == 2 and "cannot be removed by a command" in result.stderr
+    assert (home / "runs" / "trained").is_dir()
+
+
+def test_an_open_window_keeps_its_preferences(home: Path) -> None:
+    with (home / "draft-1.lock").open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        result = where_call("--remove", "settings", "--yes")
+        assert result.exit_code == 2 and "close it first" in result.stderr and (home / "prefs.ini").exists()
+
+
+REPORT = MachineReport("ring", link=LinkSpeed(latency_s=0.002, bytes_per_second=1e6))
+
+
+def arguments(monkeypatch: pytest.MonkeyPatch, folder: Path, report: MachineReport, hosts: int = 2) -> list[object]:
+    monkeypatch.setattr("backend.distributed.machine_check.check_machines", lambda *about: report)
+    file = folder / "hosts.json"
+    file.write_text(json.dumps([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * hosts))
+    return ["estimate", demo_config(), "--hosts", file]
+
+
+def test_a_step_s_loss_follows_from_the_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cost = json.loads(call(*arguments(monkeypatch, tmp_path, REPORT), "--json").stdout)["network"]
+    traffic = cost["traffic"]
+    assert traffic["ranks"] == 2 and traffic["gradient"] > 1_000_000
+    assert cost["sums_s"] == pytest.approx(traffic["updates"] * (0.002 + traffic["gradient"] / 1e6))
+    assert cost["total_s"] == pytest.approx(cost["sums_s"] + cost["gathers_s"] + cost["groups_s"])
+    text = call(*arguments(monkeypatch, tmp_path, REPORT)).stdout
+    assert "On 2 machines" in text and f"a step loses {cost['total_s']:.2g} s to the network" in text
+
+
+def test_the_cost_of_a_step_by_hand() -> None:
+    about = {"model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 28, "intermediate_size": 3072}
+    about |= {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+    shape = shape_from(about | {"vocab_size": 151_936, "tie_word_embeddings": True})
+    assert shape is not None
+    raw = {"model": "any", "data": "any.jsonl", "batch_size": 2, "group_size": 4, "max_completion_length": 100}
+    config = parse(raw | {"num_layers": -1, "rank": 8, "num_iterations": 3})
+    cost = network_cost(config, shape, LinkSpeed(latency_s=0.006, bytes_per_second=50e6, ranks=4))
+    # 28 layers of 8 (in + out): q 1024 + 2048, k and v 1024 + 1024, o, and 1024 + 3072 three times; 4 bytes each.
+    gradient = 4 * 28 * 8 * (3072 + 2 * 2048 + 3072 + 3 * 4096)
+    groups = {"groups_in": 8 * 100 * 21 * 3 // 4, "groups_out": 8 * 100 * 16}
+    assert cost["traffic"] == {"ranks": 4, "updates": 3, "gradient": gradient, **groups}
+    assert cost["sums_s"] == pytest.approx(3 * (0.006 + gradient / 50e6)), "as measured: one sum of all ranks"
+    assert cost["gathers_s"] == pytest.approx((3 * 2 + 4) * 3 * 0.001)
+    assert cost["groups_s"] == pytest.approx((12_600 + 3 * 12_800) / (50e6 * 6 / 4) + 0.002)
+    assert cost["total_s"] == pytest.approx(cost["sums_s"] + cost["gathers_s"] + cost["groups_s"])
+
+
+def test_machines_that_cannot_train_together_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = MachineReport("ring", findings=[MachineFinding("refuse", 1, "mac-b has another version of MLX.")])
+    said = refused(*arguments(monkeypatch, tmp_path, other))
+    assert "hosts: mac-b has another version of MLX." in said
+    assert "lists one machine" in refused(*arguments(monkeypatch, tmp_path, REPORT, 1))

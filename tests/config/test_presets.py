@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PySide6.QtCore import Qt
@@ -12,9 +14,13 @@ from app.state.draft import Draft
 from app.state.presets import BROUGHT, Preset, preset, presets
 from app.widgets.menu_dialogs import PresetPanel
 from backend.config import config
-from backend.config.config import SETTINGS
+from backend.config.config import SETTINGS, parse
+from backend.sampling.row_costs import QUANTIZED
+from backend.trainer.memory.estimate import GB, Estimate, estimate_run
+from backend.trainer.memory.model_shape import ModelShape, shape_from
 from backend.utils import places
 from backend.utils.errors import UserError
+from tests.support.cases import cases
 
 MINE = {"model": "me/mine", "data": "me/rows", "prompt_feature": "q", "answer_feature": "a"}
 MINE |= {"reward_functions": ["r1_count_xml"], "reward_weights": [3.0], "reward_functions_file": ""}
@@ -104,3 +110,72 @@ def test_a_preset_is_chosen_and_applied_by_keyboard(panel: PresetPanel, draft: D
     QTest.keyClick(panel.list, Qt.Key.Key_Return)
     assert draft.value("grpo_loss_type") == "dapo"
     assert draft.value("model") == "me/mine"
+
+
+def _qwen3_0_6b() -> ModelShape:
+    shape = shape_from(
+        {"model_type": "qwen3", "torch_dtype": "bfloat16", "tie_word_embeddings": True, "vocab_size": 151936}
+        | {"hidden_size": 1024, "num_hidden_layers": 28, "intermediate_size": 3072}
+        | {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+    )
+    assert shape is not None
+    return shape
+
+
+def estimated(machine: float = 16 * GB, *, gpu: bool = True, **settings: Any) -> Estimate:
+    config = parse({"model": "m", "data": "d.jsonl", "quantization": "4", "max_completion_length": 256} | settings)
+    return estimate_run(config, _qwen3_0_6b(), int(machine), 80, gpu=gpu)
+
+
+def test_fewer_completions_than_a_tile_name_what_a_full_one_gives() -> None:
+    tip = estimated(group_size=8).speed_note
+    found = re.fullmatch(
+        r"A step samples 8 completions\. This GPU decodes 32 in 1\.6 times the time: up to 2\.5 times as many tokens "
+        r"per second, for ([\d.]+) (MB|GB) more memory\. Raise Group or Batch\.",
+        tip,
+    )
+    assert found is not None, tip
+    more = float(found[1]) * {"MB": 1e6, "GB": 1e9}[found[2]]
+    full = estimated(group_size=32)
+    assert full.plan.rows == 32
+    assert more == pytest.approx(full.total - estimated(group_size=8).total, rel=0.05)
+
+
+def test_no_sentence_where_nothing_is_to_be_gained() -> None:
+    tip = estimated(group_size=8, batch_size=5).speed_note
+    assert tip.startswith("A step samples 40 completions. This GPU decodes 64 in 1.2 times the time: up to 1.3 times")
+    assert estimated(group_size=32).speed_note == "", "a tile is full"
+    assert estimated(group_size=16, gradient_accumulation_steps=4).speed_note == "", "two are"
+    assert estimated(group_size=30).speed_note == "", "nearly full"
+    on_cpu = estimated(group_size=8, gpu=False, dtype="float32")
+    assert on_cpu.speed_note == "", "a CPU takes four times as long for four times as many"
+    assert estimated(12 * GB, group_size=8, max_completion_length=8192, max_seq_length=8300).speed_note == "", "memory"
+
+
+@cases(
+    ("settings", "dtype", "says"),
+    [
+        ({}, "float32", "16 bits are slow, so the run computes in float32 (Precision"),
+        ({"quantization": "4"}, "float32", "packed weights are slow, so the run computes in float32, to which"),
+        ({"memory_limit": 2.5}, "auto", ", and there are 2.5 GB: sampling takes about 6 times"),
+        ({"memory_limit": 2.5, "quantization": "4"}, "auto", "packed weights are slow, and float32 would need"),
+        ({"dtype": "bfloat16"}, "bfloat16", "16 bits are slow: sampling takes about 6 times"),
+        ({"dtype": "float32"}, "float32", ""),
+        ({"train_type": "full"}, "auto", ""),
+    ],
+)
+def test_on_a_cpu_automatic_is_float32_where_memory_allows(settings: dict[str, Any], dtype: str, says: str) -> None:
+    made = {"group_size": 8, "max_seq_length": 512, "quantization": "none"} | settings
+    on_cpu, on_gpu = (estimated(64 * GB, gpu=gpu, **made) for gpu in (False, True))
+    assert (on_cpu.dtype, on_gpu.dtype) == (dtype, settings.get("dtype", "auto"))
+    assert says in on_cpu.speed_note and bool(says) == bool(on_cpu.speed_note)
+    assert "float32" not in on_gpu.speed_note and on_cpu.fits
+
+
+def test_with_short_memory_rows_are_given_up_by_tiles() -> None:
+    free = estimated(group_size=96)
+    assert free.plan.rows == 96
+    rows = {estimated(share * free.rollout.total, group_size=96).plan.rows for share in (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)}
+    assert {64, 32} & rows and rows <= set(QUANTIZED.fewer(96))
+    assert "KV cache" in estimated(group_size=48).rollout.sizes
+    assert estimated(group_size=48).plan.rows == 32 and not estimated(group_size=48).reductions

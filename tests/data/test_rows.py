@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from backend.config.config import Config, parse
+from backend.config.config import Config, parse, problems
+from backend.data.dataset_columns import columns_of, guessed
 from backend.data.rows import check_columns, read_splits
 from backend.utils.command import backend_environment
 from backend.utils.errors import UserError
@@ -218,3 +219,185 @@ def test_an_answer_column_is_required_only_by_functions_that_compare() -> None:
     assert not check_columns(rows, settings(reward_functions=["r1_count_xml"]), "rows")
     for raw in ({"reward_functions": ["r1_accuracy"]}, {"reward_functions": ["mine"], "answer_feature": "solution"}):
         assert [fault.setting for fault in check_columns(rows, settings(**raw), "rows")] == ["answer_feature"]
+
+
+GSM8K = [
+    {"question": f"What is {n} plus {n}?", "answer": f"Add {n} to itself.\nThat is {2 * n}.\n#### {2 * n} "}
+    for n in range(4)
+]
+
+
+@pytest.fixture
+def gsm8k(tmp_path: Path) -> Path:
+    return write(tmp_path / "gsm8k.jsonl", GSM8K)
+
+
+def test_a_pattern_and_a_template_make_the_columns_of_gsm8k(gsm8k: Path) -> None:
+    config = settings(gsm8k, answer_pattern="#### (.*)", prompt_template="{question}\n\nAnswer {{like this}}.")
+    (first, *_) = rows = read_splits(config).train
+    assert [row["answer"] for row in rows] == ["0", "2", "4", "6"], "what the group matches, without the space after it"
+    assert first["prompt"] == "What is 0 plus 0?\n\nAnswer {like this}."
+    assert first["question"] == GSM8K[0]["question"]
+
+
+def test_a_template_sees_the_answer_as_it_was(gsm8k: Path) -> None:
+    config = settings(gsm8k, answer_pattern="#### (.*)", prompt_template="Check: {answer}", prompt_feature="question")
+    assert read_splits(config).train[1]["question"] == f"Check: {GSM8K[1]['answer']}"
+
+
+def test_rows_without_a_match_are_left_out_and_counted(tmp_path: Path) -> None:
+    rows = [*GSM8K, {"question": "And?", "answer": "nobody knows"}, {"question": "And?", "answer": None}]
+    path = write(tmp_path / "rows.jsonl", rows)
+    splits = read_splits(settings(path, answer_pattern="#### (.*)", prompt_feature="question"))
+    assert len(splits.train) == 4
+    assert splits.notes == ["2 of 6 rows of train are left out: the answer pattern matches nothing in their answers."]
+    config = settings(path, answer_pattern="solution: (.*)", prompt_feature="question")
+    assert mistake(read_splits, config)[0] == "answer_pattern", "a pattern that matches nothing at all is a slip"
+
+
+@cases(
+    ("raw", "setting", "says"),
+    [
+        ({"answer_pattern": "####"}, "answer_pattern", "has no group"),
+        ({"answer_pattern": "(a)(b)"}, "answer_pattern", "has 2 groups"),
+        ({"answer_pattern": "(a"}, "answer_pattern", "is not a regular expression: missing ), unterminated subpattern"),
+        ({"answer_pattern": "(" * 300}, "answer_pattern", "is not a regular expression"),
+        ({"prompt_template": "What?"}, "prompt_template", "names no column"),
+        *(({"prompt_template": brace}, "prompt_template", "cannot be read") for brace in "{}"),
+        ({"prompt_template": "{}"}, "prompt_template", "a place is empty"),
+        *(({"prompt_template": f}, "prompt_template", "holds only the name of a column") for f in ("{a!r}", "{a:>40}")),
+        ({"map_function": "shorter"}, "map_function", "no reward functions file"),
+        ({"eval_data": {"a b": "x"}}, "eval_data", "cannot name an evaluation set"),
+        ({"eval_data": {"rewards": "x"}}, "eval_data", "has a meaning already"),
+        ({"eval_data": {"m": {}}}, "eval_data", "names no data"),
+        ({"eval_data": {"m": ["x"]}}, "eval_data", "must be text"),
+        ({"eval_data": {"m": {"data": "x", "beta": "1"}}}, "eval_data", "has beta"),
+        ({"eval_data": {"m": {"data": "x", "answer_pattern": "("}}}, "eval_data", "is not a regular expression"),
+        ({"eval_data": {"m": {"data": "a\0b"}}}, "eval_data", ""),
+        ({"eval_data": "x"}, "eval_data", "must be a mapping"),
+    ],
+)
+def test_what_suits_no_row_is_refused_at_once(raw: dict[str, Any], setting: str, says: str) -> None:
+    (fault,) = problems({"model": "a/b", "data": "a/b"} | raw)
+    assert fault.setting == setting and says in fault.sentence
+    assert len(fault.sentence) <= 200 and fault.sentence.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        ({"prompt_template": "{qestion}"}, "names qestion, which row 1 of"),
+        ({"prompt_template": "{tags}"}, "names tags, which is neither text nor a number in row 1 of"),
+        ({"answer_pattern": "(a+)+$"}, "takes more than 0.05 s on the answer of row 1 of"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raw: dict[str, Any], says: str) -> None:
+    monkeypatch.setattr("backend.data.rows.MATCH_S", 0.05)
+    path = write(tmp_path / "rows.jsonl", [{"prompt": "?", "answer": "a" * 5000 + "b", "tags": ["x"]}])
+    setting, sentence = mistake(read_splits, settings(path, **raw))
+    assert setting in raw and says in sentence and len(sentence) <= 200
+
+
+def shortened(name: str, rows: Sequence[dict[str, Any]], where: Callable[[int], str]) -> list[dict[str, Any] | None]:
+    assert name == "shorter" and where(0).startswith("row ")
+    return [None if row["answer"].endswith("2 ") else row | {"answer": "short"} for row in rows]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_map_function_changes_rows_and_leaves_some_out(gsm8k: Path, streaming: bool) -> None:
+    raw = {"map_function": "shorter", "reward_functions_file": "f.py", "answer_pattern": "(sho)"}
+    config = settings(gsm8k, **raw, prompt_feature="question", streaming=streaming)
+    splits = read_splits(config, shortened)
+    assert [row["answer"] for row in splits.train] == ["sho"] * 3
+    assert [row["question"] for row in splits.train] == [GSM8K[n]["question"] for n in (0, 2, 3)]
+    (note,) = splits.notes
+    assert note.startswith("1 of 4 rows of train are left out: the map function shorter returned None for them")
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Path:
+    return write(tmp_path / "train.jsonl", ROWS)
+
+
+def test_train_valid_and_test_are_three_files(tmp_path: Path, train: Path) -> None:
+    valid, test = write(tmp_path / "mine.csv", ROWS[:2]), write(tmp_path / "last.parquet", ROWS[2:3])
+    splits = read_splits(settings(train, valid_data=str(valid), test_data=str(test), validation_split=0.5))
+    assert (splits.train, splits.valid, splits.test) == (ROWS, ROWS[:2], ROWS[2:3]), "nothing is held out"
+    assert splits.source == {"train": str(train), "valid": str(valid), "test": str(test)}
+
+
+def test_another_dataset_takes_the_place_of_the_datasets_own_split(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    for split, rows in (("train", ROWS), ("valid", ROWS[:1]), ("test", ROWS[1:2])):
+        write(folder / f"{split}.jsonl", rows)
+    other = write(tmp_path / "other.jsonl", ROWS[3:])
+    splits = read_splits(settings(folder, valid_data=str(other), valid_split="nowhere-in-the-folder"))
+    assert (splits.valid, splits.test) == (ROWS[3:], ROWS[1:2])
+
+
+@pytest.mark.parametrize(
+    ("files", "taken"), [(("train", "valid", "test"), "valid"), (("train", "test"), "test"), (("train",), "train")]
+)
+def test_a_folder_gives_its_evaluation_split(tmp_path: Path, train: Path, files: tuple[str, ...], taken: str) -> None:
+    for number, name in enumerate(files):
+        write(tmp_path / "other" / f"{name}.jsonl", ROWS[number : number + 1])
+    splits = read_splits(settings(train, valid_data=str(tmp_path / "other")))
+    assert splits.valid == [ROWS[files.index(taken)]]
+
+
+def test_named_sets_have_columns_and_patterns_of_their_own(tmp_path: Path, train: Path) -> None:
+    easy = write(tmp_path / "easy.jsonl", ROWS[:2])
+    hard = write(tmp_path / "hard" / "exam.jsonl", [{"problem": "?", "solution": "#### 7"}])
+    exam = {"data": str(hard.parent), "test_split": "exam", "prompt_feature": "problem"}
+    exam |= {"answer_feature": "solution", "answer_pattern": "#### (.*)"}
+    splits = read_splits(settings(train, eval_data={"easy": str(easy), "hard": exam}))
+    assert list(splits.evals) == ["easy", "hard"]
+    assert splits.evals["easy"].rows == ROWS[:2]
+    assert splits.evals["hard"].rows == [{"problem": "?", "solution": "7"}]
+
+
+@pytest.mark.parametrize("key", ["valid_data", "test_data"])
+def test_a_dataset_that_is_not_there_is_named_with_its_setting(tmp_path: Path, train: Path, key: str) -> None:
+    assert mistake(read_splits, settings(train, **{key: "./no.jsonl"}))[0] == key
+    write(tmp_path / "empty.csv", ROWS).write_text("prompt,answer\n")
+    setting, sentence = mistake(read_splits, settings(train, **{key: str(tmp_path / "empty.csv")}))
+    assert setting == key and sentence.endswith("has no rows.")
+    setting, sentence = mistake(read_splits, settings(train, eval_data={"m": "./no.jsonl"}))
+    assert setting == "eval_data" and "no.jsonl" in sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "columns"),
+    [
+        ("a.csv", "\ufeffquestion,answer\n1,2\n", ["question", "answer"]),
+        ("a.csv", '"a, b",c\n', ["a, b", "c"]),
+        ("a.csv", "", []),
+        ("a.jsonl", '{"prompt": "x", "answer": {"deep": 1}}\n{"other": 1}\n', ["prompt", "answer"]),
+        ("a.json", '\n[ {"q": 1, "a": 2}, {"q"', ["q", "a"]),
+        ("a.json", '{"rows": broken', []),
+        ("a.jsonl", "[1]\n", []),
+    ],
+)
+def test_columns_are_read_from_the_first_line(tmp_path: Path, name: str, text: str, columns: list[str]):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert columns_of(tmp_path / name) == columns
+
+
+def test_an_unreadable_file_has_no_columns(tmp_path: Path):
+    (tmp_path / "a.csv").write_bytes(b"\xff\xfe\x00")
+    assert columns_of(tmp_path / "a.csv") == columns_of(tmp_path / "absent.csv") == columns_of(tmp_path) == []
+
+
+@cases(
+    ("columns", "features"),
+    [
+        (["Question", "Answer"], ["prompt", "answer"]),
+        (["id", "problem", "final answer"], [None, "prompt", "answer"]),
+        (["math_question", "gold-answer", "kind"], ["prompt", "answer", "type"]),
+        (["answer", "prompt", "system"], ["answer", "prompt", "system"]),
+        (["x", "y"], [None, None]),
+    ],
+)
+def test_usual_column_names_are_recognised(columns: list[str], features: list[str | None]):
+    pairs = zip(columns, features, strict=True)
+    assert guessed(columns) == {f"{feature}_feature": column for column, feature in pairs if feature}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import tracemalloc
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,17 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from backend.data.dataset_columns import columns_of
 from backend.data.files import Row, read_file, stream_file
-from backend.data.problems import PromptFormat
+from backend.data.problems import PromptFormat, chat_sizes, check_prompts
 from backend.data.prompts import PromptStream, TokenizedPrompts, shuffled
-from backend.data.rows import read_splits
+from backend.data.rows import check_columns, read_splits
 from backend.models.tokenizers import load_tokenizer
+from backend.runs import start_progress
+from backend.runs.start_progress import StartProgress, progress_listener
+from backend.serve import dataset_questions
+from backend.serve.questions import QuestionCall
+from backend.utils import documents
 from backend.utils.errors import UserError
 from tests.data.test_rows import ROWS, mistake, settings, write
 from tests.support.cases import cases
@@ -160,3 +168,121 @@ def test_rows_stay_on_the_disk_while_a_run_takes_them(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert len(train) == rows and peak < 6_000_000, "the text alone is 12 MB, and three times as much as rows in memory"
+
+
+PROGRESS_ROWS = [{"prompt": f"What is {n}?", "answer": n} for n in range(50)]
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The lines that are parsed, as they are."""
+    lines: list[str] = []
+    parse = documents.parse_loose_json
+    monkeypatch.setattr(documents, "parse_loose_json", lambda text: lines.append(text) or parse(text))
+    return lines
+
+
+def test_every_row_of_a_streamed_file_is_parsed_once_before_a_run(tmp_path: Path, parsed: list[str]) -> None:
+    config = settings(write(tmp_path / "rows.jsonl", PROGRESS_ROWS), streaming=True)
+    train = read_splits(config).train
+    assert parsed == [], "where rows begin is found without parsing them"
+    assert check_columns(train, config, "rows.jsonl") == [] and len(parsed) == 1
+    sizes = chat_sizes(train, PromptFormat.of(config), "rows.jsonl")
+    assert list(sizes) == [len(row["prompt"]) for row in PROGRESS_ROWS] and len(parsed) == 51
+    held = read_splits(settings(tmp_path / "rows.jsonl", streaming=True, validation_split=0.2))
+    assert len(parsed) == 51 and check_columns(held.valid, config, "rows.jsonl") == [] and len(parsed) == 52
+    assert held.valid[3] in PROGRESS_ROWS
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b'{"prompt": ', "The JSON in line 7 of "),
+        (b'{"prompt": "\xe9"}', "is not UTF-8 text"),
+        (b"[1]", "in line 7 of"),
+    ],
+)
+def test_a_broken_line_ends_the_check_and_is_named(tmp_path: Path, line: bytes, says: str) -> None:
+    path = write(tmp_path / "rows.jsonl", PROGRESS_ROWS)
+    lines = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([*lines[:4], b"", b" \t", line, *lines[4:]]))
+    config = settings(path, streaming=True)
+    rows = read_splits(config).train
+    _, sentence = mistake(check_prompts, rows, None, PromptFormat.of(config), str(path))
+    assert says in sentence
+    with pytest.raises(UserError):
+        rows[4]
+
+
+def test_going_through_many_rows_says_how_far_it_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"FIRST_S": -1.0, "EVERY_S": 0.0, "LOOKED": 10}.items():
+        monkeypatch.setattr(start_progress, name, value)
+    said: list[str] = []
+    path = write(tmp_path / "rows.jsonl", PROGRESS_ROWS)
+    raw: dict[str, Any] = {"streaming": True, "prompt_template": "{prompt} Think."}
+    with progress_listener(said.append):
+        rows = read_splits(settings(path, **raw)).train
+        chat_sizes(rows, PromptFormat.of(settings(path)), str(path))
+    read = [StartProgress.read(line) for line in said]
+    looking, preparing, checking = (read[start : start + 6] for start in (0, 6, 12))
+    assert [each and each.doing for each in (looking[0], preparing[0], checking[0])] == [
+        "Looking for the rows of rows.jsonl",
+        "Preparing the rows of rows.jsonl",
+        "Checking rows.jsonl",
+    ]
+    assert [each and each.share for each in checking] == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    assert said[13].startswith("Checking rows.jsonl: 20%, 10 rows, ") and said[13].endswith(" rows/s.")
+    assert "50 rows, " in said[5] and len(said) == 18
+    chat_sizes(list(rows), PromptFormat.of(settings(path)), str(path))
+    assert len(said) == 18, "nobody listens any more"
+    assert json.dumps(rows[0]) == '{"prompt": "What is 0? Think.", "answer": 0}'
+
+
+NUMBER = "1" * 5000
+
+
+def sentence(path: Path) -> str:
+    setting, sentence = mistake(read_splits, settings(path))
+    assert setting == "data" and len(sentence) <= 200 and sentence.isprintable()
+    return sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.jsonl", "[" * 100_000, "line 1 of a.jsonl is broken: it is nested more than 100 levels deep."),
+        ("a.jsonl", '{"prompt": ' + "[" * 101 + "]" * 101 + "}", "is nested more than 100 levels deep."),
+        ("a.json", f'[{{"prompt": {NUMBER}}}]', "a.json is broken: a whole number has more than 4,300 digits."),
+        ("a.jsonl", '{"prompt": "hi"}'.encode("utf-16"), "a.jsonl is not UTF-8 text."),
+        ("a.parquet", "", "a.parquet cannot be read as parquet: it is empty."),
+    ],
+)
+def test_a_broken_file(tmp_path: Path, name: str, content: str | bytes, says: str) -> None:
+    with chdir(tmp_path):
+        Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        assert sentence(Path(name)).endswith(says)
+
+
+def test_nan_and_infinity_are_numbers_of_a_row(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "hi", "score": NaN, "most": 1e999}')
+    assert read_splits(settings(tmp_path / "a.jsonl")).train[0]["most"] == float("inf")
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_pipe_is_never_opened(tmp_path: Path, is_folder: bool) -> None:
+    os.mkfifo(tmp_path / "train.jsonl")
+    assert sentence(tmp_path if is_folder else tmp_path / "train.jsonl").endswith("a pipe, a socket or a device.")
+    assert columns_of(tmp_path / "train.jsonl") == []
+
+
+def test_the_page_survives_what_check_refuses(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        json.dumps({"\ud800": "\ud800", "answer": "", "prompt": [{"role": "user", "content": 3}]})
+    )
+    call = QuestionCall(lambda progress: None)
+    raw = {"data": str(tmp_path / "a.jsonl")}
+    assert dataset_questions.preview({"settings": raw}, call)["faults"] == []
+    row = dataset_questions.preview_row({"settings": raw, "split": "train", "index": 0}, call)
+    assert "must hold text or a list of messages" in row["faults"][-1]["sentence"]
+    for data in ("~nosuchuser/x.jsonl", "x" * 5000, "a\0b"):
+        assert dataset_questions.preview({"settings": {"data": data}}, call).get("faults", [{}])

@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import json
 import math
+import random
+import signal
+import subprocess
+import time
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,13 +29,17 @@ from backend.config.other_programs.translation import FOREIGN_WORDS
 from backend.data.problems import PromptFormat, check_prompts
 from backend.data.rows import check_columns, read_splits
 from backend.models.tokenizers import load_tokenizer
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
 from backend.runs.sweep import parse_sweep
 from backend.serve import dataset_questions
 from backend.serve.questions import QuestionCall
 from backend.trainer.memory.estimate import estimate_run
 from backend.trainer.memory.model_shape import ModelShape, shape_of
+from backend.utils.command import backend_command, backend_environment
 from backend.utils.documents import parse_yaml
 from backend.utils.errors import UserError
+from tests.support import small_run
 from tests.support.random_models import tiny_model, tiny_tokenizer
 
 SOUND = {"model": "owner/model", "data": "owner/data", "reward_functions": ["r1_int"], "max_completion_length": 64}
@@ -163,3 +171,50 @@ def test_a_file_is_read_or_refused(name: str, content: bytes, streaming: bool) -
 def test_a_parquet_file_of_any_type_is_read_or_refused(column: list[Any], tmp_path: Path) -> None:
     pq.write_table(pa.table({"prompt": column, "answer": ["1", "2"]}), tmp_path / "d.parquet")
     try_file("d.parquet", (tmp_path / "d.parquet").read_bytes(), streaming=False)
+
+
+OF_TIME = ("time/", "process/", "machine/", "peak_memory")
+
+
+def begin(verb: str, *arguments: str) -> subprocess.Popen[bytes]:
+    command = backend_command(verb, *arguments)
+    output = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen(command, env=backend_environment(), start_new_session=True, **output)
+
+
+def run_content(run: RunFolder) -> dict[str, Any]:
+    """What a run leaves, without times."""
+    steps = [
+        {key: value for key, value in event["metrics"].items() if not (key.startswith(OF_TIME) or "per_second" in key)}
+        for event in read_events(run.events)
+        if event["kind"] == "step"
+    ]
+    files = {
+        str(path.relative_to(run.path)): path.read_bytes()
+        for path in sorted(run.path.rglob("*"))
+        if path.is_file() and (path.suffix == ".safetensors" or path.name == "completions.jsonl")
+    }
+    return {"steps": steps, **files}
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("seed", range(30))
+def test_a_killed_run_equals_one_that_was_not(seed: int, tmp_path: Path) -> None:
+    dice = random.Random(seed)
+    runs = [RunFolder(tmp_path / "runs" / name) for name in ("whole", "killed")]
+    for run in runs:
+        raw = small_run.settings_for(tmp_path / "inputs", iters=6, save_every=2, **small_run.low_half(tmp_path))
+        small_run.prepare(run, raw)
+    whole, killed = runs
+    assert begin("train", "--run", str(whole.path)).wait(120) == 0
+    process = begin("train", "--run", str(killed.path))
+    for _ in range(3 if seed else 1):
+        wanted = dice.randrange(1, 6)
+        while process.poll() is None and len(small_run.steps(killed)) < wanted:
+            time.sleep(0.01)
+        time.sleep(dice.random() * 0.1)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process = begin("resume", str(killed.path))
+    assert process.wait(120) == 0, killed.log.read_text()
+    assert run_content(killed) == run_content(whole)

@@ -157,3 +157,21 @@ def test_colours_live_in_the_theme_alone() -> None:
 
 def test_no_standard_module_is_shadowed() -> None:
     assert not {name.split(".")[0] for name in modules()} & sys.stdlib_module_names
+
+
+SOURCES = sorted(path for program in ("app", "backend") for path in (ROOT / program).rglob("*.py"))
+
+DOCSTRING = re.compile(r'(?:#.*\n|\s)*r?"""\s*\S')
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [path for path in SOURCES if not DOCSTRING.match(path.read_text("utf-8"))]
+    assert not silent
+
+
+def test_every_source_file_that_a_document_names_exists() -> None:
+    paths = re.compile(r"`((?:app|backend|packaging|resources|tests)/[\w/]+(?:\.py|/))")
+    documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    named = {(document.name, path) for document in documents for path in paths.findall(document.read_text("utf-8"))}
+    assert len(named) > 50
+    assert not [place for place in sorted(named) if not (ROOT / place[1]).exists()]

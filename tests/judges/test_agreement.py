@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +16,16 @@ from typer.testing import CliRunner
 
 from backend.cli.rewards import rewards
 from backend.judges.agreement import Agreement, Kind, Labels, Question, measure, pad, questions_for
+from backend.judges.score_metrics import score_metrics
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
 from backend.serve.questions import QuestionCall
 from backend.serve.reward_questions import judge_agreement
+from backend.types import Completion, Group, Problem
 from backend.utils.errors import UserError
+from tests.support import small_run
 from tests.support.cases import cases
-from tests.support.judge_server import judge_server
+from tests.support.judge_server import JudgeServer, judge_server
 
 NOISE, BIAS = 0.1, 0.1
 PLACES: dict[str, Callable[[float], float]] = {  # of a place from 0 to 1
@@ -141,3 +149,78 @@ def test_the_window_and_the_verb_ask_a_server(tmp_path: Path) -> None:
     config.write_text("reward_functions: [r1_int_reward_func]")
     refused = CliRunner().invoke(rewards, ["judge", str(config)])
     assert refused.exit_code == 2 and "is a judge or a reward model" in refused.stderr
+
+
+@pytest.fixture
+def server() -> Iterator[JudgeServer]:
+    with judge_server() as server:
+        server.score = lambda text: (len(text) % 7) / 6
+        yield server
+
+
+def settings(folder: Path, server: JudgeServer, **arguments: Any) -> dict[str, Any]:
+    given = "".join(f', {name}="{value}"' for name, value in arguments.items())
+    judge = f'judge(rubric="Be nice.", url="{server.url}"{given}, name=nice)'
+    return small_run.settings_for(folder, reward_functions=[judge, "r1_int"], reward_weights=[1.0, 0.1], iters=4)
+
+
+def test_a_killed_run_asks_nothing_twice(server: JudgeServer, tmp_path: Path, run: RunFolder) -> None:
+    raw = settings(tmp_path, server) | {"save_every": 2}
+    assert small_run.train_here(raw, run).kind == "finished"
+    assert small_run.events(run, "step")[0]["metrics"]["judge/nice/failed"] == 0.0
+    resumed, calls = RunFolder(tmp_path / "resumed"), len(server.calls)
+    shutil.copytree(run.path, resumed.path)
+    shutil.rmtree(resumed.checkpoints / "000004")
+    assert small_run.train_here(raw, resumed).kind == "finished"
+    assert len(server.calls) == calls
+    small_run.assert_same_run(run, resumed)
+
+
+def test_a_run_pauses_while_its_server_is_gone(server: JudgeServer, tmp_path: Path, run: RunFolder) -> None:
+    def come_back() -> None:
+        until = time.monotonic() + 30
+        while time.monotonic() < until:
+            last = [event for event in read_events(run.events) if event["kind"] == "phase"][-1:]
+            if last and last[0]["phase"] == "paused":
+                server.start()
+                run.say("resume")
+                return
+            time.sleep(0.02)
+
+    def echo(event: dict[str, Any]) -> None:
+        if event["kind"] == "step" and event["step"] == 2:
+            server.stop()
+            threading.Thread(target=come_back).start()
+
+    assert small_run.train_here(settings(tmp_path, server), run, echo).kind == "finished"
+    (note,) = [note for note in small_run.notes(run) if "does not answer" in note]
+    assert note.startswith("The judge nice cannot score") and "resume it" in note
+    assert [event["metrics"]["judge/nice/failed"] for event in small_run.events(run, "step")] == [0.0] * 4
+
+
+def test_a_run_goes_on_without_its_server(server: JudgeServer, tmp_path: Path, run: RunFolder) -> None:
+    def echo(event: dict[str, Any]) -> None:
+        if event["kind"] == "step" and event["step"] == 2:
+            server.stop()
+
+    raw = settings(tmp_path, server, when_unreachable="skip")
+    assert small_run.train_here(raw, run, echo).kind == "finished"
+    (note,) = [note for note in small_run.notes(run) if "does not answer" in note]
+    assert "gave no score for some completions" in note
+    assert [event["metrics"]["judge/nice/failed"] for event in small_run.events(run, "step")] == [0.0, 0.0, 1.0, 1.0]
+
+
+def groups(*lengths: list[int]) -> list[Group]:
+    problem = Problem(0, "p", [], [], "")
+    return [Group(problem, [Completion([1] * length, [], "", "eos") for length in each]) for each in lengths]
+
+
+def test_length_counts_within_groups_and_only_scores_at_one_end_saturate() -> None:
+    """The second group is longer and scores lower: over both the correlation would be negative."""
+    two = groups([1, 2, 3], [11, 12, 13])
+    found = score_metrics("j", two, [0.7, 0.8, 0.9, 0.1, 0.2, 0.3])
+    assert found == {"judge/j/saturated": 0.0, "judge/j/length_correlation": pytest.approx(1.0)}
+    assert score_metrics("j", two, [1, 1, None, 0, 1, 0])["judge/j/saturated"] == 3 / 5
+    assert score_metrics("j", two, [1.0] * 6) == {"judge/j/saturated": 1.0}
+    assert score_metrics("j", two, [None] * 6) == {}
+    assert set(score_metrics("rm", two, [-3.0, 8.0, 2.0, 1.0, 0.0, 1.0])) == {"judge/rm/length_correlation"}

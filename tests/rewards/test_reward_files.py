@@ -1,19 +1,27 @@
-"""A user's reward file loads without the library it was written for, or fails in one sentence."""
+"""A user's reward file, written for mlx-lm-lora or for TRL, runs as its library would run it, or fails in one
+sentence."""
 
 from __future__ import annotations
 
+import asyncio
+import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from backend.rewards import get_reward_function
+from backend.rewards.errors import RewardError
+from backend.rewards.inputs import TrainerState
 from backend.rewards.registry import REWARD_REGISTRY
 from backend.rewards.resolve import load_reward_file, resolve
-from backend.types import Completion, Group, Problem
+from backend.rewards.scoring import Answer
+from backend.types import Completion, Group, Problem, ToolCall, ToolResult, Turn
 from backend.utils.errors import UserError
-from tests.support.scoring import score
+from tests.support.scoring import make_group, reward_function, score
 
 LIBRARY = "mlx_lm_lora.trainer.grpo_reward_functions"
 
@@ -189,3 +197,274 @@ def test_dataclasses_work_in_a_file_with_postponed_annotations(write) -> None:
         def rule(completions): return [Rule(3.0).points for _ in completions]
     """)
     assert run(path, "rule")[0] == {"rule": 3.0}
+
+
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}]
+
+
+def chat(*texts: str, column: str = "prompt", **row: object) -> Group:
+    row = {column: CHAT[1:], **row}
+    return Group(Problem(0, "2 + 2?", CHAT, [], "4", None, row), [Completion([1], [0.0], t, "eos") for t in texts])
+
+
+def scored(calls, *groups: Group, timeout_s: float = 5.0, **about) -> Answer:
+    functions = [reward_function(name, call) for name, call in calls.items()]
+    return score(list(groups), functions, [1.0] * len(functions), timeout_s, **about)
+
+
+# Files
+
+# Functions in the style of TRL's documentation and guides.
+TRL_FILE = '''
+    import re
+
+    def format_reward(completions, **kwargs):
+        """1.0 for the format."""
+        contents = [completion[0]["content"] for completion in completions]
+        return [1.0 if re.match(r"^<think>.*?</think>", text) else 0.0 for text in contents]
+
+    def truth(prompts, completions, ground_truth, **kwargs):
+        assert all(prompt[-1]["role"] == "user" for prompt in prompts)
+        return [1.0 if c[0]["content"].endswith(str(t)) else None for c, t in zip(completions, ground_truth)]
+
+    async def length(completion_ids, scale=1.0, **kwargs):
+        return [scale * len(ids) for ids in completion_ids]
+
+    class Judge:
+        def __call__(self, completions, trainer_state, log_extra, log_metric, **kwargs):
+            log_extra("judged", [trainer_state.global_step] * len(completions))
+            log_metric("judged/share", 0.5)
+            return [0.0] * len(completions)
+
+    judge = Judge()
+'''
+
+
+def test_a_file_written_for_trl_runs_unchanged(write, tmp_path: Path) -> None:
+    path = write(TRL_FILE, "trl_file.py")
+    entries = [
+        "trl_file.py::format_reward",
+        f"{path}::truth",
+        "trl_file.py::length(scale=2)",
+        "trl_file.py::judge",
+        "r1_int",
+    ]
+    functions = resolve(entries, base=tmp_path)
+    names = ["format_reward", "truth", "length", "judge", "r1_int_reward_func"]
+    assert [function.about.name for function in functions] == names
+    assert [function.about.file for function in functions] == [path, path, path, path, None]
+    group = chat("<think>a</think>4", "5", ground_truth=4)
+    report = score([group], functions, [1.0] * 5, 5.0, TrainerState(step=7, max_steps=9))
+    scores = [list(completion.scores.values()) for completion in group.completions]
+    assert scores == [[1, 1, 2, 0, 0], [0, None, 2, 0, 0]]
+    assert (report.columns, report.metrics) == ({"judged": [7, 7]}, {"judged/share": 0.5})
+
+
+def test_each_file_is_run_once_and_may_be_the_registering_one_too(write, tmp_path: Path, capsys) -> None:
+    path = write(
+        """
+        print("loading")
+        from backend.rewards import register_reward_function
+        @register_reward_function("known")
+        def mine(completions): return [1.0 if isinstance(c, str) else 0.0 for c in completions]
+        def other(completions): return [0.0] * len(completions)
+    """,
+        "trl_file.py",
+    )
+    functions = resolve(["known", "trl_file.py::mine", "trl_file.py::other"], path, tmp_path)
+    assert capsys.readouterr().out == "loading\n"
+    resolve(["trl_file.py::mine", f"{tmp_path}/../{tmp_path.name}/trl_file.py::other"], base=tmp_path)
+    assert capsys.readouterr().out == "loading\n"
+    group = chat("a")
+    score([group], functions, [1.0] * 3, 5.0)
+    # `known` is called our way, with texts; `mine` is the same function, called as TRL calls it
+    assert group.completions[0].scores == {"known": 1.0, "mine": 0.0, "other": 0.0}
+
+
+# Functions of conversational prompts, as guides print them.
+INDEXING = """
+    import functools
+    def first(completions, **kwargs):
+        return [comp[0]['content'] == "ab" for comp in completions]
+    def asks(prompts, completions, **kwargs):
+        return [prompt[-1].get("content") == "What is 2 + 2?" for prompt in prompts if prompt[-1]["content"]]
+    def _text(completion):
+        return completion[0]["content"]
+    def helped(completions, **kwargs):
+        return [_text(completion) == "ab" for completion in completions]
+    short = functools.partial(first, scale=2)
+    class Adaptive:
+        def __init__(self, function):
+            self.function = function
+        def __call__(self, *args, **kwargs):
+            return self.function(*args, **kwargs)
+    adaptive = Adaptive(first)
+    def characters(completions, **kwargs):
+        return [len(completion) == 2 for completion in completions]
+"""
+
+
+def test_a_function_that_indexes_messages_gets_messages_of_text_rows_too(write, tmp_path: Path) -> None:
+    path = write(INDEXING, "deep.py")
+    names = ["first", "asks", "helped", "characters"]
+    entries = [*names, "deep.py::short", "deep.py::adaptive"]
+    functions = resolve(entries, path, tmp_path)  # none is registered: the file's are found by name
+    assert [function.takes_messages for function in functions] == [True, True, True, False, True, True]
+    group = make_group("ab", prompt="What is 2 + 2?")
+    score([group], functions, [1.0] * 6, 5.0)
+    assert list(group.completions[0].scores.values()) == [1.0] * 6
+    registered = write(
+        f"    from backend.rewards import register_reward_function{INDEXING}    register_reward_function()(first)"
+    )
+    (first,) = resolve(["first"], registered)
+    assert first.takes_messages and first.dialect == "ours"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return [1.0]", "f of trl_file.py, line 3, returned 1 scores for 2 completions."),
+        ("return [1.0, 'x']", "f of trl_file.py, line 3, returned 'x' (str) as a score, which is not a number, on"),
+        ("return [x.y for x in completions]", "raised AttributeError: 'str' object has no attribute 'y' (trl_file.py"),
+        ("log_extra('c', [1]); return [0, 0]", "line 3, logged 1 values in the column c for 2 completions."),
+        ("log_extra('c', 'ab'); return [0, 0]", "raised TypeError: log_extra takes a list of values, one a completion"),
+        ("log_extra('', [1, 2]); return [0, 0]", "raised ValueError: log_extra takes a name on one line first, not ''"),
+        ("log_metric('m', float('nan')); return [0, 0]", "log_metric takes a finite number, and m is nan (trl_file"),
+        ("log_metric('reward', 1); return [0, 0]", "reward is a metric of the trainer; log yours under another name"),
+        ("log_metric('rewards/x/mean', 1); return [0, 0]", "rewards/x/mean is a metric of the trainer"),
+        ("while True: pass", "f of trl_file.py, line 3, was still running after 0.3 s (reward_timeout)."),
+    ],
+)
+def test_a_failure_names_file_and_line(write, tmp_path: Path, body: str, words: str) -> None:
+    write(f"import time\n\ndef f(completions, log_extra, log_metric, **kwargs):\n    {body}\n", "trl_file.py")
+    with pytest.raises(RewardError) as caught:
+        score([make_group("a", "b")], resolve(["trl_file.py::f"], base=tmp_path), [1.0], 0.3)
+    (fault,) = caught.value.faults
+    assert words in fault.sentence
+
+
+# Messages
+
+
+def seen_by(group: Group, style: str) -> tuple:
+    """Prompts and completions as a function of this style receives them."""
+    seen = []
+
+    def inputs(prompts, completions):
+        seen.append((prompts, completions))
+        return [0.0] * len(completions)
+
+    function = reward_function("mine", inputs)
+    if style == "trl":
+        function = replace(function, dialect="trl")
+    score([group], [function], [1.0], 5.0)
+    return seen[0]
+
+
+def test_a_prompt_of_messages_gives_messages_to_trl_functions_and_text_to_ours() -> None:
+    assert seen_by(chat("a", "b"), "ours") == (["2 + 2?"] * 2, ["a", "b"])
+    chats = [[{"role": "assistant", "content": text}] for text in ("a", "b")]
+    assert seen_by(chat("a", "b"), "trl") == ([CHAT, CHAT], chats)
+    assert seen_by(chat("a", "b", column="question"), "trl") == ([CHAT, CHAT], chats)
+
+
+def test_a_prompt_of_text_gives_text() -> None:
+    assert seen_by(make_group("a", prompt="What is 2 + 2?"), "trl") == (["What is 2 + 2?"], ["a"])
+    assert seen_by(make_group("a"), "trl") == (["What is 2 + 2?"], ["a"])
+    assert seen_by(chat("a", column="messages", prompt="What is 2 + 2?"), "trl")[1] == ["a"]
+    assert seen_by(chat("a", column="history", history=[{"role": "user", "content": "Else"}]), "trl")[1] == ["a"]
+    assert seen_by(chat("a", column="facts", facts=[1, 2]), "trl")[1] == ["a"]
+
+
+def test_with_tools_trl_functions_get_the_conversation_of_text_rows_too() -> None:
+    turns = [Turn("", [ToolCall("add", {"a": 2})], 3, [ToolResult("add", "4")], 2), Turn("4", [], 1)]
+    group = make_group("4", prompt="What is 2 + 2?")
+    group.completions[0].turns = turns
+    assert seen_by(group, "ours")[1] == ["4"]
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    asked = {"role": "assistant", "content": "", "tool_calls": [call]}
+    told = {"role": "tool", "name": "add", "content": "4"}
+    assert seen_by(group, "trl")[1] == [[asked, told, {"role": "assistant", "content": "4"}]]
+
+
+def test_trl_functions_get_columns_as_they_are() -> None:
+    columns = {}
+
+    def takes_columns(answer, types, completion_ids, **kwargs):
+        columns.update(kwargs, answer=answer, types=types, ids=completion_ids)
+        return [0.0]
+
+    group = make_group("a", answer="four", kind="sum")
+    group.problem.row = {
+        "prompt": "p",
+        "answer": 4,
+        "types": "sum",
+        "completion_ids": "mine",
+        "trainer_state": "mine",
+        "extra": {"a": 1},
+    }
+    state = TrainerState(step=3)
+    score([group], [replace(reward_function("mine", takes_columns), dialect="trl")], [1.0], 5.0, state)
+    assert [columns[name] for name in ("answer", "types", "ids", "extra")] == [[4], ["sum"], [[0, 1]], [{"a": 1}]]
+    assert columns["trainer_state"] == replace(state, reward_timeout=5.0) and "prompt" not in columns
+    columns.clear()
+    score([group], [reward_function("mine", takes_columns)], [1.0], 5.0, state)
+    assert (columns["answer"], columns["types"]) == (["four"], ["sum"])
+
+
+# trainer_state and logs
+
+
+def test_logged_columns_and_metrics_are_in_the_report() -> None:
+    def first_logger(completions, log_extra, log_metric):
+        log_extra("parts", completions[:1])
+        log_extra("parts", completions[1:])  # in two pieces
+        log_metric("share", 1)
+        log_metric("share", np.float32(2.0))
+        return [0.0] * len(completions)
+
+    async def two(completions, log_extra, log_metric):
+        log_extra("odd", (math.inf, {"a": (1, None)}, np.int64(3)))
+        log_metric("own/metric", True)
+        return [0.0] * len(completions)
+
+    def kinds(completions, log_extra):
+        log_extra("kinds", np.arange(3))
+        log_extra("text", [Path("x"), 1.5, [np.float64(2)]])
+        return [0.0] * 3
+
+    report = scored({"one": first_logger, "two": two, "kinds": kinds}, make_group("a", "b"), make_group("c"))
+    assert report.columns == {
+        "parts": ["a", "b", "c"],
+        "kinds": [0, 1, 2],
+        "text": ["x", 1.5, [2.0]],
+        "odd": [None, {"a": [1, None]}, 3],
+    }
+    assert report.metrics == {"share": 1.5, "own/metric": 1.0}
+    assert len(report.seconds) == 3
+
+
+# Async
+
+
+def test_async_functions_run_concurrently() -> None:
+    """Each waits until all three run; one after the other they would wait for the time limit."""
+    running, all_run = 0, asyncio.Event()
+
+    async def slow(completions, **kwargs):
+        nonlocal running
+        running += 1
+        if running == 3:
+            all_run.set()
+        await all_run.wait()
+        await asyncio.sleep(0.05)
+        return [float(len(text)) for text in completions]
+
+    class Slow:
+        async def __call__(self, completions):
+            return await slow(completions)
+
+    group = make_group("a", "bcd")
+    report = scored({"first": slow, "plain": lambda completions: [0, 0], "second": slow, "third": Slow()}, group)
+    assert [*group.completions[1].scores.items()] == [("first", 3.0), ("plain", 0.0), ("second", 3.0), ("third", 3.0)]
+    assert all(report.seconds[index] >= 0.04 for index in (0, 2, 3))

@@ -1,8 +1,9 @@
-"""A run samples while a checkpoint is written, and the checkpoint is that of the step at which writing began."""
+"""Checkpoints are written beside training and appear whole; which of a folder's are kept, newest and best."""
 
 from __future__ import annotations
 
 import gc
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,22 +16,23 @@ import pytest
 
 from backend.config.config import parse
 from backend.runs import checkpoint
-from backend.runs.checkpoint import arrays_of
+from backend.runs.checkpoint import arrays_of, newest, newest_whole
 from backend.runs.checkpoint_writer import CheckpointWriter, Snapshot, snapshot
 from backend.runs.events import EventLog, JsonLines, read_events
 from backend.runs.run_folder import RunFolder
-from backend.runs.saved_weights import TrainingState
+from backend.runs.saved_weights import TrainingState, all_checkpoints
 from backend.sampling.rollout import Sampler
+from backend.trainer.machine import MEMORY, gpu_error
 from backend.training.learner import Learner
 from backend.utils import disk
 from backend.utils.errors import UserError
-from tests.support import small_run
+from tests.support import failing_gpu, small_run
 
 PATIENCE_S = 20
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunFolder:
+def made_run(tmp_path: Path) -> RunFolder:
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     return folder
@@ -58,9 +60,9 @@ def slowed(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[int]]
     return go, threads
 
 
-def test_later_updates_do_not_reach_a_checkpoint(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_updates_do_not_reach_a_checkpoint(made_run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     go, threads = slowed(monkeypatch)
-    checkpoint_writer = writer_of(run)
+    checkpoint_writer = writer_of(made_run)
     assert not checkpoint_writer.is_done
     weights = {"layer.lora_a": mx.arange(6.0).reshape(2, 3).T, "layer.lora_b": mx.ones((2, 2)) * 3}
     held = dict(weights)
@@ -72,14 +74,14 @@ def test_later_updates_do_not_reach_a_checkpoint(run: RunFolder, monkeypatch: py
         assert not checkpoint_writer.is_done or go.is_set()
         go.set()
         checkpoint_writer.wait()
-        assert checkpoint_writer.saved_step == step and (run.checkpoints / f"00000{step}").is_dir()
+        assert checkpoint_writer.saved_step == step and (made_run.checkpoints / f"00000{step}").is_dir()
     checkpoint_writer.close()
-    assert kinds_and_steps(run) == [("checkpoint", 1), ("checkpoint", 2)]
-    first, second = checkpoint.all_checkpoints(run)
+    assert kinds_and_steps(made_run) == [("checkpoint", 1), ("checkpoint", 2)]
+    first, second = checkpoint.all_checkpoints(made_run)
     for name, x in held.items():
         assert mx.array_equal(arrays_of(first, "weights")[name], x)
         assert mx.array_equal(arrays_of(second, "weights")[name], x + 1)
-        assert mx.array_equal(mx.load(str(run.adapters / "adapters.safetensors"))[name], x + 1)
+        assert mx.array_equal(mx.load(str(made_run.adapters / "adapters.safetensors"))[name], x + 1)
     assert len(set(threads)) == 1 and threads[0] != threading.get_ident()
 
 
@@ -113,14 +115,16 @@ def test_a_snapshot_with_an_array_that_is_not_finite_is_refused(which: int) -> N
         snapshot_from(*arrays)
 
 
-def test_a_failed_write_is_raised_and_the_next_may_succeed(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint_writer = writer_of(run)
+def test_a_failed_write_is_raised_and_the_next_may_succeed(
+    made_run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint_writer = writer_of(made_run)
     with monkeypatch.context() as patch:
         patch.setattr(disk, "sync", lambda path: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         checkpoint_writer.begin(lambda: snapshot_of(1, {"x": mx.ones(2)}))
         with pytest.raises(UserError, match=r"disk: .*/000001 cannot be written: the disk is full\."):
             checkpoint_writer.wait()
-    assert checkpoint_writer.saved_step is None and not list(run.checkpoints.iterdir())
+    assert checkpoint_writer.saved_step is None and not list(made_run.checkpoints.iterdir())
     checkpoint_writer.begin(lambda: snapshot_of(1, {"x": mx.ones(2)}))
     checkpoint_writer.wait()
     assert checkpoint_writer.saved_step == 1
@@ -220,3 +224,88 @@ def test_saving_holds_no_second_copy_of_the_model_in_full_fine_tuning(tmp_path: 
     never, always = peak("never", 100), peak("always", 1)
     size = sum(np.prod(x.shape) * 4 for x in mx.load(str(tmp_path / "model" / "model.safetensors")).values()) / 1e9
     assert size > 0.005 and always < never + size / 2
+
+
+WEIGHTS = {"layers.0.lora_a": mx.array([[1.0, -0.0]]), "layers.0.lora_b": mx.array([3.0])}
+MOMENTS = {"step": mx.array(7, mx.uint64), "layers.0.lora_a.m": mx.array([[0.5, 0.25]])}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path)
+
+
+def save(run: RunFolder, step: int, score: float | None = None, *, keep: int = 3, is_full_model: bool = False) -> Path:
+    state = TrainingState(step=step, score=score)
+    return checkpoint.save(run, state, WEIGHTS, MOMENTS, is_full_model=is_full_model, keep=keep)
+
+
+def steps(run: RunFolder) -> list[int]:
+    return [saved.state.step for saved in all_checkpoints(run)]
+
+
+@pytest.mark.parametrize("is_full_model", [False, True])
+def test_a_checkpoint_loads_as_it_was_saved(run: RunFolder, is_full_model: bool) -> None:
+    state = TrainingState(100, updates=200, cursor=300, num_tokens=4000, elapsed_s=5.5, events_bytes=6000)
+    path = checkpoint.save(run, state, WEIGHTS, MOMENTS, is_full_model=is_full_model, keep=3)
+    assert path == run.checkpoints / "000100"
+    name = "model.safetensors" if is_full_model else "adapters.safetensors"
+    assert sorted(file.name for file in path.iterdir()) == sorted([name, "optimizer.safetensors", "state.json"])
+    newest_one = newest(run)
+    assert newest_one and newest_one.state == state and newest_one.path == path and newest_one.has_optimizer
+    for saved, loaded in ((WEIGHTS, arrays_of(newest_one, "weights")), (MOMENTS, arrays_of(newest_one, "optimizer"))):
+        assert saved.keys() == loaded.keys()
+        assert all(loaded[key].dtype == saved[key].dtype and mx.array_equal(loaded[key], saved[key]) for key in saved)
+
+
+def test_a_checkpoint_may_have_a_reference_and_no_optimizer(run: RunFolder) -> None:
+    checkpoint.save(run, TrainingState(step=1), WEIGHTS, None, WEIGHTS, is_full_model=False, keep=3)
+    saved = newest(run)
+    assert saved and not saved.has_optimizer and saved.has_reference
+    assert all(mx.array_equal(array, WEIGHTS[name]) for name, array in arrays_of(saved, "reference").items())
+
+
+def test_an_incomplete_folder_is_no_checkpoint_and_one_of_a_later_version_is(run: RunFolder) -> None:
+    assert newest(run) is None
+    file = save(run, 1) / "state.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"of_tomorrow": 1}))
+    for step, missing in ((2, "adapters.safetensors"), (3, "optimizer.safetensors"), (4, "state.json")):
+        (save(run, step, keep=9) / missing).unlink()
+    for step, text in ((5, ""), (6, "[]"), (7, '{"step": 7'), (8, '{"cursor": 3}')):
+        (save(run, step, keep=9) / "state.json").write_text(text)
+    assert steps(run) == [1]
+
+
+def test_leftovers_of_a_killed_process_are_ignored_and_deleted_by_the_next_save(run: RunFolder) -> None:
+    path = save(run, 1)
+    for name in (".000002", ".000001.old"):
+        path.rename(run.checkpoints / name) if name == ".000002" else (run.checkpoints / name).mkdir()
+    assert newest(run) is None
+    save(run, 2)
+    assert [folder.name for folder in run.checkpoints.iterdir()] == ["000002"]
+    (run.checkpoints / "000002").rename(run.checkpoints / ".000002.old")  # killed while it saved step 2 again
+    assert newest_whole(run)[0] == newest(run) and steps(run) == [2]
+
+
+@pytest.mark.parametrize(
+    ("scores", "keep", "kept"),
+    [((0.1, 0.9, 0.2, None, 0.3, 0.4), 2, [2, 5, 6]), ((0.1, 0.9, 0.9, 0.9, 0.2, 0.2), 1, [2, 6])],
+    ids=["the newest few and the best", "a score is repeated until the next evaluation"],
+)
+def test_rotation(run: RunFolder, scores: tuple[float | None, ...], keep: int, kept: list[int]) -> None:
+    for step, score in enumerate(scores, 1):
+        save(run, step, score, keep=keep)
+    assert steps(run) == kept
+
+
+def test_a_gpu_error_while_saving_is_not_taken_for_a_full_disk(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are RuntimeErrors of mlx; one is mended by a new process, the other by the user."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError(failing_gpu.OUT_OF_MEMORY)
+
+    monkeypatch.setattr(mx, "save_safetensors", refuse)
+    with pytest.raises(RuntimeError, match="Insufficient Memory") as raised:
+        save(run, 1)
+    assert gpu_error(raised.value) is MEMORY
+    assert not list(run.checkpoints.iterdir())

@@ -16,11 +16,15 @@ from app.state.run_state import RunState
 from backend.runs import checkpoint
 from backend.runs.archive import WorkClock, summary
 from backend.runs.completion_files import CompletionIndex, parse_group_row
-from backend.runs.events import EventLog, Follower, first_and_last_events, has_finished, read_events
+from backend.runs.events import EventLog, Follower, check_format, first_and_last_events, has_finished, read_events
+from backend.runs.queue import QueueFile
 from backend.runs.run_folder import RunFolder
-from backend.runs.run_record import compare, newest_evaluation, reward_curve
+from backend.runs.run_record import compare, newest_evaluation, read_notes, read_parent, reward_curve
+from backend.runs.steering import read_changes
+from backend.runs.sweep_results import SweepFolder, read_results
 from backend.trainer.health.watch import Watch, examine
 from backend.trainer.steering import MetricWatch
+from backend.utils.errors import UserError
 from tests.support import small_run
 from tests.support.diaries import recording
 
@@ -146,3 +150,37 @@ def test_a_run_goes_on_although_its_files_were_edited(tmp_path: Path, run: RunFo
     assert steps == [1, 2, 3, 4]
     saved = checkpoint.newest(run)
     assert saved is not None and saved.state.step == 4
+
+
+FILE_READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any]]] = {
+    "about": (lambda folder: RunFolder(folder).about, lambda folder: read_notes(RunFolder(folder))),
+    "changes": (lambda folder: RunFolder(folder).changes, lambda folder: read_changes(RunFolder(folder))),
+    "parent": (lambda folder: RunFolder(folder).parent, lambda folder: read_parent(RunFolder(folder))),
+    "queue": (lambda folder: QueueFile(folder).path, lambda folder: QueueFile(folder).read()),
+    "results": (lambda folder: SweepFolder(folder).results, lambda folder: read_results(SweepFolder(folder))),
+}
+"""Which file of a folder, and what reads it."""
+STRANGE = '{"changes": [{"step": 1, "settings": {"' + "x" * 500 + '": [1, 2]}}], "title": 3, "runs": 3}'
+BROKEN = ['{"a": [1, 2', "{1: 2}", "[]", STRANGE, "3"]
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=range(len(BROKEN)))
+@pytest.mark.parametrize("name", FILE_READERS)
+def test_a_broken_file_is_named_with_what_to_do_however_long_its_path(tmp_path: Path, name: str, broken: str) -> None:
+    folder = tmp_path / ("a long name of a folder " * 5).strip() / ("and another one " * 8).strip()
+    folder.mkdir(parents=True)
+    file, read = FILE_READERS[name]
+    file(folder).write_text(broken)
+    with pytest.raises(UserError) as mistake:
+        read(folder)
+    (fault,) = mistake.value.faults
+    assert file(folder).name in fault.sentence and "fix or delete" in fault.sentence.lower(), fault.sentence
+    assert len(fault.sentence) <= 200, fault.sentence
+
+
+def test_a_file_without_end_is_not_read_to_its_end(tmp_path: Path) -> None:
+    """Whether a run is of a newer version is asked before anything of it is checked."""
+    run = RunFolder(tmp_path)
+    with run.changes.open("wb") as file:
+        file.truncate(1 << 40)  # of holes
+    check_format(run)

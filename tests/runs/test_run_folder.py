@@ -16,11 +16,23 @@ from pathlib import Path
 import pytest
 
 from backend.config.checks import cross_setting_faults
+from backend.runs.disk_use import disk_use
 from backend.runs.events import EventLog
-from backend.runs.run_folder import RunFolder, all_runs, default_run_name, find_run, hold_lock, make_run_folder
+from backend.runs.run_folder import (
+    LAUNCH_VARIABLE,
+    RunFolder,
+    all_runs,
+    default_run_name,
+    find_run,
+    held_for_launch,
+    hold_lock,
+    make_run_folder,
+)
 from backend.utils import places
 from backend.utils.command import backend_environment
+from backend.utils.disk import gigabytes
 from backend.utils.errors import UserError
+from backend.utils.files import remove_tree, require_plain_files
 from backend.utils.text import quote
 
 HOLDER = """
@@ -35,7 +47,7 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunFolder:
+def made_run(tmp_path: Path) -> RunFolder:
     folder = RunFolder(tmp_path / "runs" / "mine")
     folder.path.mkdir(parents=True)
     folder.config.write_text("iters: 1\n")
@@ -56,18 +68,18 @@ def another_process(run: RunFolder) -> Iterator[subprocess.Popen[str]]:
         holder.communicate()
 
 
-def test_two_processes_cannot_lock_one_run_and_a_killed_one_releases_it(run: RunFolder) -> None:
-    assert not run.is_locked()
-    with another_process(run) as holder:
-        assert run.is_locked()
+def test_two_processes_cannot_lock_one_run_and_a_killed_one_releases_it(made_run: RunFolder) -> None:
+    assert not made_run.is_locked()
+    with another_process(made_run) as holder:
+        assert made_run.is_locked()
         with pytest.raises(UserError, match="run: The run mine is being trained by another process; stop that one"):
-            hold_lock(run)
-        assert run.is_locked(), "asking takes nothing away"
+            hold_lock(made_run)
+        assert made_run.is_locked(), "asking takes nothing away"
         holder.send_signal(signal.SIGKILL)
         holder.wait(10)
-        assert not run.is_locked()
-        os.close(hold_lock(run))
-    assert not run.is_locked()
+        assert not made_run.is_locked()
+        os.close(hold_lock(made_run))
+    assert not made_run.is_locked()
 
 
 def test_a_default_run_name_has_model_train_type_and_date() -> None:
@@ -116,12 +128,12 @@ def test_runs_are_listed_newest_first_and_only_runs(tmp_path: Path) -> None:
     assert list(all_runs(tmp_path / "nowhere")) == []
 
 
-def test_a_run_is_found_by_path_and_by_name(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = run.path.parent
+def test_a_run_is_found_by_path_and_by_name(made_run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = made_run.path.parent
     monkeypatch.setenv(places.RUNS_VARIABLE, str(runs))
     monkeypatch.chdir(runs.parent)
-    for name, folder in (("mine", None), ("runs/mine", None), (run.path, None), ("mine", runs)):
-        assert find_run(name, folder) == run
+    for name, folder in (("mine", None), ("runs/mine", None), (made_run.path, None), ("mine", runs)):
+        assert find_run(name, folder) == made_run
     with pytest.raises(
         UserError,
         match=re.escape(f"There is no run yours: neither a run folder at that path nor one in {quote(runs, 80)}."),
@@ -129,8 +141,79 @@ def test_a_run_is_found_by_path_and_by_name(run: RunFolder, monkeypatch: pytest.
         find_run("yours")
 
 
-def test_a_control_word_replaces_the_one_before(run: RunFolder) -> None:
-    run.say("pause")
-    run.say("stop")
-    assert run.control.read_text() == "stop", "the newer word counts"
-    assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "control"]
+def test_a_control_word_replaces_the_one_before(made_run: RunFolder) -> None:
+    made_run.say("pause")
+    made_run.say("stop")
+    assert made_run.control.read_text() == "stop", "the newer word counts"
+    assert sorted(path.name for path in made_run.path.iterdir()) == ["config.yaml", "control"]
+
+
+TRIES = """
+import os, sys
+from pathlib import Path
+from backend.utils.errors import UserError
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_folder import hold_lock
+try:
+    hold_lock(RunFolder(Path(sys.argv[1])))
+except UserError as mistake:
+    sys.exit(str(mistake))
+print("trains")
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    (tmp_path / "run").mkdir()
+    return RunFolder(tmp_path / "run")
+
+
+def tried(run: RunFolder, **variables: str) -> str:
+    """What another process gets to hear that would train the run."""
+    environment = {key: value for key, value in os.environ.items() if key != LAUNCH_VARIABLE} | variables
+    command = [sys.executable, "-c", TRIES, str(run.path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def test_only_what_the_launcher_has_started_trains_the_run_between_two_starts(run: RunFolder) -> None:
+    with held_for_launch(run):
+        assert run.is_locked()
+        os.close(hold_lock(run))  # its own, as for the event log's last line
+        assert run.is_locked(), "no rank is alive, and the window does not take the run for crashed"
+        assert "is being trained by another process" in tried(run)
+        assert "trains" in tried(run, **{LAUNCH_VARIABLE: os.environ[LAUNCH_VARIABLE]})
+        assert "is being trained" in tried(run, **{LAUNCH_VARIABLE: str(run.path.with_name("another"))})
+        with pytest.raises(UserError, match="is being trained"), held_for_launch(run):
+            raise AssertionError("two launchers")
+    assert not run.is_locked() and not run.launch_lock.exists() and LAUNCH_VARIABLE not in os.environ
+    assert "trains" in tried(run)
+    handle = hold_lock(run)
+    with pytest.raises(UserError, match="is being trained"), held_for_launch(run):
+        raise AssertionError("beside a trainer")
+    assert not run.launch_lock.exists()
+    os.close(handle)
+
+
+def test_a_size_has_three_digits_and_no_exponent() -> None:
+    sizes = [0, 999_400, 999_500, 12_340_000, 999.4e6, 999.6e6, 999.6e9, 1.25e12, 1234e12]
+    texts = ["0 kB", "999 kB", "1 MB", "12.3 MB", "999 MB", "1 GB", "1 TB", "1.25 TB", "1,234 TB"]
+    assert list(map(gigabytes, sizes)) == texts
+
+
+def test_folders_of_any_depth_are_counted_walked_and_deleted(tmp_path: Path) -> None:
+    """os.walk and shutil.rmtree of Python 3.11 recurse, and a path has at most 4,096 bytes."""
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    run.log.write_text("log")
+    here = os.open(run.path, os.O_RDONLY)
+    for _ in range(3_000):
+        os.mkdir("a", dir_fd=here)
+        below = os.open("a", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    assert disk_use(run) == {"log.txt": 3}
+    require_plain_files(run.path)
+    remove_tree(run.path)
+    assert not run.path.exists()

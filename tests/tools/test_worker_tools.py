@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,17 @@ import pytest
 from backend.rewards.calls import wait_on
 from backend.rewards.inputs import TrainerState
 from backend.rewards.scorer import Scorer
-from backend.rewards.scoring import RewardSource
+from backend.rewards.scoring import RewardSource, ToolRequest
 from backend.rewards.worker_process import RewardWorker
+from backend.tools.host import Poll, ToolSchemas
+from backend.tools.runner import ToolRunner
 from backend.tools.scorer_tools import ScorerTools
+from backend.tools.several import SeveralHosts
 from backend.tools.toolbox import RunTools
 from backend.types import Completion, Group, Problem, ToolCall, ToolResult
 from backend.utils.errors import UserError
+from backend.utils.places import resources
+from tests.support.cases import cases
 
 HEAD = "import asyncio, ctypes, os, sys, time\n\n"
 TOOLS = (
@@ -187,3 +193,100 @@ def test_a_call_that_takes_the_process_with_it_is_an_error_and_environments_are_
     assert scores(scorer, numbers) == [13, 22, 30]  # of a process that has begun anew for it
     scorer.host.stop()  # by another run
     assert go_on(host, numbers[2:], [add])[0][0].content == "31" and not host.new_notes()
+
+
+class FakeHost:
+    """Ends one conversation at each question, the last one first."""
+
+    def __init__(self, log: list[str], first: int, *names: str, text: str | None = None) -> None:
+        self.log, self.first, self.text = log, first, text
+        self.schemas = ToolSchemas([{"function": {"name": name}} for name in names], {"": []} if text else None)
+        self.running: list[tuple[int, list[ToolResult]]] = []
+
+    def begin(self, rows: Sequence[Mapping[str, Any]], poll: Poll) -> list[tuple[int, str | None]]:
+        self.running = []
+        return [(self.first + index, self.text) for index in range(len(rows))]
+
+    def submit(self, conversation: int, calls: Sequence[ToolCall], poll: Poll) -> None:
+        self.log.append(f"{conversation}: {' '.join(call.name for call in calls)}")
+        self.running.append((conversation, [ToolResult(call.name, f"{self.first}") for call in calls]))
+
+    def finished(self, wait_s: float, poll: Poll) -> list[tuple[int, list[ToolResult]]]:
+        return [self.running.pop()] if self.running else []
+
+    def new_notes(self) -> list[str]:
+        return [f"note {self.first}"]
+
+    def close(self) -> None:
+        self.log.append("closed")
+
+
+def poll() -> None: ...
+
+
+def test_calls_of_a_turn_run_in_order_at_the_hosts_that_have_them() -> None:
+    log: list[str] = []
+    host = SeveralHosts([FakeHost(log, 10, "a", "b", text="hello"), FakeHost(log, 20, "c")])
+    assert [schema["function"]["name"] for schema in host.schemas.of("")] == ["a", "b", "c"]
+    assert host.begin([{}, {}], poll) == [(10, "hello"), (11, "hello")]
+    host.submit(10, [ToolCall(name, {}) for name in ("a", "c", "c", "unknown", "b")], poll)
+    host.submit(11, [ToolCall("c", {})], poll)
+    ended: dict[int, list[str]] = {}
+    while len(ended) < 2:
+        ended |= {number: [each.content for each in results] for number, results in host.finished(1.0, poll)}
+    assert ended == {10: ["10", "20", "20", "10", "10"], 11: ["20"]}
+    assert log == ["10: a", "21: c", "20: c c", "10: unknown b"] and host.finished(1.0, poll) == []
+    assert host.new_notes() == ["note 10", "note 20"]
+    host.submit(11, [ToolCall("a", {})], poll)
+    host.begin([{}], poll)
+    assert host.finished(1.0, poll) == [], "the rollout before was stopped"
+    host.close()
+    assert log[-2:] == ["closed", "closed"]
+
+
+CALCULATOR, SEARCH = resources() / "examples" / "calculator.py", resources() / "examples" / "search.py"
+WORDLE = resources() / "examples" / "wordle.py"
+
+
+def play(tools: ToolRunner, *calls: ToolCall, row: dict[str, Any] | None = None) -> list[ToolResult]:
+    """The results of these calls in one conversation, that of the environment's reset first."""
+    results = tools.run(ToolRequest(0, timeout_s=5.0, wait_s=5.0, begin=[(0, "", row)]))[0][1] if row else []
+    return results + tools.run(ToolRequest(0, timeout_s=5.0, wait_s=5.0, submit={0: calls}))[0][1]
+
+
+@cases(
+    ("expression", "value"),
+    [
+        ("47*86", "4042"),
+        (" (1 + 2) * 3 / 4", "2.25"),
+        ("-7 // 2 + 2**10", "1020"),
+        ("1/0", "{'error': 'division by zero'}"),
+        ("9**9**9", "{'error': 'the power is too large'}"),
+        ("2 +", "{'error': 'not an expression: 2 +'}"),
+        ("__import__('os')", "{'error': 'only numbers, parentheses and + - * / // % ** are allowed'}"),
+    ],
+)
+def test_calculator(expression: str, value: str) -> None:
+    (result,) = play(RunTools(CALCULATOR).open({}), ToolCall("calculate", {"expression": expression}))
+    assert result.content == value and result.failed == value.startswith("{")
+
+
+def test_search_finds_the_passage_of_every_question() -> None:
+    tools = RunTools(SEARCH).open({})
+    for row in map(json.loads, SEARCH.with_suffix(".jsonl").read_text("utf-8").splitlines()):
+        (result,) = play(tools, ToolCall("search", {"query": row["prompt"]}))
+        answer: str = {"4": "four", "11": "eleven"}.get(row["answer"]) or row["answer"]
+        assert answer.lower() in result.content.replace(",", "").lower(), row
+
+
+def test_wordle_marks_each_letter_once_and_scores_a_game() -> None:
+    tools = RunTools(None, (), {"": (WORDLE, "Wordle")}).open({})
+    assert [schema["function"]["name"] for schema in tools.toolbox.environment_schemas[""]] == ["guess"]
+    words = ("geese", "Crane", "toast", "crane")
+    opening, *guesses = play(tools, *(ToolCall("guess", {"word": word}) for word in words), row={"answer": "crane"})
+    assert opening.content.startswith("Guess the hidden word of 5 letters.")
+    assert guesses[0].content == "----G 5 left." and guesses[1].content == "GGGGG Solved in 2."
+    assert [guess.failed for guess in guesses] == [False, False, True, True]
+    (reward,) = tools.toolbox.rewards()
+    played = tools.environment(0)
+    assert reward.about.name == "Wordle" and reward.call(environments=[played]) == [0.9]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backend.config.config import Config, parse
+from backend.models.policy import load_policy
 from backend.runs.completion_rows import Stop
+from backend.trainer.telemetry import completion_row
 from backend.training.batch import Batch, completion_metrics, pack
+from backend.training.grpo import grpo_learner
 from backend.training.importance_sampling import importance_ratio, logp_gap
 from backend.training.losses import TRL_DEFAULTS, merge, policy_terms, token_weights
+from backend.training.microbatch import (
+    LENGTH_BUCKET,
+    PASS_OVERHEAD,
+    MicroBatchRows,
+    PromptMode,
+    RowLengths,
+    plan_micro_batches,
+)
+from backend.training.variety import NGRAM, distinct_ngrams, repetition, variety_metrics
 from backend.types import Completion, Group, Problem
+from tests.support import random_models
 from tests.support.cases import cases
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -172,3 +187,189 @@ def test_the_gap_is_between_two_policies_before_any_filter() -> None:
     gap = {name: float(x) for name, x in logp_gap(policy, sampling, kept, mask).items()}
     assert gap == {"sampling/logp_gap/mean": 0.375, "sampling/logp_gap/max": 0.5}
     assert {float(x) for x in logp_gap(policy, sampling, kept, 0 * mask).values()} == {0}
+
+
+def rows(prompt: int, *lengths: int, groups: int = 1) -> list[RowLengths]:
+    return [RowLengths(i, i * groups // len(lengths), prompt, length) for i, length in enumerate(lengths)]
+
+
+def costs(parts: list[list[int]], of: list[RowLengths], shared: bool = True) -> list[int]:
+    return [MicroBatchRows(shared, [of[index] for index in part]).tokens for part in parts]
+
+
+MODES: list[PromptMode] = ["prefilled", "per_micro_batch", "per_row"]
+
+
+@pytest.mark.parametrize("prompts", MODES)
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 300)), min_size=1, max_size=12),
+    budget=st.integers(1, 1500),
+    most_rows=st.none() | st.integers(1, 5),
+)
+def test_no_row_is_lost_and_limits_are_kept(
+    prompts: PromptMode, sizes: list[tuple[int, int]], budget: int, most_rows: int | None
+) -> None:
+    many = [RowLengths(i, group, 100 * group + 1, length) for i, (group, length) in enumerate(sizes)]
+    parts = plan_micro_batches(many, most_rows=most_rows, token_budget=budget, prompts=prompts)
+    assert sorted(index for part in parts for index in part) == list(range(len(many)))
+    counted = [RowLengths(row.index, row.group, 0, row.length) for row in many] if prompts == "prefilled" else many
+    tokens = costs(parts, counted, prompts != "per_row")
+    assert all(size <= budget or len(part) == 1 for size, part in zip(tokens, parts, strict=True))
+    assert all(most_rows is None or len(part) <= most_rows for part in parts)
+    assert tokens == sorted(tokens, reverse=True), "the one that needs most memory first"
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    lengths=st.lists(st.integers(0, 400), min_size=1, max_size=7),
+    prompt=st.sampled_from([1, 60, 900]),
+    groups=st.integers(1, 3),
+)
+def test_the_plan_is_the_cheapest_split_by_length(lengths: list[int], prompt: int, groups: int, shared: bool) -> None:
+    """Compared with every split of the rows sorted by length."""
+    many = rows(prompt, *lengths, groups=groups)
+    planned = sum(
+        cost + PASS_OVERHEAD
+        for cost in costs(plan_micro_batches(many, prompts="per_micro_batch" if shared else "per_row"), many, shared)
+    )
+    size = {row.index: row.length + (0 if shared else row.prompt) for row in many}
+    falling = sorted(many, key=lambda row: -size[row.index])
+    steps = [
+        i
+        for i in range(1, len(many))
+        if -(-size[falling[i].index] // LENGTH_BUCKET) != -(-size[falling[i - 1].index] // LENGTH_BUCKET)
+    ]
+    for count in range(len(steps) + 1):
+        for chosen in combinations(steps, count):
+            borders = [0, *chosen, len(many)]
+            split = [falling[a:b] for a, b in pairwise(borders)]
+            assert planned <= sum(MicroBatchRows(shared, part).tokens + PASS_OVERHEAD for part in split)
+
+
+G, PROMPT, COMPLETION = 4, 40, 8
+MANY = {"gradient_accumulation_steps": 3}
+BUDGET = G * COMPLETION
+"""Tokens of a problem's completions without their prompt."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}  # not 1, to which any number would broadcast
+    return random_models.tiny_model(tmp_path_factory.mktemp("models") / "qwen3", own=heads)
+
+
+def config_of(model: Path, **settings: Any) -> Config:
+    raw = {"model": str(model), "data": "none", "num_layers": -1, "rank": 4, "beta": 0, "learning_rate": 1.0}
+    raw |= {"batch_size": 1, "group_size": G, "max_completion_length": COMPLETION}
+    raw |= {"optimizer": "sgd", "max_grad_norm": 0}
+    return parse(raw | settings)
+
+
+def shared_groups(*prompts: int) -> list[Group]:
+    """One group for each prompt length; completions of unequal lengths, the first of the maximum length."""
+    rng = np.random.default_rng(0)
+    groups_ = []
+    for number, length in enumerate(prompts):
+        lengths = [COMPLETION, *rng.integers(2, COMPLETION + 1, G - 1).tolist()]
+        completions = [
+            Completion(rng.integers(3, 320, n).tolist(), [0.0] * n, "", "eos", advantage=float(rng.normal()))
+            for n in lengths
+        ]
+        groups_.append(Group(Problem(number, "", [], rng.integers(3, 320, length).tolist(), ""), completions))
+    return groups_
+
+
+Reads = list[tuple[type, int]]
+
+
+def learned(config: Config, batch: list[Group], **how: Any) -> tuple[dict[str, np.ndarray], dict[str, float], Reads]:
+    """The changes of the weights by a step of plain gradient descent, its metrics, and what was read: whether prompts
+    or completions, and how many tokens."""
+    policy = load_policy(config)
+    start = {name: np.array(x) for name, x in policy.trainable().items()}
+    split_model = policy.split_model
+    plain, reads = split_model.hidden, []
+    split_model.hidden = lambda tokens, cache=None: reads.append((type(cache[0]), tokens.size)) or plain(tokens, cache)
+    learner = grpo_learner(policy, config, 1, **how)
+    metrics = learner.learn(pack(batch, pad_id=policy.pad_id))
+    return {name: np.array(x) - start[name] for name, x in policy.trainable().items()}, metrics, reads
+
+
+def assert_same_step(first: tuple[Any, dict[str, float], Reads], second: tuple[Any, dict[str, float], Reads]) -> None:
+    assert first[1]["grad_norm"] > 1e-3, "else this shows nothing"
+    assert first[1] == pytest.approx(second[1], rel=1e-4, abs=1e-6, nan_ok=True)
+    for name, x in first[0].items():
+        np.testing.assert_allclose(second[0][name], x, atol=1e-5 * np.abs(x).max() + 1e-7, rtol=0, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "prompts"),
+    [
+        ({}, [PROMPT]),
+        pytest.param(MANY, [PROMPT, 3, 57], marks=pytest.mark.proof),
+        (MANY | {"train_type": "full"}, [PROMPT, 57, 4]),
+        (MANY | {"grad_checkpoint": True, "beta": 0.1}, [PROMPT, 57, 4]),
+    ],
+    ids=["one prompt", "several", "full", "recomputed"],
+)
+def test_prefilling_prompts_once_changes_no_gradient(model: Path, settings: dict[str, Any], prompts: list[int]) -> None:
+    config, batch = config_of(model, **settings), shared_groups(*prompts)
+    unsplit = learned(config, batch, micro_batch_tokens=10**6)
+    prefilled = learned(config, batch, micro_batch_tokens=BUDGET)
+    assert_same_step(unsplit, prefilled)
+
+
+def test_the_mask_reaches_the_batch_beside_padding_and_truncation() -> None:
+    def completion(stop: Any, mask: list[int]) -> Completion:
+        return Completion([5, 6, 7], [-1.0] * 3, "", stop, mask=mask)
+
+    rows = [completion("eos", [1, 0, 1]), completion("length", [1, 0, 1]), completion("eos", [0, 0, 0])]
+    rows += [Completion([5], [-1.0], "", "eos")]
+    groups = [Group(Problem(0, "", [], [1, 2], ""), rows)]
+    batch: Batch = pack(groups, pad_id=0)
+    assert batch.mask_BT.tolist() == [[1, 0, 1], [1, 0, 1], [0, 0, 0], [1, 0, 0]] and batch.mask_BT.dtype == mx.float32
+    assert batch.length_B.tolist() == [3, 3, 3, 1], "masked tokens are read all the same"
+    truncated = pack(groups, pad_id=0, mask_truncated_completions=True)
+    assert truncated.mask_BT.tolist() == [[1, 0, 1], [0, 0, 0], [0, 0, 0], [1, 0, 0]]
+    assert [completion_row(row)["tokens"] for row in rows] == [2, 2, 0, 1], "as completions/mean_length"
+    counts = completion_metrics(groups)
+    assert counts["num_tokens"] == 4 * 2 + 2 + 2 + 0 + 1
+    assert (counts["completions/max_length"], counts["completions/min_length"]) == (2, 0)
+
+
+def variety_group(*completions: list[int], masks: tuple[list[int], ...] = ()) -> Group:
+    problem = Problem(0, "", [], [1], "")
+    made = [Completion(tokens, [0.0] * len(tokens), "", "eos") for tokens in completions]
+    for completion, mask in zip(made, masks, strict=False):
+        completion.mask = mask
+    return Group(problem, made)
+
+
+def test_distinct_completions_are_counted_within_each_group() -> None:
+    same, different = variety_group([1, 2], [1, 2], [1, 2], [1, 2]), variety_group([1, 2], [1], [2], [1, 2])
+    assert variety_metrics([same])["completions/distinct_fraction"] == 0.25
+    assert variety_metrics([same, different])["completions/distinct_fraction"] == pytest.approx((0.25 + 0.75) / 2)
+    assert variety_metrics([variety_group([1]), variety_group([1])])["completions/distinct_fraction"] == 1.0
+
+
+def test_distinct_n_counts_the_different_ngrams_of_a_group_over_its_tokens() -> None:
+    """By hand: (1 2 3) and (1 2 4) have 4 different tokens and the bigrams 12, 23, 24; 6 tokens in all."""
+    metrics = variety_metrics([variety_group([1, 2, 3], [1, 2, 4])])
+    assert metrics["completions/distinct_1"] == pytest.approx(4 / 6)
+    assert metrics["completions/distinct_2"] == pytest.approx(3 / 6)
+    assert distinct_ngrams([[1], [2]], 2) == distinct_ngrams([[], []], 1) == 0  # no bigram reaches into the next one
+
+
+def test_repetition_is_the_share_of_ngrams_that_stood_before() -> None:
+    once = list(range(20))
+    assert repetition(once) == 0.0
+    assert repetition(once + once) == pytest.approx((20 - NGRAM + 1) / (40 - NGRAM + 1))
+    assert repetition([7] * 40) == pytest.approx(1 - 1 / (40 - NGRAM + 1))
+    assert repetition([7] * NGRAM) == repetition([]) == 0.0
+
+
+def test_tokens_that_the_policy_did_not_produce_do_not_count() -> None:
+    other = variety_group([1, 9, 2], [1, 8, 2], masks=([1, 0, 1], [1, 0, 1]))
+    assert variety_metrics([other])["completions/distinct_fraction"] == 0.5

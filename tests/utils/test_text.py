@@ -3,12 +3,20 @@ out, which is what `regex` would compile."""
 
 from __future__ import annotations
 
+import getpass
+import json
+import subprocess
+import sys
 import time
 from functools import reduce
 from pathlib import Path
 
 import pytest
 
+from backend import __version__
+from backend.config.config import SETTINGS
+from backend.utils import about, machine, places
+from backend.utils.about import LOG_LINES, ProblemFacts, report, without_private
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import SENTENCE, excess, quote, visible, written_out
 from tests.support.cases import cases
@@ -123,3 +131,176 @@ def test_patterns_as_people_write_them_are_left_alone(pattern: str) -> None:
 def test_only_what_is_repeated_counts_more_than_once(pattern: str, length: int) -> None:
     """Every character of a group counts, its brackets too: (?:ab) is six."""
     assert written_out(pattern) == length
+
+
+def test_everything_shipped_names_a_version_and_a_licence() -> None:
+    parts = {part.name: part for part in about.components()}
+    assert next(iter(parts)) == "grpo-studio" and "Permission is hereby granted" in parts["grpo-studio"].text
+    by_platform = "mlx-cpu" if sys.platform == "linux" else "mlx-metal"
+    assert {"mlx", by_platform, "mlx-lm", "numpy", "huggingface_hub", "antlr4-python3-runtime", "Python"} <= set(parts)
+    assert not [part.name for part in parts.values() if not part.version or not part.licence]
+    assert not {"pytest", "ruff", "pyinstaller"} & set(parts), "an extra is not shipped"
+    without_text = {part.name for part in parts.values() if not part.text}
+    assert len(without_text) <= len(parts) // 5, "most bring the text with them"
+
+
+def test_the_field_license_is_the_text_where_there_is_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = "You may do with this whatever you like, " * 4
+    (tmp_path / "odd-1.0.dist-info").mkdir()
+    metadata = tmp_path / "odd-1.0.dist-info" / "METADATA"
+    metadata.write_text(f"Metadata-Version: 2.1\nName: odd\nVersion: 1.0\nLicense: {text}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    odd = about.component("odd")
+    assert odd.text == text.strip() and odd.licence == "see its text"
+
+
+def test_licences_are_found_without_a_list_of_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The frozen app has no RECORD, which names paths of the machine that built; some systems' packages have none
+    either."""
+    folder = tmp_path / "Odd_Name-1.0.dist-info"
+    (folder / "licenses" / "third_party").mkdir(parents=True)
+    (folder / "METADATA").write_text("Metadata-Version: 2.4\nName: odd.name\nVersion: 1.0\nLicense-Expression: MIT\n")
+    (folder / "licenses" / "LICENSE").write_text("Do what you like.\n")
+    (folder / "licenses" / "third_party" / "COPYING").write_text("And with this.\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert about.component("odd-name").text == "Do what you like.\n\nAnd with this."
+
+
+def test_a_frozen_app_lists_what_it_has_from_the_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "system_licences").mkdir()
+    for name in ("libssl3_3.0.20", "Python_3.11.7"):
+        (tmp_path / "system_licences" / f"{name}.txt").write_text(f"The licence of {name}.\n")
+    monkeypatch.setattr(about, "project_root", lambda: tmp_path)
+    *_, library, python = about.components.__wrapped__()
+    assert library == about.Component("libssl3", "3.0.20", "see its text", "The licence of libssl3_3.0.20.")
+    assert (python.name, python.text) == ("Python", "The licence of Python_3.11.7.")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("open /home/ada/runs/a", "open ~/runs/a"),
+        ("open /home/adamant/x", "open /home/…/x"),
+        ("open /Users/eve/Library/x", "open /home/…/Library/x"),
+        ("by ada, and Adam", "by …, and Adam"),
+        ("HF_TOKEN=hf_abcdefghijkl now", "HF_TOKEN=… now"),
+        ("https://ada:secret@host/x", "https://…@host/x"),
+        ("Authorization: Bearer abc.def", "Authorization: Bearer …"),
+        ("token: very-secret", "token: …"),
+        ("1 token, 2 tokens: all fine", "1 token, 2 tokens: all fine"),
+    ],
+)
+def test_what_is_private_is_left_out(text: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    monkeypatch.setattr(getpass, "getuser", lambda: "ada")
+    assert without_private(text) == expected
+
+
+def test_a_report_holds_versions_traceback_log_and_changed_settings() -> None:
+    log = [f"line {number}" for number in range(LOG_LINES + 5)]
+    settings = {"temperature": 0.7, "iters": SETTINGS["iters"].default}
+    text = report(ProblemFacts("It broke.", "Traceback (most recent call last):\nValueError: x", log, settings))
+    assert "It broke." in text and f"grpo-studio: {__version__}" in text and "ValueError: x" in text
+    assert "temperature: 0.7" in text and "iters" not in text, "only what differs from its default"
+    assert "line 5\n" in text and "line 4\n" not in text
+
+
+def test_paths_prompts_and_tokens_are_left_out() -> None:
+    settings = {"model": "/data/secret-project/model", "data": "owner/set", "system_prompt": "Our secret prompt"}
+    settings["reward_functions_file"] = str(Path.home() / "mine" / "rewards.py")
+    trace = f'File "{Path.home()}/mine/x.py"\nRuntimeError: HF_TOKEN=hf_abcdefghijklmnop'
+    text = report(ProblemFacts("Broken.", trace, [f"reading {Path.home()}/a"], settings))
+    assert "secret" not in text and str(Path.home()) + "/" not in text and "hf_abc" not in text
+    assert "model: …/model" in text and "data: owner/set" in text and "rewards.py" in text and "(17 characters)" in text
+
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def as_on_a_mac(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(machine, "sysctl", lambda name: b"")
+    return monkeypatch
+
+
+def test_a_mac_gives_a_share_of_its_memory_and_no_more_than_metal_recommends(as_on_a_mac: pytest.MonkeyPatch) -> None:
+    """The working sets that Metal reports: 5.3 GiB of 8, 10.7 of 16, 48 of 64."""
+    given: dict[int, int] = {}
+    for size in (8, 16, 64):
+        as_on_a_mac.setattr(machine, "_physical", lambda size=size: size * GIB)
+        given[size] = machine.machine_bytes() + machine.PROCESS_BYTES
+    assert given == {8: 8 * GIB * 2 // 3, 16: 16 * GIB * 2 // 3, 64: 48 * GIB}
+    assert machine.machine_bytes(working_set=20 * GIB) == 20 * GIB - machine.PROCESS_BYTES
+    assert machine.machine_bytes(working_set=60 * GIB) == 48 * GIB - machine.PROCESS_BYTES
+
+
+def test_a_working_set_that_the_user_has_raised_counts(as_on_a_mac: pytest.MonkeyPatch) -> None:
+    values = {"iogpu.wired_limit_mb": (14336).to_bytes(8, sys.byteorder), "machdep.cpu.brand_string": b"Apple M5 Max\0"}
+    as_on_a_mac.setattr(machine, "sysctl", lambda name: values[name])
+    assert machine.working_set_of(16 * GIB) == 14 * GIB
+    machine.chip.cache_clear()
+    assert machine.chip() == "Apple M5 Max"
+    machine.chip.cache_clear()
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac's memory is shared otherwise")
+def test_on_linux_what_the_run_holds_already_counts_as_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_available", lambda: 10 * GIB)
+    more = machine.machine_bytes(held=4 * GIB) - machine.machine_bytes()
+    assert more == 3 * GIB, "three quarters of it"
+    assert machine.machine_bytes() == int(7.5 * GIB) - machine.PROCESS_BYTES
+
+
+def test_the_runs_folder_follows_the_platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv(places.RUNS_VARIABLE, raising=False)
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert places.runs_folder() == tmp_path / ".local" / "share" / "grpo-studio" / "runs"
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    assert places.runs_folder() == tmp_path / "data" / "grpo-studio" / "runs"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert places.runs_folder() == tmp_path / "Library" / "Application Support" / "GRPO Studio" / "runs"
+    monkeypatch.setenv(places.RUNS_VARIABLE, "~/elsewhere")
+    assert places.runs_folder() == tmp_path / "elsewhere"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_lm_studios_home_is_read_from_its_pointer_file(home: Path) -> None:
+    assert places.lm_studio_home() == home / ".lmstudio"
+    (home / ".cache" / "lm-studio").mkdir(parents=True)
+    assert places.lm_studio_home() == home / ".cache" / "lm-studio"
+    pointer = home / ".lmstudio-home-pointer"
+    pointer.write_text("~/studio\n")
+    assert places.lm_studio_home() == home / "studio"
+    assert pointer.read_text() == "~/studio\n", "read, never written"
+    for unreadable in (b"", b" \n", b"\xff\xfe"):
+        pointer.write_bytes(unreadable)
+        assert places.lm_studio_home() == home / ".cache" / "lm-studio"
+
+
+def test_lm_studios_models_folder_is_read_from_its_settings(home: Path) -> None:
+    settings = home / ".lmstudio" / "settings.json"
+    settings.parent.mkdir()
+    assert places.lm_studio_models() == home / ".lmstudio" / "models"
+    settings.write_text(json.dumps({"downloadsFolder": "/Volumes/Big/models"}))
+    assert places.lm_studio_models() == Path("/Volumes/Big/models")
+    settings.write_text(json.dumps({"downloadsFolder": "~/models"}))
+    assert places.lm_studio_models() == home / "models"
+    for unhelpful in ("{}", '{"downloadsFolder": ""}', '{"downloadsFolder": 3}', "[]", "not json", ""):
+        settings.write_text(unhelpful)
+        assert places.lm_studio_models() == home / ".lmstudio" / "models"
+
+
+def test_the_program_works_with_few_open_files() -> None:
+    """mlx-lm's import sets a limit of 4096, which is refused where the hard limit is lower."""
+    code = "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (99, 999)); import backend; "
+    code += "r.setrlimit(r.RLIMIT_NOFILE, (2048, 4096)); assert r.getrlimit(r.RLIMIT_NOFILE) == (999, 999)"
+    subprocess.run([sys.executable, "-c", code], check=True)

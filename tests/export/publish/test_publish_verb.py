@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +20,17 @@ from typer.testing import CliRunner, Result
 from backend.__main__ import app
 from backend.export import export_run, hub_upload
 from backend.export.exports import ExportFormat
-from backend.export.hub_upload import HubToken, find_token, log_in, log_out
+from backend.export.hub_upload import HubToken, Upload, files_of, find_token, log_in, log_out, upload
 from backend.export.verify import Verification
+from backend.models import hub_client
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import Parent, change_notes, write_parent
 from backend.utils.errors import UserError
 from backend.utils.keychain import SERVICE
 from tests.support import made_up_runs
-from tests.support.hub_server import TOKEN, Fault, HubStandIn
+from tests.support.hub_server import NEW_FILES, TOKEN, Fault, HubStandIn, Repo
 from tests.support.keychain import Keychain
+from tests.support.upload_process import start_upload
 
 VERBS = app()
 REPO = "someone/sums"
@@ -213,3 +217,125 @@ def test_without_a_keychain_nothing_is_kept(backend: KeyringBackend, monkeypatch
     with pytest.raises(UserError, match=r"no keychain that could keep the token .*hf auth login"):
         log_in(TOKEN)
     assert find_token() is None and not log_out()
+
+
+UPLOAD_REPO = "someone/sums"
+SHARDS = {f"model-0000{number}-of-00002.safetensors" for number in (1, 2)}
+UPLOAD_FILES = SHARDS | {"README.md", "config.json", "curves.png"}
+
+
+def quiet(*_: Any, **__: Any) -> None: ...
+
+
+def refusal(folder: Path, **how: Any) -> str:
+    repo, token = how.pop("repo", UPLOAD_REPO), how.pop("token", TOKEN)
+    with pytest.raises(UserError) as refused:
+        upload(Upload(repo, folder, **how), token, quiet)
+    assert TOKEN not in str(refused.value)
+    return refused.value.faults[0].sentence
+
+
+def check_one_sound_commit(hub: HubStandIn, folder: Path) -> None:
+    hub.check_sound(UPLOAD_REPO)
+    assert {name: data for name, data in hub.repos["models"][UPLOAD_REPO].files.items() if name not in NEW_FILES} == {
+        path.name: path.read_bytes() for path in files_of(folder)
+    }
+    assert len(hub.commits[UPLOAD_REPO]) == 1, "more than one commit, or none"
+    assert set(hub.stored.values()) == {1}, "a file was sent that the server had"
+    assert not hub.token_leaks, "the storage, another company's, was given the token"
+
+
+@pytest.mark.parametrize("part_size", [1 << 30, 40_000], ids=["whole", "in parts"])
+def test_a_folder_becomes_one_commit_and_progress_counts_its_bytes(hub: HubStandIn, folder: Path, part_size: int):
+    hub.part_size = part_size
+    heard: list[tuple[int, int]] = []
+
+    def listen(sentence: str, done: int | None = None, total: int | None = None) -> None:
+        if done is not None and total is not None:
+            heard.append((done, total))
+
+    done = upload(Upload(UPLOAD_REPO, folder), TOKEN, listen)
+    assert {path.name for path in files_of(folder)} == UPLOAD_FILES
+    check_one_sound_commit(hub, folder)
+    size = sum(path.stat().st_size for path in files_of(folder))
+    assert heard == sorted(heard) and heard[-1] == (size, size) and len(set(heard)) >= len(UPLOAD_FILES)
+    assert done.url == f"{hub.url}/{UPLOAD_REPO}" and done.commit == hub.repos["models"][UPLOAD_REPO].head
+    assert hub.repos["models"][UPLOAD_REPO].private
+
+
+def test_killed_at_random_moments_and_started_again_it_makes_one_sound_commit(hub: HubStandIn, folder: Path):
+    """Six kills by SIGKILL, of which one falls after the commit has arrived."""
+    hub.part_size = 60_000
+    hub.on_moment = lambda number: None
+    upload(Upload("someone/rehearsal", folder), TOKEN, quiet)
+    moments, numbers = hub.moments, random.Random(11)
+    for kill_at in [*sorted(numbers.sample(range(1, moments), 5)), moments - 2]:
+        for content in (hub.repos["models"], hub.commits, hub.objects, hub.stored):
+            content.clear()
+        hub.moments = 0
+        process = start_upload(hub.url, folder, UPLOAD_REPO, TOKEN)
+        hub.on_moment = lambda number, at=kill_at, victim=process: victim.kill() if number == at else None
+        process.join()
+        hub.on_moment = lambda number: None
+        assert process.exitcode == -9, f"it was not killed at moment {kill_at} of {moments}"
+        before = -1
+        while before != hub.moments:  # until the server has read what the killed client had sent
+            before = hub.moments
+            time.sleep(0.05)
+        upload(Upload(UPLOAD_REPO, folder), TOKEN, quiet)
+        check_one_sound_commit(hub, folder)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (Fault("repos/create", 401), "does not accept the token; log in again"),
+        (Fault("repos/create", 403, message="no rights"), "may not write to someone/sums (no rights)"),
+        (Fault("commit/main", 409), "Someone else has changed someone/sums meanwhile"),
+        (Fault("PUT /lfs", 413), "too large"),
+        (Fault("preupload", 429, times=99), "asked too often; wait some minutes: what has arrived there is kept"),
+        (Fault("batch", 503, times=99), "error of its own (503)"),
+        (Fault("commit/main", 422, message="odd"), "answers with an error (422): odd"),
+        (Fault("commit/main", 0), "does not answer; what has arrived there is kept"),
+    ],
+    ids=lambda value: f"{value.where} {value.status}" if isinstance(value, Fault) else "",
+)
+def test_errors_and_retries(hub: HubStandIn, folder: Path, fault: Fault, words: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hub_client, "SILENCE_S", 0.3)
+    hub.silence_s = 0.6
+    hub.faults = [fault]
+    assert words in refusal(folder)
+    hub.faults = []
+    upload(Upload(UPLOAD_REPO, folder), TOKEN, quiet)
+    check_one_sound_commit(hub, folder)
+
+
+def test_other_content_is_replaced_only_when_told_to(hub: HubStandIn, folder: Path):
+    hub.repos["models"][UPLOAD_REPO] = Repo(
+        {**NEW_FILES, "model.safetensors": b"old", "LICENSE": b"mine", "config.json": b"{}"}, private=True
+    )
+    assert "has other content already (model.safetensors, LICENSE and 1 more)" in refusal(folder)
+    assert not hub.objects, "bytes were sent before the refusal"
+    upload(Upload(UPLOAD_REPO, folder, overwrite=True), TOKEN, quiet)
+    hub.check_sound(UPLOAD_REPO)
+    assert set(hub.repos["models"][UPLOAD_REPO].files) == UPLOAD_FILES | {".gitattributes", "LICENSE"}
+    assert hub.commits[UPLOAD_REPO][0].deleted == ["model.safetensors"] and len(hub.commits[UPLOAD_REPO]) == 1
+
+
+def test_a_commit_of_somebody_else_meanwhile_is_not_buried(hub: HubStandIn, folder: Path):
+    def commit_after_the_first_file(_: int) -> None:
+        if hub.objects:
+            hub.repos["models"][UPLOAD_REPO].head = "f" * 40
+
+    hub.on_moment = commit_after_the_first_file
+    assert "Someone else has changed someone/sums meanwhile" in refusal(folder)
+    assert not hub.commits
+
+
+def test_a_private_model_never_goes_into_a_public_repository(hub: HubStandIn, folder: Path):
+    hub.repos["models"][UPLOAD_REPO] = Repo(dict(NEW_FILES), private=False)
+    assert "is there and public, and this upload should be private" in refusal(folder)
+    assert not hub.objects
+    upload(Upload(UPLOAD_REPO, folder, private=False), TOKEN, quiet)
+    hub.repos["models"][UPLOAD_REPO].private = True
+    assert "is there and private" in refusal(folder, private=False)

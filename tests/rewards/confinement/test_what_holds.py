@@ -1,4 +1,5 @@
-"""What is reported where a system offers less, and the tables behind the filter."""
+"""What is reported where a system offers less, the tables behind the filter, the profile for macOS as text (seatbelt
+itself is only on a Mac: docs/mac-checklist.md), and the environment of confined code."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from backend.rewards.confinement import linux
+from backend.rewards.confinement import linux, seatbelt
+from backend.rewards.confinement.confine import confined_environment
 from backend.utils.command import backend_environment
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has it")
@@ -142,3 +144,72 @@ def test_the_filter_decides_as_it_should(machine: str) -> None:
     assert verdict(closed, 0x40000003, 1) == refuse, "32-bit programs"
     assert all(max(yes, no) < 256 and 0 <= constant < 1 << 32 for _, yes, no, constant in closed)
     assert len(closed) < 4096
+
+
+SECRETS = (
+    *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "GITHUB_TOKEN", "GH_TOKEN", "NPM_TOKEN", "MY_PASSWORD"),
+    *("AWS_SECRET_ACCESS_KEY", "GRPO_STUDIO_LOCK", "GRPO_API_TOKEN", "SSH_AUTH_SOCK", "DBUS_SESSION_BUS_ADDRESS"),
+    *("XDG_RUNTIME_DIR", "DISPLAY"),
+)
+NEEDED = (
+    *("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "PYTHONHASHSEED", "GRPO_STUDIO_RUNS", "HF_HOME"),
+    *("OMP_NUM_THREADS",),
+)
+
+
+@pytest.fixture
+def users(tmp_path: Path) -> dict[str, str]:
+    """The environment of somebody who has everything set."""
+    home = tmp_path / "user"
+    (home / ".cache").mkdir(parents=True)
+    names = (*SECRETS, *NEEDED, "OPENAI_API_KEY", "EDITOR", "TOKENIZERS_PARALLELISM")
+    return {name: f"value of {name}" for name in names} | {"HOME": str(home)}
+
+
+@pytest.mark.parametrize("network", [False, True])
+def test_no_token_is_passed_on(tmp_path: Path, users: dict[str, str], network: bool) -> None:
+    environment = confined_environment(tmp_path / "own", network, users)
+    assert not set(SECRETS) & set(environment)
+    assert set(NEEDED) | {"TOKENIZERS_PARALLELISM"} <= set(environment)
+
+
+def test_a_judge_keeps_the_key_of_its_api_and_others_have_none(tmp_path: Path, users: dict[str, str]) -> None:
+    with_network = confined_environment(tmp_path / "a", True, users)
+    without = confined_environment(tmp_path / "b", False, users)
+    assert with_network["OPENAI_API_KEY"] == users["OPENAI_API_KEY"] and "EDITOR" in with_network
+    assert "OPENAI_API_KEY" not in without and "EDITOR" not in without
+    assert without["HF_HUB_OFFLINE"] == "1" and "HF_HUB_OFFLINE" not in with_network
+
+
+def test_home_and_temporary_files_lie_in_its_folder_and_caches_are_found(tmp_path: Path, users: dict[str, str]) -> None:
+    own = tmp_path / "own"
+    (tmp_path / "user" / ".cache" / "model").write_text("weights")
+    for _ in range(2):  # a second child of the same folder
+        environment = confined_environment(own, False, users)
+    assert Path(environment["HOME"]) == own / "home" and Path(environment["TMPDIR"]) == own / "tmp"
+    assert Path(environment["HOME"], ".cache", "model").read_text() == "weights"
+    assert Path(environment["TMPDIR"]).is_dir()
+
+
+@pytest.mark.parametrize("network", [False, True])
+def test_the_profile(tmp_path: Path, network: bool) -> None:
+    """Of several rules that fit, the last one holds."""
+    own = f'(subpath "{tmp_path.resolve()}")'
+    lines = seatbelt.profile([tmp_path], [tmp_path / "keys"], network).splitlines()
+    assert lines[:2] == ["(version 1)", "(allow default)"]
+    writing = [line for line in lines if "file-write*" in line]
+    assert writing == ["(deny file-write*)", f"(allow file-write* {own})"]
+    assert lines.index("(deny signal)") < lines.index("(allow signal (target same-sandbox))")
+    assert f'(deny file-read-data (subpath "{tmp_path.resolve()}/keys"))' in lines
+    assert ("(deny network*)" in lines) is not network
+    last = [line for line in lines if "network*" in line][-2:]
+    assert last == [f"(allow network* ({side} unix-socket {own}))" for side in ("local", "remote")]
+
+
+def test_any_name_is_one_string(tmp_path: Path) -> None:
+    (line,) = (
+        line
+        for line in seatbelt.profile([tmp_path / 'a "b\\c'], [], False).splitlines()
+        if "allow file-write* " in line
+    )
+    assert line.endswith('/a \\"b\\\\c"))')
