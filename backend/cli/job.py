@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
+from contextlib import closing
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -32,11 +31,15 @@ from backend.cli.export import given_settings
 from backend.cli.run_log import logging_to
 from backend.cli.training import display, end_before_start
 from backend.config.config import Config, dump, load
+from backend.jobs.job_file import read_job
 from backend.runs.run_folder import RunFolder, default_run_name, hold_lock, make_run_folder
 from backend.trainer.control import StopPending, remove_word
 from backend.utils.disk import replace_file
 from backend.utils.errors import UserError
 from backend.utils.files import user_path
+
+if TYPE_CHECKING:
+    from backend.jobs.hub_jobs import Hardware
 
 TIMEOUT_H = 6.0
 
@@ -86,7 +89,7 @@ def job(
         remove_word(folder.control)  # of a process that is no more
         from backend.jobs.follow import submit_run
 
-        submit_run(folder, config, machine, timeout, owner, None, partial(say, stream=sys.stderr))
+        submit_run(folder, config, machine, timeout, owner, _to_stderr)
     except UserError as error:
         if folder is not None and lock is not None:
             end_before_start(folder, lock, "failed", str(error))
@@ -98,7 +101,11 @@ def job(
     follow_and_exit(folder, config, lock, stream, progress)
 
 
-def _list_hardware(found: list, as_json: bool) -> None:
+def _to_stderr(sentence: str) -> None:
+    say(sentence, sys.stderr)
+
+
+def _list_hardware(found: list[Hardware], as_json: bool) -> None:
     if as_json:
         return tell_json({"hardware": [asdict(each) for each in found]})
     table = new_table("flavor", "GPUs", "memory", "$ an hour", right=slice(3, 4))
@@ -117,14 +124,19 @@ def _new_folder(config: Config, name: str | None, runs_dir: Path | None) -> RunF
 
 def follow_and_exit(run: RunFolder, config: Config, lock: int, stream: bool, progress: bool | None) -> NoReturn:
     """Follow the job of a run whose lock this process holds; exit with its code, or STOPPED after Ctrl-C."""
-    from backend.jobs.follow import follow_run
+    from backend.jobs.follow import Follower
 
+    job = read_job(run)
+    assert job is not None
     if not stream:
         say(str(run.path), sys.stdout)
     try:
-        with logging_to(run) as log, display(stream, progress, False, config.steps_per_report) as echo:
-            to_terminal = partial(say, stream=sys.stderr)
-            code, sentence = follow_run(run, config, shlex.join(sys.argv), log.checked(echo), log.write, to_terminal)
+        with (
+            logging_to(run) as log,
+            display(stream, progress, False, config.steps_per_report) as echo,
+            closing(Follower(run, config, job, log.checked(echo), log.write, _to_stderr)) as follower,
+        ):
+            code, sentence = follower.follow()
     except KeyboardInterrupt:
         tell_error(f"The job trains on. To follow it again: resume {run.name}")
         code, sentence = STOPPED, ""

@@ -11,7 +11,9 @@ import json
 import os
 import queue
 import re
+import shlex
 import shutil
+import sys
 import threading
 import time
 from collections import deque
@@ -28,12 +30,11 @@ from backend.config.config import Config
 from backend.export.trl_folder import export_trl, reward_names
 from backend.jobs import hub_jobs
 from backend.jobs.hub_jobs import REPORT, Hardware
-from backend.jobs.job_file import JobFile, read_job, write_job
+from backend.jobs.job_file import JobFile, write_job
+from backend.models.hub_client import explain
 from backend.models.hub_client import host as hub_host
-from backend.models.hub_client import hub_errors
 from backend.runs.events import (
     ENDINGS,
-    Event,
     EventLog,
     JsonLines,
     end_of_step,
@@ -59,9 +60,7 @@ _TIMED = re.compile(r"(train|test|eval.*)_(runtime|samples_per_second|steps_per_
 Say = Callable[[str], None]
 
 
-def submit_run(
-    run: RunFolder, config: Config, machine: Hardware, timeout_h: float, owner: str, echo: Any, say: Say
-) -> None:
+def submit_run(run: RunFolder, config: Config, machine: Hardware, timeout_h: float, owner: str, say: Say) -> None:
     """Export, upload and submit a run whose lock this process holds. Raises UserError, with the job not begun, and
     StopPending."""
     with TemporaryDirectory(prefix=".upload-", dir=run.path) as draft:
@@ -71,51 +70,24 @@ def submit_run(
         look = lambda: look_for_stop_word(run)  # noqa: E731
         job = hub_jobs.submit(folder, run.name, machine, timeout_h, owner, arguments=arguments, look=look)
         write_job(run, job)
-    log = EventLog(run.events, echo)
+    log = EventLog(run.events)
     log.write("note", level="info", sentence=f"Submitted to {job.flavor} for {timeout_h:g} hours at most: {job.url}")
     log.close()
 
 
-def follow_run(run: RunFolder, config: Config, command: str, echo: Any, write_log: Say, say: Say) -> tuple[int, str]:
-    """Follow the job of a run whose lock this process holds to its end. → (exit code, sentence)."""
-    job = read_job(run)
-    assert job is not None
-    events = list(read_events(run.events))
-    if events and events[-1]["kind"] in ENDINGS:  # resumed, perhaps because the adapter could not be fetched
-        cut = run.events.read_bytes().splitlines(keepends=True)[-1]
-        truncate_file(run.events, run.events.stat().st_size - len(cut))
-        events.pop()
-    follower = _Follower(run, config, job, command, events, echo, write_log, say)
-    try:
-        return follower.follow()
-    finally:
-        follower.log.close()
-        follower.completions.close()
+class Follower:
+    """Follows the job of a run whose lock this process holds. `write_log` gets the lines of the job's log."""
 
-
-class _Follower:
-    def __init__(
-        self,
-        run: RunFolder,
-        config: Config,
-        job: JobFile,
-        command: str,
-        events: list[Event],
-        echo: Any,
-        write_log: Say,
-        say: Say,
-    ) -> None:
+    def __init__(self, run: RunFolder, config: Config, job: JobFile, echo: Any, write_log: Say, say: Say) -> None:
         from backend.trainer.telemetry import report_health
 
-        self.run, self.config, self.job, self.command, self.say, self.write_log = (
-            run,
-            config,
-            job,
-            command,
-            say,
-            write_log,
-        )
-        self.step = max((event["step"] for event in events if event["kind"] == "step"), default=0)
+        self.run, self.config, self.job, self.write_log, self.say = run, config, job, write_log, say
+        events = list(read_events(run.events))
+        if events and events[-1].get("kind") in ENDINGS:  # resumed, perhaps because the adapter could not be fetched
+            last = run.events.read_bytes().splitlines(keepends=True)[-1]
+            truncate_file(run.events, run.events.stat().st_size - len(last))
+            events.pop()
+        self.step = max((event["step"] for event in events if event.get("kind") == "step"), default=0)
         self.first = max((event["line"] for event in events if is_step(event.get("line"))), default=-1) + 1
         truncate_file(run.completions, end_of_step(run.completions, self.step))
         self.log, self.completions = EventLog(run.events, echo), JsonLines(run.completions)
@@ -125,7 +97,12 @@ class _Follower:
         self.tail: deque[str] = deque(maxlen=LAST_LINES)
         self.heard: queue.Queue[tuple[int, str] | JobInfo | UserError | None] = queue.Queue()
 
+    def close(self) -> None:
+        self.log.close()
+        self.completions.close()
+
     def follow(self) -> tuple[int, str]:
+        """Returns (exit code, sentence) once the job has ended."""
         self.log.write("phase", phase="loading")
         threading.Thread(target=self._listen, name="job log", daemon=True).start()
         looked, status = 0.0, ""
@@ -150,9 +127,7 @@ class _Follower:
                     advice = "the job itself may go on; resume the run to follow it again"
                     return self._ended("failed", f"{heard.faults[0].sentence.rstrip('.')}; {advice}.", FAILED)
                 case None:
-                    self._note(
-                        f"{hub_host()} cannot be reached; the job goes on, and its log is tried again.", "warning"
-                    )
+                    self._note(f"{hub_host()} does not answer; the job goes on, and its log is tried again.", "warning")
 
     def _listen(self) -> None:
         """Put every log line into `heard`, then the job's state, or the error that ends it; None for an outage."""
@@ -169,11 +144,7 @@ class _Follower:
             except Exception as error:  # of any kind: the library parses what a server answered
                 status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
                 if 400 <= status < 500 and status != 429:
-                    try:
-                        with hub_errors(self.job.owner, setting="job", token=hub_jobs.need_token().value):
-                            raise
-                    except UserError as explained:
-                        return self.heard.put(explained)
+                    return self.heard.put(UserError("job", explain(error, self.job.id, "job", is_upload=False)))
                 if not is_told:
                     self.heard.put(None)
                 is_told = True
@@ -205,7 +176,7 @@ class _Follower:
     def _take_report(self, number: int, report: dict[str, Any]) -> None:
         updates = self.config.updates_per_step
         if "updates" in report:
-            machine, about = f"{self.job.flavor} on {hub_host()}", {"command": self.command, "pid": os.getpid()}
+            machine, about = f"{self.job.flavor} on {hub_host()}", {"command": shlex.join(sys.argv), "pid": os.getpid()}
             about |= {"model": self.config.model, "device": machine, "iterations": int(report["updates"]) // updates}
             self.log.write("started", **about, versions={}, resumed_from=None, line=number)
             return

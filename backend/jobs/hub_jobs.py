@@ -120,7 +120,7 @@ def inspect(job: JobFile) -> JobInfo:
 
 def cancel(job: JobFile) -> None:
     """Raises UserError."""
-    with hub_errors("", setting="job", token=need_token().value):
+    with hub_errors(job.id, "job", setting="job"):
         _api().cancel_job(job_id=job.id, namespace=job.owner)
 
 
@@ -131,7 +131,7 @@ def download(job: JobFile, to: Path) -> bool:
     """
     bucket, _, place = job.bucket.rpartition("/")
     top = PurePosixPath(place, OUTPUT)
-    with hub_errors("", setting="job", token=need_token().value):
+    with hub_errors(job.id, "job", setting="job"):
         folders: dict[PurePosixPath, list[BucketFile]] = {}
         for file in _api().list_bucket_tree(bucket, prefix=f"{top}/", recursive=True):
             if isinstance(file, BucketFile) and file.path.endswith(KEPT):

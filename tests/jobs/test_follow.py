@@ -144,6 +144,8 @@ def test_the_token_is_in_no_file(hub: HubStandIn, config: Path, tmp_path: Path, 
     code = follower(hub, config).wait(60)
     assert code == 0 and any(b"t4-small" in line for line in command_lines)
     files = [file for file in (tmp_path / "runs").rglob("*") if file.is_file()]
+    (job,) = hub.jobs.values()
+    assert TOKEN not in json.dumps(job.spec | {"secrets": None})
     sent = [data for files in hub.buckets.values() for _, _, data in files.values()]
     for content in (*command_lines, *(file.read_bytes() for file in files), *sent):
         assert TOKEN.encode() not in content
@@ -178,6 +180,7 @@ def test_a_killed_follower_goes_on(hub: HubStandIn, config: Path, trained: tuple
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not events(run, "finished", "stopped", "failed")
+    run.say("stop")  # which nobody has read
     go_on.set()
     result = call("resume", run.path)
     assert result.exit_code == 0, result.output
