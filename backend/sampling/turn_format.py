@@ -108,15 +108,15 @@ class TurnFormat:
         prompt. What the turn says is not rendered; its calls give tool messages their names. Raises ValueError, or an
         error of the template."""
         calls = {call["id"]: call["function"]["name"] for call in turn.get("tool_calls") or ()}
-        ids_of = {
-            call: f"{number:09}" for number, call in enumerate(calls)
-        }  # Mistral's templates demand nine characters
+        ids_of = {call: f"{number:09}" for number, call in enumerate(calls)}  # nine characters, as Mistral demands
+        # A tokenizer of few letters cannot write the mark; what the turn says is then the mark.
+        mark = CALL if calls or CALL in self._decode(self._tokenizer.encode(CALL)) else turn["content"] or CALL
         function = {"arguments": {"dummy": CALL}}
         stand_ins = [
             {"id": ids_of[call], "type": "function", "function": {"name": name} | function}
             for call, name in calls.items()
         ]
-        ended = {"role": "assistant"} | ({"content": "", "tool_calls": stand_ins} if calls else {"content": CALL})
+        ended = {"role": "assistant"} | ({"content": "", "tool_calls": stand_ins} if calls else {"content": mark})
         chat: list[dict[str, Any]] = [{"role": "user", "content": "dummy"}, ended]
         for message in messages:
             call = message.get("tool_call_id")
@@ -126,7 +126,7 @@ class TurnFormat:
         with tokenizer_lock:
             ids = apply_chat_template(chat, self._tokenizer, self._variables)
         for place, token in enumerate(ids):
-            if token in self._eos_ids and CALL in self._decode(ids[:place]):
+            if token in self._eos_ids and mark in self._decode(ids[:place]):
                 return ids[place:]
         raise ValueError("after a turn comes no token that ends it")
 
