@@ -95,6 +95,7 @@ def _listen(host: str, port: int) -> socket.socket:
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((host, port))
+        made.listen(256)  # who asks while the model loads waits
     except OSError as error:
         made.close()
         setting = "host" if isinstance(error, socket.gaierror) else "port"

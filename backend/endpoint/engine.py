@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -74,6 +74,12 @@ class Engine:
         self._sequences: dict[str, CachedSequence] = {}  # of ended answers, for prompts that go on
         self._refreshed: list[ServedModel] = []
         self._prefixes = PrefixCache(machine_bytes(mx.get_active_memory()) // 16)
+
+    @property
+    def running(self) -> int:
+        """Answers that are computed or wait."""
+        works = [*self._lanes.values(), *self._singles]
+        return len(self._submitted) + sum(len(work.open_jobs()) for work in works)
 
     def submit(self, job: Job) -> None:
         with self._changed:
@@ -286,8 +292,7 @@ class Single:
 
     def __init__(self, job: Job, sequence: CachedSequence, idle: dict[str, CachedSequence]) -> None:
         self._job, self._sequence, self._idle = job, sequence, idle
-        held = job.model.sampler.grammars.state(job.sampling.grammar)
-        self._tokens = sequence.generate(job.prompt, job.sampling, job.uniforms(), held=held, top=job.top)
+        self._tokens: Generator[SampledToken] | None = None
         self._count = 0
 
     def open_jobs(self) -> list[Job]:
@@ -296,6 +301,9 @@ class Single:
     def advance(self) -> bool:
         """Decode some tokens. False: the answer has ended."""
         job, new, stop = self._job, list[SampledToken](), None
+        if self._tokens is None:
+            held = job.model.sampler.grammars.state(job.sampling.grammar)
+            self._tokens = self._sequence.generate(job.prompt, job.sampling, job.uniforms(), held=held, top=job.top)
         while len(new) < CHUNK and stop is None and not job.is_cancelled:
             new.append(next(self._tokens))
             self._count += 1

@@ -82,9 +82,11 @@ def load_models(source: ChatSource, adapters: Sequence[str], runs_dir: Path | No
     for name, text in (*own, *((Path(text).name, text) for text in adapters)):
         if name in served:
             raise UserError(SETTING, f"Two models have the name {name}.")
-        settings = adapter_settings(find_adapter(text, runs_dir)) | {"model": config.model}
-        tuned = config.model_copy(update=settings)
+        settings = adapter_settings(find_adapter(text, runs_dir))
+        if (trained_on := settings.get("model", config.model)) != config.model:
+            note(f"{name} was trained on {trained_on}, and answers here on {base_name}.")
+        tuned = config.model_copy(update=settings | {"model": config.model})
         policy = load_policy(tuned, note, base)
-        note(load_start(policy, tuned, text, runs_dir))
+        load_start(policy, tuned, text, runs_dir)
         served[name] = ServedModel(name, tuned, Sampler(policy, 1))
     return list(served.values())

@@ -18,7 +18,7 @@ from backend.engine.penalties import NO_PENALTIES, Penalties
 from backend.runs.completion_rows import Stop
 from backend.sampling.cached_sequence import SampledToken
 from backend.sampling.grammar import Grammar
-from backend.sampling.outputs import TextStream
+from backend.sampling.outputs import REPLACEMENT, TextStream
 from backend.sampling.sampler import Sampling
 from backend.types import Completion, ToolCall, content_text
 from backend.utils.errors import UserError
@@ -276,7 +276,7 @@ def _beginning_of_mark(text: str, marks: Sequence[str]) -> int:
 def chat_logprobs(tokens: Sequence[SampledToken], tokenizer: Any) -> Message:
     def about(token: int, logp: float) -> Message:
         text = tokenizer.decode([token], skip_special_tokens=False)
-        return {"token": text, "logprob": logp, "bytes": list(text.encode())}
+        return {"token": text, "logprob": logp, "bytes": None if REPLACEMENT in text else list(text.encode())}
 
     return {
         "content": [
@@ -289,8 +289,8 @@ def chat_logprobs(tokens: Sequence[SampledToken], tokenizer: Any) -> Message:
 def text_logprobs(tokens: Sequence[SampledToken], tokenizer: Any) -> Message:
     texts = [tokenizer.decode([each.token], skip_special_tokens=False) for each in tokens]
     offsets = [sum(map(len, texts[:place])) for place in range(len(texts))]
-    best = [
-        {tokenizer.decode([token], skip_special_tokens=False): logp for token, logp in each.likeliest}
+    best = [  # of several incomplete characters, the likeliest
+        {tokenizer.decode([token], skip_special_tokens=False): logp for token, logp in reversed(each.likeliest)}
         for each in tokens
     ]
     logps = [each.logp for each in tokens]

@@ -82,7 +82,7 @@ class Endpoint:
         if self._recorder is not None:
             routes += self._routes("/sessions/{session}/v1")
             routes.append(Route("/sessions/{session}/reward", self._guarded(self.reward), methods=["POST"]))
-        routes.append(Route("/health", lambda _: JSONResponse({"status": "ok"})))
+        routes.append(Route("/health", lambda _: JSONResponse({"status": "ok", "running": self.engine.running})))
         return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)])
 
     def _routes(self, prefix: str) -> list[Route]:

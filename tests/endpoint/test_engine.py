@@ -1,0 +1,171 @@
+"""The engine's answers: what is decoded together, and the parts of an answer's text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backend.config.config import parse
+from backend.endpoint.engine import Engine, Job, PrefixCache
+from backend.endpoint.models import ServedModel, load_models
+from backend.endpoint.openai_api import AnswerText
+from backend.runs.completion_rows import Stop
+from backend.sampling.cached_sequence import CachedSequence, SampledToken
+from backend.sampling.chat import find_source
+from backend.sampling.sampler import Sampling
+from backend.utils.errors import UserError
+from tests.support import small_run
+from tests.support.random_models import tiny_model
+from tests.support.tool_tokenizers import tool_tokenizer
+
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+WEATHER["function"]["parameters"]["properties"] = {"city": {"type": "string"}, "days": {"type": "integer"}}  # type: ignore[index]
+
+
+def model_of(folder: Path) -> ServedModel:
+    return load_models(find_source(str(folder)), [], None, lambda _: None)[0]
+
+
+def test_answers_join_and_leave_and_prompts_continue_what_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(tiny_model(tmp_path / "model", layers=2))
+    reused: list[int] = []
+    longest = PrefixCache.longest
+
+    def counted(self: PrefixCache, *arguments: Any) -> Any:
+        found = longest(self, *arguments)
+        reused.extend([found.read] if found else [])
+        return found
+
+    monkeypatch.setattr(PrefixCache, "longest", counted)
+    engine, left, answers = Engine(8), [30], dict[int, tuple[Job, list[SampledToken]]]()
+    random = np.random.default_rng(0)
+
+    def job(number: int, prompt: list[int], goes_on: bool) -> Job:
+        def tell(new: Sequence[SampledToken], end: Stop | UserError | None) -> None:
+            answers[number][1].extend(new)
+            if end is None:
+                return
+            assert not isinstance(end, UserError), end
+            if goes_on:  # the next turn of a conversation
+                ids = [*prompt, *(token.token for token in answers[number][1]), 5, 6, 7]
+                engine.submit(job(100 + number, ids, False))
+                return
+            left[0] -= 1
+            if not left[0]:
+                engine.stop()
+
+        made = Job(model, prompt, Sampling(1.0 if number % 3 else 0.8), 4 + 2 * number, number, tell)
+        answers[number] = made, []
+        return made
+
+    for number in range(30):
+        engine.submit(job(number, random.integers(4, 300, 5 + 4 * number).tolist(), number % 2 == 0))
+    engine.run()
+    assert len(answers) == 45 and len(reused) > 10 and max(reused) > 100
+    for made, tokens in answers.values():
+        alone = CachedSequence(model.policy.model, model.policy.split_model)
+        steps = alone.generate(made.prompt, made.sampling, made.uniforms())
+        expected = [next(steps) for _ in tokens]
+        assert [token.token for token in tokens] == [token.token for token in expected]
+        for token, other in zip(tokens, expected, strict=True):
+            assert token.logp == pytest.approx(other.logp, abs=1e-3)
+
+
+def test_a_model_whose_rows_cannot_be_decoded_together_answers_in_turns(tmp_path: Path) -> None:
+    model = model_of(tiny_model(tmp_path / "model", arch="gemma3_text", layers=2))
+    assert not model.sampler.has_continuous_batching
+    engine, ends = Engine(8), list[Any]()
+
+    def tell(new: Sequence[SampledToken], end: Stop | UserError | None) -> None:
+        ends.extend([end] if end else [])
+        if len(ends) == 3:
+            engine.stop()
+
+    for number in range(3):
+        engine.submit(Job(model, [5, 6, 7 + number], Sampling(), 5, number, tell))
+    engine.run()
+    assert all(end in ("eos", "length") for end in ends)
+
+
+def test_a_failing_model_fails_its_requests_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(tiny_model(tmp_path / "model", layers=1))
+    engine, ends = Engine(8), list[Any]()
+    prefill = model.sampler.prefill
+
+    def broken(prompts: Any) -> Any:
+        if prompts[0][0] == [9]:
+            raise RuntimeError("out of memory")
+        return prefill(prompts)
+
+    monkeypatch.setattr(model.sampler, "prefill", broken)
+
+    def tell(new: Sequence[SampledToken], end: Stop | UserError | None) -> None:
+        ends.extend([end] if end else [])
+        if len(ends) == 1:
+            engine.submit(Job(model, [5, 6], Sampling(), 3, 0, tell))
+        else:
+            engine.stop()
+
+    engine.submit(Job(model, [9], Sampling(), 3, 0, tell))
+    engine.run()
+    assert isinstance(ends[0], UserError) and "out of memory" in str(ends[0]) and ends[1] in ("eos", "length")
+
+
+class Speaker:
+    """Feeds texts to an `AnswerText` as tokens of a tokenizer with tools and reasoning."""
+
+    def __init__(self, folder: Path, **fields: Any) -> None:
+        tiny_model(folder)
+        self.tokenizer = tool_tokenizer(folder)
+        self.model = model_of(folder)
+        self.fields = fields
+
+    def say(self, text: str, **fields: Any) -> tuple[AnswerText, list[tuple[str, str]]]:
+        answer, pieces = AnswerText(self.model, **fields), list[tuple[str, str]]()
+        for token in [*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id]:
+            if answer.stop is None:
+                end = "eos" if token == self.tokenizer.eos_token_id else None
+                pieces += answer.push([SampledToken(token, -1.0, 0.0)], end)
+        return answer, pieces
+
+
+def test_reasoning_calls_and_stop_strings_are_told_apart(tmp_path: Path) -> None:
+    speaker = Speaker(tmp_path / "model")
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern", "days": 2}}\n</tool_call>'
+    answer, pieces = speaker.say(f"<think>\nLook <tool_call>\n</think>\n\nI ask.\n{call}", tools=[WEATHER])
+    message = answer.message()
+    assert message["reasoning_content"] == "\nLook <tool_call>\n" and message["content"] == "I ask.\n"
+    (asked,) = message["tool_calls"]
+    assert asked["function"] == {"name": "weather", "arguments": '{"city": "Bern", "days": 2}'}
+    assert answer.finish_reason == "tool_calls" and answer.completion().stop == "eos"
+    shown = {part: "".join(text for name, text in pieces if name == part) for part in ("content", "reasoning_content")}
+    assert shown == {"content": message["content"], "reasoning_content": message["reasoning_content"]}
+    broken, pieces = speaker.say('<tool_call>\n{"name": \n</tool_call>', tools=[WEATHER])
+    assert (
+        not broken.calls
+        and "".join(text for _, text in pieces) == broken.content == '<tool_call>\n{"name": \n</tool_call>'
+    )
+    # Nobody asked for tools
+    assert speaker.say(call)[0].content == call
+    stopped, pieces = speaker.say("one two, three four", stop_strings=("three f", "zzz"))
+    assert (stopped.content, stopped.finish_reason, stopped.stop) == ("one two, ", "stop", "string")
+    assert "".join(text for _, text in pieces) == "one two, "
+    opened = speaker.tokenizer.encode("<think>\n", add_special_tokens=False)
+    assert speaker.say("Hm.</think>Yes", prompt=opened)[0].message()["reasoning_content"] == "Hm."
+
+
+def test_settings_of_a_run_are_the_defaults_of_a_request(tmp_path: Path) -> None:
+    from backend.endpoint.openai_api import ChatRequest
+
+    raw = small_run.settings_for(tmp_path, temperature=0.6, top_k=9, output_regex="[0-9]+")
+    model = ServedModel("a", parse(raw), None)  # type: ignore[arg-type]
+    request = ChatRequest(messages=[{"role": "user", "content": "a"}], top_p=0.5)
+    assert request.sampling(model) == Sampling(0.6, 0.5, 9)
+    penalised = ChatRequest(messages=[{"role": "user", "content": "a"}], presence_penalty=1.0, temperature=0)
+    assert penalised.sampling(model).penalties.presence == 1.0 and penalised.sampling(model).temperature == 0
