@@ -212,8 +212,6 @@ class AnswerText:
             self._part, self._held = self._marks[mark], after
             if self._part == "tool_calls":  # shown as it is if it cannot be read
                 self._held = mark + after
-            elif self._part == "content":
-                self._held = after.lstrip("\n")
 
     def _may_follow(self, part: str) -> bool:
         # Reasoning comes first; a mark of a call inside it is text.
@@ -222,6 +220,8 @@ class AnswerText:
         return part == "content" or self._part == "content"
 
     def _take(self, text: str) -> Iterator[tuple[str, str]]:
+        if self.reasoning and self._part == "content" and not self.content:
+            text = text.lstrip("\n")
         if not text:
             return
         if self._part == "reasoning_content":

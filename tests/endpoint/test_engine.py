@@ -122,7 +122,7 @@ class Speaker:
 
     def __init__(self, folder: Path, **fields: Any) -> None:
         tiny_model(folder)
-        self.tokenizer = tool_tokenizer(folder)
+        self.tokenizer = tool_tokenizer(folder, special=("<think>", "</think>"))
         self.model = model_of(folder)
         self.fields = fields
 
