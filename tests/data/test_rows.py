@@ -181,7 +181,7 @@ for more in ({}, streamed, *missing):
 
 def test_a_hub_id_is_read_through_the_datasets_library(tmp_path: Path) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     environment = backend_environment() | {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}
     environment |= {"HF_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     environment |= {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0"}

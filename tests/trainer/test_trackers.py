@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -26,7 +27,42 @@ from backend.trainer.trackers.packages import AboutRun, RecordReader, Sent, Step
 from backend.utils.command import backend_environment
 from tests.support import small_run
 from tests.support.cases import cases
-from tests.support.tracked_runs import assert_same_but_for_the_tracker, events_of
+
+# Keys of an event that differ from one process to the next
+OF_THE_MOMENT = ("t", "mono", "seq", "pid", "command", "path", "versions")
+# What metrics of time and memory begin with
+OF_THE_PROCESS = ("time/", "process/", "machine/", "peak_memory_gb", "rollout_tokens_per", "train_tokens_per")
+
+
+def events_of(run: RunFolder) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run.events.read_text().splitlines()]
+
+
+def event_log_without_times(run: RunFolder, tracker: str = "") -> list[dict[str, Any]]:
+    """The events that the settings determine: without phases and without what is said of a tracker."""
+    kept = [event for event in events_of(run) if event["kind"] not in ("phase", "health")]
+    return [
+        {key: _without_times(value) for key, value in event.items() if key not in OF_THE_MOMENT}
+        for event in kept
+        if not (tracker and event["kind"] == "note" and re.search(rf"\b{tracker}\b", event["sentence"]))
+    ]
+
+
+def _without_times(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {name: each for name, each in value.items() if not name.startswith(OF_THE_PROCESS)}
+
+
+def assert_same_but_for_the_tracker(run: RunFolder, alone: RunFolder, tracker: str) -> None:
+    """EventLog, completions, and the weights of every checkpoint."""
+    assert event_log_without_times(run, tracker) == event_log_without_times(alone)
+    assert run.completions.read_bytes() == alone.completions.read_bytes()
+    weights = sorted(path.relative_to(alone.path) for path in alone.path.glob("checkpoints/*/*.safetensors"))
+    assert weights
+    for path in weights:
+        assert (run.path / path).read_bytes() == (alone.path / path).read_bytes(), path
+
 
 METRICS = {"reward": 1.5, "reward_std": 0.9, "reward_std_within_groups": 0.4, "kl": None, "time/step": 2.0}
 METRICS |= {"clip_ratio_low": 0.1, "clip_ratio_total": 0.2, "rewards/exact/mean": 0.5}
