@@ -31,7 +31,7 @@ ANONYMOUS = "Not logged in. Jobs need an account, which pays for them."
 
 
 class HardwareModel(TextsModel):
-    columns = (Column("Machine"), Column("GPUs", 130), Column("GPU memory", 100), Column("Per hour", 90, True))
+    columns = (Column("Machine"), Column("GPU", 130), Column("GPU memory", 100), Column("Per hour", 90, True))
 
 
 class JobDialog(Dialog):

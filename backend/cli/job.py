@@ -108,7 +108,7 @@ def _to_stderr(sentence: str) -> None:
 def _list_hardware(found: list[Hardware], as_json: bool) -> None:
     if as_json:
         return tell_json({"hardware": [asdict(each) for each in found]})
-    table = new_table("flavor", "GPUs", "memory", "$ an hour", right=slice(3, 4))
+    table = new_table("flavor", "GPU", "memory", "$ an hour", right=slice(3, 4))
     for each in found:
         table.add_row(each.name, each.accelerator, each.memory, f"{each.usd_per_hour:.2f}")
     new_console().print(table)

@@ -30,7 +30,7 @@ HOURS = {"second": 1 / 3600, "minute": 1 / 60, "hour": 1.0}
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """A machine with GPUs. `name`: the flavor of a job. `accelerator`: “1 × T4”. `memory`: of its GPUs, “16 GB”."""
+    """A machine with a GPU. `name`: the flavor of a job. `accelerator`: “T4”. `memory`: of the GPU, “16 GB”."""
 
     name: str
     title: str
@@ -40,7 +40,7 @@ class Hardware:
 
 
 def hardware() -> list[Hardware]:
-    """Machines with GPUs and their prices, cheapest first. Raises UserError."""
+    """Machines with one GPU, which is what train.py uses, and their prices, cheapest first. Raises UserError."""
     token = find_token()
     with hub_errors("", setting="flavor"):
         listed = HfApi(token=token.value if token else False).list_jobs_hardware()
@@ -48,12 +48,12 @@ def hardware() -> list[Hardware]:
             Hardware(
                 each.name,
                 each.pretty_name,
-                f"{each.accelerator.quantity} × {each.accelerator.model}",
+                each.accelerator.model,
                 each.accelerator.vram,
                 round(each.unit_cost_usd / HOURS[each.unit_label], 2),
             )
             for each in listed
-            if each.accelerator is not None and each.accelerator.type == "gpu"
+            if each.accelerator is not None and each.accelerator.type == "gpu" and int(each.accelerator.quantity) == 1
         ]
     return sorted(found, key=lambda each: each.usd_per_hour)
 
@@ -62,7 +62,9 @@ def choose(flavor: str) -> Hardware:
     """The machine of that name. Raises UserError naming the choices."""
     offered = {each.name: each for each in hardware()}
     if flavor not in offered:
-        raise UserError("flavor", f"Hugging Face has no GPU {flavor!r}; choose one of {', '.join(offered)}.")
+        raise UserError(
+            "flavor", f"Hugging Face has no machine {flavor!r} with one GPU; choose one of {', '.join(offered)}."
+        )
     return offered[flavor]
 
 

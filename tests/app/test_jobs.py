@@ -30,8 +30,8 @@ from tests.support.windows import ServiceByHand
 
 ACCOUNT = {"name": "someone", "organisations": ["a-lab"], "can_write": True, "source": "keychain"}
 HARDWARE = [
-    {"name": "t4-small", "title": "Nvidia T4", "accelerator": "1 × T4", "memory": "16 GB", "usd_per_hour": 0.4},
-    {"name": "a100-large", "title": "Nvidia A100", "accelerator": "1 × A100", "memory": "80 GB", "usd_per_hour": 2.5},
+    {"name": "t4-small", "title": "Nvidia T4", "accelerator": "T4", "memory": "16 GB", "usd_per_hour": 0.4},
+    {"name": "a100-large", "title": "Nvidia A100", "accelerator": "A100", "memory": "80 GB", "usd_per_hour": 2.5},
 ]
 JOB = JobFile("6a1", "a-lab", "a100-large", 2.5, 2.5, "https://hub/jobs/6a1", "a-lab/jobs/a", 1.8e9)
 
