@@ -8,6 +8,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -225,8 +226,7 @@ class Endpoint:
         for choice in choices:
             if choice.text.stop is not None:
                 answer = Answer(choice.job.prompt, choice.text.completion(), choice.job.sampling, asked.model.name)
-                reply = choice.message or choice.text.message()
-                self._recorder.add(asked.session, asked.messages, asked.tools, reply, answer)
+                self._recorder.add(asked.session, asked.messages, asked.tools, choice.message, answer)
 
 
 class _Reward(BaseModel):
@@ -249,7 +249,6 @@ class Choice:
         most = getattr(request, "max_completion_tokens", None) or request.max_tokens or api.MAX_TOKENS
         self.asked, self.index = asked, index
         self.text = api.AnswerText(model, asked.tools, request.stop_strings, prompt, is_chat=asked.is_chat)
-        self.message: Message | None = None
         loop, self._pieces = asyncio.get_running_loop(), asyncio.Queue[Piece]()
 
         def tell(new: Sequence[SampledToken], end: Stop | UserError | None) -> None:
@@ -260,6 +259,11 @@ class Choice:
         top = request.top_logprobs if isinstance(request, api.ChatRequest) else request.logprobs or 0
         self.job = Job(model, prompt, request.sampling(model), min(most, room), seed, tell, index, top)
         engine.submit(self.job)
+
+    @cached_property
+    def message(self) -> Message:
+        """The finished answer, whose calls get their ids here."""
+        return self.text.message()
 
     @property
     def has_logprobs(self) -> bool:
@@ -287,7 +291,6 @@ class Choice:
 
     def whole(self) -> Message:
         text, tokens = self.text, self.text.tokens
-        self.message = text.message()
         shown: Message = {"index": self.index, "finish_reason": text.finish_reason, "logprobs": self.logprobs(tokens)}
         shown |= {"message": self.message} if self.asked.is_chat else {"text": text.content}
         return shown | ({"token_ids": [each.token for each in tokens]} if self.asked.request.return_token_ids else {})
@@ -310,7 +313,6 @@ class Choice:
             for part, text in parts or [("content", "")] * bool(self.has_logprobs):
                 yield chunk({part: text}, tokens)
                 tokens = ()
-        self.message = self.text.message()
         calls = [{"index": i, **call} for i, call in enumerate(self.message.get("tool_calls", ()))]
         if calls:
             yield chunk({"tool_calls": calls})

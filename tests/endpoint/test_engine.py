@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from starlette.testclient import TestClient
 
 from backend.config.config import parse
 from backend.endpoint.engine import Engine, Job, PrefixCache
 from backend.endpoint.models import ServedModel, load_models
 from backend.endpoint.openai_api import AnswerText
+from backend.endpoint.recording import Recorder
+from backend.endpoint.server import Endpoint
 from backend.runs.completion_rows import Stop
 from backend.sampling.cached_sequence import CachedSequence, SampledToken
 from backend.sampling.chat import find_source
@@ -169,3 +173,42 @@ def test_settings_of_a_run_are_the_defaults_of_a_request(tmp_path: Path) -> None
     assert request.sampling(model) == Sampling(0.6, 0.5, 9)
     penalised = ChatRequest(messages=[{"role": "user", "content": "a"}], presence_penalty=1.0, temperature=0)
     assert penalised.sampling(model).penalties.presence == 1.0 and penalised.sampling(model).temperature == 0
+
+
+def test_calls_of_tools_reach_the_client_and_the_recording(tmp_path: Path) -> None:
+    speaker, recorder = Speaker(tmp_path / "model"), Recorder(tmp_path / "recorded")
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern", "days": 2}}\n</tool_call>'
+    texts = [f"I ask.\n{call}", "Rain.", f"Again.\n{call}", "Sun."]
+
+    class Scripted:
+        def submit(self, job: Job) -> None:
+            ids = speaker.tokenizer.encode(texts.pop(0), add_special_tokens=False)
+            job.tell([SampledToken(token, -1.0, 0.0) for token in ids], None)
+            job.tell([SampledToken(speaker.tokenizer.eos_token_id, -1.0, 0.0)], "eos")
+
+    endpoint = Endpoint(Scripted(), [speaker.model], recorder=recorder)  # type: ignore[arg-type]
+    client = TestClient(endpoint.app("127.0.0.1"), base_url="http://localhost")
+    for session, streams in (("a", False), ("b", True)):
+        chat: list[Any] = [{"role": "user", "content": "Weather?"}]
+        request = {"tools": [WEATHER], "stream": streams}
+        answer = client.post(f"/sessions/{session}/v1/chat/completions", json=request | {"messages": chat})
+        if streams:
+            events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+            choices = [event["choices"][0] for event in events]
+            assert "".join(each["delta"].get("content", "") for each in choices) == "Again.\n"
+            (calls,) = [each["delta"]["tool_calls"] for each in choices if "tool_calls" in each["delta"]]
+            finish, message = (
+                choices[-1]["finish_reason"],
+                {"role": "assistant", "content": "Again.\n", "tool_calls": calls},
+            )
+        else:
+            (choice,) = answer.json()["choices"]
+            finish, message = choice["finish_reason"], choice["message"]
+        assert finish == "tool_calls" and message["tool_calls"][0]["function"]["name"] == "weather"
+        chat += [message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "12 degrees"}]
+        answer = client.post(f"/sessions/{session}/v1/chat/completions", json={"tools": [WEATHER], "messages": chat})
+        assert answer.json()["choices"][0]["message"]["content"] in ("Rain.", "Sun.")
+        assert client.post(f"/sessions/{session}/reward", json={"reward": 1, "group": "g"}).status_code == 200
+    recorder.close()
+    lines = [json.loads(line) for line in (tmp_path / "recorded" / "sessions.jsonl").read_text().splitlines()]
+    assert [line["after"] for line in lines if "reply" in line] == [None, 0, None, 0]  # each session is one part
