@@ -207,9 +207,9 @@ def test_folders_of_any_depth_are_counted_walked_and_deleted(tmp_path: Path) -> 
     run.path.mkdir()
     run.log.write_text("log")
     here = os.open(run.path, os.O_RDONLY)
-    for _ in range(3_000):
-        os.mkdir("a", dir_fd=here)
-        below = os.open("a", os.O_RDONLY, dir_fd=here)
+    for _ in range(1_100):
+        os.mkdir("deep", dir_fd=here)
+        below = os.open("deep", os.O_RDONLY, dir_fd=here)
         os.close(here)
         here = below
     os.close(here)
