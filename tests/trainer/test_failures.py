@@ -2,7 +2,7 @@
 numbers that are not finite; a full or broken disk.
 
 After a GPU error the next process is here the next call of `train`, which takes over the lock like a program after an
-exec; tests/cli/test_restart.py has real ones.
+exec; tests/cli/test_steer_verbs.py has real ones.
 """
 
 from __future__ import annotations

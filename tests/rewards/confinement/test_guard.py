@@ -105,6 +105,29 @@ def test_a_worker_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path, h
     assert not [pid for pid in pids if is_alive(pid)]
 
 
+def test_all_end_when_the_parent_is_killed(tmp_path: Path) -> None:
+    """The parent of the child is a process of ours, which gets SIGKILL."""
+    child = CHILD + "daemon('one'); time.sleep(60)"
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import subprocess, sys, time\np = subprocess.Popen([sys.executable, '-c', *sys.argv[1:]], "
+            "stdin=subprocess.PIPE)\nprint(p.pid, flush=True)\ntime.sleep(60)",
+            child,
+            str(tmp_path),
+        ],
+        stdout=subprocess.PIPE,
+        env=backend_environment(),
+    )
+    assert parent.stdout is not None
+    guard = int(parent.stdout.readline())
+    pids = [guard, noted(tmp_path, "worker"), noted(tmp_path, "one")]
+    parent.kill()
+    parent.wait()
+    wait_until_gone(*pids)
+
+
 def test_the_worker_ends_with_a_guard_that_is_killed(tmp_path: Path) -> None:
     process = start(tmp_path, "time.sleep(60)")
     worker = noted(tmp_path, "worker")
