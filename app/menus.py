@@ -177,7 +177,6 @@ class Menus(QObject):
         return self.by_name[name]
 
     def update_icons(self) -> None:
-        """Redraw the icons in the theme's colours."""
         for entry in (entry for entries in MENUS.values() for entry in entries if entry and entry.icon):
             self[entry.name].setIcon(icon(entry.icon, theme.palette().accent_text if entry.name == "run" else None))
         self["pause"].setText("Resume" if self._is_paused else "Pause")
@@ -201,7 +200,6 @@ class Menus(QObject):
         self.update_icons()
 
     def set_enabled(self, enabled: Mapping[str, bool]) -> None:
-        """Enable and disable actions by name, as a page reports it."""
         for name, is_enabled in enabled.items():
             self[name].setEnabled(is_enabled)
 

@@ -45,7 +45,6 @@ def draw_pages(result: Path) -> int:
 
 
 def draw_page(window: Window, key: str, title: str) -> dict[str, Any]:
-    """Show a page, draw it, and say what is wrong with its picture."""
     began = time.perf_counter()
     try:
         window.show_page(key)

@@ -16,8 +16,8 @@ from app.widgets.basic.layout import TabArea
 class PageStack(QStackedWidget):
     """`pages`: those built so far, by key."""
 
-    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, session: Session) -> None:
+        super().__init__()
         self._session = session
         self._entries = {entry.key: entry for entry in PAGES}
         self.pages: dict[str, QWidget] = {}
@@ -29,7 +29,7 @@ class PageStack(QStackedWidget):
         if key not in self._entries:
             raise KeyError(f"There is no page {key}.")
         if key not in self.pages:
-            self.pages[key] = self._entries[key].build(self._session, self)
+            self.pages[key] = self._entries[key].load()(self._session, self)
             self.addWidget(self.pages[key])
         self.setCurrentWidget(self.pages[key])
         self._fit()

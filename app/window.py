@@ -61,8 +61,8 @@ class Window(QMainWindow):
         icon – the app's icon on the desktop; None shows no progress there.
     """
 
-    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, session: Session) -> None:
+        super().__init__()
         self.session = session
         self.icon: LauncherIcon | None = None
         self._was_live: bool | None = None
@@ -83,7 +83,7 @@ class Window(QMainWindow):
         self.drop_overlay = DropOverlay(central)
         self.history = History(session.draft, self)
         self.menus.follow_history(self.history)
-        self._undo_keys = UndoKeys(self)
+        UndoKeys(self)
         self._connect()
         self.show_title()
         self._connect_run()
@@ -176,7 +176,6 @@ class Window(QMainWindow):
 
     @property
     def current_page(self) -> str:
-        """The key of the current page, or ""."""
         return self.page_stack.current_key
 
     def do_on_page(self, key: str, slot: str) -> None:
@@ -309,7 +308,6 @@ class Window(QMainWindow):
             self.show_export(self.session.run.folder)
 
     def show_export(self, run: RunFolder) -> None:
-        """Open the panel that exports a run's model."""
         session = self.session
 
         def may_run_code_of(run: RunFolder) -> bool:

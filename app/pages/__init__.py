@@ -27,12 +27,8 @@ class PageEntry:
     widest: int
 
     def load(self) -> Callable[[Session, QWidget | None], QWidget]:
-        """Import the page's class."""
         module, name = self.where.split(":")
         return getattr(importlib.import_module(module), name)
-
-    def build(self, session: Session, parent: QWidget | None = None) -> QWidget:
-        return self.load()(session, parent)
 
 
 PAGES: tuple[PageEntry, ...] = (

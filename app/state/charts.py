@@ -127,7 +127,6 @@ def has_place(
 
 
 def placeholder(chart: Chart, config: Mapping[str, Any], *, is_live: bool = True, steps: int = 0) -> str:
-    """The text in an empty chart."""
     if any(curve.metric == "kl" for curve in chart.curves) and kl_is_off(config):
         return "KL is off: its weight is 0, so no reference is computed."
     if chart.held_out:

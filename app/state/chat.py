@@ -192,7 +192,6 @@ class ChatWithModel(QObject):
             self._service.ask("chat_row", on_row, on_refused=self._on_refused, row=number)
 
     def reset(self) -> None:
-        """Forget what was asked."""
         self.stop()
         self.turns, self._first, self._opening_row = [], 0, None
         self._keep_turns()
@@ -340,7 +339,6 @@ class ChatWithModel(QObject):
         return self.choice is not None and not answer.kept and case_of(self.choice.settings, answer.scores) is not None
 
     def keep_case(self, index: int, side: str) -> None:
-        """Keep an answer as a case of the run's reward file."""
         answer = self.turns[index].answers[side]
         case = case_of(self.choice.settings, answer.scores) if self.choice is not None else None
         if self._service is None or case is None:

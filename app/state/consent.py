@@ -10,10 +10,6 @@ from backend.distributed.hosts_file import AllowedHosts, HostsToAllow
 from backend.rewards.allowed_code import AllowedCode, AllowedServers, CodeFile, CodeToAllow, Rights
 from backend.tools.mcp_settings import ServerSettings
 
-Ask = Callable[[Sequence[CodeToAllow]], bool]
-AskHosts = Callable[[HostsToAllow], bool]
-AskServers = Callable[[Mapping[str, ServerSettings]], bool]
-
 
 def refuse_all(_request: object) -> bool:
     """The answer without a window, when there is no user to ask."""
@@ -24,14 +20,10 @@ class Consent:
     """What the user has allowed: `code`, `servers` and `hosts`. `ask`, `ask_servers` and `ask_hosts` show a request and
     return the answer."""
 
-    def __init__(
-        self,
-        file: Path,
-        ask: Ask = refuse_all,
-        ask_hosts: AskHosts = refuse_all,
-        ask_servers: AskServers = refuse_all,
-    ) -> None:
-        self.ask, self.ask_hosts, self.ask_servers = ask, ask_hosts, ask_servers
+    def __init__(self, file: Path) -> None:
+        self.ask: Callable[[Sequence[CodeToAllow]], bool] = refuse_all
+        self.ask_hosts: Callable[[HostsToAllow], bool] = refuse_all
+        self.ask_servers: Callable[[Mapping[str, ServerSettings]], bool] = refuse_all
         self.code, self.servers, self.hosts = AllowedCode(file), AllowedServers(file), AllowedHosts(file)
 
     def obtain(self, *every: Mapping[str, Any], base: Path | None = None) -> bool:

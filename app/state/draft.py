@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -485,12 +485,10 @@ class Draft(QObject):
 
 
 class History(QUndoStack):
-    def __init__(
-        self, draft: Draft, parent: QObject | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, draft: Draft, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.setUndoLimit(KEPT)
-        draft.edited.connect(lambda step: self.push(_UndoStep(draft, step, clock())))
+        draft.edited.connect(lambda step: self.push(_UndoStep(draft, step, time.monotonic())))
         draft.history_cleared.connect(self.clear)
 
 

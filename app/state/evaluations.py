@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,6 @@ class RunningEvaluation:
     phase: str = "Starting"
     done: float | None = None
     left_s: float | None = None
-    began: float = field(default_factory=time.monotonic)
 
 
 class Evaluations(QObject):
@@ -86,21 +85,16 @@ class Evaluations(QObject):
     rows_changed = Signal()
     running_changed = Signal()
 
-    def __init__(
-        self,
-        consent: Consent,
-        parent: QObject | None = None,
-        make_process: Callable[[list[str], QObject], Any] = VerbProcess,
-    ) -> None:
+    def __init__(self, consent: Consent, parent: QObject) -> None:
         super().__init__(parent)
-        self._consent, self._make_process = consent, make_process
+        self._consent = consent
         self._run: RunFolder | None = None
         self.listed: list[Listed] = []
         self.shown: Listed | None = None
         self.rows: list[RowSummary] = []
         self.running: RunningEvaluation | None = None
         self.problem = ""
-        self._process: Any = None
+        self._process: VerbProcess | None = None
         self._reader: Iterator[RowSummary] = iter(())
         self._reading = QTimer(self, interval=0)
         self._reading.timeout.connect(self._read_slice)
@@ -169,10 +163,10 @@ class Evaluations(QObject):
                 return
             command = backend_command("evaluate", str(self._run.path), "--stream", *options)
             self.problem, self.running = "", RunningEvaluation(self._run)
-            self._process = self._make_process(command, self)
-            self._process.line.connect(self._on_line)
-            self._process.done.connect(self._on_done)
-            self._process.start()
+            self._process = process = VerbProcess(command, self)
+            process.line.connect(self._on_line)
+            process.done.connect(self._on_done)
+            process.start()
             self.running_changed.emit()
 
     def stop(self) -> None:

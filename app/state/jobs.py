@@ -50,8 +50,6 @@ class Download:
 
 
 class Downloads(QObject):
-    """All downloads of this window."""
-
     changed = Signal(object)  # Download
     finished = Signal(object)  # Download
 
@@ -62,9 +60,6 @@ class Downloads(QObject):
 
     def of(self, repo_type: str) -> list[Download]:
         return [each for each in self._downloads.values() if each.repo_type == repo_type and each.state != "done"]
-
-    def find(self, repo_type: str, id_: str) -> Download | None:
-        return self._downloads.get((repo_type, id_))
 
     def start(self, repo_type: str, id_: str) -> Download:
         """Start a download, or resume one that was paused or failed."""

@@ -74,7 +74,6 @@ class Messages(QObject):
         self._replace(kept)
 
     def withdraw(self, *causes: str) -> None:
-        """Remove the messages of these causes."""
         self._replace([message for message in self._messages if message.cause not in causes])
 
     def review(self) -> None:

@@ -61,8 +61,8 @@ class Prefs(QObject):
     geometry = Pref(QByteArray())
     folded_charts = Pref[str]("Other")  # sections, one a line
 
-    def __init__(self, folder: Path | None = None, parent: QObject | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, folder: Path | None = None) -> None:
+        super().__init__()
         self.folder = folder or places.preferences_folder()
         make_private_folder(self.folder)
         if self.folder == places.preferences_folder():

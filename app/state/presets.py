@@ -59,10 +59,10 @@ class Preset:
         ]
 
 
-def presets(folder: Path | None = None) -> list[Preset]:
+def presets() -> list[Preset]:
     """Every preset, the shipped ones first. Raises UserError for an invalid file."""
     places_of = {name: place for place, name in enumerate(ORDER)}
-    files = (folder or places.resources() / "presets").glob("*.yaml")
+    files = (places.resources() / "presets").glob("*.yaml")
     return [preset(file) for file in sorted(files, key=lambda file: (places_of.get(file.stem, len(ORDER)), file.stem))]
 
 

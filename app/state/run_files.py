@@ -116,9 +116,9 @@ class CrashOffer:
     action: str
 
 
-def last_run(folder: Path | None = None) -> RunFolder | None:
+def last_run() -> RunFolder | None:
     """The run that has trained last, or None."""
-    begun = (run for run in all_runs(folder) if not is_fresh(run))
+    begun = (run for run in all_runs() if not is_fresh(run))
     return max(begun, key=lambda run: file_stamp(run.events), default=None)
 
 

@@ -87,16 +87,10 @@ class RunList(QObject):
     read = Signal(list)  # records that are new or have changed
     settled = Signal()  # everything listed has been read
 
-    def __init__(
-        self,
-        cache_folder: Path,
-        reader: Callable[[RunFolder], RunRecord] = read_named,
-        parent: QObject | None = None,
-    ) -> None:
+    def __init__(self, cache_folder: Path, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.records: dict[Path, RunRecord] = {}
         self.sweeps: dict[str, FoldedSweep] = {}
-        self._reader = reader
         self._stamps: dict[Path, list[int]] = {}
         self._waiting: deque[RunFolder] = deque()
         self._cache = cache_folder / CACHE
@@ -194,7 +188,7 @@ class RunList(QObject):
         return record
 
     def _take(self, folder: RunFolder, now: list[int]) -> RunRecord:
-        record = self._reader(folder)
+        record = read_named(folder)
         self.records[folder.path], self._stamps[folder.path] = record, now
         if record.summary.state not in CHANGING and self._cached is not None:
             self._cached[str(folder.path)] = now, asdict(record)

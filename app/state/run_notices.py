@@ -132,6 +132,5 @@ def take_up(session: Session, run: Run | None, settings: Mapping[str, Any]) -> N
         session.message.emit(f"Asked for {labels}, from the next step on.")
         return
     session.draft.update(settings, "Advice of the doctor")
-    session.page_requested.emit("train")
-    session.field_requested.emit(next(iter(settings)))
+    session.show_setting(next(iter(settings)))
     session.message.emit(f"The form has {labels} now; Undo brings back what was there.")

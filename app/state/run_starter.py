@@ -146,8 +146,7 @@ class RunStarter:
         if problems := self._problems():
             more = len(problems) - 1
             rest = f" There {'is' if more == 1 else 'are'} {count_text(more, 'more problem')}." if more else ""
-            session.page_requested.emit("train")
-            session.field_requested.emit(problems[0].setting)
+            session.show_setting(problems[0].setting)
             text = problems[0].sentence + rest
             session.messages.say(text, START, lambda: self._problems() == problems)
         return not problems

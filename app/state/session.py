@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -84,8 +84,8 @@ class Session(QObject):
     reward_line_requested = Signal(object, int, str)
     problem_found = Signal(object)
 
-    def __init__(self, prefs: Prefs | None = None, parent: QObject | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, prefs: Prefs | None = None) -> None:
+        super().__init__()
         self.prefs = prefs or Prefs()
         self.draft = Draft(self.prefs.draft_file, self)
         self.messages = Messages(self)
@@ -108,7 +108,6 @@ class Session(QObject):
 
     @cached_property
     def service(self) -> Service:
-        """The client of the helper process."""
         from app.state.processes import Service
 
         service = Service(self)
@@ -192,7 +191,6 @@ class Session(QObject):
             self._say_of_form(f"{error.faults[0].sentence} The form shows the defaults.")
 
     def load_config(self, path: Path) -> None:
-        """Open a YAML file in the form."""
         path = resolved(Path(path))
         self.page_requested.emit("train")
         with problems_to(lambda sentence: self.draft.show_refusal(path, sentence)):
@@ -229,8 +227,7 @@ class Session(QObject):
 
         before = self.draft.values()
         sentence = use_data(self.draft, name)
-        self.page_requested.emit("train")
-        self.field_requested.emit("data")
+        self.show_setting("data")
         if self.draft.values() != before:
             self._say_undoable(sentence)
 
@@ -239,6 +236,10 @@ class Session(QObject):
             self.draft.use_reward_file(str(path))
         else:
             self.draft.set(key, str(path))
+        self.show_setting(key)
+
+    def show_setting(self, key: str) -> None:
+        """Show a setting in the form."""
         self.page_requested.emit("train")
         self.field_requested.emit(key)
 
@@ -267,7 +268,6 @@ class Session(QObject):
             self.prefs.config_file = self.draft.path
 
     def open_run(self, path: Path | str) -> None:
-        """Show a run."""
         from app.state.run import Run  # loads numpy, which the first paint does not wait for
 
         self._release_run()
@@ -307,7 +307,6 @@ class Session(QObject):
             self.open_run(last.path)
 
     def chat_with(self, folder: RunFolder) -> None:
-        """Chat with this run's model."""
         self.page_requested.emit("chat")
         self.chat_requested.emit(folder)
 
@@ -367,9 +366,8 @@ class TimeForecast(QObject):
 
     changed = Signal()
 
-    def __init__(self, parent: QObject | None = None, runs: Callable[[], Iterable[RunFolder]] = all_runs) -> None:
+    def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
-        self._runs = runs
         self._known: list[CompletionTime] = []
         self._read: list[CompletionTime] = []
         self._waiting: Iterator[RunFolder] = iter(())
@@ -378,7 +376,7 @@ class TimeForecast(QObject):
 
     def refresh(self) -> None:
         if not self._timer.isActive():
-            self._read, self._waiting = [], islice(self._runs(), MOST_RUNS)
+            self._read, self._waiting = [], islice(all_runs(), MOST_RUNS)
             self._timer.start()
 
     def seconds_per_completion(self, values: Mapping[str, Any]) -> float | None:

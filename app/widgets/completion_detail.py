@@ -97,8 +97,8 @@ def conversation_format(kind: Kind) -> QTextCharFormat | None:
 
 
 class CompletionPane(QWidget):
-    def __init__(self, title: str, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, title: str) -> None:
+        super().__init__()
         self._names: Sequence[str] = ()
         self._labels: Sequence[str] = ()
         self._weights: Sequence[float] = ()

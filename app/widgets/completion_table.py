@@ -262,15 +262,12 @@ class CompletionModel(RowsModel):
 
 
 def draw_bar(painter: QPainter, rect: QRect, bar: tuple[float, QColor]) -> None:
-    """Draw a bar below a score."""
     width = max(2, round((rect.width() - 2 * CELL_PADDING) * abs(bar[0])))
     # Aligned with the right-aligned score. QRect.right() is the last pixel inside the cell, hence the + 1.
     painter.fillRect(QRect(rect.right() - CELL_PADDING - width + 1, rect.bottom() - 4, width, 2), bar[1])
 
 
 class CompletionTable(BaseTable):
-    """The table view over a CompletionModel."""
-
     chosen = Signal(object, object)  # row of completions.jsonl, completion or None
     picked = Signal()  # the selected lines changed
     sort_requested = Signal(str, bool)  # column of the facts ("": the order of the file), descending

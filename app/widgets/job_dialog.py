@@ -43,7 +43,7 @@ class JobDialog(Dialog):
         require_grpo(config)
         left_out = into_trl(config).left_out
         super().__init__("Train on Hugging Face", parent, (620, 640))
-        self._service, self._log_in = service, log_in
+        self._log_in = log_in
         self._hardware: list[Mapping[str, Any]] = []
         self._can_pay = False
         model, data = (value_label(SETTINGS[key], getattr(config, key)) for key in ("model", "data"))

@@ -127,8 +127,6 @@ def draw_pictures(painter: QPainter, cell: QRect, paths: Sequence[str]) -> None:
 
 
 class PictureButton(QAbstractButton):
-    """A small picture."""
-
     def __init__(self, path: str, about: str, side: int = SIDE) -> None:
         """`about`: which picture it is, for a screen reader; `side`: its most pixels, before scaling."""
         super().__init__()

@@ -132,8 +132,8 @@ class BeforeAfter:
 
 
 class ResultCard(QFrame):
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._role = "muted"
         self._content: tuple[object, ...] = ()
         self.setProperty("role", "card")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from PySide6.QtWidgets import QFrame, QWidget
+from PySide6.QtWidgets import QFrame
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel
@@ -21,16 +21,15 @@ TITLES = {"base": "Base", "tuned": "Tuned", "model": "Model"}
 
 
 class SideBySide(QFrame):
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setProperty("role", "card")
         self._sides: dict[str, Sequence[Mapping[str, Any]]] = {}
         self._number = 0
         self.prompt, self.answer = ElidedLabel(font=theme.mono_font()), label(font=theme.mono_font(), role="muted")
-        name = "The previous completion"
-        self.earlier = button("‹", lambda: self.go(-1), tip=name, name=name)
-        name = "The next completion"
-        self.later = button("›", lambda: self.go(1), tip=name, name=name)
+        before, after = "The previous completion", "The next completion"
+        self.earlier = button("‹", lambda: self.go(-1), tip=before, name=before)
+        self.later = button("›", lambda: self.go(1), tip=after, name=after)
         self.which = label(font=theme.figures_font(), role="muted")
         self.panes, self.pictures = (CompletionPane("Base"), CompletionPane("Tuned")), PictureStrip()
         head = row((self.prompt, 1), self.answer, self.earlier, self.which, self.later)

@@ -68,8 +68,8 @@ class Sidebar(QWidget):
 
     chosen = Signal(str)  # page key
 
-    def __init__(self, entries: Sequence[Any], parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, entries: Sequence[Any]) -> None:
+        super().__init__()
         self._group = QButtonGroup(self)
         self.buttons = {entry.key: PageButton(entry) for entry in entries}
         for key, button in self.buttons.items():
@@ -97,8 +97,8 @@ class Sidebar(QWidget):
 class PageButton(QAbstractButton):
     """A page's icon and title, painted by us: a style sheet cannot recolour an SVG icon by state."""
 
-    def __init__(self, entry: Any, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, entry: Any) -> None:
+        super().__init__()
         self._icon = entry.icon
         self.collapsed = False
         self._has_ring = False
@@ -140,8 +140,8 @@ class PageButton(QAbstractButton):
 
 
 class StatusStrip(QFrame):
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._dot = Dot("placeholder")
         figures = theme.figures_font(12)
         self.state, self.step, self.left, self.memory = (label(font=figures, role="muted") for _ in range(4))

@@ -66,7 +66,8 @@ class FakeDialog:
 
 def test_consent_is_asked_once(reward_file: Path, tmp_path: Path) -> None:
     dialog, settings = FakeDialog(True), {"reward_functions_file": str(reward_file)}
-    consent = Consent(tmp_path / "trusted.json", dialog)
+    consent = Consent(tmp_path / "trusted.json")
+    consent.ask = dialog
     assert consent.obtain(settings) and [request.changed for request in dialog.requests] == [False]
     assert consent.obtain(settings) and Consent(tmp_path / "trusted.json").obtain(settings), "remembered"
     assert len(dialog.requests) == 1

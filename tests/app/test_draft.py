@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PySide6.QtCore import Qt
@@ -226,8 +227,9 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def history(draft: Draft, clock: Clock) -> History:
-    return History(draft, clock=clock)
+def history(draft: Draft, clock: Clock, monkeypatch) -> History:
+    monkeypatch.setattr("app.state.draft.time", SimpleNamespace(monotonic=clock))
+    return History(draft)
 
 
 def type_into(draft: Draft, key: str, text: str) -> None:

@@ -21,7 +21,6 @@ from app import theme
 from app.pages.evaluate.evaluate_page import EvaluatePage
 from app.pages.runs import compare_view
 from app.pages.runs.compare_view import CompareView
-from app.state.evaluations import Evaluations
 from app.state.processes import ProcessOutcome
 from app.state.session import Session
 from app.widgets.basic.controls import NumberEdit
@@ -41,11 +40,11 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 @pytest.fixture
-def page(qtbot, qapp, run: RunFolder):
+def page(qtbot, qapp, run: RunFolder, monkeypatch):
     ProcessByHand.made.clear()
+    monkeypatch.setattr("app.state.evaluations.VerbProcess", ProcessByHand)
     session = Session()
     session.service = SilentService()
-    session.evaluations = Evaluations(session.consent, session, ProcessByHand)
     session.open_run(run.path)
     shown = qtbot.show(EvaluatePage(session), 1060, 700)
     qtbot.waitUntil(lambda: session.run is not None and session.run.state == "finished")

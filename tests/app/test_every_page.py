@@ -71,7 +71,7 @@ def test_opening_makes_only_the_page(new_window: Window, apart: Path, qtbot):
     assert 0 < sum(plot.view is not None for plot in plots) < len(in_grid) // 2, "curves are drawn in view alone"
 
 
-def broken(entry: PageEntry, session: Session, parent: QWidget) -> QWidget:
+def broken(entry: PageEntry) -> None:
     raise ImportError("no such module")
 
 
@@ -79,9 +79,9 @@ def test_faults_of_a_page(new_window: Window, monkeypatch) -> None:
     window = new_window
     window.resize(*page_drawing.SIZE)
     assert draw_page(window, "monitor", "Monitor")["fault"] == ""
-    monkeypatch.setattr(PageEntry, "build", lambda entry, session, parent: QWidget(parent))
+    monkeypatch.setattr(PageEntry, "load", lambda entry: lambda session, parent: QWidget(parent))
     assert "picture is empty" in draw_page(window, "runs", "Runs")["fault"]
-    monkeypatch.setattr(PageEntry, "build", broken)
+    monkeypatch.setattr(PageEntry, "load", broken)
     assert draw_page(window, "sweeps", "Sweeps")["fault"] == "ImportError: no such module"
 
 

@@ -61,7 +61,9 @@ def draft(qtbot: QtBot) -> Draft:
 @pytest.fixture
 def consent(tmp_path: Path) -> Consent:
     """Of a user who allows every file."""
-    return Consent(tmp_path / "trusted.json", ask_hosts=lambda _: True)
+    consent = Consent(tmp_path / "trusted.json")
+    consent.ask_hosts = lambda _: True
+    return consent
 
 
 @pytest.fixture

@@ -196,7 +196,6 @@ class Transcript(QScrollArea):
         self.answers, self._follows = [], True
 
     def add_turn(self, turn: ChatTurn) -> None:
-        """Add a prompt with an empty answer for each side."""
         number = len(self.answers) + 1
         views = {side: AnswerView(side, number) for side in turn.answers}
         for side, view in views.items():

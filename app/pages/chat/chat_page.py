@@ -359,7 +359,6 @@ def notice_words(
 
 
 def about_loaded(chat: ChatWithModel) -> str:
-    """The loaded model and its memory."""
     if not chat.is_loaded:
         return ""
     sides = "Base and tuned are" if len(chat.sides) > 1 else "It is"

@@ -170,7 +170,7 @@ class CompletionsPage(QWidget):
         self.table = CompletionTable(self.model)
         self.table.allow_sorting()
         self.pane = ReadingPane("Completion")
-        self.pane.setting.clicked.connect(self._go_to_setting)
+        self.pane.setting.clicked.connect(lambda: session.show_setting("record_tokens"))
         self.detail = CompletionDetail(pane=self.pane)
         tip = "Every time that this prompt was sampled in the run"
         self.follow_prompt = LinkButton("Follow this prompt", on_click=self._follow_prompt, tip=tip)
@@ -421,10 +421,6 @@ class CompletionsPage(QWidget):
     def _follow_prompt(self) -> None:
         if (line := self.table.current_line) is not None:
             self.bar.follow_prompt(hash(prompt_key(line.row)))
-
-    def _go_to_setting(self) -> None:
-        self.session.page_requested.emit("train")
-        self.session.field_requested.emit("record_tokens")
 
     def _ask_where(self, rows: Sequence[int]) -> None:
         lines = self.model.rows

@@ -119,7 +119,6 @@ class ColumnMapping(QFrame):
             field.show_value(values[key])
 
     def offer_names(self, dataset: Dataset) -> None:
-        """Offer the dataset's splits, configurations and columns."""
         preview, choices = dataset.preview, dataset.choices
         form, columns = preview.get("form", "file"), preview.get("columns", ())
         self.config.offer(choices["configs"], "Default" if form == "hub" else NONE)
@@ -135,7 +134,6 @@ class ColumnMapping(QFrame):
             field.control.setEnabled(bool(columns))
 
     def show_columns(self, keys: Collection[str]) -> None:
-        """Show the fields of these columns alone."""
         for field in self.columns.values():
             self._cells.removeWidget(field)
             set_shown(field, field.setting.key in keys)
@@ -211,8 +209,8 @@ class DatasetFigures(QFrame):
 class Histogram(QWidget):
     """Prompt lengths in tokens as bars, with a line at the longest prompt that leaves space for a completion."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._lengths: Sequence[tuple[int, int]] = ()
         self._prompt_limit, self._placeholder = 0, ""
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)

@@ -92,17 +92,8 @@ class DatasetPage(QWidget):
         self.allow_button = button("Allow the map function…", self.allow_map_function, tip=ALLOW)
         parts = self.parts = QSplitter(Qt.Orientation.Horizontal, body, childrenCollapsible=False, handleWidth=12)
         self.detail = RowDetail(parts)
-        head = row(
-            self.shown,
-            self.which,
-            self.difficulty,
-            None,
-            self.details,
-            self.allow_button,
-            self.try_button,
-            spacing=6,
-            margins=(8, 4, 4, 0),
-        )
+        buttons = (self.details, self.allow_button, self.try_button)
+        head = row(self.shown, self.which, self.difficulty, None, *buttons, spacing=6, margins=(8, 4, 4, 0))
         parts.insertWidget(0, card(column(head, (self.table, 1), spacing=4, margins=4)))
         for index, share in enumerate(SHARES):
             parts.setStretchFactor(index, share)
@@ -121,16 +112,8 @@ class DatasetPage(QWidget):
         top = row(title, (self.path, 1), spacing=3 * theme.SPACE)
         column(top, (self._stack, 1), into=self, spacing=12, margins=theme.GUTTER)
         tab_stops = [
-            *(
-                *self.path.tab_stops,
-                self.hold_out,
-                *self.mapping.tab_stops,
-                self.counts.other,
-                self.which,
-                self.difficulty,
-            ),
-            *(self.details, self.allow_button, self.try_button, self.table),
-            *(*self.detail.views.buttons.values(), self.detail.pane),
+            *(*self.path.tab_stops, self.hold_out, *self.mapping.tab_stops, self.counts.other, self.which),
+            *(self.difficulty, *buttons, self.table, *self.detail.views.buttons.values(), self.detail.pane),
         ]
         for widget, following in pairwise(tab_stops):
             QWidget.setTabOrder(widget, following)

@@ -203,7 +203,6 @@ class EvaluatePage(QWidget):
             self.evaluations.start(self.form.options(data))
 
     def evaluate_file(self) -> None:
-        """Ask for a file and evaluate the run on its prompts."""
         chosen = open_file(self, "data", "Evaluate on the prompts of a file", DATA_FILES)
         if chosen is not None:
             self.start(str(chosen))

@@ -91,8 +91,8 @@ class GuideContents(QWidget):
 class GuideView(QTextBrowser):
     link_chosen = Signal(str)
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._html = ""
         self.position = 0  # the character at the top of the view, counted from the chapter's beginning
         self._is_fitting = False

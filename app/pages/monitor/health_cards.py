@@ -133,7 +133,7 @@ class HealthCards(QFrame):
             actions.append(("Read completions", read, lambda: session.completions_requested.emit(step, wanted)))
         if is_current and episode.setting:
             show = f"Show {SETTINGS[episode.setting].label} in the form"
-            actions.append(("Go to the setting", show, lambda: self._go_to_setting(episode.setting)))
+            actions.append(("Go to the setting", show, lambda: session.show_setting(episode.setting)))
         if is_current and episode.settings:
             text, full = f"Do it: {proposal(episode.settings)}", f"Set {proposal(episode.settings, full=True)}"
             actions.append((text, full, lambda: self._take_up(dict(episode.settings))))
@@ -189,10 +189,6 @@ class HealthCards(QFrame):
             self.set_room(room - charts // 2, max(room, charts // 4))
         live = run is not None and run.is_live
         self.show_episodes(findings_of(run, self._dismissed) if run is not None else [], live=live)
-
-    def _go_to_setting(self, key: str) -> None:
-        self._session.page_requested.emit("train")
-        self._session.field_requested.emit(key)
 
     def _take_up(self, settings: dict[str, object]) -> None:
         with problems_to(self._session.message.emit):

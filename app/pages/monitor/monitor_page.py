@@ -80,8 +80,6 @@ ROOM_FOR_RANKS = 620
 
 
 class MonitorPage(QWidget):
-    """The page. `session` is the state shared with the other pages."""
-
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session = session
@@ -93,7 +91,8 @@ class MonitorPage(QWidget):
         self.nothing = EmptyState("No run yet", hint, "Go to Train", button_clicked=go)
         self.header = configure(RunHeader(session.open_run), renamed=self._rename)
         self.note = ElidedLabel()
-        self.job, self.job_link = label(role="muted"), LinkButton("Open the job", on_click=self._open_job)
+        self.job = label(role="muted")
+        self.job_link = LinkButton("Open the job", on_click=lambda: open_link(self._job_url))
         self._job_row = holder(row(self.job, self.job_link, None))
         self.findings = HealthCards(session, self)
         self.verdict = ResultCard()
@@ -202,9 +201,6 @@ class MonitorPage(QWidget):
             most = f"at most {job.timeout_h:g} h and {dollars(job.most_usd)}"
             self.job.setText(f"On Hugging Face: {job.flavor}, {most}, paid by {job.owner}")
             self._job_url = job.url
-
-    def _open_job(self) -> None:
-        open_link(self._job_url)
 
     def _show_progress(self, run: Run) -> None:
         step, total = run.step, run.iterations

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QColor, QFont, QFontMetrics, QGuiApplication, QHideEvent, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QFrame, QPlainTextEdit, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QPlainTextEdit, QSizePolicy, QVBoxLayout
 
 from app import theme
 from app.state.run_state import RankNow
@@ -89,23 +89,22 @@ def _change(now: float | None, start: float | None, number: str, unit: str) -> s
     return f"{'+' if change > 0 else MINUS}{size}" if size.strip("0,.") else ""
 
 
-RANK_COLUMNS = (
-    Column("Rank", 48, True, "Rank 0 runs on this machine and writes the run folder"),
-    Column("Machine"),
-    Column("Chip"),
-    Column("Sampling", 118, True, "Sampling speed in the newest step"),
-    Column("Learning", 118, True, "Training speed in the newest step"),
-    Column("Prompts", 64, True, "Prompts of the newest step that this rank sampled"),
-    Column("Peak memory", 146, True, "Largest memory use so far, and the machine's memory"),
-    Column("Waiting", 72, True, "Share of the newest step spent waiting"),
-    Column("State", 56, tip="Lost: the machine stopped answering"),
-)
 MOST_RANKS = 4
 """Rows that are shown without scrolling: the charts need the room."""
 
 
 class RankModel(RowsModel):
-    columns = RANK_COLUMNS
+    columns = (
+        Column("Rank", 48, True, "Rank 0 runs on this machine and writes the run folder"),
+        Column("Machine"),
+        Column("Chip"),
+        Column("Sampling", 118, True, "Sampling speed in the newest step"),
+        Column("Learning", 118, True, "Training speed in the newest step"),
+        Column("Prompts", 64, True, "Prompts of the newest step that this rank sampled"),
+        Column("Peak memory", 146, True, "Largest memory use so far, and the machine's memory"),
+        Column("Waiting", 72, True, "Share of the newest step spent waiting"),
+        Column("State", 56, tip="Lost: the machine stopped answering"),
+    )
 
     def text(self, row: RankNow, column: int) -> str:
         info, peak = row.info, figure(row.memory_gb, "GB")
@@ -156,8 +155,8 @@ MAX_READ = 64 << 10
 class LogView(QFrame):
     """The tail of a log file, followed while it is visible: its last line when folded, a panel when unfolded."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._path: Path | None = None
         self._offset = 0
         self._partial = b""

@@ -150,8 +150,8 @@ class LabelLine(QWidget):
 
     kept = Signal(str, float)  # name of the judge, score
 
-    def __init__(self, check: JudgeCheck, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, check: JudgeCheck) -> None:
+        super().__init__()
         self._check = check
         self.which = ComboBox(name="Label for")
         self.score = NumberEdit(name="Your score", width=64, placeholderText="0 to 1", returnPressed=self._keep)

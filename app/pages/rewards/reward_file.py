@@ -136,13 +136,13 @@ class CodeEditor(QPlainTextEdit):
     run_requested = Signal()
     left = Signal()
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         keys = with_key_names("Python source. Tab indents; Escape leaves the editor; Ctrl+S saves and scores.")
         configure(self, name="Reward file", accessibleDescription=keys, font=theme.mono_font())
         self.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.setTabStopDistance(self.fontMetrics().horizontalAdvance(" ") * len(INDENT))
-        self.colours = PythonHighlighter(self.document())
+        PythonHighlighter(self.document())
         self._numbers = LineNumbers(self)
         self._error_line = 0
         self._sentence = ""

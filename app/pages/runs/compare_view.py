@@ -139,8 +139,6 @@ class RunChip(QAbstractButton):
 
 
 class RunLegend(QWidget):
-    """The compared runs."""
-
     shown_changed = Signal()
 
     def __init__(self) -> None:

@@ -109,7 +109,6 @@ class QueuePanel(QFrame):
         self.refresh()
 
     def refresh(self) -> None:
-        """Show the queue as it is now."""
         queue, rows, chosen = self._queue, list[QueueRow](), self.selected()
         for run in queue.waiting:
             settings = raw_settings(run)

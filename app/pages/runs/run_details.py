@@ -75,15 +75,13 @@ class LineageTree(QTreeWidget):
 
 
 class RunDetails(TabArea):
-    """Shows one run, or how many are selected."""
-
     notes_changed = Signal(object, dict)  # the run's path, and the changed fields of its notes
     run_chosen = Signal(str)
     free_requested = Signal()
 
-    def __init__(self, parent: QWidget | None = None) -> None:
+    def __init__(self) -> None:
         no_bar = Qt.ScrollBarPolicy.ScrollBarAlwaysOff
-        super().__init__(parent, accessibleName="Details of the run", horizontalScrollBarPolicy=no_bar)
+        super().__init__(accessibleName="Details of the run", horizontalScrollBarPolicy=no_bar)
         self._record: RunRecord | None = None
         self._family: Mapping[str, Sequence[str]] = {}
         self._save_timer = configure(QTimer(self, singleShot=True, interval=SAVE_AFTER_MS), timeout=self.save)

@@ -53,7 +53,7 @@ class RunsPage(QWidget):
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session = session
-        self.runs = RunList(session.prefs.folder, parent=self)
+        self.runs = RunList(session.prefs.folder, self)
         configure(self.runs, listed=self._on_listed, read=self._on_read, settled=self._on_settled)
         self._watcher = configure(QFileSystemWatcher(self), directoryChanged=lambda _: self.refresh())
         self._refresh_timer = configure(QTimer(self, interval=EVERY_MS), timeout=self.refresh)

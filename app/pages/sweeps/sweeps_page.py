@@ -120,8 +120,6 @@ class VariedRow(QWidget):
 
 
 class VariedRows(QWidget):
-    """All settings that vary, and a button for one more."""
-
     edited = Signal()
 
     def __init__(self, offered: Sequence[Setting]) -> None:
@@ -168,7 +166,6 @@ class VariedRows(QWidget):
 
 
 def draw_bar(painter: QPainter, rect: QRect, share: float) -> None:
-    """Draw a bar below the figure of a cell."""
     painter.setPen(Qt.PenStyle.NoPen)
     painter.setBrush(theme.palette().accent)
     length = max(2.0, share * (rect.width() - 16))
@@ -225,8 +222,6 @@ class SweepModel(RowsModel):
 
 
 class SweepTable(BaseTable):
-    """The results, with a bar for the value of each configuration."""
-
     def __init__(self) -> None:
         self.cells = SweepModel()
         super().__init__(model=self.cells, name="Configurations of the sweep", single=True)

@@ -39,7 +39,6 @@ class ChangedChips(QWidget):
         column(line, into=self, margins=(theme.SPACE, 0, theme.SPACE, 0))
 
     def show_changes(self, values: Mapping[str, Any]) -> None:
-        """Show these settings (key → value), in this order."""
         keys = list(self.chips)
         here = QApplication.focusWidget()
         focused = next((i for i, chip in enumerate(self.chips.values()) if here and chip.isAncestorOf(here)), -1)

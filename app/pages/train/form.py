@@ -251,7 +251,6 @@ class FieldGrid(QWidget):
         self.build(BUILT_FIRST)
 
     def build(self, keys: Collection[str]) -> None:
-        """Build the fields of these settings."""
         built = {field.setting.key: field for field in self.fields}
         wanted = [each for each in self.settings if each.key in keys]
         make = {"tools": ToolsField}  # elsewhere it is a list of names

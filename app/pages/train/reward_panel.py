@@ -233,8 +233,8 @@ class RewardTable(BaseTable):
 
     remove_requested = Signal()
 
-    def __init__(self, model: RewardModel, parent: QWidget | None = None) -> None:
-        super().__init__(parent, model=model, name="Reward functions", single=True)
+    def __init__(self, model: RewardModel) -> None:
+        super().__init__(model=model, name="Reward functions", single=True)
         self._model = model
         self.setItemDelegateForColumn(USE, TickDelegate(self))
         self.setItemDelegateForColumn(WEIGHT, WeightDelegate(self))

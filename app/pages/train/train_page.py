@@ -164,7 +164,6 @@ class TrainPage(QWidget):
             act()
 
     def show_density(self, key: str) -> None:
-        """Show the `essentials` or `all` settings."""
         is_compact = key == "essentials"
         if not is_compact:
             self.build_all()

@@ -79,8 +79,8 @@ class NumberEdit(QLineEdit):
 
 
 class SearchEdit(QLineEdit):
-    def __init__(self, placeholder: str, name: str = "", parent: QWidget | None = None, **settings: Any) -> None:
-        super().__init__(parent, placeholderText=placeholder, clearButtonEnabled=True)
+    def __init__(self, placeholder: str, name: str = "", **settings: Any) -> None:
+        super().__init__(placeholderText=placeholder, clearButtonEnabled=True)
         configure(self, name=name or placeholder, role="search", **settings)
         icons.Tint(self.addAction(QIcon(), QLineEdit.ActionPosition.LeadingPosition), "search")
 
@@ -170,8 +170,8 @@ def check_box_side() -> int:
 class CheckBox(QCheckBox):
     """A check box painted in the theme's colours, which a style sheet cannot give to the mark."""
 
-    def __init__(self, text: str, parent: QWidget | None = None, **settings: Any) -> None:
-        super().__init__(text, parent)
+    def __init__(self, text: str, **settings: Any) -> None:
+        super().__init__(text)
         self.setAttribute(Qt.WidgetAttribute.WA_Hover)
         configure(self, **settings)
 
@@ -206,10 +206,8 @@ def draw_check_box(painter: QPainter, box: QRect, ticked: bool, *, focused: bool
 class PathEdit(QLineEdit):
     """A line edit that takes a file or folder dropped on it if `accepts(path)`."""
 
-    def __init__(
-        self, accepts: Callable[[Path], bool] = lambda path: True, parent: QWidget | None = None, **settings: Any
-    ) -> None:
-        super().__init__(parent)
+    def __init__(self, accepts: Callable[[Path], bool], **settings: Any) -> None:
+        super().__init__()
         self._accepts = accepts
         self.setAcceptDrops(True)
         configure(self, **settings)

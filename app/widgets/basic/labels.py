@@ -101,7 +101,6 @@ def button(
 
 
 def give_menu(button: QPushButton, menu: QMenu) -> None:
-    """Have a button open a menu."""
     button.setMenu(menu)
     button.setProperty("menu", True)
 

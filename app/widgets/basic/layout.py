@@ -276,7 +276,6 @@ def set_shown(widget: QWidget, shown: bool) -> None:
 
 
 def set_tab_order(*stops: QWidget) -> None:
-    """Have Tab go from each of these to the next."""
     for stop, following in pairwise(stops):
         QWidget.setTabOrder(stop, following)
 

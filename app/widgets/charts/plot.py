@@ -105,8 +105,6 @@ class Legend(QLabel):
 
 
 class Plot(QFrame):
-    """A chart card."""
-
     hovered = Signal(object)  # step that the pointer or the keyboard is on, or None
     zoomed = Signal(object)  # selected range (first, last), or None for all steps
     step_chosen = Signal(int)

@@ -146,7 +146,7 @@ class UndoKeys(QObject):
 
     REDO = QKeyCombination(Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier, Qt.Key.Key_Z)
 
-    def __init__(self, parent: QObject | None = None) -> None:
+    def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
         theme.application().focusChanged.connect(self._follow)
 

@@ -170,7 +170,6 @@ class ProseField(Field):
 class MappingField(ProseField):
     """A mapping as YAML."""
 
-    lines = 4
     write = staticmethod(value_text.mapping_text)
     read = staticmethod(value_text.mapping_value)
 
@@ -359,9 +358,6 @@ _KINDS: dict[str, type[Field]] = {
 }
 
 
-_OWN: dict[str, type[Field]] = {"environment": EnvironmentField}
-
-
 def make_field(setting: Setting, parent: QWidget | None = None) -> Field:
-    """The field for a setting, or for its kind."""
-    return (_OWN.get(setting.key) or _KINDS[setting.kind])(setting, parent)
+    kind = EnvironmentField if setting.key == "environment" else _KINDS[setting.kind]
+    return kind(setting, parent)

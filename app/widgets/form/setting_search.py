@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QModelIndex, QPersistentModelIndex, Qt, QTimer, Signal
 from PySide6.QtGui import QStandardItem, QStandardItemModel
-from PySide6.QtWidgets import QCompleter, QLineEdit, QWidget
+from PySide6.QtWidgets import QCompleter, QLineEdit
 
 from app import theme
 from app.widgets.basic.controls import SearchEdit
@@ -22,9 +22,8 @@ KEY = Qt.ItemDataRole.UserRole
 class SettingSearch(SearchEdit):
     chosen = Signal(str)  # key of a setting
 
-    def __init__(self, settings: Sequence[Setting], parent: QWidget | None = None) -> None:
-        narrowest, widest = theme.scaled(120), theme.scaled(220)
-        super().__init__("Find a setting", parent=parent, minimumWidth=narrowest, maximumWidth=widest)
+    def __init__(self, settings: Sequence[Setting]) -> None:
+        super().__init__("Find a setting", minimumWidth=theme.scaled(120), maximumWidth=theme.scaled(220))
         self._settings = list(settings)
         self._model = QStandardItemModel(self)
         # Connected before the completer connects to the line: it opens its popup with what the model then contains.
