@@ -31,6 +31,8 @@ LONGEST = 32_768
 REUSED = 32
 """Fewest tokens of a prompt worth taking from the cache."""
 MOST_PREFIXES = 64
+MODEL_FAILED = "model"
+"""The setting of an error that no request has caused."""
 
 Tell = Callable[[Sequence[SampledToken], Stop | UserError | None], None]
 
@@ -142,7 +144,7 @@ def _survives(work: Lane | Single) -> bool:
         if not is_known:
             traceback.print_exc()
         for job in work.open_jobs():
-            job.tell((), error if is_known else UserError("endpoint", f"The model failed: {error}"))
+            job.tell((), error if is_known else UserError(MODEL_FAILED, f"The model failed: {error}"))
         return False
 
 

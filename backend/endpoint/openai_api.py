@@ -41,15 +41,15 @@ class SamplingFields(BaseModel):
     model: str = ""
     stream: bool = False
     stream_options: StreamOptions | None = None
-    temperature: float | None = Field(None, ge=0, le=100)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=0)
-    min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0)
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    max_tokens: int | None = Field(None, ge=1, le=LONGEST)
-    n: int = Field(1, ge=1, le=128)
+    temperature: float | None = Field(default=None, ge=0, le=100)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    repetition_penalty: float | None = Field(default=None, gt=0)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    max_tokens: int | None = Field(default=None, ge=1, le=LONGEST)
+    n: int = Field(default=1, ge=1, le=128)
     seed: int | None = None
     stop: str | list[str] | None = None
     return_token_ids: bool = False
@@ -78,12 +78,12 @@ class ResponseFormat(BaseModel):
 
 class ChatRequest(SamplingFields):
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1, le=LONGEST)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=LONGEST)
     tools: list[Message] | None = None
     tool_choice: Literal["auto", "none"] | None = None
     response_format: ResponseFormat = ResponseFormat()
     logprobs: bool = False
-    top_logprobs: int = Field(0, ge=0, le=20)
+    top_logprobs: int = Field(default=0, ge=0, le=20)
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     def sampling(self, model: ServedModel) -> Sampling:
@@ -94,7 +94,7 @@ class ChatRequest(SamplingFields):
 
 class TextRequest(SamplingFields):
     prompt: str | list[int] | list[str] | list[list[int]]
-    logprobs: int | None = Field(None, ge=0, le=20)
+    logprobs: int | None = Field(default=None, ge=0, le=20)
 
 
 def chat_messages(request: ChatRequest, model: ServedModel) -> list[Message]:

@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from backend.data.problems import apply_chat_template, tokenizer_lock
 from backend.endpoint import openai_api as api
-from backend.endpoint.engine import Engine, Job
+from backend.endpoint.engine import MODEL_FAILED, Engine, Job
 from backend.endpoint.models import ServedModel
 from backend.endpoint.recording import Answer, Recorder
 from backend.runs.completion_rows import Stop
@@ -45,6 +45,11 @@ class RequestError(Exception):
         kind = "invalid_request_error" if status < 500 else "server_error"
         self.status = status
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+    @classmethod
+    def of(cls, error: UserError) -> RequestError:
+        problem = error.faults[0]
+        return cls(500 if problem.setting == MODEL_FAILED else 400, problem.sentence, problem.setting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +105,9 @@ class Endpoint:
                 if self._key and not secrets.compare_digest(given.encode(), self._key.encode()):
                     raise RequestError(401, "The API key is missing or wrong.", code="invalid_api_key")
                 return await answer(request)
-            except RequestError as error:
-                return JSONResponse(error.body, error.status)
-            except UserError as error:
-                problem = error.faults[0]
-                return JSONResponse(RequestError(400, problem.sentence, problem.setting).body, 400)
+            except (RequestError, UserError) as error:
+                failed = RequestError.of(error) if isinstance(error, UserError) else error
+                return JSONResponse(failed.body, failed.status)
             except ClientDisconnect:
                 return Response(status_code=499)
 
@@ -201,7 +204,7 @@ class Endpoint:
                 async for chunk in choice.chunks():
                     arrived.put_nowait(head | {"choices": [chunk]})
             except UserError as error:
-                arrived.put_nowait(RequestError(500, error.faults[0].sentence).body)
+                arrived.put_nowait(RequestError.of(error).body)
             arrived.put_nowait(None)
 
         tasks = [asyncio.ensure_future(follow(choice)) for choice in choices]
@@ -299,7 +302,7 @@ class Choice:
         """The answer as the choices of a stream's events."""
 
         def chunk(delta: Message, tokens: Sequence[SampledToken] = (), finish: str | None = None) -> Message:
-            shown = {"delta": delta} if self.asked.is_chat else {"text": delta.get("content", "")}
+            shown: Message = {"delta": delta} if self.asked.is_chat else {"text": delta.get("content", "")}
             shown |= {"index": self.index, "finish_reason": finish}
             if self.has_logprobs and tokens:
                 shown["logprobs"] = self.logprobs(tokens)

@@ -4,7 +4,7 @@ new is prefilled. Samples the same tokens as a rollout from the same uniforms, b
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
@@ -30,7 +30,7 @@ class SampledToken:
     logp: float
     log_kept: float
     log_held: float | None = None
-    likeliest: Sequence[tuple[int, float]] = ()
+    likeliest: Sequence[tuple[int, float]] = field(default=(), kw_only=True)
 
 
 class CachedSequence:

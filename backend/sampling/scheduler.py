@@ -19,7 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -43,7 +43,7 @@ class Scheduler:
 
     def __init__(
         self,
-        queue: WaitingQueue,
+        queue: RowQueue,
         outputs: CompletionBuffer,
         uniform_NT: np.ndarray,
         drawing: SamplingState,
@@ -326,6 +326,15 @@ class ParkedRow:
         if self.values:
             return self.keys[index], self.values[index]
         return self.keys[index][:, :, 0], self.keys[index][:, :, 1]
+
+
+class RowQueue(Protocol):
+    """Completions that wait for a row."""
+
+    @property
+    def waiting(self) -> int: ...
+
+    def admit(self, count: int) -> list[AdmittedRows]: ...
 
 
 class WaitingQueue:
