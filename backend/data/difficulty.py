@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from pathlib import Path
 
 from backend.config.config import read
 from backend.config.setting import DatasetSettings, PromptSettings
@@ -22,9 +21,9 @@ FORGOTTEN = 0.5
 """Loss of pass rate, between a prompt's best group and its last, from which it counts as noisy."""
 
 
-def newest_run(config: DatasetSettings, runs_dir: Path | None = None) -> tuple[RunFolder, float] | None:
+def newest_run(config: DatasetSettings) -> tuple[RunFolder, float] | None:
     """The newest run with completions on the dataset, and the reward from which it counts a completion as solved."""
-    for run in islice(all_runs(runs_dir), RUNS):
+    for run in islice(all_runs(), RUNS):
         try:
             values = read(run.config)
         except UserError:

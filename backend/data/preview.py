@@ -212,7 +212,6 @@ def columns_of(splits: Sequence[Rows]) -> list[dict[str, str]]:
 
 
 def kind_of(value: Any) -> str:
-    """Kind of a cell's value."""
     if isinstance(value, list):
         is_chat = bool(value) and all(isinstance(item, dict) and {"role", "content"} <= item.keys() for item in value)
         return "messages" if is_chat else "list"
@@ -221,7 +220,6 @@ def kind_of(value: Any) -> str:
 
 
 def cell_text(value: Any, most: int) -> str:
-    """A cell as text of at most `most` characters."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -411,9 +409,9 @@ class PromptLengths:
             }
 
 
-def preview_order(count: int, sample: int = SAMPLE) -> Iterator[int]:
-    """Every index below `count` once, `sample` evenly spread ones first."""
-    step = max(1, count // sample)
+def preview_order(count: int) -> Iterator[int]:
+    """Every index below `count` once, SAMPLE evenly spread ones first."""
+    step = max(1, count // SAMPLE)
     yield from range(0, count, step)
     if step > 1:
         yield from (index for index in range(count) if index % step)

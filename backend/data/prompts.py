@@ -160,9 +160,9 @@ class TokenizedPrompts(Sequence[Problem | None]):
         """Rows that are not tokenised yet."""
         return array(INDEX, (index for index, length in enumerate(self._lengths) if length < 0))
 
-    def longest_texts(self, count: int = LONGEST_TEXTS) -> list[int]:
+    def longest_texts(self) -> list[int]:
         """Rows with the most characters."""
-        return nlargest(count, range(len(self)), key=self._characters.__getitem__)
+        return nlargest(LONGEST_TEXTS, range(len(self)), key=self._characters.__getitem__)
 
     def fits(self, index: int) -> bool:
         """True for a tokenised row that fits."""

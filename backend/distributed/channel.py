@@ -22,6 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, NoReturn
 
 from backend.distributed.collectives import FlatCollectives
@@ -330,8 +331,7 @@ class LeaderChannel:
         self._gone: set[int] = set()
         self._pulses: dict[int, dict[str, int]] = {}
         self._connections = {
-            rank: Connection(each, rank, self._take, lambda why, rank=rank: self._on_lost(rank, why))
-            for rank, each in connections.items()
+            rank: Connection(each, rank, self._take, partial(self._on_lost, rank)) for rank, each in connections.items()
         }
         for each in self._connections.values():
             each.start()
@@ -405,7 +405,7 @@ class WorkerChannel:
         self._inbox: queue.SimpleQueue[ChannelMessage] = queue.SimpleQueue()
         self._leaving = threading.Timer(GOODBYE_PATIENCE_S, lambda: self._end_process("has closed the channel"))
         self._leaving.daemon = True
-        self._connection = Connection(connection, 0, self._take, lambda why: self._end_process(why), ranks.pulse)
+        self._connection = Connection(connection, 0, self._take, self._end_process, ranks.pulse)
         self._connection.start()
 
     def send(self, kind: str, **body: Any) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -184,17 +185,11 @@ class Leader:
         if config.parallelism == "tensor":
             assert isinstance(self.ranks, MlxCollectives)
             engine = LeadingEngine(self.workers, self.ranks, self.backend)
-
-            def make_sharded(**of_run: Any) -> ShardedContext:
-                return ShardedContext(**of_run, engine=engine, config=config)
-
-            return load_context(config, note, inputs, most, shared, stages, engine, make_sharded)
+            make = partial(ShardedContext, engine=engine, config=config)
+            return load_context(config, note, inputs, most, shared, stages, engine, make)
         chosen = config.model_copy(update={"dtype": dtype[0]})
         self.workers.send_to_all("load", config=chosen, stages=[*stages], code=reward_code(config))
-
-        def make(**of_run: Any) -> LeaderContext:
-            return LeaderContext(**of_run, leader=self, config=config)
-
+        make = partial(LeaderContext, leader=self, config=config)
         own = load_context(config, note, inputs, most, shared, stages, make=make)
         own.learner.forward.ranks = self.ranks
         sizes = {"steps": own.steps, "longest_prompts": own.longest_prompts, "images": own.images}

@@ -167,10 +167,9 @@ def given_orders() -> OrdersFolder | None:
     return OrdersFolder(Path(named)) if named and Path(named, "orders.json").is_file() else None
 
 
-def backend_of(environment: Mapping[str, str] = os.environ) -> str:
+def backend_of() -> str:
     """The backend over which this process meets the other ranks; "" if it is alone."""
-    found = ((backend or environment[name]) for name, backend in BACKEND_MARKS.items() if environment.get(name))
-    return next(found, "")
+    return next((mark or os.environ[name] for name, mark in BACKEND_MARKS.items() if os.environ.get(name)), "")
 
 
 def own_addresses() -> list[str]:

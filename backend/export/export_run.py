@@ -177,13 +177,13 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
     return _build(run, config, trained, format_, destination, progress, held_out=export.held_out, fetch=fetch)
 
 
-def fuse_run(run: RunFolder, progress: Progress = silent) -> Path:
+def fuse_run(run: RunFolder) -> Path:
     """Write the full-precision model into the run's fused/. Raises as `export_run`.
 
     Free the policy first, or its arrays are in memory twice.
     """
     config, destination = run_config(run), Destination(run.fused, run.path, overwrite=True)
-    return _build(run, config, run_weights(run, config), format_named(DEFAULT_FORMAT), destination, progress).path
+    return _build(run, config, run_weights(run, config), format_named(DEFAULT_FORMAT), destination, silent).path
 
 
 def _build(

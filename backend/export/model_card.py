@@ -40,6 +40,7 @@ from backend.trainer.evaluation.evaluation_rows import (
     change_of,
     evaluations_of,
     mean_reward,
+    number_text,
     read_evaluation,
     read_rows,
 )
@@ -285,7 +286,7 @@ def model_card(facts: CardFacts) -> str:
         code=_code,
         plain=_plain,
         fenced=_fenced,
-        number=_number,
+        number=number_text,
         json=lambda text: json.dumps(text, ensure_ascii=False),
         shell=lambda text: shlex.quote(one_line(text)),
     )
@@ -307,8 +308,8 @@ def model_card(facts: CardFacts) -> str:
 def _reward_rows(ends: list[RewardEnds]) -> Iterator[tuple[str, ...]]:
     *functions, (_, _, start, end) = ends
     for name, weight, first, last in functions:
-        yield _code(name), f"{weight:g}", _number(first), _number(last)
-    yield "**weighted sum**", "", _number(start), _number(end)
+        yield _code(name), f"{weight:g}", number_text(first), number_text(last)
+    yield "**weighted sum**", "", number_text(start), number_text(end)
 
 
 def _figure_rows(decoding: Decoding) -> Iterator[tuple[str, ...]]:
@@ -329,7 +330,7 @@ def _interval(found: MeanWithInterval | None, *, percent: bool = False) -> str:
     if found is None or found.value is None:
         return "–"
     ends = [found.value] if found.low is None or found.high is None else [found.value, found.low, found.high]
-    shown = [f"{100 * end:.3g}\u00a0%" if percent else _number(end) for end in ends]
+    shown = [f"{100 * end:.3g}\u00a0%" if percent else number_text(end) for end in ends]
     return shown[0] if len(shown) == 1 else f"{shown[0]}\u00a0({shown[1]}\u00a0…\u00a0{shown[2]})"
 
 
@@ -384,10 +385,6 @@ def _plain(text: str) -> str:
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], rest: str = "---:") -> str:
     return as_markdown([head, *rows], rest).removesuffix("\n")
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}".replace("-", "−")
 
 
 def _duration(seconds: float) -> str:

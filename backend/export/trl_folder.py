@@ -23,15 +23,7 @@ from backend.config.row_settings import evaluation_sets
 from backend.config.updates import OWN
 from backend.data.files import kind_of_path
 from backend.data.images import IMAGES
-from backend.data.rows import (
-    Found,
-    OtherDataset,
-    Reading,
-    evaluation_set,
-    names_by_split,
-    own_splits,
-    splits_elsewhere,
-)
+from backend.data.rows import Found, OtherDataset, Reading, evaluation_set, names_by_split, own_splits, splits_elsewhere
 from backend.export.destinations import folder_bytes, move_into_place, nearest_existing, safe_name, staging_folder
 from backend.export.original_files import converted_from
 from backend.judges.entries import model_entries

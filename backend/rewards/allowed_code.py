@@ -155,11 +155,9 @@ class Rights:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Rights:
-        """Rights that these settings give to code."""
         return cls(settings.get("reward_isolation") == "thread", bool(settings.get("reward_network")))
 
     def cover(self, wanted: Rights) -> bool:
-        """True if they include `wanted`."""
         return self.in_trainer or (not wanted.in_trainer and (self.network or not wanted.network))
 
 
@@ -192,13 +190,12 @@ class AllowedCode:
                 missing.append(CodeToAllow(code, is_edit, wanted))
         return missing
 
-    def fingerprints(self, settings: Mapping[str, Any], base: Path | None = None) -> dict[str, str]:
+    def fingerprints(self, settings: Mapping[str, Any]) -> dict[str, str]:
         """Path → SHA-256 of the allowed code of these settings."""
         allowed = self._read()
-        return {str(path): allowed[str(path)][0] for path in code_files(settings, base) if str(path) in allowed}
+        return {str(path): allowed[str(path)][0] for path in code_files(settings) if str(path) in allowed}
 
     def rights(self, code: CodeFile) -> Rights | None:
-        """Allowed rights of these contents, or None."""
         fingerprint, rights = self._read().get(str(code.path), ("", Rights()))
         return rights if fingerprint == code.fingerprint else None
 
@@ -234,7 +231,6 @@ class AllowedServers:
         return {name: server for name, server in named.items() if server.fingerprint not in allowed}
 
     def allow(self, servers: Iterable[ServerSettings]) -> None:
-        """Allow these servers from now on."""
         self._record.add({server.fingerprint: {"starts": server.command or server.url} for server in servers})
 
 

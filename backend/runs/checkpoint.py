@@ -29,13 +29,11 @@ from backend.runs.events import RUN_FORMAT, end_of_step, first_and_last_events, 
 from backend.runs.metric_names import EVALUATION
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.saved_weights import (
-    OPTIMIZER_FILE,
-    PASS_RATES_FILE,
-    REFERENCE_FILE,
     WEIGHT_FILES,
     Checkpoint,
     Damaged,
     DamagedCheckpoint,
+    Part,
     TrainingState,
     all_checkpoints,
     best_of,
@@ -66,18 +64,15 @@ def save(
         run.path.stat()  # a run folder that is gone must not come back half
     with whole_folder(final) as draft:
         save_arrays(draft / WEIGHT_FILES[is_full_model], weights)
-        if optimizer is not None:
-            save_arrays(draft / OPTIMIZER_FILE, optimizer)
-        if reference is not None:
-            save_arrays(draft / REFERENCE_FILE, reference)
-        if pass_rates is not None:
-            save_arrays(draft / PASS_RATES_FILE, pass_rates)
+        for part, arrays in (("optimizer", optimizer), ("reference", reference), ("pass_rates", pass_rates)):
+            if arrays is not None:
+                save_arrays(draft / f"{part}.safetensors", arrays)
         write_state(draft, state)
     rotate(run, keep)  # only now: until the new one is on disk the run can only be resumed from an older one
     return final
 
 
-def arrays_of(saved: Checkpoint, part: Literal["weights", "optimizer", "reference", "pass_rates"]) -> Arrays:
+def arrays_of(saved: Checkpoint, part: Part | Literal["weights"]) -> Arrays:
     """The arrays of a checkpoint. Raises DamagedCheckpoint."""
     file = saved.weights_file if part == "weights" else saved.path / f"{part}.safetensors"
     try:

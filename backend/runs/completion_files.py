@@ -10,13 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from backend.runs.completion_rows import (
-    GroupRow,
-    listed_completions,
-    logged_of,
-    scores_of,
-    without_token_data,
-)
+from backend.runs.completion_rows import GroupRow, listed_completions, logged_of, scores_of, without_token_data
 from backend.runs.conversation import conversation_text
 from backend.runs.events import is_step, parse_line
 from backend.utils.disk import cause

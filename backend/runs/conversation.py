@@ -43,7 +43,6 @@ def conversation_parts(completion: Mapping[str, Any]) -> list[Part]:
 
 
 def conversation_text(completion: Mapping[str, Any]) -> str:
-    """The parts as one text."""
     return "".join(text for _, text in conversation_parts(completion))
 
 
@@ -59,12 +58,9 @@ def _turn_parts(number: int, turn: Mapping[str, Any]) -> Iterator[Part]:
         if result is None:
             yield "warning", f"\n{NOT_RUN}\n"
             continue
-        yield "note", f"  {_seconds_text(result.get('seconds') or 0.0)}\n"
+        seconds = result.get("seconds") or 0.0
+        yield "note", f"  {seconds:.3g} s\n" if seconds >= 1 else f"  {seconds * 1000:.3g} ms\n"
         content = str(result.get("content")).replace("\n", "\n  ")
         yield ("failed", f"✕ {content}\n") if result.get("failed") else ("result", f"← {content}\n")
     if results and not turn.get("result_tokens"):
         yield "warning", f"{LEFT_OUT}\n"
-
-
-def _seconds_text(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"

@@ -7,7 +7,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
@@ -93,22 +93,22 @@ POINTS = 40  # of a reward curve
 WINDOW = 8 << 10  # bytes read for one point of a long event log: a few steps, whose mean is the point
 
 
-def reward_curve(event_log: Path, points: int = POINTS) -> tuple[float, ...]:
-    """At most `points` rewards, or losses of a run without rewards, in the order of the steps, read from places spread
+def reward_curve(event_log: Path) -> tuple[float, ...]:
+    """At most POINTS rewards, or losses of a run without rewards, in the order of the steps, read from places spread
     evenly over the event log."""
     try:
         with open_regular(event_log) as file:
             size = file.seek(0, 2)
-            if size <= points * WINDOW:
+            if size <= POINTS * WINDOW:
                 file.seek(0)
                 values = [value for line in file if (value := _reward(line)) is not None]
-                if len(values) <= points:
+                if len(values) <= POINTS:
                     return tuple(values)
-                edges = [len(values) * index // points for index in range(points + 1)]
+                edges = [len(values) * index // POINTS for index in range(POINTS + 1)]
                 return tuple(fmean(values[start:stop]) for start, stop in pairwise(edges))
             means: list[float] = []
-            for index in range(points):
-                offset = size * index // points
+            for index in range(POINTS):
+                offset = size * index // POINTS
                 file.seek(offset)
                 # The first and the last line of a window are cut.
                 lines = file.read(WINDOW).split(b"\n")[0 if offset == 0 else 1 : -1]
@@ -355,8 +355,10 @@ def result_text(name: str, value: Any) -> str:
     return f"{value:,.0f} s" if name == "worked_s" and value is not None else value_text(value)
 
 
-def results_table(results: Sequence[RunResult], write: Callable[[str, Any], str] = result_text) -> list[list[str]]:
-    rows = ([one["title"], *(with_measure(name, one, write(name, one[name])) for name in RESULTS)] for one in results)
+def results_table(results: Sequence[RunResult]) -> list[list[str]]:
+    rows = (
+        [one["title"], *(with_measure(name, one, result_text(name, one[name])) for name in RESULTS)] for one in results
+    )
     return [["Run", *RESULTS.values()], *rows]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -23,8 +23,9 @@ from backend.utils.places import runs_folder
 from backend.utils.text import quote, shown_path
 
 WEIGHT_FILES = ("adapters.safetensors", "model.safetensors")  # of adapters, or of full fine-tuning
-OPTIMIZER_FILE, REFERENCE_FILE = "optimizer.safetensors", "reference.safetensors"
-PASS_RATES_FILE = "pass_rates.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+Part = Literal["optimizer", "reference", "pass_rates"]
+"""Further arrays of a checkpoint: not with `save_only_model`; of a reference that moves; of prompts chosen by them."""
 
 
 @dataclass(slots=True)
@@ -83,20 +84,8 @@ class Checkpoint:
     def weights_file(self) -> Path:
         return next(file for name in WEIGHT_FILES if (file := self.path / name).exists())
 
-    @property
-    def has_reference(self) -> bool:
-        """True for a run whose reference policy moves (`Config.moves_reference`)."""
-        return (self.path / REFERENCE_FILE).exists()
-
-    @property
-    def has_pass_rates(self) -> bool:
-        """True for a run that chooses its prompts by their pass rate."""
-        return (self.path / PASS_RATES_FILE).exists()
-
-    @property
-    def has_optimizer(self) -> bool:
-        """False with `save_only_model`."""
-        return (self.path / OPTIMIZER_FILE).exists()
+    def has(self, part: Part) -> bool:
+        return (self.path / f"{part}.safetensors").exists()
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +322,7 @@ def with_adapter(raw: Mapping[str, Any], runs_dir: Path | None = None) -> dict[s
     return dict(raw) | missing | {SETTING: source.text}
 
 
-def runs_with_adapters(runs_dir: Path | None = None) -> list[str]:
+def runs_with_adapters() -> list[str]:
     """Names of the newest runs that have adapters, the newest first."""
-    having = (run.name for run in all_runs(runs_dir) if is_file(run.adapters / ARRAYS))
+    having = (run.name for run in all_runs() if is_file(run.adapters / ARRAYS))
     return list(islice(having, RUNS_LISTED))

@@ -47,8 +47,8 @@ def sweep_folder(name: str, runs: Path | None = None) -> SweepFolder:
     return SweepFolder((runs or runs_folder()) / "sweeps" / name)
 
 
-def all_sweeps(runs: Path | None = None) -> Iterator[SweepFolder]:
-    plans = ((runs or runs_folder()) / "sweeps").glob("*/sweep.yaml")
+def all_sweeps() -> Iterator[SweepFolder]:
+    plans = (runs_folder() / "sweeps").glob("*/sweep.yaml")
     yield from (SweepFolder(plan.parent) for plan in sorted(plans, key=modified_at, reverse=True))
 
 

@@ -51,7 +51,7 @@ class RecordedRows(TokenizedPrompts):
     def _try_batch(self) -> bool:
         return False
 
-    def longest_texts(self, count: int = 0) -> list[int]:
+    def longest_texts(self) -> list[int]:
         return list(range(len(self)))
 
     def _problems(self, indices: Sequence[int]) -> list[Problem | None]:

@@ -383,9 +383,8 @@ class RunContext(StepContext):
             self.end_warmup(state.warmup_end, config)
         try:
             self.policy.assign(arrays_of(saved, "weights"))
-            self.learner.restore(
-                arrays_of(saved, "optimizer") if saved.has_optimizer else None, state.updates, state.bonus
-            )
+            optimizer = arrays_of(saved, "optimizer") if saved.has("optimizer") else None
+            self.learner.restore(optimizer, state.updates, state.bonus)
         except ValueError as error:
             raise DamagedCheckpoint(saved, str(error).rstrip(".")) from error
         self.scoring.restore(state.reward_weights)
@@ -394,19 +393,19 @@ class RunContext(StepContext):
         self.prompt_stream.cursor, self.prompt_stream.first = state.cursor, state.stream_first
         if self.prompt_stream.pass_rates is not None:
             self._restore_pass_rates(self.prompt_stream.pass_rates, saved, note)
-        if not saved.has_optimizer and state.updates:
+        if not saved.has("optimizer") and state.updates:
             note(
                 f"The checkpoint of step {state.step} has no optimizer state (Save weights only), so the optimizer "
                 "starts anew: the run continues a little differently than it would have without the break."
             )
-        if saved.has_reference:
+        if saved.has("reference"):
             self.policy.restore_reference(arrays_of(saved, "reference"))
 
     def _restore_pass_rates(self, pass_rates: PassRates, saved: Checkpoint, note: Note) -> None:
         """Without pass rates for these rows, in a checkpoint of an earlier version or with other data, they begin
         again."""
         try:
-            pass_rates.restore(arrays_of(saved, "pass_rates") if saved.has_pass_rates else {})
+            pass_rates.restore(arrays_of(saved, "pass_rates") if saved.has("pass_rates") else {})
         except (KeyError, ValueError):
             note(f"The checkpoint of step {saved.step} has no pass rates of these rows, so they are learned again.")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from backend.config.config import Config
 from backend.runs.checkpoint import metric_of
-from backend.runs.events import EventLog
+from backend.runs.events import EventLog, is_number
 from backend.runs.metric_names import COMPARISONS, EVALUATION, WINDOW, parse_condition
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import TrainingState
@@ -25,7 +25,6 @@ from backend.runs.steering import (
     take_request,
     write_changes,
 )
-from backend.trainer.health.recent import is_number
 from backend.utils.errors import UserError
 
 
@@ -147,7 +146,6 @@ class MetricWatch:
 
 
 def early_stop(state: TrainingState, config: Config, *, has_evaluations: bool) -> PlannedEnd | None:
-    """The end by early stopping."""
     patience = config.early_stopping_patience
     if not patience or state.scores_without_gain < patience or state.best_score is None:
         return None

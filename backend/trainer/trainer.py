@@ -23,13 +23,7 @@ from backend.judges.model_reward import UnreachableJudgeError
 from backend.models.policy import load_start
 from backend.models.saving import adapter_config, model_bytes, save_model
 from backend.runs.checkpoint import CheckpointScore, arrays_of, first_start
-from backend.runs.checkpoint_writer import (
-    CheckpointWriter,
-    Snapshot,
-    publish_adapters,
-    refresh_adapters,
-    snapshot,
-)
+from backend.runs.checkpoint_writer import CheckpointWriter, Snapshot, publish_adapters, refresh_adapters, snapshot
 from backend.runs.events import Event, EventLog, JsonLines, read_events
 from backend.runs.guards import DiskSpaceGuard, RunFolderGuard
 from backend.runs.run_folder import RunFolder

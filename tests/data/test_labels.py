@@ -200,7 +200,7 @@ def test_a_prompt_shows_the_tools_of_its_environment(tokenizer: Any) -> None:
         row = prompts[problem.index]  # alone, not in a batch
         shown, _ = preview_problem(problem.index, problem.row, tokenizer, made, "rows.jsonl")
         assert row is not None and row.tokens == shown.tokens == problem.tokens
-    assert prompts.longest_texts(1) == [1], "its tools are the longest text"
+    assert prompts.longest_texts()[0] == 1, "its tools are the longest text"
     lengths = PromptLengths(ROWS, made, "rows.jsonl")
     lengths.measure([1], tokenizer)
     assert lengths.lengths[1] == prompts.longest

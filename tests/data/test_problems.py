@@ -322,7 +322,7 @@ def test_the_longest_prompt_is_found_anywhere(
     measure_first_rows(prompts, "train")
     before = prompts.longest
     prompts.measure(prompts.longest_texts())
-    assert prompts.longest_texts(1) == [len(rows) - 3] and prompts.longest > 3 * before
+    assert prompts.longest_texts()[0] == len(rows) - 3 and prompts.longest > 3 * before
     raw = small_run.settings_for(tmp_path)
     Path(raw["data"]).write_text("".join(json.dumps(row) + "\n" for row in rows))
     lengths: list[int] = []

@@ -136,7 +136,7 @@ def test_a_resumed_run_has_the_same_reference(tmp_path: Path, train_type: str) -
     assert small_run.train_here(raw, broken, stop).step == 3
     assert small_run.train_here(raw, broken).kind == "finished"
     saved = [checkpoint.newest(run) for run in (unbroken, broken)]
-    assert all(each is not None and each.state.step == 5 and each.has_reference for each in saved)
+    assert all(each is not None and each.state.step == 5 and each.has("reference") for each in saved)
     for part in ("weights", "reference", "optimizer"):
         first, second = (numbers(checkpoint.arrays_of(each, part)) for each in saved)
         assert largest_difference(first, second) == 0, part

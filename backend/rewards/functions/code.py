@@ -16,13 +16,7 @@ from typing import Any
 
 from backend.rewards.catalogue import tests_column
 from backend.rewards.functions.math_equality import answer_part
-from backend.rewards.program_tests import (
-    PREPARATIONS,
-    AssertTests,
-    RowTests,
-    UnusableTestsError,
-    row_tests,
-)
+from backend.rewards.program_tests import PREPARATIONS, AssertTests, RowTests, UnusableTestsError, row_tests
 from backend.rewards.programs import NotPlainError, Task, TaskResult, decoded, runner
 from backend.rewards.registry import Scores, Texts, Types, register_reward_function, require
 

@@ -215,7 +215,7 @@ class Evaluation(_Part):
         if before.value is None and after.value is None:
             return f"No completion of {where} has a reward: every function returned None."
         change = first.difference.reward
-        sentence = f"The mean reward on {where} went from {_text(before.value)} to {_text(after.value)}"
+        sentence = f"The mean reward on {where} went from {number_text(before.value)} to {number_text(after.value)}"
         if change.low is None or change.value is None:
             return f"{sentence}."
         if not change.excludes_zero:
@@ -327,7 +327,7 @@ def free_name(folder: Path, wish: str) -> str:
     return next(name for n in count(1) if (name := stem if n == 1 else f"{stem}-{n}") not in taken)
 
 
-def _text(value: float | None) -> str:
+def number_text(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}".replace("-", "−")
 
 
@@ -336,5 +336,5 @@ def _number(estimate: MeanWithInterval, *, absolute: bool = False) -> str:
     if absolute and value is not None and value < 0:
         value, low, high = -value, None if high is None else -high, None if low is None else -low
     if low is None:
-        return _text(value)
-    return f"{_text(value)} ({CONFIDENCE * 100:g} % interval {_text(low)} to {_text(high)})"
+        return number_text(value)
+    return f"{number_text(value)} ({CONFIDENCE * 100:g} % interval {number_text(low)} to {number_text(high)})"

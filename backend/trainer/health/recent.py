@@ -7,10 +7,11 @@ import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 from backend.config.config import SETTINGS
 from backend.rewards.catalogue import builtin_rewards
+from backend.runs.events import is_number
 from backend.runs.metric_names import measure_of
 
 Metrics = Mapping[str, float]
@@ -57,7 +58,6 @@ class Recent:
         self.changed: set[str] = set()
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Take an event of the event log."""
         kind, metrics, changed = event.get("kind"), event.get("metrics"), event.get("settings")
         if kind == "step" and isinstance(metrics, dict) and metrics and "warmup/loss" not in metrics:
             step = event.get("step")
@@ -152,11 +152,6 @@ class MeanChange:
     @property
     def is_clear(self) -> bool:
         return abs(self.size) > CERTAIN * self.error
-
-
-def is_number(value: Any) -> TypeGuard[float]:
-    """True for a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def known(steps: Sequence[Metrics] | deque[Metrics], name: str) -> list[float]:

@@ -32,11 +32,10 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError
 
 from backend.runs.completion_rows import GroupRow
-from backend.runs.events import ENDINGS, Event, Follower, is_step
+from backend.runs.events import ENDINGS, Event, Follower, is_number, is_step
 from backend.runs.metric_names import by_set, prefixed, trl_metrics
 from backend.runs.run_folder import RunFolder
 from backend.runs.steering import read_changes
-from backend.trainer.health.recent import is_number
 from backend.utils.disk import replace_file, writing
 from backend.utils.errors import UserError
 from backend.utils.files import make_private_folder, read_bytes
