@@ -357,7 +357,7 @@ def result_text(name: str, value: Any) -> str:
 
 def results_table(results: Sequence[RunResult]) -> list[list[str]]:
     rows = (
-        [one["title"], *(with_measure(name, one, result_text(name, one[name])) for name in RESULTS)] for one in results
+        [one["title"], *(with_measure(key, one, result_text(key, one[key])) for key in RESULTS)] for one in results
     )
     return [["Run", *RESULTS.values()], *rows]
 
