@@ -54,7 +54,6 @@ def read(path: Path) -> DeviceFile:
 
 
 def line(outcome: dict[str, Any]) -> str:
-    """One outcome in one line."""
     task, numbers = outcome["task"], outcome["numbers"]
     if numbers is None:
         return f"{_model(task)}: {_title(task)}  {outcome['error']}"
@@ -65,7 +64,6 @@ def line(outcome: dict[str, Any]) -> str:
 
 
 def tables(file: DeviceFile) -> list[TextTable]:
-    """The tables that have rows."""
     measured = [(_model(outcome["task"]), outcome["task"], outcome["numbers"]) for outcome in file["outcomes"]]
     measured = [each for each in measured if each[2]]
     models = list(dict.fromkeys(model for model, _, _ in measured))

@@ -59,7 +59,6 @@ def guessed(columns: Iterable[str]) -> dict[str, str]:
 
 
 def likeliest_column(setting: str, free: Sequence[str]) -> str | None:
-    """The column in `free` that best matches `setting`."""
     names = NAMES[setting]
     plain = {column: column.strip().lower().replace("-", "_").replace(" ", "_") for column in free}
     exact = (column for name in names for column in free if plain[column] == name)

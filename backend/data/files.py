@@ -178,7 +178,6 @@ class LazyRows(Sequence[Row]):
         return missing
 
     def row(self, index: int) -> Row:
-        """The row at a valid index."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Row]:

@@ -263,7 +263,6 @@ def tokenizer_for(config: Config) -> Any:
 
 
 def is_warm(config: Config) -> bool:
-    """True if the tokenizer is already loaded."""
     try:
         return _loaded is not None and _loaded[0][0] == str(_tokenizer_files(config))
     except UserError:
@@ -271,7 +270,6 @@ def is_warm(config: Config) -> bool:
 
 
 def _tokenizer_files(config: Config) -> Path:
-    """Folder of the tokenizer's files. Raises UserError."""
     if config.tokenizer:
         return tokenizer_folder(config.tokenizer)
     if not config.model.strip():

@@ -139,7 +139,6 @@ class TokenizedPrompts(Sequence[Problem | None]):
         return len(self._rows)
 
     def are_of(self, rows: Rows, prompt_format: PromptFormat) -> bool:
-        """True for the same list of rows in the same format."""
         return rows is self._rows and prompt_format == self.format
 
     def __getitem__(self, index: int) -> Problem | None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -157,11 +156,9 @@ class TokenizedPrompts(Sequence[Problem | None]):
             self._problems(chunk)
 
     def unmeasured(self) -> array[int]:
-        """Rows that are not tokenised yet."""
         return array(INDEX, (index for index, length in enumerate(self._lengths) if length < 0))
 
     def longest_texts(self) -> list[int]:
-        """Rows with the most characters."""
         return nlargest(LONGEST_TEXTS, range(len(self)), key=self._characters.__getitem__)
 
     def fits(self, index: int) -> bool:
@@ -170,7 +167,6 @@ class TokenizedPrompts(Sequence[Problem | None]):
 
     @property
     def fitting(self) -> int:
-        """Tokenised rows that fit."""
         return sum(0 <= length <= self.max_tokens for length in self._lengths)
 
     @property

@@ -438,7 +438,6 @@ def splits_elsewhere(config: DatasetSettings) -> dict[str, OtherDataset]:
 
 
 def evaluation_set(about: Mapping[str, Any]) -> OtherDataset:
-    """The dataset of an entry of `eval_data`."""
     wanted = about.get("valid_split") or about.get("test_split") or about.get("train_split")
     usual = (*SPLIT_NAMES["test"], *SPLIT_NAMES["valid"], *SPLIT_NAMES["train"])
     return OtherDataset(about["data"], about.get("dataset_config", ""), "eval_data", (wanted,) if wanted else usual)
@@ -494,7 +493,6 @@ def _drawn(size: int, count: int, seed: str) -> list[int]:
 
 
 def data_seed(config: DatasetSettings) -> int:
-    """Seed for all randomness of the data."""
     return config.seed if config.data_seed is None else config.data_seed
 
 

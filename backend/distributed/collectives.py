@@ -298,7 +298,6 @@ class StepSnapshot:
         return cls(parts.policy.trainable(), learner.state_arrays(), reference, learner.updates, state)
 
     def restore(self, parts: Trained) -> None:
-        """Bit for bit."""
         parts.policy.assign(self.trained)
         if self.reference:
             parts.policy.restore_reference(self.reference)

@@ -137,7 +137,6 @@ class HostsFile:
         return rank == 0 or self.hosts[rank].ssh in (*HERE, self.hosts[0].ssh)
 
     def label(self, rank: int) -> str:
-        """A machine's name in a message."""
         ssh = self.hosts[rank].ssh
         name = "this machine" if self.is_here(rank) else quote(ssh, 40)
         shared = sum(host.ssh == ssh for host in self.hosts) > 1
@@ -299,7 +298,6 @@ class HostsToAllow:
 
     @property
     def others(self) -> list[Host]:
-        """The machines besides this one, each once."""
         away = (host for rank, host in enumerate(self.hosts.hosts) if not self.hosts.is_here(rank))
         return list({host.ssh: host for host in away}.values())
 

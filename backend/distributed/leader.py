@@ -228,8 +228,6 @@ class Leader:
 
 @dataclass
 class LeaderContext(RunContext):
-    """The context of a run whose work the workers share."""
-
     leader: Leader
     config: Config
     """The settings that the workers have."""

@@ -67,7 +67,6 @@ class LinkSpeed:
 
     @property
     def gradient_s(self) -> float:
-        """Seconds of the sum of a LoRA adapter's gradient."""
         return self.latency_s + GRADIENT_BYTES / max(self.bytes_per_second, 1.0)
 
 

@@ -116,8 +116,6 @@ class WorkerError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """The launcher's orders to rank 0."""
-
     command: str
     """The launcher's command line, for the event log."""
     is_checked: bool = False

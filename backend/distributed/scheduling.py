@@ -48,8 +48,6 @@ class Pace:
 
 
 class RankPaces:
-    """The sampling paces of the ranks, over the steps of a run."""
-
     def __init__(self, size: int) -> None:
         self._rounds = [deque[tuple[int, float]](maxlen=ROUNDS) for _ in range(size)]
 

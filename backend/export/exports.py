@@ -35,8 +35,6 @@ def silent(sentence: str, done: float | None = None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ExportFormat:
-    """One export format. `label` and `sentence` are shown to users."""
-
     key: str
     label: str
     sentence: str
@@ -160,7 +158,6 @@ def has_adapter(run: RunFolder) -> bool:
 
 
 def has_held_out_prompts(run: RunFolder) -> bool:
-    """True if the run evaluated on held-out prompts."""
     _, last = first_and_last_events(run.events)
     return any(event["kind"] == "eval" for event in last)
 

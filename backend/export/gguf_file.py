@@ -117,7 +117,6 @@ class GgufFamily:
         return array.reshape(heads, *pairs, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
     def write_sizes(self, writer: gguf.GGUFWriter) -> None:
-        """Write the hyperparameter keys."""
         config = self.config
         sizes = {
             writer.add_block_count: self.layers,

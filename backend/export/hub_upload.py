@@ -41,8 +41,6 @@ Source = Literal["HF_TOKEN", "keychain", "hf auth login"]
 
 @dataclass(frozen=True, slots=True, repr=False)  # without a repr: a traceback may print it
 class HubToken:
-    """A token and its source."""
-
     value: str
     source: Source
 

@@ -107,7 +107,6 @@ class CardFacts:
 
 
 def is_hub_id(name: str) -> bool:
-    """True if a name has the form owner/repository."""
     return re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII) is not None
 
 

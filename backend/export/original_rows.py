@@ -253,7 +253,6 @@ def merged_arrays(trained: TrainedWeights, original: OriginalFiles) -> dict[str,
 
 
 def merged(tensor: mx.array, runs: list[RowRun], learned: TrainedRows) -> mx.array:
-    """Replace the trained rows of a tensor."""
     rows = tensor.reshape(_flat(tensor.shape))
     parts: list[mx.array] = []
     at = 0

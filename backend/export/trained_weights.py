@@ -34,7 +34,6 @@ class AdapterFiles:
     config: Path
 
     def about(self) -> dict[str, Any]:
-        """Content of adapter_config.json."""
         return json.loads(self.config.read_text(encoding="utf-8"))
 
     def copied_to(self, folder: Path) -> AdapterFiles:
@@ -91,7 +90,6 @@ class TrainedWeights:
         return policy.quantize(model, config, **how) if how else (model, config)
 
     def whole_modules(self) -> list[str]:
-        """Full names of modules trained as a whole."""
         return [] if self.adapters is None else self.adapters.about().get("modules_to_save") or []
 
 

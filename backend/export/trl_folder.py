@@ -294,7 +294,6 @@ def write_rows(config: Config, folder: Path, tell: Tell) -> tuple[dict[str, Any]
 
 
 def is_local(name: str) -> bool:
-    """True if a dataset is a local file or folder."""
     return kind_of_path(user_path(name, "data")) != ""
 
 

@@ -238,7 +238,6 @@ def _widened(argument: Any) -> Any:
 
 
 def in_float32(module: nn.Module) -> nn.Module:
-    """Unpack and cast a module lazily."""
     module.set_dtype(mx.float32)  # scales and biases, so that affine weights unpack exactly
     mlx_lm_utils.dequantize_model(module)
     module.set_dtype(mx.float32)  # mx and nv formats unpack to bfloat16, which holds them exactly

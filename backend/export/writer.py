@@ -121,7 +121,6 @@ def _quantise_in_blocks(model: nn.Module, floats: dict[str, mx.array]) -> None:
 
 
 def without_quantization(config: dict[str, Any]) -> dict[str, Any]:
-    """Remove quantisation from config.json."""
     plain = {key: value for key, value in config.items() if key not in ("quantization", "quantization_config")}
     if isinstance(inner := plain.get("text_config"), dict):
         plain["text_config"] = without_quantization(inner)

@@ -58,7 +58,6 @@ class BenchSettings:
 
     @classmethod
     def of(cls, config: Config) -> BenchSettings:
-        """Those of a run."""
         names, file = config.reward_functions, config.reward_functions_file
         return cls(
             names=names,
@@ -166,7 +165,6 @@ class RewardBench:
                 tools.close()
 
     def close(self) -> None:
-        """End the worker and the tools."""
         self._end_scorer()
         self._scorer, self._loaded = None, ()
         self.worker.stop()
@@ -348,7 +346,6 @@ def _sampled_row(completion: Completion) -> SampledRow:
 
 
 def merge_consecutive(groups: list[Group]) -> list[Group]:
-    """Merge consecutive groups of the same problem."""
     merged: list[Group] = []
     for group in groups:
         a, b = merged[-1].problem if merged else None, group.problem

@@ -39,12 +39,10 @@ class CaseResult:
 
     @property
     def passed(self) -> bool:
-        """True without failures."""
         return not self.failures
 
 
 def cases_file(reward_file: Path) -> Path:
-    """Path of a reward file's cases."""
     return reward_file.with_name(f"{reward_file.stem}.cases.jsonl")
 
 
@@ -92,7 +90,6 @@ def new_case(
 
 
 def is_same(a: Case, b: Case) -> bool:
-    """True if two cases have the same prompt and completion."""
     return all(a.get(key) == b.get(key) for key in ("prompt", "answer", "completion"))
 
 

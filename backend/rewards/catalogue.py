@@ -89,12 +89,10 @@ class RewardCall:
 
     @property
     def is_model(self) -> bool:
-        """True for a reward model."""
         return "/" in self.function and not self.file
 
     @property
     def text(self) -> str:
-        """Canonical text of the entry."""
         arguments = {**self.arguments, **({ALIAS: self.alias} if self.alias else {})}
         inside = ", ".join(f"{key}={_written(value)}" for key, value in arguments.items())
         return f"{self.file}{'::' if self.file else ''}{self.function}{f'({inside})' if inside else ''}"

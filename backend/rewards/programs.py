@@ -81,7 +81,6 @@ class ProgramRunner:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the server, if it runs."""
         return self._server.pid if self._server else None
 
     def run(
@@ -133,7 +132,6 @@ class ProgramRunner:
         return self._socket
 
     def close(self) -> None:
-        """Stop the server and its forks."""
         server, socket = self._server, self._socket
         self._server = self._socket = None
         if socket is not None:
@@ -161,7 +159,6 @@ def _receive(socket: Connection[Any, Any], deadline: float) -> Any:
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    """The single-threaded server."""
     readable_by_programs()  # before the forks need it, as the module of the confinement
     for name in (*PRELOADED, *(["backend.rewards.confinement.linux"] if sys.platform == "linux" else [])):
         import_module(name)

@@ -102,7 +102,6 @@ class RewardFunction:
         return [each.name for each in required if each.name not in self.excluded]
 
     def missing(self, inputs: Collection[str]) -> list[str]:
-        """Required parameters missing from `inputs`."""
         return [name for name in self._required if name not in inputs]
 
     def call_kwargs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:

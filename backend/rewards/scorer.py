@@ -222,7 +222,6 @@ class Scorer:
     def error(
         self, functions: Sequence[FunctionDescription], failure: Failure, samples: Sequence[tuple[Problem, Completion]]
     ) -> RewardError:
-        """The error that stops a run."""
         function, index = functions[min(failure.function, len(functions) - 1)], failure.completion
         failure = replace(failure, what=self.with_network_hint(failure.what))
         if not failure.file:  # its process is gone

@@ -63,7 +63,6 @@ class RewardSource:
 
     @property
     def functions(self) -> list[list[str]]:
-        """Entries of each stage without models."""
         return [[entry for entry in stage if entry not in self.models] for stage in self.stages]
 
 
@@ -92,8 +91,6 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class MapRequest:
-    """Apply a map function to dataset rows."""
-
     key: int
     function: str
     rows: Sequence[dict[str, Any]]
@@ -155,19 +152,16 @@ class FunctionHost:
         self._loaded: dict[int, tuple[list[list[RewardFunction]], RewardFile | None, ToolRunner | None]] = {}
 
     def release(self, key: int) -> None:
-        """Forget the functions of a key, and close its environments."""
         tools = self._loaded.pop(key, ([], None, None))[2]
         if tools is not None:
             tools.run(ToolRequest(key, CLOSE_S, close=True))
 
     def close(self) -> None:
-        """Release every key, and close the caller."""
         for key in list(self._loaded):
             self.release(key)
         self.caller.close()
 
     def ask(self, request: Request, poll: Poll = wait_on) -> Answer:
-        """Answer a request."""
         self.caller.poll = poll
         if isinstance(request, LoadRequest):
             return self._load(request)

@@ -72,7 +72,6 @@ class RewardWorker:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the worker, if it runs."""
         return self._child.process.pid if self._child else None
 
     def start(self) -> _Child:
@@ -308,7 +307,6 @@ class _Output(threading.Thread):
         self.start()
 
     def next_request(self) -> None:
-        """Start to count again."""
         self._passed = 0
         left_out, self._left_out = self._left_out, 0
         if left_out:

@@ -244,7 +244,6 @@ class CheckpointScore:
         self._since_save.append(metrics.get(metric_of(config, has_evaluations=has_evaluations)))
 
     def take_evaluation(self, state: TrainingState, metrics: Mapping[str, Any], config: Config) -> None:
-        """Take the metrics of an evaluation after `state.step`."""
         state.evaluated = state.step
         metric = metric_of(config, has_evaluations=True)
         if metric.startswith(EVALUATION):

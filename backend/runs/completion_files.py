@@ -92,7 +92,6 @@ class CompletionIndex:
         self._ranges: dict[int, tuple[int, int]] = {}
 
     def steps(self) -> list[int]:
-        """Steps read so far, ascending."""
         return list(self._ranges)
 
     def advance(self) -> bool:

@@ -101,7 +101,6 @@ def without_token_data(line: bytes) -> bytes:
 
 
 def images_of(row: Mapping[str, Any]) -> list[str]:
-    """Paths of the pictures of a row's prompt."""
     listed = row.get("images")
     return [path for path in listed if isinstance(path, str)] if isinstance(listed, list) else []
 

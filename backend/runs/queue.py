@@ -218,7 +218,6 @@ class QueueFile:
 
 
 def is_fresh(run: RunFolder) -> bool:
-    """True for a run that has settings and has never begun."""
     return run.config.is_file() and not run.has_event_log
 
 

@@ -52,7 +52,6 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def name_of(run: RunFolder) -> str:
-    """The name of a run, as every page shows it."""
     return _name(run.path, *(modified_at(file) for file in (run.about, run.config, run.parent)))
 
 

@@ -351,14 +351,11 @@ def settings_table(titles: Sequence[str], settings: Mapping[str, Sequence[Any]])
 
 
 def result_text(name: str, value: Any) -> str:
-    """A field of a RunResult in one line."""
     return f"{value:,.0f} s" if name == "worked_s" and value is not None else value_text(value)
 
 
 def results_table(results: Sequence[RunResult]) -> list[list[str]]:
-    rows = (
-        [one["title"], *(with_measure(key, one, result_text(key, one[key])) for key in RESULTS)] for one in results
-    )
+    rows = ([one["title"], *(with_measure(key, one, result_text(key, one[key])) for key in RESULTS)] for one in results)
     return [["Run", *RESULTS.values()], *rows]
 
 

@@ -323,6 +323,5 @@ def with_adapter(raw: Mapping[str, Any], runs_dir: Path | None = None) -> dict[s
 
 
 def runs_with_adapters() -> list[str]:
-    """Names of the newest runs that have adapters, the newest first."""
     having = (run.name for run in all_runs() if is_file(run.adapters / ARRAYS))
     return list(islice(having, RUNS_LISTED))

@@ -104,7 +104,6 @@ class SweepPlan:
     origin: str = ""
 
     def members(self) -> list[Member]:
-        """Every run, configuration by configuration."""
         digits = len(str(len(self.configurations)))
         return [
             Member(configuration, seed, f"{self.name}-{configuration.number:0{digits}}-seed{seed}")

@@ -49,7 +49,6 @@ T = TypeVar("T")
 
 
 def check(raw: Mapping[str, Any]) -> list[ConfigProblem]:
-    """All problems of raw settings and of what they point to."""
     try:
         preflight(raw).scorer.close()
     except UserError as error:

@@ -77,7 +77,6 @@ class StepContext:
     warmup_end: int = field(default=0, kw_only=True)
 
     def steps_of(self, config: Config) -> int:
-        """The length of the run with these settings."""
         return self.steps if config.epochs or config.stages else config.iters
 
     def change(self, config: Config, keys: Collection[str], step: int) -> None:
@@ -121,7 +120,6 @@ class StepContext:
         return StepSize(tokens, min(self.rollout.rows or every_row, every_row))
 
     def rest(self) -> None:
-        """Called before a pause."""
         mx.clear_cache()
 
     def close(self) -> None:
@@ -154,7 +152,6 @@ class StagePrompts:
     present: int = 0
 
     def begin(self, step: int, stream: PromptStream) -> None:
-        """Let the stream take the prompts of the stage of `step`."""
         index = stage_at(self.stages, step)
         if self.prompts[index] is not stream.problems:
             stream.go_on_with(self.prompts[index], are_same_rows=self.rows[index] is self.rows[self.present])
@@ -200,7 +197,6 @@ class RunContext(StepContext):
             self.prompt_stream.pass_rates.group_size = config.group_size
 
     def mode(self, step: int, config: Config) -> Mode:
-        """What the step does."""
         name = "sft" if self.warms_up(step) else config.train_mode
         return BEST_OF_N if name == "sft" and config.sft_targets == "best_of_n" else MODES[name]
 

@@ -42,7 +42,6 @@ class RunInputs:
 
     @property
     def schemas(self) -> ToolSchemas:
-        """The tools that prompts show."""
         return self.tools.schemas if self.tools else NO_TOOLS
 
 

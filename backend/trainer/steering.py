@@ -53,7 +53,6 @@ class Steering:
         return config_at(self._config, self.changes, step)
 
     def beginning_at(self, step: int) -> list[Change]:
-        """The changes that hold from this very step on."""
         of_stage = stage_change(self._config, self.changes, step)
         return ([of_stage] if of_stage else []) + [change for change in self.changes if change.step == step]
 

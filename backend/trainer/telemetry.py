@@ -57,7 +57,6 @@ def group_row(step: int, group: Group, token_data: Sequence[TokenData] = ()) -> 
 
 
 def completion_row(completion: Completion) -> CompletionRow:
-    """One completion of such a line."""
     row = CompletionRow(
         text=completion.text,
         tokens=completion.trained_tokens,

@@ -46,7 +46,6 @@ class Confinement:
     reason: str = ""
 
     def sentences(self) -> list[str]:
-        """A message for each promise that is not enforced."""
         missing = {
             "can change every file that you can": not self.files,
             "can read your keys and tokens": not self.secrets,

@@ -343,7 +343,6 @@ def _sample_sides(
 
 
 def _asked(row: Row, prompt_feature: str) -> tuple[str, ...]:
-    """The prompt of a row and its images."""
     return (str(row.get(prompt_feature)), *(str(row[name]) for name in IMAGES if row.get(name)))
 
 

@@ -83,8 +83,6 @@ class Data(_Part):
 
 
 class RewardFunctionUsed(_Part):
-    """A reward function by the name of its scores, and its weight."""
-
     name: str
     weight: float
 
@@ -279,7 +277,6 @@ def write_evaluation(folder: Path, evaluation: Evaluation, rows: Iterable[Evalua
 
 
 def rows_file(path: Path) -> Path:
-    """The rows that belong to NAME.json."""
     return path.with_suffix(".jsonl")
 
 

@@ -116,12 +116,10 @@ class Episode:
 
     @property
     def rule(self) -> str:
-        """The code of the rule that found it."""
         return self.code.partition(" ")[0]
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], until: int | None = None) -> Episode:
-        """The episode that a `health` event began."""
         code = str(fields.get("code") or fields.get("sentence") or "")
         rule = RULES.get(code.partition(" ")[0])
         settings: Mapping[str, Any] = fields.get("settings") or {}

@@ -221,7 +221,6 @@ def _tower(config: Mapping[str, Any], size: int) -> Tower | None:
 
 
 def _from_arrays(arrays: Arrays, packed: Mapping[str, Any], tied: bool) -> dict[str, Any]:
-    """Fields of `ModelShape`."""
     others = {name: match for name in arrays if (match := _NOT_LOADED.search(name))}
     tower = sum(BYTES.get(arrays[name][0], 2) * prod(arrays[name][1]) for name in others if others[name]["sees"])
     arrays = {name: about for name, about in arrays.items() if name not in others}
@@ -266,7 +265,6 @@ def _from_arrays(arrays: Arrays, packed: Mapping[str, Any], tied: bool) -> dict[
 def _from_config(
     text: Mapping[str, Any], kinds: tuple[LayerKind, ...], width: int, packed: Mapping[str, Any], tied: bool
 ) -> dict[str, Any]:
-    """Fields of `ModelShape`."""
     bits, group = number(packed, "bits"), number(packed, "group_size") or 64
     per_number = packed_width(bits, group, str(packed.get("mode") or "affine"), width) if bits else width
 
@@ -302,7 +300,6 @@ def number(text: Mapping[str, Any], *names: str) -> int:
 
 
 def layer_kinds(text: Mapping[str, Any], count: int) -> tuple[LayerKind, ...]:
-    """The kind of each of `count` layers."""
     types, window = text.get("layer_types"), text.get("sliding_window") and text.get("use_sliding_window", True)
     if isinstance(types, list) and len(cast("list[Any]", types)) == count:
         known: dict[str, LayerKind] = {"full_attention": "full", "attention": "full"}
