@@ -114,7 +114,7 @@ class ConfigFiles(QObject):
             return
         with problems_to(session.messages.say):
             settings = settings or session.draft.config()
-            dialog = JobDialog(settings, session.service, self._window.log_in, self._window)
+            dialog = JobDialog(settings, session.service, self._window)
             dialog.submitted.connect(partial(session.starter.start_job, settings))
             dialog.open()
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QObject, QSize, Qt, QTimer
+from PySide6.QtCore import QSize, Qt, QTimer
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDragLeaveEvent, QDropEvent, QResizeEvent
 from PySide6.QtWidgets import QApplication, QCheckBox, QLabel, QMainWindow, QSizePolicy, QToolBar, QWidget
 
@@ -22,7 +21,6 @@ from app.pages import PAGES
 from app.state.draft import History
 from app.state.memory import MemoryParts
 from app.state.messages import NOTICE, Offer, problems_to
-from app.state.processes import VerbProcess
 from app.state.run_files import CrashOffer, newest_checkpoint, silence_advice
 from app.state.session import RUN, Session
 from app.widgets.basic import icons
@@ -230,14 +228,11 @@ class Window(QMainWindow):
         theme.apply(theme.application(), mode)
 
     def show_preferences(self) -> None:
-        def ask_account(show: Callable[[Any], None], owner: QObject) -> None:
-            self.session.service.ask("hub_account", show, owner=owner)
-
         def choose_theme(mode: str) -> None:
             self.menus[f"theme {mode}"].trigger()
 
         themes = {mode: words for mode, (words, _) in THEMES.items()}
-        dialog = PreferencesDialog(self.session.prefs, themes, choose_theme, self.log_in, ask_account, self)
+        dialog = PreferencesDialog(self.session.prefs, themes, choose_theme, self.session.service, self)
         dialog.shows_progress.clicked.connect(self._show_progress)
         dialog.open()
 
@@ -316,15 +311,9 @@ class Window(QMainWindow):
             except UserError:  # whoever needs the settings says that they cannot be read
                 return True
 
-        panel = ExportPanel(run, VerbProcess, self, self.log_in, may_run_code_of)
+        panel = ExportPanel(run, session.service, self, may_run_code_of)
         panel.job_requested.connect(self.files.train_on_hugging_face)
         panel.open_beside()
-
-    def log_in(self, token: str, on_account: Callable[[Any], None], on_refused: Callable[[str], None]) -> None:
-        # The token reaches the warm process through its stdin, and is kept in the keychain only.
-        self.session.service.ask(
-            "hub_login", on_account, on_refused=lambda problems: on_refused(problems[0].sentence), token=token
-        )
 
     def show_run(self) -> None:
         """Bring the window and its run to the front."""

@@ -12,13 +12,14 @@ from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtWidgets import QFrame, QLineEdit, QScrollArea, QWidget
 
 from app import theme
+from app.state.processes import ProcessOutcome, Service
 from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel
 from app.widgets.basic.dialogs import first_folder, open_folder, open_link, open_path
 from app.widgets.basic.labels import button, from_home, label, plain_tip, show_text
 from app.widgets.basic.layout import clear_layout, column, configure, connect, grid, row, set_shown, set_tab_order
 from app.widgets.basic.number_format import figure
 from app.widgets.run_switcher import RunSwitcher, run_choices
-from app.widgets.upload_dialog import LogIn, MakeTask, UploadDialog, UploadPreview, VerbDialog
+from app.widgets.upload_dialog import UploadDialog, UploadPreview, VerbDialog
 from backend.config.config import SETTINGS
 from backend.config.other_programs.into_trl import into_trl
 from backend.export import exports
@@ -237,14 +238,13 @@ class ExportPanel(VerbDialog):
     def __init__(
         self,
         run: RunFolder,
-        make_task: MakeTask,
+        service: Service,
         parent: QWidget | None = None,
-        log_in: LogIn | None = None,
         may_run_code: Callable[[RunFolder], bool] = lambda _run: True,
     ) -> None:
         """`may_run_code` asks if the run's reward files may be run, for comparing rewards."""
-        super().__init__(make_task, f"Export {run.name}", "export", parent)
-        self.run, self.log_in, self._may_run_code = run, log_in, may_run_code
+        super().__init__(f"Export {run.name}", "export", parent)
+        self.run, self._service, self._may_run_code = run, service, may_run_code
         self._result: dict[str, Any] = {}
         self.setMinimumWidth(theme.scaled(560))
         self.switcher = RunSwitcher(self.show_run, choices=partial(run_choices, trained=True))
@@ -333,21 +333,20 @@ class ExportPanel(VerbDialog):
         if "path" in content or "preview" in content:
             self._result = content
 
-    def on_end(self, outcome: Any, problem: str) -> None:
+    def on_end(self, outcome: ProcessOutcome) -> None:
         self.close_button.setText("Close")
         self.progress_label.hide()
         self.choices.setEnabled(True)
         self.switcher.setEnabled(True)
         QTimer.singleShot(0, self, self._fit)  # what came of it takes room
         if not outcome.ok or not self._result:
-            self.report(problem, "bad")
+            self.report(outcome.problem, "bad")
             self.start.setEnabled(not self.choices.obstacle)
         elif "preview" in self._result:
             preview = UploadPreview.read(self._result["preview"])
             self.choices.repo.setText(preview.repo)  # with its owner, which only the preview knows
             command = backend_command("export", *self.choices.arguments(), "--json")
-            assert self.log_in is not None
-            UploadDialog(preview, command, self.make_task, self.log_in, self.parentWidget()).show()
+            UploadDialog(preview, command, self._service, self.parentWidget()).show()
             self.close()
         else:
             self.choices.refresh()

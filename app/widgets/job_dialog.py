@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from PySide6.QtCore import Signal
@@ -17,7 +17,7 @@ from app.widgets.basic.layout import column, grid, row, set_shown, wrap_in_card
 from app.widgets.basic.number_format import dollars
 from app.widgets.basic.tables import BaseTable, Column, TextsModel
 from app.widgets.form.value_text import value_label
-from app.widgets.upload_dialog import Account, HubAccount, LogIn
+from app.widgets.upload_dialog import Account, HubAccount
 from backend.config.config import SETTINGS, Config
 from backend.config.other_programs.into_trl import into_trl, require_grpo
 from backend.utils.errors import ConfigProblem
@@ -39,11 +39,10 @@ class JobDialog(Dialog):
 
     submitted = Signal(str, float, str)  # flavor, hours, owner
 
-    def __init__(self, config: Config, service: Service, log_in: LogIn, parent: QWidget | None = None) -> None:
+    def __init__(self, config: Config, service: Service, parent: QWidget | None = None) -> None:
         require_grpo(config)
         left_out = into_trl(config).left_out
         super().__init__("Train on Hugging Face", parent, (620, 640))
-        self._log_in = log_in
         self._hardware: list[Mapping[str, Any]] = []
         self._can_pay = False
         model, data = (value_label(SETTINGS[key], getattr(config, key)) for key in ("model", "data"))
@@ -59,7 +58,7 @@ class JobDialog(Dialog):
         tip = "The job is ended after this time, whatever it has done"
         self.hours = NumberEdit("h", text=HOURS, width=96, name="Time-out", tip=tip, textChanged=self._show)
         self.owner = ComboBox(name="Paid by", length=16)
-        self.account = HubAccount(self._log_in_here)
+        self.account = HubAccount(service)
         self.most, self.sum = label(font=theme.title_font()), label(role="muted", wrap=True)
         self.submit = button("Submit", self._submit, primary=True)
         self._owner_name = label("Paid by", role="muted", buddy=self.owner)
@@ -69,6 +68,7 @@ class JobDialog(Dialog):
         parts = (what, label(INTRO, role="muted", wrap=True), missing, (wrap_in_card(self.table), 1), self.state)
         column(*parts, grid(fields, stretch=1), self.account, cost, into=self, spacing=12, margins=2 * theme.SPACE)
         set_shown(missing, bool(names))
+        self.account.logged_in.connect(self._list_owners)
         self.account.can_write_changed.connect(self._allow)
         self.account.show_account({}, "Asking Hugging Face…")
         service.ask("hub_account", self._show_account, owner=self)
@@ -88,17 +88,11 @@ class JobDialog(Dialog):
     def _refuse(self, problems: list[ConfigProblem]) -> None:
         self.state.setText(problems[0].sentence)
 
-    def _log_in_here(self, token: str, show: Callable[[Account], None], refuse: Callable[[str], None]) -> None:
-        def show_all(account: Account) -> None:
-            self._list_owners(account)
-            show(account)
-
-        self._log_in(token, show_all, refuse)
-
     def _show_account(self, account: Account) -> None:
         problem = account.get("problem", "")
-        self._list_owners({} if problem else account)
-        self.account.show_account({} if problem else account, problem or ANONYMOUS)
+        account = {} if problem else account
+        self._list_owners(account)
+        self.account.show_account(account, problem or ANONYMOUS)
 
     def _list_owners(self, account: Account) -> None:
         names = [account["name"], *account["organisations"]] if account else []

@@ -6,18 +6,17 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QPushButton, QWidget
 
 from app import theme
 from app.state.prefs import FOLDERS, Prefs
+from app.state.processes import Service
 from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel
 from app.widgets.basic.dialogs import Dialog, open_folder, open_path
 from app.widgets.basic.labels import button, from_home, label, plain_tip
 from app.widgets.basic.layout import column, configure, grid, row
-from app.widgets.upload_dialog import Account, HubAccount, LogIn
+from app.widgets.upload_dialog import Account, HubAccount
 from backend.utils.hub_cache import hub_cache
 from backend.utils.places import runs_folder
 
@@ -25,7 +24,6 @@ CLOSING = {"ask": "Ask", "keep": "Keep training", "stop": "Stop and save"}
 """Preference for closing the window while a run trains → its words."""
 FOLDER_HINT = "A folder that you choose is used from the next start of the window, by all that it starts."
 ANONYMOUS = "Not logged in. Uploads and gated models need an account."
-AskAccount = Callable[[Callable[[Account], None], QObject], None]
 
 
 class FolderLine:
@@ -58,8 +56,7 @@ class PreferencesDialog(Dialog):
         prefs: Prefs,
         themes: Mapping[str, str],
         set_theme: Callable[[str], None],
-        log_in: LogIn,
-        ask_account: AskAccount,
+        service: Service,
         parent: QWidget | None = None,
     ) -> None:
         super().__init__("Preferences", parent)
@@ -91,10 +88,10 @@ class PreferencesDialog(Dialog):
             (muted(words), each.place, row(each.show_button, each.choose))
             for words, each in zip(("Runs", "Models and datasets"), self.folders.values(), strict=True)
         ]
-        self.account = HubAccount(log_in, is_always_open=True)
+        self.account = HubAccount(service, is_always_open=True)
         self.account.label.setMinimumHeight(2 * self.fontMetrics().lineSpacing())  # a problem may need both lines
         self.account.show_account({}, "Asking Hugging Face…")
-        ask_account(self._show_account, self)
+        service.ask("hub_account", self._show_account, owner=self)
         heading = partial(label, font=theme.heading_font())
         parts = (
             *(heading("Window"), window, self.notifies, self.shows_progress, theme.SPACE),
@@ -105,7 +102,7 @@ class PreferencesDialog(Dialog):
         for each in self.findChildren(QPushButton):
             configure(each, autoDefault=False, default=False)  # Return in the token only logs in
 
-    def _show_account(self, account: dict[str, Any]) -> None:
+    def _show_account(self, account: Account) -> None:
         problem = (
             f"A token is stored ({account['source']}). {account['problem']}" if "problem" in account else ANONYMOUS
         )

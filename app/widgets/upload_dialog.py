@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +14,14 @@ from PySide6.QtGui import QCloseEvent, QImage, QResizeEvent, QTextDocument
 from PySide6.QtWidgets import QFrame, QLabel, QLineEdit, QTextBrowser, QWidget
 
 from app import theme
-from app.state.processes import VerbProcess
+from app.state.processes import ProcessOutcome, Service, VerbProcess
 from app.widgets.basic.dialogs import Dialog, open_link, open_path
 from app.widgets.basic.labels import button, label, progress_bar, show_text
 from app.widgets.basic.layout import column, configure, grid, holder, row, set_shown, wrap_in_card
 from app.widgets.basic.number_format import file_size
+from backend.utils.errors import ConfigProblem
 
-MakeTask = Callable[[list[str], QWidget], VerbProcess]
 Account = dict[str, Any]
-LogIn = Callable[[str, Callable[[Account], None], Callable[[str], None]], None]
 MARGIN, SIDE = 16, 260
 FIRST_FILES = 9
 
@@ -42,16 +39,8 @@ def cancel_before_closing(dialog: QWidget, task: VerbProcess | None, event: QClo
 class VerbDialog(Dialog):
     """A dialog that runs a verb, shows its progress and result, and cancels it before it closes. It is not modal."""
 
-    def __init__(
-        self,
-        make_task: MakeTask,
-        title: str,
-        what: str,
-        parent: QWidget | None,
-        size: tuple[int, int] | None = None,
-    ) -> None:
+    def __init__(self, title: str, what: str, parent: QWidget | None, size: tuple[int, int] | None = None) -> None:
         super().__init__(title, parent, size)
-        self.make_task = make_task
         self.task: VerbProcess | None = None
         self.progress = progress_bar(f"Progress of the {what}", visible=False)
         self.outcome_label = label(wrap=True, selectable=True)
@@ -61,7 +50,7 @@ class VerbDialog(Dialog):
         return self.task is not None and self.task.is_running
 
     def run_verb(self, command: list[str]) -> None:
-        self.task = self.make_task(command, self)
+        self.task = VerbProcess(command, self)
         self.task.line.connect(self._read)
         self.task.done.connect(self._end)
         self.show_progress("Starting…", None)
@@ -77,7 +66,7 @@ class VerbDialog(Dialog):
     def on_result(self, content: dict[str, Any]) -> None:
         raise NotImplementedError
 
-    def on_end(self, outcome: Any, problem: str) -> None:
+    def on_end(self, outcome: ProcessOutcome) -> None:
         raise NotImplementedError
 
     def _read(self, line: str) -> None:
@@ -90,9 +79,9 @@ class VerbDialog(Dialog):
         elif isinstance(content, dict):
             self.on_result(content)
 
-    def _end(self, outcome: Any) -> None:
+    def _end(self, outcome: ProcessOutcome) -> None:
         self.progress.hide()
-        self.on_end(outcome, outcome.problem)
+        self.on_end(outcome)
 
     def report(self, sentence: str, role: str) -> None:
         show_text(self.outcome_label, sentence)
@@ -162,10 +151,11 @@ class HubAccount(QWidget):
     """The account at Hugging Face, and a line for a token: without one that may write, or if `is_always_open`."""
 
     can_write_changed = Signal(bool)
+    logged_in = Signal(dict)  # Account
 
-    def __init__(self, log_in: LogIn, *, is_always_open: bool = False) -> None:
+    def __init__(self, service: Service, *, is_always_open: bool = False) -> None:
         super().__init__()
-        self._log_in, self._is_always_open = log_in, is_always_open
+        self._service, self._is_always_open = service, is_always_open
         self.label = label(wrap=True, selectable=True)
         self.token = configure(
             QLineEdit(placeholderText="Access token (write)"),
@@ -192,9 +182,19 @@ class HubAccount(QWidget):
     def log_in(self) -> None:
         token = self.token.text().strip()
         self.token.clear()
-        if token:
-            self.button.setEnabled(False)
-            self._log_in(token, lambda account: self.show_account(account, ""), partial(self.show_account, {}))
+        if not token:
+            return
+
+        def on_account(account: Account) -> None:
+            self.logged_in.emit(account)
+            self.show_account(account, "")
+
+        def on_refused(problems: list[ConfigProblem]) -> None:
+            self.show_account({}, problems[0].sentence)
+
+        self.button.setEnabled(False)
+        # The token reaches the warm process through its stdin, and is kept in the keychain only.
+        self._service.ask("hub_login", on_account, on_refused=on_refused, token=token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,19 +221,14 @@ class UploadDialog(VerbDialog):
     """Closing it pauses a running upload."""
 
     def __init__(
-        self,
-        preview: UploadPreview,
-        command: list[str],
-        make_task: MakeTask,
-        log_in: LogIn,
-        parent: QWidget | None = None,
+        self, preview: UploadPreview, command: list[str], service: Service, parent: QWidget | None = None
     ) -> None:
-        super().__init__(make_task, "Upload to Hugging Face", "upload", parent, (1120, 740))
+        super().__init__("Upload to Hugging Face", "upload", parent, (1120, 740))
         self.preview, self.command = preview, command
         self._paused, self._page = False, ""
         self.card = CardView()
         self.card.show_card(preview.card, preview.folder)
-        self.account = HubAccount(log_in)
+        self.account = HubAccount(service)
         readme, tip = preview.folder / "README.md", "Opens README.md; saved changes are sent"
         self.edit = button("Edit the card", lambda: open_path(readme), tip=tip, autoDefault=False)
         self.upload = button("Upload", self._press, primary=True)
@@ -291,7 +286,7 @@ class UploadDialog(VerbDialog):
     def on_result(self, content: dict[str, Any]) -> None:
         self._page = content.get("place", self._page)
 
-    def on_end(self, outcome: Any, problem: str) -> None:
+    def on_end(self, outcome: ProcessOutcome) -> None:
         self.upload.setEnabled(True)
         if outcome.ok and self._page:
             self.report(f"Uploaded to {self._page}.", "good")
@@ -303,7 +298,7 @@ class UploadDialog(VerbDialog):
         if self._paused:
             self.report("Paused. Uploaded files stay there.", "muted")
         else:
-            self.report(problem, "bad")
+            self.report(outcome.problem, "bad")
 
     def closeEvent(self, event: QCloseEvent) -> None:
         self._paused = True

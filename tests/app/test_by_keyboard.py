@@ -22,7 +22,6 @@ from app.pages.runs.run_actions import FreeSpaceDialog
 from app.pages.runs.run_table import ColumnDialog
 from app.pages.train.picker import Picker
 from app.state.prefs import Prefs
-from app.state.processes import VerbProcess
 from app.state.session import Session
 from app.widgets.basic.dialogs import TextDialog
 from app.widgets.consent_dialog import ConsentDialog
@@ -129,7 +128,7 @@ def window_dialog(kind: type[QWidget], method: str, *arguments: Any) -> Callable
 
 
 def export(window: Window) -> QWidget:
-    panel = ExportPanel(window.session.run.folder, VerbProcess, window, lambda *_: None, lambda _: True)
+    panel = ExportPanel(window.session.run.folder, window.session.service, window)
     panel.open_beside()
     return panel
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,8 +19,10 @@ from app.widgets import upload_dialog as card_view
 from app.widgets.export_panel import ExportPanel
 from app.widgets.upload_dialog import Account, UploadDialog, UploadPreview
 from backend.runs.run_folder import RunFolder
+from backend.utils.errors import ConfigProblem
 from tests.support import made_up_runs
 from tests.support.trainer_by_hand import add_checkpoints
+from tests.support.windows import ServiceByHand
 
 RESULT = {"path": "/models/mine", "place": "/models/mine", "bytes": 2_500_000, "sentences": ["It is equal.", "Quite."]}
 
@@ -39,16 +41,23 @@ def run(tmp_path: Path, monkeypatch) -> RunFolder:
     return run
 
 
+def run_instead(monkeypatch, programs: Sequence[str]) -> None:
+    """Each verb that a dialog starts runs the next of these Python programs."""
+    left = list(programs)
+    process = lambda _, parent: VerbProcess([sys.executable, "-c", left.pop(0)], parent)  # noqa: E731
+    monkeypatch.setattr(upload_dialog, "VerbProcess", process)
+
+
 MakePanel = Callable[..., ExportPanel]
 
 
 @pytest.fixture
-def make_panel(qtbot, run: RunFolder) -> MakePanel:
+def make_panel(qtbot, run: RunFolder, monkeypatch) -> MakePanel:
     """Makes the dialog; each export it starts runs the next of these Python programs instead."""
 
     def make(*programs: str) -> ExportPanel:
-        left = list(programs)
-        panel = ExportPanel(run, lambda _, parent: VerbProcess([sys.executable, "-c", left.pop(0)], parent))
+        run_instead(monkeypatch, programs)
+        panel = ExportPanel(run, ServiceByHand())  # pyright: ignore
         panel.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose, False)
         qtbot.addWidget(panel)
         panel.open_beside()
@@ -149,7 +158,6 @@ def test_upload_previews_first(qtbot, make_panel: MakePanel, monkeypatch, tmp_pa
     about = {"repo": "someone/run", "private": False, "folder": str(tmp_path), "bytes": 3, "files": []}
     about |= {"card": "# Run", "account": None, "account_problem": "Nobody."}
     panel = make_panel(f"print({json.dumps({'preview': about})!r})")
-    panel.log_in = lambda *_: None
     choose(panel, target="hub", format="adapter")
     assert panel.start.text() == "Preview…" and panel.choices.repo.isVisible() and not panel.choices.name.isVisible()
     assert panel.start.isEnabled(), "without a name it is the run's, under the account's"
@@ -210,26 +218,16 @@ ME: Account = {"name": "someone", "organisations": [], "can_write": True, "sourc
 DONE = {"path": "/runs/sums", "place": "https://hub.example/someone/sums", "bytes": 3, "sentences": []}
 
 
-class Logins:
-    """Stands in for the warm process: keeps the question until the test answers it."""
-
-    def __init__(self) -> None:
-        self.token = ""
-
-    def __call__(self, token: str, on_account: Callable[[Account], None], on_refused: Callable[[str], None]) -> None:
-        self.token, self.accept, self.refuse = token, on_account, on_refused
-
-
 MakeDialog = Callable[..., UploadDialog]
 
 
 @pytest.fixture
-def logins() -> Logins:
-    return Logins()
+def service() -> ServiceByHand:
+    return ServiceByHand()
 
 
 @pytest.fixture
-def make_dialog(qtbot, tmp_path: Path, logins: Logins) -> MakeDialog:
+def make_dialog(qtbot, tmp_path: Path, service: ServiceByHand, monkeypatch) -> MakeDialog:
     """Makes the dialog; each upload it starts runs the next of these Python programs instead."""
     Image.new("RGB", (3000, 600), "white").save(tmp_path / "curves.png")
 
@@ -237,13 +235,8 @@ def make_dialog(qtbot, tmp_path: Path, logins: Logins) -> MakeDialog:
         sizes = [{"name": f"file-{number}", "bytes": 1_000_000} for number in range(files)]
         content = {"repo": "someone/sums", "private": True, "folder": str(tmp_path), "bytes": 2_000_000, "files": sizes}
         content |= {"card": CARD, "account": account, "account_problem": "" if account else "You are not logged in."}
-        left = list(programs)
-        dialog = UploadDialog(
-            UploadPreview.read(content),
-            ["upload"],
-            lambda command, parent: VerbProcess([sys.executable, "-c", left.pop(0)], parent),
-            logins,
-        )
+        run_instead(monkeypatch, programs)
+        dialog = UploadDialog(UploadPreview.read(content), ["upload"], service)  # pyright: ignore
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose, False)
         qtbot.show(dialog)
         return dialog
@@ -270,22 +263,24 @@ def test_card_is_drawn(make_dialog: MakeDialog, monkeypatch):
     assert opened == ["https://arxiv.org/abs/2402.03300"]
 
 
-def test_a_token_goes_to_the_keychain_and_is_forgotten_here(make_dialog: MakeDialog, logins: Logins):
+def test_a_token_goes_to_the_keychain_and_is_forgotten_here(make_dialog: MakeDialog, service: ServiceByHand):
     dialog = make_dialog(account=None)
     assert dialog.account.label.text() == "You are not logged in." and not dialog.upload.isEnabled()
     assert dialog.account.token.echoMode() == QLineEdit.EchoMode.Password
     dialog.account.token.setText(" hf_x ")
     dialog.account.button.click()
-    assert logins.token == "hf_x" and dialog.account.token.text() == "" and not dialog.account.button.isEnabled()
-    logins.refuse("It is not accepted.")
+    asked = service.last("hub_login")
+    assert asked.arguments == {"token": "hf_x"}
+    assert dialog.account.token.text() == "" and not dialog.account.button.isEnabled()
+    asked.refuse([ConfigProblem("token", "It is not accepted.")])
     assert dialog.account.label.text() == "It is not accepted." and dialog.account.token.isVisible()
     dialog.account.token.setText("hf_y")
     dialog.account.log_in()
-    logins.accept(ME | {"can_write": False})
+    service.last("hub_login").answer(ME | {"can_write": False})
     assert dialog.account.label.text() == "someone, but this token may only read." and not dialog.upload.isEnabled()
     dialog.account.token.setText("hf_z")
     dialog.account.log_in()
-    logins.accept(ME)
+    service.last("hub_login").answer(ME)
     assert dialog.upload.isEnabled() and not dialog.account.token.isVisible()
 
 

@@ -60,10 +60,10 @@ def asked(window: Window, question: str) -> Any:
     return service.last(question)
 
 
-def make_dialog(qtbot, log_in: Any = None, **settings: Any) -> tuple[JobDialog, ServiceByHand]:
+def make_dialog(qtbot, **settings: Any) -> tuple[JobDialog, ServiceByHand]:
     service = ServiceByHand()
     config = parse({"model": "m", "data": "d"} | settings)
-    dialog = JobDialog(config, service, log_in)  # pyright: ignore
+    dialog = JobDialog(config, service)  # pyright: ignore
     dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose, False)
     return qtbot.show(dialog), service
 
@@ -109,7 +109,7 @@ def test_cost_before_submitting(qtbot):
 
 
 def test_without_a_token(qtbot):
-    dialog, service = make_dialog(qtbot, lambda token, show, refuse: show(ACCOUNT | {"name": token}))
+    dialog, service = make_dialog(qtbot)
     service.last("hub_hardware").refuse([ConfigProblem("flavor", "The Hub cannot be reached.")])
     service.last("hub_account").answer({})
     assert dialog.state.text() == "The Hub cannot be reached."
@@ -118,6 +118,7 @@ def test_without_a_token(qtbot):
     assert dialog.account.label.text() == "The token is not valid."
     dialog.account.token.setText("me")
     dialog.account.button.click()
+    service.last("hub_login").answer(ACCOUNT | {"name": "me"})
     assert dialog.owner.currentText() == "me" and dialog.owner.isVisible() and dialog.account.token.isHidden()
 
 

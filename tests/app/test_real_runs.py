@@ -38,7 +38,6 @@ from app.pages.runs.run_table import ColumnDialog
 from app.pages.runs.runs_page import RunsPage
 from app.state.completion_facts import FILTERS
 from app.state.prefs import Prefs
-from app.state.processes import VerbProcess
 from app.state.session import Session
 from app.theme import CELL_PADDING
 from app.widgets.basic.layout import set_style_property
@@ -397,8 +396,8 @@ def test_runs(qtbot: QtBot, session: Session, real_runs: Path, monkeypatch) -> N
         assert page.details.folder.text() == record.summary.name
         QApplication.processEvents()
         assert page.details.widget().minimumSizeHint().width() <= page.details.viewport().width(), "edges were cut"
-    clone = CloneDialog(RunFolder(real_runs / "lora"), "lora", VerbProcess)
-    export = ExportPanel(RunFolder(real_runs / "lora"), VerbProcess)
+    clone = CloneDialog(RunFolder(real_runs / "lora"), "lora")
+    export = ExportPanel(RunFolder(real_runs / "lora"), page.session.service)
     for each in (clone, export):
         qtbot.show(each)
     assert clone.step.count() == 2 and export.choices.weights.count() > 1

@@ -296,8 +296,9 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 @pytest.fixture
-def dialog(qtbot, qapp, run: RunFolder):
-    shown = CloneDialog(run, "Sums", ProcessByHand)
+def dialog(qtbot, qapp, run: RunFolder, monkeypatch):
+    monkeypatch.setattr("app.pages.runs.clone_dialog.VerbProcess", ProcessByHand)
+    shown = CloneDialog(run, "Sums")
     shown.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose, False)
     qtbot.show(shown)
     yield shown
@@ -354,7 +355,7 @@ def test_a_run_at_its_end_goes_on_only_with_more_steps(qtbot, qapp, run: RunFold
     text = run.config.read_text()
     assert "iters: 60" in text
     run.config.write_text(text.replace("iters: 60", "iters: 30"))
-    dialog = CloneDialog(run, "Sums", ProcessByHand)
+    dialog = CloneDialog(run, "Sums")
     qtbot.addWidget(dialog)
     assert dialog.outcome.text() == "The run has done 30 of its 30 steps. Increase Iterations, or start earlier."
     assert not dialog.create_button.isEnabled()

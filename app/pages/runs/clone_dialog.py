@@ -22,7 +22,7 @@ from app.widgets.basic.number_format import figure
 from app.widgets.form.field import Field
 from app.widgets.form.fields import make_field
 from app.widgets.form.setting_search import SettingSearch
-from app.widgets.upload_dialog import MakeTask, cancel_before_closing
+from app.widgets.upload_dialog import cancel_before_closing
 from backend.config.config import SETTINGS, TEXTS, problems
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import as_number, value_text
@@ -130,7 +130,6 @@ class CloneDialog(Dialog):
         self,
         run: RunFolder,
         title: str,
-        make_task: MakeTask,
         parent: QWidget | None = None,
         *,
         will_wait: bool = False,
@@ -138,8 +137,7 @@ class CloneDialog(Dialog):
     ) -> None:
         """`will_wait`: another run trains now. `may_run_code` asks if the reward files of settings may be run."""
         super().__init__(f"New run from {title}", parent, (600, 560))
-        self.run = run
-        self._make_task, self._may_run_code = make_task, may_run_code
+        self.run, self._may_run_code = run, may_run_code
         self._task: VerbProcess | None = None
         self._problem = ""
         self.step = ComboBox(name="Starting step")
@@ -235,7 +233,7 @@ class CloneDialog(Dialog):
             show_text(self.outcome, "The code was not allowed to run, so no run was made.")
             return
         show_text(self.outcome, "")
-        self._task = self._make_task(self.command(), self)
+        self._task = VerbProcess(self.command(), self)
         self._task.done.connect(self._end)
         self.create_button.setEnabled(False)
         self.create_button.setText("Creating the run…")

@@ -17,7 +17,6 @@ from app.pages.runs.queue_panel import QueuePanel
 from app.pages.runs.run_actions import ACTIONS, FreeSpaceDialog, RunActions
 from app.pages.runs.run_details import RunDetails
 from app.pages.runs.run_table import ColumnDialog, RunModel, RunTable
-from app.state.processes import VerbProcess
 from app.state.run_list import RunList, read_named
 from app.state.session import Session
 from app.widgets.basic.controls import CheckBox
@@ -281,7 +280,7 @@ class RunsPage(QWidget):
     def clone(self, record: RunRecord) -> None:
         folder, consent = RunFolder(Path(record.summary.path)), self.session.consent.obtain
         will_wait = self.session.is_training
-        dialog = CloneDialog(folder, record.title, VerbProcess, self, will_wait=will_wait, may_run_code=consent)
+        dialog = CloneDialog(folder, record.title, self, will_wait=will_wait, may_run_code=consent)
         dialog.cloned.connect(self._open_clone)
         dialog.show()
 
