@@ -10,7 +10,7 @@ from PySide6.QtCore import QObject
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QApplication
 
-from app.state.guide import CONTENTS, found_terms, glossary, place_of_setting
+from app.state.guide import CONTENTS, place_of_setting
 from app.state.run_files import log_lines
 from app.widgets.basic.dialogs import TextDialog
 from app.widgets.basic.labels import key_name, place_about
@@ -51,10 +51,7 @@ class HelpMenu(QObject):
         self.show_guide(place_of_setting(field.setting.key) if field is not None else place_about(focused) or CONTENTS)
 
     def show_glossary(self) -> None:
-        dialog = self._window.findChild(GlossaryDialog)
-        if dialog is None:
-            entries = glossary()
-            dialog = GlossaryDialog(lambda typed: found_terms(entries, typed), self._window)
+        dialog = self._window.findChild(GlossaryDialog) or GlossaryDialog(self._window)
         dialog.show()
         dialog.raise_()
         dialog.activateWindow()

@@ -49,15 +49,15 @@ PAGES: tuple[PageEntry, ...] = (
 
 def read_ahead() -> threading.Thread:
     """Import every page in a thread, so that the first click on one does not wait half a second for pyqtgraph."""
-    thread = threading.Thread(target=_read, name="read ahead", daemon=True)
+
+    def read() -> None:
+        gc.disable()  # a collection in this thread would destroy QObjects of the GUI thread, which crashes
+        try:
+            for page in PAGES:
+                page.load()
+        finally:
+            gc.enable()
+
+    thread = threading.Thread(target=read, name="read ahead", daemon=True)
     thread.start()
     return thread
-
-
-def _read() -> None:
-    gc.disable()  # a collection in this thread would destroy QObjects of the GUI thread, which crashes
-    try:
-        for page in PAGES:
-            page.load()
-    finally:
-        gc.enable()

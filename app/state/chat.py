@@ -15,9 +15,9 @@ from PySide6.QtCore import QObject, Signal
 from app.state.consent import Consent
 from app.state.memory import amount
 from app.state.processes import Service
-from app.state.reward_bench import case_of
+from app.state.reward_bench import SCORING_SETTINGS, case_of
 from backend.config import config
-from backend.config.config import Config, keys_used_by
+from backend.config.config import Config
 from backend.models.model_folder import object_or_empty
 from backend.rewards.catalogue import scorable
 from backend.runs.run_folder import RunFolder, all_runs
@@ -32,7 +32,6 @@ from backend.utils.hub_cache import local_folder
 from backend.utils.machine import machine_bytes
 
 State = Literal["empty", "loading", "ready", "answering", "failed"]
-SCORING = keys_used_by("scoring")
 KEPT_TURNS = 20
 """Turns of a run or model that are kept, and shown again when it is chosen."""
 
@@ -303,7 +302,8 @@ class ChatWithModel(QObject):
         names, weights, _ = scorable(settings["reward_functions"], settings["reward_weights"], has_answer=has_answer)
         if not names:
             return
-        chosen = {key: settings[key] for key in SCORING} | {"reward_functions": names, "reward_weights": weights}
+        scored_by = {"reward_functions": names, "reward_weights": weights}
+        chosen = {key: settings[key] for key in SCORING_SETTINGS} | scored_by
 
         def on_scores(scored: dict[str, Any]) -> None:
             if scored.get("failed"):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-from typing import Any, Literal
+from typing import Literal
 
 from PySide6.QtCore import QCoreApplication, QObject, Signal
 
 from app.state.chat import ChatChoice
-from app.state.processes import ProcessOutcome, VerbProcess
+from app.state.processes import ProcessOutcome, VerbProcess, json_object
 from backend.utils.command import backend_command
 
 
@@ -59,11 +58,7 @@ class Endpoint(QObject):
             self._task.cancel(wait=True)
 
     def _read(self, line: str) -> None:
-        try:
-            told: dict[str, Any] = json.loads(line)
-        except ValueError:
-            return
-        if self.state == "starting":
+        if (told := json_object(line)) and self.state == "starting":
             self.url, self.models, self.needs_key = told["url"], told["models"], told["needs_key"]
             self._show("serving")
 

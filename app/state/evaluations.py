@@ -9,13 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.state.consent import Consent
 from app.state.messages import problems_to
-from app.state.processes import ProcessOutcome, VerbProcess
+from app.state.processes import ProcessOutcome, VerbProcess, json_object
 from backend.config import config
 from backend.runs.completion_rows import prompt_key
 from backend.runs.run_folder import RunFolder, modified_at
@@ -178,7 +177,7 @@ class Evaluations(QObject):
         self.running_changed.emit()
 
     def _on_line(self, line: str) -> None:
-        message = _json_object(line)
+        message = json_object(line)
         if self.running is not None and "phase" in message:
             self.running.phase = str(message["phase"])
             self.running.done, self.running.left_s = message.get("done"), message.get("left_s")
@@ -187,7 +186,7 @@ class Evaluations(QObject):
     def _on_done(self, outcome: ProcessOutcome) -> None:
         of_run = self.running.run if self.running is not None else None
         self.running, self._process = None, None
-        result = _json_object(outcome.sentence) if outcome.ok else {}
+        result = json_object(outcome.sentence) if outcome.ok else {}
         if result.get("path"):
             if of_run == self._run:
                 self.refresh(Path(result["path"]))
@@ -215,11 +214,3 @@ def _rows_in(path: Path) -> Iterator[RowSummary]:
                     before = mean_reward(base) if base is not None and tuned is not None else None
                     means[decoding] = (before, mean_reward(tuned or base or sides.get("model") or []))
             yield RowSummary(start, row["index"], prompt_key(row), str(row.get("answer", "")), means)
-
-
-def _json_object(line: str) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

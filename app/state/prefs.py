@@ -16,8 +16,6 @@ from backend.utils.files import make_private_folder, restrict_to_user
 
 RECENT = 10
 MAX_WINDOWS = 100
-CLOSING = ("ask", "keep", "stop")
-DENSITIES = ("essentials", "all")
 FOLDERS = {"runs": places.RUNS_VARIABLE, "models": "HF_HUB_CACHE"}
 """Folder that the user may choose → the environment variable that moves it."""
 
@@ -47,7 +45,7 @@ class Prefs(QObject):
 
     theme = Pref[str]("system", ("system", "light", "dark"))
     sidebar_collapsed = Pref[bool](False)
-    train_density = Pref[str]("essentials", DENSITIES)
+    train_density = Pref[str]("essentials", ("essentials", "all"))
     run_details_shown = Pref[bool](True)
     chart_marks = Pref[bool](True)
     chart_columns = Pref[Naming]("labels", NAMINGS)
@@ -55,7 +53,7 @@ class Prefs(QObject):
     updates_checked = Pref[float](0.0)  # unix seconds
     notifies = Pref[bool](True)
     shows_progress = Pref[bool](True)
-    when_closing = Pref[str]("ask", CLOSING)
+    when_closing = Pref[str]("ask", ("ask", "keep", "stop"))
     offered_crash = Pref[str]("")
     endpoint_port = Pref[int](8080)
     geometry = Pref(QByteArray())

@@ -50,6 +50,15 @@ def _process(command: list[str], parent: QObject | None = None) -> QProcess:
     return process
 
 
+def json_object(line: str) -> dict[str, Any]:
+    """What a verb has printed as JSON; {} for any other line."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 class ChildProcess(QObject):
     """A backend process that ends with the window, read line by line: `printed` on stdout, `warned` on stderr.
 

@@ -14,13 +14,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.state.completion_facts import CompletionFacts, Query, select
 from backend.runs.completion_files import LineReader, parse_group_row, read_line
-from backend.runs.completion_rows import (
-    GroupRow,
-    TokenData,
-    listed_completions,
-    logged_of,
-    without_token_data,
-)
+from backend.runs.completion_rows import GroupRow, TokenData, listed_completions, logged_of, without_token_data
 from backend.runs.conversation import conversation_text
 
 READ_BYTES = 128 << 10

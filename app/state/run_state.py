@@ -66,10 +66,6 @@ class Series:
         """The last value that is not missing, or None."""
         return next((value for value in reversed(self._columns.get(name, ())) if value == value), None)
 
-    def first(self, name: str) -> float | None:
-        """The first value that is not missing, or None."""
-        return next((value for value in self._columns.get(name, ()) if value == value), None)
-
 
 MarkKind = Literal["eval", "checkpoint", "change", "health", "resume"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from functools import partial
 from html import escape
@@ -13,6 +13,7 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QListWidget, QPlainTextEdit, QTextBrowser, QWidget
 
 from app import theme
+from app.state.guide import found_terms, glossary
 from app.state.messages import problems_to
 from app.state.presets import Preset
 from app.widgets.basic.controls import SearchEdit
@@ -25,7 +26,6 @@ from app.widgets.form.value_text import value_label
 from backend.utils.disk import save_as
 
 if TYPE_CHECKING:
-    from app.state.guide import GlossaryEntry
     from backend.utils.about import Component
 
 NAME = "GRPO Studio"
@@ -139,12 +139,12 @@ class AboutDialog(Dialog):
 
 
 class GlossaryDialog(Dialog):
-    """Terms by section, with a search; typing leaves those that `find(words)` returns. It is not modal."""
+    """Terms by section, with a search. It is not modal."""
 
-    def __init__(self, find: Callable[[str], Sequence[GlossaryEntry]], parent: QWidget | None = None) -> None:
+    def __init__(self, parent: QWidget) -> None:
         super().__init__("Glossary", parent, (680, 620))
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose, False)  # Help opens the same dialog again
-        self._find = find
+        self._entries = glossary()
         self.search = SearchEdit("Find a word", "Find a word in the glossary", textChanged=self._show)
         self.text = configure(QTextBrowser(), name="Glossary", font=theme.body_font())
         self.text.document().setDocumentMargin(2 * theme.SPACE)
@@ -154,7 +154,7 @@ class GlossaryDialog(Dialog):
 
     def _show(self, typed: str) -> None:
         shown, section, is_search = "", "", bool(typed.strip())
-        for term in self._find(typed):
+        for term in found_terms(self._entries, typed):
             if not is_search and term.section != section:
                 section = term.section
                 shown += f"<h3>{escape(section)}</h3>"

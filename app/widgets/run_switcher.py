@@ -37,12 +37,10 @@ class Choice:
 
 def run_choices(*, trained: bool = False) -> list[Choice]:
     """Every run, the newest first; those that have saved weights if `trained`."""
-    runs = [run for run in all_runs() if not trained or _has_weights(run)]
+    runs = all_runs()
+    if trained:
+        runs = [run for run in runs if any(map(Path.is_dir, (run.checkpoints, run.adapters, run.model)))]
     return [Choice(str(run.path), name_of(run), moment(modified_at(run.config))) for run in runs]
-
-
-def _has_weights(run: RunFolder) -> bool:
-    return any(map(Path.is_dir, (run.checkpoints, run.adapters, run.model)))
 
 
 class Switcher(QPushButton):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from PySide6.QtGui import QCloseEvent, QImage, QResizeEvent, QTextDocument
 from PySide6.QtWidgets import QFrame, QLabel, QLineEdit, QTextBrowser, QWidget
 
 from app import theme
-from app.state.processes import ProcessOutcome, Service, VerbProcess
+from app.state.processes import ProcessOutcome, Service, VerbProcess, json_object
 from app.widgets.basic.dialogs import Dialog, open_link, open_path
 from app.widgets.basic.labels import button, label, progress_bar, show_text
 from app.widgets.basic.layout import column, configure, grid, holder, row, set_shown, wrap_in_card
@@ -70,13 +69,10 @@ class VerbDialog(Dialog):
         raise NotImplementedError
 
     def _read(self, line: str) -> None:
-        try:
-            content = json.loads(line)
-        except ValueError:
-            return
-        if isinstance(content, dict) and "progress" in content:
+        content = json_object(line)
+        if "progress" in content:
             self.show_progress(content["progress"], content.get("done"))
-        elif isinstance(content, dict):
+        else:
             self.on_result(content)
 
     def _end(self, outcome: ProcessOutcome) -> None:

@@ -59,7 +59,7 @@ def test_the_numbers_of_a_finished_run(follow_run, tmp_path: Path) -> None:
     steps, reward = run.series("reward")
     assert steps.tolist() == list(range(1, 61)) and reward.dtype == np.float64 and np.isfinite(reward).all()
     assert (run.step, run.iterations, run.state, run.is_live) == (60, 60, "finished", False)
-    assert run.data.steps.first("reward") == reward[0] and run.data.steps.latest("reward") == reward[-1]
+    assert run.data.steps.latest("reward") == reward[-1]
     assert run.series("accuracy", held_out=True)[0].tolist() == [1, 20, 40, 60]
     assert run.reward_names == list(made_up_runs.REWARDS)
     assert run.data.ending and run.data.ending["sentence"] == "All 60 steps are done."
@@ -95,7 +95,7 @@ def test_null_and_missing_metrics_are_gaps() -> None:
     series.append(3, {})
     assert [str(x) for x in series.get("kl")[1]] == ["0.5", "nan", "nan"]
     assert [str(x) for x in series.get("late")[1]] == ["nan", "1.0", "nan"]
-    assert series.latest("kl") == series.first("kl") == 0.5
+    assert series.latest("kl") == 0.5
     series.append(4, dict.fromkeys("zyxwvut", 0.0))
     assert series.names() == ["kl", "late", *"zyxwvut"], "the order in which charts are laid out"
 

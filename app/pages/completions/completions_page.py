@@ -11,29 +11,14 @@ from typing import Any, overload
 
 import numpy as np
 from PySide6.QtCore import QItemSelectionModel, Qt, QTimer
-from PySide6.QtGui import (
-    QActionGroup,
-    QGuiApplication,
-    QHideEvent,
-    QKeySequence,
-    QResizeEvent,
-    QShowEvent,
-)
+from PySide6.QtGui import QActionGroup, QGuiApplication, QHideEvent, QKeySequence, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QFileDialog, QMenu, QWidget
 
 from app import theme
 from app.pages.completions.filter_bar import RUN, STEP, FilterBar, StepHead
 from app.pages.completions.reading_pane import GREY, HINT, ReadingPane
 from app.state import charts
-from app.state.completion_facts import (
-    ALL,
-    FILTERS,
-    CompletionFacts,
-    Query,
-    select,
-    sort,
-    why_empty,
-)
+from app.state.completion_facts import ALL, FILTERS, CompletionFacts, Query, select, sort, why_empty
 from app.state.correctness import correctness_of, entries_of, marked_reward
 from app.state.messages import problems_to
 from app.state.run import Run

@@ -12,15 +12,7 @@ from itertools import takewhile
 from typing import Any, Literal
 
 from PySide6.QtCore import QEvent, QObject, QRectF, QSize, Qt
-from PySide6.QtGui import (
-    QColor,
-    QFont,
-    QHelpEvent,
-    QLinearGradient,
-    QPainter,
-    QPaintEvent,
-    QTextCharFormat,
-)
+from PySide6.QtGui import QColor, QFont, QHelpEvent, QLinearGradient, QPainter, QPaintEvent, QTextCharFormat
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
 from app import theme

@@ -69,7 +69,7 @@ class DatasetPage(QWidget):
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session, self.draft = session, session.draft
-        self.dataset: Dataset = session.dataset
+        dataset = self.dataset = session.dataset
         self._row_request = 0
         self._generation = 0
         self._had_tokens = False
@@ -88,7 +88,8 @@ class DatasetPage(QWidget):
         self.model = RowModel(self)
         self.table = RowTable(self.model)
         self.try_button = button("Try rewards", self.try_rewards)
-        self.details = button("Details", self.show_details, tip="The traceback of the map function")
+        tip = "The traceback of the map function"
+        self.details = button("Details", lambda: show_details(UserError(dataset.faults).traceback, self), tip=tip)
         self.allow_button = button("Allow the map function…", self.allow_map_function, tip=ALLOW)
         parts = self.parts = QSplitter(Qt.Orientation.Horizontal, body, childrenCollapsible=False, handleWidth=12)
         self.detail = RowDetail(parts)
@@ -103,7 +104,6 @@ class DatasetPage(QWidget):
         self.nothing_held_out = card(row((sentence, 1), self.hold_out, margins=(12, 6, 6, 6)), "banner", visible=False)
         band = row((self.mapping, SHARES[0]), (self.counts, SHARES[1]), spacing=12)
         column(self.nothing_held_out, band, (parts, 1), into=body, spacing=12)
-        dataset = self.dataset
         self.nothing = EmptyState(*EMPTY, button_clicked=lambda: self.path.choose_file())
         self.absent = EmptyState(*ABSENT, button_clicked=dataset.download)
         self.failed = EmptyState(*FAILED, button_clicked=dataset.try_again)
@@ -178,9 +178,6 @@ class DatasetPage(QWidget):
         self._show_enabled()
         self.model.set_prompt_limit(dataset.prompt_limit)
         self.detail.set_prompt_limit(dataset.prompt_limit)
-
-    def show_details(self) -> None:
-        show_details(UserError(self.dataset.faults).traceback, self)
 
     def _show_problems(self) -> None:
         self.details.setVisible(bool(UserError(self.dataset.faults).traceback))

@@ -259,8 +259,6 @@ class EvaluatePage(QWidget):
             return
         decodings = {decoding.name: decoding for decoding in shown.evaluation.decodings}
         decoding = decodings.get(self._decoding_name) or shown.evaluation.headline
-        if decoding is None:
-            return
         self._show_card(shown, decoding)
         if decoding.name == "greedy":
             self.how.setText("the likeliest token at every step")

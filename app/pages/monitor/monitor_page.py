@@ -21,13 +21,7 @@ from app.state.evaluations import read_evaluations
 from app.state.guide import place_of_chart
 from app.state.messages import problems_to
 from app.state.run import Run
-from app.state.run_files import (
-    STEERED_STATES,
-    failed_line,
-    newest_checkpoint,
-    setting_of_problem,
-    silence_advice,
-)
+from app.state.run_files import STEERED_STATES, failed_line, newest_checkpoint, setting_of_problem, silence_advice
 from app.state.run_notices import before_and_after, note_text
 from app.state.run_state import PHASE_WORDS, ranks_of
 from app.state.run_summary import count_text

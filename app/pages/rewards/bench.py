@@ -9,14 +9,7 @@ from typing import Any
 
 from PySide6.QtCore import QModelIndex, QRect, QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QGuiApplication, QPainter
-from PySide6.QtWidgets import (
-    QAbstractItemView,
-    QApplication,
-    QFrame,
-    QLineEdit,
-    QSizePolicy,
-    QWidget,
-)
+from PySide6.QtWidgets import QAbstractItemView, QApplication, QFrame, QLineEdit, QSizePolicy, QWidget
 
 from app import theme
 from app.state.reward_bench import MAX_ROWS, RewardBench

@@ -18,13 +18,7 @@ from PySide6.QtCore import (
     Signal,
 )
 from PySide6.QtGui import QColor, QCursor, QKeyEvent, QKeySequence, QPainter, QPen, QPixmap, QPolygonF, QShortcut
-from PySide6.QtWidgets import (
-    QAbstractItemView,
-    QHeaderView,
-    QListWidget,
-    QListWidgetItem,
-    QWidget,
-)
+from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QListWidget, QListWidgetItem, QWidget
 
 from app import theme
 from app.state.run_list import FoldedSweep
