@@ -29,12 +29,11 @@ from backend.cli.common import (
 from backend.cli.display import new_console, new_table
 from backend.cli.export import given_settings
 from backend.cli.run_log import logging_to
-from backend.cli.training import display, end_before_start
-from backend.config.config import Config, dump, load
+from backend.cli.training import display, end_before_start, write_new_run
+from backend.config.config import Config, load
 from backend.jobs.job_file import read_job
-from backend.runs.run_folder import RunFolder, default_run_name, hold_lock, make_run_folder
+from backend.runs.run_folder import RunFolder, hold_lock
 from backend.trainer.control import StopPending, remove_word
-from backend.utils.disk import replace_file
 from backend.utils.errors import UserError
 from backend.utils.files import user_path
 
@@ -84,7 +83,7 @@ def job(
             raise UserError("yes", f"{cost} Add --yes to submit.")
         if not yes:
             typer.confirm("Submit?", abort=True)
-        folder = folder or _new_folder(config, name, runs_dir)
+        folder = folder or write_new_run(config.model_copy(update={"run_name": name or ""}), runs_dir)
         lock = hold_lock(folder) if lock is None else lock
         remove_word(folder.control)  # of a process that is no more
         from backend.jobs.follow import submit_run
@@ -112,14 +111,6 @@ def _list_hardware(found: list[Hardware], as_json: bool) -> None:
     for each in found:
         table.add_row(each.name, each.accelerator, each.memory, f"{each.usd_per_hour:.2f}")
     new_console().print(table)
-
-
-def _new_folder(config: Config, name: str | None, runs_dir: Path | None) -> RunFolder:
-    config = config.model_copy(update={"run_name": name or ""})
-    folder_name = name or default_run_name(config.model, config.train_type, config.train_mode)
-    folder = make_run_folder(folder_name, runs_dir, reuse=bool(name))
-    replace_file(folder.config, dump(config))
-    return folder
 
 
 def follow_and_exit(run: RunFolder, config: Config, lock: int, stream: bool, progress: bool | None) -> NoReturn:

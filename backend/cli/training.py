@@ -80,6 +80,11 @@ def new_run(raw: dict[str, Any], runs_dir: Path | None, name: str | None, origin
     settings, inputs = check_settings(raw, runs_dir)
     allow_named(raw)
     allow_hosts(settings.hosts)
+    return PreparedRun(write_new_run(settings, runs_dir, origin), settings, inputs, origin=origin)
+
+
+def write_new_run(settings: Config, runs_dir: Path | None, origin: str = "") -> RunFolder:
+    """Create a run folder with these settings. Raises UserError."""
     folder_name = settings.run_name or default_run_name(settings.model, settings.train_type, settings.train_mode)
     folder = make_run_folder(folder_name, runs_dir, reuse=bool(settings.run_name))
     try:
@@ -88,7 +93,7 @@ def new_run(raw: dict[str, Any], runs_dir: Path | None, name: str | None, origin
         with suppress(OSError):  # a folder that held something before stays
             folder.path.rmdir()
         raise
-    return PreparedRun(folder, settings, inputs, origin=origin)
+    return folder
 
 
 def prepared_run(path: Path, *, allow_code: bool = False) -> PreparedRun:

@@ -127,15 +127,6 @@ def xet_progress(heard: Callable[[int], None]) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Upload:
-    repo_id: str
-    folder: Path
-    private: bool = True
-    overwrite: bool = False
-    message: str = "Upload a model trained with GRPO Studio"
-
-
-@dataclass(frozen=True, slots=True)
 class Uploaded:
     """Page and commit of a finished upload."""
 
@@ -155,30 +146,32 @@ def files_of(folder: Path) -> list[Path]:
     return sorted(files, key=lambda path: (path.stat().st_size, path.name))
 
 
-def upload(upload: Upload, token: str, progress: ByteProgress) -> Uploaded:
+def upload(
+    repo: str, folder: Path, token: str, progress: ByteProgress, *, private: bool = True, overwrite: bool = False
+) -> Uploaded:
     """Upload a folder in one commit.
 
     Raises UserError for network, Hub and account errors, another visibility, or other content without `overwrite`.
     """
     disable_progress_bars()
-    api, repo = HfApi(token=token), upload.repo_id
-    ours = {path.relative_to(upload.folder).as_posix(): path for path in files_of(upload.folder)}
+    api = HfApi(token=token)
+    ours = {path.relative_to(folder).as_posix(): path for path in files_of(folder)}
 
     with hub_errors(repo, setting="repo", token=token):
         progress(f"Asking {host()}.")
         try:
             before = _info(api, repo)
         except RepositoryNotFoundError:
-            api.create_repo(repo, private=upload.private, exist_ok=True)
+            api.create_repo(repo, private=private, exist_ok=True)
             before = _info(api, repo)
-        if before.private is not None and before.private != upload.private:
+        if before.private is not None and before.private != private:
             is_, wish = ("private", "public") if before.private else ("public", "private")
             other = f"{repo} is there and {is_}, and this upload should be {wish}"
             raise UserError("repo", f"{other}; change that on its page, or choose another name.")
         # Content that equals ours is no obstacle: the answer to the commit of an earlier try may have been lost.
         theirs = [file for file in before.siblings or [] if file.rfilename not in HUBS_OWN]
         others = [file.rfilename for file in theirs if not _is_equal(file, ours.get(file.rfilename))]
-        if others and not upload.overwrite:
+        if others and not overwrite:
             some = ", ".join(others[:2]) + (f" and {len(others) - 2} more" if len(others) > 2 else "")
             there = f"{repo} has other content already ({some})"
             raise UserError("overwrite", f"{there}; choose another name, or overwrite it.")
@@ -197,7 +190,7 @@ def upload(upload: Upload, token: str, progress: ByteProgress) -> Uploaded:
         done = api.create_commit(
             repo,
             operations=[*additions, *(CommitOperationDelete(path_in_repo=name) for name in stale)],
-            commit_message=upload.message,
+            commit_message="Upload a model trained with GRPO Studio",
             parent_commit=before.sha,
         )
         progress(f"Checking what {host()} has.")

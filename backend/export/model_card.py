@@ -9,6 +9,7 @@ import shlex
 import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import yaml
@@ -48,7 +49,7 @@ from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder, split_revision
 from backend.utils.machine import chip
 from backend.utils.places import resources
-from backend.utils.text import one_line
+from backend.utils.text import fenced, one_line
 
 Curve = list[tuple[int, float]]
 
@@ -284,7 +285,7 @@ def model_card(facts: CardFacts) -> str:
         table=_table,
         code=_code,
         plain=_plain,
-        fenced=_fenced,
+        fenced=partial(fenced, language="text"),
         number=number_text,
         json=lambda text: json.dumps(text, ensure_ascii=False),
         shell=lambda text: shlex.quote(one_line(text)),
@@ -362,13 +363,6 @@ def _loss_sentence(config: Config) -> str:
     number = loss.paper.removeprefix("arXiv:")
     paper = f"[{loss.paper}](https://arxiv.org/abs/{number})" if number != loss.paper else loss.paper
     return f"The loss is {loss.name} ({paper}){ratio}: {loss.sentence[0].lower()}{loss.sentence[1:]}"
-
-
-def _fenced(text: str) -> str:
-    fence = "```"
-    while fence in text:
-        fence += "`"
-    return f"{fence}text\n{text}\n{fence}"
 
 
 def _code(text: str) -> str:

@@ -21,7 +21,7 @@ from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from backend.export.export_run import Export, export_run
 from backend.export.exports import Progress, format_named, silent
-from backend.export.hub_upload import ByteProgress, HubToken, Upload, Uploaded, files_of, upload
+from backend.export.hub_upload import ByteProgress, HubToken, Uploaded, files_of, upload
 from backend.export.model_card import CURVES, CURVES_FILE, SETTINGS_FILE, Curve, model_card, read_facts
 from backend.export.original_files import find_original
 from backend.export.privacy import clean_json_files, refuse_leaks
@@ -111,7 +111,7 @@ def send(
 ) -> Uploaded:
     """Upload a prepared folder, then delete it. Raises UserError; sending again continues."""
     refuse_leaks(prepared.folder, token.value)  # a person may have edited the card
-    done = upload(Upload(prepared.repo_id, prepared.folder, private, overwrite), token.value, progress)
+    done = upload(prepared.repo_id, prepared.folder, token.value, progress, private=private, overwrite=overwrite)
     prepared.discard()
     return done
 

@@ -10,7 +10,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -226,20 +226,14 @@ def write_safetensors(
     with file.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for name in list(arrays):
-            written(_write_array(stream, arrays.pop(name)))
-
-
-def _write_array(stream: BinaryIO, array: mx.array | np.ndarray) -> int:
-    if isinstance(array, np.ndarray):
-        stream.write(np.ascontiguousarray(array).data)
-        return array.nbytes
-    if array.size:
-        numbers: Any = mx.contiguous(array).reshape(-1).view(mx.uint8)
-        stream.write(memoryview(numbers))
-    size = array.nbytes
-    del array
-    mx.clear_cache()  # a GPU's allocator keeps freed buffers for the next array of the same size
-    return size
+            size, array = arrays[name].nbytes, arrays.pop(name)
+            if isinstance(array, np.ndarray):
+                stream.write(np.ascontiguousarray(array).data)
+            elif array.size:
+                stream.write(memoryview(mx.contiguous(array).reshape(-1).view(mx.uint8)))  # pyright: ignore
+            del array
+            mx.clear_cache()  # a GPU's allocator keeps freed buffers for the next array of the same size
+            written(size)
 
 
 def write_adapter(trained: TrainedWeights, to: Path) -> None:

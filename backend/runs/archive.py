@@ -148,12 +148,11 @@ def state_of(
 def training_run(folder: Path | None = None) -> RunFolder | None:
     """A run in `folder` (the runs folder by default) that trains here, or was just launched and may still be
     importing."""
-    for run in all_runs(folder):
-        if run.is_remote:
-            continue
-        if run.is_locked() or (not run.has_event_log and may_be_starting(run) and not is_waiting(run)):
-            return run
-    return None
+
+    def is_training(run: RunFolder) -> bool:
+        return run.is_locked() or (not run.has_event_log and may_be_starting(run) and not is_waiting(run))
+
+    return next((run for run in all_runs(folder) if not run.is_remote and is_training(run)), None)
 
 
 def raw_settings(run: RunFolder) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from backend.runs.events import is_step, parse_line
 from backend.utils.disk import cause
 from backend.utils.errors import UserError
 from backend.utils.files import open_regular
-from backend.utils.text import quote
+from backend.utils.text import fenced, quote
 
 SLICE = 1 << 20  # bytes that the index reads at a time
 _STEP = re.compile(rb'^\s*\{\s*"step":\s*(\d+)\b')
@@ -170,21 +170,13 @@ def _markdown(row: Mapping[str, Any], completion: Mapping[str, Any]) -> str:
     figures = {"reward": completion.get("reward"), "advantage": completion.get("advantage"), **scores_of(completion)}
     logged = "".join(f"{name}: {_rounded(value)}\n\n" for name, value in logged_of(completion).items())
     head = ", ".join(f"{name} {_rounded(value)}" for name, value in figures.items() if value is not None)
-    answer = row.get("answer")
+    prompt, answer = row.get("prompt"), row.get("answer")
     expected = f"\n\nAnswer: {answer}" if answer not in (None, "") else ""
     return (
         f"## Step {row.get('step')}\n\n{head}; {completion.get('tokens')} tokens, {completion.get('stop')}\n\n{logged}"
-        f"### Prompt\n\n{_fenced(row.get('prompt'))}{expected}\n\n"
-        f"### Completion\n\n{_fenced(conversation_text(completion))}\n\n"
+        f"### Prompt\n\n{fenced(prompt if isinstance(prompt, str) else '')}{expected}\n\n"
+        f"### Completion\n\n{fenced(conversation_text(completion))}\n\n"
     )
-
-
-def _fenced(text: Any) -> str:
-    content = text if isinstance(text, str) else ""
-    fence = "```"
-    while fence in content:
-        fence += "`"
-    return f"{fence}\n{content}\n{fence}"
 
 
 def _rounded(value: Any) -> str:

@@ -47,6 +47,13 @@ from backend.vision.tokenizer import with_vision
 
 T = TypeVar("T")
 
+OTHER_MODELS: dict[str, Callable[[Config], bool]] = {
+    "reference_model_path": lambda config: config.needs_reference,
+    "teacher_model": lambda config: config.train_mode == "distill",
+    "draft_model_path": lambda config: config.use_speculative_decoding,
+}
+"""Setting that names another model → true if a run needs it."""
+
 
 def check(raw: Mapping[str, Any]) -> list[ConfigProblem]:
     try:
@@ -121,11 +128,7 @@ def _check_models(config: Config, runs_dir: Path, problems: list[ConfigProblem])
         if shape is not None and (too_large := estimate_run(config, shape, machine_bytes(), prompt=1).fault):
             problems.append(too_large)
     # Before the model is opened, which attaches the adapters of a reference: a broken file is one problem.
-    others = {
-        "reference_model_path": _caught(problems, lambda: _check_reference(config)),
-        "teacher_model": _caught(problems, lambda: _check_teacher(config)),
-        "draft_model_path": _caught(problems, lambda: _check_draft_model(config)),
-    }
+    others = {setting: _caught(problems, partial(_check_other, config, setting)) for setting in OTHER_MODELS}
     if folder is None:
         return None
     tokenizer = _check_learns(folder, config, problems)
@@ -168,40 +171,21 @@ def _check_division(model: nn.Module, model_config: dict[str, Any], config: Conf
         check_divides(quantized_as(model, model_config, config)[0], config, size)
 
 
-def _check_reference(config: Config) -> Any:
-    """→ the tokenizer of another model, None for a folder with an adapter of the base."""
-    name, setting = config.reference_model_path, "reference_model_path"
-    if not name or not config.needs_reference:
+def _check_other(config: Config, setting: str) -> Any:
+    """→ the tokenizer of another model that a run needs; None without one, and for a folder with an adapter."""
+    name = getattr(config, setting)
+    if not name or not OTHER_MODELS[setting](config):
         return None
-    check_reference(name)
-    folder = user_path(name, setting)
-    if (folder / "adapter_config.json").is_file():
-        check_adapter(folder, setting)
-        return None
+    if setting == "reference_model_path":
+        check_reference(name)
+        folder = user_path(name, setting)
+        if (folder / "adapter_config.json").is_file():
+            check_adapter(folder, setting)
+            return None
     opened = _opened(check_model(name, setting), name, setting)
-    return opened[1] if opened is not None else None
-
-
-def _check_teacher(config: Config) -> Any:
-    """→ its tokenizer, None in other modes."""
-    name, setting = config.teacher_model, "teacher_model"
-    if config.train_mode != "distill":
-        return None
-    opened = _opened(check_model(name, setting), name, setting)
-    if opened is None:
-        return None
-    model, tokenizer, model_config = opened
-    quantized_as(model, model_config, config, "teacher_quantization")
-    return tokenizer
-
-
-def _check_draft_model(config: Config) -> Any:
-    """→ its tokenizer, None where there is none."""
-    name, setting = config.draft_model_path, "draft_model_path"
-    if not name or not config.use_speculative_decoding:
-        return None
-    opened = _opened(check_model(name, setting), name, setting)
-    return opened[1] if opened is not None else None
+    if opened is not None and setting == "teacher_model":
+        quantized_as(opened[0], opened[2], config, "teacher_quantization")
+    return opened and opened[1]
 
 
 def _opened(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]] | None:

@@ -106,7 +106,9 @@ def _raise(error: Exception) -> Ending:
 
 def _run(trainer: Trainer, saved: Checkpoint | None, command: str, inputs: RunInputs | None) -> Ending:
     with stops_as_exceptions(trainer, trainer.control.obey_signal):
-        return trainer.run(saved, command, inputs)
+        trainer.load(saved, command, inputs)
+        trainer.train_until(None)
+        return trainer.complete()
 
 
 def record_changes(config: Config, run: RunFolder, changes: Mapping[str, Any]) -> None:

@@ -60,15 +60,16 @@ class ScoringStages:
         """Load the models among the functions before the first step of a run in `folder`. Raises UserError."""
         self._scorer.load_models(folder)
 
-    def start(self, group: Group, step: int) -> None:
-        """Called when the last completion of a group of `step` has ended: its models may begin."""
-        for model in self._scorer.stage_models(self.stage(step).index).values():
-            model.start(group)
-
     def finished(self, step: int) -> Callable[[Group], None] | None:
-        """What `Sampler.sample` calls with groups that have ended; None where no model begins in the background."""
+        """What `Sampler.sample` calls with groups that have ended, so that their models may begin; None where no model
+        begins in the background."""
         models = self._scorer.stage_models(self.stage(step).index).values()
-        return None if all(model.uses_mlx for model in models) else lambda group: self.start(group, step)
+
+        def begin(group: Group) -> None:
+            for model in models:
+                model.start(group)
+
+        return None if all(model.uses_mlx for model in models) else begin
 
     def pause_by(self, pause: Callable[[UnreachableJudgeError], None]) -> None:
         """Call `pause` where a judge's server is gone; it returns when the judge should try again, or raises."""

@@ -123,11 +123,6 @@ class Trainer:
                 self.reward_files = event.get("reward_files") or self.reward_files
             yield event
 
-    def run(self, saved: Checkpoint | None, command: str, inputs: RunInputs | None = None) -> Ending:
-        self.load(saved, command, inputs)
-        self.train_until(None)
-        return self.complete()
-
     def load(self, saved: Checkpoint | None, command: str, inputs: RunInputs | None) -> None:
         """Load `parts`, in the state of `saved` if there is a checkpoint, and write `started`."""
         # Before the slow part: a signal while the model loads then ends the run with a line in the event log.

@@ -75,6 +75,14 @@ def one_line(text: str, limit: int | None = None, is_cut: bool = False) -> str:
     return f"{line[: limit - 1].rstrip()}…"
 
 
+def fenced(text: str, language: str = "") -> str:
+    """Markdown's code block; its fence is longer than any within."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
 def as_in_a_terminal(line: str) -> str:
     """What a terminal shows of a line of a log: the last state of a progress bar, no control sequences."""
     return _TERMINAL.sub("", line.rstrip("\r").rpartition("\r")[2])

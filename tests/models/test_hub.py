@@ -21,7 +21,7 @@ from huggingface_hub.utils import _http
 
 from backend.config.config import Config
 from backend.data.rows import read_splits
-from backend.export.hub_upload import HubToken, Upload, upload, whose
+from backend.export.hub_upload import HubToken, upload, whose
 from backend.export.model_card import base_licence
 from backend.models import hub as our_hub
 from backend.models import hub_client, inventory
@@ -350,7 +350,7 @@ def test_a_hostile_hub_is_one_message(hub: HubStandIn, tmp_path: Path, monkeypat
         lambda: tokenizer_folder("someone/tiny"),
         lambda: read_splits(Config(model="-", data="someone/sums")),
         lambda: whose(HubToken(TOKEN, "HF_TOKEN")),
-        lambda: upload(Upload("someone/tiny", tmp_path / "upload"), TOKEN, lambda *_: None),
+        lambda: upload("someone/tiny", tmp_path / "upload", TOKEN, lambda *_: None),
     ):
         with pytest.raises(UserError) as error:
             ask()

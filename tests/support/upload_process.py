@@ -21,12 +21,12 @@ def start_upload(url: str, folder: Path, repo_id: str, token: str) -> BaseProces
 def _upload(url: str, folder: str, repo_id: str, token: str) -> None:
     from huggingface_hub import constants
 
-    from backend.export.hub_upload import Upload, upload
+    from backend.export.hub_upload import upload
     from backend.utils.errors import UserError
 
     constants.ENDPOINT, constants.HF_HUB_DISABLE_XET = url, True
     try:
-        upload(Upload(repo_id, Path(folder)), token, lambda *_, **__: None)
+        upload(repo_id, Path(folder), token, lambda *_, **__: None)
     except UserError as mistake:
         print(mistake)
         sys.exit(2)

@@ -10,7 +10,7 @@ from typing import Any
 from backend.config.config import SETTINGS
 from backend.runs.events import Event, EventLog, read_events
 from backend.trainer.health.recent import LONG, WINDOW, Recent
-from backend.trainer.health.rules import RULES, SOLVED, findings
+from backend.trainer.health.rules import RULES, SOLVED
 from backend.trainer.health.watch import QUIET, Episode, Watch, examined, reported
 from backend.trainer.telemetry import report_health
 from tests.support import diaries, health_page
@@ -44,7 +44,7 @@ def found(events: list[Event], **settings: Any) -> list[str]:
     recent = Recent(settings)
     for event in events:
         recent.take(event)
-    return [finding.code for finding in findings(recent)]
+    return [finding.code for rule in RULES.values() if (finding := rule.look(recent, rule))]
 
 
 @cache

@@ -104,11 +104,6 @@ class Rule:
         return Finding(code, sentence, advice, self.level, metric, value, limit, settings or {})
 
 
-def findings(recent: Recent) -> list[Finding]:
-    """What all rules find at the newest step."""
-    return [finding for rule in RULES.values() if (finding := rule.look(recent, rule))]
-
-
 _LOOKS: dict[str, tuple[Look, int]] = {}
 
 

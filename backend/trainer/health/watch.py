@@ -16,7 +16,7 @@ from backend.runs import archive
 from backend.runs.events import ENDINGS, Event, read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer.health.recent import WINDOW, Recent
-from backend.trainer.health.rules import RULES, Finding, findings
+from backend.trainer.health.rules import RULES, Finding
 
 QUIET = WINDOW
 """Steps without a finding after which it is over."""
@@ -83,7 +83,7 @@ class Watch:
 
     def _look(self) -> dict[str, Finding]:
         """Code → finding at the newest step."""
-        found = {finding.code: finding for finding in findings(self.recent)}
+        found = {finding.code: finding for rule in RULES.values() if (finding := rule.look(self.recent, rule))}
         self.newest |= found
         self._held_at |= dict.fromkeys(found, self.recent.step)
         return found

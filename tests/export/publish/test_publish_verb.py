@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 from backend.__main__ import app
 from backend.export import export_run, hub_upload
 from backend.export.exports import ExportFormat
-from backend.export.hub_upload import HubToken, Upload, files_of, find_token, log_in, log_out, upload
+from backend.export.hub_upload import HubToken, files_of, find_token, log_in, log_out, upload
 from backend.export.verify import Verification
 from backend.models import hub_client
 from backend.runs.run_folder import RunFolder
@@ -230,7 +230,7 @@ def quiet(*_: Any, **__: Any) -> None: ...
 def refusal(folder: Path, **how: Any) -> str:
     repo, token = how.pop("repo", UPLOAD_REPO), how.pop("token", TOKEN)
     with pytest.raises(UserError) as refused:
-        upload(Upload(repo, folder, **how), token, quiet)
+        upload(repo, folder, token, quiet, **how)
     assert TOKEN not in str(refused.value)
     return refused.value.faults[0].sentence
 
@@ -254,7 +254,7 @@ def test_a_folder_becomes_one_commit_and_progress_counts_its_bytes(hub: HubStand
         if done is not None and total is not None:
             heard.append((done, total))
 
-    done = upload(Upload(UPLOAD_REPO, folder), TOKEN, listen)
+    done = upload(UPLOAD_REPO, folder, TOKEN, listen)
     assert {path.name for path in files_of(folder)} == UPLOAD_FILES
     check_one_sound_commit(hub, folder)
     size = sum(path.stat().st_size for path in files_of(folder))
@@ -267,7 +267,7 @@ def test_killed_at_random_moments_and_started_again_it_makes_one_sound_commit(hu
     """Six kills by SIGKILL, of which one falls after the commit has arrived."""
     hub.part_size = 60_000
     hub.on_moment = lambda number: None
-    upload(Upload("someone/rehearsal", folder), TOKEN, quiet)
+    upload("someone/rehearsal", folder, TOKEN, quiet)
     moments, numbers = hub.moments, random.Random(11)
     for kill_at in [*sorted(numbers.sample(range(1, moments), 5)), moments - 2]:
         for content in (hub.repos["models"], hub.commits, hub.objects, hub.stored):
@@ -282,7 +282,7 @@ def test_killed_at_random_moments_and_started_again_it_makes_one_sound_commit(hu
         while before != hub.moments:  # until the server has read what the killed client had sent
             before = hub.moments
             time.sleep(0.05)
-        upload(Upload(UPLOAD_REPO, folder), TOKEN, quiet)
+        upload(UPLOAD_REPO, folder, TOKEN, quiet)
         check_one_sound_commit(hub, folder)
 
 
@@ -306,7 +306,7 @@ def test_errors_and_retries(hub: HubStandIn, folder: Path, fault: Fault, words: 
     hub.faults = [fault]
     assert words in refusal(folder)
     hub.faults = []
-    upload(Upload(UPLOAD_REPO, folder), TOKEN, quiet)
+    upload(UPLOAD_REPO, folder, TOKEN, quiet)
     check_one_sound_commit(hub, folder)
 
 
@@ -316,7 +316,7 @@ def test_other_content_is_replaced_only_when_told_to(hub: HubStandIn, folder: Pa
     )
     assert "has other content already (model.safetensors, LICENSE and 1 more)" in refusal(folder)
     assert not hub.objects, "bytes were sent before the refusal"
-    upload(Upload(UPLOAD_REPO, folder, overwrite=True), TOKEN, quiet)
+    upload(UPLOAD_REPO, folder, TOKEN, quiet, overwrite=True)
     hub.check_sound(UPLOAD_REPO)
     assert set(hub.repos["models"][UPLOAD_REPO].files) == UPLOAD_FILES | {".gitattributes", "LICENSE"}
     assert hub.commits[UPLOAD_REPO][0].deleted == ["model.safetensors"] and len(hub.commits[UPLOAD_REPO]) == 1
@@ -336,6 +336,6 @@ def test_a_private_model_never_goes_into_a_public_repository(hub: HubStandIn, fo
     hub.repos["models"][UPLOAD_REPO] = Repo(dict(NEW_FILES), private=False)
     assert "is there and public, and this upload should be private" in refusal(folder)
     assert not hub.objects
-    upload(Upload(UPLOAD_REPO, folder, private=False), TOKEN, quiet)
+    upload(UPLOAD_REPO, folder, TOKEN, quiet, private=False)
     hub.repos["models"][UPLOAD_REPO].private = True
     assert "is there and private" in refusal(folder, private=False)
