@@ -54,10 +54,8 @@ from backend.utils.machine import machine_bytes, processor
 FORMAT = 1
 BITS, GROUP = 4, 64
 LOGIT_STD = 3.0
-LORA_B_STD = 1e-3
-"""With rank 8 and scale 20, adapters then add about 3 % to a layer's output."""
-FIRST_WORD = 2
-"""Token ids below are padding and the end."""
+LORA_B_STD = 1e-3  # with rank 8 and scale 20, adapters then add about 3 % to a layer's output
+FIRST_WORD = 2  # token ids below are padding and the end
 SIZES = ("name", "hidden", "layers", "intermediate", "heads", "kv_heads", "head_dim", "vocab")
 QWEN3: list[dict[str, Any]] = [
     dict(zip(SIZES, sizes, strict=True))
@@ -78,8 +76,7 @@ class Task:
     """One measurement (`prefill`, `sampling`, `learning` or `gap`) on one random model. Lengths are in tokens."""
 
     shape: dict[str, Any]
-    precision: str
-    """`4-bit` or `bf16`; on a CPU also `4-bit float32` (activations and scales in float32) and `float32`."""
+    precision: str  # `4-bit` or `bf16`; on a CPU also `4-bit float32` (activations and scales in float32) and `float32`
     measure: str
     group_size: int = 8
     prompt: int = 1

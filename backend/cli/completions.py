@@ -11,8 +11,7 @@ import typer
 COMPLETE_VARIABLE = "_GRPO_STUDIO_BACKEND_COMPLETE"  # typer derives it from the program's name
 OPTIONS = ("--install-completion", "--show-completion")
 
-Offer = tuple[str, str]
-"""A word and its help text, which zsh and fish show."""
+Offer = tuple[str, str]  # a word and its help text, which zsh and fish show
 
 
 def is_asked(arguments: Sequence[str]) -> bool:

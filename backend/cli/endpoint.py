@@ -17,8 +17,7 @@ from backend.cli.common import AsJson, ExistingRunsDir, tell, tell_error, tell_j
 from backend.cli.completions import RunOrModel
 from backend.utils.errors import UserError
 
-KEY = "GRPO_STUDIO_KEY"
-"""Environment variable with the key that clients have to send."""
+KEY = "GRPO_STUDIO_KEY"  # environment variable with the key that clients have to send
 PARENT_EVERY_S = 1.0
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 

@@ -24,8 +24,7 @@ MODULES = {
 }
 """Verb → the module of `backend.cli` that has its function, where the name differs."""
 
-EXAMPLES: dict[str, list[str]] = read_resource("cli_examples.yaml")
-"""Verb ("" for the program) → example arguments."""
+EXAMPLES: dict[str, list[str]] = read_resource("cli_examples.yaml")  # verb ("" for the program) → example arguments
 
 CODES = {
     FINISHED: "done",

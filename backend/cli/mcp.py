@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 GUIDE = """GRPO Studio trains language models with GRPO on this machine. A run is a folder; tools take its name.
 Settings are a mapping of the keys of a run's config.yaml, or a YAML file. Check them, estimate their memory, then
 start. A started run goes on by itself: follow it with run_status, and read completions to see what it learns."""
-FIRST_SIGN_S = 30.0
-"""A started run that has neither begun nor failed by then loads a model."""
+FIRST_SIGN_S = 30.0  # a started run that has neither begun nor failed by then loads a model
 Settings = Mapping[str, Any]
 
 
@@ -196,8 +195,7 @@ def _answering(tool: Callable[..., Any]) -> Callable[..., Any]:
 
 
 READING = ("list_runs", "run_status", "completions", "doctor", "compare_runs", "check_settings", "estimate_memory")
-CHANGING = ("start_run", "resume_run", "control_run", "evaluate_run", "export_run")
-"""Tools that compute or write."""
+CHANGING = ("start_run", "resume_run", "control_run", "evaluate_run", "export_run")  # tools that compute or write
 
 
 @verb

@@ -32,8 +32,7 @@ from backend.utils.text import quote
 queue = typer.Typer(no_args_is_help=True, help="Runs that wait their turn.", epilog=help_page.epilog("queue"))
 
 WaitingRun = Annotated[str, typer.Argument(help="A run that waits, by name.", autocompletion=run_names)]
-REMOVED = ("config.yaml", "log.txt", "about.json")
-"""`remove` deletes a folder with nothing but these."""
+REMOVED = ("config.yaml", "log.txt", "about.json")  # `remove` deletes a folder with nothing but these
 
 
 @queue.command("list")

@@ -15,10 +15,8 @@ from backend.runs.run_folder import RunFolder, all_runs
 from backend.utils.errors import UserError
 from backend.utils.files import open_regular
 
-RUNS = 200
-"""Newest runs searched for one on the dataset."""
-FORGOTTEN = 0.5
-"""Loss of pass rate, between a prompt's best group and its last, from which it counts as noisy."""
+RUNS = 200  # newest runs searched for one on the dataset
+FORGOTTEN = 0.5  # loss of pass rate, between a prompt's best group and its last, from which it counts as noisy
 
 
 def newest_run(config: DatasetSettings) -> tuple[RunFolder, float] | None:

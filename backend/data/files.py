@@ -32,12 +32,9 @@ Row = dict[str, Any]
 Rows = Sequence[Row]
 """Rows of a split: a list or lazy rows. Readers index single rows or iterate once in order."""
 
-PATH = 70
-"""Characters of a path in a message."""
-BATCH_ROWS, UNPACKED_BYTES = 256, 64 * 2**20
-"""Parquet rows to unpack at once, and their approximate maximum bytes."""
-HEAD_ROWS, HEAD_BYTES = 10_000, 16 * 2**20
-"""Maximum rows and bytes of a large file's preview."""
+PATH = 70  # characters of a path in a message
+BATCH_ROWS, UNPACKED_BYTES = 256, 64 * 2**20  # parquet rows to unpack at once, and their approximate maximum bytes
+HEAD_ROWS, HEAD_BYTES = 10_000, 16 * 2**20  # maximum rows and bytes of a large file's preview
 LARGE_TEXT, LARGE_PARQUET, LARGE_ROWS = 64 * 2**20, 16 * 2**20, 1_000_000
 """Bytes of text or parquet, and parquet rows, above which a file counts as large."""
 
@@ -149,8 +146,7 @@ def _refuse_equal_columns(names: Iterable[str], path: Path) -> None:
         raise UserError("data", f"{quote(path, PATH)} has two columns called {quote(twice, 40)}; rename one of them.")
 
 
-OFFSET = "Q"
-"""Eight bytes per file offset."""
+OFFSET = "Q"  # eight bytes per file offset
 BOM = b"\xef\xbb\xbf"
 _AFTER_A_RETURN = re.compile(rb"(?<=\r)(?!\n)")
 
@@ -366,5 +362,4 @@ class ParquetRows(LazyRows):
                     yield from batch.slice(start, at_once).to_pylist()
 
 
-KINDS: dict[str, Any] = {".jsonl": JsonlRows, ".csv": CsvRows, ".parquet": ParquetRows}
-"""Suffix → rows left on disk."""
+KINDS: dict[str, Any] = {".jsonl": JsonlRows, ".csv": CsvRows, ".parquet": ParquetRows}  # suffix → rows left on disk

@@ -31,8 +31,7 @@ from backend.types import Completion, Group, Label, Problem, content_text, image
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 
-Render = Callable[[Messages, bool], list[int]]
-"""(chat, with the generation prompt?) → token ids."""
+Render = Callable[[Messages, bool], list[int]]  # (chat, with the generation prompt?) → token ids
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -168,8 +167,7 @@ class LabelledRows(TokenizedPrompts):
     those of whole rows."""
 
     read = staticmethod(whole_chat)
-    last_turns = 0
-    """Rows of several turns so far of which only the last is imitated."""
+    last_turns = 0  # rows of several turns so far of which only the last is imitated
 
     def _try_batch(self) -> bool:
         return False

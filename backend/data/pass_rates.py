@@ -17,14 +17,10 @@ import numpy as np
 from backend.data.signal import PRIOR, passes, prior_strength, signal_chance
 from backend.types import Group
 
-DECAY = 0.5
-"""Weight of a row's earlier groups when a newer one is counted."""
-FOLLOWS = 0.1
-"""Weight of a new row's group in the prior."""
-CANDIDATES = 16
-"""Rows compared for each prompt drawn."""
-KNOWN_SHARE = 0.9
-"""Share of the candidates that have been sampled before, once there are enough."""
+DECAY = 0.5  # weight of a row's earlier groups when a newer one is counted
+FOLLOWS = 0.1  # weight of a new row's group in the prior
+CANDIDATES = 16  # rows compared for each prompt drawn
+KNOWN_SHARE = 0.9  # share of the candidates that have been sampled before, once there are enough
 
 
 class PassRates:

@@ -51,22 +51,16 @@ from backend.utils.files import user_path
 from backend.utils.hub_cache import is_dataset_cached, local_folder, split_revision
 from backend.vision.tokenizer import with_vision
 
-READING = keys_used_by("rows")
-"""Settings that select rows."""
-MAPPING = keys_used_by("row_view", "prompt_limit")
-"""Settings that turn a row into a prompt."""
-CODE = ("reward_functions_file", "reward_network", "reward_timeout")
-"""Settings of the process for map functions."""
+READING = keys_used_by("rows")  # settings that select rows
+MAPPING = keys_used_by("row_view", "prompt_limit")  # settings that turn a row into a prompt
+CODE = ("reward_functions_file", "reward_network", "reward_timeout")  # settings of the process for map functions
 COLUMNS_OF_STEPS = ("prompt_feature", "answer_feature", "reward_functions_file")
 """Further settings that the row steps depend on."""
 KINDS_GUESSED = {"prompt_feature": ("text", "messages"), "answer_feature": ("text", "number", "yes or no")}
 """Setting with a guessed column → allowed cell kinds."""
-INSPECTED_ROWS = 200
-"""Rows for inferring a column's kind."""
-SAMPLE = 1000
-"""Evenly spread rows to measure first."""
-UNMEASURED, REFUSED = -1, -2
-"""Instead of a length: not tokenised yet; refused by training."""
+INSPECTED_ROWS = 200  # rows for inferring a column's kind
+SAMPLE = 1000  # evenly spread rows to measure first
+UNMEASURED, REFUSED = -1, -2  # instead of a length: not tokenised yet; refused by training
 _MARKUP = re.compile(r"[<\[].*[>\]]\Z", re.DOTALL)
 
 

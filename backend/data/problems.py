@@ -21,19 +21,13 @@ from backend.types import Problem, content_text, image_paths
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 
-Messages = list[dict[str, Any]]
-"""Chat messages: [{"role": …, "content": …}, …], as in `Problem`."""
+Messages = list[dict[str, Any]]  # chat messages: [{"role": …, "content": …}, …], as in `Problem`
 
-ALWAYS_EXACT = 200_000
-"""Characters of a chat that are always tokenised."""
-LONGEST_TOKEN = 1000
-"""Maximum characters per token; longer texts are too long without tokenising."""
-FIRST_TRY = 4
-"""Assumed characters per token in the first attempt to cut."""
-IMAGE_SIZE = 1600
-"""Characters of text that take about the tokens of an image."""
-tokenizer_lock = threading.Lock()
-"""Serialises access of two threads to the run's tokenizer."""
+ALWAYS_EXACT = 200_000  # characters of a chat that are always tokenised
+LONGEST_TOKEN = 1000  # maximum characters per token; longer texts are too long without tokenising
+FIRST_TRY = 4  # assumed characters per token in the first attempt to cut
+IMAGE_SIZE = 1600  # characters of text that take about the tokens of an image
+tokenizer_lock = threading.Lock()  # serialises access of two threads to the run's tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,30 +146,18 @@ class PromptFormat:
     answer_column: str
     type_column: str
     system_column: str
-    system_prompt: str
-    """Default system message; "" for none."""
-    template_variables: Mapping[str, Any]
-    """Extra template variables (`enable_thinking`, …)."""
-    max_tokens: int
-    """Maximum prompt tokens."""
-    cuts: bool = False
-    """Cut longer prompts on the left instead of dropping them."""
-    has_own_limit: bool = False
-    """True if `max_tokens` comes from `max_prompt_length`, not from Max Seq."""
-    tools: ToolSchemas = NO_TOOLS
-    """Tools that the template shows to the model."""
-    environments: tuple[str, ...] = ()
-    """Names of the environments; ("",) if there is only one, which then has no name."""
-    environment_column: str = ""
-    """Column that names the row's environment; "" if they have no names."""
-    messages_column: str = ""
-    """Column with whole chats, whose last answer is asked for where a row has no prompt."""
-    completion_column: str = ""
-    """Column with the answer to imitate."""
-    labelled: bool = False
-    """Rows are read with what is imitated; `max_tokens` is that of whole rows."""
-    masks_prompt: bool = True
-    """Only the assistant's tokens are imitated."""
+    system_prompt: str  # default system message; "" for none
+    template_variables: Mapping[str, Any]  # extra template variables (`enable_thinking`, …)
+    max_tokens: int  # maximum prompt tokens
+    cuts: bool = False  # cut longer prompts on the left instead of dropping them
+    has_own_limit: bool = False  # true if `max_tokens` comes from `max_prompt_length`, not from Max Seq
+    tools: ToolSchemas = NO_TOOLS  # tools that the template shows to the model
+    environments: tuple[str, ...] = ()  # names of the environments; ("",) if there is only one, which then has no name
+    environment_column: str = ""  # column that names the row's environment; "" if they have no names
+    messages_column: str = ""  # column with whole chats, whose last answer is asked for where a row has no prompt
+    completion_column: str = ""  # column with the answer to imitate
+    labelled: bool = False  # rows are read with what is imitated; `max_tokens` is that of whole rows
+    masks_prompt: bool = True  # only the assistant's tokens are imitated
 
     @classmethod
     def of(cls, config: PromptSettings, tools: ToolSchemas = NO_TOOLS, *, labelled: bool = False) -> PromptFormat:

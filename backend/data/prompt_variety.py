@@ -26,25 +26,16 @@ from backend.types import content_text, image_paths
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 
-SHINGLE = 3
-"""Words per shingle."""
-NEAR = 0.8
-"""Jaccard similarity of near repeats: changing one word in twenty gives 0.71, in forty 0.85."""
-SHARED_ROWS = 20
-"""With more texts, shingles common to over half of them are ignored."""
-COMPARISONS = 50
-"""Maximum comparisons per text; near repeats may be missed beyond it."""
+SHINGLE = 3  # words per shingle
+NEAR = 0.8  # Jaccard similarity of near repeats: changing one word in twenty gives 0.71, in forty 0.85
+SHARED_ROWS = 20  # with more texts, shingles common to over half of them are ignored
+COMPARISONS = 50  # maximum comparisons per text; near repeats may be missed beyond it
 
-SAMPLE, MOST_WORDS = 10_000, 500_000
-"""Maximum rows and words to read."""
-DISTINCT_WORDS = 20_000
-"""Words for `distinct_1` and `distinct_2`, which depend on text length."""
-OPENING = 3
-"""Words of an opening."""
-LONGEST, LONGEST_ANSWER = 100_000, 200
-"""Characters of a prompt and of an answer to compare."""
-FEW = 100
-"""Fewer different prompts give the verdict "few"."""
+SAMPLE, MOST_WORDS = 10_000, 500_000  # maximum rows and words to read
+DISTINCT_WORDS = 20_000  # words for `distinct_1` and `distinct_2`, which depend on text length
+OPENING = 3  # words of an opening
+LONGEST, LONGEST_ANSWER = 100_000, 200  # characters of a prompt and of an answer to compare
+FEW = 100  # fewer different prompts give the verdict "few"
 MANY_REPEATS, ONE_ANSWER, ONE_PATTERN, FEW_PHRASES = 0.1, 0.6, 0.5, 0.05
 """Thresholds of the verdict, chosen by judgement."""
 
@@ -97,27 +88,19 @@ def _shingles(words: Words) -> set[int]:
 class PromptVariety:
     """Statistics of a split's prompts. Shares are from 0 to 1."""
 
-    total: int
-    """Rows of the split."""
-    rows: int
-    """Sampled rows with a prompt."""
-    repeated: int
-    """Exact repeats of an earlier prompt."""
-    nearly_repeated: int
-    """Further repeats up to case, punctuation and spaces, or by `near_repeats`."""
-    distinct_1: float
-    """Different words over all words."""
-    distinct_2: float
-    """Different word pairs over all pairs."""
-    patterns: int
-    """Different wordings, ignoring numbers."""
+    total: int  # rows of the split
+    rows: int  # sampled rows with a prompt
+    repeated: int  # exact repeats of an earlier prompt
+    nearly_repeated: int  # further repeats up to case, punctuation and spaces, or by `near_repeats`
+    distinct_1: float  # different words over all words
+    distinct_2: float  # different word pairs over all pairs
+    patterns: int  # different wordings, ignoring numbers
     pattern_share: float
     opening: str
     opening_share: float
     answers: int
     answer: str
-    answer_share: float
-    """Of the rows with an answer."""
+    answer_share: float  # of the rows with an answer
 
     @property
     def different(self) -> int:

@@ -36,14 +36,10 @@ from backend.data.problems import (
 from backend.data.rows import INDEX, row_name
 from backend.types import Problem
 
-FIRST_ROWS = 512
-"""Rows of a split to tokenise before the first step."""
-ROWS_PER_CALL = 64
-"""Rows per tokenizer call, so that a step waits briefly."""
-LONGEST_BATCH = 5 * ALWAYS_EXACT
-"""Characters per tokenizer call."""
-LONGEST_TEXTS = 16
-"""Longest texts to tokenise when searching for the longest prompt."""
+FIRST_ROWS = 512  # rows of a split to tokenise before the first step
+ROWS_PER_CALL = 64  # rows per tokenizer call, so that a step waits briefly
+LONGEST_BATCH = 5 * ALWAYS_EXACT  # characters per tokenizer call
+LONGEST_TEXTS = 16  # longest texts to tokenise when searching for the longest prompt
 
 
 class PromptStream:
@@ -119,8 +115,7 @@ class TokenizedPrompts(Sequence[Problem | None]):
     The constructor raises UserError for an invalid chat, access for one that the template refuses.
     """
 
-    read = staticmethod(messages_of)
-    """(row, format, its name) → its chat."""
+    read = staticmethod(messages_of)  # (row, format, its name) → its chat
 
     def __init__(self, rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: str) -> None:
         self.format = prompt_format

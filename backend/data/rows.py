@@ -36,21 +36,14 @@ from backend.utils.text import quote
 
 SPLITS = ("train", "valid", "test")
 SPLIT_NAMES = {"valid": ("valid", "validation", "val", "dev"), "test": ("test",), "train": ("train",)}
-WHOLE = "rows"
-"""The split of a dataset with one wanted split."""
-INDEX = "I"
-"""Four bytes per row number."""
-MATCH_S = 1.0
-"""Seconds that the answer pattern may take per answer."""
-CHUNK = 256
-"""Rows per call of the map function."""
-MOST_SHUFFLED = 1_000_000
-"""Maximum rows that Python shuffles."""
-HEAD_OF_HUB = 200_000
-"""Rows of a Hub split in a preview."""
+WHOLE = "rows"  # the split of a dataset with one wanted split
+INDEX = "I"  # four bytes per row number
+MATCH_S = 1.0  # seconds that the answer pattern may take per answer
+CHUNK = 256  # rows per call of the map function
+MOST_SHUFFLED = 1_000_000  # maximum rows that Python shuffles
+HEAD_OF_HUB = 200_000  # rows of a Hub split in a preview
 
-Where = Callable[[int], str]
-"""Names the i-th row in messages."""
+Where = Callable[[int], str]  # names the i-th row in messages
 MapRows = Callable[[str, Sequence[Row], Where], Sequence[Row | None]]
 """(map function, rows, row names) → mapped rows, None to drop one. Raises UserError."""
 
@@ -83,8 +76,7 @@ class RowSteps:
     """Map function, prompt template and answer pattern of one dataset. False if there are none."""
 
     config: DatasetSettings
-    map_rows: MapRows | None
-    """Calls map functions; None skips them."""
+    map_rows: MapRows | None  # calls map functions; None skips them
 
     @property
     def map_function(self) -> str:
@@ -328,12 +320,9 @@ class Splits:
     valid: Rows = field(default_factory=list)
     test: Rows = field(default_factory=list)
     source: dict[str, str] = field(default_factory=dict)
-    evals: dict[str, EvaluationRows] = field(default_factory=dict)
-    """The sets of `eval_data` by name."""
-    notes: list[str] = field(default_factory=list)
-    """Messages about dropped rows."""
-    about: dict[str, int] = field(default_factory=dict)
-    """Split → estimated rows, if only the first were read."""
+    evals: dict[str, EvaluationRows] = field(default_factory=dict)  # the sets of `eval_data` by name
+    notes: list[str] = field(default_factory=list)  # messages about dropped rows
+    about: dict[str, int] = field(default_factory=dict)  # split → estimated rows, if only the first were read
 
     def rows(self, split: str) -> Rows:
         return {"train": self.train, "valid": self.valid, "test": self.test}[split]

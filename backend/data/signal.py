@@ -7,8 +7,7 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-PRIOR = 2.0
-"""α₀ + β₀ of a pass rate's Beta distribution."""
+PRIOR = 2.0  # α₀ + β₀ of a pass rate's Beta distribution
 
 
 def signal_chance(alpha: float, beta: float, group_size: int) -> float:

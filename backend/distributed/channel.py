@@ -31,28 +31,20 @@ from backend.distributed.ranks import LEADER_LOST, LostRankError, RankInfo, Work
 from backend.trainer.machine import gpu_error
 from backend.utils.errors import UserError
 
-MEETING_PATIENCE_S = 60.0
-"""Seconds for the ranks to connect."""
-PROOF_PATIENCE_S = 10.0
-"""Seconds for one whole proof."""
+MEETING_PATIENCE_S = 60.0  # seconds for the ranks to connect
+PROOF_PATIENCE_S = 10.0  # seconds for one whole proof
 CONNECT_PATIENCE_S = 3.0
-GOODBYE_PATIENCE_S = 10.0
-"""Seconds for a worker to end after the leader's goodbye."""
-CLOSING_PATIENCE_S = 3.0
-"""Seconds to send the last messages."""
-LOST_AFTER_S = 12.0
-"""Seconds of silence until the other end is lost."""
+GOODBYE_PATIENCE_S = 10.0  # seconds for a worker to end after the leader's goodbye
+CLOSING_PATIENCE_S = 3.0  # seconds to send the last messages
+LOST_AFTER_S = 12.0  # seconds of silence until the other end is lost
 HEARTBEAT_S = 1.0
 
 MOST_STRANGERS = 128
 """Unproven connections at one time; one more hangs up on the oldest. Below the 256 open files of a macOS process."""
-CHALLENGE = 32
-"""Bytes."""
-ANSWER = struct.Struct(f"<4s{CHALLENGE}s{CHALLENGE}s")
-"""A worker's rank, challenge and proof."""
+CHALLENGE = 32  # bytes
+ANSWER = struct.Struct(f"<4s{CHALLENGE}s{CHALLENGE}s")  # a worker's rank, challenge and proof
 
-PIECE = 1 << 20
-"""Bytes read at once."""
+PIECE = 1 << 20  # bytes read at once
 HEARTBEAT, GOODBYE, FAULT = "heartbeat", "goodbye", "fault"
 ENDED = "hung up: its process has ended"
 

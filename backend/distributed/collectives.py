@@ -38,14 +38,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-POLL_S = 0.1
-"""Seconds between two calls of `check`."""
-REASON_WITHIN_S = 30.0
-"""Seconds in which `check` may find the reason of an error."""
-FIRST_BYTES = 1016
-"""Bytes that travel with the length; a longer value takes a second round."""
-TOLERANCE = 1e-3
-"""Relative tolerance for weights that each machine has quantised."""
+POLL_S = 0.1  # seconds between two calls of `check`
+REASON_WITHIN_S = 30.0  # seconds in which `check` may find the reason of an error
+FIRST_BYTES = 1016  # bytes that travel with the length; a longer value takes a second round
+TOLERANCE = 1e-3  # relative tolerance for weights that each machine has quantised
 _WORDS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint32}
 
 
@@ -109,8 +105,7 @@ class FlatCollectives(Collectives):
     """Collectives of any shape on top of two of flat vectors. Heartbeats report the number `entered` and `left`."""
 
     entered = left = 0
-    waited_s = summed_s = 0.0
-    """Seconds of waiting for slower ranks, and of transfers."""
+    waited_s = summed_s = 0.0  # seconds of waiting for slower ranks, and of transfers
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size

@@ -30,13 +30,10 @@ MPI_OPTIONS = shlex.split(
     "--mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_allreduce_algorithm 4"
 )
 """mpirun's options: rank 0 outlives another rank, waiting ranks yield their core, and large sums go round a ring."""
-FIRST_PORT, PORTS = 20_000, 10_000
-"""Below those that systems hand out."""
+FIRST_PORT, PORTS = 20_000, 10_000  # below those that systems hand out
 LIBRARY_VARIABLE = "MLX_MPI_LIBNAME"
-FILES_VARIABLE = "GRPO_STUDIO_FILES"
-"""Variable with a JSON object for `mlx_files`."""
-_USUAL_FOLDERS = ("/opt/homebrew/bin", "/usr/local/bin", "/opt/local/bin")
-"""A Mac app lacks these in its PATH."""
+FILES_VARIABLE = "GRPO_STUDIO_FILES"  # variable with a JSON object for `mlx_files`
+_USUAL_FOLDERS = ("/opt/homebrew/bin", "/usr/local/bin", "/opt/local/bin")  # a Mac app lacks these in its PATH
 
 
 def rank_program(host: Host, verb: str, *arguments: str) -> list[str]:

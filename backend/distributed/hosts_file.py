@@ -31,16 +31,12 @@ from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import read_bytes, read_text, resolved, user_path
 from backend.utils.text import quote
 
-HOSTS_LIMIT = 2**18
-"""Bytes of a hosts file."""
+HOSTS_LIMIT = 2**18  # bytes of a hosts file
 MOST_HOSTS = 64
 AUTO = "auto"
-WANTED = (AUTO, "ring", "mpi", "jaccl", "nccl")
-"""Values of `distributed_backend`."""
-LARGEST_SOUND_RING = 2
-"""Longer rings hang now and then (mlx#4475)."""
-HERE = ("127.0.0.1", "localhost")
-"""Names of this machine."""
+WANTED = (AUTO, "ring", "mpi", "jaccl", "nccl")  # values of `distributed_backend`
+LARGEST_SOUND_RING = 2  # longer rings hang now and then (mlx#4475)
+HERE = ("127.0.0.1", "localhost")  # names of this machine
 
 # A name that begins with a hyphen would be an option of ssh, and some of its options run programs.
 _SSH_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%-]{0,252}")
@@ -230,10 +226,8 @@ def _is_own_address(address: str) -> bool:
 
 
 class BackendChoice(NamedTuple):
-    backend: str
-    """One of the backends of `mlx.launch`: ring, mpi, nccl, jaccl or jaccl-ring."""
-    why: str
-    """The reason, for the event log."""
+    backend: str  # one of the backends of `mlx.launch`: ring, mpi, nccl, jaccl or jaccl-ring
+    why: str  # the reason, for the event log
 
 
 def choose_backend(hosts: HostsFile, wanted: str = AUTO, *, has_mpi: bool, has_cuda: bool = False) -> BackendChoice:

@@ -58,14 +58,10 @@ from backend.utils.files import last_line, make_private_folder
 from backend.utils.text import quote
 
 POLL_S = 0.2
-MEETING_S = 120.0
-"""Seconds for the ranks until all are connected."""
-ENDING_S = 25.0
-"""Seconds to save and end after a loss."""
-EXITING_S = 10.0
-"""Seconds to end after reporting an exit code."""
-LEAVING_S = {True: 8.0, False: 1.0}
-"""Seconds for workers to end, by success."""
+MEETING_S = 120.0  # seconds for the ranks until all are connected
+ENDING_S = 25.0  # seconds to save and end after a loss
+EXITING_S = 10.0  # seconds to end after reporting an exit code
+LEAVING_S = {True: 8.0, False: 1.0}  # seconds for workers to end, by success
 MPI_PATIENCE_S = 3.0
 RESUMED = "The run goes on from its last checkpoint when it is resumed."
 

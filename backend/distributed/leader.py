@@ -49,14 +49,10 @@ from backend.training.not_finite import check_sampled, check_scores
 from backend.types import Group, Problem
 from backend.utils.machine import usable_bytes
 
-LEAST_S = 120.0
-"""Seconds that any work may take."""
-TIMES = 10.0
-"""Times the usual seconds that it may take besides."""
-FIRST_S = 3600.0
-"""Seconds that the first step may take."""
-SERVING_S = 0.02
-"""Seconds to wait for a message."""
+LEAST_S = 120.0  # seconds that any work may take
+TIMES = 10.0  # times the usual seconds that it may take besides
+FIRST_S = 3600.0  # seconds that the first step may take
+SERVING_S = 0.02  # seconds to wait for a message
 
 
 class SharedSampling:
@@ -229,12 +225,9 @@ class Leader:
 @dataclass
 class LeaderContext(RunContext):
     leader: Leader
-    config: Config
-    """The settings that the workers have."""
-    notes: list[str] = field(default_factory=list)
-    """New messages of workers."""
-    kept: StepSnapshot | None = None
-    """The state before the present step's updates."""
+    config: Config  # the settings that the workers have
+    notes: list[str] = field(default_factory=list)  # new messages of workers
+    kept: StepSnapshot | None = None  # the state before the present step's updates
 
     def begin(self) -> None:
         state = {"updates": self.learner.updates, "algorithm": [*self.learner.algorithm.state()]}

@@ -77,22 +77,17 @@ from backend.utils.machine import has_gpu, machine_bytes, processor
 from backend.utils.places import project_root
 from backend.utils.text import quote
 
-FACTS_S = 45.0
-"""Seconds for a machine to answer."""
-LINK_S = 45.0
-"""Seconds for a measurement; Wi-Fi takes 20."""
+FACTS_S = 45.0  # seconds for a machine to answer
+LINK_S = 45.0  # seconds for a measurement; Wi-Fi takes 20
 GRACE_S = 2.0
-STALLED_S = 30.0
-"""Seconds without progress of a copy."""
+STALLED_S = 30.0  # seconds without progress of a copy
 POLL_S = 0.2
 DEVICES_S = 5.0
-OF_SSH = 255
-"""ssh's own exit code."""
+OF_SSH = 255  # ssh's own exit code
 MARKER = "grpo-studio "
 CUDA_PACKAGES = ("mlx-cuda-13", "mlx-cuda-12", "mlx-cuda")
 LATENCY_SUMS = 21
-SMALL_BYTES = 1_000_000
-"""Of the first large sum."""
+SMALL_BYTES = 1_000_000  # of the first large sum
 SLOW_S = 1.0
 _SSH_HINTS = {
     "Permission denied": "refuses your key. Put it there with: ssh-copy-id {ssh}",
@@ -101,8 +96,7 @@ _SSH_HINTS = {
     "timed out": "does not answer. It may be asleep, switched off, or on another network.",
 }
 """ssh's words → rest of a sentence."""
-_UNPACK = 'mkdir -p "$1" && tar -xf - -C "$1" && mv "$1/$2.part" "$1/$2"'
-"""Unpacks a model; config.json comes last."""
+_UNPACK = 'mkdir -p "$1" && tar -xf - -C "$1" && mv "$1/$2.part" "$1/$2"'  # unpacks a model; config.json comes last
 
 Stage = Literal["reading", "read", "copying", "measuring"]
 
@@ -113,8 +107,7 @@ class NotReachedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    backend: str = AUTO
-    """The setting `distributed_backend`."""
+    backend: str = AUTO  # the setting `distributed_backend`
     model: str = ""
     reward_file: str = ""
     copies: bool = False

@@ -13,44 +13,35 @@ from backend.utils.disk import gigabytes
 from backend.utils.text import quote
 
 Level = Literal["refuse", "warn", "info"]
-LEVELS: tuple[Level, ...] = ("refuse", "warn", "info")
-"""refuse: no run would start; warn: slower or different."""
+LEVELS: tuple[Level, ...] = ("refuse", "warn", "info")  # refuse: no run would start; warn: slower or different
 
 COPY_LIMIT = 8_000_000_000
-RESERVE = 2_000_000_000
-"""Bytes to leave free on a disk."""
-GRADIENT_BYTES = 20_000_000
-"""Of a rank-8 LoRA of a 4B model."""
-SLOW_SUM_S = 2.0
-"""Seconds of a slow sum of GRADIENT_BYTES."""
-SLOW_LATENCY_S = 0.02
-"""Seconds of a slow sum of one number."""
+RESERVE = 2_000_000_000  # bytes to leave free on a disk
+GRADIENT_BYTES = 20_000_000  # of a rank-8 LoRA of a 4B model
+SLOW_SUM_S = 2.0  # seconds of a slow sum of GRADIENT_BYTES
+SLOW_LATENCY_S = 0.02  # seconds of a slow sum of one number
 
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
     """A machine's description of itself. Sizes in bytes."""
 
-    machine: str = ""
-    """Its host name."""
+    machine: str = ""  # its host name
     system: str = ""
     chip: str = ""
-    device: str = ""
-    """gpu or cpu"""
+    device: str = ""  # gpu or cpu
     memory: int = 0
     memory_free: int = 0
     memory_usable: int = 0
     disk_free: int | None = None
     python: str = ""
     grpo_studio: str = ""
-    code: str = ""
-    """Digest of our source files."""
+    code: str = ""  # digest of our source files
     mlx: str = ""
     mlx_lm: str = ""
     has_mpi: bool = False
     rdma_devices: tuple[str, ...] = ()
-    model: str = ""
-    """Digest of the model's files."""
+    model: str = ""  # digest of the model's files
     model_bytes: int = 0
     has_reward_file: bool | None = None
 
@@ -59,10 +50,8 @@ class MachineFacts:
 class LinkSpeed:
     """How fast `ranks` ranks sum numbers together."""
 
-    latency_s: float
-    """Of sums of one number."""
-    bytes_per_second: float
-    """Of a large sum."""
+    latency_s: float  # of sums of one number
+    bytes_per_second: float  # of a large sum
     ranks: int = 2
 
     @property
@@ -89,8 +78,7 @@ class CheckedMachine:
     address: str = ""
     is_here: bool = False
     facts: MachineFacts | None = None
-    problem: str = ""
-    """Why there are no facts."""
+    problem: str = ""  # why there are no facts
 
 
 @dataclass(slots=True)

@@ -31,16 +31,13 @@ from backend.utils.errors import UserError
 from backend.utils.files import read_bytes
 from backend.utils.text import quote
 
-PREFIX = struct.Struct("<4sIQ")
-"""MAGIC, bytes of the header, bytes of the arrays."""
+PREFIX = struct.Struct("<4sIQ")  # MAGIC, bytes of the header, bytes of the arrays
 MAGIC = b"GRS3"
-LONGEST_HEADER, LONGEST_ARRAYS = 256 << 20, 16 << 30
-"""Bytes."""
+LONGEST_HEADER, LONGEST_ARRAYS = 256 << 20, 16 << 30  # bytes
 DTYPES = frozenset(
     ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
 )
-SHORT = 8
-"""Numbers of a list that is sent as JSON; a longer one is an array."""
+SHORT = 8  # numbers of a list that is sent as JSON; a longer one is an array
 
 
 class MessageError(Exception):
@@ -54,11 +51,9 @@ class SamplingOrder:
     step: int
     epoch: float
     seed: int
-    position: int
-    """The first problem's number in the run."""
+    position: int  # the first problem's number in the run
     group_size: int
-    scoring: list[dict[str, Any]]
-    """State of adaptive reward weights."""
+    scoring: list[dict[str, Any]]  # state of adaptive reward weights
 
 
 @dataclass(slots=True)
@@ -70,8 +65,7 @@ class SampledRound:
     groups: list[Group]
     sampling_s: float = 0.0
     scoring_s: float = 0.0
-    logged: dict[str, float] | None = None
-    """The metrics that reward functions logged."""
+    logged: dict[str, float] | None = None  # the metrics that reward functions logged
 
     @property
     def completions(self) -> int:
@@ -101,8 +95,7 @@ _TEXTS: dict[str, Callable[[str], Any]] = {
     "Decimal": Decimal,
 }
 """Type → reader of its text."""
-TYPE, VALUE = "\0type", "\0value"
-"""Keys of a mapping that stands for a value that JSON lacks."""
+TYPE, VALUE = "\0type", "\0value"  # keys of a mapping that stands for a value that JSON lacks
 
 
 def to_json(value: Any, arrays: list[np.ndarray]) -> Any:

@@ -23,18 +23,12 @@ from backend.utils.errors import UserError
 from backend.utils.machine import chip
 from backend.utils.text import quote
 
-MACHINE_VARIABLE = "GRPO_STUDIO_MACHINE"
-"""This machine's name in the hosts file."""
-LOG_VARIABLE = "GRPO_STUDIO_RANK_LOG"
-"""The place of this process's output."""
-ORDERS_VARIABLE = "GRPO_STUDIO_LAUNCH"
-"""Names the folder of rank 0's orders."""
-WATCH_VARIABLE = "GRPO_STUDIO_WATCH_STDIN"
-"""Variable: end with stdin, which the launcher holds open."""
-BACKEND_VARIABLE = "GRPO_STUDIO_BACKEND"
-"""The backend over which the ranks meet."""
-ADDRESSES_VARIABLE = "GRPO_STUDIO_ADDRESSES"
-"""Rank 0's addresses, separated by commas."""
+MACHINE_VARIABLE = "GRPO_STUDIO_MACHINE"  # this machine's name in the hosts file
+LOG_VARIABLE = "GRPO_STUDIO_RANK_LOG"  # the place of this process's output
+ORDERS_VARIABLE = "GRPO_STUDIO_LAUNCH"  # names the folder of rank 0's orders
+WATCH_VARIABLE = "GRPO_STUDIO_WATCH_STDIN"  # variable: end with stdin, which the launcher holds open
+BACKEND_VARIABLE = "GRPO_STUDIO_BACKEND"  # the backend over which the ranks meet
+ADDRESSES_VARIABLE = "GRPO_STUDIO_ADDRESSES"  # rank 0's addresses, separated by commas
 BACKEND_MARKS = {
     BACKEND_VARIABLE: "",
     "MLX_JACCL_COORDINATOR": "jaccl",
@@ -45,10 +39,8 @@ BACKEND_MARKS = {
     "PMI_RANK": "mpi",
 }
 """Environment variable → backend that sets it; "" for the variable that names the backend."""
-RESTART_RANKS = 75
-"""Exit code: start all ranks again."""
-LEADER_LOST = 74
-"""Exit code of a worker without a leader."""
+RESTART_RANKS = 75  # exit code: start all ranks again
+LEADER_LOST = 74  # exit code of a worker without a leader
 STOPPED = 3
 STOP_PATIENCE_S = 30.0
 
@@ -61,15 +53,13 @@ class RankInfo:
 
     rank: int
     machine: str
-    address: str = ""
-    """As rank 0 sees it."""
+    address: str = ""  # as rank 0 sees it
     pid: int = 0
     chip: str = ""
     memory_gb: float = 0.0
     mlx: str = ""
     python: str = ""
-    log: str = ""
-    """Place of its output."""
+    log: str = ""  # place of its output
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> RankInfo:
@@ -116,14 +106,10 @@ class WorkerError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    command: str
-    """The launcher's command line, for the event log."""
-    is_checked: bool = False
-    """Settings and files were checked already."""
-    goes_on: bool = False
-    """Restart without a lost rank."""
-    notes: list[str] = field(default_factory=list)
-    """For the event log, as the warnings."""
+    command: str  # the launcher's command line, for the event log
+    is_checked: bool = False  # settings and files were checked already
+    goes_on: bool = False  # restart without a lost rank
+    notes: list[str] = field(default_factory=list)  # for the event log, as the warnings
     warnings: list[str] = field(default_factory=list)
 
 

@@ -20,20 +20,13 @@ from backend.distributed.messages import SampledRound, SamplingOrder
 from backend.trainer.run_context import StepContext
 from backend.types import Problem
 
-FIRST_SHARE = 0.75
-"""Share of its even part in one round."""
-UNKNOWN_SHARE = 0.5
-"""The same while some pace is unknown."""
-ROUNDS = 24
-"""Rounds that a pace is fitted to."""
-FADING = 0.9
-"""Weight of a round against the next."""
-IDLE_GAIN = 0.9
-"""Per step, so that a slow rank is tried again."""
-NEW_SPEED = 0.5
-"""Weight of a step's learning speed."""
-UNSEEN_GAIN = 1.1
-"""So that a rank without rows is tried again."""
+FIRST_SHARE = 0.75  # share of its even part in one round
+UNKNOWN_SHARE = 0.5  # the same while some pace is unknown
+ROUNDS = 24  # rounds that a pace is fitted to
+FADING = 0.9  # weight of a round against the next
+IDLE_GAIN = 0.9  # per step, so that a slow rank is tried again
+NEW_SPEED = 0.5  # weight of a step's learning speed
+UNSEEN_GAIN = 1.1  # so that a rank without rows is tried again
 
 
 @dataclass(frozen=True, slots=True)

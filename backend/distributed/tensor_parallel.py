@@ -46,8 +46,7 @@ T = TypeVar("T")
 
 CALLS = tuple(f"sharded: {call}" for call in ("load", "build", "begin", "change", "sample", "learn", "held out", "end"))
 LOAD, BUILD, BEGIN, CHANGE, SAMPLE, LEARN, HELD_OUT, END = CALLS
-HERE, GO, GIVE_UP = "sharded: here", "sharded: go", "sharded: give up"
-"""Messages of a meeting."""
+HERE, GO, GIVE_UP = "sharded: here", "sharded: go", "sharded: give up"  # messages of a meeting
 _OF_LINK = re.compile(r"\[(ring|mpi|jaccl|nccl|distributed)\]|peer|communicat", re.IGNORECASE)
 """mlx's words for a link that has failed."""
 
@@ -186,8 +185,7 @@ class ShardedContext(RunContext):
     """The context of a run whose model is sharded among the ranks of `engine`."""
 
     engine: LeadingEngine
-    config: Config
-    """The settings of the present step."""
+    config: Config  # the settings of the present step
     kept: StepSnapshot | None = None
 
     def begin(self) -> None:

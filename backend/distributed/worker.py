@@ -49,8 +49,7 @@ def work(leader: WorkerChannel, ranks: FlatCollectives) -> None:
 class Worker:
     """The state of one worker. `folder`: for the files with reward functions."""
 
-    config: Config
-    """The settings of the present step."""
+    config: Config  # the settings of the present step
     policy: Policy
     parts: StepContext
 

@@ -76,15 +76,11 @@ from backend.utils.errors import UserError
 from backend.utils.files import require_plain_files
 from backend.utils.hub_cache import local_folder
 
-BATCH = 16
-"""Held-out prompts per batch."""
-READ_BYTES = 1 << 20
-"""Bytes to read from the end of completions.jsonl."""
+BATCH = 16  # held-out prompts per batch
+READ_BYTES = 1 << 20  # bytes to read from the end of completions.jsonl
 GGUF_FILE = "model.gguf"
-SLACK = 16 << 20
-"""Bytes for tokenizer files and headers."""
-NOTICEABLE_LOSS = 0.1
-"""Share of the training effect lost above which a warning appears."""
+SLACK = 16 << 20  # bytes for tokenizer files and headers
+NOTICEABLE_LOSS = 0.1  # share of the training effect lost above which a warning appears
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +91,10 @@ class Export:
     name: str
     folder: Path | None = None
     format: str = DEFAULT_FORMAT
-    checkpoint: str = ""
-    """"best", "last", a step, or "" for the end of the run."""
-    held_out: int = 0
-    """Held-out prompts for comparing rewards; 0 skips the comparison."""
+    checkpoint: str = ""  # "best", "last", a step, or "" for the end of the run
+    held_out: int = 0  # held-out prompts for comparing rewards; 0 skips the comparison
     overwrite: bool = False
-    fetch: bool = False
-    """Download missing original weights."""
+    fetch: bool = False  # download missing original weights
 
 
 @dataclass(frozen=True, slots=True)

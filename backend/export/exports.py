@@ -19,8 +19,7 @@ from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder
 from backend.utils.places import lm_studio_models
 
-Kind = Literal["adapter", "model", "gguf"]
-"""Adapter files, a complete model folder, or a single file."""
+Kind = Literal["adapter", "model", "gguf"]  # adapter files, a complete model folder, or a single file
 
 
 class Progress(Protocol):
@@ -39,18 +38,12 @@ class ExportFormat:
     label: str
     sentence: str
     kind: Kind = "model"
-    dtype: str = ""
-    """"bfloat16" or "float16"; "" keeps the base's type."""
-    quantization: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Arguments of mlx's `quantize`; {} for floats."""
-    keeps_bits: bool = False
-    """Keep quantised layers of the base quantised."""
-    names: Literal["mlx", "original"] = "mlx"
-    """Weight names: mlx-lm's or those of the original Hugging Face files."""
-    gguf_type: str = ""
-    """Matrix type in a GGUF file: q8_0, f16 or bf16."""
-    matrix_bits: float = 0
-    """Bits per weight if neither base nor `quantization` defines them."""
+    dtype: str = ""  # "bfloat16" or "float16"; "" keeps the base's type
+    quantization: dict[str, Any] = field(default_factory=dict[str, Any])  # arguments of mlx's `quantize`; {} for floats
+    keeps_bits: bool = False  # keep quantised layers of the base quantised
+    names: Literal["mlx", "original"] = "mlx"  # weight names: mlx-lm's or those of the original Hugging Face files
+    gguf_type: str = ""  # matrix type in a GGUF file: q8_0, f16 or bf16
+    matrix_bits: float = 0  # bits per weight if neither base nor `quantization` defines them
 
 
 _TABLES = read_resource("exports.yaml")
@@ -64,18 +57,13 @@ class ExportTarget:
     key: str
     label: str
     asks_for_folder: bool = False
-    kinds: tuple[Kind, ...] = ("model", "adapter", "gguf")
-    """Supported kinds of formats."""
-    refusal: str = ""
-    """Message for an unsupported kind."""
-    store: str = ""
-    """Where a program stores the model; "" for a visible folder."""
-    takes_settings: bool = False
-    """True if it exports settings for training elsewhere, not weights."""
+    kinds: tuple[Kind, ...] = ("model", "adapter", "gguf")  # supported kinds of formats
+    refusal: str = ""  # message for an unsupported kind
+    store: str = ""  # where a program stores the model; "" for a visible folder
+    takes_settings: bool = False  # true if it exports settings for training elsewhere, not weights
 
 
-PUBLISHER = "grpo-studio"
-"""Our folder under LM Studio's models, laid out as <publisher>/<model>."""
+PUBLISHER = "grpo-studio"  # our folder under LM Studio's models, laid out as <publisher>/<model>
 TARGETS: dict[str, ExportTarget] = {key: ExportTarget(key, **about) for key, about in _TABLES["targets"].items()}
 """By value of `--to`."""
 

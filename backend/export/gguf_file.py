@@ -37,8 +37,7 @@ ARCHITECTURES = {
     "qwen3": gguf.MODEL_ARCH.QWEN3,
 }
 """By `model_type` in config.json."""
-ROPE_FACTORS = "rope_freqs.weight"
-"""Tensor of RoPE frequency divisors."""
+ROPE_FACTORS = "rope_freqs.weight"  # tensor of RoPE frequency divisors
 F32, F16, Q8_0 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.Q8_0
 TYPES = {
     "f16": (F16, gguf.LlamaFileType.MOSTLY_F16),
@@ -59,8 +58,7 @@ WORD_SPLITTERS = {
     ("gpt-2",): "gpt-2",
 }
 """llama.cpp's pre-tokenizer name by its steps."""
-WHOLE_WORDS_FIRST = {"llama-bpe"}
-"""Pre-tokenizers with `ignore_merges` in llama.cpp."""
+WHOLE_WORDS_FIRST = {"llama-bpe"}  # pre-tokenizers with `ignore_merges` in llama.cpp
 
 Done = Callable[[float], None]
 
@@ -267,8 +265,7 @@ def _type_of(shape: tuple[int, ...], matrix_type: gguf.GGMLQuantizationType) -> 
 
 # Ollama's Modelfile: chat template, sampling parameters and system message
 
-LONGEST_LICENCE = 2**20
-"""In bytes; the GPL has 35,000."""
+LONGEST_LICENCE = 2**20  # in bytes; the GPL has 35,000
 NO_TEMPLATE = (
     "The chat template does more than a Modelfile can say, so the Modelfile leaves it to Ollama, which knows those of "
     "many models; compare an answer with the run's before you rely on it."
@@ -294,8 +291,7 @@ class ChatFormat:
     """
 
     opening: str
-    around_system: tuple[str, str] | None
-    """None if the template refuses a system message."""
+    around_system: tuple[str, str] | None  # none if the template refuses a system message
     after_user: str
     after_answer: str
 

@@ -26,10 +26,8 @@ from backend.models.hub_client import TOKENS_PAGE, host, hub_errors
 from backend.utils import keychain
 from backend.utils.errors import UserError
 
-ENTRY = "Hugging Face token"
-"""Account of our keychain entry."""
-HUBS_OWN = (".gitattributes",)
-"""Files that the Hub adds to a new repository."""
+ENTRY = "Hugging Face token"  # account of our keychain entry
+HUBS_OWN = (".gitattributes",)  # files that the Hub adds to a new repository
 STALE = (".safetensors", ".json", ".jinja", ".model", ".tiktoken", ".py", ".gguf", ".bin")
 """Files of an older model that would be loaded with the new one's."""
 

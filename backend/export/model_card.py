@@ -60,15 +60,13 @@ CURVES = {
 }
 """Metric → title of its plot."""
 CURVES_FILE, SETTINGS_FILE = "curves.png", "training.yaml"
-LONGEST_SAMPLE = 1200
-"""Characters of a prompt or completion on the card."""
+LONGEST_SAMPLE = 1200  # characters of a prompt or completion on the card
 LICENCE_TIMEOUT_S = 10.0
 
 
 RewardEnds = tuple[str, float, float | None, float | None]
 """A reward function, its weight, and its mean scores over the first and the last steps."""
-CardSample = tuple[str, list[tuple[str, str, float | None]]]
-"""A prompt, and completions with heading and reward."""
+CardSample = tuple[str, list[tuple[str, str, float | None]]]  # a prompt, and completions with heading and reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,8 +263,7 @@ def base_licence(model: str, id_: str) -> dict[str, str | None]:
 
 # The text
 
-TAGS = {"mlx": ("mlx", "mlx-lm"), "transformers": ("transformers",), "peft": ("peft",)}
-"""Tags by library."""
+TAGS = {"mlx": ("mlx", "mlx-lm"), "transformers": ("transformers",), "peft": ("peft",)}  # tags by library
 
 
 def model_card(facts: CardFacts) -> str:

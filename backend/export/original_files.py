@@ -26,11 +26,9 @@ from backend.models.text_part import model_classes
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder
 
-FURTHEST = 3
-"""Model cards to follow to the original."""
+FURTHEST = 3  # model cards to follow to the original
 
-Fetch = Callable[[str], Path]
-"""Downloads a repository; returns its folder."""
+Fetch = Callable[[str], Path]  # downloads a repository; returns its folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +37,7 @@ class OriginalFiles:
 
     folder: Path
     name: str
-    files: Mapping[str, Mapping[str, tuple[int, ...]]]
-    """File → tensor → shape, in byte order."""
+    files: Mapping[str, Mapping[str, tuple[int, ...]]]  # file → tensor → shape, in byte order
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

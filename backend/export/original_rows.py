@@ -29,8 +29,7 @@ from backend.utils.hub_cache import own_file
 
 COPIED = (*KEPT_FILES, "config.json", "*.safetensors.index.json", "LICENSE*", "*processor*.json")
 """Files of the original to copy unchanged."""
-LARGEST = 1 << 24
-"""Largest exact integer in float32."""
+LARGEST = 1 << 24  # largest exact integer in float32
 
 Shape = tuple[int, ...]
 
@@ -153,8 +152,7 @@ class LowRank:
     b: mx.array
     magnitude: mx.array | None
     scale: float
-    is_linear: bool = True
-    """False for an embedding and for experts."""
+    is_linear: bool = True  # false for an embedding and for experts
 
     @property
     def rank(self) -> int:

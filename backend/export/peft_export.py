@@ -18,8 +18,7 @@ from backend.models.peft_files import ARRAYS, CONFIG, PREFIX, is_tied, tidy
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import split_revision
 
-EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
-"""transformers' names of the embedding and output layer."""
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"  # transformers' names of the embedding and output layer
 MERGE_INSTEAD = "choose another format, which merges the adapter into the weights"
 
 

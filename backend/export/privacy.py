@@ -13,11 +13,9 @@ from typing import Any, cast
 from backend.utils.errors import UserError
 from backend.utils.files import exists, possible_path
 
-FREE_TEXT = ("system_prompt", "stop", "chat_template_kwargs")
-"""Settings whose slashes are ordinary text."""
+FREE_TEXT = ("system_prompt", "stop", "chat_template_kwargs")  # settings whose slashes are ordinary text
 
-GENERIC = ("model", "data", "dataset", "fused", "train.jsonl")
-"""Uninformative folder names."""
+GENERIC = ("model", "data", "dataset", "fused", "train.jsonl")  # uninformative folder names
 
 _ABSOLUTE = re.compile(r"(?<![\w/.])(?:~|/)[\w.~+@ -]*/[^\s:'\",]*")
 _TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")

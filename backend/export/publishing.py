@@ -124,15 +124,12 @@ def _stamp(path: Path) -> list[Any]:
 # Training curves as a PNG, one small plot beside the other
 
 WIDTH, HEIGHT, GAP, EDGE = 560, 400, 44, 28
-FINER = 3
-"""Supersampling factor, for smooth edges."""
+FINER = 3  # supersampling factor, for smooth edges
 BACKGROUND, TEXT, MUTED, GRID = "#ffffff", "#1c1c21", "#65656d", "#e6e6ea"
 COLOURS = {"reward": "#4453d0", "kl": "#b3541e", "completions/mean_length": "#2e7d5b"}
 """Colours of the window's light theme."""
-PALE = 0.35
-"""Opacity of single steps."""
-RUNNING = 0.08
-"""Window of the running mean, as a share of the steps."""
+PALE = 0.35  # opacity of single steps
+RUNNING = 0.08  # window of the running mean, as a share of the steps
 
 
 def draw_curves(curves: Mapping[str, Curve], titles: Mapping[str, str], to: Path) -> None:

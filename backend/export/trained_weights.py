@@ -22,8 +22,7 @@ from backend.models.loading import open_weights
 from backend.models.tokenizers import load_tokenizer, with_end_tokens
 from backend.utils.errors import UserError
 
-ADAPTER_LEAVES = ("lora_a", "lora_b", "m")
-"""Names of an adapter's arrays; `m` is DoRA's magnitude."""
+ADAPTER_LEAVES = ("lora_a", "lora_b", "m")  # names of an adapter's arrays; `m` is DoRA's magnitude
 
 
 @dataclass(frozen=True, slots=True)

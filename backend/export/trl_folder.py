@@ -39,17 +39,13 @@ from backend.utils.hub_cache import local_folder, own_file, own_files, split_rev
 from backend.utils.places import project_root, resources
 from backend.utils.text import quote
 
-TRL = "1.16"
-"""TRL release that `backend.config.other_programs.trl` targets."""
+TRL = "1.16"  # TRL release that `backend.config.other_programs.trl` targets
 SCRIPTS = ("train.py", "dataset.py", "reward_calls.py")
 USER_CODE, SOURCE, COPY, SCORERS = "user_code", "source", "model", "reward_models"
 """Folders for user files, local rows and a local model."""
-MARK = "grpo_config.yaml"
-"""File that marks our folders; only these are replaced."""
-DATA, TRAIN, VALIDATION = "data", "train", "validation"
-"""Where dataset.py writes the rows, and its split names."""
-OUTPUT = "output"
-"""TRL's output folder."""
+MARK = "grpo_config.yaml"  # file that marks our folders; only these are replaced
+DATA, TRAIN, VALIDATION = "data", "train", "validation"  # where dataset.py writes the rows, and its split names
+OUTPUT = "output"  # TRL's output folder
 HOW_TO_RUN = "the arguments of TRL. python train.py, or python dataset.py and trl grpo --config grpo_config.yaml."
 PACKAGES = {
     "regex": "regex",
@@ -81,8 +77,7 @@ OF_THIS_MACHINE = (
 """Settings with possible paths or keys that no exported file reads."""
 READ_AS_TEXT = ("backend/training/losses.py",)
 """Modules read as text: `backend.config.loss_menu` builds menus from them."""
-RESOURCE = "resources/other_programs.yaml"
-"""What these modules read when they are imported."""
+RESOURCE = "resources/other_programs.yaml"  # what these modules read when they are imported
 _SETTING = "reward_functions_file"
 
 Tell = Callable[[str], None]

@@ -23,13 +23,10 @@ from backend.utils.errors import UserError
 
 TOLERANCE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.1}
 """Largest typical logit difference, as a share of their spread, by precision. A wrong tensor is off by about 1."""
-SAMPLE_TOKENS, COMPARED_TOKENS = 256, 48
-"""Tokens of a sample to read, and of its answer to compare."""
-HEAD_ROWS = 1 << 14
-"""Vocabulary rows to unpack at once."""
+SAMPLE_TOKENS, COMPARED_TOKENS = 256, 48  # tokens of a sample to read, and of its answer to compare
+HEAD_ROWS = 1 << 14  # vocabulary rows to unpack at once
 
-OpenModel = Callable[[], nn.Module]
-"""Opens a new lazy model at each call."""
+OpenModel = Callable[[], nn.Module]  # opens a new lazy model at each call
 
 
 class NotFiniteError(RuntimeError):

@@ -36,14 +36,11 @@ KEPT_FILES = (
 SAFETENSORS_TYPES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.bool_: "BOOL"}
 SAFETENSORS_TYPES |= {getattr(mx, f"int{bits}"): f"I{bits}" for bits in (8, 16, 32, 64)}
 SAFETENSORS_TYPES |= {getattr(mx, f"uint{bits}"): f"U{bits}" for bits in (8, 16, 32, 64)}
-METADATA = {"format": "mlx"}
-"""LM Studio refuses a header without metadata."""
+METADATA = {"format": "mlx"}  # LM Studio refuses a header without metadata
 PACKING = ("bits", "group_size", "mode")
-BLOCK = 1 << 22
-"""Numbers to quantise at once."""
+BLOCK = 1 << 22  # numbers to quantise at once
 
-Done = Callable[[float], None]
-"""Receives the fraction written."""
+Done = Callable[[float], None]  # receives the fraction written
 
 
 # The model in a format

@@ -26,8 +26,7 @@ from backend.utils.files import read_text
 from backend.utils.text import quote
 
 State = Literal["queued", "starting", "running", "finished", "stopped", "failed", "crashed"]
-STARTUP_GRACE_S = 20.0
-"""A process without a lock counts as crashed after this: it imports first."""
+STARTUP_GRACE_S = 20.0  # a process without a lock counts as crashed after this: it imports first
 IDLE_PHASES = ("loading", "paused", "waiting")
 
 

@@ -19,8 +19,7 @@ from backend.utils.files import open_regular
 from backend.utils.text import fenced, quote
 
 SLICE = 1 << 20  # bytes that the index reads at a time
-_STEP = re.compile(rb'^\s*\{\s*"step":\s*(\d+)\b')
-"""The step comes first in a row as the trainer writes it."""
+_STEP = re.compile(rb'^\s*\{\s*"step":\s*(\d+)\b')  # the step comes first in a row as the trainer writes it
 
 
 def parse_group_row(line: bytes) -> GroupRow | None:
@@ -126,8 +125,7 @@ class CompletionIndex:
         return [(offset, row) for offset, row in rows if row is not None and row["step"] == wanted]
 
 
-Place = tuple[int, int]
-"""Offset of a row in completions.jsonl, and the completion's place in it."""
+Place = tuple[int, int]  # offset of a row in completions.jsonl, and the completion's place in it
 
 SUFFIXES = {".jsonl": "JSON lines", ".md": "Markdown"}
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NotRequired, TypedDict
 
-Stop = Literal["eos", "length", "string"]
-"""An end-of-sequence token, the length limit, or one of the `stop` strings."""
+Stop = Literal["eos", "length", "string"]  # an end-of-sequence token, the length limit, or one of the `stop` strings
 
 
 class TokenData(TypedDict):

@@ -28,8 +28,7 @@ MOST_SETTINGS = 2
 LONGEST_VALUE = 24
 AGAINST_DEFAULTS = ("learning_rate", "grpo_loss_type", "beta", "group_size", "temperature", "train_type", "iters")
 """Settings that name a run without one to compare it with."""
-FIRST = (*AGAINST_DEFAULTS[:5], "reward_functions", "model", "train_type", "rank")
-"""Settings that come first in a name."""
+FIRST = (*AGAINST_DEFAULTS[:5], "reward_functions", "model", "train_type", "rank")  # settings that come first in a name
 SHORT = {"learning_rate": "lr", "group_size": "group", "batch_size": "batch", "temperature": "temp", "beta": "KL"}
 SHORT |= {"grpo_loss_type": "", "train_type": "", "model": "", "reward_functions": "", "iters": "steps"}
 """Short names of settings; a setting with an empty one is told by its value alone."""

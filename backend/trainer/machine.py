@@ -231,16 +231,14 @@ class KeepAwake:
             process.wait()
 
 
-SLOWDOWN_EVERY_S = 60.0
-"""Least seconds between two checks; one takes about 20 ms."""
+SLOWDOWN_EVERY_S = 60.0  # least seconds between two checks; one takes about 20 ms
 
 # Readable without administrator rights. `pmset -g therm` would be the documented way and reports nothing on Apple
 # silicon.
 THERMAL_LEVEL = ("/usr/bin/notifyutil", "-g", "com.apple.system.thermalpressurelevel")
 POWER_SETTINGS = ("/usr/bin/pmset", "-g")
 
-HOT = 2
-"""Level of thermal pressure from which macOS slows the machine down markedly."""
+HOT = 2  # level of thermal pressure from which macOS slows the machine down markedly
 
 IS_HOT = "macOS slows the machine down because it is hot: steps take longer. Air, a cooler room or a stand help."
 IS_COOL = "The machine has cooled down; macOS no longer slows it."

@@ -55,8 +55,7 @@ from backend.training.sft import sft_learner
 from backend.types import Group, Problem
 from backend.utils.errors import UserError
 
-Note = Callable[[str], None]
-"""Takes a sentence for the user."""
+Note = Callable[[str], None]  # takes a sentence for the user
 CollectMetrics = tuple[dict[str, float], dict[str, float]]
 """Metrics of a step's groups, and those that reward functions logged."""
 
@@ -423,8 +422,7 @@ MODES = {
     "sft": Mode(sft_learner, RunContext.labelled_groups, samples=False),
 }
 """By `train_mode`."""
-BEST_OF_N = Mode(sft_learner, RunContext.best_of_n)
-"""SFT on the policy's own best completions."""
+BEST_OF_N = Mode(sft_learner, RunContext.best_of_n)  # SFT on the policy's own best completions
 
 
 class Engine:
@@ -488,8 +486,7 @@ class SharedResources:
     """What the runs of a sweep share: the base model, the type that they compute in, and prompts of the same rows."""
 
     base: Base | None
-    dtype: tuple[str, str] | None = None
-    """As `dtype_here`; None where a run may choose."""
+    dtype: tuple[str, str] | None = None  # as `dtype_here`; None where a run may choose
     prompts: list[TokenizedPrompts] = field(default_factory=list)
 
     def tokenized(self, rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: str) -> TokenizedPrompts:

@@ -29,19 +29,15 @@ from backend.training.learner import TokenRecord
 from backend.types import Completion, Group
 from backend.utils.machine import printed_by
 
-PHASE_EVERY_S = 0.5
-"""Least seconds between two `phase` events within a step."""
+PHASE_EVERY_S = 0.5  # least seconds between two `phase` events within a step
 
 GB = 1e9
-CHILDREN_EVERY_S = 30.0
-"""Least seconds between two searches for child processes, which take milliseconds."""
-GPU_EVERY_S = 2.0
-"""Seconds between two readings of the GPU, each of a command that takes some 10 ms."""
+CHILDREN_EVERY_S = 30.0  # least seconds between two searches for child processes, which take milliseconds
+GPU_EVERY_S = 2.0  # seconds between two readings of the GPU, each of a command that takes some 10 ms
 GPU_STATISTICS = ("/usr/sbin/ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator")
 """The driver's own counters, which every user may read."""
 
-TIMED_PHASES = ("rollout", "reward", "train")
-"""Phases of a step; the rest of its time is `time/other`."""
+TIMED_PHASES = ("rollout", "reward", "train")  # phases of a step; the rest of its time is `time/other`
 
 
 def group_row(step: int, group: Group, token_data: Sequence[TokenData] = ()) -> GroupRow:

@@ -66,15 +66,12 @@ from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder
 from backend.utils.text import quote
 
-PROMPTS_AT_ONCE = 32
-"""Prompts that are sampled together, and for which memory is planned."""
+PROMPTS_AT_ONCE = 32  # prompts that are sampled together, and for which memory is planned
 
 RESAMPLES = 10_000
 RESAMPLES_AT_ONCE = 256
-BOOTSTRAP_SEED = 0x626F6F74
-"""The same resamples at every evaluation ("boot" in ASCII)."""
-ROUNDING = 1e-9
-"""Sums of floats in another order differ by less."""
+BOOTSTRAP_SEED = 0x626F6F74  # the same resamples at every evaluation ("boot" in ASCII)
+ROUNDING = 1e-9  # sums of floats in another order differ by less
 
 MODEL_KEYS = (
     *("model", "tokenizer", "quantization", "dtype", "train_type", "num_layers", "rank", "scale", "dropout"),

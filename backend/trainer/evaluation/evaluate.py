@@ -17,13 +17,11 @@ from backend.training.batch import completion_metrics
 from backend.training.variety import variety_metrics
 from backend.types import Group, Problem
 
-EVAL_SEED = 0x6576616C
-"""Seed of held-out completions, the same at every evaluation ("eval" in ASCII)."""
+EVAL_SEED = 0x6576616C  # seed of held-out completions, the same at every evaluation ("eval" in ASCII)
 
 FORWARD_SHARE = 1 / 8
 """Of the completions of an evaluation, which the model and the reference read once more for `entropy` and `kl`."""
-LEAST_FORWARD_ROWS, FORWARD_ROWS = 4, 32
-"""Limits of that."""
+LEAST_FORWARD_ROWS, FORWARD_ROWS = 4, 32  # limits of that
 
 Score = Callable[[list[Group], Poll], object]
 """Fills in the scores of groups, calling its second argument while it waits."""

@@ -39,8 +39,7 @@ FULL_SCORES = {
 }
 """Shipped functions that compare with the dataset's answer → the score of a right one."""
 
-TOTAL = "reward"
-"""The name of the weighted sum among the figures of a side."""
+TOTAL = "reward"  # the name of the weighted sum among the figures of a side
 
 
 class _Part(BaseModel):
@@ -247,8 +246,7 @@ def mean_reward(completions: Iterable[CompletionRow]) -> float | None:
     return sum(rewards) / len(rewards) if rewards else None
 
 
-SAME = 1e-9
-"""Rewards that differ by less are equal."""
+SAME = 1e-9  # rewards that differ by less are equal
 
 
 def change_of(row: EvaluatedRow, decoding: DecodingName) -> float | None:

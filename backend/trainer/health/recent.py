@@ -14,21 +14,16 @@ from backend.rewards.catalogue import builtin_rewards
 from backend.runs.events import is_number
 from backend.runs.metric_names import measure_of
 
-Metrics = Mapping[str, float]
-"""A step's finite metrics."""
+Metrics = Mapping[str, float]  # a step's finite metrics
 
-WINDOW = 10
-"""Steps over which most rules average; with fewer they find nothing."""
-LONG = 60
-"""Newest steps that are kept, for the rules about a trend."""
-EVALUATIONS = 8
-"""Newest evaluations that are kept."""
+WINDOW = 10  # steps over which most rules average; with fewer they find nothing
+LONG = 60  # newest steps that are kept, for the rules about a trend
+EVALUATIONS = 8  # newest evaluations that are kept
 
 SOLVED_SPREAD = 0.5
 """Spread of the rewards over their mean below which nearly all completions succeed: with rewards of 0 and 1 it is
 0.5 at 80 %."""
-LOWEST_RATE = 1e-6
-"""A proposed learning rate is never below."""
+LOWEST_RATE = 1e-6  # a proposed learning rate is never below
 LIKELY, CERTAIN = 2.0, 4.0
 """Standard errors by which two means differ in all likelihood, and from which on a difference is a finding."""
 

@@ -17,26 +17,18 @@ from backend.trainer.health.recent import LIKELY, LONG, WINDOW, MeanChange, Rece
 from backend.utils.documents import read_resource
 from backend.utils.text import quote
 
-SUDDEN = 3
-"""Steps that all must lie beyond the limit of an explosion."""
-SETTLED = 30
-"""Steps at the full learning rate before a rate can count as too low."""
-JUDGED = 5
-"""Steps of a judge that fails: soon, since each costs a time-out."""
+SUDDEN = 3  # steps that all must lie beyond the limit of an explosion
+SETTLED = 30  # steps at the full learning rate before a rate can count as too low
+JUDGED = 5  # steps of a judge that fails: soon, since each costs a time-out
 SOLVED, ALIKE = 50, 0.1
 """Steps without signal after which a run has nothing left to learn, where the spread of rewards is at most this part of
 their mean: groups that are alike may still be alike in failing."""
 MUST_BE_NUMBERS = ("loss", "grad_norm", "kl", "entropy")
-SHORTEST = 16
-"""A proposed completion length is never below."""
-MUST_WIDEN = 0.1
-"""An epsilon below it is widened before the learning rate is blamed for clipping."""
-SAMPLING_SHARE = 0.5
-"""Share of the step's time that sampling must take before its longest completion matters."""
-SECOND_PASS = 2.0
-"""Passes after which imitated answers may be known by heart."""
-EXPLAINED = 1.1
-"""Growth of the longest completion beyond which memory may well have grown with it."""
+SHORTEST = 16  # a proposed completion length is never below
+MUST_WIDEN = 0.1  # an epsilon below it is widened before the learning rate is blamed for clipping
+SAMPLING_SHARE = 0.5  # share of the step's time that sampling must take before its longest completion matters
+SECOND_PASS = 2.0  # passes after which imitated answers may be known by heart
+EXPLAINED = 1.1  # growth of the longest completion beyond which memory may well have grown with it
 OVER_WINDOW = f"on average over the last {WINDOW} steps"
 
 
@@ -643,5 +635,4 @@ def _read_rules() -> Iterator[Rule]:
         yield Rule(code, look=look, needs=needs, **texts | {"threshold": float(texts["threshold"])})
 
 
-RULES = {rule.code: rule for rule in _read_rules()}
-"""Code → rule, from resources/health_rules.yaml."""
+RULES = {rule.code: rule for rule in _read_rules()}  # code → rule, from resources/health_rules.yaml

@@ -18,8 +18,7 @@ from backend.runs.run_folder import RunFolder
 from backend.trainer.health.recent import WINDOW, Recent
 from backend.trainer.health.rules import RULES, Finding
 
-QUIET = WINDOW
-"""Steps without a finding after which it is over."""
+QUIET = WINDOW  # steps without a finding after which it is over
 
 
 class Watch:

@@ -29,8 +29,7 @@ from backend.utils.errors import UserError
 if TYPE_CHECKING:
     from backend.tools.toolbox import RunTools
 
-FILE, TOOLS_FILE, ROLLOUT_FILE = "own_functions.py", "own_tools.py", "own_rollout.txt"
-"""In the run's folder."""
+FILE, TOOLS_FILE, ROLLOUT_FILE = "own_functions.py", "own_tools.py", "own_rollout.txt"  # in the run's folder
 _TEXT = '''"""Functions and classes of the program that called backend.train. They are in that program."""
 
 {definitions}
@@ -38,8 +37,7 @@ raise RuntimeError("only the program that called train() has {names}; there, bac
 '''
 _DEFINITION = "def {name}({arguments}**columns): ...\n\n"
 
-OwnCalls = Mapping[str, Callable[..., Any]]
-"""Name in metrics and tables → the object."""
+OwnCalls = Mapping[str, Callable[..., Any]]  # name in metrics and tables → the object
 
 
 class OwnFunctions:

@@ -26,10 +26,8 @@ from backend.training.optimizers import OwnUpdates, rate_of, restore, state_arra
 from backend.utils.errors import ConfigProblem, UserError, user_traceback
 from backend.utils.text import quote
 
-LONGEST = 200
-"""Characters of the description of an optimizer or a schedule."""
-_SAMPLES = (0, 1, 10, 100, 1_000, 10_000)
-"""Updates whose rates are in the description of a schedule."""
+LONGEST = 200  # characters of the description of an optimizer or a schedule
+_SAMPLES = (0, 1, 10, 100, 1_000, 10_000)  # updates whose rates are in the description of a schedule
 
 GivenOptimizer = Optimizer | Callable[[float], Optimizer]
 

@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from backend.trainer.run_inputs import RunInputs
 
 FOLDER = "data"  # of a run: the rows of each split, as JSON lines
-MOST_BYTES = 1 << 30
-"""Of a split as text."""
+MOST_BYTES = 1 << 30  # of a split as text
 _SPLITS = {"train": "train", "valid": "valid", "validation": "valid", "test": "test"}
 _METHODS = ("on_step", "on_evaluation", "on_save", "on_end")
 

@@ -22,8 +22,7 @@ from backend.utils.machine import has_gpu
 GB = 1_000_000_000
 TB = 1000 * GB
 
-TARGET_SHARE = 0.92
-"""Share of the limit that a plan aims at."""
+TARGET_SHARE = 0.92  # share of the limit that a plan aims at
 
 SMALLEST_MICRO_BATCH = {False: 1, True: 1024}
 """On a CPU and on a GPU: tokens below which gradient checkpointing is tried before still smaller micro-batches.
@@ -33,8 +32,7 @@ SLOWER = {False: ("16 bits", "about 6", "about 20"), True: ("packed weights", "a
 """What is not packed and what is → name, and how many times as long as in float32 sampling and learning take on a CPU.
 Measured on x86 with layers of Qwen3-0.6B's size, packed weights with float32 scales; with 16-bit scales it is more."""
 
-LEAST_GAIN = 1.15
-"""Gain in tokens per second from which more completions are worth a sentence."""
+LEAST_GAIN = 1.15  # gain in tokens per second from which more completions are worth a sentence
 
 SPLIT_BY_INPUTS = ("o_proj", "down_proj", "out_proj", "w2", "fc2")
 WHOLE = ("kv_a_proj_with_mqa", "q_a_proj", "gate", "router", "norm")
@@ -63,8 +61,7 @@ class Estimate:
     advice: str = ""
     speed_note: str = ""
     dtype: str = "auto"
-    row: int = 0
-    """Tokens of the longest row, under supervised fine-tuning."""
+    row: int = 0  # tokens of the longest row, under supervised fine-tuning
 
     @property
     def total(self) -> int:

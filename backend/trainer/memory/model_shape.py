@@ -20,8 +20,7 @@ from backend.utils.safetensors import BYTES, BrokenFile, read_header
 LayerKind = Literal["full", "window", "state"]
 """Keys and values of all tokens, those of a sliding window, or a state of fixed size."""
 
-Arrays = Mapping[str, tuple[str, tuple[int, ...]]]
-"""Name of a weight → its safetensors dtype and shape."""
+Arrays = Mapping[str, tuple[str, tuple[int, ...]]]  # name of a weight → its safetensors dtype and shape
 
 _WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.(.+)\.weight$")

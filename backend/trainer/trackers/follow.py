@@ -45,12 +45,9 @@ MAKERS: dict[str, Callable[[], Tracker]] = {
     "trackio": TrackioRun,
     "wandb": WandbRun,
 }
-LOOK_S = 1.0
-"""Seconds between two looks of the run at its trackers' processes."""
-POLL_S = 1.0
-"""Seconds between two reads of the event log."""
-HANG_S = 120.0
-"""Seconds without progress after its run is over from which a tracker's process ends itself."""
+LOOK_S = 1.0  # seconds between two looks of the run at its trackers' processes
+POLL_S = 1.0  # seconds between two reads of the event log
+HANG_S = 120.0  # seconds without progress after its run is over from which a tracker's process ends itself
 NICE = 10
 LONGEST = 160
 

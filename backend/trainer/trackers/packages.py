@@ -229,8 +229,7 @@ class Tracker:
 METRICS, COMPLETIONS = "metrics.csv", "completions.csv"
 REST, LEAST_REST_S = 20.0, 5.0
 """Pause between two writings, as a multiple of what one takes, and at least: 5 % of a core."""
-COMMANDS = ("=", "+", "-", "@", "\t", "\r")
-"""A spreadsheet may run text that begins so as a formula."""
+COMMANDS = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet may run text that begins so as a formula
 
 
 class CsvTables(Tracker):
@@ -333,8 +332,7 @@ def _cell(value: Any) -> str:
     return text
 
 
-MARK = "grpo_studio_run"
-"""A key of the run's config in trackio: a hash of the folder's path."""
+MARK = "grpo_studio_run"  # a key of the run's config in trackio: a hash of the folder's path
 
 
 class TrackioRun(Tracker):

@@ -12,8 +12,7 @@ from backend.utils.command import is_bundled
 from backend.utils.errors import ConfigProblem
 from backend.utils.text import quote
 
-NONE, ALL = "none", "all"
-"""Words for no tracker, and for every one that is installed."""
+NONE, ALL = "none", "all"  # words for no tracker, and for every one that is installed
 DEFAULT_PROJECT = "grpo-studio"
 _PROJECT = re.compile(r"[\w .-]{1,128}")
 """A name without separators: it can be no path, and no account of somebody else's (OWNER/PROJECT)."""
@@ -24,8 +23,7 @@ class TrackerKind:
     """`package` is what it imports, and `extra` what installs that; both empty where nothing is needed."""
 
     name: str
-    place: str
-    """Where it writes, after “is in”."""
+    place: str  # where it writes, after “is in”
     package: str = ""
     extra: str = ""
 
