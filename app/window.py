@@ -98,17 +98,16 @@ class Window(QMainWindow):
         )
         # Qt lists toolbars in the context menu of every main window, from where this one could be hidden for good.
         self.toolbar.toggleViewAction().setEnabled(False)
-        collapse = IconButton("sidebar", tip="Collapse or widen the sidebar", clicked=self.toggle_sidebar)
-        collapse.setFocusPolicy(Qt.FocusPolicy.TabFocus)
-        self.document = label(role="muted")
-        self.document.setContentsMargins(theme.SPACE, 0, 0, 0)
+        focus, tip = Qt.FocusPolicy.TabFocus, "Collapse or widen the sidebar"
+        collapse = IconButton("sidebar", tip=tip, focusPolicy=focus, clicked=self.toggle_sidebar)
+        self.document = label(role="muted", contentsMargins=(theme.SPACE, 0, 0, 0))
         wide = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         gap = QWidget(sizePolicy=wide)  # pushes the actions to the right: a toolbar has no stretch
         for part in (collapse, self.document, gap):
             self.toolbar.addWidget(part)
         for name in RUN_ACTIONS:
             self.toolbar.addAction(self.menus[name])
-            self.toolbar.widgetForAction(self.menus[name]).setFocusPolicy(Qt.FocusPolicy.TabFocus)
+            self.toolbar.widgetForAction(self.menus[name]).setFocusPolicy(focus)
         self.addToolBar(self.toolbar)
 
     def _connect(self) -> None:

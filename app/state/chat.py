@@ -127,13 +127,6 @@ class ChatWithModel(QObject):
     def is_loaded(self) -> bool:
         return self.state in ("ready", "answering")
 
-    def has_loaded(self, choice: ChatChoice, checkpoint: str) -> bool:
-        return (
-            self.is_loaded
-            and self.choice is not None
-            and (self.choice.name, self.checkpoint) == (choice.name, checkpoint)
-        )
-
     def choose(self, choice: ChatChoice) -> None:
         """Show what was asked of this run or model; another one is unloaded."""
         if self.choice is None or choice.name != self.choice.name:

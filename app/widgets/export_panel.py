@@ -79,18 +79,13 @@ class ExportChoices(QWidget):
             name="Settings that are not carried over",
             frameShape=QFrame.Shape.NoFrame,
             horizontalScrollBarPolicy=Qt.ScrollBarPolicy.ScrollBarAlwaysOff,
+            fixedHeight=theme.scaled(190),
         )
-        self._account_area.setFixedHeight(theme.scaled(190))
         self._account_area.setWidget(self.account)
 
         right = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
-        fields = {
-            "Weights": self.weights,
-            "Format": self.format,
-            "To": self.target,
-            "Name": self.name,
-            "Repository": self.repo,
-        }
+        fields = {"Weights": self.weights, "Format": self.format, "To": self.target}
+        fields |= {"Name": self.name, "Repository": self.repo}
         captions = self._captions = {text: label(text, role="muted", align=right) for text in fields}
         for text, field in fields.items():
             field.setAccessibleName(text)

@@ -44,16 +44,14 @@ class PresetPanel(Dialog):
     def __init__(self, presets: Sequence[Preset], values: dict[str, Any], parent: QWidget | None = None) -> None:
         super().__init__("Presets", parent, (720, 480))
         self._presets, self._values = list(presets), values
-        self.list = configure(QListWidget(), name="Presets", itemActivated=self._apply)
-        self.list.setSpacing(3)
+        self.list = configure(QListWidget(), name="Presets", spacing=3, itemActivated=self._apply)
         self.list.addItems([preset.title for preset in presets])
         self.title, self.sentence = label(font=theme.title_font()), label(wrap=True, role="muted")
         self.keeps = label(wrap=True, role="muted")
         self.model = TextsModel(self)
         self.model.columns = (Column("Setting"), Column("Now"), Column("Then"))
-        self.table = BaseTable(model=self.model, name="Changes of the preset")
-        self.table.setSelectionMode(BaseTable.SelectionMode.NoSelection)
-        self.table.setFocusPolicy(Qt.FocusPolicy.TabFocus)  # to scroll it with the arrows
+        none, focus = BaseTable.SelectionMode.NoSelection, Qt.FocusPolicy.TabFocus  # to scroll it with the arrows
+        self.table = BaseTable(model=self.model, name="Changes of the preset", selectionMode=none, focusPolicy=focus)
         self.apply = button("Apply", self._apply, primary=True)
         buttons = row(None, button("Cancel", self.reject), self.apply)
         choices = wrap_in_card(self.list, width=176)

@@ -95,8 +95,8 @@ class RubricEditor(Dialog):
         self.status = label(role="muted", wrap=True)
         self.tried_model = TextsModel(self)
         self.tried_model.columns = (Column("Completion"), Column("Score", 64, is_figure=True), Column("Reasons"))
-        self.tried = BaseTable(model=self.tried_model, name="Scores", wordWrap=True)
-        self.tried.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+        mode = QAbstractItemView.ScrollMode.ScrollPerPixel
+        self.tried = BaseTable(model=self.tried_model, name="Scores", wordWrap=True, verticalScrollMode=mode)
         self.tried_card = configure(self.tried.in_card(), shown=False)
         self.save = button("Save", self.save_rubric, primary=True)
         save_as = button("Save as…", lambda: self.save_rubric(is_new=True), autoDefault=False)

@@ -29,12 +29,10 @@ class ModelBar(QWidget):
         self.checkpoints = ComboBox(name="Checkpoint", length=12)
         self.load = button("Load")
         self.reset = button("Clear", tip="Forget what was asked of this run or model (Ctrl+Alt+C)")
-        tip = "Temperature, seed, system message, …"
-        self.settings = configure(QToolButton(), text="Settings", checkable=True)
-        configure(self.settings, focusPolicy=Qt.FocusPolicy.StrongFocus, toolTip=tip)
+        tip, focus = "Temperature, seed, system message, …", Qt.FocusPolicy.StrongFocus
+        self.settings = configure(QToolButton(), text="Settings", checkable=True, focusPolicy=focus, tip=tip)
         tip = with_key_names("Let other programs use this model by OpenAI's API (Ctrl+Alt+V)")
-        self.serve = configure(QToolButton(), text="Serve", checkable=True, toolTip=tip)
-        self.serve.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.serve = configure(QToolButton(), text="Serve", checkable=True, focusPolicy=focus, tip=tip)
         title = label("Chat", theme.title_font())
         row(title, self.models, self.checkpoints, self.load, None, self.reset, self.serve, self.settings, into=self)
 

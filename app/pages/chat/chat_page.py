@@ -193,7 +193,9 @@ class ChatPage(QWidget):
 
     @property
     def _is_chosen_loaded(self) -> bool:
-        return self._choice is not None and self.chat.has_loaded(self._choice, self.bar.checkpoint)
+        loaded, choice = self.chat.choice if self.chat.is_loaded else None, self._choice
+        is_same = loaded is not None and choice is not None and loaded.name == choice.name
+        return is_same and self.chat.checkpoint == self.bar.checkpoint
 
     def _check_live_run(self) -> None:
         self._live = chat_state.live_run()

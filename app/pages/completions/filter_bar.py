@@ -63,8 +63,8 @@ class FilterBar(QWidget):
         self.scope = Segments({STEP: "This step", RUN: "Whole run"}, "Completions of")
         labels = {name: about.label for name, about in FILTERS.items()}
         tips = [each.sentence for each in FILTERS.values()]
-        self.filter = ComboBox(name="Filter", length=20, items=labels, tips=tips)
-        self.filter.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
+        policy = (QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
+        self.filter = ComboBox(name="Filter", length=20, items=labels, tips=tips, sizePolicy=policy)
         before, after = "Previous match, in earlier steps too (Ctrl+Shift+G)", "Next match, in later steps too (Ctrl+G)"
         self.previous = button("Previous", lambda: self.moved.emit(-1), tip=before)
         self.next = button("Next", lambda: self.moved.emit(1), tip=after)

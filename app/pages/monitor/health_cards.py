@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QFont, QPaintEvent, QResizeEvent
+from PySide6.QtGui import QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QFrame, QVBoxLayout, QWidget
 
 from app import theme
@@ -40,9 +40,7 @@ class HealthRow(QFrame):
         self._is_current = episode.until is None
         self.setAccessibleName(f"{episode.title}, {when(episode)}")
         role = "" if self._is_current else "muted"
-        font = theme.body_font()
-        font.setWeight(QFont.Weight.DemiBold)
-        title = label(episode.title, font, role)
+        title = label(episode.title, theme.heading_font(), role)
         advice = episode.advice if self._is_current else ""
         self.text = label(f"{episode.sentence} {advice}".strip(), role=role, wrap=True, selectable=True)
         self.links = [

@@ -15,7 +15,7 @@ from app.pages.monitor.health_cards import HealthCards
 from app.pages.monitor.panels import LogView, MetricTile, RankTable
 from app.pages.monitor.steering import RunSteering
 from app.state import charts
-from app.state.charts import CHARTS, Curve, Naming, column_names
+from app.state.charts import CHARTS, Curve, column_names
 from app.state.correctness import correctness_of, largest_reward
 from app.state.evaluations import read_evaluations
 from app.state.guide import place_of_chart
@@ -411,9 +411,9 @@ class RunCharts:
         )
         self.menu = ChartsMenu(self.grid, export)
         self.menu.marks.setChecked(prefs.chart_marks)
-        self.menu.marks.toggled.connect(self.show_marks)
+        self.menu.marks.toggled.connect(partial(self._prefer, "chart_marks"))
         self.menu.namings[prefs.chart_columns].setChecked(True)
-        self.menu.naming_chosen.connect(self.set_naming)
+        self.menu.naming_chosen.connect(partial(self._prefer, "chart_columns"))
         self.tools = (ZoomButton(self.grid), smoothing, self.menu)
 
     def show_run(self, run: Run | None) -> None:
@@ -429,12 +429,8 @@ class RunCharts:
             self._find_curves(self._run)
             self.grid.refresh(self._run.data.steps.span)
 
-    def show_marks(self, shown: bool) -> None:
-        self._session.prefs.chart_marks = shown
-        self.refresh()
-
-    def set_naming(self, naming: Naming) -> None:
-        self._session.prefs.chart_columns = naming
+    def _prefer(self, preference: str, value: object) -> None:
+        setattr(self._session.prefs, preference, value)
         self.refresh()
 
     def _find_curves(self, run: Run) -> None:

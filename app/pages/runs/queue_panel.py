@@ -70,13 +70,12 @@ class QueuePanel(QFrame):
         super().__init__(parent)  # before `refresh` shows it: a widget without a parent opens as a window
         self.setProperty("role", "card")
         self._session, self._queue = session, session.queue
-        self.model = QueueModel(self)
-        self.model.dropped.connect(self._move)
+        self.model = configure(QueueModel(self), dropped=self._move)
         self.table = table = BaseTable(
-            model=self.model, name="Waiting runs, in their order", single=True, resizable=True
-        )
-        configure(
-            table,
+            model=self.model,
+            name="Waiting runs, in their order",
+            single=True,
+            resizable=True,
             dragDropMode=QAbstractItemView.DragDropMode.InternalMove,
             dragDropOverwriteMode=False,
             dropIndicatorShown=True,

@@ -83,9 +83,8 @@ class RunsPage(QWidget):
         self.favourites = CheckBox("Favourites", toolTip="Show only runs with a star")
         self.archived = CheckBox("Archived", toolTip="Show archived runs too")
         self.columns_button = button("Columns…", self.choose_columns)
-        tip = "Show or hide the details of the selected run"
-        self.details_button = button("Details", self.toggle_details, tip=tip, checkable=True)
-        self.details_button.setChecked(session.prefs.run_details_shown)
+        tip, shown = "Show or hide the details of the selected run", session.prefs.run_details_shown
+        self.details_button = button("Details", self.toggle_details, tip=tip, checkable=True, checked=shown)
         self.buttons = {
             key: button(text, lambda key=key: self.run_actions.do(key), primary=key == "open")
             for key, text in BUTTONS.items()
@@ -96,7 +95,7 @@ class RunsPage(QWidget):
         checks = (self.favourites, self.archived, self.columns_button, self.details_button)
         head = row(label("Runs", theme.title_font()), 2 * theme.SPACE, (self.search, 1), *checks)
         *first, trash = self.buttons.values()
-        self._details_card = wrap_in_card(self.details, shown=session.prefs.run_details_shown)
+        self._details_card = wrap_in_card(self.details, shown=shown)
         self.parts = splitter(self.table.in_card(), self._details_card, stretch=(1, 0))
         content = column(
             *(head, self.search_line, QueuePanel(session, self), (self.parts, 1)),

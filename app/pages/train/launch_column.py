@@ -67,8 +67,8 @@ class LaunchColumn(TabArea):
         self._help_title = label("About a setting", heading)
         self._help = label("Select a setting to see its help.", role="muted", wrap=True)
         self._help_key = label(font=small, role="muted", wrap=True, selectable=True)
-        self.more = LinkButton("More in the guide", tip="Effect and advice on values (F1)", visible=False)
-        self.more.clicked.connect(lambda: self.guide_pressed.emit(self._help_key.text()))
+        go, tip = lambda: self.guide_pressed.emit(self._help_key.text()), "Effect and advice on values (F1)"
+        self.more = LinkButton("More in the guide", on_click=go, tip=tip, visible=False)
         self.copy = CopyLink("Copy the command", "Copy the whole command")
         self.command = ElidedLabel(Qt.TextElideMode.ElideMiddle, font=small)
 

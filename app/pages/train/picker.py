@@ -239,8 +239,8 @@ class Picker(QDialog):
         self.setWindowTitle(f"Choose a {kind}")
         self.resize(on_screen(self, 940, 580))
         self.search = SearchEdit(f"Find a {kind} here or on Hugging Face", f"Find a {kind}")
-        self.table = BaseTable(model=self.model, name=f"{kind.capitalize()}s", single=True)
-        self.table.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # names of models differ at the end
+        middle = Qt.TextElideMode.ElideMiddle  # names of models differ at the end
+        self.table = BaseTable(model=self.model, name=f"{kind.capitalize()}s", single=True, textElideMode=middle)
         self.table.setColumnHidden(PRECISION, kind == "dataset")
         self.message = label(role="muted", wrap=True, align=Qt.AlignmentFlag.AlignCenter)
         top_left = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop
@@ -482,8 +482,8 @@ class Picking(QObject):
             field.offer_list()
             field.pick_requested.connect(partial(self.open, field))
             if field.setting.kind == "model":
-                timer = self._rest_timers[field.setting.key] = QTimer(self, singleShot=True, interval=SETTLE_MS)
-                timer.timeout.connect(partial(self._look_up, field))
+                timer = QTimer(self, singleShot=True, interval=SETTLE_MS)
+                self._rest_timers[field.setting.key] = configure(timer, timeout=partial(self._look_up, field))
         session.draft.changed.connect(self._on_changed)
         session.field_requested.connect(self._on_changed)  # Run was refused: the problem may have been fixed on disk
         session.run_changed.connect(self._remember_run)

@@ -8,6 +8,7 @@ from typing import Any
 from PySide6.QtCore import QObject, QTimer
 
 from app.state.session import Session
+from app.widgets.basic.layout import configure
 from app.widgets.form.tools_field import EXACT, FROM_SOURCE, ToolsField
 from backend.tools.catalogue import ListedTool, listed_tools, with_exact
 from backend.tools.host import ToolSchemas
@@ -26,8 +27,7 @@ class ToolsPart(QObject):
         self._asked: dict[str, Any] = {}
         self._exact: ToolSchemas | None = None
         self._problem = ""
-        self._timer = QTimer(self, singleShot=True, interval=SETTLE_MS)
-        self._timer.timeout.connect(self.refresh)
+        self._timer = configure(QTimer(self, singleShot=True, interval=SETTLE_MS), timeout=self.refresh)
         session.draft.changed.connect(lambda key: (not key or key in ASKED) and self._timer.start())
         field.shown.connect(self.refresh)
         field.load_requested.connect(self.load)

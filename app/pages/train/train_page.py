@@ -62,8 +62,8 @@ class TrainPage(QWidget):
         self.rewards, self.chips = RewardPanel(session.reward_bench, form.page), ChangedChips(form.essentials)
         self.chips.after = self.rewards.tab_stops[-1]
         form.essentials.foot.addWidget(self.chips)
-        self._rest_timer = QTimer(self, singleShot=True, interval=SETTLE_MS)
-        self._build_timer = QTimer(self, interval=0)
+        self._rest_timer = configure(QTimer(self, singleShot=True, interval=SETTLE_MS), timeout=self._show_problems)
+        self._build_timer = configure(QTimer(self, interval=0), timeout=self._build_next)
         self._memory = ""
         self.banner = card(column(label(DEMO, wrap=True), margins=MARGINS), "banner")
         self.file_problems, self.translated_file = FileProblemsPanel(self.draft), TranslatedFileBanner(self.draft)
@@ -104,8 +104,6 @@ class TrainPage(QWidget):
         launch.keep.clicked.connect(session.queue.stop_editing)
         launch.guide_pressed.connect(lambda key: session.guide_requested.emit(place_of_setting(key)))
         draft.changed.connect(self._on_changed)
-        self._rest_timer.timeout.connect(self._show_problems)
-        self._build_timer.timeout.connect(self._build_next)
         jumps = (self.search.chosen, self.chips.pressed, self.file_problems.field_requested, launch.problem_pressed)
         connect(self.reveal, *jumps, session.field_requested)
         connect(self._show_plan, session.time_forecast.changed, draft.saved)
@@ -357,8 +355,8 @@ class DatasetLine(ElidedLink):
     def __init__(self, dataset: Dataset, parent: QWidget | None = None) -> None:
         super().__init__("", parent)
         self._dataset = dataset
-        self._delay = QTimer(self, singleShot=True, interval=WAIT_MS)
-        self._delay.timeout.connect(lambda: dataset.watch(self, count_all=False))
+        watch = partial(dataset.watch, self, count_all=False)
+        self._delay = configure(QTimer(self, singleShot=True, interval=WAIT_MS), timeout=watch)
         connect(self.refresh, dataset.changed, dataset.counts_changed, theme.signals.changed)
         self.refresh()
 

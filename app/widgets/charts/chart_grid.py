@@ -69,8 +69,7 @@ class ChartGrid(TabArea):
         self._all_steps: tuple[float, float] | None = None
         self._arrangement: tuple[object, ...] = ()
         # One plot per timeout: all visible ones in a single handler would hold up input.
-        self.turns = QTimer(self, interval=TURN_MS)
-        self.turns.timeout.connect(self._draw_next)
+        self.turns = configure(QTimer(self, interval=TURN_MS), timeout=self._draw_next)
         # A click on a zoomed plot may be the first half of a double click, which shows all steps.
         self._click = QTimer(self, singleShot=True)
         self._clicked_step = 0
@@ -229,8 +228,7 @@ class ZoomButton(QPushButton):
 
     def __init__(self, grid: ChartGrid) -> None:
         super().__init__()
-        self.setToolTip("Show all steps (Esc, or a double click on a chart)")
-        self.clicked.connect(lambda: grid.zoom(None))
+        configure(self, tip="Show all steps (Esc, or a double click on a chart)", clicked=lambda: grid.zoom(None))
         grid.zoomed.connect(self._show_span)
         self._show_span(grid.span)
 

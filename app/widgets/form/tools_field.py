@@ -81,8 +81,8 @@ class OptionalTicks(TickDelegate):
 
 class ToolTable(BaseTable):
     def __init__(self, model: ToolModel, parent: QWidget) -> None:
-        super().__init__(parent, model=model, name="Tools", single=True)
-        self.setAccessibleDescription("Space ticks a function.")
+        about = "Space ticks a function."
+        super().__init__(parent, model=model, name="Tools", single=True, accessibleDescription=about)
         self.setItemDelegateForColumn(USE, OptionalTicks(self))
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
@@ -112,8 +112,8 @@ class ToolsField(Field):
         self.control.selectionModel().currentRowChanged.connect(self._show_schema)
         rich = Qt.TextFormat.RichText
         self.schema = label(role="muted", wrap=True, selectable=True, textFormat=rich, font=theme.caption_font())
-        self.json = ProseEdit(JSON_LINES, self, readOnly=True, font=theme.mono_font(theme.CAPTION), visible=False)
-        self.json.setAccessibleName("JSON schema")
+        font = theme.mono_font(theme.CAPTION)
+        self.json = ProseEdit(JSON_LINES, self, name="JSON schema", readOnly=True, font=font, visible=False)
         self.status = label(font=theme.caption_font(), wrap=True)
         self.show_json = LinkButton("Show JSON", self, on_click=self._turn_json, font=theme.caption_font())
         tip = "Loads the files and servers, if you allow that, and shows the schemas that the chat template gets"
