@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from backend.runs.completion_rows import Stop, TurnRow
 
 IMAGES = ("image", "images")
 """Columns with images, as TRL names them."""
+
+
+def is_chat(value: Any) -> TypeGuard[list[dict[str, Any]]]:
+    items = value if isinstance(value, list) else []
+    return bool(items) and all(
+        isinstance(item, dict) and isinstance(item.get("role"), str) and isinstance(item.get("content"), str | list)
+        for item in items
+    )
 
 
 def content_text(content: str | Sequence[Mapping[str, Any]]) -> str:

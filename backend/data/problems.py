@@ -17,7 +17,7 @@ from backend.data.images import placed, with_paths
 from backend.data.rows import row_name, shown_source
 from backend.runs.start_progress import telling
 from backend.tools.host import NO_TOOLS, ToolSchemas, environment_name
-from backend.types import Problem, content_text, image_paths
+from backend.types import Problem, content_text, image_paths, is_chat
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 
@@ -218,7 +218,7 @@ def messages_of(row: Row, prompt_format: PromptFormat, where: str) -> Messages:
 
 def message_list(cell: Any, setting: str, column: str, where: str) -> Messages:
     """The chat in a cell, contents as text, or as parts where there are images. Raises UserError on `setting`."""
-    if not (isinstance(cell, list) and cell and all(_is_message(item) for item in cell)):
+    if not is_chat(cell):
         must = "must hold text or a list of messages with role and content, and may not be empty"
         raise UserError(setting, f"The column {quote(column, 24)} of {where} {must}.")
     return [
@@ -233,10 +233,6 @@ def with_system(messages: Messages, row: Row, prompt_format: PromptFormat) -> Me
     if system and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
     return messages
-
-
-def _is_message(item: Any) -> bool:
-    return isinstance(item, dict) and isinstance(item.get("role"), str) and isinstance(item.get("content"), (str, list))
 
 
 def _content(content: str | list[Any], number: int, setting: str, column: str, where: str) -> str | list[Any]:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from backend.config.config import Config, keys_used_by
 from backend.judges.entries import model_entries
@@ -30,7 +30,7 @@ from backend.runs.completion_rows import SampledRow, ScoringRow, images_of, toke
 from backend.tools.host import ToolHost
 from backend.tools.load import load_tools
 from backend.training.advantages import advantage_values
-from backend.types import Completion, Group, Problem, Turn, content_text
+from backend.types import Completion, Group, Problem, Turn, content_text, is_chat
 from backend.utils import documents
 from backend.utils.errors import UserError
 from backend.utils.files import read_text, user_path
@@ -305,14 +305,14 @@ def group_of(row: Any, index: int, where: str) -> Group:
         completion.conversation = each.get("conversation", -1)
         completions.append(completion)
     kind, prompt, columns = row.get("type"), row.get("prompt", ""), row.get("columns")
-    messages = next((chat for chat in (prompt, row.get("messages")) if _is_chat(chat)), [])
+    messages = next((chat for chat in (prompt, row.get("messages")) if is_chat(chat)), [])
     if not messages and (paths := images_of(row)):
         parts = [*({"type": "image", "image": path} for path in paths), {"type": "text", "text": str(prompt)}]
         messages = [{"role": "user", "content": parts}]
     other_keys = {key: value for key, value in row.items() if key not in ("completion", "completions")}
     problem = Problem(
         index=index,
-        prompt=content_text(messages[-1]["content"]) if _is_chat(prompt) else str(prompt),
+        prompt=content_text(messages[-1]["content"]) if is_chat(prompt) else str(prompt),
         messages=messages,
         tokens=[],
         answer=str(row.get("answer", "")),
@@ -354,11 +354,3 @@ def merge_consecutive(groups: list[Group]) -> list[Group]:
         else:
             merged.append(Group(b, list(group.completions)))
     return merged
-
-
-def _is_chat(value: Any) -> TypeGuard[list[dict[str, Any]]]:
-    items = value if isinstance(value, list) else []
-    return bool(items) and all(
-        isinstance(item, dict) and isinstance(item.get("role"), str) and isinstance(item.get("content"), str | list)
-        for item in items
-    )

@@ -108,12 +108,10 @@ def greedy_accuracy(
     rollout: Sampler,
     problems: Sequence[Problem],
     is_correct: Callable[[list[Group]], Sequence[bool]],
-    *,
-    batch_size: int = 64,
 ) -> float:
     """Fraction, 0 … 1, of all `problems` whose greedy completion is correct; `is_correct` judges a batch of groups
     of 1."""
     correct: list[bool] = []
-    for start in range(0, len(problems), batch_size):
-        correct += is_correct(rollout.sample(problems[start : start + batch_size], 1, GREEDY, EVAL_SEED, 0))
+    for start in range(0, len(problems), 64):
+        correct += is_correct(rollout.sample(problems[start : start + 64], 1, GREEDY, EVAL_SEED, 0))
     return float(np.mean(correct))
