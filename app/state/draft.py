@@ -231,8 +231,7 @@ class Draft(QObject):
         """Set the user's reward file and tick its functions first."""
         old = {entry.name for entry in self._user_rewards()[0]}
         own = [entry.name for entry in self._user_rewards(path)[0]]  # a broken one is set too, and becomes a problem
-        names, weights = self._values["reward_functions"], self._values["reward_weights"]
-        listed = [str(name) for name in names] if isinstance(names, list) else []
+        listed, weights = self.reward_names, self._values["reward_weights"]
         now = own + [name for name in listed if name not in own and name not in old]
         change = {"reward_functions_file": path, "reward_functions": now}
         if isinstance(weights, list) and weights and listed:
@@ -395,11 +394,9 @@ class Draft(QObject):
         if problems := self._user_rewards()[1]:
             return problems  # the names that a broken file would register are unknown
         path = self._reward_file()
-        computes_names = path is not None and catalogue.computes_names(path)
-        names = self._values["reward_functions"]
-        if computes_names or not isinstance(names, list):
+        if path is not None and catalogue.computes_names(path):
             return []
-        return catalogue.reward_faults([str(name) for name in names], self._known_rewards())
+        return catalogue.reward_faults(self.reward_names, self._known_rewards())
 
     def config(self) -> Config:
         """The settings as the trainer reads them. Raises UserError."""
@@ -449,22 +446,22 @@ class Draft(QObject):
 
     @property
     def is_demo(self) -> bool:
-        demo = self._demo
-        return demo is not None and all(is_equivalent(self._values[key], demo[key]) for key in SETTINGS)
+        return all(is_equivalent(self._values[key], self._demo[key]) for key in SETTINGS)
 
     @cached_property
-    def _demo(self) -> Values | None:
-        try:
-            return values_from(config.read(places.demo_config()))[0]
-        except UserError:
-            return None
+    def _demo(self) -> Values:
+        return values_from(config.read(places.demo_config()))[0]
+
+    @property
+    def reward_names(self) -> list[str]:
+        names = self._values["reward_functions"]
+        return [str(name) for name in names] if isinstance(names, list) else []
 
     def rewards(self) -> list[RewardEntry]:
         """Reward functions that can be ticked."""
-        known, names = self._known_rewards(), self._values["reward_functions"]
+        known = self._known_rewards()
         plain = {entry.name for entry in known}
-        called = [text for text in map(str, names if isinstance(names, list) else ()) if text not in plain]
-        entries = (catalogue.find_entry(text, known) for text in dict.fromkeys(called))
+        entries = (catalogue.find_entry(name, known) for name in dict.fromkeys(self.reward_names) if name not in plain)
         return known + [entry for entry in entries if entry is not None]
 
     def _known_rewards(self) -> list[RewardEntry]:

@@ -31,9 +31,6 @@ class Series:
         self._steps = array("q")
         self._columns: dict[str, array[float]] = {}
 
-    def __len__(self) -> int:
-        return len(self._steps)
-
     def append(self, step: int, values: Mapping[str, float | None]) -> None:
         """Append a step, replacing it and all after it."""
         if self._steps and step <= self._steps[-1]:

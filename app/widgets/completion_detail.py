@@ -35,6 +35,7 @@ class TagHighlighter(QSyntaxHighlighter):
 
     def __init__(self, pane: QPlainTextEdit | QTextEdit) -> None:
         super().__init__(pane.document())
+        theme.signals.changed.connect(self.rehighlight)
 
     def highlightBlock(self, text: str) -> None:
         for tag in self._TAG.finditer(text):
@@ -45,8 +46,7 @@ class TextPane(QPlainTextEdit):
     def __init__(self, name: str) -> None:
         super().__init__(readOnly=True)
         configure(self, name=name, font=theme.mono_font())
-        highlighter = TagHighlighter(self)
-        theme.signals.changed.connect(highlighter.rehighlight)
+        TagHighlighter(self)
 
     def show_text(self, text: Any) -> None:
         shown = visible("" if text is None else str(text))

@@ -54,7 +54,7 @@ class RunHeader(QWidget):
 
     def __init__(self, open_run: Callable[[str], object]) -> None:
         super().__init__()
-        self.switcher = RunSwitcher(open_run, theme.title_font())
+        self.switcher = RunSwitcher(open_run, font=theme.title_font())
         self._when, self._chip = label(role="muted"), StateChip()
         self.rename_button = LinkButton("Rename", on_click=self._begin_rename)
         self.edit = configure(QLineEdit(), name="Name of the run", visible=False, editingFinished=self._end_rename)

@@ -59,7 +59,7 @@ class Switcher(QPushButton):
         super().__init__()
         self.value, self._kind, self.choices = "", kind, choices
         policies = QSizePolicy.Policy
-        configure(self, font=font or theme.title_font(), sizePolicy=(policies.Preferred, policies.Fixed), **settings)
+        configure(self, font=font or theme.heading_font(), sizePolicy=(policies.Preferred, policies.Fixed), **settings)
         self.clicked.connect(self.open)
 
     def show_choice(self, value: str, text: str) -> None:
@@ -101,8 +101,8 @@ class Switcher(QPushButton):
 
 
 class RunSwitcher(Switcher):
-    def __init__(self, open_run: Callable[[str], object], font: QFont | None = None, **settings: Any) -> None:
-        super().__init__("Run", font=font or theme.heading_font(), **settings)
+    def __init__(self, open_run: Callable[[str], object], **settings: Any) -> None:
+        super().__init__("Run", **settings)
         self.chosen.connect(open_run)
 
     def show_run(self, run: RunFolder) -> None:

@@ -108,7 +108,7 @@ class AnswerView(QFrame):
         self.fold = LinkButton("", on_click=self._turn_fold)
         self.calls = GrowingText(f"{TITLES[side]}, calls of answer {number}")
         self.text = GrowingText(f"{TITLES[side]}, answer {number}")
-        self._highlighter = TagHighlighter(self.text)
+        TagHighlighter(self.text)
         rich = Qt.TextFormat.RichText
         self.scores = label(font=theme.figures_font(12), role="muted", wrap=True, selectable=True, textFormat=rich)
         self.problem = label(role="problem", wrap=True, selectable=True)
@@ -147,7 +147,6 @@ class AnswerView(QFrame):
         self.show_answer(*self._shown)
 
     def _recolour(self) -> None:
-        self._highlighter.rehighlight()
         self.show_answer(*self._shown)
 
 

@@ -25,7 +25,7 @@ class ModelBar(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self._choices: list[Choice] = []
-        self.models = Switcher("Run or model", lambda: self._choices, theme.heading_font())
+        self.models = Switcher("Run or model", lambda: self._choices)
         self.checkpoints = ComboBox(name="Checkpoint", length=12)
         self.load = button("Load")
         self.reset = button("Clear", tip="Forget what was asked of this run or model (Ctrl+Alt+C)")

@@ -429,9 +429,7 @@ class CompletionsPage(QWidget):
             self._show_saving()
 
     def _save_slice(self) -> None:
-        if self._export is None:
-            self._saving.stop()
-            return
+        assert self._export is not None
         (target, total), until, written = self._export_of, time.perf_counter() + SLICE_S, 0
         try:
             for written in self._export:

@@ -87,8 +87,7 @@ class RewardModel(DraggedRowsModel):
         self.means = dict(means)
         self.repaint()
 
-    def show_rewards(self, entries: Sequence[RewardEntry], names: Any, weights: Any) -> None:
-        listed = [str(name) for name in names] if isinstance(names, list) else []
+    def show_rewards(self, entries: Sequence[RewardEntry], listed: Sequence[str], weights: Any) -> None:
         if not isinstance(weights, list) or not weights:
             weights = [1.0 if weights in ([], None, "") else None] * len(listed)
         numbers = [float(weight) if isinstance(weight, int | float) else None for weight in weights]
@@ -302,7 +301,7 @@ class RewardPanel(QWidget):
         self.judge_fields = JudgeFields(self.servers, self)
         self.arguments = RewardArguments(self.judge_fields)
         self._current = self._removed = ""
-        self._last_shown: tuple[Sequence[RewardEntry], Any, Any] = ((), [], [])
+        self._last_shown: tuple[Sequence[RewardEntry], Sequence[str], Any] = ((), [], [])
         self._visible_names: set[str] = set()
         self.count = label(role="muted")
         self.none_ticked = label(NONE_TICKED, role="muted", wrap=True, visible=False)
@@ -351,14 +350,14 @@ class RewardPanel(QWidget):
     def _show_busy(self, activity: str) -> None:
         self.try_button.setText("Cancel" if activity else "Try")
 
-    def show_rewards(self, entries: Sequence[RewardEntry], names: Any, weights: Any) -> None:
+    def show_rewards(self, entries: Sequence[RewardEntry], names: Sequence[str], weights: Any) -> None:
         """Show rows for the default functions, the user's own, and the ticked ones; the others with `show_all`."""
         listed = {entry.name for entry in entries}
         # What has arguments exists only in the setting; unticked, it must not be lost.
         kept = [row.entry for row in self.model.rows if has_arguments(row.entry)]
         self._last_shown = (entries, names, weights)
         entries = [*entries, *(entry for entry in kept if entry.name not in listed | {self._removed})]
-        visible = {*DEFAULT_REWARDS, *self._visible_names, *(names if isinstance(names, list) else ())}
+        visible = {*DEFAULT_REWARDS, *self._visible_names, *names}
         rows = [entry for entry in entries if entry.name in visible or entry.source != BUILT_IN]
         self._visible_names = {entry.name for entry in rows}  # a row that is unticked stays in the table
         self.model.show_rewards(rows, names, weights)

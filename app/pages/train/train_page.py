@@ -227,7 +227,7 @@ class TrainPage(QWidget):
     def _show_rewards(self) -> None:
         value = self.draft.value
         self.rewards.has_defaults = has_default_rewards(self.draft.values())
-        self.rewards.show_rewards(self.draft.rewards(), value("reward_functions"), value("reward_weights"))
+        self.rewards.show_rewards(self.draft.rewards(), self.draft.reward_names, value("reward_weights"))
         self.rewards.model.show_means(self.session.reward_bench.means_of_form)
 
     def _show_plan(self) -> None:

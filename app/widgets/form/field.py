@@ -128,7 +128,7 @@ class LineField(Field):
         return self.control
 
     def line(self) -> QLineEdit:
-        return QLineEdit(self)
+        return QLineEdit(self, placeholderText=str(self.setting.default or ""))
 
     def value(self) -> Any:
         return self.control.text()

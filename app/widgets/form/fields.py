@@ -31,11 +31,6 @@ from backend.utils.errors import UserError
 from backend.utils.files import possible_path
 
 
-class TextField(LineField):
-    def line(self) -> QLineEdit:
-        return QLineEdit(self, placeholderText=str(self.setting.default or ""))
-
-
 class NumberField(LineField):
     """A number with its unit; scientific notation such as 1e-5 is kept as typed."""
 
@@ -347,7 +342,7 @@ class AdapterField(PathField):
 _KINDS: dict[str, type[Field]] = {
     **dict.fromkeys(("int", "float"), NumberField),
     "bool": SwitchField,
-    "text": TextField,
+    "text": LineField,
     "prose": ProseField,
     "choice": MenuField,
     **dict.fromkeys(("file", "hosts", "model", "dataset"), PathField),
