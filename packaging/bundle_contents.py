@@ -35,6 +35,18 @@ NEVER = (
     # (backend/trainer/trackers/targets.py).
     *("tensorboardX", "tensorboard", "trackio", "wandb"),
     *("mcp", "mcp_types", "websockets"),  # likewise (backend/tools/mcp_servers.py, openenv.py)
+    # The part of a model that reads images, likewise (backend/vision/tower.py), and what it and mcp bring along.
+    *(
+        "mlx_vlm",
+        "mlx_audio",
+        "cv2",
+        "fastapi",
+        "miniaudio",
+        "multipart",
+        "python_multipart",
+        "opentelemetry",
+        "sounddevice",
+    ),
     # Tools that install, test or compile.
     *(
         "_pytest",

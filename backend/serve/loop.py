@@ -10,6 +10,7 @@ lists the questions; the other end is `app.state.processes`.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
@@ -105,3 +106,5 @@ def run() -> None:
 
     Server(write).serve(sys.stdin.buffer)
     out.flush()
+    atexit._run_exitfuncs()
+    os._exit(0)  # mlx's threads, which began in ours, often abort a process that unloads its libraries

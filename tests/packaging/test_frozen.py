@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 import yaml
@@ -93,10 +94,12 @@ class Machine:
         return bare | ({"QT_QPA_PLATFORM": "offscreen"} if program == "grpo-studio" else {})
 
     @contextmanager
-    def started(self, program: str, *arguments: str | Path) -> Generator[subprocess.Popen[bytes]]:
+    def started(
+        self, program: str, *arguments: str | Path, stdout: int = subprocess.DEVNULL
+    ) -> Generator[subprocess.Popen[bytes]]:
         """One of the two executables while it runs; whoever asks for it ends it, or it is killed."""
         command = [str(BUNDLE / program), *map(str, arguments)]
-        process = subprocess.Popen(command, env=self.environment(program), cwd=self.home, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(command, env=self.environment(program), cwd=self.home, stdout=stdout)
         try:
             yield process
         finally:
@@ -301,6 +304,27 @@ def track(machine: Machine, run: Path) -> None:
     assert "tensorboard is not part of this app" in refusal, refusal
 
 
+def endpoint(machine: Machine, run: Path) -> None:
+    """Served over HTTP, and recorded for `sessions`."""
+    recorded = machine.home / "recorded"
+    options = ("--port", "0", "--json", "--record", recorded)
+    with machine.started(BUNDLED_PROGRAM, "endpoint", run, *options, stdout=subprocess.PIPE) as serving:
+        assert serving.stdout is not None
+        root = json.loads(serving.stdout.readline())["url"].removesuffix("/v1")
+        asked = json.dumps({"messages": [{"role": "user", "content": "1+1="}], "max_tokens": 4}).encode()
+        request = Request(f"{root}/sessions/a/v1/chat/completions", asked, {"Content-Type": "application/json"})
+        with urlopen(request) as answer:
+            assert json.load(answer)["choices"][0]["message"]["role"] == "assistant"
+        serving.terminate()
+        assert serving.wait(20) == 0
+    assert "1 session, 1 request" in machine.backend("sessions", recorded)
+
+
+def job(machine: Machine, run: Path) -> None:
+    refusal = machine.run(BUNDLED_PROGRAM, "job", "--hardware", code=2).stderr
+    assert "HF_HUB_OFFLINE" in refusal or "cannot be reached" in refusal, refusal
+
+
 Verb = Callable[[Machine, Path], Any]
 BOTH = ("--row", "1", "--both", "--score", "--max-tokens", "4", "--json")
 SAID: dict[str, Verb] = {
@@ -314,10 +338,13 @@ SAID: dict[str, Verb] = {
     "chat": lambda machine, run: machine.backend("chat", run, "--max-tokens", "4", stdin="1+1=\n").strip(),
     "generate": lambda machine, run: last_json(machine.backend("generate", run, *BOTH)),
     "evaluate": lambda machine, run: last_json(machine.backend("evaluate", run, "--limit", "4", "--greedy", "--json")),
+    "mcp": lambda machine, run: "not installed" in machine.run(BUNDLED_PROGRAM, "mcp", code=2).stderr,
+    "sessions": lambda machine, run: machine.run(BUNDLED_PROGRAM, "sessions", machine.home, code=2).stderr,
     "doctor": lambda machine, run: json.loads(machine.backend("doctor", run, "--json"))["steps"],
 }
 """Verbs of which a true answer is enough."""
 CHECKED = (machines, rank, track, check, change, clone, sweep, replay, export, serve, rewards, bench, where, hub, queue)
+CHECKED += (endpoint, job)
 VERBS: dict[str, Verb] = {"import": import_} | SAID | {verb.__name__: verb for verb in CHECKED}
 
 
