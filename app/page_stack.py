@@ -26,6 +26,8 @@ class PageStack(QStackedWidget):
 
     def show_page(self, key: str) -> QWidget:
         """Build it the first time. Raises KeyError."""
+        if key not in self._entries:
+            raise KeyError(f"There is no page {key}.")
         if key not in self.pages:
             self.pages[key] = self._entries[key].load()(self._session, self)
             self.addWidget(self.pages[key])
