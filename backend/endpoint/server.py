@@ -67,6 +67,16 @@ class Asked:
     def is_chat(self) -> bool:
         return isinstance(self.request, api.ChatRequest)
 
+    def most_tokens(self, prompt: list[int]) -> int:
+        """Of an answer to this prompt. Raises RequestError where there is no room for one."""
+        room = self.model.context - len(prompt)
+        if room < 1:
+            what = f"The prompt has {len(prompt):,} tokens, and {self.model.name} reads {self.model.context:,}"
+            param = "messages" if self.is_chat else "prompt"
+            raise RequestError(400, f"{what} with its answer.", param, "context_length_exceeded")
+        asked = getattr(self.request, "max_completion_tokens", None) or self.request.max_tokens
+        return min(asked or api.MAX_TOKENS, room)
+
 
 class Endpoint:
     """Answers requests with `models`; the first is the base. `key`: what clients have to send, "" for none."""
@@ -74,12 +84,8 @@ class Endpoint:
     def __init__(
         self, engine: Engine, models: Sequence[ServedModel], *, key: str = "", recorder: Recorder | None = None
     ) -> None:
-        self.engine, self.models, self._key, self._recorder = (
-            engine,
-            {model.name: model for model in models},
-            key,
-            recorder,
-        )
+        self.engine, self.models = engine, {model.name: model for model in models}
+        self._key, self._recorder = key, recorder
 
     def app(self, host: str) -> Starlette:
         """Listening on loopback, it answers no web page of another site that has its name point there."""
@@ -172,7 +178,8 @@ class Endpoint:
         return model
 
     async def _answer(self, request: Request, asked: Asked) -> Response:
-        choices = [Choice(self.engine, asked, index) for index in range(len(asked.prompts) * asked.request.n)]
+        limits = [asked.most_tokens(prompt) for prompt in asked.prompts for _ in range(asked.request.n)]
+        choices = [Choice(self.engine, asked, index, limit) for index, limit in enumerate(limits)]
         if asked.request.stream:
             return StreamingResponse(self._events(asked, choices), media_type="text/event-stream")
         answers = asyncio.gather(*(choice.read() for choice in choices))
@@ -240,16 +247,9 @@ class _Reward(BaseModel):
 class Choice:
     """One answer to one of the prompts."""
 
-    def __init__(self, engine: Engine, asked: Asked, index: int) -> None:
+    def __init__(self, engine: Engine, asked: Asked, index: int, max_tokens: int) -> None:
         request, model = asked.request, asked.model
         prompt = asked.prompts[index // request.n]
-        room = model.context - len(prompt)
-        if room < 1:
-            sentence = (
-                f"The prompt has {len(prompt):,} tokens, and {model.name} reads {model.context:,} with its answer."
-            )
-            raise RequestError(400, sentence, "messages" if asked.is_chat else "prompt", "context_length_exceeded")
-        most = getattr(request, "max_completion_tokens", None) or request.max_tokens or api.MAX_TOKENS
         self.asked, self.index = asked, index
         self.text = api.AnswerText(model, asked.tools, request.stop_strings, prompt, is_chat=asked.is_chat)
         loop, self._pieces = asyncio.get_running_loop(), asyncio.Queue[Piece]()
@@ -260,7 +260,7 @@ class Choice:
 
         seed = secrets.randbits(32) if request.seed is None else request.seed
         top = request.top_logprobs if isinstance(request, api.ChatRequest) else request.logprobs or 0
-        self.job = Job(model, prompt, request.sampling(model), min(most, room), seed, tell, index, top)
+        self.job = Job(model, prompt, request.sampling(model), max_tokens, seed, tell, index, top)
         engine.submit(self.job)
 
     @cached_property
