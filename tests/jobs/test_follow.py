@@ -233,6 +233,20 @@ def test_an_adapter_that_does_not_come_is_fetched_later(hub: HubStandIn, config:
     assert [event["kind"] for event in events(run, "step", "failed", "finished")] == ["step"] * 4 + ["finished"]
 
 
+def test_the_use_of_the_jobs_gpu(hub: HubStandIn, config: Path, trained: tuple[Path, mx.array]):
+    def work(job: Job) -> None:
+        job.gpu += [40, 60]
+        time.sleep(1.0)  # until the follower has them
+        job.lines += LINES
+        hub.put(job, trained[0], "output")
+        job.stage = "COMPLETED"
+
+    hub.work = work
+    result, run = submitted(config)
+    assert result.exit_code == 0
+    assert [event["metrics"].get("process/gpu_use") for event in events(run, "step")] == [0.5, None, None, None]
+
+
 def test_an_outage_of_the_log(hub: HubStandIn, config: Path, trained: tuple[Path, mx.array]):
     printing(hub, trained[0])
     hub.faults.append(Fault("GET /api/jobs/.*/logs", 503, 2))

@@ -102,6 +102,8 @@ class Job:
     stage: str = "RUNNING"
     message: str | None = None
     lines: list[str] = field(default_factory=list[str])
+    gpu: list[int] = field(default_factory=list[int])
+    """Percent that its GPU is busy, once a second."""
 
     def is_over(self) -> bool:
         return self.stage not in ("SCHEDULING", "RUNNING")
@@ -156,8 +158,8 @@ class HubHandler(BaseHTTPRequestHandler):
             self._json(HARDWARE)
         elif path.startswith(("/api/jobs/", "/api/buckets/", "/buckets/")) and token != TOKEN:
             self._error(401, message="Invalid credentials in Authorization header")
-        elif match := re.fullmatch(r"/api/jobs/[^/]+/([^/]+)(/logs)?", path):
-            self._job(match[1], is_log=bool(match[2]))
+        elif match := re.fullmatch(r"/api/jobs/[^/]+/([^/]+)(/logs|/metrics)?", path):
+            self._job(match[1], match[2])
         elif match := re.fullmatch(r"/api/buckets/([^/]+/[^/]+)(?:/tree/(.*))?", path):
             self._bucket(match[1], match[2])
         elif match := re.fullmatch(r"/api/buckets/[^/]+/[^/]+/xet-(?:write|read-(\d+))-token", path):
@@ -493,19 +495,21 @@ class HubHandler(BaseHTTPRequestHandler):
         threading.Thread(target=hub.work, args=(job,), daemon=True).start()
         self._tell_job(job)
 
-    def _job(self, id_: str, *, is_log: bool) -> None:
+    def _job(self, id_: str, stream: str | None) -> None:
         if (job := self.stand_in.jobs.get(id_)) is None:
             return self._error(404, message="Job not found")
-        if not is_log:
+        if stream is None:
             return self._tell_job(job)
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
         self.end_headers()
         self.close_connection, sent = True, 0
-        while not (job.is_over() and sent == len(job.lines)) and not self.stand_in.down:
-            for line in job.lines[sent : (sent := len(job.lines))]:
-                event = json.dumps({"data": line, "timestamp": TIME})
+        events: list[Any] = job.lines if stream == "/logs" else job.gpu
+        while not (job.is_over() and sent == len(events)) and not self.stand_in.down:
+            for each in events[sent : (sent := len(events))]:
+                gpus = {"a": {"utilization": each, "memory_used_bytes": 1, "memory_total_bytes": 2}}
+                event = json.dumps({"data": each, "timestamp": TIME} if stream == "/logs" else {"gpus": gpus})
                 with contextlib.suppress(OSError):
                     self.wfile.write(f"data: {event}\n\n".encode())
             time.sleep(0.01)
