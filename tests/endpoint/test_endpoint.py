@@ -206,12 +206,12 @@ def test_many_at_once_are_answered_as_one_by_one(served: Served) -> None:
 def test_a_recorded_session_trains_with_a_ratio_of_one(served: Served) -> None:
     for number in range(4):
         client = served.client(f"/sessions/s{number}")
-        chat, ratio = list(ASK), 0.0
-        for _ in range(2):
-            answer = client.chat.completions.create(model="first", messages=chat, max_tokens=12, top_p=1)
+        chat = list(ASK)
+        for turn in range(2):
+            seed = 2 * number + turn
+            answer = client.chat.completions.create(model="first", messages=chat, max_tokens=12, top_p=1, seed=seed)
             chat += [answer.choices[0].message.model_dump(), {"role": "user", "content": "And 3?"}]
-            ratio += len(answer.choices[0].message.content or "")
-        reward = {"reward": ratio, "group": f"g{number % 2}"}
+        reward = {"reward": number, "group": f"g{number % 2}"}
         assert served.post(f"/sessions/s{number}/reward", json=reward).status_code == 200
     assert "several parts" not in run_ok("sessions", served.recorded, "--group-size", 2).stdout
     raw = small_run.settings_for(served.runs.parent / "inputs", data=str(served.recorded), adapter="first", iters=1)

@@ -126,7 +126,7 @@ def test_one_base_is_in_memory_however_many_runs_there_are(changes: dict[str, An
     assert after[0] < 1.1 * (weights + own)
     # Each further run costs its adapters and its optimizer; with a GPU's choices the adapters have a packed form
     # besides.
-    assert 0.8 * 2 * own < after[-1] - after[0] < 1.4 * 2 * own
+    assert 0.8 * 2 * own < after[-1] - after[0] < 2 * 2 * own
 
 
 @pytest.mark.proof
