@@ -31,6 +31,7 @@ LONGEST = 32_768
 REUSED = 32
 """Fewest tokens of a prompt worth taking from the cache."""
 MOST_PREFIXES = 64
+EXPECTED = 1024  # further tokens of an answer
 MODEL_FAILED = "model"
 """The setting of an error that no request has caused."""
 
@@ -175,12 +176,12 @@ class Lane:
     @property
     def waiting(self) -> int:
         """How many of the next answers have room in memory. All rows have the length of the longest."""
-        jobs = list(self._jobs.values())
-        longest = max((len(job.prompt) + job.max_tokens for job in jobs), default=0)
+        begun = [_columns(job, int(self._reported[place])) for place, job in self._jobs.items()]
+        longest = max(begun, default=0)
         for count, job in enumerate(self.arrived):
-            longest = max(longest, len(job.prompt) + job.max_tokens)
-            if (len(jobs) + count + 1) * longest > self._most_columns:
-                return count if jobs else max(count, 1)
+            longest = max(longest, _columns(job, 0))
+            if (len(begun) + count + 1) * longest > self._most_columns:
+                return count if begun else max(count, 1)
         return len(self.arrived)
 
     def admit(self, count: int) -> list[AdmittedRows]:
@@ -234,6 +235,11 @@ class Lane:
         (row,) = np.flatnonzero(rows.index == place)
         if len(tokens) > REUSED and self._prefixes.has_room(len(tokens) * self.model.bytes_per_token):
             self._prefixes.add(self.model.name, tokens, ParkedRow(*rows.copied(int(row), len(tokens)), read=0))
+
+
+def _columns(job: Job, written: int) -> int:
+    """Those that its row takes, or soon will: few answers are as long as they may be."""
+    return len(job.prompt) + min(job.max_tokens, written + EXPECTED)
 
 
 def _alike(prompts: list[tuple[int, ...]], unread: dict[tuple[int, ...], int]) -> list[list[tuple[int, ...]]]:

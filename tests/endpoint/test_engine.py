@@ -12,7 +12,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from backend.config.config import parse
-from backend.endpoint.engine import Engine, Job, PrefixCache
+from backend.endpoint import engine as engine_module
+from backend.endpoint.engine import Engine, Job, Lane, PrefixCache
 from backend.endpoint.models import ServedModel, load_models
 from backend.endpoint.openai_api import AnswerText
 from backend.endpoint.recording import Recorder
@@ -95,6 +96,32 @@ def test_a_model_whose_rows_cannot_be_decoded_together_answers_in_turns(tmp_path
         engine.submit(Job(model, [5, 6, 7 + number], Sampling(), 5, number, tell))
     engine.run()
     assert all(end in ("eos", "length") for end in ends)
+
+
+def test_answers_wait_for_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(tiny_model(tmp_path / "model", layers=1))
+    monkeypatch.setattr(engine_module, "machine_bytes", lambda active: active + 2 * 100 * model.bytes_per_token)
+    advance, together, ends = Lane.advance, list[int](), list[Any]()
+
+    def counted(self: Lane) -> bool:
+        goes_on = advance(self)
+        together.append(len(self._jobs))
+        return goes_on
+
+    monkeypatch.setattr(Lane, "advance", counted)
+    engine = Engine(8)
+
+    def tell(new: Sequence[SampledToken], end: Stop | UserError | None) -> None:
+        ends.extend([end] if end else [])
+        if len(ends) == 9:
+            engine.stop()
+
+    # 30 columns each, of 100; the last one takes more alone
+    for number in range(8):
+        engine.submit(Job(model, [5 + number] * 10, Sampling(), 20, number, tell))
+    engine.submit(Job(model, [5] * 101, Sampling(), 5, 0, tell))
+    engine.run()
+    assert max(together) == 3 and set(ends) <= {"eos", "length"}
 
 
 def test_a_failing_model_fails_its_requests_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
