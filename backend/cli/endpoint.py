@@ -15,11 +15,11 @@ import typer
 from backend.cli.chat import CheckpointKey
 from backend.cli.common import AsJson, ExistingRunsDir, tell, tell_error, tell_json, verb
 from backend.cli.completions import RunOrModel
+from backend.tools.mcp_settings import LOOPBACK
 from backend.utils.errors import UserError
 
 KEY = "GRPO_STUDIO_KEY"  # environment variable with the key that clients have to send
 PARENT_EVERY_S = 1.0
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @verb
@@ -57,10 +57,10 @@ def endpoint(
 
     source = find_source(name, checkpoint, runs_dir)
     listening = _listen(host, port)
+    recorder = Recorder(record, tell_error) if record is not None else None
     maybe_set_recommended_wired_limit()  # on a Mac, keeps memory in use from being paged out
     models = load_models(source, adapters or [], runs_dir, tell_error)
     key, engine = os.environ.pop(KEY, ""), Engine(rows)
-    recorder = Recorder(record) if record is not None else None
     app = Endpoint(engine, models, key=key, recorder=recorder).app(host)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, lifespan="off"))
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -90,7 +90,7 @@ def _end_with(parent: int) -> None:
 
 def _listen(host: str, port: int) -> socket.socket:
     """A socket, bound before the model loads. Raises UserError."""
-    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    made = socket.socket()
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((host, port))
@@ -99,5 +99,4 @@ def _listen(host: str, port: int) -> socket.socket:
         made.close()
         setting = "host" if isinstance(error, socket.gaierror) else "port"
         raise UserError(setting, f"Cannot listen on {host}:{port}: {error.strerror}.") from None
-    made.set_inheritable(True)
     return made

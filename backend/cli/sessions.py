@@ -26,15 +26,17 @@ def sessions(
     if as_json:
         tell_json(found)
     else:
-        tell(f"{found['sessions']:,} sessions, {found['requests']:,} requests")
+        tell(f"sessions: {found['sessions']:,}, requests: {found['requests']:,}")
         for group in found["groups"]:
             rewards = "  ".join(map(format_number, group["rewards"]))
-            tell(f"{quote(group['group'], 40)}  {group['model']}  {len(group['rewards'])} sessions  {rewards}")
+            tell(
+                f"{quote(group['group'], 40)}  {group['model']}  sessions: {len(group['rewards'])}  rewards: {rewards}"
+            )
         if found["in_parts"]:
-            parts = f"{found['in_parts']:,} sessions have several parts; the last one is taken"
-            tell(f"{parts}: a request that does not begin with the messages of an earlier one starts a part.")
+            parts = f"several parts, of which the last is taken: {found['in_parts']:,}"
+            tell(f"{parts} (a request that does not continue an earlier one starts a part)")
         for reason, count in found["left_out"].items():
-            tell(f"{count:,} sessions are left out: {reason}.")
+            tell(f"left out: {count:,} ({reason})")
         tell(f"{folder / ROWS}: {found['rows']:,} rows with group_size {found['group_size']}")
     if not found["rows"]:
         tell_error("sessions: No group is whole, so there is nothing to train on.")

@@ -24,16 +24,12 @@ from backend.sampling.scheduler import AdmittedRows, ParkedRow, Scheduler
 from backend.utils.errors import UserError
 from backend.utils.machine import machine_bytes
 
-CHUNK = 4
-"""Decoding steps between two looks at the requests."""
-LONGEST = 32_768
-"""Most tokens of an answer."""
-REUSED = 32
-"""Fewest tokens of a prompt worth taking from the cache."""
+CHUNK = 4  # decoding steps between two looks at the requests
+LONGEST = 32_768  # tokens of an answer
+EXPECTED = 1024  # further tokens of an answer, for which memory is reserved
+REUSED = 32  # fewest tokens of a prompt worth taking from the cache
 MOST_PREFIXES = 64
-EXPECTED = 1024  # further tokens of an answer
-MODEL_FAILED = "model"
-"""The setting of an error that no request has caused."""
+MODEL_FAILED = "model"  # the setting of an error that no request has caused
 
 Tell = Callable[[Sequence[SampledToken], Stop | UserError | None], None]
 
@@ -104,7 +100,10 @@ class Engine:
                     return
                 submitted, self._submitted = self._submitted, []
             for job in submitted:
-                self._begin(job)
+                try:
+                    self._begin(job)
+                except Exception as error:  # such as no memory for the merged weights
+                    _fail([job], error)
             for key, lane in list(self._lanes.items()):
                 if not _survives(lane):
                     del self._lanes[key], lane
@@ -141,12 +140,16 @@ def _survives(work: Lane | Single) -> bool:
     try:
         return work.advance()
     except Exception as error:  # one request must not end the others
-        is_known = isinstance(error, UserError)
-        if not is_known:
-            traceback.print_exc()
-        for job in work.open_jobs():
-            job.tell((), error if is_known else UserError(MODEL_FAILED, f"The model failed: {error}"))
+        _fail(work.open_jobs(), error)
         return False
+
+
+def _fail(jobs: Sequence[Job], error: Exception) -> None:
+    if not isinstance(error, UserError):
+        traceback.print_exception(error)
+        error = UserError(MODEL_FAILED, f"The model failed: {error}")
+    for job in jobs:
+        job.tell((), error)
 
 
 class Lane:
@@ -233,7 +236,7 @@ class Lane:
         rows = self._scheduler.rows
         tokens = job.prompt + self._outputs.tokens(place)[:-1]  # the last token may not have been read
         (row,) = np.flatnonzero(rows.index == place)
-        if len(tokens) > REUSED and self._prefixes.has_room(len(tokens) * self.model.bytes_per_token):
+        if REUSED < len(tokens) <= self._prefixes.most_bytes // self.model.bytes_per_token:
             self._prefixes.add(self.model.name, tokens, ParkedRow(*rows.copied(int(row), len(tokens)), read=0))
 
 
@@ -261,11 +264,8 @@ class PrefixCache:
     """Keys and values of ended answers, the newest last, of at most `most_bytes`."""
 
     def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+        self.most_bytes = most_bytes
         self._entries: list[tuple[str, np.ndarray, ParkedRow]] = []
-
-    def has_room(self, size: int) -> bool:
-        return size <= self._most_bytes
 
     def longest(self, model: str, prompt: list[int]) -> ParkedRow | None:
         """The row that has most of the prompt's first tokens, cut to these; its last token is never among them."""
@@ -283,7 +283,7 @@ class PrefixCache:
         entries = [each for each in self._entries if each[0] != model or _common(each[1], ids) < len(each[1])]
         entries.append((model, ids, row))
         sizes = [sum(array.nbytes for array in (*row.keys, *row.values)) for _, _, row in entries]
-        while sum(sizes) > self._most_bytes or len(entries) > MOST_PREFIXES:
+        while sum(sizes) > self.most_bytes or len(entries) > MOST_PREFIXES:
             del entries[0], sizes[0]
         self._entries = entries
 

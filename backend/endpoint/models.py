@@ -24,8 +24,7 @@ from backend.utils.errors import UserError
 from backend.utils.files import names_folder
 from backend.utils.machine import machine_bytes
 
-CONTEXT = 32_768
-"""Tokens of a prompt with its answer, where the model does not say how many it reads."""
+CONTEXT = 32_768  # tokens of a prompt with its answer, where the model does not say how many it reads
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from backend.endpoint.engine import LONGEST
 from backend.endpoint.models import ServedModel
-from backend.engine.penalties import NO_PENALTIES, Penalties
+from backend.engine.penalties import Penalties
 from backend.runs.completion_rows import Stop
 from backend.sampling.cached_sequence import SampledToken
 from backend.sampling.grammar import Grammar
@@ -23,8 +23,7 @@ from backend.sampling.sampler import Sampling
 from backend.types import Completion, ToolCall, content_text
 from backend.utils.errors import UserError
 
-MAX_TOKENS = 4096
-"""Of an answer, where the request does not say."""
+MAX_TOKENS = 4096  # of an answer, where the request does not say
 FINISH: dict[Stop, str] = {"eos": "stop", "string": "stop", "length": "length"}
 Message = dict[str, Any]
 
@@ -62,13 +61,10 @@ class SamplingFields(BaseModel):
     def sampling(self, model: ServedModel) -> Sampling:
         of_run = Sampling.of(model.config.model_copy(update={"output_regex": "", "output_schema": ""}))
         given = {key: getattr(self, key) for key in ("temperature", "top_p", "top_k", "min_p")}
-        penalties = Penalties(
-            1.0 if self.repetition_penalty is None else self.repetition_penalty,
-            self.presence_penalty or 0.0,
-            self.frequency_penalty or 0.0,
-        )
+        repetition = 1.0 if self.repetition_penalty is None else self.repetition_penalty
+        penalties = Penalties(repetition, self.presence_penalty or 0.0, self.frequency_penalty or 0.0)
         changes = {key: value for key, value in given.items() if value is not None}
-        return replace(of_run, **changes, penalties=penalties or NO_PENALTIES)
+        return replace(of_run, **changes, penalties=penalties)
 
 
 class ResponseFormat(BaseModel):
@@ -112,7 +108,7 @@ def _message(number: int, message: Message) -> Message:
     if role not in ("system", "developer", "user", "assistant", "tool"):
         raise UserError(where, "The role must be system, developer, user, assistant or tool.")
     if isinstance(content, list):
-        if any(not isinstance(part, dict) or part.get("type", "text") != "text" for part in content):
+        if not all(map(_is_text, content)):
             raise UserError(where, "Only text parts are supported.")
         content = content_text(content)
     if not isinstance(content, str | None):
@@ -122,16 +118,20 @@ def _message(number: int, message: Message) -> Message:
     if calls := message.get("tool_calls"):
         try:
             made["tool_calls"] = [_call_with_mapping(call) for call in calls]
-        except (TypeError, KeyError, ValueError):
+        except (TypeError, KeyError, ValueError, AttributeError):
             raise UserError(where, "A tool call needs function.name, and function.arguments as JSON.") from None
     return made
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type", "text") == "text" and isinstance(part.get("text"), str)
 
 
 def _call_with_mapping(call: Message) -> Message:
     function, arguments = call["function"], call["function"].get("arguments") or "{}"
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
-    return {**call, "function": {"name": function["name"], "arguments": arguments}}
+    return {"id": "", **call, "function": {"name": function["name"], "arguments": arguments}}
 
 
 @dataclass(slots=True)

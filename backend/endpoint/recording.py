@@ -7,6 +7,7 @@ what it adds: `after` is the number of the request before, in its session.
 from __future__ import annotations
 
 import json
+import os
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,12 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from backend.data.files import first_line
 from backend.endpoint.sessions import FILE
 from backend.runs.events import JsonLines, read_events
 from backend.sampling.sampler import Sampling
 from backend.sampling.turn_format import TurnFormat
 from backend.types import Completion, content_text
+from backend.utils import file_lock
 from backend.utils.disk import writing
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 Message = dict[str, Any]
 
@@ -56,11 +61,17 @@ class Request:
 
 class Recorder:
     """Writes the sessions of one endpoint, and lets each request of a session continue the ids of an earlier one. An
-    endpoint started again with the same folder continues its sessions. Raises DiskError."""
+    endpoint started again with the same folder continues its sessions. `note` takes messages. Raises DiskError, and
+    UserError for a folder that another endpoint records into."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, note: Callable[[str], None]) -> None:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
+            self._lock = file_lock.try_hold(folder / "recording.lock")
+        if self._lock is None:
+            raise UserError("record", f"Another endpoint records into {quote(folder, 70)}; choose another folder.")
+        self._note = note
+        self._has_told = False
         self._lines = JsonLines(folder / FILE)
         self._sessions: dict[str, list[Request]] = {}
         self._by_key: dict[tuple[str, int], Request] = {}
@@ -81,9 +92,13 @@ class Recorder:
         answer, the recorded ids and those of the new messages; else `rendered()`, and a part of the session begins."""
         before, count = self._continued(session, model, messages, tools)
         if before is not None:
-            with suppress(Exception):  # of any kind: a template without ends of turns, or one that refuses messages
+            try:
                 added = turns.continuation(before.reply, [plain(message) for message in messages[count:]])
                 return before.ids() + added[before.has_ended :]
+            except Exception as error:  # of any kind: a template without ends of turns, or one that refuses messages
+                if not self._has_told:
+                    self._note(f"The chat template cannot continue a turn, so a part begins: {first_line(error)}")
+                self._has_told = True
         return rendered()
 
     def add(
@@ -121,6 +136,8 @@ class Recorder:
 
     def close(self) -> None:
         self._lines.close()
+        assert self._lock is not None
+        os.close(self._lock)
 
     def _remember(self, line: Mapping[str, Any]) -> None:
         requests = self._sessions.setdefault(line["session"], [])

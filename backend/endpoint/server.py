@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, FiniteFloat, ValidationError
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -19,20 +19,21 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from backend.data.problems import apply_chat_template, tokenizer_lock
+from backend.data.problems import TooLong, tokenize_if_fits
 from backend.endpoint import openai_api as api
 from backend.endpoint.engine import MODEL_FAILED, Engine, Job
 from backend.endpoint.models import ServedModel
 from backend.endpoint.recording import Answer, Recorder
 from backend.runs.completion_rows import Stop
 from backend.sampling.cached_sequence import SampledToken
+from backend.tools.mcp_settings import LOOPBACK
+from backend.utils.disk import DiskError
 from backend.utils.errors import UserError
 
 MOST_BYTES = 16 << 20
 """Of a request's body."""
 BODY_S = 60.0
 """Seconds in which it has to arrive."""
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 R = TypeVar("R", bound=BaseModel)
 Message = dict[str, Any]
 Piece = tuple[Sequence[SampledToken], Stop | UserError | None]
@@ -49,7 +50,8 @@ class RequestError(Exception):
     @classmethod
     def of(cls, error: UserError) -> RequestError:
         problem = error.faults[0]
-        return cls(500 if problem.setting == MODEL_FAILED else 400, problem.sentence, problem.setting)
+        is_ours = isinstance(error, DiskError) or problem.setting == MODEL_FAILED
+        return cls(500 if is_ours else 400, problem.sentence, problem.setting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +73,14 @@ class Asked:
         """Of an answer to this prompt. Raises RequestError where there is no room for one."""
         room = self.model.context - len(prompt)
         if room < 1:
-            what = f"The prompt has {len(prompt):,} tokens, and {self.model.name} reads {self.model.context:,}"
-            param = "messages" if self.is_chat else "prompt"
-            raise RequestError(400, f"{what} with its answer.", param, "context_length_exceeded")
+            raise too_long(self.model, "messages" if self.is_chat else "prompt")
         asked = getattr(self.request, "max_completion_tokens", None) or self.request.max_tokens
         return min(asked or api.MAX_TOKENS, room)
+
+
+def too_long(model: ServedModel, param: str) -> RequestError:
+    sentence = f"The prompt is too long: {model.name} reads {model.context:,} tokens with its answer."
+    return RequestError(400, sentence, param, "context_length_exceeded")
 
 
 class Endpoint:
@@ -89,7 +94,7 @@ class Endpoint:
 
     def app(self, host: str) -> Starlette:
         """Listening on loopback, it answers no web page of another site that has its name point there."""
-        hosts = [*LOOPBACK, "["] if host in LOOPBACK else ["*"]
+        hosts = [*LOOPBACK] if host in LOOPBACK else ["*"]
         routes = self._routes("/v1")
         if self._recorder is not None:
             routes += self._routes("/sessions/{session}/v1")
@@ -137,23 +142,22 @@ class Endpoint:
         if tools and model.turn_format.fault:
             raise RequestError(400, model.turn_format.fault, "tools")
         variables = {**model.config.chat_template_kwargs, **asked.chat_template_kwargs}
-        tokenizer, session = model.policy.tokenizer, request.path_params.get("session", "")
+        variables |= {"tools": tools} if tools else {}
 
-        def tokens() -> list[int]:
-            def rendered() -> list[int]:
-                with tokenizer_lock:
-                    return apply_chat_template(messages, tokenizer, variables | ({"tools": tools} if tools else {}))
+        def rendered() -> list[int]:
+            try:
+                tokens = tokenize_if_fits(messages, model.policy.tokenizer, variables, "the messages", model.context)
+            except UserError as error:
+                raise RequestError(400, error.faults[0].sentence, "messages") from None
+            if isinstance(tokens, TooLong):
+                raise too_long(model, "messages")
+            return tokens
 
-            if self._recorder is None or not session:
-                return rendered()
-            return self._recorder.prompt(session, model.name, messages, tools, model.turn_format, rendered)
-
-        try:
-            prompt = await asyncio.to_thread(tokens)
-        except Exception as error:  # of any kind: a template may raise anything
-            raise RequestError(
-                400, f"The model's chat template cannot render the messages: {error}", "messages"
-            ) from None
+        session = request.path_params.get("session", "")
+        if self._recorder is None or not session:
+            prompt = rendered()
+        else:
+            prompt = self._recorder.prompt(session, model.name, messages, tools, model.turn_format, rendered)
         return await self._answer(request, Asked(asked, model, [prompt], tools, messages, session))
 
     async def text(self, request: Request) -> Response:
@@ -219,7 +223,10 @@ class Endpoint:
             for _ in choices:
                 while (chunk := await arrived.get()) is not None:
                     yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
-            self._record(asked, choices)
+            try:
+                self._record(asked, choices)
+            except UserError as error:
+                yield f"data: {json.dumps(RequestError.of(error).body)}\n\n"
             options = asked.request.stream_options
             if options is not None and options.include_usage:
                 yield f"data: {json.dumps(head | {'choices': [], 'usage': _usage(asked, choices)})}\n\n"
@@ -240,7 +247,7 @@ class Endpoint:
 
 
 class _Reward(BaseModel):
-    reward: float
+    reward: FiniteFloat
     group: str = ""
 
 

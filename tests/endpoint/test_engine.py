@@ -22,6 +22,7 @@ from backend.runs.completion_rows import Stop
 from backend.sampling.cached_sequence import CachedSequence, SampledToken
 from backend.sampling.chat import find_source
 from backend.sampling.sampler import Sampling
+from backend.utils.disk import DiskError
 from backend.utils.errors import UserError
 from tests.support import small_run
 from tests.support.random_models import tiny_model
@@ -203,7 +204,7 @@ def test_settings_of_a_run_are_the_defaults_of_a_request(tmp_path: Path) -> None
 
 
 def test_calls_of_tools_reach_the_client_and_the_recording(tmp_path: Path) -> None:
-    speaker, recorder = Speaker(tmp_path / "model"), Recorder(tmp_path / "recorded")
+    speaker, recorder = Speaker(tmp_path / "model"), Recorder(tmp_path / "recorded", print)
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern", "days": 2}}\n</tool_call>'
     texts = [f"I ask.\n{call}", "Rain.", f"Again.\n{call}", "Sun."]
 
@@ -239,3 +240,24 @@ def test_calls_of_tools_reach_the_client_and_the_recording(tmp_path: Path) -> No
     recorder.close()
     lines = [json.loads(line) for line in (tmp_path / "recorded" / "sessions.jsonl").read_text().splitlines()]
     assert [line["after"] for line in lines if "reply" in line] == [None, 0, None, 0]  # each session is one part
+
+
+def test_a_full_disk_fails_the_request_that_is_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    speaker, recorder = Speaker(tmp_path / "model"), Recorder(tmp_path / "recorded", print)
+
+    class Scripted:
+        def submit(self, job: Job) -> None:
+            job.tell([SampledToken(speaker.tokenizer.eos_token_id, -1.0, 0.0)], "eos")
+
+    def full(*_: Any) -> None:
+        raise DiskError("The disk is full.")
+
+    monkeypatch.setattr(recorder, "add", full)
+    endpoint = Endpoint(Scripted(), [speaker.model], recorder=recorder)  # type: ignore[arg-type]
+    client = TestClient(endpoint.app("127.0.0.1"), base_url="http://localhost")
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
+    answer = client.post("/sessions/a/v1/chat/completions", json=asked)
+    assert answer.status_code == 500 and answer.json()["error"]["message"] == "The disk is full."
+    streamed = client.post("/sessions/a/v1/chat/completions", json=asked | {"stream": True}).text
+    assert "The disk is full." in streamed and streamed.endswith("data: [DONE]\n\n")
+    assert client.post("/v1/chat/completions", json=asked).status_code == 200

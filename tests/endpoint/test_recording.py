@@ -13,6 +13,7 @@ from backend.endpoint.sessions import FILE, ROWS
 from backend.sampling.sampler import Sampling
 from backend.sampling.turn_format import TurnFormat
 from backend.types import Completion, Stop
+from backend.utils.errors import UserError
 from tests.support.tool_tokenizers import tool_tokenizer
 from tests.support.verbs import call, run_ok
 
@@ -29,7 +30,7 @@ class Agent:
     """An agent's loop whose model says what it is given."""
 
     def __init__(self, folder: Path, tokenizer: Any) -> None:
-        self.recorder, self.tokenizer, self.turns = Recorder(folder), tokenizer, TurnFormat(tokenizer, {})
+        self.recorder, self.tokenizer, self.turns = Recorder(folder, print), tokenizer, TurnFormat(tokenizer, {})
 
     def rendered(self, messages: Chat) -> list[int]:
         return list(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True))
@@ -153,3 +154,25 @@ def test_sessions_without_a_reward_are_grouped_by_their_prompt(tmp_path: Path, t
     assert call("sessions", tmp_path).exit_code == 2
     rows = session_rows(tmp_path, "--without-reward")
     assert [[each["session"] for each in row["recorded"]] for row in rows] == [["s0", "s1"], ["s2", "s3"]]
+
+
+def test_one_endpoint_records_into_a_folder(tmp_path: Path, tokenizer: Any) -> None:
+    first = Agent(tmp_path, tokenizer)
+    with pytest.raises(UserError, match="record: Another endpoint records into"):
+        Recorder(tmp_path, print)
+    first.recorder.close()
+    Recorder(tmp_path, print).close()
+
+
+def test_a_template_that_cannot_continue_is_told_once(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    agent = Agent(tmp_path, tokenizer)
+    agent.recorder = Recorder(tmp_path / "other", notes.append)
+    monkeypatch.setattr(agent.turns, "continuation", lambda *_: 1 / 0)
+    chat: Chat = ASKED
+    for _ in range(3):
+        ids, chat = agent.ask("s", [*chat, said("user", "And?")], "Three.")
+        assert tokenizer.decode(ids).count("<|im_start|>assistant") == chat.count(chat[-1])  # rendered
+    assert notes == ["The chat template cannot continue a turn, so a part begins: division by zero."]

@@ -46,7 +46,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sessions")
     policy = load_policy(parse(SETTINGS | {"model": str(tool_model(folder / "model")), "data": "-"}))
     sampler, turns = Sampler(policy, 6), TurnFormat(policy.tokenizer, {})
-    recorder = Recorder(folder / "sessions")
+    recorder = Recorder(folder / "sessions", print)
     for number in range(4):
         name, group = f"session {number}", f"task {number // 2}"
         chat: list[dict[str, Any]] = [{"role": "user", "content": f"Count to {group}. Session {number}."}]

@@ -317,7 +317,7 @@ def endpoint(machine: Machine, run: Path) -> None:
             assert json.load(answer)["choices"][0]["message"]["role"] == "assistant"
         serving.terminate()
         assert serving.wait(20) == 0
-    assert "1 requests" in machine.run(BUNDLED_PROGRAM, "sessions", recorded, code=2).stdout
+    assert "requests: 1" in machine.run(BUNDLED_PROGRAM, "sessions", recorded, code=2).stdout
 
 
 def job(machine: Machine, run: Path) -> None:
