@@ -51,22 +51,15 @@ ENDED = "hung up: its process has ended"
 Frame = list[bytes | memoryview]
 
 
-class SilenceError(Exception):
-    """The other end closed the connection, or is silent."""
-
-
 def listen(addresses: Sequence[str]) -> list[socket.socket]:
     """Listen on a free port at each of these addresses that this machine has. Raises OSError."""
     sockets: list[socket.socket] = []
-    why: OSError = OSError(errno.EADDRNOTAVAIL, "this machine has no address to listen at")
     for address in dict.fromkeys(addresses):
-        try:
-            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with contextlib.suppress(OSError):
             sockets.append(socket.create_server((address, 0), family=family, backlog=MOST_STRANGERS))
-        except OSError as error:
-            why = error
     if not sockets:
-        raise why
+        raise OSError(errno.EADDRNOTAVAIL, "this machine has no address to listen at")
     return sockets
 
 
@@ -134,19 +127,12 @@ def _proof(secret: bytes, role: bytes, challenge: bytes, own: bytes, rank: bytes
 
 def connect(addresses: Sequence[tuple[str, int]], secret: bytes, rank: int, deadline: float) -> socket.socket:
     """A worker's proven connection to the first address of rank 0 that answers. Raises OSError after `deadline`."""
+    why: Exception = OSError("it named no address")
     while True:
-        why: Exception = OSError("it named no address")
         for address in addresses:
             try:
-                connection = socket.create_connection(address, timeout=CONNECT_PATIENCE_S)
-            except OSError as error:
-                why = error
-                continue
-            try:
-                _introduce(connection, secret, rank)
-                return connection
-            except OSError as error:  # another program's port
-                connection.close()
+                return _connected(address, secret, rank)
+            except OSError as error:  # nobody, or another program's port
                 why = error
         if time.monotonic() > deadline:
             reason = str(why) or "another program answers there"
@@ -154,24 +140,28 @@ def connect(addresses: Sequence[tuple[str, int]], secret: bytes, rank: int, dead
         time.sleep(0.1)
 
 
-def _introduce(connection: socket.socket, secret: bytes, rank: int) -> None:
-    ends = time.monotonic() + PROOF_PATIENCE_S
+def _connected(address: tuple[str, int], secret: bytes, rank: int) -> socket.socket:
+    with contextlib.ExitStack() as stack:
+        connection = stack.enter_context(socket.create_connection(address, timeout=CONNECT_PATIENCE_S))
+        ends = time.monotonic() + PROOF_PATIENCE_S
 
-    def read() -> bytes:
-        data = bytearray()
-        while len(data) < CHALLENGE:
-            connection.settimeout(max(ends - time.monotonic(), 0.001))
-            piece = connection.recv(CHALLENGE - len(data))
-            if not piece:
-                raise ConnectionError
-            data += piece
-        return bytes(data)
+        def read() -> bytes:
+            data = b""
+            while len(data) < CHALLENGE:
+                connection.settimeout(max(ends - time.monotonic(), 0.001))
+                piece = connection.recv(CHALLENGE - len(data))
+                if not piece:
+                    raise ConnectionError
+                data += piece
+            return data
 
-    mine, own_rank = secrets.token_bytes(CHALLENGE), rank.to_bytes(4, "little")
-    theirs = read()
-    connection.sendall(ANSWER.pack(own_rank, mine, _proof(secret, b"worker", theirs, mine, own_rank)))
-    if not hmac.compare_digest(read(), _proof(secret, b"leader", mine, theirs, own_rank)):
-        raise ConnectionError
+        mine, own_rank = secrets.token_bytes(CHALLENGE), rank.to_bytes(4, "little")
+        theirs = read()
+        connection.sendall(ANSWER.pack(own_rank, mine, _proof(secret, b"worker", theirs, mine, own_rank)))
+        if not hmac.compare_digest(read(), _proof(secret, b"leader", mine, theirs, own_rank)):
+            raise ConnectionError
+        stack.pop_all()
+        return connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +226,7 @@ class Connection:
                 self._take(ChannelMessage(self._rank, kind, body))
                 if kind == GOODBYE:
                     return
-        except (SilenceError, MessageError) as error:
+        except MessageError as error:
             why = str(error)
         except (ConnectionResetError, BrokenPipeError):  # it ended before it had read everything
             why = ENDED
@@ -254,10 +244,10 @@ class Connection:
             except TimeoutError:
                 silent_s += HEARTBEAT_S
                 if silent_s >= LOST_AFTER_S:
-                    raise SilenceError(f"has not answered for {LOST_AFTER_S:g} seconds") from None
+                    raise MessageError(f"has not answered for {LOST_AFTER_S:g} seconds") from None
                 continue
             if not piece:
-                raise SilenceError(ENDED)
+                raise MessageError(ENDED)
             silent_s = 0.0
             data += piece
         return data
@@ -322,8 +312,13 @@ class LeaderChannel:
         self._failing = threading.Lock()
         self._gone: set[int] = set()
         self._pulses: dict[int, dict[str, int]] = {}
+
+        def lost(rank: int, why: str) -> None:
+            if rank not in self._gone:
+                self._fail(LostRankError(self.machines[rank], why))
+
         self._connections = {
-            rank: Connection(each, rank, self._take, partial(self._on_lost, rank)) for rank, each in connections.items()
+            rank: Connection(each, rank, self._take, partial(lost, rank)) for rank, each in connections.items()
         }
         for each in self._connections.values():
             each.start()
@@ -374,10 +369,6 @@ class LeaderChannel:
             self._gone.add(message.rank)
         else:
             self._inbox.put(message)
-
-    def _on_lost(self, rank: int, why: str) -> None:
-        if rank not in self._gone:
-            self._fail(LostRankError(self.machines[rank], why))
 
     def _fail(self, failure: LostRankError | WorkerError) -> LostRankError | WorkerError:
         with self._failing:

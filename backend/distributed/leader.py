@@ -28,6 +28,7 @@ from backend.distributed.collectives import (
     keep_together,
 )
 from backend.distributed.messages import SampledRound, SamplingOrder, check_sendable, reward_code
+from backend.distributed.ranks import about_ranks
 from backend.distributed.scheduling import (
     LearningReport,
     PromptScheduler,
@@ -43,7 +44,7 @@ from backend.trainer.evaluation.evaluate import EVAL_SEED
 from backend.trainer.machine import StepSize
 from backend.trainer.memory.estimate import GB
 from backend.trainer.memory.plan import WHOLE_STEP, dtype_here
-from backend.trainer.run_context import Note, RunContext, SamplingContext, SharedResources, StepContext, load_context
+from backend.trainer.run_context import Note, RunContext, SamplingContext, SharedResources, load_context
 from backend.trainer.run_inputs import RunInputs
 from backend.training.not_finite import check_sampled, check_scores
 from backend.types import Group, Problem
@@ -56,24 +57,24 @@ SERVING_S = 0.02  # seconds to wait for a message
 
 
 class SharedSampling:
-    """Samples and scores the prompts of a step, or of an evaluation, on all ranks. `notes` receives the workers'
-    messages; `scoring_limit_s`: time limit of a round's reward functions."""
+    """Samples and scores the prompts of a step, or of an evaluation, on all ranks. `position`: of the first problem."""
 
     def __init__(
         self,
-        parts: StepContext,
-        workers: LeaderChannel,
-        paces: RankPaces,
+        context: LeaderContext,
         problems: Sequence[Problem],
-        order: SamplingOrder,
-        notes: list[str],
-        scoring_limit_s: float,
+        step: int,
+        seed: int,
+        position: int,
+        group_size: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._parts, self._workers, self._paces, self._problems, self._order = parts, workers, paces, problems, order
-        self._notes, self._scoring_limit_s, self._clock = notes, scoring_limit_s, clock
-        size = len(workers.machines)
-        self._scheduler = PromptScheduler(len(problems), order.group_size, paces, size)
+        self._context, self._problems, self._clock = context, problems, clock
+        self._workers, self._paces = context.leader.workers, context.leader.paces
+        epoch, scoring = context.prompt_stream.epoch, context.scoring.state()
+        self._order = SamplingOrder(step, epoch, seed, position, group_size, scoring)
+        size = len(self._workers.machines)
+        self._scheduler = PromptScheduler(len(problems), group_size, self._paces, size)
         self._idle = set(range(1, size))
         self._given: dict[int, tuple[int, float]] = {}
         """Rank → (completions of its round, when given)."""
@@ -95,7 +96,7 @@ class SharedSampling:
 
     def run(self, poll: Callable[[float], None]) -> None:
         """`poll` is called with the share that is done, and may raise to stop."""
-        began, total, done = self._clock(), len(self._problems), 0
+        began, total, done, context = self._clock(), len(self._problems), 0, self._context
 
         def serve_and_poll(wait_s: float = 0.0) -> None:
             nonlocal done
@@ -108,9 +109,9 @@ class SharedSampling:
             own = self._scheduler.take(0, self._clock())
             if own:
                 problems = self._problems[own.start : own.stop]
-                sampled = sample_round(self._parts, 0, self._order, own.start, problems, lambda _: serve_and_poll())
+                sampled = sample_round(context, 0, self._order, own.start, problems, lambda _: serve_and_poll())
                 with ThreadPoolExecutor(1, "rewards") as pool:  # leaving it waits for the call that is running
-                    scoring = pool.submit(score_round, self._parts, self._order, sampled)
+                    scoring = pool.submit(score_round, context, self._order, sampled)
                     while not scoring.done():
                         self._serve(SERVING_S)
                     scoring.result()
@@ -122,7 +123,7 @@ class SharedSampling:
         while (message := self._workers.receive(wait_s)) is not None:
             wait_s = 0.0
             machine = self._workers.machines[message.rank]
-            self._notes += [f"{machine}: {note}" for note in message.body["notes"]]
+            self._context.notes.extend(f"{machine}: {note}" for note in message.body["notes"])
             self._idle.add(message.rank)
             del self._given[message.rank]
             done: SampledRound = message.body["done"]
@@ -132,9 +133,11 @@ class SharedSampling:
             done.groups = [Group(*each) for each in zip(problems, message.body["completions"], strict=False)]
             self._take(done)
             self._give()
+        config = self._context.config
+        most_s = LEAST_S + config.reward_timeout * len(config.reward_functions)
         for rank, (count, since) in self._given.items():
             took_s, usual_s = self._clock() - since, self._paces.usual_s(rank, count)
-            if usual_s is not None and took_s > LEAST_S + TIMES * usual_s + self._scoring_limit_s:
+            if usual_s is not None and took_s > most_s + TIMES * usual_s:
                 why = f"answers, but has worked on {count:,} completions for {took_s:.0f} s; {usual_s:.1f} s are usual"
                 self._workers.give_up(rank, why)
 
@@ -175,8 +178,14 @@ class Leader:
         """As `backend.trainer.run_context.load_context`, while the workers load theirs. Raises UserError, and the
         channel's errors."""
         assert shared is None or shared.base is None, "runs that share a process have no ranks of their own"
-        stages = stages or stage_configs(config)
-        dtype = (shared and shared.dtype) or self._dtype(stages)
+        stages, machines = stages or stage_configs(config), [each for each in self.workers.machines if each.memory_gb]
+        # The type that all ranks compute in: one that the smallest machine has memory for, and on Macs as it is.
+        dtype = stages[0].dtype, ""
+        if shared is not None and shared.dtype:
+            dtype = shared.dtype
+        elif not any(machine.chip.startswith("Apple") for machine in machines):
+            smallest = min((round(machine.memory_gb * GB) for machine in machines), default=None)
+            dtype = dtype_here(stages, None if smallest is None else usable_bytes(smallest))
         shared = SharedResources(None, dtype)
         if config.parallelism == "tensor":
             assert isinstance(self.ranks, MlxCollectives)
@@ -192,14 +201,6 @@ class Leader:
         self.workers.send_to_all("build", **sizes, most=most)
         check_same_base(own, config, self.ranks, self.workers.machines)
         return own
-
-    def _dtype(self, stages: Sequence[Config]) -> tuple[str, str]:
-        """The type that all ranks compute in: one that the smallest machine has memory for, and on Macs as it is."""
-        machines = [machine for machine in self.workers.machines if machine.memory_gb]
-        if any(machine.chip.startswith("Apple") for machine in machines):
-            return stages[0].dtype, ""
-        smallest = min((round(machine.memory_gb * GB) for machine in machines), default=None)
-        return dtype_here(stages, None if smallest is None else usable_bytes(smallest))
 
     def observe(self, work: str, seconds: float) -> None:
         self._longest_s[work] = max(self._longest_s.get(work, 0.0), seconds)
@@ -244,8 +245,7 @@ class LeaderContext(RunContext):
         super().rest()
 
     def of_ranks(self) -> dict[str, Any]:
-        machines = [asdict(machine) for machine in self.leader.workers.machines]
-        return {"ranks": self.leader.ranks.size, "machines": machines, "distributed_backend": self.leader.backend}
+        return about_ranks(self.leader.workers.machines, self.leader.backend)
 
     def new_notes(self) -> list[str]:
         own, self.notes[:] = [*self.notes], []
@@ -256,7 +256,8 @@ class LeaderContext(RunContext):
     ) -> dict[str, float]:
         leader = self.leader
         with work.timer.phase("rollout"):
-            sampling = self._sampling(problems, step, config.seed, position, config.group_size, work.timer.elapsed)
+            how = step, config.seed, position, config.group_size
+            sampling = SharedSampling(self, problems, *how, work.timer.elapsed)
             sampling.run(lambda share: work.poll("sampling", share))
             leader.shares.add_sampling(sampling.rounds, sampling.took_s, mx.get_peak_memory() / 1e9)
         for rank in set(range(leader.ranks.size)) - {each.rank for each in sampling.rounds}:
@@ -276,26 +277,11 @@ class LeaderContext(RunContext):
     def held_out_groups(
         self, problems: list[Problem], step: int, config: Config, poll: Callable[[float], None]
     ) -> list[Group]:
-        size = config.num_generations_eval or config.group_size
-        sampling = self._sampling(problems, step, EVAL_SEED, 0, size)
+        sampling = SharedSampling(self, problems, step, EVAL_SEED, 0, config.num_generations_eval or config.group_size)
         sampling.run(poll)
         if self.scoring.on_leader:
             self.scoring.score(sampling.groups, step, self.prompt_stream.epoch)
         return sampling.groups
-
-    def _sampling(
-        self,
-        problems: list[Problem],
-        step: int,
-        seed: int,
-        position: int,
-        group_size: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> SharedSampling:
-        order = SamplingOrder(step, self.prompt_stream.epoch, seed, position, group_size, self.scoring.state())
-        limit_s = self.config.reward_timeout * len(self.config.reward_functions)
-        workers, paces = self.leader.workers, self.leader.paces
-        return SharedSampling(self, workers, paces, problems, order, self.notes, limit_s, clock)
 
     def learn(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
         leader, forward = self.leader, self.learner.forward

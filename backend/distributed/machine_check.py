@@ -27,10 +27,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import psutil
@@ -71,7 +73,7 @@ from backend.utils.child_process import CHILD_VERB, ChildEnded, ChildProcess, Ch
 from backend.utils.command import backend_environment, is_bundled
 from backend.utils.disk import require_room, room_on
 from backend.utils.errors import ConfigProblem, UserError
-from backend.utils.files import is_file, is_folder, is_folder_name, user_path
+from backend.utils.files import is_file, is_folder, is_folder_name, user_path, write_all
 from backend.utils.hub_cache import hub_cache, local_folder, own_file, repo_cache, split_revision
 from backend.utils.machine import has_gpu, machine_bytes, processor
 from backend.utils.places import project_root
@@ -80,8 +82,6 @@ from backend.utils.text import quote
 FACTS_S = 45.0  # seconds for a machine to answer
 LINK_S = 45.0  # seconds for a measurement; Wi-Fi takes 20
 GRACE_S = 2.0
-STALLED_S = 30.0  # seconds without progress of a copy
-POLL_S = 0.2
 DEVICES_S = 5.0
 OF_SSH = 255  # ssh's own exit code
 MARKER = "grpo-studio "
@@ -99,10 +99,6 @@ _SSH_HINTS = {
 _UNPACK = 'mkdir -p "$1" && tar -xf - -C "$1" && mv "$1/$2.part" "$1/$2"'  # unpacks a model; config.json comes last
 
 Stage = Literal["reading", "read", "copying", "measuring"]
-
-
-class NotReachedError(Exception):
-    """A machine or link does not do what a run needs; the message is a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +134,10 @@ def check_machines(
     try:
         has_mpi = here is not None and here.has_mpi
         report.backend = choose_backend(hosts, wanted.backend, has_mpi=has_mpi, has_cuda=has_cuda()).backend
+        if measures and not problems and len(hosts.hosts) > 1 and all(each.facts for each in report.machines):
+            report.link = _link_speed(report, hosts, progress)
     except UserError as error:
         problems += error.faults
-    if measures and not problems and len(hosts.hosts) > 1 and all(each.facts for each in report.machines):
-        try:
-            report.link = _link_speed(report, hosts, progress)
-        except NotReachedError as error:
-            problems.append(ConfigProblem("hosts", str(error)))
     model = wanted.model
     is_hub_id = bool(model) and not is_folder(user_path(model, "model")) and not Path(model).is_absolute()
     report.findings = [
@@ -196,14 +189,14 @@ def _read_facts(hosts: HostsFile, wanted: Wanted, progress: CheckProgress) -> Ma
         for machine in machines:
             progress.reached(machine.rank, "reading", None)
         found, problem = None, ""
-        try:
-            if machines[0].is_here:
-                found = facts(wanted.model, wanted.reward_file)
-            else:
+        if machines[0].is_here:
+            found = facts(wanted.model, wanted.reward_file)
+        else:
+            try:
                 answer = _ask(hosts, machines[0].rank, request, FACTS_S, progress.check)
                 found = TypeAdapter(MachineFacts).validate_python(answer)
-        except NotReachedError as error:
-            problem = str(error)
+            except UserError as error:
+                problem = error.faults[0].sentence
         for machine in machines:
             machine.facts, machine.problem = found, problem
             progress.reached(machine.rank, "read", None)
@@ -222,16 +215,17 @@ def _ask(hosts: HostsFile, rank: int, request: dict[str, Any], timeout_s: float,
     child = ChildProcess(command, grace_s=GRACE_S, environment=environment, marker=MARKER)
     try:
         answer = child.request(request, timeout_s, poll)
+        why = f"reports: {quote(answer['error'], 120)}" if "error" in answer else ""
     except ChildTimeout:
-        raise NotReachedError(f"{name} has not answered for {timeout_s:.0f} s.") from None
+        why = f"has not answered for {timeout_s:.0f} s."
     except ChildEnded as ended:
-        raise NotReachedError(f"{name} {_why(ended, host, is_here)}") from None
+        why = _why(ended, host, is_here)
     except (json.JSONDecodeError, OSError) as error:
-        raise NotReachedError(f"{name} could not be asked: {quote(error)}.") from None
+        why = f"could not be asked: {quote(error)}."
     finally:
         child.stop()
-    if "error" in answer:
-        raise NotReachedError(f"{name} reports: {quote(answer['error'], 120)}")
+    if why:
+        raise UserError("hosts", f"{name} {why}")
     return answer
 
 
@@ -261,7 +255,7 @@ def _link_speed(report: MachineReport, hosts: HostsFile, progress: CheckProgress
     def poll() -> None:
         progress.check()
         if problems:
-            raise NotReachedError("another rank has failed, so this one's answer would never come")
+            raise UserError("hosts", "Another rank has failed, so this one's answer would never come.")
 
     def measure(rank: int) -> None:
         progress.reached(ranks[rank], "measuring", None)
@@ -269,27 +263,18 @@ def _link_speed(report: MachineReport, hosts: HostsFile, progress: CheckProgress
         request = {"ask": "link", "backend": backend, "variables": variables, "files": files}
         try:
             speeds.append(LinkSpeed(**_ask(hosts, rank, request, LINK_S, poll)))
-        except NotReachedError as problem:
-            problems.append(str(problem))
+        except UserError as error:
+            problems.append(error.faults[0].sentence)
 
     with ThreadPoolExecutor(len(ranks), "machine") as threads:
         list(threads.map(measure, range(len(ranks))))
     if problems:
         advice = "A firewall may be between them, or an address in the hosts file wrong."
-        raise NotReachedError(f"The machines could not sum over {backend}. {problems[0]} {advice}")
+        raise UserError("hosts", f"The machines could not sum over {backend}. {problems[0]} {advice}")
     if (found := min(speed.ranks for speed in speeds)) != len(ranks):
-        raise NotReachedError(f"Only {found} of {len(ranks)} ranks have found each other over {backend}.")
+        raise UserError("hosts", f"Only {found} of {len(ranks)} ranks have found each other over {backend}.")
     slowest = min(speed.bytes_per_second for speed in speeds)
     return LinkSpeed(max(speed.latency_s for speed in speeds), slowest, len(ranks))
-
-
-class _CountingWriter(io.RawIOBase):
-    def __init__(self, stream: Any) -> None:
-        self.stream, self.count = stream, 0
-
-    def write(self, data: Any) -> int:
-        self.count += self.stream.write(data)
-        return len(data)
 
 
 def copy_model(model: str, hosts: HostsFile, rank: int, progress: CheckProgress = CheckProgress()) -> None:
@@ -307,46 +292,43 @@ def copy_model(model: str, hosts: HostsFile, rank: int, progress: CheckProgress 
     try:
         request = {"ask": "place", "model": model, "revision": revision, "names": [*files], "bytes": total}
         place = _ask(hosts, rank, request, FACTS_S, progress.check)["folder"]
-    except NotReachedError as problem:
-        raise UserError("model", f"{label} could not take the model: {problem}") from None
+    except UserError as error:
+        raise UserError("model", f"{label} could not take the model: {error.faults[0].sentence}") from None
     inside = f"snapshots/{revision}/" if revision else ""
     unpack = ["/bin/sh", "-c", _UNPACK, "sh", place, f"{inside}config.json"]
     process = subprocess.Popen(
-        ssh_command(host, unpack, {}), stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        ssh_command(host, unpack, {}), bufsize=0, stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )
-    assert process.stdin is not None and process.stderr is not None
-    sent = _CountingWriter(process.stdin)
+    stdin: Any = process.stdin
+    stderr: Any = process.stderr
+    sent = 0
 
-    def send() -> None:
-        try:
-            with sent.stream, tarfile.open(fileobj=sent, mode="w|", dereference=True, bufsize=1 << 20) as archive:
-                if revision:
-                    ref = tarfile.TarInfo(f"refs/{split_revision(model)[1] or 'main'}")
-                    ref.size = len(revision)
-                    archive.addfile(ref, io.BytesIO(revision.encode()))
-                for name in sorted(files, key=lambda name: name == "config.json"):
-                    archive.add(folder / name, inside + name + (".part" if name == "config.json" else ""))
-        except (OSError, ValueError):
-            pass  # the other end's words say why
+    def write(data: bytes) -> None:
+        nonlocal sent
+        progress.check()
+        write_all(stdin, data)
+        sent += len(data)
+        progress.reached(rank, "copying", min(sent / total, 1.0))
 
-    sending = threading.Thread(target=send, daemon=True)
-    sending.start()
     try:
-        count, moved = 0, time.monotonic()
-        while sending.is_alive() or process.poll() is None:
-            progress.check()
-            progress.reached(rank, "copying", min(sent.count / total, 1.0))
-            count, moved = sent.count, moved if sent.count == count else time.monotonic()
-            if time.monotonic() - moved > STALLED_S:
-                raise UserError("model", f"The copy of the model has stalled: nothing was taken for {STALLED_S:.0f} s.")
-            sending.join(POLL_S)
-            if not sending.is_alive() and process.poll() is None:
-                time.sleep(POLL_S)
+        pipe: Any = SimpleNamespace(write=write)
+        with (
+            suppress(BrokenPipeError),  # the other end's words say why
+            stdin,
+            tarfile.open(fileobj=pipe, mode="w|", dereference=True, bufsize=1 << 20) as archive,
+        ):
+            if revision:
+                ref = tarfile.TarInfo(f"refs/{split_revision(model)[1] or 'main'}")
+                ref.size = len(revision)
+                archive.addfile(ref, io.BytesIO(revision.encode()))
+            for name in sorted(files, key=lambda name: name == "config.json"):
+                archive.add(folder / name, inside + name + (".part" if name == "config.json" else ""))
+        last = stderr.read().decode(errors="replace").strip().splitlines()[-1:]
+        process.wait()
     finally:
         process.kill()
         process.wait()
     if process.returncode:
-        last = process.stderr.read().decode(errors="replace").strip().splitlines()[-1:]
         why = quote(last[0] if last else "ssh has ended", 110)
         raise UserError("model", f"{label} could not take the model: {why}")
 

@@ -34,14 +34,11 @@ from backend.utils.text import quote
 PREFIX = struct.Struct("<4sIQ")  # MAGIC, bytes of the header, bytes of the arrays
 MAGIC = b"GRS3"
 LONGEST_HEADER, LONGEST_ARRAYS = 256 << 20, 16 << 30  # bytes
-DTYPES = frozenset(
-    ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
-)
 SHORT = 8  # numbers of a list that is sent as JSON; a longer one is an array
 
 
 class MessageError(Exception):
-    """The received bytes are not a message."""
+    """The other end sends what is no message, or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +182,7 @@ def decode(read: Callable[[int], bytearray]) -> tuple[str, dict[str, Any]]:
     try:
         header = json.loads(raw.decode(errors="surrogatepass"))
         layout = [(np.dtype(dtype), tuple(map(int, shape))) for dtype, shape in header["arrays"]]
-        if any(dtype.name not in DTYPES or min(shape, default=0) < 0 for dtype, shape in layout):
+        if any(dtype.kind not in "biuf" or min(shape, default=0) < 0 for dtype, shape in layout):
             raise ValueError("an array that cannot be")
         sizes = [dtype.itemsize * math.prod(shape) for dtype, shape in layout]
         if sum(sizes) != array_bytes:
@@ -215,17 +212,14 @@ def reward_code(config: Config) -> dict[str, tuple[str, str]]:
     entries = [*config.reward_functions]
     for stage in config.stages:
         entries += stage.get("reward_functions") or []
-    entries += filter(None, _environments(config).values())
+    environments = config.environment.values() if isinstance(config.environment, dict) else [config.environment]
+    entries += filter(None, environments)
     names = {read_call(entry).file for entry in entries} | {config.reward_functions_file, config.tools_file}
     files = {name: locate_reward_file(name).resolve() for name in names if name}
     return {
         name: (str(path), read_bytes(path, "reward_functions_file").decode(errors="surrogateescape"))
         for name, path in files.items()
     }
-
-
-def _environments(config: Config) -> dict[str, str]:
-    return config.environment if isinstance(config.environment, dict) else {"": config.environment}
 
 
 def write_reward_code(code: dict[str, tuple[str, str]], folder: Path) -> dict[str, Path]:
@@ -242,19 +236,13 @@ def write_reward_code(code: dict[str, tuple[str, str]], folder: Path) -> dict[st
 def with_reward_files(config: Config, files: dict[str, Path]) -> Config:
     """The settings with other paths for the files that they name."""
 
-    def moved(entry: str) -> str:
-        name = read_call(entry).file if entry else ""
-        return f"{files[name]}{entry[entry.index('::') :]}" if name else entry
+    def moved(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: moved(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [moved(item) for item in value]
+        name, colons, rest = value.partition("::") if isinstance(value, str) else (str(value), "", "")
+        return f"{files[name.strip()]}{colons}{rest}" if name.strip() in files else value
 
-    stages = [dict(stage) for stage in config.stages]
-    for stage in stages:
-        if stage.get("reward_functions"):
-            stage["reward_functions"] = [moved(entry) for entry in stage["reward_functions"]]
-    file = config.reward_functions_file
-    moved_file: dict[str, Any] = {"reward_functions_file": str(files[file])} if file else {}
-    if config.tools_file:
-        moved_file["tools_file"] = str(files[config.tools_file])
-    environments = {name: moved(entry) for name, entry in _environments(config).items()}
-    moved_file["environment"] = environments if isinstance(config.environment, dict) else environments[""]
-    entries = [moved(entry) for entry in config.reward_functions]
-    return config.model_copy(update={"reward_functions": entries, "stages": stages} | moved_file)
+    keys = ("reward_functions", "stages", "environment", "reward_functions_file", "tools_file")
+    return config.model_copy(update={key: moved(getattr(config, key)) for key in keys})

@@ -84,6 +84,11 @@ class RankInfo:
         return f"{quote(self.machine, 40)} (rank {self.rank})"
 
 
+def about_ranks(machines: list[RankInfo], backend: str) -> dict[str, Any]:
+    """For the event log's `started`."""
+    return {"ranks": len(machines), "machines": [*map(asdict, machines)], "distributed_backend": backend}
+
+
 class LostRankError(UserError):
     """A rank's process has ended, its machine is silent, or its cable is out. `why` follows its name."""
 

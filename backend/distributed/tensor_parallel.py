@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,6 +29,7 @@ from backend.distributed.collectives import (
     keep_together,
     wait_for,
 )
+from backend.distributed.ranks import about_ranks
 from backend.engine.device import release_cached_buffers
 from backend.models.policy import Base, Policy
 from backend.models.sharded_policy import load_sharded_policy
@@ -195,10 +196,7 @@ class ShardedContext(RunContext):
         self.engine.together(BEGIN, follow, updates=self.learner.updates, algorithm=state)
 
     def of_ranks(self) -> dict[str, Any]:
-        engine = self.engine
-        machines = [asdict(machine) for machine in engine.workers.machines]
-        about = {"ranks": engine.ranks.size, "machines": machines, "distributed_backend": engine.backend}
-        return about | {"parallelism": "tensor"}
+        return about_ranks(self.engine.workers.machines, self.engine.backend) | {"parallelism": "tensor"}
 
     def change(self, config: Config, keys: Collection[str], step: int) -> None:
         self.config = config

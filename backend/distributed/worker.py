@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -31,7 +32,6 @@ from backend.trainer.machine import KeepAwake
 from backend.trainer.memory.plan import refuse_too_large
 from backend.trainer.run_context import StepContext, step_parts
 from backend.training.not_finite import NotFiniteError
-from backend.types import Group
 
 
 def work(leader: WorkerChannel, ranks: FlatCollectives) -> None:
@@ -114,7 +114,16 @@ class Worker:
             sampled = {"completions": completions, "problems": problems, "notes": notes}
             self._leader.send("sampled", done=replace(done, groups=[]), **sampled)
         elif kind == "learn":
-            self._learn(**body)
+            self.parts.learner.forward.speeds = body["speeds"]
+
+            def learn() -> dict[str, float]:
+                keep_together(self.parts, self.config, self._ranks)
+                return self.parts.learn(body["groups"], self.config, lambda: None)
+
+            with suppress(NotFiniteError):  # on every rank alike, and the leader ends the run
+                _, report = timed_learning(self.parts, self._ranks, learn)
+                self._ranks.gather(asdict(report))
+                mx.reset_peak_memory()  # of the next step
         elif kind == "measure":
             self.parts.learner.forward.speeds = body["speeds"]
             self.parts.held_out_metrics(body["groups"], self.config, lambda: None)
@@ -123,17 +132,3 @@ class Worker:
 
     def _read(self, config: Config) -> Config:
         return with_reward_files(config, self._files)
-
-    def _learn(self, speeds: list[float], groups: list[Group]) -> None:
-        self.parts.learner.forward.speeds = speeds
-
-        def learn() -> dict[str, float]:
-            keep_together(self.parts, self.config, self._ranks)
-            return self.parts.learn(groups, self.config, lambda: None)
-
-        try:
-            _, report = timed_learning(self.parts, self._ranks, learn)
-        except NotFiniteError:
-            return  # on every rank alike, and the leader ends the run
-        self._ranks.gather(asdict(report))
-        mx.reset_peak_memory()  # of the next step

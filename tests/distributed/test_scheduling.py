@@ -18,7 +18,7 @@ import pytest
 from backend.config.config import parse
 from backend.distributed import messages
 from backend.distributed.leader import LEAST_S, TIMES, Leader, SharedSampling
-from backend.distributed.messages import SampledRound, SamplingOrder
+from backend.distributed.messages import SampledRound
 from backend.distributed.ranks import LostRankError, RankInfo
 from backend.distributed.scheduling import LearningReport, PromptScheduler, RankPaces, StepShares
 from backend.engine.penalties import Penalties
@@ -144,8 +144,13 @@ class Clock:
 
 def sampling(paces: RankPaces, clock: Clock, scoring_s: float = 0.0) -> SharedSampling:
     problems = [Problem(number, "", [], [1], "") for number in range(8)]
-    order = SamplingOrder(1, 0, 0, 0, 4, [])
-    return SharedSampling(SimpleNamespace(), SilentWorkers(2), paces, problems, order, [], scoring_s, clock)
+    context: Any = SimpleNamespace(
+        leader=SimpleNamespace(workers=SilentWorkers(2), paces=paces),
+        prompt_stream=SimpleNamespace(epoch=0.0),
+        scoring=SimpleNamespace(state=list),
+        config=SimpleNamespace(reward_timeout=scoring_s, reward_functions=["length"]),
+    )
+    return SharedSampling(context, problems, 1, 0, 0, 4, clock)
 
 
 @pytest.mark.parametrize("seen", [0, 1])
