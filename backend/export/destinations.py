@@ -190,21 +190,14 @@ def move_into_place(new: Path, target: Path) -> None:
             shutil.copytree(new, staging / "new", copy_function=shutil.copyfile)
             return move_into_place(staging / "new", target)
     drop_hidden_files(new)
-    new_parents = [folder for folder in target.parents if not folder.exists()]
     sync_tree(new)  # a power cut must not leave a model of empty files, least of all in place of an old one
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # rename(2) replaces an empty folder only, so the old one moves aside; if the process dies before the next line,
-        # `_clear_staging` restores it. lexists, because a dangling symlink is in the way too.
-        if os.path.lexists(target):
-            target.rename(new.parent / "previous")
-        new.rename(target)
-        sync(target.parent)
-    except BaseException:
-        for folder in new_parents:  # innermost first; rmdir spares those that are no longer empty
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-        raise
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # rename(2) replaces an empty folder only, so the old one moves aside; if the process dies before the next line,
+    # `_clear_staging` restores it. lexists, because a dangling symlink is in the way too.
+    if os.path.lexists(target):
+        target.rename(new.parent / "previous")
+    new.rename(target)
+    sync(target.parent)
 
 
 def drop_hidden_files(folder: Path) -> None:

@@ -22,7 +22,6 @@ from backend.data.prompts import TokenizedPrompts
 from backend.data.rows import check_columns
 from backend.export import gguf_file, lm_studio_rules, writer
 from backend.export.destinations import (
-    Destination,
     check_free_space,
     destination_of,
     drop_hidden_files,
@@ -38,7 +37,7 @@ from backend.export.exports import (
     silent,
     target_for,
 )
-from backend.export.original_files import Fetch, OriginalFiles, fetch_original, trained_on_original
+from backend.export.original_files import OriginalFiles, fetch_original, trained_on_original
 from backend.export.original_rows import write_merged
 from backend.export.peft_export import write_peft_adapter
 from backend.export.trained_weights import AdapterFiles, TrainedWeights, open_model
@@ -47,7 +46,7 @@ from backend.export.verify import (
     TOLERANCE,
     AnsweredPrompt,
     NotFiniteError,
-    Reference,
+    OpenModel,
     Verification,
     compare,
     make_reference,
@@ -165,32 +164,7 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
     destination = destination_of(run, export.to, export.name, export.folder, export.overwrite)
     require_plain_files(run.path)  # a copy would follow links, and an upload publish their targets
     config = run_config(run, find_checkpoint(run, export.checkpoint).step if export.checkpoint else None)
-    trained = run_weights(run, config, export.checkpoint)
-    fetch = (lambda name: fetch_original(name, progress)) if export.fetch else None
-    return _build(run, config, trained, format_, destination, progress, held_out=export.held_out, fetch=fetch)
-
-
-def fuse_run(run: RunFolder) -> Path:
-    """Write the full-precision model into the run's fused/. Raises as `export_run`.
-
-    Free the policy first, or its arrays are in memory twice.
-    """
-    config, destination = run_config(run), Destination(run.fused, run.path, overwrite=True)
-    return _build(run, config, run_weights(run, config), format_named(DEFAULT_FORMAT), destination, silent).path
-
-
-def _build(
-    run: RunFolder,
-    config: Config,
-    trained: TrainedWeights,
-    format_: ExportFormat,
-    destination: Destination,
-    progress: Progress,
-    *,
-    held_out: int = 0,
-    fetch: Fetch | None = None,
-) -> ExportedModel:
-    """Raises as `export_run`. `fetch` downloads missing original weights; None refuses."""
+    trained, held_out = run_weights(run, config, export.checkpoint), export.held_out
     if format_.kind == "adapter" and trained.adapters is None:
         every = "Full fine-tuning changed every weight, so there is no adapter to export"
         raise UserError("format", f"{every}; choose another format.")
@@ -203,6 +177,7 @@ def _build(
     requested, original, samples = trained, None, run_samples(run, config)
     notes: tuple[str, ...] = ()
     if format_.names == "original":
+        fetch = (lambda name: fetch_original(name, progress)) if export.fetch else None
         trained, original = trained_on_original(trained, fetch)
         if (trained.base, trained.quantization) != (requested.base, requested.quantization):
             now = f"The adapters were trained on quantised weights and are now on the original ones of {trained.name}"
@@ -219,10 +194,20 @@ def _build(
         tokenizer, tolerance = load_tokenizer(trained.tokenizer), _tolerance(trained, format_)
         reference = make_reference(trained, tokenizer, samples, tolerance)
         built = staging / "new"
-        notes += write_in_format(trained, format_, original, built, progress)
+        lost, reopened = write_in_format(trained, format_, original, built, progress)
+        notes += lost
         drop_hidden_files(built)
         progress("Loading it back and comparing.")
-        verification = _verified(trained, format_, original, built, reference)
+        try:
+            if format_.kind == "model":
+                verification = verify_folder(built, load_tokenizer(built), reference, reopened)
+            else:
+                verification = compare(built, reference, reopened)
+        except NotFiniteError:
+            if format_.dtype != "float16":
+                raise
+            beyond = "Numbers of this model are beyond the range of float16 (65,504)"
+            raise UserError("format", f"{beyond}; choose bf16, or full precision.") from None
         if format_.kind == "gguf":
             notes += gguf_file.write_modelfile(config, trained.tokenizer, built / GGUF_FILE)
         for warning in lm_studio_rules.warnings(built) if format_.kind == "model" else ():
@@ -236,6 +221,12 @@ def _build(
         size = folder_bytes(built)
         place = destination.deliver(built)
     return ExportedModel(place, target, format_.key, size, verification, difference, notes)
+
+
+def fuse_run(run: RunFolder) -> Path:
+    """Write the full-precision model into the run's fused/. Free the policy first, or its arrays are in memory twice.
+    Raises as `export_run`."""
+    return export_run(run, Export("folder", run.name, overwrite=True)).path
 
 
 def _needed_bytes(trained: TrainedWeights, format_: ExportFormat) -> int:
@@ -264,11 +255,9 @@ def _tolerance(trained: TrainedWeights, format_: ExportFormat) -> float | None:
 
 def write_in_format(
     trained: TrainedWeights, format_: ExportFormat, original: OriginalFiles | None, to: Path, progress: Progress
-) -> tuple[str, ...]:
-    """Write trained weights into a new folder; returns what the user should know.
-
-    Raises UserError if the format cannot represent them.
-    """
+) -> tuple[tuple[str, ...], OpenModel]:
+    """Write trained weights into a new folder. → (what the user should know, a function that opens what was written).
+    Raises UserError if the format cannot represent them."""
     merging = "Merging the adapters and writing the model." if trained.adapters else "Writing the model."
     doing = "Writing the adapter." if format_.kind == "adapter" else merging
     progress(doing, None if format_.kind == "adapter" else 0.0)
@@ -278,21 +267,22 @@ def write_in_format(
 
     try:
         if original is None and format_.kind == "adapter":
-            writer.write_adapter(trained, to)
-        elif original is None:
+            return (), replace(trained, adapters=writer.write_adapter(trained, to)).open
+        if original is None:
             model, config = writer.in_format(*trained.open_with_config(), format_)
             vision, left_out = open_vision_part(trained.untrained or trained.base, config)
             if left_out and is_text_part(config):
                 raise UserError("model", left_out)
             writer.write_model(model, config, trained.tokenizer, to, done, vision)
-            return (left_out,) if left_out else ()
-        elif format_.kind == "adapter":
+            return (left_out,) if left_out else (), lambda: open_model(to)[0].eval()
+        if format_.kind == "adapter":
             write_peft_adapter(trained, original, to)
-        elif format_.kind == "gguf":
+            return (), lambda: merged_model(read_peft_adapter(to), original)
+        if format_.kind == "gguf":
             gguf_file.write_gguf(trained, original, format_.gguf_type, to / GGUF_FILE, done)
-        else:
-            write_merged(trained, original, to, done)
-        return ()
+            return (), lambda: gguf_file.open_gguf(to / GGUF_FILE, original)
+        write_merged(trained, original, to, done)
+        return (), lambda: open_model(to)[0].eval()
     except OSError as error:
         raise UserError("export", f"The model cannot be written to {to.parent}: {cause(error)}.") from error
     finally:
@@ -301,51 +291,27 @@ def write_in_format(
         mx.clear_cache()
 
 
-def _verified(
-    trained: TrainedWeights, format_: ExportFormat, original: OriginalFiles | None, built: Path, reference: Reference
-) -> Verification:
-    if format_.kind == "adapter" and original is not None:
-        return compare(built, reference, lambda: merged_model(read_peft_adapter(built), original))
-    if format_.kind == "adapter":
-        files = AdapterFiles(built / "adapters.safetensors", built / "adapter_config.json")
-        return compare(built, reference, replace(trained, adapters=files).open)
-    if format_.kind == "gguf" and original is not None:
-        return compare(built, reference, lambda: gguf_file.open_gguf(built / GGUF_FILE, original))
-    try:
-        return verify_folder(built, load_tokenizer(built), reference, lambda: open_model(built)[0].eval())
-    except NotFiniteError:
-        if format_.dtype != "float16":
-            raise
-        beyond = "Numbers of this model are beyond the range of float16 (65,504)"
-        raise UserError("format", f"{beyond}; choose bf16, or full precision.") from None
-
-
 # At the end of a run
 
 
 def exports(config: Config) -> bool:
     """True if a run with these settings exports when it finishes."""
-    return _fuses(config) or bool(config.lm_studio_name)
-
-
-def _fuses(config: Config) -> bool:
-    return config.fuse and config.train_type != "full"
+    return (config.fuse and config.train_type != "full") or bool(config.lm_studio_name)
 
 
 def export_finished(config: Config, run: RunFolder, event_log: EventLog) -> None:
     """Export a finished run as configured. A problem with LM Studio is only noted."""
-    if _fuses(config):
+    if config.fuse and config.train_type != "full":
         fuse_run(run)
     if not config.lm_studio_name:
         return
     try:
-        exported = export_run(run, Export("lmstudio", config.lm_studio_name))
+        path = export_run(run, Export("lmstudio", config.lm_studio_name)).path
+        level, sentence = "info", f"The model is in LM Studio as {config.lm_studio_name} ({path})."
     except UserError as error:
-        sentence = " ".join(fault.sentence for fault in error.faults)
-        event_log.write("note", level="warning", sentence=f"The model was not put into LM Studio. {sentence}")
-    else:
-        sentence = f"The model is in LM Studio as {config.lm_studio_name} ({exported.path})."
-        event_log.write("note", level="info", sentence=sentence)
+        problems = " ".join(fault.sentence for fault in error.faults)
+        level, sentence = "warning", f"The model was not put into LM Studio. {problems}"
+    event_log.write("note", level=level, sentence=sentence)
 
 
 # The weights of a run, and the completions to compare them on

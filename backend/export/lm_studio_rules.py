@@ -22,8 +22,7 @@ def faults(folder: Path) -> list[ConfigProblem]:
     """Problems that keep the model from loading or working, by file."""
     if not folder.is_dir():
         return [ConfigProblem(str(folder), "This is no folder.")]
-    found = [*_layout(folder), *_config_and_tokenizer(folder), *_weights(folder), *_strays(folder)]
-    return [ConfigProblem(where, sentence) for where, sentence in found]
+    return [ConfigProblem(where, sentence) for where, sentence in _found(folder)]
 
 
 def warnings(folder: Path) -> list[ConfigProblem]:
@@ -34,18 +33,24 @@ def warnings(folder: Path) -> list[ConfigProblem]:
     return [ConfigProblem("chat_template", missing)]
 
 
-def _layout(folder: Path) -> Iterator[tuple[str, str]]:
-    root, folder = resolved(places.lm_studio_models()), resolved(folder)
-    if not folder.is_relative_to(root):
-        return
-    parts = folder.relative_to(root).parts
-    if len(parts) != 2:
-        yield str(folder), f"LM Studio reads {root}/<publisher>/<model>, and this folder is {len(parts)} below it."
-    if any(part.startswith(".") for part in parts):
-        yield str(folder), "LM Studio does not look into hidden folders."
-
-
-def _strays(folder: Path) -> Iterator[tuple[str, str]]:
+def _found(folder: Path) -> Iterator[tuple[str, str]]:
+    root, place = resolved(places.lm_studio_models()), resolved(folder)
+    if place.is_relative_to(root):
+        parts = place.relative_to(root).parts
+        if len(parts) != 2:
+            yield str(place), f"LM Studio reads {root}/<publisher>/<model>, and this folder is {len(parts)} below it."
+        if any(part.startswith(".") for part in parts):
+            yield str(place), "LM Studio does not look into hidden folders."
+    config = object_or_empty(folder / "config.json")
+    if not config:
+        yield "config.json", "The file is missing, or holds no JSON object."
+    elif not isinstance(config.get("model_type"), str):
+        yield "config.json", "It does not name a model_type."
+    if not object_or_empty(folder / "tokenizer_config.json"):
+        yield "tokenizer_config.json", "The file is missing, or holds no JSON object."
+    if not any(any(folder.glob(pattern)) for pattern in VOCABULARIES):
+        yield "tokenizer.json", "There is no vocabulary: neither tokenizer.json nor an older form of it."
+    yield from _weights(folder)
     for file in sorted(folder.iterdir()):
         is_known_weight = file.name == "model.safetensors" or SHARD.fullmatch(file.name)
         if file.is_dir():
@@ -56,18 +61,6 @@ def _strays(folder: Path) -> Iterator[tuple[str, str]]:
             yield file.name, "Adapters are no part of a complete model; LM Studio does not load them."
         elif file.suffix == ".safetensors" and not is_known_weight:
             yield file.name, "A weight file is called model.safetensors, or model-00001-of-00002.safetensors."
-
-
-def _config_and_tokenizer(folder: Path) -> Iterator[tuple[str, str]]:
-    config = object_or_empty(folder / "config.json")
-    if not config:
-        yield "config.json", "The file is missing, or holds no JSON object."
-    elif not isinstance(config.get("model_type"), str):
-        yield "config.json", "It does not name a model_type."
-    if not object_or_empty(folder / "tokenizer_config.json"):
-        yield "tokenizer_config.json", "The file is missing, or holds no JSON object."
-    if not any(any(folder.glob(pattern)) for pattern in VOCABULARIES):
-        yield "tokenizer.json", "There is no vocabulary: neither tokenizer.json nor an older form of it."
 
 
 def _weights(folder: Path) -> Iterator[tuple[str, str]]:

@@ -47,6 +47,7 @@ MARK = "grpo_config.yaml"  # file that marks our folders; only these are replace
 DATA, TRAIN, VALIDATION = "data", "train", "validation"  # where dataset.py writes the rows, and its split names
 OUTPUT = "output"  # TRL's output folder
 HOW_TO_RUN = "the arguments of TRL. python train.py, or python dataset.py and trl grpo --config grpo_config.yaml."
+ABOUT_REWARDS = "The reward functions of the run, in the order of their weights: `trl grpo` names them as rewards.NAME."
 PACKAGES = {
     "regex": "regex",
     "math_verify": "math-verify",
@@ -109,7 +110,16 @@ def export_trl(
     parent = resolved((parent or Path.cwd()).expanduser())
     target = parent / safe_name(name)
     if target.exists():
-        _check_replaceable(target, overwrite)
+        if not overwrite:
+            raise UserError(
+                "overwrite", f"{quote(target, 120)} is there already; choose another name, or overwrite it."
+            )
+        if not (target / MARK).is_file() or not (target / "settings.json").is_file():
+            other = f"{quote(target, 110)} is there and no folder for TRL, so it is not replaced"
+            raise UserError("overwrite", f"{other}; choose another name.")
+        if (target / OUTPUT).exists():
+            trained = f"{quote(target / OUTPUT, 110)} has what was trained there, and would be lost"
+            raise UserError("overwrite", f"{trained}; move it away, or choose another name.")
     require_grpo(config)
     config, judges = with_models_first(config)
     model, scorers = trl_model(config), reward_models(config)
@@ -121,17 +131,6 @@ def export_trl(
         size = folder_bytes(new)
         move_into_place(new, target)
     return TrlFolder(target, size, _left_out(model, scorers, settings), settings.by_files)
-
-
-def _check_replaceable(target: Path, overwrite: bool) -> None:
-    if not overwrite:
-        raise UserError("overwrite", f"{quote(target, 120)} is there already; choose another name, or overwrite it.")
-    if not (target / MARK).is_file() or not (target / "settings.json").is_file():
-        other = f"{quote(target, 110)} is there and no folder for TRL, so it is not replaced"
-        raise UserError("overwrite", f"{other}; choose another name.")
-    if (target / OUTPUT).exists():
-        trained = f"{quote(target / OUTPUT, 110)} has what was trained there, and would be lost"
-        raise UserError("overwrite", f"{trained}; move it away, or choose another name.")
 
 
 def _write(
@@ -151,14 +150,14 @@ def _write(
     settings = into_trl(config)
     words = {key: value for key, value in settings.words.items() if key not in ("dataset_config", "dataset_streaming")}
     name, revision = split_revision(model.name)
+    functions = reward_names(config).values()
+    imports = "".join(f"import {module}  # registers its functions\n" for module in reward_modules(config))
+    first = len(config.reward_functions) - len(functions)  # after the reward models
+    assigned = "".join(f"{function} = FUNCTIONS[{place}]\n" for place, function in enumerate(functions, first))
     words |= {"model_revision": revision} if revision else {}
-    words |= {
-        "model_name_or_path": name,
-        "dataset_name": DATA,
-        "dataset_train_split": TRAIN,
-        "dataset_test_split": VALIDATION,
-        "reward_funcs": [f"rewards.{name}" for name in reward_names(config).values()],
-    }
+    words |= {"model_name_or_path": name, "dataset_name": DATA}
+    words |= {"dataset_train_split": TRAIN, "dataset_test_split": VALIDATION}
+    words |= {"reward_funcs": [f"rewards.{function}" for function in functions]}
     if scorers:
         words["reward_model_name_or_path"] = scorers[0].name
     if "load_in_4bit" not in words and "load_in_8bit" not in words:
@@ -174,7 +173,8 @@ def _write(
     texts = {file: script(file) for file in SCRIPTS}
     texts |= {
         "train.py": header + texts["train.py"],
-        "rewards.py": rewards_module(config),
+        "rewards.py": f'"""{ABOUT_REWARDS}"""\n\n{imports}from reward_calls import reward_functions\n\n'
+        f"FUNCTIONS = reward_functions()\n{assigned}",
         "skypilot.yaml": script("skypilot.yaml"),
         MARK: trl_yaml(words, f"{name}: {HOW_TO_RUN}"),
         "settings.json": json.dumps(about, ensure_ascii=False, indent=1) + "\n",
@@ -382,22 +382,6 @@ def reward_names(config: Config) -> dict[str, str]:
             plain = f"reward_{plain}"
         names[metric_name(entry)] = plain + "_" * sum(name.rstrip("_") == plain for name in names.values())
     return names
-
-
-def rewards_module(config: Config) -> str:
-    """rewards.py, with one function per reward entry."""
-    lines = [
-        '"""The reward functions of the run, in the order of their weights: `trl grpo` names them as rewards.NAME."""',
-        "",
-        *(f"import {module}  # registers its functions" for module in reward_modules(config)),
-        "from reward_calls import reward_functions",
-        "",
-        "FUNCTIONS = reward_functions()",
-    ]
-    names = reward_names(config).values()
-    first = len(config.reward_functions) - len(names)  # after the reward models
-    lines += [f"{name} = FUNCTIONS[{place}]" for place, name in enumerate(names, first)]
-    return "\n".join(lines) + "\n"
 
 
 # The user's files

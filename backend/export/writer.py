@@ -19,7 +19,7 @@ from mlx.utils import tree_flatten, tree_map, tree_map_with_path, tree_unflatten
 from mlx_lm import utils as mlx_lm_utils
 
 from backend.export.exports import ExportFormat
-from backend.export.trained_weights import TrainedWeights
+from backend.export.trained_weights import AdapterFiles, TrainedWeights
 from backend.export.verify import in_float32
 from backend.export.vision_part import VisionPart
 from backend.models import policy
@@ -233,13 +233,15 @@ def write_safetensors(
             written(size)
 
 
-def write_adapter(trained: TrainedWeights, to: Path) -> None:
+def write_adapter(trained: TrainedWeights, to: Path) -> AdapterFiles:
     """Write the adapters in mlx-lm's layout into a new folder, with a README."""
     assert trained.adapters is not None
-    kind = trained.adapters.copied_to(to).about().get("fine_tune_type", "lora")
+    files = trained.adapters.copied_to(to)
+    kind = files.about().get("fine_tune_type", "lora")
     packed = {"none": "", "mxfp4": " quantised to MXFP4"}
     quantised = packed.get(trained.quantization, f" quantised to {trained.quantization} bits")
     adapters = f"{'DoRA' if kind == 'dora' else 'LoRA'} adapters for the model {trained.name}{quantised}"
     command = f'mlx_lm.generate --model {trained.name} --adapter-path . --prompt "…"'
     text = f"{adapters}, trained with GRPO Studio.\n\n```\n{command}\n```\n"
     (to / "README.md").write_text(text, encoding="utf-8")
+    return files

