@@ -60,11 +60,11 @@ def chat(
     """Chat with a run's model and its base model in the terminal; /help lists the commands."""
     asking = Asking(temperature, top_p, top_k, min_p, max_tokens, seed, system, free_output)
     loaded = open_chat(name, checkpoint, runs_dir, ("base", "tuned"), asking)
-    if with_scores and loaded.source.run is not None:
+    scores = with_scores and loaded.source.run is not None
+    if scores:
         require_allowed(loaded.source.config.model_dump(), allow=allow_code)
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # gives input() a history and editing
-    scores = with_scores and loaded.source.run is not None
     TerminalChat(loaded, asking, paths_of(images), with_scores=scores).talk()
 
 
@@ -156,7 +156,7 @@ class TerminalChat:
         for side, text in texts.items():
             self._turns.setdefault(side, []).append(Turn(prompt, text, with_tools.get(side, ()), images))
         if self._with_scores and replies:
-            _tell_scores(replies, score(self._chat.source.config, replies))
+            score(self._chat.source.config, replies, show=True)
 
 
 CheckpointKey = Annotated[
@@ -248,35 +248,31 @@ def answer(
     replies: list[Reply] = []
     for side in sides:
         if len(sides) > 1:
-            label = f"[bold cyan]{side}[/]" if side == "tuned" else f"[bold]{side}[/]"
-            new_console(highlight=False, markup=True).print(label)
+            new_console(highlight=False).print(side, style="bold cyan" if side == "tuned" else "bold")
         replies.append(chat.reply(question, [side], print_text, on_turns=print_results)[side])
         tell(flush=True)
     return replies
 
 
-def score(config: Config, replies: Sequence[Reply]) -> list[dict[str, Any]]:
+def score(config: Config, replies: Sequence[Reply], *, show: bool) -> list[dict[str, Any]]:
     """Score each reply in the sandbox: {"rewards": {function: score}, "reward"}; without an answer, by the functions
     that need none. Raises UserError if a function fails."""
+    from backend.cli.display import format_number
     from backend.cli.rewards import score_all
     from backend.rewards.bench import BenchSettings, line_of
 
     has_answer = bool(replies[0].problem.answer)
     names, weights, _ = scorable(config.reward_functions, config.reward_weights, has_answer=has_answer)
-    if not names:
-        return [{"rewards": {}, "reward": None} for _ in replies]
-    settings = replace(BenchSettings.of(config), names=names, weights=weights)
-    scored = score_all([line_of(reply.group) for reply in replies], settings)
-    return [{"rewards": row["rewards"], "reward": row["reward"]} for (row,) in scored["scored"]]
-
-
-def _tell_scores(replies: Sequence[Reply], scored: Sequence[dict[str, Any]]) -> None:
-    from backend.cli.display import format_number
-
-    for reply, scores in zip(replies, scored, strict=True):
+    found: list[dict[str, Any]] = [{"rewards": {}, "reward": None} for _ in replies]
+    if names:
+        settings = replace(BenchSettings.of(config), names=names, weights=weights)
+        scored = score_all([line_of(reply.group) for reply in replies], settings)
+        found = [{"rewards": row["rewards"], "reward": row["reward"]} for (row,) in scored["scored"]]
+    for reply, scores in zip(replies, found, strict=True) if show else ():
         parts = {"reward": scores["reward"], **scores["rewards"]}
         line = "  ".join(f"{name} {format_number(value)}" for name, value in parts.items())
         tell_error(f"{reply.side}: {line}")
+    return found
 
 
 @verb
@@ -322,10 +318,8 @@ def generate(
     place = None if row is None else row - 1
     question = asking.question(config, prompt or "", row=place, answer=expected, images=paths_of(images))
     replies = answer(chat, question, list(sides), None if as_json else {})
-    scored = score(config, replies) if with_scores else []
+    scored = score(config, replies, show=not as_json) if with_scores else []
     if not as_json:
-        if scored:
-            _tell_scores(replies, scored)
         return
     lines: dict[str, Any] = {reply.side: reply.figures() for reply in replies}
     for reply, scores in zip(replies, scored, strict=bool(scored)):

@@ -1,4 +1,4 @@
-"""Shared by all verbs: exit codes, terminal-safe printing, and common options."""
+"""Shared by all verbs: exit codes, terminal-safe printing, a run's log.txt, and common options."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
-from contextlib import suppress
-from io import TextIOWrapper
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from io import RawIOBase, TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 
+from backend.runs.run_folder import RunFolder
 from backend.trainer.machine import fault_of_gpu
-from backend.utils.disk import fault_of
+from backend.utils.disk import DiskError, fault_of, writing
 from backend.utils.errors import UserError, log_traceback
-from backend.utils.files import user_path
+from backend.utils.files import append_regular, require_plain_files, user_path, write_all
 from backend.utils.machine import require_environment
 from backend.utils.text import visible
 
-if TYPE_CHECKING:
-    from backend.cli.run_log import RunLog
-
+IS_LOG_VARIABLE = "GRPO_STUDIO_STDOUT_IS_LOG"  # set when the process that reads stdout writes log.txt
 FINISHED, BUG, USER_ERROR, STOPPED = 0, 1, 2, 3
 GONE = (errno.EIO, errno.EPIPE, errno.ENXIO)  # of writes to a closed terminal or pipe
 _NOT_IN_JSON = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -42,14 +41,9 @@ def tell_error(text: object) -> None:
 
 
 def tell_json(value: Any, *, default: Any = None) -> None:
-    """Print one terminal-safe line of JSON."""
-    print(json_line(value, default), flush=True)
-
-
-def json_line(value: Any, default: Any = None) -> str:
-    """One line of JSON: Unicode letters unchanged, terminal control characters escaped."""
+    """Print one line of JSON: Unicode letters unchanged, terminal control characters escaped."""
     text = json.dumps(value, ensure_ascii=False, default=default)
-    return _NOT_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    print(_NOT_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text), flush=True)
 
 
 def tell_file(text: str) -> None:
@@ -129,18 +123,13 @@ class LastingStream:
             if self._log is None and error.errno not in GONE:
                 raise
             self._is_open = False
-            give_up(self._stream)
+            with suppress(OSError, ValueError):  # flushing a broken stdout at exit would end Python with 120
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, self._stream.fileno())
+                os.close(nowhere)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-def give_up(stream: Any) -> None:
-    """Redirect a stream to nowhere: flushing a broken stdout at exit would end Python with 120."""
-    with suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
 
 
 def ignore_sighup(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -159,12 +148,64 @@ def ignore_sighup(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def say(text: str, stream: Any) -> None:
-    """`tell` on a stream that may be gone."""
+class RunLog:
+    """log.txt, appended without a buffer, which would fail again at exit after a failed write."""
+
+    def __init__(self, run: RunFolder) -> None:
+        """Raises DiskError, and UserError for a folder with links or pipes."""
+        require_plain_files(run.path)  # this is the first file of a run that is written, before its lock is held
+        self._path, self._error, self._error_was_raised = run.log, None, False
+        with writing(run.log):
+            self._file: RawIOBase = append_regular(run.log)
+
+    def write(self, text: str) -> None:
+        """Never raises: `checked` reports the first error."""
+        try:
+            with writing(self._path):
+                write_all(self._file, text.encode(errors="backslashreplace"))
+        except DiskError as error:
+            self._error: DiskError | None = self._error or error
+
+    def checked(self, show: Callable[[Any], None]) -> Callable[[Any], None]:
+        """Wrap `show` so that it raises the first write error of this log once."""
+
+        def show_and_check(event: Any) -> None:
+            show(event)
+            if self._error is not None and not self._error_was_raised:
+                self._error_was_raised = True
+                raise self._error
+
+        return show_and_check
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._file.close()
+
+
+@contextmanager
+def logging_to(folder: RunFolder) -> Iterator[RunLog]:
+    """Copy stdout and stderr to log.txt, or write only there if stdout is that file. Raises DiskError."""
+    is_log = stdout_is_log(folder)
+    streams = sys.stdout, sys.stderr
+    log = RunLog(folder)
+    sys.stdout, sys.stderr = (LastingStream(stream, log, is_log=is_log) for stream in streams)
     try:
-        tell(text, file=stream, flush=True)
-    except OSError:
-        give_up(stream)
+        yield log
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        sys.stdout, sys.stderr = streams
+        log.close()
+
+
+def stdout_is_log(folder: RunFolder) -> bool:
+    """True if stdout goes to log.txt, as when the window started this process or its launcher."""
+    if os.environ.get(IS_LOG_VARIABLE):
+        return True
+    try:
+        return folder.log.exists() and os.path.samestat(os.fstat(sys.stdout.fileno()), folder.log.stat())
+    except (OSError, ValueError):
+        return False
 
 
 def _folder(path: Path | None) -> Path | None:

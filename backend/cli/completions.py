@@ -35,11 +35,16 @@ def changes(incomplete: str) -> list[Offer]:
     """`key=default` for every setting; after `key=`, its possible values."""
     from backend.config.config import SETTINGS
 
+    def default(value: object) -> str:
+        """As `--set` reads it; empty for None and for texts with spaces."""
+        text = "" if value is None or isinstance(value, (list, dict, tuple)) else str(value)
+        text = text.lower() if isinstance(value, bool) else text
+        return "" if any(character.isspace() for character in text) else text
+
     key, given, value = incomplete.partition("=")
     if not given:
-        return [
-            (f"{name}={_yaml(about.default)}", about.label) for name, about in SETTINGS.items() if name.startswith(key)
-        ]
+        named = ((name, about) for name, about in SETTINGS.items() if name.startswith(key))
+        return [(f"{name}={default(about.default)}", about.label) for name, about in named]
     setting = SETTINGS.get(key)
     if setting is None:
         return []
@@ -56,14 +61,6 @@ def changes(incomplete: str) -> list[Offer]:
     offers = [(choice.value, choice.label) for choice in setting.choices if not choice.is_hidden]
     offers = [("true", ""), ("false", "")] if setting.kind == "bool" else offers
     return [(f"{key}={word}", label) for word, label in offers if word.startswith(value)]
-
-
-def _yaml(value: object) -> str:
-    """A default as `--set` reads it; empty for None and for texts with spaces."""
-    if value is None or isinstance(value, (list, dict, tuple)):
-        return ""
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return "" if any(character.isspace() for character in text) else text
 
 
 RunName = Annotated[str, typer.Argument(help="A run folder, or the name of a run.", autocompletion=run_names)]

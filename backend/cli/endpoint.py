@@ -1,4 +1,4 @@
-"""The verb `endpoint`: an OpenAI-compatible server for the models of this machine."""
+"""The verb `endpoint`, an OpenAI-compatible server for the models of this machine, and `sessions`, what it recorded."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from typing import Annotated
 import typer
 
 from backend.cli.chat import CheckpointKey
-from backend.cli.common import AsJson, ExistingRunsDir, tell, tell_error, tell_json, verb
+from backend.cli.common import USER_ERROR, AsJson, ExistingRunsDir, tell, tell_error, tell_json, verb
 from backend.cli.completions import RunOrModel
 from backend.tools.mcp_settings import LOOPBACK
 from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 KEY = "GRPO_STUDIO_KEY"  # environment variable with the key that clients have to send
 PARENT_EVERY_S = 1.0
@@ -100,3 +101,34 @@ def _listen(host: str, port: int) -> socket.socket:
         setting = "host" if isinstance(error, socket.gaierror) else "port"
         raise UserError(setting, f"Cannot listen on {host}:{port}: {error.strerror}.") from None
     return made
+
+
+@verb
+def sessions(
+    folder: Annotated[Path, typer.Argument(help="The folder that endpoint --record has filled.")],
+    group_size: Annotated[int | None, typer.Option(min=2, help="Sessions of a row; default: the usual number.")] = None,
+    without_reward: Annotated[bool, typer.Option(help="Take sessions without a posted reward too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List recorded sessions, and write them as train.jsonl into their folder, for data: FOLDER."""
+    from backend.cli.display import format_number
+    from backend.endpoint.sessions import ROWS, write_rows
+
+    found = write_rows(folder, group_size, without_reward=without_reward)
+    if as_json:
+        tell_json(found)
+    else:
+        tell(f"sessions: {found['sessions']:,}, requests: {found['requests']:,}")
+        for group in found["groups"]:
+            rewards = "  ".join(map(format_number, group["rewards"]))
+            about = f"{quote(group['group'], 40)}  {group['model']}  sessions: {len(group['rewards'])}"
+            tell(f"{about}  rewards: {rewards}")
+        if found["in_parts"]:
+            parts = f"several parts, of which the last is taken: {found['in_parts']:,}"
+            tell(f"{parts} (a request that does not continue an earlier one starts a part)")
+        for reason, count in found["left_out"].items():
+            tell(f"left out: {count:,} ({reason})")
+        tell(f"{folder / ROWS}: {found['rows']:,} rows with group_size {found['group_size']}")
+    if not found["rows"]:
+        tell_error("sessions: No group is whole, so there is nothing to train on.")
+        raise typer.Exit(USER_ERROR)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from backend.cli.common import STOPPED, AllowCode, ExistingRunsDir, ignore_sighup, tell, tell_error, tell_json, verb
 from backend.cli.completions import RunOrModel, checkpoints
@@ -22,7 +21,6 @@ from backend.runs.run_folder import find_run
 from backend.runs.steering import run_config
 from backend.trainer.control import StopRequested, handlers_restored, on_stop_signals
 from backend.trainer.evaluation.evaluation_rows import (
-    Decoding,
     Evaluation,
     Figures,
     MeanWithInterval,
@@ -112,10 +110,9 @@ def evaluate(
         except StopRequested:
             tell_error("Stopped; nothing was written.")
             raise typer.Exit(STOPPED) from None
-    path, name = None, name or f"{Path(evaluation.data.split).stem}{at}"
+    name = name or f"{Path(evaluation.data.split).stem}{at}"
     evaluation = evaluation.model_copy(update={"name": free_name(folder, name) if folder is not None else name})
-    if folder is not None:
-        path = write_evaluation(folder, evaluation, rows)
+    path = None if folder is None else write_evaluation(folder, evaluation, rows)
     if as_json or is_stream:
         last = list(evaluation.headline.sides.values())[-1].figures
         # The means of the evaluated model once more on top, for scripts that want no more than these.
@@ -176,14 +173,21 @@ def print_evaluation(evaluation: Evaluation) -> None:
     console = new_console()
     print_line(console, evaluation.sentence())
     for decoding in evaluation.decodings:
-        title = "Greedy: the likeliest token at every step"
-        if decoding.name != "greedy":
-            title = (
-                f"Sampled: {decoding.completions} completions of each prompt at temperature {decoding.temperature:g}"
-            )
+        title = f"Sampled: {decoding.completions} completions of each prompt at temperature {decoding.temperature:g}"
         console.print()
-        print_line(console, title)
-        console.print(_table(decoding, evaluation.confidence))
+        print_line(console, "Greedy: the likeliest token at every step" if decoding.name == "greedy" else title)
+        headers = ["difference"] * (decoding.difference is not None) + [f"{evaluation.confidence * 100:g} % interval"]
+        table = new_table("", *decoding.sides, *headers, right=slice(1, None), pad_edge=False, header_style="bold")
+        columns = [_figures(side.figures) for side in decoding.sides.values()]
+        differences = _figures(decoding.difference) if decoding.difference is not None else None
+        for name, mean in columns[0].items():
+            cells = [number(column[name].value) for column in columns]
+            if differences is None:
+                cells += [_interval(mean)]
+            else:
+                cells += [number(differences[name].value, signed=True), _interval(differences[name], signed=True)]
+            table.add_row(name, *cells, style="bold" if name == "reward" else None)
+        console.print(table)
         if decoding.difference is not None:
             counts = f"{decoding.better} prompts better, {decoding.worse} worse, {decoding.unchanged} unchanged"
             print_line(console, counts)
@@ -191,22 +195,6 @@ def print_evaluation(evaluation: Evaluation) -> None:
     notes = [evaluation.pass_rule.sentence()] if evaluation.pass_rule is not None else []
     for sentence in [*notes, *evaluation.notes]:
         print_line(console, sentence)
-
-
-def _table(decoding: Decoding, confidence: float) -> Table:
-    interval = f"{confidence * 100:g} % interval"
-    headers = [interval] if decoding.difference is None else ["difference", interval]
-    table = new_table("", *decoding.sides, *headers, right=slice(1, None), pad_edge=False, header_style="bold")
-    columns = [_figures(side.figures) for side in decoding.sides.values()]
-    differences = _figures(decoding.difference) if decoding.difference is not None else None
-    for name, mean in columns[0].items():
-        cells = [number(column[name].value) for column in columns]
-        if differences is None:
-            cells += [_interval(mean)]
-        else:
-            cells += [number(differences[name].value, signed=True), _interval(differences[name], signed=True)]
-        table.add_row(name, *cells, style="bold" if name == "reward" else None)
-    return table
 
 
 def _figures(figures: Figures) -> dict[str, MeanWithInterval]:

@@ -74,7 +74,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Export a run's model to LM Studio, Ollama, a folder or Hugging Face and verify it; or its settings for TRL."""
-    report = _json_reporter() if as_json else _line_reporter()
+    report, chosen = _reporter(as_json), f"{quantize}bit" if quantize else format_ or DEFAULT_FORMAT
     if to == "trl":
         about_weights = {"checkpoint": checkpoint, "format": format_, "quantize": quantize, "held-out": held_out}
         about_weights |= {"fetch": fetch, "repo": repo, "public": public, "preview": preview}
@@ -103,13 +103,16 @@ def export(
     run_folder = find_run(run, runs_dir)
     if held_out:
         require_allowed(read(run_folder.config), allow=allow_code)
-    chosen = f"{quantize}bit" if quantize else format_ or DEFAULT_FORMAT
     request = Export(to, name or run_folder.name, folder, chosen, checkpoint, held_out, overwrite, fetch)
     with _stopping():
+        if preview:
+            return _preview(run_folder, request, repo, not public, report, as_json)
         if to == "hub":
-            return (_preview if preview else _publish)(run_folder, request, repo, not public, report, as_json)
-        exported = export_run(run_folder, request, report)
-    _tell_export(exported.to_dict(), exported.sentences(), exported.place, as_json)
+            about, sentences = _published(run_folder, request, repo, not public, report, as_json)
+        else:
+            exported = export_run(run_folder, request, report)
+            about, sentences = exported.to_dict(), exported.sentences()
+    _tell_export(about, sentences, about["place"], as_json)
 
 
 def _tell_export(about: dict[str, Any], sentences: list[str], place: object, as_json: bool) -> None:
@@ -131,28 +134,20 @@ def _stopping() -> Iterator[None]:
         raise typer.Exit(STOPPED) from None
 
 
-def _line_reporter() -> Callable[..., None]:
-    last = ""
-
-    def report(sentence: str, done: float | None = None) -> None:
-        nonlocal last
-        if sentence != last:
-            tell_error(sentence)
-        last = sentence
-
-    return report
-
-
-def _json_reporter() -> Callable[..., None]:
-    last = 0.0
+def _reporter(as_json: bool) -> Callable[..., None]:
+    last, told_at = "", 0.0
 
     def report(sentence: str, done: float | None = None, total: int | None = None) -> None:
         """Print a sentence with the share that is done, or, with a `total`, how many of its bytes."""
-        nonlocal last
-        if done is None or not total:
+        nonlocal last, told_at
+        if not as_json:
+            if sentence != last:
+                tell_error(sentence)
+            last = sentence
+        elif done is None or not total:
             tell_json({"progress": sentence, "done": None if done is None else round(done, 3)})
-        elif time.monotonic() - last > EVERY_S or done == total:
-            last = time.monotonic()
+        elif time.monotonic() - told_at > EVERY_S or done == total:
+            told_at = time.monotonic()
             words = f"{sentence.rstrip('.')}: {gigabytes(done)} of {gigabytes(total)}."
             tell_json({"progress": words, "done": round(done / total, 4), "bytes": done, "total": total})
 
@@ -200,9 +195,9 @@ def _preview(
     console.print(f"The card can be edited: {prepared.folder / 'README.md'}", highlight=False, soft_wrap=True)
 
 
-def _publish(
+def _published(
     run: RunFolder, export: Export, repo: str, private: bool, report: Callable[..., None], as_json: bool
-) -> None:
+) -> tuple[dict[str, Any], list[str]]:
     from backend.export.hub_upload import need_token, whose
     from backend.export.publishing import prepare_upload, send
 
@@ -211,9 +206,9 @@ def _publish(
     prepared = prepare_upload(run, full_repo_id(run, repo, account), export, report)
     with nullcontext(report) if as_json else _byte_bar() as progress:
         done = send(prepared, token, progress, private=private, overwrite=export.overwrite)
-    sentence = f"{len(prepared.files())} files are there as one commit, {done.commit[:7]}."
+    sentences = [f"{len(prepared.files())} files are there as one commit, {done.commit[:7]}."]
     about = {"path": str(run.path), "place": done.url, "bytes": prepared.bytes, "commit": done.commit}
-    _tell_export(about | {"sentences": [sentence]}, [sentence], done.url, as_json)
+    return about | {"sentences": sentences}, sentences
 
 
 def full_repo_id(run: RunFolder, repo: str, account: dict[str, Any] | None) -> str:

@@ -21,6 +21,7 @@ MODULES = {
     **dict.fromkeys(("import", "validate"), "check"),
     **dict.fromkeys(("where", "machines", "bench", "serve"), "machine"),
     "generate": "chat",
+    "sessions": "endpoint",
 }
 """Verb → the module of `backend.cli` that has its function, where the name differs."""
 

@@ -7,7 +7,7 @@ import sys
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -20,7 +20,7 @@ from backend.cli.common import (
     NewRunsDir,
     Stream,
     ignore_sighup,
-    say,
+    logging_to,
     tell,
     tell_error,
     tell_json,
@@ -28,7 +28,6 @@ from backend.cli.common import (
 )
 from backend.cli.display import new_console, new_table
 from backend.cli.export import given_settings
-from backend.cli.run_log import logging_to
 from backend.cli.training import display, end_before_start, write_new_run
 from backend.config.config import Config, load
 from backend.jobs.job_file import read_job
@@ -36,9 +35,6 @@ from backend.runs.run_folder import RunFolder, hold_lock
 from backend.trainer.control import StopPending, remove_word
 from backend.utils.errors import UserError
 from backend.utils.files import user_path
-
-if TYPE_CHECKING:
-    from backend.jobs.hub_jobs import Hardware
 
 TIMEOUT_H = 6.0
 
@@ -64,7 +60,13 @@ def job(
     from backend.jobs import hub_jobs
 
     if hardware:
-        return _list_hardware(hub_jobs.hardware(), as_json)
+        found = hub_jobs.hardware()
+        if as_json:
+            return tell_json({"hardware": [asdict(each) for each in found]})
+        table = new_table("flavor", "GPU", "memory", "$ an hour", right=slice(3, 4))
+        for each in found:
+            table.add_row(each.name, each.accelerator, each.memory, f"{each.usd_per_hour:.2f}")
+        return new_console().print(table)
     if (settings is None) == (run is None):
         raise UserError("config", "Give a YAML file or a run, or --run with a run folder; --hardware lists machines.")
     if not timeout > 0:
@@ -88,7 +90,7 @@ def job(
         remove_word(folder.control)  # of a process that is no more
         from backend.jobs.follow import submit_run
 
-        submit_run(folder, config, machine, timeout, owner, _to_stderr)
+        submit_run(folder, config, machine, timeout, owner, tell_error)
     except UserError as error:
         if folder is not None and lock is not None:
             end_before_start(folder, lock, "failed", str(error))
@@ -100,19 +102,6 @@ def job(
     follow_and_exit(folder, config, lock, stream, progress)
 
 
-def _to_stderr(sentence: str) -> None:
-    say(sentence, sys.stderr)
-
-
-def _list_hardware(found: list[Hardware], as_json: bool) -> None:
-    if as_json:
-        return tell_json({"hardware": [asdict(each) for each in found]})
-    table = new_table("flavor", "GPU", "memory", "$ an hour", right=slice(3, 4))
-    for each in found:
-        table.add_row(each.name, each.accelerator, each.memory, f"{each.usd_per_hour:.2f}")
-    new_console().print(table)
-
-
 def follow_and_exit(run: RunFolder, config: Config, lock: int, stream: bool, progress: bool | None) -> NoReturn:
     """Follow the job of a run whose lock this process holds; exit with its code, or STOPPED after Ctrl-C."""
     from backend.jobs.follow import Follower
@@ -120,12 +109,12 @@ def follow_and_exit(run: RunFolder, config: Config, lock: int, stream: bool, pro
     job = read_job(run)
     assert job is not None
     if not stream:
-        say(str(run.path), sys.stdout)
+        tell(run.path, flush=True)
     try:
         with (
             logging_to(run) as log,
             display(stream, progress, False, config.steps_per_report) as echo,
-            closing(Follower(run, config, job, log.checked(echo), log.write, _to_stderr)) as follower,
+            closing(Follower(run, config, job, log.checked(echo), log.write, tell_error)) as follower,
         ):
             code, sentence = follower.follow()
     except KeyboardInterrupt:
@@ -134,5 +123,5 @@ def follow_and_exit(run: RunFolder, config: Config, lock: int, stream: bool, pro
     finally:
         os.close(lock)
     if sentence:
-        say(sentence, sys.stderr if code else sys.stdout)
+        tell(sentence, file=sys.stderr if code else sys.stdout, flush=True)
     raise typer.Exit(code or FINISHED)

@@ -45,7 +45,8 @@ def where(
         if remove not in ("settings", "kernels"):
             sentence = f"{quote(remove, 40)} cannot be removed by a command; settings and kernels can."
             raise UserError("remove", sentence)
-        files = _preference_files() if remove == "settings" else list(filter(Path.is_dir, [_kernel_cache()]))
+        kernels = _kernel_cache()
+        files = _preference_files() if remove == "settings" else [kernels] * kernels.is_dir()
         if any(is_held(file) for file in files if file.suffix == ".lock"):
             sentence = "A window of GRPO Studio is open, and would write its preferences again; close it first."
             raise UserError("remove", sentence)
@@ -55,17 +56,14 @@ def where(
             except OSError as error:
                 raise UserError("remove", f"{path} cannot be deleted: {error.strerror}.") from None
         if as_json:
-            tell_json({"deleted": yes, "files": [str(path) for path in files]})
-            return
+            return tell_json({"deleted": yes, "files": [str(path) for path in files]})
         for path in files:
             tell(path)
         done = "Deleted." if yes else f"Would be deleted by: where --remove {remove} --yes"
-        tell(done if files else "There is nothing to delete.")
-        return
+        return tell(done if files else "There is nothing to delete.")
     rows = _stored_places()
     if as_json:
-        tell_json(rows)
-        return
+        return tell_json(rows)
     for row in rows:
         files = "1 file" if row["files"] == 1 else f"{row['files']:,} files"
         size = f"{gigabytes(row['bytes'])} in {files}" if row["files"] else "nothing yet"
@@ -221,8 +219,7 @@ def bench_device(
     if not on_gpu() and not quick:
         tell("MLX computes on a CPU here, so the models are small.")
     bench = DeviceBench(scale_for(on_gpu(), quick), minutes or (1.0 if quick else 10.0), out)
-    console, awake = new_console(), KeepAwake(tell)
-    interrupted = False
+    console, awake, code = new_console(), KeepAwake(tell), FINISHED
     awake.start()
     try:
         with console.status("") as status:
@@ -231,7 +228,7 @@ def bench_device(
                 if outcome is not None:
                     print_line(console, report.line(outcome))
     except KeyboardInterrupt:
-        interrupted = True
+        code = STOPPED
     finally:
         awake.stop()
     file = report.read(bench.path)
@@ -241,8 +238,7 @@ def bench_device(
     tell(
         "Please attach it to an issue of the project: it holds the chip, versions and these numbers, nothing of yours."
     )
-    if interrupted:
-        raise typer.Exit(STOPPED)
+    raise typer.Exit(code)
 
 
 @bench.command("report")
@@ -269,12 +265,15 @@ def self_test(is_requested: bool, report_file: Path | None, subcommand: str | No
         raise UserError("report", "--report belongs to --selftest; give both, or a verb (--help lists them).")
     if subcommand:
         raise UserError("selftest", f"--selftest stands alone; leave out {subcommand}.")
-    if report_file is not None and (report_file.is_dir() or not report_file.parent.is_dir()):
-        sentence = f"The report cannot be written to {report_file}: name a file in a folder that exists."
-        raise UserError("report", sentence)
-    if report_file is not None and report_file.suffix == ".txt":
-        sentence = f"{report_file.name} would hold JSON, and the text goes beside it: name it {report_file.stem}.json."
-        raise UserError("report", sentence)
+    if report_file is not None:
+        sentence = ""
+        if report_file.is_dir() or not report_file.parent.is_dir():
+            sentence = f"The report cannot be written to {report_file}: name a file in a folder that exists."
+        elif report_file.suffix == ".txt":
+            instead = f"and the text goes beside it: name it {report_file.stem}.json"
+            sentence = f"{report_file.name} would hold JSON, {instead}."
+        if sentence:
+            raise UserError("report", sentence)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is asked of the network, before anything imports its client
     from backend.selftest import CHECKS, CheckResult, Workbench, run_checks, summary, write_report
 

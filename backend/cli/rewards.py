@@ -36,8 +36,7 @@ def list_rewards(
     """List all reward functions; parses a reward file without running it."""
     entries = [*builtin_rewards(), *(rewards_in_file(locate_reward_file(file)) if file else ())]
     if as_json:
-        tell_json([asdict(entry) for entry in entries], default=str)
-        return
+        return tell_json([asdict(entry) for entry in entries], default=str)
     for entry in entries:
         tell(f"{entry.name}  ({entry.source})\n    {entry.scores}")
 
@@ -106,19 +105,16 @@ def rerun_cases(
     with closing(RewardBench()) as bench:
         results = rerun(bench, path, cases, float(SETTINGS["reward_timeout"].default))
     if as_json:
-        rows = [
-            {"passed": result.passed, "expected": result.case["expected"], "scores": result.scores}
-            for result in results
-        ]
+        rows = [{"passed": each.passed, "expected": each.case["expected"], "scores": each.scores} for each in results]
         tell_json({"rows": rows})
-    failures = [(number, sentence) for number, result in enumerate(results, 1) for sentence in result.failures]
-    traces = dict.fromkeys(filter(None, (trace for result in results for trace in result.tracebacks)))
-    for trace in () if as_json else traces:
-        tell_error(trace.rstrip())
-    for number, sentence in failures:
-        tell_error(f"case {number}: {sentence}")
+    else:
+        for trace in dict.fromkeys(filter(None, (trace for each in results for trace in each.tracebacks))):
+            tell_error(trace.rstrip())
+    failures = [f"case {number}: {why}" for number, each in enumerate(results, 1) for why in each.failures]
+    for failure in failures:
+        tell_error(failure)
     if not as_json:
-        tell(f"{sum(result.passed for result in results)} of {len(results)} cases pass.")
+        tell(f"{sum(each.passed for each in results)} of {len(results)} cases pass.")
     if failures:
         raise typer.Exit(USER_ERROR)
 
@@ -179,17 +175,14 @@ def _print_scores(scored: dict[str, Any], as_json: bool, lines: Sequence[Any] = 
     from backend.cli.display import format_number
 
     completions = [completion for group in scored["scored"] for completion in group]
-    rows: list[dict[str, Any]] = [
-        {"scores": completion["rewards"], "reward": completion["reward"]} for completion in completions
-    ]
+    rows = [{"scores": each["rewards"], "reward": each["reward"]} for each in completions]
     texts = [completion["text"] for line in lines for completion in line["completions"]]
     for row, completion, text in zip(rows, completions, texts, strict=False):
         row |= {"advantage": completion["advantage"], "completion": text}
     for finding in scored["findings"]:
         tell_error(f"{finding['sentence']} {finding['advice']}".rstrip())
     if as_json:
-        tell_json({"rows": rows})
-        return
+        return tell_json({"rows": rows})
     for row in rows:
         scores = "  ".join(f"{name} {format_number(score)}" for name, score in row["scores"].items())
         text = " ".join(row.get("completion", "").split())

@@ -21,6 +21,7 @@ from backend.cli.common import (
     Live,
     NewRunsDir,
     Stream,
+    ignore_sighup,
     print_problems,
     tell,
     tell_json,
@@ -94,9 +95,9 @@ def doctor(run: RunName, runs_dir: ExistingRunsDir = None, as_json: AsJson = Fal
 def report(examination: Examination) -> str:
     from backend.trainer.health.rules import RULES
 
-    steps = "1 step" if examination.steps == 1 else f"{examination.steps:,} steps"
-    evaluations = "1 evaluation" if examination.evaluations == 1 else f"{examination.evaluations:,} evaluations"
-    lines = [f"{examination.run}: {examination.state}, {steps}, {evaluations}."]
+    counts = {"step": examination.steps, "evaluation": examination.evaluations}
+    counted = ", ".join(f"{count:,} {name}{'s' * (count != 1)}" for name, count in counts.items())
+    lines = [f"{examination.run}: {examination.state}, {counted}."]
     lines += [examination.sentence] if examination.sentence else []
     if not examination.steps:
         return "\n".join([*lines, "There is no finished step to look at."])
@@ -171,6 +172,7 @@ def replay(
 
 
 @verb
+@ignore_sighup
 def clone(
     run: RunName,
     step: Annotated[
@@ -266,15 +268,15 @@ def track(
 
     def end(what: threading.ExceptHookArgs) -> None:
         """Exit if a tracker's thread dies, as tensorboardX's writer does on a full disk: it blocks the main thread."""
-        error = what.exc_value
-        is_of_disk = error is not None and fault_of(error) is not None
-        if error is not None and is_of_disk:
+        error, code = what.exc_value, BUG
+        if error is not None and fault_of(error) is not None:
             print_problems(disk_fault(folder.trackers / to, error))
+            code = USER_ERROR
         else:
             before(what)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        os._exit(USER_ERROR if is_of_disk else BUG)
+        os._exit(code)
 
     threading.excepthook = end
     try:

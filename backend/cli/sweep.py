@@ -12,9 +12,18 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from backend.cli.common import AllowCode, AsJson, NewRunsDir, ignore_sighup, tell, tell_error, tell_json, verb
+from backend.cli.common import (
+    AllowCode,
+    AsJson,
+    NewRunsDir,
+    ignore_sighup,
+    logging_to,
+    tell,
+    tell_error,
+    tell_json,
+    verb,
+)
 from backend.cli.display import new_console, new_table
-from backend.cli.run_log import logging_to
 from backend.cli.training import restart
 from backend.config.config import parse
 from backend.data.rows import Splits, read_splits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -161,11 +162,8 @@ def demo(
     if images and find_spec("mlx_vlm") is None:
         raise UserError("images", "This needs the package mlx-vlm: pip install 'grpo-studio[vision]'.")
     if rebuild:
-        from importlib import import_module
-
         made_by = import_module("backend.demo" if name == "demo" else f"backend.{name}_demo")
-        made_by.rebuild(resources() / name, progress=print)
-        return
+        return made_by.rebuild(resources() / name, progress=print)
     start = time.monotonic()
     changes = {key: value for key, value in (("iters", iters), ("seed", seed)) if value is not None}
     if run:  # after a GPU error ended the previous process

@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from backend.cli.common import FINISHED, STOPPED, say, tell, tell_json
-from backend.cli.run_log import IS_LOG_VARIABLE, logging_to, stdout_is_log
+from backend.cli.common import (
+    FINISHED,
+    IS_LOG_VARIABLE,
+    STOPPED,
+    logging_to,
+    stdout_is_log,
+    tell,
+    tell_error,
+    tell_json,
+)
 from backend.config.changeable import AT_RESUME
 from backend.config.config import SETTINGS, TEXTS, Config, dump, parse, problems, read, resolve_paths
 from backend.config.other_programs.translation import account, read_file, summary
@@ -69,7 +77,7 @@ def check_settings(
     from backend.runs.start_progress import progress_listener, with_stop_check
     from backend.trainer.preflight import preflight
 
-    with progress_listener(lambda line: say(line, sys.stderr)), with_stop_check(look):
+    with progress_listener(tell_error), with_stop_check(look):
         return settings, preflight(settings, runs_dir=runs_dir)
 
 
@@ -120,7 +128,7 @@ def prepared_run(path: Path, *, allow_code: bool = False) -> PreparedRun:
     except StopPending:
         sentence = "Stopped before its first step, while its settings and data were checked."
         end_before_start(folder, lock, "stopped", sentence)
-        say(sentence, sys.stderr)
+        tell_error(sentence)
         raise typer.Exit(STOPPED) from None
 
 
@@ -144,7 +152,7 @@ def read_settings(
     translation = read_file(raw, changed)
     origin = summary(translation, Path(path).name)
     for line in account(translation) if explain else [origin] if origin and not translation.faults else []:
-        say(line, sys.stderr)
+        tell_error(line)
     if translation.faults:
         raise UserError(problems(raw | changed) or translation.faults)
     return translation.values, origin
@@ -225,7 +233,7 @@ def launch_and_exit(run: PreparedRun, config: Config, stream: bool, progress: bo
             write_late_ending(run.folder, "failed", str(error))
             raise
         by_hand = launch_command(hosts, Path(config.hosts), choice.backend, run.folder.path)
-        say(f"{choice.why} By hand it would be: {shlex.join(by_hand)}", sys.stderr)
+        tell_error(f"{choice.why} By hand it would be: {shlex.join(by_hand)}")
         orders = Orders(
             shlex.join(sys.argv),
             is_checked=True,
@@ -235,7 +243,7 @@ def launch_and_exit(run: PreparedRun, config: Config, stream: bool, progress: bo
         )
         end = run_ranks(Launch(run.folder, hosts, choice.backend, orders, options))
     if end.sentence:
-        say(end.sentence, sys.stderr)
+        tell_error(end.sentence)
     raise typer.Exit(end.exit_code if end.exit_code else FINISHED)
 
 
@@ -275,12 +283,12 @@ def train_or_exit(
 
     says_on_stdout = not (stream or quiet)
     if says_on_stdout:
-        say(str(run.folder.path), sys.stdout)
+        tell(run.folder.path, flush=True)
     with handlers_restored() as afterwards:
         with (
             logging_to(run.folder) as log,
             display(stream, progress, quiet, run.settings.steps_per_report) as echo,
-            progress_listener(lambda sentence: say(sentence, sys.stderr)),
+            progress_listener(tell_error),
         ):
             tell(cpu_setup.load_openblas(), file=sys.stderr, flush=True)
             ending = train(
@@ -302,10 +310,10 @@ def train_or_exit(
             verb = go_on_with or ("resume", str(run.folder.path))
             restart(*verb, *display_options(stream, progress))
     if ending.exit_code:
-        say(ending.sentence, sys.stderr)
+        tell_error(ending.sentence)
         raise typer.Exit(ending.exit_code)
     if says_on_stdout:
-        say(ending.sentence, sys.stdout)
+        tell(ending.sentence, flush=True)
 
 
 @contextmanager

@@ -308,14 +308,18 @@ class Single:
 
     def advance(self) -> bool:
         """Decode some tokens. False: the answer has ended."""
-        job, new, stop = self._job, list[SampledToken](), None
+        job, new = self._job, list[SampledToken]()
+        stop: Stop | None = None
         if self._tokens is None:
             held = job.model.sampler.grammars.state(job.sampling.grammar)
             self._tokens = self._sequence.generate(job.prompt, job.sampling, job.uniforms(), held=held, top=job.top)
         while len(new) < CHUNK and stop is None and not job.is_cancelled:
             new.append(next(self._tokens))
             self._count += 1
-            stop = _end(job, new[-1].token, self._count)
+            if new[-1].token in job.model.policy.eos_ids:
+                stop = "eos"
+            elif self._count == job.max_tokens:
+                stop = "length"
         if stop is None and not job.is_cancelled:
             job.tell(new, None)
             return True
@@ -323,9 +327,3 @@ class Single:
         self._idle[job.model.name] = self._sequence
         job.tell(new, stop)
         return False
-
-
-def _end(job: Job, token: int, count: int) -> Stop | None:
-    if token in job.model.policy.eos_ids:
-        return "eos"
-    return "length" if count == job.max_tokens else None

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -117,7 +118,12 @@ def _message(number: int, message: Message) -> Message:
     made: Message = {"role": "system" if role == "developer" else role, "content": content or "", **kept}
     if calls := message.get("tool_calls"):
         try:
-            made["tool_calls"] = [_call_with_mapping(call) for call in calls]
+            made["tool_calls"] = []
+            for call in calls:
+                arguments = call["function"].get("arguments") or "{}"
+                arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+                function = {"name": call["function"]["name"], "arguments": arguments}
+                made["tool_calls"].append({"id": "", **call, "function": function})
         except (TypeError, KeyError, ValueError, AttributeError):
             raise UserError(where, "A tool call needs function.name, and function.arguments as JSON.") from None
     return made
@@ -125,13 +131,6 @@ def _message(number: int, message: Message) -> Message:
 
 def _is_text(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type", "text") == "text" and isinstance(part.get("text"), str)
-
-
-def _call_with_mapping(call: Message) -> Message:
-    function, arguments = call["function"], call["function"].get("arguments") or "{}"
-    if isinstance(arguments, str):
-        arguments = json.loads(arguments)
-    return {"id": "", **call, "function": {"name": function["name"], "arguments": arguments}}
 
 
 @dataclass(slots=True)
@@ -173,26 +172,19 @@ class AnswerText:
         pieces: list[tuple[str, str]] = []
         for token in new:
             self.tokens.append(token)
-            if not self._ends(token):
+            if token.token not in self.model.policy.eos_ids:
                 pieces += self._split(self._stream.push(token.token))
             if self.stop is not None:
-                return _joined(pieces)
-        if stop is not None:
+                break
+        if stop is not None and self.stop is None:
             pieces += self._split(self._stream.rest())
             self.stop = self.stop or stop
             if self._part == "tool_calls":
-                self._parse()
+                _, self.calls = self.model.turn_format.parse([token.token for token in self.tokens], self.tools)
+                self._part, self._held = "content", "" if self.calls else self._held
             pieces += self._take(self._held)
-        return _joined(pieces)
-
-    def _ends(self, token: SampledToken) -> bool:
-        return token.token in self.model.policy.eos_ids
-
-    def _parse(self) -> None:
-        ids = [token.token for token in self.tokens]
-        _, self.calls = self.model.turn_format.parse(ids, self.tools)
-        self._held = "" if self.calls else self._held
-        self._part = "content"
+        runs = groupby(pieces, key=lambda piece: piece[0])
+        return [(part, "".join(text for _, text in run)) for part, run in runs]
 
     def _split(self, text: str) -> Iterator[tuple[str, str]]:
         self._held += text
@@ -257,15 +249,6 @@ def tool_call(call: ToolCall) -> Message:
     return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
 
-def _joined(pieces: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    joined: list[tuple[str, str]] = []
-    for part, text in pieces:
-        if joined and joined[-1][0] == part:
-            text = joined.pop()[1] + text
-        joined.append((part, text))
-    return joined
-
-
 def _beginning_of_mark(text: str, marks: Sequence[str]) -> int:
     """How many last characters may be the beginning of a mark."""
     longest = max(map(len, marks), default=1) - 1
@@ -295,10 +278,6 @@ def text_logprobs(tokens: Sequence[SampledToken], tokenizer: Any) -> Message:
     ]
     logps = [each.logp for each in tokens]
     return {"tokens": texts, "token_logprobs": logps, "top_logprobs": best, "text_offset": offsets}
-
-
-def usage(prompt: int, tokens: int) -> Message:
-    return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
 
 
 def head(kind: str, model: str) -> Message:

@@ -32,8 +32,6 @@ from backend.utils.errors import UserError
 
 MOST_BYTES = 16 << 20
 """Of a request's body."""
-BODY_S = 60.0
-"""Seconds in which it has to arrive."""
 R = TypeVar("R", bound=BaseModel)
 Message = dict[str, Any]
 Piece = tuple[Sequence[SampledToken], Stop | UserError | None]
@@ -187,7 +185,7 @@ class Endpoint:
         if asked.request.stream:
             return StreamingResponse(self._events(asked, choices), media_type="text/event-stream")
         answers = asyncio.gather(*(choice.read() for choice in choices))
-        gone = asyncio.ensure_future(_disconnected(request))
+        gone = asyncio.ensure_future(request.receive())  # comes when the client has left
         try:
             await asyncio.wait((answers, gone), return_when=asyncio.FIRST_COMPLETED)
             if not answers.done():
@@ -330,31 +328,22 @@ class Choice:
 
 
 def _usage(asked: Asked, choices: Sequence[Choice]) -> Message:
-    return api.usage(sum(map(len, asked.prompts)), sum(len(choice.text.tokens) for choice in choices))
+    prompt, tokens = sum(map(len, asked.prompts)), sum(len(choice.text.tokens) for choice in choices)
+    return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
 
 
 async def _body(request: Request, kind: type[R]) -> R:
     """The request's fields. Raises RequestError."""
     if "application/json" not in request.headers.get("content-type", ""):  # which a web page may not send unasked
         raise RequestError(415, "The content type must be application/json.")
-    pieces, size = list[bytes](), 0
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MOST_BYTES:
+            raise RequestError(413, f"The request is larger than {MOST_BYTES >> 20} MB.")
     try:
-        async with asyncio.timeout(BODY_S):
-            async for piece in request.stream():
-                size += len(piece)
-                if size > MOST_BYTES:
-                    raise RequestError(413, f"The request is larger than {MOST_BYTES >> 20} MB.")
-                pieces.append(piece)
-    except TimeoutError:
-        raise RequestError(408, f"The request did not arrive within {BODY_S:.0f} seconds.") from None
-    try:
-        return kind.model_validate_json(b"".join(pieces))
+        return kind.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         param = ".".join(map(str, first["loc"])) or None
         raise RequestError(400, f"{param or 'The request'}: {first['msg']}.", param) from None
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

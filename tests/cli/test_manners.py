@@ -28,7 +28,7 @@ from typer.testing import Result
 from backend import selftest
 from backend.__main__ import app
 from backend.cli import completions, help_page
-from backend.cli.common import json_line, prepare_streams, tell, tell_file
+from backend.cli.common import prepare_streams, tell, tell_file, tell_json
 from backend.cli.display import new_console, show_line
 from backend.cli.estimate import network_cost
 from backend.config.config import SETTINGS, parse
@@ -122,9 +122,10 @@ def test_plain_lines_show_commands_to_a_terminal_as_text(capsys: pytest.CaptureF
     assert capsys.readouterr().out == KEPT + ESCAPED
 
 
-def test_json_is_the_same_value_and_holds_no_command() -> None:
+def test_json_is_the_same_value_and_holds_no_command(capsys: pytest.CaptureFixture[str]) -> None:
     value = {HOSTILE: [KEPT, HOSTILE, "\ud800", "\u2066", 1.5, None]}
-    line = json_line(value)
+    tell_json(value)
+    line = capsys.readouterr().out.removesuffix("\n")
     assert json.loads(line) == value
     assert visible(line) == line and "\n" not in line and "שלום" in line
     line.encode()

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from backend.cli.run_log import logging_to
+from backend.cli.common import logging_to
 from backend.config.config import Config, parse
 from backend.models import policy as policy_module
 from backend.rewards.allowed_code import allow_named

@@ -17,7 +17,7 @@ from PySide6.QtCore import Qt
 from app.message_boxes import QuestionBox
 from app.state.prefs import Prefs
 from app.widgets.basic.labels import label, plain_tip
-from backend.cli.run_log import logging_to
+from backend.cli.common import logging_to
 from backend.config.checks import cross_setting_faults
 from backend.export.destinations import safe_name
 from backend.runs import disk_use
