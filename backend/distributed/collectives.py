@@ -109,8 +109,7 @@ class FlatCollectives(Collectives):
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
-        self.waiting: Callable[[float], None] = do_nothing
-        """Called during a collective, with its seconds so far."""
+        self.waiting: Callable[[float], None] = do_nothing  # called during a collective, with its seconds so far
 
     def all_sum(self, x_N: mx.array) -> mx.array:
         """The sum over the ranks, evaluated."""
@@ -174,8 +173,7 @@ class MlxCollectives(FlatCollectives):
 
     def __init__(self, group: mx.distributed.Group, device: mx.DeviceType = mx.cpu) -> None:
         super().__init__(group.rank(), group.size())
-        self.check: Callable[[], None] = do_nothing
-        """Raises for a lost rank; called while waiting."""
+        self.check: Callable[[], None] = do_nothing  # raises for a lost rank; called while waiting
         self.group = group
         self._device = device
         self._thread = CallThread("collectives")

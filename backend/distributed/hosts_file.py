@@ -101,16 +101,13 @@ class Host:
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
-    ssh: SshName
-    """As ssh takes it; 127.0.0.1 is this machine."""
+    ssh: SshName  # as ssh takes it; 127.0.0.1 is this machine
     ips: Annotated[tuple[Address, ...], Field(max_length=16), _empty_as_tuple] = ()
     """IPv4 addresses, one for each cable."""
     rdma: Annotated[tuple[Annotated[Device, PlainValidator(_device)], ...], _empty_as_tuple] = ()
     """The RDMA device that leads to each host."""
-    program: Path_ = ""
-    """A Python with GRPO Studio, or grpo-studio-backend."""
-    folder: Path_ = ""
-    """A checkout there."""
+    program: Path_ = ""  # a Python with GRPO Studio, or grpo-studio-backend
+    folder: Path_ = ""  # a checkout there
 
     def to_json(self) -> dict[str, Any]:
         """The entry of the file, empty keys of ours left out."""

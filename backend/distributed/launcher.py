@@ -155,10 +155,8 @@ class _Start:
         self._orders = OrdersFolder(folder)
         self._logs = launch.run.path / "ranks"
         self._by_mpi = launch.backend == "mpi" and len(self._ranks) > 1
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        """Of each rank; under mpirun only mpirun's."""
-        self._deadline: float | None = None
-        """When rank 0 is killed (monotonic)."""
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}  # of each rank; under mpirun only mpirun's
+        self._deadline: float | None = None  # when rank 0 is killed (monotonic)
         self._why = ""
 
     def run(self) -> LaunchEnd:

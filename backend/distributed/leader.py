@@ -76,8 +76,7 @@ class SharedSampling:
         size = len(self._workers.machines)
         self._scheduler = PromptScheduler(len(problems), group_size, self._paces, size)
         self._idle = set(range(1, size))
-        self._given: dict[int, tuple[int, float]] = {}
-        """Rank → (completions of its round, when given)."""
+        self._given: dict[int, tuple[int, float]] = {}  # rank → (completions of its round, when given)
         self.rounds: list[SampledRound] = []
         self.took_s = 0.0
 
@@ -163,8 +162,7 @@ class Leader:
     def __init__(self, workers: LeaderChannel, ranks: FlatCollectives, backend: str) -> None:
         self.workers, self.ranks, self.backend = workers, ranks, backend
         self.paces, self.shares = RankPaces(ranks.size), StepShares()
-        self._longest_s: dict[str, float] = {}
-        """Seconds of the longest work of each kind."""
+        self._longest_s: dict[str, float] = {}  # seconds of the longest work of each kind
 
     def load_context(
         self,

@@ -115,8 +115,7 @@ class CheckProgress:
 
     reached: Callable[[int, Stage, float | None], None] = lambda rank, stage, share: None
     """(rank, stage, share of a copy)."""
-    check: Callable[[], None] = lambda: None
-    """Raises to give up."""
+    check: Callable[[], None] = lambda: None  # raises to give up
 
 
 def check_machines(

@@ -87,8 +87,7 @@ class PromptScheduler:
     def __init__(self, prompts: int, completions_each: int, paces: RankPaces, size: int) -> None:
         self.prompts, self._each, self._paces, self._size = prompts, completions_each, paces, size
         self.left = prompts
-        self._free_at = [0.0] * size
-        """When each rank should be done."""
+        self._free_at = [0.0] * size  # when each rank should be done
 
     def take(self, rank: int, now: float) -> range:
         """The next prompts for a free rank; may be empty."""

@@ -30,8 +30,7 @@ from backend.tools.mcp_settings import LOOPBACK
 from backend.utils.disk import DiskError
 from backend.utils.errors import UserError
 
-MOST_BYTES = 16 << 20
-"""Of a request's body."""
+MOST_BYTES = 16 << 20  # of a request's body
 R = TypeVar("R", bound=BaseModel)
 Message = dict[str, Any]
 Piece = tuple[Sequence[SampledToken], Stop | UserError | None]

@@ -72,29 +72,21 @@ CardSample = tuple[str, list[tuple[str, str, float | None]]]  # a prompt, and co
 @dataclass(frozen=True, slots=True)
 class CardFacts:
     repo_id: str
-    base: str
-    """A Hugging Face id, or a bare folder name."""
+    base: str  # a Hugging Face id, or a bare folder name
     dataset: str
     format: ExportFormat
-    config: Config
-    """Settings at that step."""
-    settings: str
-    """`config` as YAML without local paths."""
-    step: int | None
-    """Step of these weights."""
-    changes: list[Change]
-    """Changed settings up to that step, without local paths."""
-    steps_before: int | None
-    """Steps of the run that this one continued; None if it began with the base."""
+    config: Config  # settings at that step
+    settings: str  # `config` as YAML without local paths
+    step: int | None  # step of these weights
+    changes: list[Change]  # changed settings up to that step, without local paths
+    steps_before: int | None  # steps of the run that this one continued; None if it began with the base
     rewards: dict[str, list[RewardEnds]]
     """By stage; "" for a run without stages. The last of each is the weighted sum."""
     curves: dict[str, Curve]
     evaluation: Evaluation | None
     samples: list[CardSample]
-    licence: dict[str, str | None]
-    """The Hub's settings for it; {} if unknown."""
-    seconds: float
-    """Training time without loading and pauses."""
+    licence: dict[str, str | None]  # the Hub's settings for it; {} if unknown
+    seconds: float  # training time without loading and pauses
     device: str
     versions: dict[str, str]
 

@@ -49,22 +49,15 @@ class AdapterFiles:
 class TrainedWeights:
     """One state of a run's weights: a local base model and the result of training."""
 
-    base: Path
-    """Folder of the model under the trained arrays."""
-    name: str
-    """Base model as in the settings: an id or a folder."""
-    tokenizer: Path
-    """Folder to copy tokenizer files from."""
-    adapters: AdapterFiles | None = None
-    """None for full fine-tuning."""
+    base: Path  # folder of the model under the trained arrays
+    name: str  # base model as in the settings: an id or a folder
+    tokenizer: Path  # folder to copy tokenizer files from
+    adapters: AdapterFiles | None = None  # None for full fine-tuning
     arrays: Path | None = None
     """Arrays of full fine-tuning that replace the base's; None if `base` is the trained model."""
-    quantization: str = "none"
-    """Quantisation after loading: a key of `policy.QUANTIZATION`, or "none"."""
-    untrained: Path | None = None
-    """Folder of the untrained model; None if not on this disk."""
-    has_own_tokenizer: bool = False
-    """True if `tokenizer` is not the base's, so config.json must name its end tokens."""
+    quantization: str = "none"  # quantisation after loading: a key of `policy.QUANTIZATION`, or "none"
+    untrained: Path | None = None  # folder of the untrained model; None if not on this disk
+    has_own_tokenizer: bool = False  # True if `tokenizer` is not the base's, so config.json must name its end tokens
 
     def open(self) -> nn.Module:
         """The trained model with adapters. Raises UserError if it does not load or arrays do not fit."""
