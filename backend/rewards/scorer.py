@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from backend.config.setting import RewardSettings
 from backend.judges.entries import model_entries, open_model_rewards
-from backend.judges.model_reward import ModelReward, ModelScores, UnreachableJudgeError
+from backend.judges.model_reward import ModelReward, UnreachableJudgeError
 from backend.judges.score_metrics import score_metrics
 from backend.rewards.allowed_code import code_files
 from backend.rewards.calls import Poll, ThreadCaller, timeout_words, wait_on
-from backend.rewards.catalogue import locate_reward_file, metric_name, nearest, repeated_names
+from backend.rewards.catalogue import locate_reward_file, nearest
 from backend.rewards.errors import Failure, RewardError
 from backend.rewards.inputs import TrainerState
 from backend.rewards.registry import FunctionDescription
@@ -83,16 +83,7 @@ class Scorer:
         if self.opens_models and not self.models:
             self.models = open_model_rewards(sorted(self._source.models), self._source.base)
         self._load_functions(poll)
-        stages = [self._in_order(*each) for each in zip(self._source.stages, self.loaded.stages, strict=True)]
-        for stage in stages if self.models else ():
-            if problems := repeated_names(function.name for function in stage):
-                raise UserError(problems)
-        return stages
-
-    def _in_order(self, entries: Sequence[str], functions: Sequence[FunctionDescription]) -> list[FunctionDescription]:
-        others = iter(functions)
-        models = self._source.models
-        return [*(FunctionDescription(metric_name(e)) if e in models else next(others) for e in entries), *others]
+        return self.loaded.stages
 
     @property
     def has_models(self) -> bool:
@@ -185,48 +176,42 @@ class Scorer:
         """Call functions of a stage without changing completions. Raises RewardError if they cannot be loaded or if a
         model fails."""
         self.load(poll)
-        models = self.stage_models(stage)
-        if not models:
-            return self.host.ask(ScoreRequest(self._key, stage, indices, groups, timeout_s, state, captures), poll)
-        self.load_models()
-        places = [index for index in indices if index not in models]
-        others, answer = [index - sum(model < index for model in models) for index in places], Answer()
-        if others:
+        models, answer = self.stage_models(stage), Answer()
+        if models:
+            self.load_models()
+        others = [index for index in indices if index not in models]
+        if others or not models:
             request = ScoreRequest(self._key, stage, others, groups, timeout_s, state, captures)
             answer = self.host.ask(request, poll)
         if failure := answer.failure:
-            place = indices.index(places[min(failure.function, len(places) - 1)])
-            return replace(answer, failure=replace(failure, function=place))
-        scored = dict(zip(places, zip(answer.scores, answer.seconds, strict=True), strict=True))
+            return replace(answer, failure=replace(failure, function=indices.index(others[failure.function])))
+        scored = dict(zip(others, zip(answer.scores, answer.seconds, strict=True), strict=True))
         columns, metrics, printed = dict(answer.columns), dict(answer.metrics), answer.printed
         for index in filter(models.__contains__, indices):
-            began = time.perf_counter()
-            of_model = self._score_by(models[index], groups, state, poll)
+            began, model = time.perf_counter(), models[index]
+            while True:
+                try:
+                    of_model = model.score(groups, state, poll)
+                    break
+                except UnreachableJudgeError as error:
+                    self.pause(error)
             scored[index] = of_model.scores, time.perf_counter() - began
             columns |= of_model.columns
-            name = models[index].about.name
-            metrics |= of_model.metrics | score_metrics(name, groups, of_model.scores)
+            metrics |= of_model.metrics | score_metrics(model.about.name, groups, of_model.scores)
             self.model_notes += of_model.notes
             printed += "\n".join(of_model.notes) if captures else ""
         scores, seconds = zip(*(scored[index] for index in indices), strict=True)
         found = {"scores": [*scores], "seconds": [*seconds], "columns": columns, "metrics": metrics, "printed": printed}
         return replace(answer, **found)
 
-    def _score_by(self, model: ModelReward, groups: Sequence[Group], state: TrainerState, poll: Poll) -> ModelScores:
-        while True:
-            try:
-                return model.score(groups, state, poll)
-            except UnreachableJudgeError as error:
-                self.pause(error)
-
     def error(
         self, functions: Sequence[FunctionDescription], failure: Failure, samples: Sequence[tuple[Problem, Completion]]
     ) -> RewardError:
-        function, index = functions[min(failure.function, len(functions) - 1)], failure.completion
+        function, index = functions[failure.function], failure.completion
         failure = replace(failure, what=self.with_network_hint(failure.what))
         if not failure.file:  # its process is gone
             failure = replace(failure, file=str(function.file or ""), line=function.line)
-        return RewardError.of_call(function, failure, None if index is None else samples[index % len(samples)])
+        return RewardError.of_call(function, failure, None if index is None else samples[index])
 
     def with_network_hint(self, what: str) -> str:
         """What code raised, and that it may not use the network if that is the reason."""

@@ -29,7 +29,7 @@ from backend.rewards.calls import (
     timeout_words,
     wait_on,
 )
-from backend.rewards.catalogue import locate_reward_file, nearest
+from backend.rewards.catalogue import locate_reward_file, metric_name, nearest, repeated_names
 from backend.rewards.errors import Failure, class_name, describe_error, printable
 from backend.rewards.inputs import ExtraLogs, Sample, TrainerState, inputs_for, with_pictures
 from backend.rewards.registry import FunctionDescription
@@ -60,10 +60,6 @@ class RewardSource:
     files: tuple[Path, ...] = ()
     optional: bool = False
     models: frozenset[str] = frozenset()
-
-    @property
-    def functions(self) -> list[list[str]]:
-        return [[entry for entry in stage if entry not in self.models] for stage in self.stages]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +167,17 @@ class FunctionHost:
             return Answer(turns=tools.run(request))
         if isinstance(request, MapRequest):
             assert file is not None
-            return self._map(request, file)
+            function = file.map_functions[request.function]
+            try:
+                with stand_in_library(file.functions):
+                    work = functools.partial(map_each, function, request.rows, file.path)
+                    return Answer(rows=self.caller.call(0, request.timeout_s, work))
+            except CallError as call:
+                if isinstance(error := call.error, RowError):
+                    return Answer(Failure.of(error.what, error.__cause__, file.path, completion=error.index))
+                if error is not None:
+                    raise error from None
+                return Answer(Failure(timeout_words(request.timeout_s), traceback=printable(call.stack)))
         functions = [stages[request.stage][index] for index in request.indices]
         printed = io.StringIO()  # Python's prints only; what C code writes to descriptor 1 goes to the log
         with contextlib.ExitStack() as stack:
@@ -198,20 +204,23 @@ class FunctionHost:
             if tools and tools.toolbox.kinds and not extra and not all(source.stages):
                 raise UserError("reward_functions", "Choose a reward function, or give the environment a get_reward.")
             optional = source.optional or bool(extra)
-            own = source.functions
-            if source.file and not any(own) and (optional or source.models):  # for its map functions
-                executed[locate_reward_file(source.file).resolve()] = load_reward_file(source.file)
-            stages = [
-                [
-                    *(self._resolve(names, *files, executed) if names or not (whole or optional) else ()),
-                    *extra,
-                ]
-                for names, whole in zip(own, source.stages, strict=True)
-            ]
-            for stage in stages:
-                for name, count in Counter(function.about.name for function in stage).items():
+            stages: list[list[RewardFunction]] = []
+            for entries in source.stages:
+                names = [entry for entry in entries if entry not in source.models]
+                own = iter(self._resolve(names, *files, executed) if names or not (entries or optional) else ())
+                models = {
+                    entry: RewardFunction(FunctionDescription(metric_name(entry)), lambda: None, {})
+                    for entry in source.models
+                }
+                stages.append([*(models.get(entry) or next(own) for entry in entries), *own])
+                if problems := repeated_names(function.about.name for function in stages[-1]):
+                    raise UserError(problems)
+                stages[-1] += extra
+                for name, count in Counter(function.about.name for function in stages[-1]).items():
                     if count > 1:
                         raise UserError("environment", f"{quote(name, 40)} names two functions that score; rename one.")
+            if source.file and locate_reward_file(source.file).resolve() not in executed:  # for its map functions
+                executed[locate_reward_file(source.file).resolve()] = load_reward_file(source.file)
         except UserError as error:
             named = source.file or (source.files[0] if len(source.files) == 1 else None)
             problems = [(problem.setting, problem.sentence) for problem in error.faults]
@@ -225,19 +234,6 @@ class FunctionHost:
             shared_schemas=tools.toolbox.shared_schemas if tools else [],
             environment_schemas=tools.toolbox.environment_schemas if tools else {},
         )
-
-    def _map(self, request: MapRequest, file: RewardFile) -> Answer:
-        function = file.map_functions[request.function]
-        try:
-            with stand_in_library(file.functions):
-                rows = self.caller.call(0, request.timeout_s, lambda: map_each(function, request.rows, file.path))
-        except CallError as call:
-            if isinstance(call.error, RowError):
-                return Answer(Failure.of(call.error.what, call.error.__cause__, file.path, completion=call.error.index))
-            if call.error is not None:
-                raise call.error from None
-            return Answer(Failure(timeout_words(request.timeout_s), traceback=printable(call.stack)))
-        return Answer(rows=rows)
 
 
 def score_step(

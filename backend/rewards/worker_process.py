@@ -28,7 +28,7 @@ from backend.rewards.calls import Poll, timeout_words, wait_on
 from backend.rewards.confinement.confine import confined_environment, make_working_folder, secret_places
 from backend.rewards.confinement.guard import END_SIGNAL
 from backend.rewards.errors import Failure, printable
-from backend.rewards.scoring import Answer, LoadRequest, MapRequest, Request, ScoreRequest, ToolRequest
+from backend.rewards.scoring import Answer, Request, ScoreRequest, ToolRequest
 from backend.rewards.worker import LOST_PIPE, SPOILED
 from backend.types import Group
 from backend.utils.child_process import module_command
@@ -110,8 +110,6 @@ class RewardWorker:
             try:
                 child.send(_slim(request) if isinstance(request, ScoreRequest) else request)
                 answer = child.receive(request, poll)
-                if not _fits(request, answer):
-                    raise _WorkerLostError(_WROTE_INTO_PIPE)
                 if answer.failure and answer.failure.what == timeout_words(request.timeout_s):
                     self.stop()  # tasks that ignore their cancellation would run on
                 return answer
@@ -137,21 +135,6 @@ def _slim(request: ScoreRequest) -> ScoreRequest:
         for group in request.groups
     ]
     return replace(request, groups=groups)
-
-
-def _fits(request: Request, answer: Answer) -> bool:
-    if answer.failure:
-        return True
-    if isinstance(request, LoadRequest):
-        named, found = [len(stage) for stage in request.source.functions], [len(stage) for stage in answer.stages]
-        return named == found or (request.tools is not None and len(named) == len(found))
-    if isinstance(request, ToolRequest):
-        return True
-    if isinstance(request, MapRequest):
-        return len(answer.rows) == len(request.rows)
-    count = sum(len(group.completions) for group in request.groups)
-    columns = (*answer.scores, *answer.columns.values())
-    return len(answer.scores) == len(answer.seconds) == len(request.indices) and all(len(c) == count for c in columns)
 
 
 class _Child:
