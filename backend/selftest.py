@@ -24,12 +24,12 @@ import numpy as np
 import yaml
 
 from backend.bench.device import this_machine
-from backend.config.config import load, read
+from backend.config.config import Config, load, read
 from backend.engine import cpu, cpu_setup
 from backend.engine.device import has_metal
 from backend.engine.metal import MetalKernel
 from backend.export.export_run import Export, export_run
-from backend.rewards.bench import BenchSettings, RewardBench
+from backend.rewards.bench import RewardBench
 from backend.rewards.functions import math_equality
 from backend.runs import checkpoint
 from backend.runs.checkpoint import arrays_of
@@ -240,7 +240,8 @@ def score_in_sandbox(bench: Workbench) -> str:
     file.write_text(REWARD_FILE, encoding="utf-8")
     row = {"prompt": "", "answer": "", "completions": ["", "four"]}
     with closing(RewardBench()) as rewards:
-        (result,) = rewards.score(BenchSettings(["selftest_length"], file=file, timeout_s=PATIENCE_S), [row])
+        about = {"reward_functions_file": str(file), "reward_timeout": PATIENCE_S}
+        (result,) = rewards.score(Config(reward_functions=["selftest_length"], **about), [row])
     if result.error is not None:
         raise CheckFailed(result.error["sentence"])
     if result.given != [0.0, 4.0]:

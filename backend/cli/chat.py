@@ -259,13 +259,13 @@ def score(config: Config, replies: Sequence[Reply], *, show: bool) -> list[dict[
     that need none. Raises UserError if a function fails."""
     from backend.cli.display import format_number
     from backend.cli.rewards import score_all
-    from backend.rewards.bench import BenchSettings, line_of
+    from backend.rewards.bench import line_of
 
     has_answer = bool(replies[0].problem.answer)
     names, weights, _ = scorable(config.reward_functions, config.reward_weights, has_answer=has_answer)
     found: list[dict[str, Any]] = [{"rewards": {}, "reward": None} for _ in replies]
     if names:
-        settings = replace(BenchSettings.of(config), names=names, weights=weights)
+        settings = config.model_copy(update={"reward_functions": names, "reward_weights": weights})
         scored = score_all([line_of(reply.group) for reply in replies], settings)
         found = [{"rewards": row["rewards"], "reward": row["reward"]} for (row,) in scored["scored"]]
     for reply, scores in zip(replies, found, strict=True) if show else ():

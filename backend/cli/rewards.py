@@ -13,9 +13,9 @@ import typer
 
 from backend.cli.common import USER_ERROR, AsJson, tell, tell_error, tell_json, verb
 from backend.cli.completions import Changes
-from backend.config.config import SETTINGS, keys_used_by, parse, problems, read
+from backend.config.config import SETTINGS, Config, keys_used_by, parse, problems, read
 from backend.config.other_programs.translation import read_file
-from backend.rewards.bench import BenchSettings, RewardBench, line_of, merge_consecutive, read_groups, score_lines
+from backend.rewards.bench import RewardBench, line_of, merge_consecutive, read_groups, reward_file_of, score_lines
 from backend.rewards.cases import cases_file, cases_in, read_cases, rerun
 from backend.rewards.catalogue import builtin_rewards, locate_reward_file, rewards_in_file
 from backend.runs.saved_weights import with_adapter
@@ -49,7 +49,7 @@ def score_rewards(
     as_json: AsJson = False,
 ) -> None:
     """Score given completions with the config's reward functions and weights; prints the verdict on stderr."""
-    settings = _bench_settings(config)
+    settings = _scoring_settings(config)
     lines = [line_of(group) for group in merge_consecutive(read_groups(completions))]
     _print_scores(score_all(lines, settings, tracebacks=not as_json), as_json)
 
@@ -86,7 +86,7 @@ def sample_rewards(
     lines = [line_of(group) for group in groups]
     if out is not None:
         save_as(out, "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines))
-    _print_scores(score_all(lines, BenchSettings.of(settings), tracebacks=not as_json), as_json, lines)
+    _print_scores(score_all(lines, settings, tracebacks=not as_json), as_json, lines)
 
 
 @rewards.command("cases")
@@ -130,9 +130,10 @@ def examine_judges(
     """Compare judges and reward models with your scores and with themselves, and look for bias of place and length."""
     from backend.judges.agreement import examinations
 
-    settings = _bench_settings(config)
+    settings = _scoring_settings(config)
     groups = read_groups(completions) if completions else []
-    listed = examinations(settings.names, settings.file, groups, cases_in(cases) if cases else ())
+    own, file = cases_in(cases) if cases else (), reward_file_of(settings)
+    listed = examinations(settings.reward_functions, file, groups, own)
     found: list[dict[str, Any]] = []
     for each in listed:
         tell_error(f"{each.name}: {each.calls} calls…")
@@ -144,16 +145,16 @@ def examine_judges(
         tell_json({"judges": found})
 
 
-def _bench_settings(config: Path) -> BenchSettings:
+def _scoring_settings(config: Path) -> Config:
     raw, keys = read(config), keys_used_by("rewards", "scoring")
     # Only the settings of rewards matter. A misspelt key is in no table: all that begin with "reward" count.
     if found := [each for each in problems(raw) if each.setting in keys or each.setting.startswith("reward")]:
         raise UserError(found)
     used = {key: value for key, value in read_file(raw).values.items() if key in keys}
-    return BenchSettings.of(parse({"model": "-", "data": "-", **used}))
+    return parse({"model": "-", "data": "-", **used})
 
 
-def score_all(lines: Sequence[Any], settings: BenchSettings, *, tracebacks: bool = False) -> dict[str, Any]:
+def score_all(lines: Sequence[Any], settings: Config, *, tracebacks: bool = False) -> dict[str, Any]:
     """Score groups in the sandbox. Raises UserError if a function fails, since a run would stop there.
 
     `tracebacks`: print them first, on stderr.

@@ -10,7 +10,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -40,38 +40,9 @@ Line = Mapping[str, Any]  # A group as written by `line_of`
 MOST_BYTES = 2**31  # of a file of completions
 
 
-@dataclass(frozen=True, slots=True)
-class BenchSettings:
-    """Settings for advantages. `names`: entries of `reward_functions`."""
-
-    names: Sequence[str]
-    weights: Sequence[float] = ()
-    file: Path | None = None
-    timeout_s: float = 60.0
-    max_completion_length: int | None = None
-    network: bool = False
-    scale_rewards: str = "group"
-    aggregation: str = "sum_then_normalize"
-    baseline: str = "group"
-    group_size: int = 0
-    solved_from: float = 1.0
-
-    @classmethod
-    def of(cls, config: Config) -> BenchSettings:
-        names, file = config.reward_functions, config.reward_functions_file
-        return cls(
-            names=names,
-            weights=config.reward_weights or [1.0] * len(names),
-            file=locate_reward_file(file).resolve() if file else None,
-            timeout_s=config.reward_timeout,
-            max_completion_length=config.max_completion_length,
-            network=config.reward_network,
-            scale_rewards=config.scale_rewards,
-            aggregation=config.multi_objective_aggregation,
-            baseline=config.advantage_baseline,
-            group_size=config.group_size,
-            solved_from=config.success_reward_threshold,
-        )
+def reward_file_of(config: Config) -> Path | None:
+    file = config.reward_functions_file
+    return locate_reward_file(file).resolve() if file else None
 
 
 class RewardBench:
@@ -87,25 +58,25 @@ class RewardBench:
 
     def score(
         self,
-        settings: BenchSettings,
+        config: Config,
         lines: Sequence[Line],
         poll: Poll = wait_on,
         on_function: Callable[[str], None] = lambda name: None,
     ) -> list[Scores]:
-        """Score all completions with each function separately.
+        """Score all completions with each of the `reward_functions` separately.
 
         `poll` may raise to cancel; `on_function` gets each name first. Raises UserError.
         """
         groups = [group_of(row, index, f"Row {index + 1}") for index, row in enumerate(lines)]
-        state = TrainerState(max_completion_length=settings.max_completion_length)
+        state = TrainerState(max_completion_length=config.max_completion_length)
         results: list[Scores] = []
         with self._lock:
             try:
-                scorer = self._scorer_of(settings)
+                scorer, timeout_s = self._scorer_of(config), config.reward_timeout
                 for index, function in enumerate(scorer.load(poll)[0]):
                     on_function(function.name)
                     try:
-                        scored = scorer.call(groups, 0, [index], settings.timeout_s, state, captures=True, poll=poll)
+                        scored = scorer.call(groups, 0, [index], timeout_s, state, captures=True, poll=poll)
                     except RewardError as error:  # of a model
                         results.append(Scores(function.name, error=error.place))
                         continue
@@ -123,7 +94,7 @@ class RewardBench:
         return results
 
     @contextmanager
-    def tools(self, config: Config, settings: BenchSettings, poll: Poll = wait_on) -> Iterator[ToolHost | None]:
+    def tools(self, config: Config, scoring: Config, poll: Poll = wait_on) -> Iterator[ToolHost | None]:
         """The tools of a run, in the process that scores; nothing is scored meanwhile. Their environments stay until
         the next rollout, for functions that read them. Raises UserError."""
         named = {key: getattr(config, key) for key in keys_used_by("tools")}
@@ -132,28 +103,24 @@ class RewardBench:
                 key = (_stamps(code_files(named, Path.cwd())), repr(named))
                 if key != self._tools_of:
                     self.close()  # a scorer loads its tools once
-                scorer = self._scorer_of(settings)
-                self._tools = self._tools or load_tools(config, scorer)
+                self._tools = self._tools or load_tools(config, self._scorer_of(scoring))
                 self._tools_of = key
                 yield self._tools
             except BaseException:
                 self.close()
                 raise
 
-    def _scorer_of(self, settings: BenchSettings) -> Scorer:
-        base = Path.cwd()
-        named = {"reward_functions": list(settings.names), "reward_functions_file": str(settings.file or "")}
-        files = code_files(named, base)
-        stamps = _stamps(files)
-        loaded = (stamps, settings.network, tuple(settings.names), settings.file, base)
+    def _scorer_of(self, config: Config) -> Scorer:
+        base, names, file = Path.cwd(), config.reward_functions, reward_file_of(config)
+        files = code_files({"reward_functions": names, "reward_functions_file": str(file or "")}, base)
+        loaded = (_stamps(files), config.reward_network, tuple(names), file, base)
         if self._scorer is None or loaded != self._loaded:
             if loaded[:2] != self._loaded[:2]:
                 self.close()
-                self.worker = RewardWorker(settings.network)
-            models = model_entries(settings.names, settings.file)
-            source = RewardSource([settings.names], settings.file, base, tuple(files), models=models)
+                self.worker = RewardWorker(config.reward_network)
+            source = RewardSource([names], file, base, tuple(files), models=model_entries(names, file))
             self._end_scorer()
-            self._scorer, self._loaded = Scorer(source, self.worker, settings.timeout_s), loaded
+            self._scorer, self._loaded = Scorer(source, self.worker, config.reward_timeout), loaded
         return self._scorer
 
     def _end_scorer(self) -> None:
@@ -178,7 +145,7 @@ def _stamps(files: Sequence[Path]) -> tuple[tuple[str, int, int], ...]:
 def score_lines(
     bench: RewardBench,
     lines: Sequence[Line],
-    settings: BenchSettings,
+    config: Config,
     poll: Poll = wait_on,
     on_function: Callable[[str], None] = lambda name: None,
 ) -> dict[str, Any]:
@@ -188,10 +155,13 @@ def score_lines(
     [{"name", "label", "weight", "seconds", "error", "printed"}], "findings": [Finding as a dict], "seconds"}.
     """
     start = time.perf_counter()
-    results = bench.score(settings, lines, poll, on_function)
+    results = bench.score(config, lines, poll, on_function)
     seconds = time.perf_counter() - start
-    of_environments = [result.name for result in results[len(settings.names) :]]  # their `get_reward`
-    names, weights_given = [*settings.names, *of_environments], [*settings.weights, *[1.0] * len(of_environments)]
+    of_environments = [result.name for result in results[len(config.reward_functions) :]]  # their `get_reward`
+    names, weights_given = (
+        [*config.reward_functions, *of_environments],
+        [*config.weights, *[1.0] * len(of_environments)],
+    )
     completions = [completion for line in lines for completion in line["completions"]]
     sizes = [len(line["completions"]) for line in lines]
     counted = [(result, weight) for result, weight in zip(results, weights_given, strict=True) if not result.error]
@@ -199,15 +169,15 @@ def score_lines(
     scores_by_row = [[result.given[i] for result, _ in counted] for i in range(len(completions))]
     rewards = [total_reward(scores, weights) for scores in scores_by_row]
     rows: list[dict[str, Any]] = []
-    for i, advantage in enumerate(_advantages(scores_by_row, sizes, weights, settings)):
+    for i, advantage in enumerate(_advantages(scores_by_row, sizes, weights, config)):
         given = {result.name: result.given[i] for result, _ in counted}
         logged = {column: values[i] for result, _ in counted for column, values in result.logged.items()}
         row = {"rewards": given, "reward": rewards[i], "advantage": advantage}
         rows.append(row | ({"logged": logged} if logged else {}))
     # Labels and required texts are read from source.
-    own: dict[str, str] = {}
+    own, own_file = dict[str, str](), reward_file_of(config)
     with suppress(UserError):
-        own = {entry.name: entry.label for entry in rewards_in_file(settings.file)} if settings.file else {}
+        own = {entry.name: entry.label for entry in rewards_in_file(own_file)} if own_file else {}
     labels = {entry.name: entry.label for entry in builtin_rewards()} | own
     for name, result, weight in zip(names, results, weights_given, strict=True):
         call = reward_call(name, labels)
@@ -215,7 +185,7 @@ def score_lines(
         result.looks_for = (str(call.arguments.get("word", "")),)
         if call.function != "keyword" or not result.looks_for[0]:
             file = locate_reward_file(call.file).resolve() if call.file else None
-            result.looks_for = required_texts(call.name, call.function, settings.file if call.function in own else file)
+            result.looks_for = required_texts(call.name, call.function, own_file if call.function in own else file)
     sample = Sample(
         sizes,
         [completion["text"] for completion in completions],
@@ -223,8 +193,8 @@ def score_lines(
         results,
         [str(completion.get("stop", "eos")) for completion in completions],
         [str(line.get("answer") or "") for line in lines],
-        settings.group_size,
-        settings.solved_from,
+        config.group_size,
+        config.success_reward_threshold,
     )
     in_order = iter(rows)
     told = ("name", "label", "weight", "seconds", "error", "printed")
@@ -237,22 +207,22 @@ def score_lines(
 
 
 def _advantages(
-    scores_by_row: Sequence[list[Any]], sizes: Sequence[int], weights: list[float], settings: BenchSettings
+    scores_by_row: Sequence[list[Any]], sizes: Sequence[int], weights: list[float], config: Config
 ) -> list[float]:
     if not weights:
         return [0.0] * len(scores_by_row)
     if len(set(sizes)) > 1:
         rows = iter(scores_by_row)
-        return [value for size in sizes for value in _advantages(list(islice(rows, size)), [size], weights, settings)]
-    if sizes[0] == 1 and settings.scale_rewards != "batch":
+        return [value for size in sizes for value in _advantages(list(islice(rows, size)), [size], weights, config)]
+    if sizes[0] == 1 and config.scale_rewards != "batch":
         return [0.0] * len(scores_by_row)
     values, _ = advantage_values(
         scores_by_row,
         sizes[0],
         weights=weights,
-        scale_rewards=settings.scale_rewards,
-        multi_objective_aggregation=settings.aggregation,
-        baseline=settings.baseline,
+        scale_rewards=config.scale_rewards,
+        multi_objective_aggregation=config.multi_objective_aggregation,
+        baseline=config.advantage_baseline,
     )
     return array("f", values).tolist()  # rounded to float32, as a training step has them
 

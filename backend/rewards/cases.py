@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backend.rewards.bench import BenchSettings, RewardBench, json_lines
+from backend.config.config import Config
+from backend.rewards.bench import RewardBench, json_lines
 from backend.rewards.catalogue import RewardCall, builtin_rewards, computes_names, find_call, rewards_in_file
 from backend.runs.completion_rows import token_ids
 from backend.utils.disk import save_as, writing
@@ -109,14 +110,14 @@ def rerun(
     scores: list[dict[str, float | None]] = [{} for _ in cases]
     errors: dict[str, Mapping[str, Any]] = {}
     if available:
-        settings = BenchSettings(list(available), file=file, timeout_s=timeout_s)
+        scoring = Config(reward_functions=list(available), reward_functions_file=str(file), reward_timeout=timeout_s)
         left_out = ("expected", "calls", "tokens", "completion")
         lines = [
             {key: value for key, value in case.items() if key not in left_out}
             | {"completions": [{"text": case["completion"], "tokens": case.get("tokens") or []}]}
             for case in cases
         ]
-        for result in bench.score(settings, lines, poll):
+        for result in bench.score(scoring, lines, poll):
             if result.error:
                 errors[result.name] = result.error
             for given, score in zip(scores, result.given, strict=False):

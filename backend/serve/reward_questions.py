@@ -17,13 +17,13 @@ from typing import Any
 from backend.config.config import Config, keys_used_by, parse
 from backend.rewards.allowed_code import AllowedServers, code_files, read_code
 from backend.rewards.bench import (
-    BenchSettings,
     RewardBench,
     group_of,
     groups_in,
     line_of,
     merge_consecutive,
     read_groups,
+    reward_file_of,
     score_lines,
 )
 from backend.rewards.cases import cases_file, is_same, new_case, read_cases, rerun, write_cases
@@ -52,17 +52,16 @@ def score(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     Reports {"scoring": name of a function}. A file that cannot be loaded is answered as {"failed": {"sentence",
     "file", "line", "frames", "traceback"}}. Problems of settings that scoring does not use are reported elsewhere.
     """
-    settings = _scoring_settings(request)
-    named = {"reward_functions": list(settings.names), "reward_functions_file": str(settings.file or "")}
+    config = _scoring_settings(request)
+    file = reward_file_of(config)
+    named = {"reward_functions": config.reward_functions, "reward_functions_file": str(file or "")}
     _check_allowed(code_files(named), request)
     _check_servers(named)
     try:
-        scored = score_lines(
-            _bench, request["groups"], settings, call.check, lambda name: call.report({"scoring": name})
-        )
-        cases = read_cases(settings.file) if settings.file and request.get("with_cases", True) else []
-        if cases and settings.file:
-            results = rerun(_bench, settings.file, cases, settings.timeout_s, call.check)
+        scored = score_lines(_bench, request["groups"], config, call.check, lambda name: call.report({"scoring": name}))
+        cases = read_cases(file) if file and request.get("with_cases", True) else []
+        if cases and file:
+            results = rerun(_bench, file, cases, config.reward_timeout, call.check)
             scored["cases"] = [{"case": r.case, "given": r.scores, "failures": r.failures} for r in results]
         return scored
     except RewardError as error:
@@ -78,18 +77,18 @@ def judge_agreement(request: dict[str, Any], call: QuestionCall) -> dict[str, An
     from backend.judges.agreement import examinations
 
     groups = [group_of(line, index, f"Row {index + 1}") for index, line in enumerate(request["groups"])]
-    settings = _scoring_settings(request)
-    listed = examinations(settings.names, settings.file, groups)
+    config = _scoring_settings(request)
+    listed = examinations(config.reward_functions, reward_file_of(config), groups)
     asked = [] if request.get("only_calls") else listed
     if asked:
-        _check_servers({"reward_functions": list(settings.names)})
+        _check_servers({"reward_functions": config.reward_functions})
     judges = [asdict(each.run(call.check, call.report)) for each in asked]
     return {"calls": {each.name: each.calls for each in listed}, "judges": judges}
 
 
-def _scoring_settings(request: dict[str, Any]) -> BenchSettings:
+def _scoring_settings(request: dict[str, Any]) -> Config:
     used = {key: value for key, value in request["settings"].items() if key in _FOR_SCORING}
-    return BenchSettings.of(parse({"model": "-", "data": "-", **used}))
+    return parse({"model": "-", "data": "-", **used})
 
 
 def _check_allowed(files: Iterable[Path], request: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.utils import load
 
-from backend.config.config import parse
+from backend.config.config import Config, parse
 from backend.judges import local_model as module
 from backend.judges import prompts, reward_model
 from backend.judges.entries import model_entries
@@ -20,7 +20,7 @@ from backend.judges.judge import open_judge
 from backend.judges.local_model import LocalModel, SharingSampler, local_model
 from backend.judges.model_reward import ModelScores
 from backend.judges.reward_model import open_reward_model
-from backend.rewards.bench import BenchSettings, RewardBench, line_of, score_lines
+from backend.rewards.bench import RewardBench, line_of, score_lines
 from backend.rewards.calls import ThreadCaller
 from backend.rewards.catalogue import RewardCall, canonical_entry, metric_name, read_call, with_absolute_file
 from backend.rewards.errors import Failure, RewardError
@@ -139,7 +139,7 @@ def test_entries_that_cannot_be_used(opened_reward, entries: list[str], sentence
 
 
 def test_the_bench_shows_a_failure_at_its_model(opened_reward) -> None:
-    settings = BenchSettings(["r1_int", "org/first"], [1.0, 1.0])
+    settings = Config(reward_functions=["r1_int", "org/first"])
     bench = RewardBench()
     for text, error, scores in (("", FAILURE, {}), ("123", "", {"first": 3.0})):
         found = score_lines(bench, [line_of(make_group(text))], settings)

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from backend.__main__ import app
-from backend.config.config import read
+from backend.config.config import Config, read
 from backend.rewards.allowed_code import read_code
-from backend.rewards.bench import BenchSettings, RewardBench, group_of, line_of, score_lines
+from backend.rewards.bench import RewardBench, group_of, line_of, score_lines
 from backend.rewards.cases import cases_file, new_case, read_cases, rerun, write_cases
 from backend.runs.run_folder import RunFolder
 from backend.serve import reward_questions as handlers
@@ -76,10 +76,8 @@ def line(*texts: str, **about: Any) -> dict[str, Any]:
 
 
 def scores(bench: RewardBench, names: list[str], file: Path | None, timeout: float = 20.0) -> dict[str, Any]:
-    return {
-        result.name: result
-        for result in bench.score(BenchSettings(names, file=file, timeout_s=timeout), [line("a", "bbb")])
-    }
+    config = Config(reward_functions=names, reward_functions_file=str(file or ""), reward_timeout=timeout)
+    return {result.name: result for result in bench.score(config, [line("a", "bbb")])}
 
 
 def test_a_function_that_exits_or_hangs_leaves_the_others(bench: RewardBench, tmp_path: Path) -> None:
@@ -161,13 +159,14 @@ def test_cancelling_kills_the_process_at_once(bench: RewardBench, tmp_path: Path
             raise Cancelled
 
     with pytest.raises(Cancelled):
-        bench.score(BenchSettings(["hangs"], file=file, timeout_s=60.0), [line("a")], poll)
+        bench.score(Config(reward_functions=["hangs"], reward_functions_file=str(file)), [line("a")], poll)
     assert bench.worker.pid is None and time.monotonic() < until + 2
 
 
 def test_rewards_and_advantages_equal_those_of_a_training_step(bench: RewardBench, mine: Path) -> None:
     lines = [line("a", "bbb", "cc", "dddd"), line("aa", "a", "a", "aaaaa")]
-    report = score_lines(bench, lines, BenchSettings(["length", "r1_int", "keyword(word=bb)"], [2.0, 1.0, -9.0], mine))
+    about = {"reward_functions": ["length", "r1_int", "keyword(word=bb)"], "reward_weights": [2.0, 1.0, -9.0]}
+    report = score_lines(bench, lines, Config(**about, reward_functions_file=str(mine)))
     completions = [completion for group in report["scored"] for completion in group]
     assert [completion["reward"] for completion in completions] == [2.0, -3.0, 4.0, 8.0, 4.0, 2.0, 2.0, 10.0]
     expected, _ = advantages([[completion["reward"]] for completion in completions], 4)
