@@ -16,9 +16,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from backend.config.config import Config, keys_used_by, problems
+from backend.config.config import Config, keys_used_by, problems, read
 from backend.config.model_and_data_names import DATA_SUFFIXES, check_data, model_source
-from backend.config.setting import MOST_TOKENS, ColumnSettings, DatasetSettings
+from backend.config.setting import MOST_TOKENS, ColumnSettings, DatasetSettings, PromptSettings
 from backend.data.dataset_columns import likeliest_column
 from backend.data.files import Row, Rows, kind_of_path
 from backend.data.images import with_paths
@@ -45,9 +45,11 @@ from backend.data.rows import (
     row_name,
 )
 from backend.models.tokenizers import load_tokenizer, tokenizer_folder
+from backend.runs.completion_files import parse_group_row
+from backend.runs.run_folder import RunFolder, all_runs
 from backend.types import IMAGES, Label, Problem
 from backend.utils.errors import ConfigProblem, UserError
-from backend.utils.files import user_path
+from backend.utils.files import open_regular, user_path
 from backend.utils.hub_cache import is_dataset_cached, local_folder, split_revision
 from backend.vision.tokenizer import with_vision
 
@@ -61,6 +63,8 @@ KINDS_GUESSED = {"prompt_feature": ("text", "messages"), "answer_feature": ("tex
 INSPECTED_ROWS = 200  # rows for inferring a column's kind
 SAMPLE = 1000  # evenly spread rows to measure first
 UNMEASURED, REFUSED = -1, -2  # instead of a length: not tokenised yet; refused by training
+RUNS = 200  # newest runs searched for one on the dataset
+FORGOTTEN = 0.5  # loss of pass rate, between a prompt's best group and its last, from which it counts as noisy
 _MARKUP = re.compile(r"[<\[].*[>\]]\Z", re.DOTALL)
 
 
@@ -407,3 +411,41 @@ def preview_order(count: int) -> Iterator[int]:
     yield from range(0, count, step)
     if step > 1:
         yield from (index for index in range(count) if index % step)
+
+
+def newest_run(config: DatasetSettings) -> tuple[RunFolder, float] | None:
+    """The newest run with completions on the dataset, and the reward from which it counts a completion as solved."""
+    for run in islice(all_runs(), RUNS):
+        try:
+            values = read(run.config)
+        except UserError:
+            continue
+        if str(values.get("data")) == config.data and run.completions.exists():
+            return run, float(values.get("success_reward_threshold", 1.0))
+    return None
+
+
+def solved_prompts(
+    rows: Sequence[Row], config: PromptSettings, source: str, run: RunFolder, solved_from: float
+) -> list[tuple[int, int, int, str]]:
+    """(row, completions solved, completions, kind) of each row whose prompt the run has sampled, hardest first. `kind`:
+    never, always, sometimes, or noisy: solved less often in the end than before."""
+    groups: dict[tuple[str, ...], list[tuple[int, int]]] = {}
+    with open_regular(run.completions) as file:
+        for line in file:
+            if (group := parse_group_row(line)) is not None:
+                rewards = [each.get("reward") for each in group["completions"]]
+                known = [reward >= solved_from for reward in rewards if reward is not None]
+                groups.setdefault((group["prompt"], *group.get("images", ())), []).append((sum(known), len(known)))
+    found, prompt_format = list[tuple[int, int, int, str]](), PromptFormat.of(config)
+    for index, row in enumerate(rows):
+        try:
+            problem, _ = preview_problem(index, row, None, prompt_format, source)
+        except UserError:
+            continue
+        if counts := groups.get((problem.prompt, *problem.images)):
+            solved, sampled = (sum(column) for column in zip(*counts, strict=True))
+            rates = [of_group / max(1, size) for of_group, size in counts]
+            kind = "never" if not solved else "always" if solved == sampled else "sometimes"
+            found.append((index, solved, sampled, "noisy" if max(rates) - rates[-1] >= FORGOTTEN else kind))
+    return sorted(found, key=lambda entry: entry[1] / max(1, entry[2]))

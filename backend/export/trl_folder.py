@@ -26,7 +26,7 @@ from backend.data.images import IMAGES
 from backend.data.rows import Found, OtherDataset, Reading, evaluation_set, names_by_split, own_splits, splits_elsewhere
 from backend.export.destinations import folder_bytes, move_into_place, nearest_existing, safe_name, staging_folder
 from backend.export.original_files import converted_from
-from backend.judges.entries import model_entries
+from backend.judges.model_reward import model_entries
 from backend.rewards import functions as functions  # registers them
 from backend.rewards.allowed_code import code_files, read_code
 from backend.rewards.catalogue import locate_reward_file, metric_name, reward_call

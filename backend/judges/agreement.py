@@ -15,10 +15,8 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, Literal
 
-from backend.judges.entries import model_entries, open_model_rewards
 from backend.judges.judge import Judge
-from backend.judges.model_reward import ModelReward
-from backend.judges.score_metrics import Block, correlation, sums
+from backend.judges.model_reward import Block, ModelReward, correlation, model_entries, open_model_rewards, sums
 from backend.rewards.bench import group_of
 from backend.rewards.calls import Poll, wait_on
 from backend.rewards.cases import Case, read_cases

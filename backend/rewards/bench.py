@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.config.config import Config, keys_used_by
-from backend.judges.entries import model_entries
+from backend.judges.model_reward import model_entries
 from backend.rewards.allowed_code import code_files
 from backend.rewards.calls import Poll, wait_on
 from backend.rewards.catalogue import builtin_rewards, locate_reward_file, reward_call, rewards_in_file

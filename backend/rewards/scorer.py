@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backend.config.setting import RewardSettings
-from backend.judges.entries import model_entries, open_model_rewards
-from backend.judges.model_reward import ModelReward, UnreachableJudgeError
-from backend.judges.score_metrics import score_metrics
+from backend.judges.model_reward import (
+    ModelReward,
+    UnreachableJudgeError,
+    model_entries,
+    open_model_rewards,
+    score_metrics,
+)
 from backend.rewards.allowed_code import code_files
 from backend.rewards.calls import Poll, ThreadCaller, timeout_words, wait_on
 from backend.rewards.catalogue import locate_reward_file, nearest

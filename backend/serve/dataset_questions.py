@@ -13,7 +13,6 @@ from itertools import islice
 from typing import Any
 
 from backend.config.config import Config, keys_used_by
-from backend.data.difficulty import newest_run, solved_prompts
 from backend.data.files import Row
 from backend.data.preview import (
     LoadedDataset,
@@ -24,12 +23,14 @@ from backend.data.preview import (
     is_here,
     is_warm,
     kind_of,
+    newest_run,
     open_dataset,
     overview,
     preview_order,
     preview_problem,
     prompt_pieces,
     settings_of,
+    solved_prompts,
     tokenizer_for,
 )
 from backend.data.problems import PromptFormat

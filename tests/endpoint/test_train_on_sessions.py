@@ -14,7 +14,7 @@ from backend.config.config import parse
 from backend.endpoint.recording import Answer, Recorder
 from backend.endpoint.sessions import ROWS
 from backend.models.policy import load_policy
-from backend.rewards.functions.sessions import session_reward
+from backend.rewards.functions.judge import session_reward
 from backend.runs.events import read_events
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from backend.cli.rewards import rewards
 from backend.judges.agreement import Agreement, Kind, Labels, Question, measure, pad, questions_for
-from backend.judges.score_metrics import score_metrics
+from backend.judges.model_reward import score_metrics
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.serve.questions import QuestionCall

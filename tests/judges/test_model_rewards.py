@@ -15,10 +15,9 @@ from mlx_lm.utils import load
 from backend.config.config import Config, parse
 from backend.judges import local_model as module
 from backend.judges import prompts, reward_model
-from backend.judges.entries import model_entries
 from backend.judges.judge import open_judge
 from backend.judges.local_model import LocalModel, SharingSampler, local_model
-from backend.judges.model_reward import ModelScores
+from backend.judges.model_reward import ModelScores, model_entries
 from backend.judges.reward_model import open_reward_model
 from backend.rewards.bench import RewardBench, line_of, score_lines
 from backend.rewards.calls import ThreadCaller

@@ -15,9 +15,9 @@ from backend.rewards.scorer import Scorer
 from backend.rewards.scoring import RewardSource, ToolRequest
 from backend.rewards.worker_process import RewardWorker
 from backend.tools.host import Poll, ToolSchemas
+from backend.tools.load import SeveralHosts
 from backend.tools.runner import ToolRunner
 from backend.tools.scorer_tools import ScorerTools
-from backend.tools.several import SeveralHosts
 from backend.tools.toolbox import RunTools
 from backend.types import Completion, Group, Problem, ToolCall, ToolResult
 from backend.utils.errors import UserError

@@ -6,4 +6,3 @@ from backend.rewards.functions import formats as formats  # isort: skip
 from backend.rewards.functions import lengths as lengths  # isort: skip
 from backend.rewards.functions import code as code  # isort: skip
 from backend.rewards.functions import judge as judge  # isort: skip
-from backend.rewards.functions import sessions as sessions  # isort: skip

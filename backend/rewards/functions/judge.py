@@ -1,7 +1,8 @@
-"""The shipped reward that is another language model's opinion. `backend.judges` asks it; here are its parameters."""
+"""Shipped rewards from outside: of a language model, which `backend.judges` asks, or posted by an agent's own loop."""
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import urlsplit
 
 from backend.rewards.registry import Scores, Texts, Types, register_reward_function, require
@@ -43,3 +44,14 @@ def judge(
     if completions:
         raise RuntimeError("a judge scores in the trainer's process")
     return []
+
+
+@register_reward_function("session_reward", label="Session Reward")
+def session_reward(
+    prompts: Texts, completions: Texts, answer: Texts, types: Types = None, **columns: list[Any]
+) -> Scores:
+    """The reward that was posted for the recorded session.
+
+    None for a session without one, and for completions that are sampled, as in evaluations. It never reads the text.
+    """
+    return columns.get("session_reward") or [None] * len(completions)

@@ -11,7 +11,7 @@ from typing import Any
 from backend.config.config import Config
 from backend.distributed.hosts_file import read_hosts
 from backend.engine.chunk_sizes import MICRO_BATCH_TOKENS, SMALLEST_CHUNK, head_chunk
-from backend.judges.entries import loaded_models
+from backend.judges.model_reward import loaded_models
 from backend.runs.steering import stage_configs
 from backend.trainer.memory.model_shape import Linear, ModelShape, shape_of
 from backend.trainer.memory.phases import DTYPE_BYTES, PREFILL_CHUNK, MemoryModel, MemoryPlan, Phase, row_costs_of

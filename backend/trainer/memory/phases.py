@@ -20,7 +20,7 @@ from backend.engine.chunk_sizes import (
     attention_block,
     capacity,
 )
-from backend.judges.entries import loaded_models
+from backend.judges.model_reward import loaded_models
 from backend.models.adapter_types import ALL_LINEAR, is_named
 from backend.runs.saved_weights import WeightChoice
 from backend.sampling.row_costs import RowCosts, row_costs
