@@ -4,7 +4,7 @@ imitated. Rows longer than Max Seq are cut at the end."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -169,23 +169,16 @@ class LabelledRows(TokenizedPrompts):
     read = staticmethod(whole_chat)
     last_turns = 0  # rows of several turns so far of which only the last is imitated
 
-    def _try_batch(self) -> bool:
-        return False
-
-    def _problems(self, indices: Sequence[int]) -> list[Problem | None]:
-        made: list[Problem | None] = []
-        for index in indices:
-            row, is_new = self._row(index), self._lengths[index] < 0
-            with tokenizer_lock:
-                found = label_of(row, self._tokenizer, self.format, row_name(index, self._source))
-            prompt, tokens, label, last_only = found
-            is_long = isinstance(label, TooLong)
-            self._lengths[index] = min(label.at_least if is_long else len(label.tokens), 2**31 - 1)
-            self.cut += is_new and not is_long and label.is_cut
-            self.last_turns += is_new and last_only
-            problem = problem_of(index, row, prompt, tokens, self.format)
-            made.append(None if is_long else replace(problem, label=label))
-        return made
+    def __getitem__(self, index: int) -> Problem | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        row, is_new = self._row(index), self._lengths[index] < 0
+        with tokenizer_lock:
+            found = label_of(row, self._tokenizer, self.format, row_name(index, self._source))
+        prompt, tokens, label, last_only = found
+        is_long = isinstance(label, TooLong)
+        self._lengths[index] = min(label.at_least if is_long else len(label.tokens), 2**31 - 1)
+        self.cut += is_new and not is_long and label.is_cut
+        self.last_turns += is_new and last_only
+        return None if is_long else replace(problem_of(index, row, prompt, tokens, self.format), label=label)
 
     def too_long_note(self, split: str) -> str:
         notes = {

@@ -8,26 +8,21 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import nlargest
 from itertools import islice
 from typing import Any
 
-from backend.data.files import Row, Rows, first_line
+from backend.data.files import Row, Rows
 from backend.data.images import with_paths
 from backend.data.pass_rates import PassRates
 from backend.data.problems import (
-    ALWAYS_EXACT,
     Messages,
     PromptFormat,
-    TooLong,
-    apply_chat_template,
     chat_sizes,
     check_reads_images,
     count,
     fitted,
-    has_chat_template,
     messages_of,
     no_prompt_fits,
     problem_of,
@@ -37,8 +32,6 @@ from backend.data.rows import INDEX, row_name
 from backend.types import Problem
 
 FIRST_ROWS = 512  # rows of a split to tokenise before the first step
-ROWS_PER_CALL = 64  # rows per tokenizer call, so that a step waits briefly
-LONGEST_BATCH = 5 * ALWAYS_EXACT  # characters per tokenizer call
 LONGEST_TEXTS = 16  # longest texts to tokenise when searching for the longest prompt
 
 
@@ -90,23 +83,12 @@ class PromptStream:
             epoch, position = divmod(self.cursor - self.first, len(self.problems))
             if epoch != self._epoch:
                 # Seeded by the epoch's number, so that a resumed run shuffles as the first process did.
-                order = shuffled(len(self.problems), random.Random(f"{self.seed} {epoch}"))
-                self._epoch, self._order = epoch, order
+                rows = random.Random(f"{self.seed} {epoch}").sample(range(len(self.problems)), len(self.problems))
+                self._epoch, self._order = epoch, array(INDEX, rows)
             self.cursor += 1
             if (problem := self.problems[self._order[position]]) is not None:
                 problems.append(problem)
         return problems
-
-
-def shuffled(count: int, generator: random.Random) -> array[int]:
-    """`generator.sample(range(count), count)` as a compact array."""
-    left = array(INDEX, range(count))
-    order = array(INDEX, bytes(left.itemsize * count))
-    for i in range(count):
-        j = generator.randrange(count - i)
-        order[i] = left[j]
-        left[j] = left[count - i - 1]
-    return order
 
 
 class TokenizedPrompts(Sequence[Problem | None]):
@@ -123,12 +105,11 @@ class TokenizedPrompts(Sequence[Problem | None]):
         """Maximum prompt tokens."""
         self.cut = 0
         """Prompts cut so far."""
-        self.slow_paths: list[str] = []
-        """A message for each reason why tokenising is slow."""
+        # Without threads, after which the tokenizers library warns at every fork.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self._rows, self._tokenizer, self._source = rows, tokenizer, source
         self._lengths = array("i", [-1]) * len(rows)  # tokens by row; −1 until the row is tokenised
         self._characters = chat_sizes(rows, prompt_format, source, self.read)
-        self._takes_batches = bool(rows) and self._try_batch()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -137,18 +118,24 @@ class TokenizedPrompts(Sequence[Problem | None]):
         return rows is self._rows and prompt_format == self.format
 
     def __getitem__(self, index: int) -> Problem | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self._problems([index])[0]
+        row, where = self._row(index), row_name(index, self._source)
+        whole = self._chat(index, row)
+        with tokenizer_lock:
+            chat, tokens = fitted(whole, row, self._tokenizer, self.format, where)
+        self.cut += self._lengths[index] < 0 and chat is not whole
+        self._lengths[index] = min(count(tokens), 2**31 - 1)
+        return problem_of(index, row, chat, tokens, self.format) if isinstance(tokens, list) else None
 
     def first(self, count: int) -> list[Problem]:
         """The first `count` problems in file order (−1: all), long rows excluded."""
-        made = (problem for chunk in _chunks(range(len(self))) for problem in self._problems(chunk))
-        problems = (problem for problem in made if problem is not None)
+        problems = (problem for problem in map(self.__getitem__, range(len(self))) if problem is not None)
         return list(problems if count < 0 else islice(problems, count))
 
     def measure(self, indices: Iterable[int]) -> None:
         """Tokenise unmeasured rows, for their lengths."""
-        for chunk in _chunks(index for index in indices if self._lengths[index] < 0):
-            self._problems(chunk)
+        for index in indices:
+            if self._lengths[index] < 0:
+                self[index]
 
     def unmeasured(self) -> array[int]:
         return array(INDEX, (index for index, length in enumerate(self._lengths) if length < 0))
@@ -186,72 +173,6 @@ class TokenizedPrompts(Sequence[Problem | None]):
             sentences.append(f"{left_out}: their prompts (up to {self.longest} tokens) {no_room}.")
         return " ".join(sentences)
 
-    def _problems(self, indices: Sequence[int]) -> list[Problem | None]:
-        rows = [self._row(index) for index in indices]
-        return [
-            problem_of(index, row, chat, tokens, self.format) if isinstance(tokens, list) else None
-            for index, row, (chat, tokens) in zip(indices, rows, self._fitted(indices, rows), strict=True)
-        ]
-
-    def _fitted(self, indices: Sequence[int], rows: Sequence[Row]) -> list[tuple[Messages, list[int] | TooLong]]:
-        """(chat, tokens) of these rows, cut if configured. Raises UserError naming the row."""
-        chats = [self._chat(index, row) for index, row in zip(indices, rows, strict=True)]
-        made: list[tuple[Messages, list[int] | TooLong]] = []
-        with tokenizer_lock:
-            batch: list[list[int]] | None = None
-            characters = sum(self._characters[index] for index in indices)
-            if len(chats) > 1 and self._takes_batches and characters <= LONGEST_BATCH:
-                with suppress(Exception):  # chat by chat, the error names the row at fault
-                    batch = self._apply_to_batch(chats, rows)
-            for place, (index, row, chat) in enumerate(zip(indices, rows, chats, strict=True)):
-                if batch is not None and (len(batch[place]) <= self.max_tokens or not self.format.cuts):
-                    ids = batch[place]
-                    made.append((chat, ids if len(ids) <= self.max_tokens else TooLong(len(ids))))
-                else:
-                    made.append(fitted(chat, row, self._tokenizer, self.format, row_name(index, self._source)))
-        for index, whole, (chat, tokens) in zip(indices, chats, made, strict=True):
-            self.cut += self._lengths[index] < 0 and chat is not whole
-            self._lengths[index] = min(count(tokens), 2**31 - 1)
-        return made
-
-    def _apply_to_batch(self, chats: Sequence[Messages], rows: Sequence[Row]) -> list[list[int]]:
-        """Token ids, in one call for the rows of each environment."""
-        places = dict[str, list[int]]()
-        for place, row in enumerate(rows):
-            places.setdefault(self.format.environment_of(row), []).append(place)
-        made = dict[int, list[int]]()
-        for same in places.values():
-            variables, batch = self.format.variables_of(rows[same[0]]), [chats[place] for place in same]
-            ids = self._tokenizer.apply_chat_template(batch, add_generation_prompt=True, **variables)
-            made |= zip(same, ids, strict=False)
-        return [made[place] for place in range(len(chats))]
-
-    def _try_batch(self) -> bool:
-        if not has_chat_template(self._tokenizer):  # plain text is quick one at a time, too
-            return False
-        # Without threads of its own: they cost a third more work, the steps need the cores, and after using threads the
-        # tokenizers library warns at every fork.
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        indices = sorted([0, len(self) - 1], key=self._characters.__getitem__)
-        if self._characters[indices[-1]] > ALWAYS_EXACT:  # not these two, of millions of characters
-            indices = [min(range(len(self)), key=self._characters.__getitem__)] * 2
-        if self._characters[indices[-1]] > ALWAYS_EXACT:
-            return False
-        rows = [self._row(index) for index in indices]
-        chats = [self._chat(index, row) for index, row in zip(indices, rows, strict=True)]
-        try:
-            alone = [
-                apply_chat_template(chat, self._tokenizer, self.format.variables_of(row))
-                for chat, row in zip(chats, rows, strict=True)
-            ]
-            if self._apply_to_batch(chats, rows) == alone:
-                return True
-            reason = "given several chats at once, the tokenizer answers otherwise than chat by chat."
-        except Exception as error:  # of any kind; where the row is at fault, tokenising it alone says so
-            reason = first_line(error)
-        self.slow_paths.append(f"Prompts are tokenised one at a time, which takes longer: {reason}")
-        return False
-
     def _row(self, index: int) -> Row:
         return with_paths(self._rows[index], self._source, row_name(index, self._source))
 
@@ -261,20 +182,14 @@ class TokenizedPrompts(Sequence[Problem | None]):
         return chat
 
 
-def _chunks(indices: Iterable[int]) -> Iterator[list[int]]:
-    rest = iter(indices)
-    while chunk := list(islice(rest, ROWS_PER_CALL)):
-        yield chunk
-
-
 def measure_first_rows(prompts: TokenizedPrompts, split: str, *, all_rows: bool = False) -> None:
     """Tokenise enough rows to begin. Raises UserError if no prompt fits."""
     prompts.measure(range(len(prompts) if all_rows else min(FIRST_ROWS, len(prompts))))
     if prompts.fitting:
         return
-    for chunk in _chunks(prompts.unmeasured()):
-        prompts.measure(chunk)
-        if any(prompts.fits(index) for index in chunk):
+    for index in prompts.unmeasured():
+        prompts.measure([index])
+        if prompts.fits(index):
             return
     raise no_prompt_fits(prompts.format, f"Every prompt of the {split} split")
 
@@ -307,9 +222,9 @@ class BackgroundTokenizer:
     def _run(self, work: list[tuple[str, TokenizedPrompts]]) -> None:
         try:
             for split, prompts in work:
-                for chunk in _chunks(prompts.unmeasured()):
+                for index in prompts.unmeasured():
                     began = time.perf_counter()
-                    prompts.measure(chunk)
+                    prompts.measure([index])
                     # Rendering holds the interpreter lock, which the steps need too: work half of the time only.
                     if self._closed.wait(time.perf_counter() - began):
                         return

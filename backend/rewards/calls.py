@@ -105,7 +105,7 @@ class Caller:
         self.poll: Poll = wait_on
         self._report = mark
         self._running = -1
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._runner: asyncio.Runner | None = None
 
     def call(self, index: int, seconds: float, work: Callable[[], Any]) -> Any:
         """`work()`. Raises CallError."""
@@ -136,9 +136,9 @@ class Caller:
 
         async def run_all() -> None:
             pending = {asyncio.ensure_future(run_one(*call)) for call in calls.items()}
-            end = loop.time() + seconds
+            end = time.monotonic() + seconds
             while pending and not failures:
-                left = end - loop.time()
+                left = end - time.monotonic()
                 done, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
                     failures.append(CallError(self._running, None, _stack_of(calls[self._running])))
@@ -147,12 +147,12 @@ class Caller:
             if pending:  # those that ignore their cancellation are left behind
                 await asyncio.wait(pending, timeout=_CANCEL_S)
 
-        self._loop, loop = None, self._loop or asyncio.new_event_loop()
+        self._runner, runner = None, self._runner or asyncio.Runner()
         self._mark(min(calls))
-        self._limited(seconds + _ASYNC_GRACE_S, lambda: loop.run_until_complete(run_all()))
+        self._limited(seconds + _ASYNC_GRACE_S, lambda: runner.run(run_all()))
         if failures:
             raise failures[0]
-        self._loop = loop
+        self._runner = runner
         self._mark(-1)
         return results
 
@@ -161,18 +161,10 @@ class Caller:
         self._report(index, begins)
 
     def close(self) -> None:
-        """Close the event loop as `asyncio.run` does."""
-        loop = self._loop
-        if loop is None or loop.is_closed():
-            return
-        tasks = asyncio.all_tasks(loop)
-        for task in tasks:
-            task.cancel()
+        """Cancel what still runs on the event loop, and close it."""
         with suppress(BaseException):  # user code decides what a cancellation raises
-            if tasks:
-                loop.run_until_complete(asyncio.wait(tasks, timeout=_CANCEL_S))
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()
+            if self._runner:
+                self._runner.close()
 
     def _limited(self, seconds: float, work: Callable[[], Any]) -> Any:
         try:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-import queue
 import threading
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from importlib.util import find_spec
 from inspect import cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from backend.runs.start_progress import tell
-from backend.tools.host import Poll, ToolSchemas
+from backend.tools.host import Poll
 from backend.tools.mcp_settings import ServerSettings
-from backend.tools.runner import LONGEST_RESULT
-from backend.types import ToolCall, ToolResult
+from backend.tools.scorer_tools import ScorerTools, scorer_here, tool_names
 from backend.utils.child_process import POLL_S, StderrTail, module_command
 from backend.utils.command import backend_environment, is_bundled
 from backend.utils.errors import ConfigProblem, UserError
@@ -34,64 +31,37 @@ START_S = 60.0
 """Seconds for a server to list its tools: npx and uvx fetch it first."""
 
 
-class McpServers:
-    """A `ToolHost` without environments. `taken`: names of other tools → where they are from. Raises UserError on
-    `mcp_servers` where one cannot be started or two tools have the same name."""
+class McpServers(ScorerTools):
+    """Their tools, as async functions of this process. `taken`: names of other tools → where they are from. Raises
+    UserError on `mcp_servers` where one cannot be started or two tools have the same name."""
 
     def __init__(self, servers: Mapping[str, Any], timeout_s: float, taken: Mapping[str, str]) -> None:
         if find_spec("mcp") is None:
             missing = "MCP servers need a package that is not installed:"
             missing = "MCP servers are not part of this app. With the package," if is_bundled() else missing
             raise UserError("mcp_servers", f"{missing} pip install 'grpo-studio[mcp]'.")
-        self._timeout_s, self._count, self._notes = timeout_s, 0, list[str]()
-        self._open: dict[int, Future[None]] = {}  # conversation → its calls, until `finished` returns the results
-        self._ended = queue.SimpleQueue[tuple[int, list[ToolResult]]]()
+        from backend.tools.toolbox import RunTools  # imports transformers
+
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="MCP servers", daemon=True)
         self._thread.start()
-        self._servers = [_Server(name, ServerSettings(**about), self._notes.append) for name, about in servers.items()]
+        self._servers = [_Server(name, ServerSettings(**about), self._note) for name, about in servers.items()]
         try:
             tell(f"Starting MCP servers: {quote(', '.join(servers), 90)}")
             if faults := self._start(self._servers):
                 raise UserError([ConfigProblem("mcp_servers", f"{fault}.") for fault in faults])
-            self._owners = _owners(self._servers, taken)
+            _refuse_equal_names(self._servers, taken)
+            tools = [self._tool(server, schema) for server in self._servers for schema in server.schemas]
+            super().__init__(scorer_here(RunTools(None, functions=tools), timeout_s), "", timeout_s)
         except BaseException:
             self.close()
             raise
-        self.schemas = ToolSchemas([schema for server in self._servers for schema in server.schemas])
 
     def begin(self, rows: Sequence[Mapping[str, Any]], poll: Poll) -> list[tuple[int, str | None]]:
         """Begin conversations, and start servers again that have ended since the last rollout."""
-        for running in self._open.values():
-            running.cancel()
-        self._open.clear()
         for fault in self._start([server for server in self._servers if server.has_ended], poll):
-            self._notes.append(f"{fault}. It is not tried again: its calls fail for the rest of the run.")
-        first, self._count = self._count, self._count + len(rows)
-        return [(number, None) for number in range(first, self._count)]
-
-    def submit(self, conversation: int, calls: Sequence[ToolCall], poll: Poll) -> None:
-        self._open[conversation] = self._soon(self._run(conversation, calls))
-
-    def finished(self, wait_s: float, poll: Poll) -> list[tuple[int, list[ToolResult]]]:
-        ended: list[tuple[int, list[ToolResult]]] = []
-        deadline = time.monotonic() + wait_s
-        while self._open:
-            poll()
-            left = 0.0 if ended else max(deadline - time.monotonic(), 0.0)
-            with suppress(queue.Empty):
-                conversation, results = self._ended.get(timeout=min(left, POLL_S))
-                if self._open.pop(conversation, None):  # else of a rollout that was stopped
-                    ended.append((conversation, results))
-                continue
-            if not left:
-                break
-        return ended
-
-    def new_notes(self) -> list[str]:
-        notes = self._notes.copy()
-        del self._notes[: len(notes)]
-        return notes
+            self._note(f"{fault}. It is not tried again: its calls fail for the rest of the run.")
+        return super().begin(rows, poll)
 
     def close(self) -> None:
         if not self._loop.is_closed():
@@ -99,6 +69,9 @@ class McpServers:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+
+    def _note(self, sentence: str) -> None:
+        self._notes.append(sentence)
 
     def _soon(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -110,24 +83,13 @@ class McpServers:
             poll()
         return list(filter(None, starting.result()))
 
-    async def _run(self, conversation: int, calls: Sequence[ToolCall]) -> None:
-        self._ended.put((conversation, [await self._call(call) for call in calls]))
+    def _tool(self, server: _Server, schema: dict[str, Any]) -> Callable[..., Any]:
+        async def tool(**arguments: Any) -> str:
+            return await asyncio.wrap_future(self._soon(server.call(tool.__name__, arguments)))
 
-    async def _call(self, call: ToolCall) -> ToolResult:
-        import anyio
-
-        start, text, error = time.perf_counter(), "", ""
-        try:
-            if call.name not in self._owners:
-                raise ValueError(f"Tool {call.name} not found.")
-            with anyio.fail_after(self._timeout_s):
-                text = await self._owners[call.name].call(call)
-        except TimeoutError:
-            error = f"still running after {self._timeout_s:g} s (tool_timeout)"
-        except Exception as raised:
-            error = str(raised) or type(raised).__name__
-        text = str({"error": error}) if error else text
-        return ToolResult(call.name, text[:LONGEST_RESULT], bool(error), time.perf_counter() - start)
+        tool.__name__ = schema["function"]["name"]
+        setattr(tool, "json_schema", schema)  # noqa: B010 - see `toolbox`
+        return tool
 
 
 async def _all(works: Iterable[Awaitable[T]]) -> list[T]:
@@ -162,7 +124,7 @@ class _Server:
         await self.stop()
         return f"The MCP server {self.name} could not be started: {why}{await self._last_line()}"
 
-    async def call(self, call: ToolCall) -> str:
+    async def call(self, name: str, arguments: dict[str, Any]) -> str:
         """The text of the result. Raises ValueError and what `mcp` raises, for the model to read."""
         from mcp import MCPError
         from mcp_types import CONNECTION_CLOSED
@@ -171,7 +133,7 @@ class _Server:
         if client is None:
             raise ended
         try:
-            result = await client.call_tool(call.name, call.arguments)
+            result = await client.call_tool(name, arguments)
         except MCPError as error:
             if error.code != CONNECTION_CLOSED:
                 raise
@@ -188,7 +150,7 @@ class _Server:
         for part in result.content:
             text = part.text if part.type == "text" else getattr(getattr(part, "resource", None), "text", None)
             if text is None:
-                raise ValueError(f"{call.name} returned content of type {part.type}, and the model reads only text.")
+                raise ValueError(f"{name} returned content of type {part.type}, and the model reads only text.")
             texts.append(text)
         text = "\n".join(texts)
         if result.is_error:
@@ -251,17 +213,15 @@ def _schema(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _owners(servers: Sequence[_Server], taken: Mapping[str, str]) -> dict[str, _Server]:
-    """Tool → its server."""
-    owners, places = dict[str, _Server](), dict(taken)
+def _refuse_equal_names(servers: Sequence[_Server], taken: Mapping[str, str]) -> None:
+    places = dict(taken)
     for server in servers:
-        for name in (schema["function"]["name"] for schema in server.schemas):
+        for name in tool_names(server.schemas):
             here = f"the MCP server {server.name}"
             if name in places:
                 both = f"{places[name]} and {here}"
                 raise UserError("mcp_servers", f"The tool {quote(name, 40)} is in {both}; leave one of them out.")
-            places[name], owners[name] = here, server
-    return owners
+            places[name] = here
 
 
 def _reason(error: BaseException | None) -> str:

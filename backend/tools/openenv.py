@@ -11,17 +11,13 @@ import time
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
-from backend.rewards.calls import ThreadCaller
-from backend.rewards.scorer import Scorer
-from backend.rewards.scoring import FunctionHost, RewardSource
 from backend.runs.start_progress import tell
 from backend.tools.host import ServedEnvironment
 from backend.tools.mcp_settings import ServerSettings
-from backend.tools.scorer_tools import ScorerTools
+from backend.tools.scorer_tools import ScorerTools, scorer_here
 from backend.utils.child_process import POLL_S, StderrTail, module_command
 from backend.utils.command import backend_environment
 from backend.utils.errors import UserError
@@ -40,9 +36,9 @@ def openenv_tools(
     if find_spec("websockets") is None:
         raise UserError("environment", "OpenEnv environments need a package: pip install 'grpo-studio[openenv]'.")
     tell(f"Starting OpenEnv servers: {quote(', '.join(title for title, _ in served.values()), 90)}")
-    scorer = Scorer(RewardSource([], None, Path.cwd()), FunctionHost(ThreadCaller()), timeout_s)
     sessions = {name: _session_type(*each, timeout_s, stack) for name, each in served.items()}
-    scorer.tools = RunTools(None, factories=dict.fromkeys(names if column else (), ServedEnvironment) | sessions)
+    factories = dict.fromkeys(names if column else (), ServedEnvironment) | sessions
+    scorer = scorer_here(RunTools(None, factories=factories), timeout_s)
     stack.callback(scorer.close)
     return ScorerTools(scorer, column, timeout_s)
 

@@ -7,13 +7,18 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from backend.rewards.calls import wait_on
+from backend.rewards.calls import ThreadCaller, wait_on
 from backend.rewards.scorer import ProcessLostError, Scorer
+from backend.rewards.scoring import FunctionHost, RewardSource
 from backend.tools.host import Poll, ToolSchemas, environment_name
 from backend.types import ToolCall, ToolResult
 from backend.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from backend.tools.toolbox import RunTools
 
 _POLL_S = 0.05
 _MOST_REBUILDS = 3  # in a row, in which the same calls end the process again
@@ -160,6 +165,13 @@ class ScorerTools:
         while len(results) < len(turns):
             results |= self._scorer.ask_tools(self._timeout_s, poll, wait_s=_POLL_S)
         return results
+
+
+def scorer_here(tools: RunTools, timeout_s: float) -> Scorer:
+    """A scorer of this process that has only tools."""
+    scorer = Scorer(RewardSource([], None, Path.cwd()), FunctionHost(ThreadCaller()), timeout_s)
+    scorer.tools = tools
+    return scorer
 
 
 def tool_names(schemas: Sequence[Mapping[str, Any]]) -> list[str]:

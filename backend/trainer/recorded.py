@@ -48,22 +48,16 @@ def _shared_prompt(recorded: Recorded) -> list[int]:
 class RecordedRows(TokenizedPrompts):
     """Rows of recorded completions as problems, whose ids are what the prompts of their completions begin with."""
 
-    def _try_batch(self) -> bool:
-        return False
-
     def longest_texts(self) -> list[int]:
         return list(range(len(self)))
 
-    def _problems(self, indices: Sequence[int]) -> list[Problem | None]:
-        made: list[Problem | None] = []
-        for index in indices:
-            row = {**self._row(index)}
-            recorded = row.pop(COLUMN)  # reward functions get the row, but not what other completions are
-            tokens = _shared_prompt(recorded)
-            self._lengths[index] = len(tokens)
-            problem = problem_of(index, row, self._chat(index, row), tokens, self.format)
-            made.append(replace(problem, recorded=recorded) if self.fits(index) else None)
-        return made
+    def __getitem__(self, index: int) -> Problem | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        row = {**self._row(index)}
+        recorded = row.pop(COLUMN)  # reward functions get the row, but not what other completions are
+        tokens = _shared_prompt(recorded)
+        self._lengths[index] = len(tokens)
+        problem = problem_of(index, row, self._chat(index, row), tokens, self.format)
+        return replace(problem, recorded=recorded) if self.fits(index) else None
 
 
 def recorded_group(problem: Problem, config: Config, vocabulary: int) -> Group:

@@ -553,8 +553,7 @@ def load_context(
     images = image_tokens(policy.tokenizer, training.first(8), max(longest))
     limits = {"most": most, "stages": stages, "engine": engine, "tools": inputs.tools, "images": images}
     parts = step_parts(policy, config, inputs.scorer, steps, longest, note, **limits)
-    slow_prompts = [sentence for each in prompts.values() for sentence in each.slow_paths]
-    slow_paths = [*policy.split_model.slow_paths, *parts["rollout"].slow_paths, *slow_prompts]
+    slow_paths = [*policy.split_model.slow_paths, *parts["rollout"].slow_paths]
     return make(
         **parts,
         prompt_stream=PromptStream(training, data_seed(config), pass_rates=pass_rates_of(config, len(training))),

@@ -46,12 +46,7 @@ class VisionTokenizer:
         return getattr(self.__dict__["_wrapped"], name)
 
     def apply_chat_template(self, messages: Any, *, tokenize: bool = True, **variables: Any) -> Any:
-        """As mlx-lm's, for one chat or a list of chats; the ids have one image token per feature. Raises UserError."""
-        is_list = bool(messages) and not isinstance(messages[0], Mapping)
-        if self._takes_text and not any(map(image_paths, messages if is_list else [messages])):
-            return self._wrapped.apply_chat_template(messages, tokenize=tokenize, **variables)
-        if is_list:
-            return [self.apply_chat_template(chat, tokenize=tokenize, **variables) for chat in messages]
+        """As mlx-lm's, for one chat; the ids have one image token per feature. Raises UserError."""
         paths, chat = image_paths(messages), [self._as_template_reads(message) for message in messages]
         if not paths:
             return self._wrapped.apply_chat_template(chat, tokenize=tokenize, **variables)

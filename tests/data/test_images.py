@@ -252,7 +252,7 @@ def test_ids_and_pixels_are_those_of_mlx_vlm(family: str, tmp_path: Path) -> Non
         assert isinstance(value, mx.array) and np.allclose(np.array(value), np.array(expected[name]))
     assert {*pixels} == {*expected} - {"input_ids", "attention_mask"}
     plain = [{"role": "user", "content": "hi"}]
-    assert tokenizer.apply_chat_template([plain]) == [tokenizer._wrapped.apply_chat_template(plain)]
+    assert tokenizer.apply_chat_template(plain) == tokenizer._wrapped.apply_chat_template(plain)
 
 
 def test_templates_that_read_only_parts_get_parts(model: Path, folder: Path) -> None:
@@ -315,17 +315,3 @@ def test_without_mlx_vlm_the_install_line_is_named(model: Path, folder: Path, mo
     tokenizer = with_vision(load_tokenizer(model), model, 401_408)
     with pytest.raises(UserError, match=r'^data: .*pip install "grpo-studio\[vision\]"'):
         prompts([{"prompt": QUESTION, "image": str(A)}], tokenizer, folder).first(-1)
-
-
-def test_text_prompts_of_vision_models_are_tokenised_in_batches(
-    tokenizer: VisionTokenizer, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, calls = prompts([{"prompt": f"What is {i} plus 3?"} for i in range(20)], tokenizer, folder), list[int]()
-    original = type(tokenizer._wrapped).apply_chat_template
-
-    def counted(self: Any, messages: Any, **variables: Any) -> Any:
-        calls.append(len(messages))
-        return original(self, messages, **variables)
-
-    monkeypatch.setattr(type(tokenizer._wrapped), "apply_chat_template", counted)
-    assert len(made.first(-1)) == 20 and calls == [20]

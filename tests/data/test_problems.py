@@ -212,37 +212,13 @@ def test_lazily_tokenised_problems_equal_eager_ones(prompt_tokenizer: Any, raw: 
     ]
     assert 20 < len(plain) < 130, "the rows are of all lengths"
     fast = tokenized(prompt_tokenizer, PROMPT_ROWS, **raw)
-    assert fast._takes_batches
     assert fast.first(-1) == plain and fast.first(7) == plain[:7]
     assert [fast[index] for index in range(len(PROMPT_ROWS)) if fast[index]] == plain
     assert (fast.fitting, fast.too_long) == (len(plain), len(PROMPT_ROWS) - len(plain))
 
 
-def test_a_tokenizer_without_batches_gets_one_chat_at_a_time(
-    prompt_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = tokenized(prompt_tokenizer, PROMPT_ROWS).first(-1)
-    original = type(prompt_tokenizer).apply_chat_template
-
-    def single_chat_only(self: Any, chat: Any, **options: Any) -> Any:
-        return original(self, chat if isinstance(chat[0], dict) else chat[0], **options)
-
-    monkeypatch.setattr(type(prompt_tokenizer), "apply_chat_template", single_chat_only)
-    alone = tokenized(prompt_tokenizer, PROMPT_ROWS)
-    assert not alone._takes_batches and alone.first(-1) == plain
-    assert alone.slow_paths == [
-        "Prompts are tokenised one at a time, which takes longer: given several chats at once, the tokenizer answers "
-        "otherwise than chat by chat."
-    ]
-
-
 def indices(problems: list[Problem]) -> list[int]:
     return [problem.index for problem in problems]
-
-
-def test_a_base_model_without_a_chat_template_is_told_nothing(tmp_path: Path) -> None:
-    base = tokenized(tokenizer_in(tmp_path, lambda config: config.pop("chat_template")), PROMPT_ROWS)
-    assert base.first(1) and base.slow_paths == []
 
 
 def test_an_epoch_takes_every_row_that_fits_and_skips_those_that_do_not(prompt_tokenizer: Any) -> None:

@@ -17,7 +17,7 @@ import pytest
 from backend.data.dataset_columns import columns_of
 from backend.data.files import Row, read_file, stream_file
 from backend.data.problems import PromptFormat, chat_sizes, check_prompts
-from backend.data.prompts import PromptStream, TokenizedPrompts, shuffled
+from backend.data.prompts import PromptStream, TokenizedPrompts
 from backend.data.rows import check_columns, read_splits
 from backend.models.tokenizers import load_tokenizer
 from backend.runs import start_progress
@@ -27,7 +27,6 @@ from backend.serve.questions import QuestionCall
 from backend.utils import documents
 from backend.utils.errors import UserError
 from tests.data.test_rows import ROWS, mistake, settings, write
-from tests.support.cases import cases
 from tests.support.random_models import tiny_tokenizer
 
 A, B, AB = {"prompt": "a"}, {"prompt": "b"}, [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": "2"}]
@@ -128,12 +127,6 @@ def test_a_file_that_changes_under_a_run_is_noticed(tmp_path: Path) -> None:
         file.write('{"prompt": "new"}\n')
     with pytest.raises(UserError, match="has been changed since its rows were counted"):
         rows[0]
-
-
-@cases("count", [1, 2, 5, 6, 21, 22, 1000])
-def test_the_order_is_that_of_pythons_own_sample(count: int) -> None:
-    """The order of the runs that there are: another one would train another model."""
-    assert list(shuffled(count, random.Random("0 3"))) == random.Random("0 3").sample(range(count), count)
 
 
 FILLER = "a prompt of the usual length " * 32
