@@ -47,12 +47,13 @@ class CallError(Exception):
         self.index, self.error, self.stack, self.runs_on = index, error, stack, runs_on
 
 
-class InvalidScoresError(Exception):
-    """Invalid scores; `index` is the first such completion, None if their number is wrong."""
+class BadReturnError(Exception):
+    """What a function returned is unusable; `index` is the completion or row to blame, None if their number is wrong.
+    `what`: words after the function's name."""
 
     def __init__(self, what: str, index: int | None = None) -> None:
         super().__init__(what)
-        self.index = index
+        self.what, self.index = what, index
 
 
 class _Interrupted(BaseException):
@@ -65,14 +66,14 @@ def timeout_words(seconds: float) -> str:
 
 
 def read_scores(returned: Any, count: int) -> Scores:
-    """`count` finite numbers or None, from any iterable or array. Raises InvalidScoresError."""
+    """`count` finite numbers or None, from any iterable or array. Raises BadReturnError."""
     values = returned.tolist() if hasattr(returned, "tolist") else returned
     if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping | Set):
         kind = "None" if returned is None else class_name(returned)
-        raise InvalidScoresError(f"{kind} where a list of {count} scores was expected")
+        raise BadReturnError(f"returned {kind} where a list of {count} scores was expected")
     values = list(values)
     if len(values) != count:
-        raise InvalidScoresError(f"{len(values):,} scores for {count:,} completions")
+        raise BadReturnError(f"returned {len(values):,} scores for {count:,} completions")
     return [None if value is None else _score(value, index) for index, value in enumerate(values)]
 
 
@@ -86,11 +87,11 @@ def _score(value: Any, index: int) -> float:
         number = math.inf
     if number is None:
         text = quote(text_of(value, repr), 40)
-        raise InvalidScoresError(f"{text} ({class_name(value, 20)}) as a score, which is not a number", index)
+        raise BadReturnError(f"returned {text} ({class_name(value, 20)}) as a score, which is not a number", index)
     if not math.isfinite(number):
-        raise InvalidScoresError(f"{number} as a score, which is not a finite number", index)
+        raise BadReturnError(f"returned {number} as a score, which is not a finite number", index)
     if abs(number) > LARGEST:
-        raise InvalidScoresError(f"{number:g} as a score, which is too large for 32 bits", index)
+        raise BadReturnError(f"returned {number:g} as a score, which is too large for 32 bits", index)
     return number
 
 

@@ -21,21 +21,12 @@ _BUNDLED_MODULES = "; not in the app: use grpo-studio from pip"
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """A line of the user's file on the stack."""
-
-    line: int
-    function: str
-    code: str
-
-
-@dataclass(frozen=True, slots=True)
 class Failure:
     """Failure of user code, as the reward worker reports it.
 
     `what`: words after the function's name, with a line if it `raised`; `function`, `completion`: indices in the call,
-    the latter None if no single completion is to blame; `line`: innermost line of `file`, or 0; `frames`: outermost
-    first.
+    the latter None if no single completion is to blame; `line`: innermost line of `file`, or 0; `frames`: {"line",
+    "function", "code"} of its lines on the stack, outermost first.
     """
 
     what: str
@@ -44,23 +35,24 @@ class Failure:
     raised: bool = False
     file: str = ""
     line: int = 0
-    frames: tuple[Frame, ...] = ()
+    frames: tuple[dict[str, Any], ...] = ()
     traceback: str = ""
 
     @classmethod
     def of(cls, what: str, error: BaseException | None, file: Path | None, line: int = 0, **fields: Any) -> Failure:
         """`line` is the fallback without a traceback line in `file`."""
-        frames: list[Frame] = []
+        frames: list[dict[str, Any]] = []
         for frame in traceback.extract_tb(error.__traceback__) if error and file else ():
             # Skips a comprehension on the same line.
-            is_repeated = bool(frames) and frame.name[:1] == "<" and frame.lineno == frames[-1].line
+            is_repeated = bool(frames) and frame.name[:1] == "<" and frame.lineno == frames[-1]["line"]
             if frame.filename == str(file) and not is_repeated:
-                frames.append(Frame(frame.lineno or 0, frame.name, (frame.line or "").strip()[:500]))
+                code = (frame.line or "").strip()[:500]
+                frames.append({"line": frame.lineno or 0, "function": frame.name, "code": code})
         if isinstance(error, SyntaxError) and file:
             line = error.lineno or line
         if error:
             fields["traceback"] = user_traceback(error, file)
-        line = frames[-1].line if frames else line
+        line = frames[-1]["line"] if frames else line
         return cls(what, file=str(file or ""), line=line, frames=tuple(frames[-_MOST_FRAMES:]), **fields)
 
 

@@ -73,12 +73,10 @@ class Sample:
     answers: Sequence[str] = ()
     group_size: int = 0  # of a run, 0 if unknown
     solved_from: float = 1.0
-    groups: Sequence[slice] = field(init=False)
 
-    def __post_init__(self) -> None:
-        ends = list(accumulate(self.sizes))
-        slices = [slice(end - size, end) for size, end in zip(self.sizes, ends, strict=True)]
-        object.__setattr__(self, "groups", slices)
+    @property
+    def groups(self) -> list[slice]:
+        return [slice(end - size, end) for size, end in zip(self.sizes, accumulate(self.sizes), strict=True)]
 
     def group_stds(self, values: Sequence[float | None]) -> list[float]:
         """Standard deviation (n − 1) within each group; 0 below two values."""

@@ -134,9 +134,8 @@ class ProgramRunner:
     def close(self) -> None:
         server, socket = self._server, self._socket
         self._server = self._socket = None
-        if socket is not None:
+        if server is not None and socket is not None:
             socket.close()
-        if server is not None:
             try:
                 server.wait(1.0)
             except subprocess.TimeoutExpired:

@@ -19,16 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backend.rewards.calls import (
-    Caller,
-    CallError,
-    InvalidScoresError,
-    Poll,
-    Scores,
-    read_scores,
-    timeout_words,
-    wait_on,
-)
+from backend.rewards.calls import BadReturnError, Caller, CallError, Poll, Scores, read_scores, timeout_words, wait_on
 from backend.rewards.catalogue import locate_reward_file, metric_name, nearest, repeated_names
 from backend.rewards.errors import Failure, class_name, describe_error, printable
 from backend.rewards.inputs import ExtraLogs, Sample, TrainerState, inputs_for, with_pictures
@@ -173,7 +164,7 @@ class FunctionHost:
                     work = functools.partial(map_each, function, request.rows, file.path)
                     return Answer(rows=self.caller.call(0, request.timeout_s, work))
             except CallError as call:
-                if isinstance(error := call.error, RowError):
+                if isinstance(error := call.error, BadReturnError):
                     return Answer(Failure.of(error.what, error.__cause__, file.path, completion=error.index))
                 if error is not None:
                     raise error from None
@@ -295,8 +286,8 @@ def score_step(
         if error is None:
             own = call.stack[max(call.stack.find(f'  File "{about.file}"'), 0) :]  # outermost frame first
             return failed(call.index, timeout_words(timeout_s), traceback=printable(own))
-        if isinstance(error, InvalidScoresError):
-            return failed(call.index, f"returned {error}", completion=error.index)
+        if isinstance(error, BadReturnError):
+            return failed(call.index, error.what, completion=error.index)
         return failed(call.index, f"raised {describe_error(error, about.file)}", error, raised=True)
     for index, function in enumerate(functions):
         if wrong := logs.length_error(function.about.name, len(samples)):
@@ -316,36 +307,28 @@ def total_reward(scores: Iterable[float | None], weights: Iterable[float]) -> fl
     return sum(weighted) if weighted else None
 
 
-class RowError(Exception):
-    """A map function failed on the row at this index; `what` completes the message."""
-
-    def __init__(self, index: int, what: str) -> None:
-        super().__init__(what)
-        self.index, self.what = index, what
-
-
 def map_each(
     call: Callable[[dict[str, Any]], Any], rows: Sequence[dict[str, Any]], file: Path | None
 ) -> list[dict[str, Any] | None]:
     """Map each row; None drops one.
 
-    Results must be JSON; dates and the like become text. Raises RowError.
+    Results must be JSON; dates and the like become text. Raises BadReturnError.
     """
     mapped: list[dict[str, Any] | None] = []
     for index, row in enumerate(rows):
         try:
             returned = call(copy.deepcopy(row))
         except Exception as error:
-            raise RowError(index, f"raised {describe_error(error, file, _ROW_WORDS)}") from error
+            raise BadReturnError(f"raised {describe_error(error, file, _ROW_WORDS)}", index) from error
         if returned is not None and not isinstance(returned, dict):
-            raise RowError(index, f"returned {class_name(returned)}, not a dict of columns or None")
+            raise BadReturnError(f"returned {class_name(returned)}, not a dict of columns or None", index)
         if returned is not None and (not returned or not all(isinstance(name, str) for name in returned)):
-            raise RowError(index, "returned a dict whose keys are not all names of columns")
+            raise BadReturnError("returned a dict whose keys are not all names of columns", index)
         try:
             row = json.loads(json.dumps(returned, allow_nan=False, default=str))
         except Exception:  # NaN, a circle, or an object whose text raises
-            raise RowError(index, "returned a row with a value that JSON cannot hold") from None
+            raise BadReturnError("returned a row with a value that JSON cannot hold", index) from None
         if levels(row, DEPTH) > DEPTH:
-            raise RowError(index, f"returned a row that is nested more than {DEPTH} levels deep")
+            raise BadReturnError(f"returned a row that is nested more than {DEPTH} levels deep", index)
         mapped.append(row)
     return mapped

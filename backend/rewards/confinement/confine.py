@@ -108,7 +108,7 @@ def _confine_linux(writable: Sequence[Path], network: bool, secrets: Sequence[Pa
         network="" if network else call_filter,
         processes=both if signals else "",
         network_allowed=network,
-        reason="; ".join(reason for reason in (landlock_error, filter_error) if reason),
+        reason="; ".join(filter(None, (landlock_error, filter_error))),
     )
 
 
@@ -127,9 +127,7 @@ def confine_program(folder: Path) -> str:
             lambda: linux.restrict_files([str(folder)], readable_by_programs(), version, lists=True)
         )
         no_filter = _error_of(lambda: linux.filter_calls(network=False, processes=False))
-        if no_filter:
-            set_limits({resource.RLIMIT_NPROC: 0})  # weaker: exempts root, and counts threads
-        return "; ".join(reason for reason in (error, no_filter) if reason)
+        return "; ".join(filter(None, (error, no_filter)))
     set_limits({resource.RLIMIT_NPROC: 0})
     if sys.platform == "darwin":
         from backend.rewards.confinement import seatbelt
