@@ -125,16 +125,11 @@ def evaluate(
 
 
 def _ks(text: str, most: int) -> tuple[int, ...]:
-    numbers: list[int] = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        number = written_whole(part)
-        if number is None or not 1 <= number <= most:
-            are = "is one completion" if most == 1 else f"are {most} completions"
-            raise UserError(
-                "k", f"--k {quote(part, 40)} does not fit: there {are} of each prompt (--n), so k is 1 to {most}."
-            )
-        numbers.append(number)
-    return tuple(numbers)
+    parts = {part.strip(): written_whole(part.strip()) or 0 for part in text.split(",") if part.strip()}
+    if wrong := [part for part, number in parts.items() if not 1 <= number <= most]:
+        fits = f"there {'is one completion' if most == 1 else f'are {most} completions'} of each prompt (--n)"
+        raise UserError("k", f"--k {quote(wrong[0], 40)} does not fit: {fits}, so k is 1 to {most}.")
+    return tuple(parts.values())
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import shlex
 import sys
 import traceback
 from collections.abc import Callable
@@ -17,16 +16,8 @@ import typer
 from backend.cli.common import BUG, FINISHED, USER_ERROR, Live, Stream, ignore_sighup, print_problems, verb
 from backend.cli.training import PreparedRun, prepared_run, train_or_exit
 from backend.config.config import load, read
+from backend.distributed import ranks
 from backend.distributed.launcher import write_late_ending
-from backend.distributed.ranks import (
-    LostRankError,
-    Orders,
-    OrdersFolder,
-    backend_of,
-    end_with_launcher,
-    given_orders,
-    leave_stops_to_leader,
-)
 from backend.engine import cpu_setup
 from backend.rewards.allowed_code import require_allowed
 from backend.runs.events import check_format
@@ -34,7 +25,7 @@ from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from backend.distributed.channel import LeaderChannel, WorkerChannel
+    from backend.distributed.channel import LeaderChannel
     from backend.distributed.collectives import MlxCollectives
 
 
@@ -49,7 +40,7 @@ def rank(
 
     Started by train --hosts, or by hand: mlx.launch --hostfile FILE -- PYTHON -m backend rank --run RUN
     """
-    end_with_launcher()
+    ranks.end_with_launcher()
     code = rank_session(run, stream, progress)
     # Exit without joining threads: one may wait for ever in an MLX sum.
     with suppress(Exception):
@@ -62,9 +53,9 @@ def rank(
 
 def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
     """Join the other ranks and work until the run ends. Returns the exit code."""
-    folder, channel, collectives = given_orders(), None, None
-    orders = folder.orders() if folder is not None else Orders(shlex.join(sys.argv))
-    if backend := backend_of():
+    folder, channel, collectives = ranks.OrdersFolder.given(), None, None
+    orders = folder.orders()
+    if backend := ranks.backend_of():
         from backend.distributed.channel import WorkerChannel, open_channel
         from backend.distributed.collectives import init_collectives
 
@@ -72,8 +63,8 @@ def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
             collectives = init_collectives(backend)
             if collectives.rank:  # before anything is compiled; rank 0 shares its folder with other programs
                 cpu_setup.use_own_kernel_folder()
-                leave_stops_to_leader()
-            elif folder is not None:
+                ranks.leave_stops_to_leader()
+            else:
                 folder.report(pid=os.getpid())
             channel = open_channel(collectives)
         except (UserError, OSError) as error:
@@ -84,7 +75,16 @@ def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
                 write_late_ending(RunFolder(run), "failed", str(error))
             return USER_ERROR
         if isinstance(channel, WorkerChannel):
-            return _work(channel, collectives)
+            from backend.distributed.worker import work
+
+            try:
+                work(channel, collectives)
+            except BaseException as error:
+                traceback.print_exception(error)
+                channel.fault(error)
+                return USER_ERROR if isinstance(error, UserError) else BUG
+            channel.close()
+            return FINISHED
     code = BUG
     try:
         shared = None
@@ -99,41 +99,24 @@ def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
     finally:
         if channel is not None:
             channel.close()
-    if folder is not None:  # the launcher cannot see the code: mpirun would hide it
-        with suppress(OSError):
-            folder.report(exit_code=code)
+    with suppress(OSError):
+        folder.report(exit_code=code)  # the launcher cannot see it: mpirun would hide it
     return code
 
 
-def _work(channel: WorkerChannel, collectives: MlxCollectives) -> int:
-    from backend.distributed.worker import work
-
-    try:
-        work(channel, collectives)
-    except BaseException as error:
-        traceback.print_exception(error)
-        channel.fault(error)
-        return USER_ERROR if isinstance(error, UserError) else BUG
-    channel.close()
-    return FINISHED
-
-
 def _shared_by_leader(
-    channel: LeaderChannel, collectives: MlxCollectives, backend: str, orders: Orders, folder: OrdersFolder | None
+    channel: LeaderChannel, collectives: MlxCollectives, backend: str, orders: ranks.Orders, folder: ranks.OrdersFolder
 ) -> dict[str, Any]:
     """Arguments of the trainer on rank 0."""
     from backend.distributed.leader import Leader
 
-    collectives.check = channel.check
-    if folder is not None:
+    def report_lost(failure: UserError) -> None:
+        if isinstance(failure, ranks.LostRankError):
+            with suppress(OSError):
+                folder.report(lost=[failure.rank, failure.faults[0].sentence])
 
-        def report_lost(failure: UserError) -> None:
-            if isinstance(failure, LostRankError):
-                with suppress(OSError):
-                    folder.report(lost=[failure.rank, failure.faults[0].sentence])
-
-        channel.on_failure = report_lost
-        folder.report(met=True)
+    collectives.check, channel.on_failure = channel.check, report_lost
+    folder.report(met=True)
     leader = Leader(channel, collectives, backend)
 
     def load_context(config: Any, note: Callable[[str], None], *rest: Any) -> Any:
@@ -144,7 +127,7 @@ def _shared_by_leader(
     return {"load": load_context, "look": channel.check, "goes_on": orders.goes_on}
 
 
-def _train(run: Path, orders: Orders, stream: bool, progress: bool | None, shared: dict[str, Any] | None) -> int:
+def _train(run: Path, orders: ranks.Orders, stream: bool, progress: bool | None, shared: dict[str, Any] | None) -> int:
     """Train the run, from its checkpoint if any; check it first if no launcher has. Raises UserError."""
     folder = RunFolder(run)
     try:

@@ -149,7 +149,16 @@ def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: b
     if results is not None and as_json:
         tell_json(results.to_dict())
     elif results is not None:
-        _print_results(results)
+        varied = list(results.configurations[0].settings)
+        headers = [results.measure.partition(" over ")[0], "± sd", "seeds", "step", "completions", "state"]
+        table = new_table("", *varied, *headers, right=slice(1 + len(varied), -1))
+        for each in results.ranked:
+            value = "–" if each.value is None else f"{each.value:.4g}"
+            sd = "–" if each.sd is None else f"{each.sd:.2g}"
+            cells = [value, sd, str(len(each.runs)), str(each.step), f"{each.completions:,}", each.state]
+            style = "bold" if results.winner is each else None
+            table.add_row(str(each.number), *(text_of(each.settings[key]) for key in varied), *cells, style=style)
+        new_console().print(table)
     tell(ending.sentence, file=sys.stderr if ending.exit_code or as_json else sys.stdout)
     if ending.exit_code:
         raise typer.Exit(ending.exit_code)
@@ -196,16 +205,3 @@ def _tell_plan(plan: SweepPlan, as_json: bool) -> None:
             tell(f"{len(group)} runs share one base model in memory.")
     for each in plan.configurations:
         tell(f"{each.number}  {each.label}")
-
-
-def _print_results(results: SweepResults) -> None:
-    varied = list(results.configurations[0].settings)
-    headers = [results.measure.partition(" over ")[0], "± sd", "seeds", "step", "completions", "state"]
-    table = new_table("", *varied, *headers, right=slice(1 + len(varied), -1))
-    for each in results.ranked:
-        value = "–" if each.value is None else f"{each.value:.4g}"
-        sd = "–" if each.sd is None else f"{each.sd:.2g}"
-        cells = [value, sd, str(len(each.runs)), str(each.step), f"{each.completions:,}", each.state]
-        style = "bold" if results.winner is each else None
-        table.add_row(str(each.number), *(text_of(each.settings[key]) for key in varied), *cells, style=style)
-    new_console().print(table)

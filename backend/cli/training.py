@@ -197,17 +197,20 @@ def machine_settings(run: PreparedRun) -> Config:
     """The settings of a run, with pending changes, that decide where it trains. Raises UserError."""
     config = run_config(run.folder) if run.folder.has_event_log else run.settings
     asked = {key: value for key, value in run.changes.items() if key in AT_RESUME}
-    return parse(
-        config.model_dump() | {key: SETTINGS[key].default if value is None else value for key, value in asked.items()}
-    )
+    asked |= {key: SETTINGS[key].default for key, value in asked.items() if value is None}
+    return parse(config.model_dump() | asked)
 
 
-def launch_and_exit(run: PreparedRun, config: Config, stream: bool, progress: bool | None) -> NoReturn:
-    """Train on the machines of `config` and exit with the run's code.
+def train_and_exit(run: PreparedRun, stream: bool, progress: bool | None) -> NoReturn:
+    """Train here or on the machines of the run's settings, then exit with the run's code.
 
     Raises UserError, also in the event log, if another process trains the run, if the machines cannot, and for a hosts
     file without permission here.
     """
+    config = machine_settings(run)
+    if not config.hosts:
+        train_or_exit(run, stream, progress)
+        raise typer.Exit(FINISHED)
     from backend.distributed.launcher import Launch, run_ranks, write_late_ending
     from backend.distributed.machine_check import Wanted, plan_machines, require_machines
     from backend.trainer.run_process import record_changes
@@ -245,15 +248,6 @@ def launch_and_exit(run: PreparedRun, config: Config, stream: bool, progress: bo
     if end.sentence:
         tell_error(end.sentence)
     raise typer.Exit(end.exit_code if end.exit_code else FINISHED)
-
-
-def train_and_exit(run: PreparedRun, stream: bool, progress: bool | None) -> NoReturn:
-    """Train here or on the machines of the run's settings, then exit with the run's code."""
-    config = machine_settings(run)
-    if config.hosts:
-        launch_and_exit(run, config, stream, progress)
-    train_or_exit(run, stream, progress)
-    raise typer.Exit(FINISHED)
 
 
 def train_or_exit(

@@ -23,30 +23,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from backend.distributed.commands import (
-    FILES_VARIABLE,
-    free_port,
-    mlx_environment,
-    mpi_command,
-    mpi_variables,
-    mpirun,
-    program_environment,
-    rank_program,
-    ssh_command,
-)
+from backend.distributed import commands, ranks
 from backend.distributed.hosts_file import HostsFile
-from backend.distributed.ranks import (
-    ADDRESSES_VARIABLE,
-    BACKEND_VARIABLE,
-    LEADER_LOST,
-    LOG_VARIABLE,
-    MACHINE_VARIABLE,
-    ORDERS_VARIABLE,
-    RESTART_RANKS,
-    WATCH_VARIABLE,
-    Orders,
-    OrdersFolder,
-)
 from backend.runs.events import ENDINGS, EventLog, first_and_last_events
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.trainer import control
@@ -86,7 +64,7 @@ class Launch:
     run: RunFolder
     hosts: HostsFile
     backend: str
-    orders: Orders
+    orders: ranks.Orders
     options: Sequence[str] = ()
 
 
@@ -152,7 +130,7 @@ class _Start:
     def __init__(self, launch: Launch, folder: Path, requests: Sequence[int]) -> None:
         self._launch, self._hosts, self._requests = launch, launch.hosts, requests
         self._ranks = range(len(self._hosts.hosts))
-        self._orders = OrdersFolder(folder)
+        self._orders = ranks.OrdersFolder(folder)
         self._logs = launch.run.path / "ranks"
         self._by_mpi = launch.backend == "mpi" and len(self._ranks) > 1
         self._processes: dict[int, subprocess.Popen[bytes]] = {}  # of each rank; under mpirun only mpirun's
@@ -166,7 +144,7 @@ class _Start:
         exit_code = 1
         try:
             try:
-                port = free_port(self._hosts)
+                port = commands.free_port(self._hosts)
                 for rank in self._ranks[: 1 if self._by_mpi else None]:
                     self._start(rank, port)
             except OSError as error:
@@ -180,26 +158,28 @@ class _Start:
 
     def _start(self, rank: int, port: int) -> None:
         host, launch = self._hosts.hosts[rank], self._launch
-        variables, files = mlx_environment(self._hosts, launch.backend if len(self._ranks) > 1 else "mpi", rank, port)
-        variables = program_environment(host) | variables | {FILES_VARIABLE: json.dumps(files)}
+        variables, files = commands.mlx_environment(
+            self._hosts, launch.backend if len(self._ranks) > 1 else "mpi", rank, port
+        )
+        variables = commands.program_environment(host) | variables | {commands.FILES_VARIABLE: json.dumps(files)}
         if len(self._ranks) > 1:
-            variables[BACKEND_VARIABLE] = launch.backend
+            variables[ranks.BACKEND_VARIABLE] = launch.backend
         if rank:
-            variables |= {WATCH_VARIABLE: "1", LOG_VARIABLE: f"ranks/rank-{rank}.log in the run folder"}
+            variables |= {ranks.WATCH_VARIABLE: "1", ranks.LOG_VARIABLE: f"ranks/rank-{rank}.log in the run folder"}
         else:
-            variables |= {ORDERS_VARIABLE: str(self._orders.path), ADDRESSES_VARIABLE: ",".join(host.ips)}
-        command = rank_program(host, "rank", "--run", str(launch.run.path), *launch.options)
+            variables |= {ranks.ORDERS_VARIABLE: str(self._orders.path), ranks.ADDRESSES_VARIABLE: ",".join(host.ips)}
+        command = commands.rank_program(host, "rank", "--run", str(launch.run.path), *launch.options)
         environment = backend_environment() | variables
         relaxed = os.environ.get(GPU_TIMEOUT_VARIABLE)
         of_python = {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
         away = variables | of_python | ({GPU_TIMEOUT_VARIABLE: relaxed} if relaxed else {})
         if self._by_mpi:
-            exported = [f"{name}={value}" for name, value in (away | mpi_variables()).items()]
+            exported = [f"{name}={value}" for name, value in (away | commands.mpi_variables()).items()]
             shell = ["/bin/sh", "-c", _UNDER_MPI, "rank", str(self._logs), launch.run.name, *command]
-            command = mpi_command(mpirun() or "mpirun", self._hosts, exported, shell)
+            command = commands.mpi_command(commands.mpirun() or "mpirun", self._hosts, exported, shell)
             environment = backend_environment()
         elif not self._hosts.is_here(rank):
-            command = ssh_command(host, command, away | {MACHINE_VARIABLE: host.ssh})
+            command = commands.ssh_command(host, command, away | {ranks.MACHINE_VARIABLE: host.ssh})
             environment = dict(os.environ)
         sys.stdout.flush()
         with contextlib.ExitStack() as logs:
@@ -220,18 +200,26 @@ class _Start:
         while self._processes[0].poll() is None:
             report = self._orders.reported()
             has_met = report.get("met", False)
-            for rank, process in self._processes.items():
-                if rank not in ended and process.poll() is not None:
-                    ended.add(rank)
-                    if process.returncode:
-                        self._on_ended_worker(rank, process.returncode, has_met)
+            failed = [rank for rank, each in self._processes.items() if rank not in ended and each.poll()]
+            ended.update(failed)
             new, passed_on = self._requests[passed_on:], len(self._requests)
-            if not has_met and time.monotonic() > meets_until:
-                self._why = f"The ranks did not connect within {MEETING_S:.0f} seconds{self._last_words()}."
-            if not has_met and (new or self._why):
-                return
+            if not has_met:
+                if time.monotonic() > meets_until:
+                    self._why = f"The ranks did not connect within {MEETING_S:.0f} seconds{self._last_words()}."
+                for rank in failed:
+                    words, code = last_line(self._log(rank)), self._processes[rank].returncode
+                    how = f": {quote(words, 120)}" if words else f" (exit code {code})."
+                    self._why = f"{self._hosts.label(rank)} ended before the run began{how}"
+                if new or self._why:
+                    return
             for number in new:
                 self._signal_leader(number)
+            for rank in failed:  # rank 0 finds out by itself, unless it is stopped
+                code = self._processes[rank].returncode
+                why = f"The process on {self._hosts.label(rank)} ended (exit code {code})."
+                silent = "Rank 0 did not answer the other machines, and was ended."
+                self._expect_end(silent if code == ranks.LEADER_LOST else why)
+                self._signal_leader(signal.SIGCONT)  # it can then save and end by itself
             if "exit_code" in report:  # all is written: nothing is lost if it hangs now
                 self._expect_end("", EXITING_S)
             elif "lost" in report:
@@ -239,18 +227,6 @@ class _Start:
             if self._deadline is not None and time.monotonic() > self._deadline:
                 return
             time.sleep(POLL_S)
-
-    def _on_ended_worker(self, rank: int, code: int, has_met: bool) -> None:
-        # Rank 0 finds out by itself, unless it has not begun or is stopped.
-        name = self._hosts.label(rank)
-        if not has_met:
-            words = last_line(self._log(rank))
-            how = f": {quote(words, 120)}" if words else f" (exit code {code})."
-            self._why = f"{name} ended before the run began{how}"
-            return
-        why = f"The process on {name} ended (exit code {code})."
-        self._expect_end("Rank 0 did not answer the other machines, and was ended." if code == LEADER_LOST else why)
-        self._signal_leader(signal.SIGCONT)  # a stopped process can then save and end by itself
 
     def _expect_end(self, why: str, within_s: float = ENDING_S) -> None:
         if self._deadline is None:
@@ -279,7 +255,7 @@ class _Start:
         rank, sentence = report.get("lost", (None, ""))
         # mpirun's own exit code says nothing of rank 0's.
         code: int | None = report.get("exit_code", None if self._by_mpi else self._processes[0].returncode)
-        if code == RESTART_RANKS:
+        if code == ranks.RESTART_RANKS:
             return LaunchEnd("restart", code, sentence, rank)
         if code is not None and code >= 0:
             return LaunchEnd("finished" if code == 0 else "stopped" if code == 3 else "failed", code)

@@ -17,27 +17,10 @@ from typing import Any
 import mlx.core as mx
 
 from backend.config.config import Config
+from backend.distributed import collectives, scheduling
 from backend.distributed.channel import LeaderChannel
-from backend.distributed.collectives import (
-    FlatCollectives,
-    MlxCollectives,
-    StepSnapshot,
-    check_same_base,
-    do_nothing,
-    follow_leader,
-    keep_together,
-)
 from backend.distributed.messages import SampledRound, SamplingOrder, check_sendable, reward_code
 from backend.distributed.ranks import about_ranks
-from backend.distributed.scheduling import (
-    LearningReport,
-    PromptScheduler,
-    RankPaces,
-    StepShares,
-    sample_round,
-    score_round,
-    timed_learning,
-)
 from backend.distributed.tensor_parallel import LeadingEngine, ShardedContext
 from backend.runs.steering import stage_configs
 from backend.trainer.evaluation.evaluate import EVAL_SEED
@@ -74,7 +57,7 @@ class SharedSampling:
         epoch, scoring = context.prompt_stream.epoch, context.scoring.state()
         self._order = SamplingOrder(step, epoch, seed, position, group_size, scoring)
         size = len(self._workers.machines)
-        self._scheduler = PromptScheduler(len(problems), group_size, self._paces, size)
+        self._scheduler = scheduling.PromptScheduler(len(problems), group_size, self._paces, size)
         self._idle = set(range(1, size))
         self._given: dict[int, tuple[int, float]] = {}  # rank → (completions of its round, when given)
         self.rounds: list[SampledRound] = []
@@ -108,9 +91,11 @@ class SharedSampling:
             own = self._scheduler.take(0, self._clock())
             if own:
                 problems = self._problems[own.start : own.stop]
-                sampled = sample_round(context, 0, self._order, own.start, problems, lambda _: serve_and_poll())
+                sampled = scheduling.sample_round(
+                    context, 0, self._order, own.start, problems, lambda _: serve_and_poll()
+                )
                 with ThreadPoolExecutor(1, "rewards") as pool:  # leaving it waits for the call that is running
-                    scoring = pool.submit(score_round, context, self._order, sampled)
+                    scoring = pool.submit(scheduling.score_round, context, self._order, sampled)
                     while not scoring.done():
                         self._serve(SERVING_S)
                     scoring.result()
@@ -159,9 +144,9 @@ class SharedSampling:
 class Leader:
     """Rank 0's end of the run. `backend`: for the event log."""
 
-    def __init__(self, workers: LeaderChannel, ranks: FlatCollectives, backend: str) -> None:
+    def __init__(self, workers: LeaderChannel, ranks: collectives.FlatCollectives, backend: str) -> None:
         self.workers, self.ranks, self.backend = workers, ranks, backend
-        self.paces, self.shares = RankPaces(ranks.size), StepShares()
+        self.paces, self.shares = scheduling.RankPaces(ranks.size), scheduling.StepShares()
         self._longest_s: dict[str, float] = {}  # seconds of the longest work of each kind
 
     def load_context(
@@ -186,7 +171,7 @@ class Leader:
             dtype = dtype_here(stages, None if smallest is None else usable_bytes(smallest))
         shared = SharedResources(None, dtype)
         if config.parallelism == "tensor":
-            assert isinstance(self.ranks, MlxCollectives)
+            assert isinstance(self.ranks, collectives.MlxCollectives)
             engine = LeadingEngine(self.workers, self.ranks, self.backend)
             make = partial(ShardedContext, engine=engine, config=config)
             return load_context(config, note, inputs, most, shared, stages, engine, make)
@@ -197,7 +182,7 @@ class Leader:
         own.learner.forward.ranks = self.ranks
         sizes = {"steps": own.steps, "longest_prompts": own.longest_prompts, "images": own.images}
         self.workers.send_to_all("build", **sizes, most=most)
-        check_same_base(own, config, self.ranks, self.workers.machines)
+        collectives.check_same_base(own, config, self.ranks, self.workers.machines)
         return own
 
     def observe(self, work: str, seconds: float) -> None:
@@ -218,7 +203,7 @@ class Leader:
         try:
             yield
         finally:
-            self.ranks.waiting = do_nothing
+            self.ranks.waiting = collectives.do_nothing
 
 
 @dataclass
@@ -226,12 +211,12 @@ class LeaderContext(RunContext):
     leader: Leader
     config: Config  # the settings that the workers have
     notes: list[str] = field(default_factory=list)  # new messages of workers
-    kept: StepSnapshot | None = None  # the state before the present step's updates
+    kept: collectives.StepSnapshot | None = None  # the state before the present step's updates
 
     def begin(self) -> None:
         state = {"updates": self.learner.updates, "algorithm": [*self.learner.algorithm.state()]}
         self.leader.workers.send_to_all("follow", **state, scoring=self.scoring.state())
-        follow_leader(self, self.config, self.leader.ranks)
+        collectives.follow_leader(self, self.config, self.leader.ranks)
 
     def change(self, config: Config, keys: Collection[str], step: int) -> None:
         self.leader.workers.send_to_all("change", config=config, keys=[*keys], step=step)
@@ -283,7 +268,7 @@ class LeaderContext(RunContext):
 
     def learn(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
         leader, forward = self.leader, self.learner.forward
-        self.kept = StepSnapshot.of(self, config)
+        self.kept = collectives.StepSnapshot.of(self, config)
         forward.speeds = leader.shares.speeds(leader.paces.speeds())
         self._send_groups("learn", groups)
         paused_s = 0.0
@@ -295,13 +280,13 @@ class LeaderContext(RunContext):
             paused_s += time.perf_counter() - began
 
         def learn() -> dict[str, float]:
-            keep_together(self, config, leader.ranks)
+            collectives.keep_together(self, config, leader.ranks)
             return super(LeaderContext, self).learn(groups, config, timed_poll)
 
         with leader.detect_hangs("learn"):
-            metrics, own = timed_learning(self, leader.ranks, learn)
+            metrics, own = scheduling.timed_learning(self, leader.ranks, learn)
             # Every worker's report, after its last update.
-            reports = [LearningReport(**each) for each in leader.ranks.gather(asdict(own))]
+            reports = [scheduling.LearningReport(**each) for each in leader.ranks.gather(asdict(own))]
         leader.observe("learn", max(own.busy_s - paused_s, *(report.busy_s for report in reports[1:])))
         self.kept = None
         return metrics | leader.shares.metrics(reports)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -121,39 +123,41 @@ class Orders:
 @dataclass(frozen=True, slots=True)
 class OrdersFolder:
     """The launcher's private folder: its orders, and rank 0's report: `pid`, `met` (all connected), `lost` ([rank,
-    sentence]) and `exit_code`."""
+    sentence]) and `exit_code`. `path`: None for a rank that was started by hand."""
 
-    path: Path
+    path: Path | None
+
+    @classmethod
+    def given(cls) -> OrdersFolder:
+        """Of the launcher that started this process, if any."""
+        named = os.environ.get(ORDERS_VARIABLE, "")
+        return cls(Path(named) if named and Path(named, "orders.json").is_file() else None)
 
     def give(self, orders: Orders) -> None:
-        (self.path / "report.json").unlink(missing_ok=True)
-        _write(self.path / "orders.json", asdict(orders))
+        self._write("orders", asdict(orders))
+        self._write("report", {})
 
     def orders(self) -> Orders:
-        return Orders(**json.loads((self.path / "orders.json").read_text(encoding="utf-8")))
+        return Orders(**self._read("orders")) if self.path else Orders(shlex.join(sys.argv))
 
     def report(self, **news: Any) -> None:
         """Add to rank 0's report, from any thread. Raises OSError."""
-        with _REPORTING:
-            _write(self.path / "report.json", self.reported() | news)
+        if self.path is not None:
+            with _REPORTING:
+                self._write("report", self.reported() | news)
 
     def reported(self) -> dict[str, Any]:
-        try:
-            return json.loads((self.path / "report.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
+        return self._read("report")
 
+    def _read(self, name: str) -> dict[str, Any]:
+        assert self.path is not None
+        return json.loads((self.path / f"{name}.json").read_text(encoding="utf-8"))
 
-def _write(path: Path, value: Any) -> None:
-    half = path.with_suffix(".half")
-    half.write_text(json.dumps(value), encoding="utf-8")
-    half.rename(path)  # whole or not at all, for a reader that comes at any moment
-
-
-def given_orders() -> OrdersFolder | None:
-    """The folder of the launcher that started this process, if any."""
-    named = os.environ.get(ORDERS_VARIABLE, "")
-    return OrdersFolder(Path(named)) if named and Path(named, "orders.json").is_file() else None
+    def _write(self, name: str, value: Any) -> None:
+        assert self.path is not None
+        half = self.path / f"{name}.half"
+        half.write_text(json.dumps(value), encoding="utf-8")
+        half.rename(half.with_suffix(".json"))  # whole or not at all, for a reader that comes at any moment
 
 
 def backend_of() -> str:

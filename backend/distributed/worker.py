@@ -13,15 +13,8 @@ import mlx.core as mx
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from backend.config.config import Config
-from backend.distributed import tensor_parallel
+from backend.distributed import collectives, tensor_parallel
 from backend.distributed.channel import GOODBYE, WorkerChannel
-from backend.distributed.collectives import (
-    FlatCollectives,
-    MlxCollectives,
-    check_same_base,
-    follow_leader,
-    keep_together,
-)
 from backend.distributed.messages import SamplingOrder, check_sendable, with_reward_files, write_reward_code
 from backend.distributed.scheduling import sample_round, score_round, timed_learning
 from backend.engine import device
@@ -34,7 +27,7 @@ from backend.trainer.run_context import StepContext, step_parts
 from backend.training.not_finite import NotFiniteError
 
 
-def work(leader: WorkerChannel, ranks: FlatCollectives) -> None:
+def work(leader: WorkerChannel, ranks: collectives.FlatCollectives) -> None:
     """Obey the leader until it has closed the channel. Raises what goes wrong."""
     with tempfile.TemporaryDirectory(prefix="grpo-studio-rank-") as folder:
         worker = Worker(leader, ranks, Path(folder))
@@ -53,7 +46,7 @@ class Worker:
     policy: Policy
     parts: StepContext
 
-    def __init__(self, leader: WorkerChannel, ranks: FlatCollectives, folder: Path) -> None:
+    def __init__(self, leader: WorkerChannel, ranks: collectives.FlatCollectives, folder: Path) -> None:
         self._leader, self._ranks, self._folder = leader, ranks, folder
         self._notes: list[str] = []
         self._files: dict[str, Path] = {}
@@ -64,7 +57,7 @@ class Worker:
     def run(self) -> None:
         while (message := self._leader.receive()).kind != GOODBYE:
             if message.kind == tensor_parallel.LOAD:
-                assert isinstance(self._ranks, MlxCollectives)
+                assert isinstance(self._ranks, collectives.MlxCollectives)
                 self.keep_awake.start()
                 message = tensor_parallel.follow(self._leader, self._ranks, message)
                 if message.kind == GOODBYE:
@@ -92,11 +85,11 @@ class Worker:
             parts = step_parts(*own, **body, note=self._notes.append, stages=self._stages, tools=tools)
             self.parts = StepContext(**parts)
             self.parts.learner.forward.ranks = self._ranks
-            check_same_base(self.parts, self.config, self._ranks, [])
+            collectives.check_same_base(self.parts, self.config, self._ranks, [])
         elif kind == "follow":  # the leader's state: that of a checkpoint, or of the start
             self.parts.learner.restore(None, body["updates"], body["algorithm"])
             self.parts.scoring.restore(body["scoring"])
-            follow_leader(self.parts, self.config, self._ranks)
+            collectives.follow_leader(self.parts, self.config, self._ranks)
         elif kind == "change":
             self.config = self._read(body["config"])
             self.parts.change(self.config, body["keys"], body["step"])
@@ -117,7 +110,7 @@ class Worker:
             self.parts.learner.forward.speeds = body["speeds"]
 
             def learn() -> dict[str, float]:
-                keep_together(self.parts, self.config, self._ranks)
+                collectives.keep_together(self.parts, self.config, self._ranks)
                 return self.parts.learn(body["groups"], self.config, lambda: None)
 
             with suppress(NotFiniteError):  # on every rank alike, and the leader ends the run

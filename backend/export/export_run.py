@@ -20,14 +20,7 @@ from backend.config.config import Config
 from backend.data.problems import PromptFormat
 from backend.data.prompts import TokenizedPrompts
 from backend.data.rows import check_columns
-from backend.export import gguf_file, lm_studio_rules, writer
-from backend.export.destinations import (
-    check_free_space,
-    destination_of,
-    drop_hidden_files,
-    folder_bytes,
-    staging_folder,
-)
+from backend.export import destinations, gguf_file, lm_studio_rules, writer
 from backend.export.exports import (
     DEFAULT_FORMAT,
     ExportFormat,
@@ -161,7 +154,7 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
     """
     format_ = format_named(export.format)
     target_for(export.to, format_)
-    destination = destination_of(run, export.to, export.name, export.folder, export.overwrite)
+    destination = destinations.destination_of(run, export.to, export.name, export.folder, export.overwrite)
     require_plain_files(run.path)  # a copy would follow links, and an upload publish their targets
     config = run_config(run, find_checkpoint(run, export.checkpoint).step if export.checkpoint else None)
     trained, held_out = run_weights(run, config, export.checkpoint), export.held_out
@@ -185,9 +178,9 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
             notes = (f"{now}, with which these logits were compared: {differs}.",)
         if format_.kind == "gguf":
             gguf_file.check(original, trained.tokenizer)
-    check_free_space(destination.workshop, _needed_bytes(trained, format_))
+    destinations.check_free_space(destination.workshop, _needed_bytes(trained, format_))
     target = destination.target
-    with writing(target, also_computes=True), staging_folder(destination.workshop, target) as staging:
+    with writing(target, also_computes=True), destinations.staging_folder(destination.workshop, target) as staging:
         if trained.adapters:  # a running trainer replaces its own
             trained = replace(trained, adapters=trained.adapters.copied_to(staging / "adapters"))
         progress("Computing what the trained model answers.")
@@ -196,7 +189,7 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
         built = staging / "new"
         lost, reopened = write_in_format(trained, format_, original, built, progress)
         notes += lost
-        drop_hidden_files(built)
+        destinations.drop_hidden_files(built)
         progress("Loading it back and comparing.")
         try:
             if format_.kind == "model":
@@ -218,7 +211,7 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
             progress(doing, 0.0)
             requested = replace(requested, adapters=trained.adapters)
             difference = comparison.compare(requested, built, lambda done: progress(doing, done))
-        size = folder_bytes(built)
+        size = destinations.folder_bytes(built)
         place = destination.deliver(built)
     return ExportedModel(place, target, format_.key, size, verification, difference, notes)
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.errors import RepositoryNotFoundError
@@ -132,10 +132,7 @@ class Uploaded:
     commit: str
 
 
-class ByteProgress(Protocol):
-    """Receives a message per stage, and bytes (done, total)."""
-
-    def __call__(self, sentence: str, done: int | None = None, total: int | None = None) -> None: ...
+ByteProgress = Callable[..., None]  # receives a message per stage, and bytes (done, total)
 
 
 def files_of(folder: Path) -> list[Path]:

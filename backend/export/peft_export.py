@@ -132,7 +132,5 @@ def _config(base: str, layers: Mapping[str, LowRank], about: Mapping[str, Any]) 
         "use_dora": any(layer.magnitude is not None for layer in layers.values()),
         "use_rslora": rslora,
         "fan_in_fan_out": False,
-        "modules_to_save": None,
-        "layers_to_transform": None,
-        "layers_pattern": None,
+        **dict.fromkeys(("modules_to_save", "layers_to_transform", "layers_pattern")),
     }

@@ -91,33 +91,26 @@ def test_a_wrong_command_does_not_end_the_conversation(run: Path):
         assert result.stderr.count(sentence) == count
 
 
-def test_the_turns_of_a_conversation_are_remembered_by_side(run: Path, monkeypatch: pytest.MonkeyPatch):
-    asked: list[Any] = []
-    answer = chat_session.answer
+def test_turns_are_remembered_by_side_and_pictures_are_of_the_next_prompt(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[tuple[Any, Any]] = []
+    answer, both = chat_session.answer, [picture(tmp_path / "a.png"), picture(tmp_path / "b.png", seed=1)]
 
     def spy(chat: Any, question: Any, *rest: Any) -> Any:
-        asked.append({side: len(turns) for side, turns in question.turns.items()})
-        return answer(chat, question, *rest)
-
-    monkeypatch.setattr("backend.cli.chat.answer", spy)
-    call("chat", run, *GREEDY, keys="a\n/base\nb\n/both\nc\n/reset\nd\n")
-    assert asked == [{}, {"base": 1, "tuned": 1}, {"base": 2, "tuned": 1}, {}]
-
-
-def test_pictures_are_of_the_next_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    asked: list[Any] = []
-    answer, first, second = chat_session.answer, picture(tmp_path / "a.png"), picture(tmp_path / "b.png", seed=1)
-
-    def spy(chat: Any, question: Any, *rest: Any) -> Any:
-        asked.append((question.images, [turn.images for turn in question.turns.get("base", ())]))
+        turns = {side: [turn.images for turn in turns] for side, turns in question.turns.items()}
+        asked.append((question.images, turns))
         return answer(chat, question, *rest)
 
     monkeypatch.setattr("backend.cli.chat.answer", spy)
     monkeypatch.chdir(tmp_path)
+    call("chat", run, *GREEDY, keys="a\n/base\nb\n/both\nc\n/reset\nd\n")
+    counts = [{side: len(turns) for side, turns in sides.items()} for _, sides in asked]
+    assert counts == [{}, {"base": 1, "tuned": 1}, {"base": 2, "tuned": 1}, {}]
+    asked.clear()
     keys = "/image b.png\nWhat?\nAnd now?\n/image none.png\nHere?\n"
     result = call("chat", tiny_vision_model(tmp_path / "model"), "--image", "a.png", *GREEDY, keys=keys)
-    both = [first, second]
-    assert asked == [(both, []), ([], [both]), ([str(tmp_path / "none.png")], [both, []])]
+    assert asked == [(both, {}), ([], {"base": [both]}), ([str(tmp_path / "none.png")], {"base": [both, []]})]
     assert result.stdout and "There is no picture" in result.stderr
 
 

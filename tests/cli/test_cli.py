@@ -100,7 +100,8 @@ def test_train_without_a_file(inputs: Path, runs: Path) -> None:
     run_ok("train", "--model", model, "--data", data, *changes)
     (run,) = runs.iterdir()
     assert (load(run / "config.yaml").model, load(run / "config.yaml").iters) == (model, 1)
-    for arguments in ((), ("--data", data), ("--model", model, "--run", run), ("config.yaml", "--model", model)):
+    both = ("config.yaml", "--run", run)
+    for arguments in ((), ("--data", data), ("--model", model, "--run", run), ("config.yaml", "--model", model), both):
         assert "Give a YAML file, --model with --data, or --run" in refused("train", *arguments)
 
 
@@ -285,8 +286,9 @@ def test_train_run_trains_in_a_folder_that_the_window_made(inputs: Path, runs: P
     bare = ("train", "--run", runs / "bare")
     assert "holds no config.yaml" in refused(*bare)
     assert "--set, --name, --hosts and --runs-dir go with a YAML file" in refused(*bare, "--name", "x")
-    for arguments in ((), (file, "--run", file.parent)):
-        assert "Give a YAML file, --model with --data, or --run" in refused("train", *arguments)
+    young = RunFolder(config(inputs, runs / "young", iters=1).parent)
+    run_ok("resume", "young")
+    assert small_run.steps(young) == [1], "without a checkpoint it starts over"
 
 
 def test_faults_of_a_folder_that_the_window_made_are_in_its_event_log(inputs: Path, runs: Path) -> None:
@@ -317,12 +319,6 @@ def test_a_failing_reward_is_named_and_the_steps_before_it_are_saved(inputs: Pat
     (tmp_path / "mine.py").write_text(MINE.replace("1 / 0", "1.0"))
     assert run_ok("resume", "sad").stdout.splitlines()[-1] == "Finished after 3 steps."
     assert small_run.steps(run) == [1, 2, 3]
-
-
-def test_resume_of_a_run_without_a_checkpoint_starts_over(inputs: Path, runs: Path) -> None:
-    file = config(inputs, runs / "young", iters=1)
-    run_ok("resume", "young")
-    assert small_run.steps(RunFolder(file.parent)) == [1]
 
 
 def test_a_run_that_does_not_exist_cannot_be_resumed_or_exported(runs: Path) -> None:

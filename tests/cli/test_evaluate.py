@@ -11,14 +11,13 @@ from subprocess import PIPE
 from typing import Any
 
 import pytest
-from typer.testing import Result
 
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.run_record import change_notes
 from backend.trainer.evaluation.evaluation_rows import evaluations_of, read_evaluation, read_rows
 from backend.trainer.health.rules import RULES
 from backend.utils.command import backend_command, backend_environment
-from tests.support import made_up_runs, small_run, verbs
+from tests.support import made_up_runs, small_run
 from tests.support.diaries import recording
 from tests.support.verbs import call, refused, run_ok
 
@@ -35,20 +34,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return made
 
 
-def call_evaluate(*arguments: object) -> Result:
-    return verbs.call("evaluate", *arguments)
-
-
 def printed(*arguments: object) -> dict[str, Any]:
     """The JSON of the last line."""
-    result = call_evaluate(*arguments, "--json")
-    assert result.exit_code == 0, (result.output, result.exception)
-    return json.loads(result.stdout.splitlines()[-1])
+    return json.loads(run_ok("evaluate", *arguments, "--json").stdout.splitlines()[-1])
 
 
 def test_a_run_is_compared_with_its_base_and_the_result_is_kept(run: RunFolder) -> None:
-    result = call_evaluate(run.path)
-    assert result.exit_code == 0, result.output
+    result = run_ok("evaluate", run.path)
     assert "The mean reward on 6 rows of the test split" in result.stdout and "95 % interval" in result.stdout
     assert "r1_int_reward_func" in result.stdout and "pass@1" not in result.stdout, "nothing compares with the answer"
     path = Path(result.stdout.splitlines()[-1])
@@ -56,7 +48,7 @@ def test_a_run_is_compared_with_its_base_and_the_result_is_kept(run: RunFolder) 
     evaluation = read_evaluation(path)
     assert [decoding.name for decoding in evaluation.decodings] == ["greedy", "sampled"]
     assert len(list(read_rows(path))) == 6
-    again = call_evaluate(run.path, "--greedy", "--limit", 2)
+    again = call("evaluate", run.path, "--greedy", "--limit", 2)
     assert again.stdout.splitlines()[-1].endswith("test-step-1-2.json"), "the first one stays"
 
 
@@ -115,7 +107,7 @@ def test_prompts_of_training_and_of_another_file_are_told_apart(run: RunFolder, 
 def test_a_mistake_is_one_sentence(run: RunFolder, arguments: list[str], says: str) -> None:
     places = {"RUN": run.path, "MODEL": run.path.parent / "model", "CONFIG": run.config}
     before = evaluations_of(run)
-    result = call_evaluate(*(places.get(argument, argument) for argument in arguments))
+    result = call("evaluate", *(places.get(argument, argument) for argument in arguments))
     sentence = result.stderr.splitlines()[-1]
     assert result.exit_code == 2 and says in sentence and "Traceback" not in result.output, result.output
     assert evaluations_of(run) == before
@@ -123,11 +115,9 @@ def test_a_mistake_is_one_sentence(run: RunFolder, arguments: list[str], says: s
 
 def test_a_run_that_is_training_is_left_alone(run: RunFolder) -> None:
     handle = hold_lock(run)
-    try:
-        result = call_evaluate(run.path)
-    finally:
-        os.close(handle)
-    assert result.exit_code == 2 and "is being trained" in result.stderr
+    said = refused("evaluate", run.path)
+    os.close(handle)
+    assert "is being trained" in said
 
 
 def test_a_signal_stops_it_and_leaves_nothing(run: RunFolder, tmp_path: Path) -> None:

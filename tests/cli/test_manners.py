@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -23,7 +22,6 @@ import mlx.core as mx
 import pytest
 import typer
 from rich.table import Table
-from typer.testing import Result
 
 from backend import selftest
 from backend.__main__ import app
@@ -42,7 +40,6 @@ from backend.trainer.trackers.targets import TRACKERS
 from backend.utils import places
 from backend.utils.places import demo_config, project_root
 from backend.utils.text import visible
-from tests.support import verbs
 from tests.support.cases import cases
 from tests.support.verbs import VERBS, call, refused
 
@@ -243,28 +240,17 @@ def test_a_broken_part_is_found(monkeypatch, tmp_path: Path, bench: Workbench, n
     assert result.state == "failed" and words in result.sentence, result
 
 
-def _raise(error: Exception) -> Callable[[Workbench], str]:
-    return Mock(side_effect=error)
-
-
-@pytest.fixture
-def results(tmp_path: Path) -> list[CheckResult]:
+def test_a_failure_ends_only_what_needs_it_and_the_report_names_neither_user_nor_home_nor_token(tmp_path: Path) -> None:
     private = f"in {Path.home()}/secret of token=hf_abcdefghijklmnop at {tmp_path}/x"
     checks = [
-        Check("one", _raise(ValueError(private))),
+        Check("one", Mock(side_effect=ValueError(private))),
         Check("two", lambda bench: "fine", ("one",)),
         Check("three", lambda bench: "fine"),
-        Check("four", _raise(CheckSkipped("Not here."))),
+        Check("four", Mock(side_effect=CheckSkipped("Not here."))),
     ]
-    return list(run_checks(checks, Workbench(tmp_path)))
-
-
-def test_a_failure_ends_only_what_needs_it(results: list[CheckResult]) -> None:
+    results = list(run_checks(checks, Workbench(tmp_path)))
     assert [result.state for result in results] == ["failed", "skipped", "ok", "skipped"]
     assert "one" in results[1].sentence
-
-
-def test_the_report_names_neither_user_nor_home_nor_token(results: list[CheckResult], tmp_path: Path) -> None:
     text = selftest.write_report(results, tmp_path / "report.json")
     for content in (text.read_text("utf-8"), (tmp_path / "report.json").read_text("utf-8")):
         assert "ValueError: in ~/secret of token=…" in content and "hf_abc" not in content
@@ -282,10 +268,6 @@ def test_options_that_make_no_sense_are_refused() -> None:
     ):
         result = call(*arguments.split())
         assert result.exit_code == 2 and words in result.stderr
-
-
-def where_call(*arguments: str) -> Result:
-    return verbs.call("where", *arguments)
 
 
 @pytest.fixture
@@ -315,42 +297,29 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_everything_stored_is_listed_with_its_size(home: Path) -> None:
-    rows = {row["key"]: row for row in json.loads(where_call("--json").stdout)}
+    rows = {row["key"]: row for row in json.loads(call("where", "--json").stdout)}
     assert (rows["settings"]["files"], rows["settings"]["bytes"]) == (7, 35)
     assert (rows["runs"]["files"], rows["runs"]["path"]) == (7, str(home / "runs"))
     assert rows["kernels"]["bytes"] == 100 and rows["kernels"]["is_shared"]
-    printed = where_call().stdout
+    printed = call("where").stdout
     assert rows["hub"]["files"] == 0 and "nothing yet" in printed
     assert "0.035 kB in 7 files" in printed and "0.1 kB in 1 file," in printed
 
 
-def test_nothing_is_deleted_without_yes(home: Path) -> None:
-    before = sorted(home.rglob("*"))
-    output = where_call("--remove", "settings").stdout
+def test_only_preferences_are_deleted_and_only_with_yes_and_without_a_window(home: Path) -> None:
+    before, remove = sorted(home.rglob("*")), ("where", "--remove", "settings")
+    output = call(*remove).stdout
     assert str(home / "prefs.ini") in output and "--yes" in output
-    assert sorted(home.rglob("*")) == before
-
-
-def test_only_preferences_are_deleted_and_runs_stay(home: Path) -> None:
-    runs = sorted((home / "runs").rglob("*"))
-    assert where_call("--remove", "settings", "--yes").exit_code == 0
-    assert sorted(path.name for path in home.iterdir()) == ["mine.txt", "runs"]
-    assert sorted((home / "runs").rglob("*")) == runs, "the queue and sweeps too"
-    assert "nothing to delete" in where_call("--remove", "settings", "--yes").stdout
-
-
-def test_runs_are_never_deleted_by_a_command(home: Path) -> None:
     for key in ("runs", "hub", "lm-studio", "everything"):
-        result = where_call("--remove", key, "--yes")
-        assert result.exit_code == 2 and "cannot be removed by a command" in result.stderr
-    assert (home / "runs" / "trained").is_dir()
-
-
-def test_an_open_window_keeps_its_preferences(home: Path) -> None:
+        assert "cannot be removed by a command" in refused("where", "--remove", key, "--yes")
     with (home / "draft-1.lock").open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        result = where_call("--remove", "settings", "--yes")
-        assert result.exit_code == 2 and "close it first" in result.stderr and (home / "prefs.ini").exists()
+        assert "close it first" in refused(*remove, "--yes")
+    assert sorted(home.rglob("*")) == before
+    assert call(*remove, "--yes").exit_code == 0
+    assert sorted(path.name for path in home.iterdir()) == ["mine.txt", "runs"]
+    assert [path for path in before if home / "runs" in path.parents] == sorted((home / "runs").rglob("*"))
+    assert "nothing to delete" in call(*remove, "--yes").stdout
 
 
 REPORT = MachineReport("ring", link=LinkSpeed(latency_s=0.002, bytes_per_second=1e6))

@@ -283,8 +283,6 @@ def test_hosts_that_cannot_be_used_are_refused_before_anything_begins(raw: dict[
 
 
 def test_an_ending_is_written_once_and_never_into_a_run_that_trains(raw: dict[str, Any], tmp_path: Path) -> None:
-    import os
-
     run = RunFolder(tmp_path / "run")
     run.path.mkdir()
     lock = hold_lock(run)

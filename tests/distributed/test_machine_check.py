@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 from mlx._distributed_utils.common import Hostfile
-from typer.testing import CliRunner
 
-from backend.__main__ import app
 from backend.distributed import machine_check
 from backend.distributed.commands import launch_command, program_environment, rank_program, shell_words
 from backend.distributed.hosts_file import (
@@ -32,6 +30,7 @@ from backend.utils.errors import UserError
 from backend.utils.places import demo_folder, project_root
 from tests.support.cases import cases
 from tests.support.fake_hosts import FakeHosts
+from tests.support.verbs import run_ok
 
 
 @pytest.fixture
@@ -52,8 +51,7 @@ def test_check_of_two_machines(hosts: FakeHosts, tmp_path: Path, monkeypatch: py
     shutil.copytree(demo_folder("model"), revision)
     file = tmp_path / "hosts.json"
     file.write_text(json.dumps(_file({"ssh": "mac-b"}).to_json()))
-    done = CliRunner().invoke(app(), ["machines", str(file), "--model", "demo/adder", "--copy", "--json"])
-    assert done.exit_code == 0, done.output
+    done = run_ok("machines", file, "--model", "demo/adder", "--copy", "--json")
     report = MachineReport.from_dict(json.loads(done.stdout.splitlines()[-1]))
     here, there = (machine.facts for machine in report.machines)
     assert here is not None and there is not None and here.model == there.model != ""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -83,26 +84,33 @@ def test_answers_join_and_leave_and_prompts_continue_what_was_read(
             assert token.logp == pytest.approx(other.logp, abs=1e-3)
 
 
-def test_a_model_whose_rows_cannot_be_decoded_together_answers_in_turns(tmp_path: Path) -> None:
-    model = model_of(tiny_model(tmp_path / "model", arch="gemma3_text", layers=2))
-    assert not model.sampler.has_continuous_batching
+def answered(jobs: Sequence[Job]) -> list[Any]:
+    """The ends of these jobs' answers."""
     engine, ends = Engine(8), list[Any]()
 
     def tell(new: Sequence[SampledToken], end: Stop | UserError | None) -> None:
         ends.extend([end] if end else [])
-        if len(ends) == 3:
+        if len(ends) == len(jobs):
             engine.stop()
 
-    for number in range(3):
-        engine.submit(Job(model, [5, 6, 7 + number], Sampling(), 5, number, tell))
+    for job in jobs:
+        job.tell = tell
+        engine.submit(job)
     engine.run()
+    return ends
+
+
+def test_a_model_whose_rows_cannot_be_decoded_together_answers_in_turns(tmp_path: Path) -> None:
+    model = model_of(tiny_model(tmp_path / "model", arch="gemma3_text", layers=2))
+    assert not model.sampler.has_continuous_batching
+    ends = answered([Job(model, [5, 6, 7 + number], Sampling(), 5, number, print) for number in range(3)])
     assert all(end in ("eos", "length") for end in ends)
 
 
 def test_answers_wait_for_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(tiny_model(tmp_path / "model", layers=1))
     monkeypatch.setattr(engine_module, "machine_bytes", lambda active: active + 2 * 100 * model.bytes_per_token)
-    advance, together, ends = Lane.advance, list[int](), list[Any]()
+    advance, together = Lane.advance, list[int]()
 
     def counted(self: Lane) -> bool:
         goes_on = advance(self)
@@ -110,18 +118,9 @@ def test_answers_wait_for_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return goes_on
 
     monkeypatch.setattr(Lane, "advance", counted)
-    engine = Engine(8)
-
-    def tell(new: Sequence[SampledToken], end: Stop | UserError | None) -> None:
-        ends.extend([end] if end else [])
-        if len(ends) == 9:
-            engine.stop()
-
     # 30 columns each, of 100; the last one takes more alone
-    for number in range(8):
-        engine.submit(Job(model, [5 + number] * 10, Sampling(), 20, number, tell))
-    engine.submit(Job(model, [5] * 101, Sampling(), 5, 0, tell))
-    engine.run()
+    jobs = [Job(model, [5 + number] * 10, Sampling(), 20, number, print) for number in range(8)]
+    ends = answered([*jobs, Job(model, [5] * 101, Sampling(), 5, 0, print)])
     assert max(together) == 3 and set(ends) <= {"eos", "length"}
 
 
@@ -147,6 +146,22 @@ def test_a_failing_model_fails_its_requests_alone(tmp_path: Path, monkeypatch: p
     engine.submit(Job(model, [9], Sampling(), 3, 0, tell))
     engine.run()
     assert isinstance(ends[0], UserError) and "out of memory" in str(ends[0]) and ends[1] in ("eos", "length")
+
+
+class Scripted:
+    """An engine that gives these answers."""
+
+    def __init__(self, *answers: list[int]) -> None:
+        self.answers = list(answers)
+
+    def submit(self, job: Job) -> None:
+        *ids, eos = self.answers.pop(0)
+        job.tell([SampledToken(token, -1.0, 0.0) for token in ids], None)
+        job.tell([SampledToken(eos, -1.0, 0.0)], "eos")
+
+    def client(self, speaker: Speaker, recorder: Recorder) -> TestClient:
+        endpoint = Endpoint(self, [speaker.model], recorder=recorder)  # type: ignore[arg-type]
+        return TestClient(endpoint.app("127.0.0.1"), base_url="http://localhost")
 
 
 class Speaker:
@@ -206,16 +221,10 @@ def test_settings_of_a_run_are_the_defaults_of_a_request(tmp_path: Path) -> None
 def test_calls_of_tools_reach_the_client_and_the_recording(tmp_path: Path) -> None:
     speaker, recorder = Speaker(tmp_path / "model"), Recorder(tmp_path / "recorded", print)
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern", "days": 2}}\n</tool_call>'
+    eos, encode = speaker.tokenizer.eos_token_id, speaker.tokenizer.encode
     texts = [f"I ask.\n{call}", "Rain.", f"Again.\n{call}", "Sun."]
-
-    class Scripted:
-        def submit(self, job: Job) -> None:
-            ids = speaker.tokenizer.encode(texts.pop(0), add_special_tokens=False)
-            job.tell([SampledToken(token, -1.0, 0.0) for token in ids], None)
-            job.tell([SampledToken(speaker.tokenizer.eos_token_id, -1.0, 0.0)], "eos")
-
-    endpoint = Endpoint(Scripted(), [speaker.model], recorder=recorder)  # type: ignore[arg-type]
-    client = TestClient(endpoint.app("127.0.0.1"), base_url="http://localhost")
+    answers = [[*encode(text, add_special_tokens=False), eos] for text in texts]
+    client = Scripted(*answers).client(speaker, recorder)
     for session, streams in (("a", False), ("b", True)):
         chat: list[Any] = [{"role": "user", "content": "Weather?"}]
         request = {"tools": [WEATHER], "stream": streams}
@@ -245,16 +254,8 @@ def test_calls_of_tools_reach_the_client_and_the_recording(tmp_path: Path) -> No
 def test_a_full_disk_fails_the_request_that_is_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     speaker, recorder = Speaker(tmp_path / "model"), Recorder(tmp_path / "recorded", print)
 
-    class Scripted:
-        def submit(self, job: Job) -> None:
-            job.tell([SampledToken(speaker.tokenizer.eos_token_id, -1.0, 0.0)], "eos")
-
-    def full(*_: Any) -> None:
-        raise DiskError("The disk is full.")
-
-    monkeypatch.setattr(recorder, "add", full)
-    endpoint = Endpoint(Scripted(), [speaker.model], recorder=recorder)  # type: ignore[arg-type]
-    client = TestClient(endpoint.app("127.0.0.1"), base_url="http://localhost")
+    client = Scripted(*[[speaker.tokenizer.eos_token_id]] * 3).client(speaker, recorder)
+    monkeypatch.setattr(recorder, "add", Mock(side_effect=DiskError("The disk is full.")))
     asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
     answer = client.post("/sessions/a/v1/chat/completions", json=asked)
     assert answer.status_code == 500 and answer.json()["error"]["message"] == "The disk is full."

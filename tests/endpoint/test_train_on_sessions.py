@@ -25,19 +25,9 @@ from tests.support.tool_tokenizers import tool_model
 from tests.support.verbs import call, refused, run_ok
 
 WARM = Sampling(temperature=0.75)
-SETTINGS = QUICK | {
-    "temperature": 0.75,
-    "max_completion_length": 100,
-    "batch_size": 1,
-    "iters": 2,
-    "record_tokens": True,
-}
-SETTINGS |= {
-    "reward_functions": ["session_reward"],
-    "reward_weights": [],
-    "scale_rewards": "none",
-    "learning_rate": 1e-2,
-}
+SETTINGS = QUICK | {"temperature": 0.75, "max_completion_length": 100, "batch_size": 1, "iters": 2}
+SETTINGS |= {"record_tokens": True, "scale_rewards": "none", "learning_rate": 1e-2}
+SETTINGS |= {"reward_functions": ["session_reward"], "reward_weights": []}
 
 
 @pytest.fixture(scope="module")
@@ -114,21 +104,18 @@ def test_only_what_the_model_wrote_has_a_gradient(recorded: Path, tmp_path: Path
     def unmask(each: dict[str, Any]) -> None:
         each["mask"] = [1] * len(each["mask"])
 
+    def adapters(name: str, data: Path | None = None, **changes: Any) -> bytes:
+        (tmp_path / name).mkdir(exist_ok=True)
+        train(recorded, tmp_path / name, data, **changes)
+        return (tmp_path / name / "runs/run/adapters/adapters.safetensors").read_bytes()
+
     made: list[bytes] = []
     for name, change in (("as it is", lambda each: None), ("disturbed", disturb), ("unmasked", unmask)):
         (tmp_path / name).mkdir()
-        train(recorded, tmp_path / name, changed_rows(recorded, tmp_path / name, change), iters=1)
-        made.append((tmp_path / name / "runs/run/adapters/adapters.safetensors").read_bytes())
+        made.append(adapters(name, changed_rows(recorded, tmp_path / name, change), iters=1))
     assert made[0] == made[1] != made[2]
-
-
-def test_automatic_correction_weighs_tokens_of_later_steps(recorded: Path, tmp_path: Path) -> None:
-    made: list[bytes] = []
-    for mode in ("auto", "token_truncate", "none"):
-        (tmp_path / mode).mkdir()
-        train(recorded, tmp_path / mode, sampling_correction=mode)
-        made.append((tmp_path / mode / "runs/run/adapters/adapters.safetensors").read_bytes())
-    assert made[0] == made[1] != made[2]
+    made = [adapters(mode, sampling_correction=mode) for mode in ("auto", "token_truncate", "none")]
+    assert made[0] == made[1] != made[2], "automatic correction weighs tokens of later steps"
 
 
 @pytest.mark.parametrize(

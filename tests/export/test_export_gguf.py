@@ -21,9 +21,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
-from typer.testing import CliRunner
 
-from backend.__main__ import app
 from backend.export import lm_studio_rules, writer
 from backend.export.export_run import Export, ExportedModel, export_run
 from backend.export.exports import FORMATS, exported_bytes
@@ -33,6 +31,7 @@ from backend.utils.errors import UserError
 from tests.support.cases import cases
 from tests.support.random_models import tiny_model
 from tests.support.random_runs import PROMPT, write_run
+from tests.support.verbs import call, run_ok
 
 LLAMA_3_SCALING = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA_3_POSITIONS = {"rope_scaling": LLAMA_3_SCALING | {"original_max_position_embeddings": 256}}
@@ -298,22 +297,14 @@ def lm_studio_written(name: str, text: str = "") -> Callable[[Path], object]:
     return lambda folder: (folder / name).write_text(text)
 
 
-def cut_off(folder: Path) -> None:
-    os.truncate(folder / WEIGHTS, (folder / WEIGHTS).stat().st_size - 8)
-
-
-def no_metadata(folder: Path) -> None:
-    mx.save_safetensors(str(folder / WEIGHTS), {"a": mx.zeros(2)})
-
-
 BREAKS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "no config": (without("config.json"), "config.json", "missing"),
     "config of something else": (lm_studio_written("config.json", "[]"), "config.json", "no JSON object"),
     "no type": (edit(model_type=None), "config.json", "model_type"),
     "no weights": (without(WEIGHTS), WEIGHTS, "no weights"),
-    "cut off": (cut_off, WEIGHTS, "cut off"),
+    "cut off": (lambda f: os.truncate(f / WEIGHTS, (f / WEIGHTS).stat().st_size - 8), WEIGHTS, "cut off"),
     "no weights but text": (lm_studio_written(WEIGHTS, "no header at all"), WEIGHTS, "no safetensors"),
-    "no metadata": (no_metadata, WEIGHTS, "metadata"),
+    "no metadata": (lambda f: mx.save_safetensors(str(f / WEIGHTS), {"a": mx.zeros(2)}), WEIGHTS, "metadata"),
     "quantised in words": (edit(quantization={"bits": 4}), "config.json", "says that the weights are quantised"),
     "no tokenizer": (without("tokenizer_config.json"), "tokenizer_config.json", "missing"),
     "no vocabulary": (without("tokenizer.json"), "tokenizer.json", "no vocabulary"),
@@ -335,23 +326,17 @@ def test_what_breaks_a_rule_is_named(sound: Path, tmp_path: Path, name: str) -> 
     assert [fault for fault in faults if fault.setting == file and word in fault.sentence], faults
 
 
-def test_a_sound_model_has_no_fault_also_in_shards(sound: Path, tmp_path: Path) -> None:
+def test_a_sound_model_has_no_fault_and_the_verb_names_what_is_missing(sound: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(sound, tmp_path / "model"))
     assert not lm_studio_rules.faults(folder) and not lm_studio_rules.warnings(folder)
     shards(folder)
-    assert not lm_studio_rules.faults(folder)
-
-
-def test_the_verb_names_faults_and_what_is_missing(sound: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(sound, tmp_path / "model"))
-    fine = CliRunner().invoke(app(), ["validate", str(folder)])
-    assert fine.exit_code == 0 and "is a model that LM Studio and mlx-lm open" in fine.output
+    assert "is a model that LM Studio and mlx-lm open" in run_ok("validate", folder).output
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings.pop("chat_template")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "config.json").unlink()
-    bad = CliRunner().invoke(app(), ["validate", str(folder)])
+    bad = call("validate", folder)
     assert bad.exit_code == 2 and "config.json: The file is missing" in bad.output and "chat template" in bad.output
-    said = json.loads(CliRunner().invoke(app(), ["validate", str(folder), "--json"]).output)
+    said = json.loads(call("validate", folder, "--json").output)
     assert [fault["setting"] for fault in said["warnings"]] == ["chat_template"] and said["faults"]
-    assert CliRunner().invoke(app(), ["validate", str(tmp_path / "nowhere")]).exit_code == 2
+    assert call("validate", tmp_path / "nowhere").exit_code == 2

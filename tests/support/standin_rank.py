@@ -21,7 +21,6 @@ from backend.distributed.ranks import (
     OrdersFolder,
     WorkerError,
     end_with_launcher,
-    given_orders,
 )
 from backend.runs.events import EventLog, read_events
 from backend.runs.run_folder import RunFolder, hold_lock
@@ -64,8 +63,8 @@ def main() -> NoReturn:
     if wrong == "hang at start":
         time.sleep(600)
     end_with_launcher()
-    orders = given_orders()
-    if orders and rank == 0:
+    orders = OrdersFolder.given()
+    if rank == 0:
         orders.report(pid=os.getpid())
     if size == 1:
         lead(run, orders, None, wrong)
@@ -92,9 +91,9 @@ def work(channel: WorkerChannel, wrong: str) -> NoReturn:
     os._exit(0)
 
 
-def lead(run: RunFolder, orders: OrdersFolder | None, channel: LeaderChannel | None, wrong: str) -> NoReturn:
-    given = orders.orders() if orders else Orders("by hand")
-    if orders and channel:
+def lead(run: RunFolder, orders: OrdersFolder, channel: LeaderChannel | None, wrong: str) -> NoReturn:
+    given = orders.orders()
+    if channel:
         channel.on_failure = lambda failure: (
             orders.report(lost=[failure.rank, failure.faults[0].sentence])
             if isinstance(failure, LostRankError)
@@ -112,8 +111,7 @@ def lead(run: RunFolder, orders: OrdersFolder | None, channel: LeaderChannel | N
     code = _steps(event_log, given, channel, stops, wrong)
     if channel:
         channel.close()
-    if orders:
-        orders.report(exit_code=code)
+    orders.report(exit_code=code)
     print("rank 0 has ended", flush=True)
     if wrong == "hang at the end":
         time.sleep(600)

@@ -15,9 +15,8 @@ import pytest
 from huggingface_hub import constants
 from keyring.backend import KeyringBackend
 from keyring.backends import chainer, fail
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from backend.__main__ import app
 from backend.export import export_run, hub_upload
 from backend.export.exports import ExportFormat
 from backend.export.hub_upload import HubToken, files_of, find_token, log_in, log_out, upload
@@ -31,14 +30,10 @@ from tests.support import made_up_runs
 from tests.support.hub_server import NEW_FILES, TOKEN, Fault, HubStandIn, Repo
 from tests.support.keychain import Keychain
 from tests.support.upload_process import start_upload
+from tests.support.verbs import call
 
-VERBS = app()
 REPO = "someone/sums"
 FILES = {"README.md", "adapter_config.json", "adapters.safetensors", "curves.png", "training.yaml"}
-
-
-def call(*arguments: object, stdin: str = "") -> Result:
-    return CliRunner().invoke(VERBS, [str(argument) for argument in arguments], input=stdin)
 
 
 def sentence_of(result: Result) -> str:
@@ -145,21 +140,21 @@ def test_what_is_private_or_of_this_machine_alone_is_never_sent(run: RunFolder, 
 
 
 @pytest.mark.usefixtures("logged_in")
-def test_an_upload_that_failed_makes_no_model_again(run: RunFolder, hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+def test_a_card_with_a_token_is_not_sent_and_an_upload_that_failed_makes_no_model_again(
+    run: RunFolder, hub: HubStandIn, monkeypatch: pytest.MonkeyPatch
+):
+    card = Path(answer_of(publish(run, "--preview", "--json"))["preview"]["folder"]) / "README.md"
+    text = card.read_text()
+    card.write_text(f"my token is {TOKEN}")
+    assert "README.md contains an access token, so nothing is sent" in sentence_of(publish(run))
+    assert not hub.received
+    card.write_text(text)
+    monkeypatch.setattr(export_run, "write_in_format", lambda *_: pytest.fail("the model was made again"))
     hub.faults = [Fault("commit/main", 503)]
     assert "error of its own (503)" in sentence_of(publish(run))
     sent = dict(hub.stored)
-    monkeypatch.setattr(export_run, "write_in_format", lambda *_: pytest.fail("the model was made again"))
     assert publish(run).exit_code == 0
     assert dict(hub.stored) == sent and set(sent.values()) == {1} and len(hub.commits[REPO]) == 1
-
-
-@pytest.mark.usefixtures("logged_in")
-def test_a_card_with_a_path_or_a_token_is_not_sent(run: RunFolder, hub: HubStandIn):
-    folder = Path(answer_of(publish(run, "--preview", "--json"))["preview"]["folder"])
-    (folder / "README.md").write_text(f"my token is {TOKEN}")
-    assert "README.md contains an access token, so nothing is sent" in sentence_of(publish(run))
-    assert not hub.received
 
 
 def test_the_token_is_in_no_file_log_or_output(
@@ -169,13 +164,13 @@ def test_the_token_is_in_no_file_log_or_output(
     # At DEBUG it repeats what a server says, and this server repeats the token.
     caplog.set_level(logging.INFO, "httpcore2")
     outputs = [
-        call("hub", "login", "--from-stdin", stdin=f"{TOKEN}\n"),
+        call("hub", "login", "--from-stdin", keys=f"{TOKEN}\n"),
         call("hub", "whoami"),
         call("hub", "whoami", "--json"),
         publish(run, "--preview", "--json"),
     ]
     hub.faults = [Fault("preupload", 403, message=f"token {TOKEN} may not")]
-    outputs += [publish(run), publish(run), call("hub", "login", "--from-stdin", stdin="hf_wrong\n")]
+    outputs += [publish(run), publish(run), call("hub", "login", "--from-stdin", keys="hf_wrong\n")]
     assert [result.exit_code for result in outputs] == [0, 0, 0, 0, 2, 0, 2]
     assert outputs[0].stdout == "Logged in as someone; the token is in the keychain.\n"
     assert outputs[1].stdout == "someone, also of a-lab (token from keychain)\n"
@@ -220,7 +215,6 @@ def test_without_a_keychain_nothing_is_kept(backend: KeyringBackend, monkeypatch
     assert find_token() is None and not log_out()
 
 
-UPLOAD_REPO = "someone/sums"
 SHARDS = {f"model-0000{number}-of-00002.safetensors" for number in (1, 2)}
 UPLOAD_FILES = SHARDS | {"README.md", "config.json", "curves.png"}
 
@@ -229,7 +223,7 @@ def quiet(*_: Any, **__: Any) -> None: ...
 
 
 def refusal(folder: Path, **how: Any) -> str:
-    repo, token = how.pop("repo", UPLOAD_REPO), how.pop("token", TOKEN)
+    repo, token = how.pop("repo", REPO), how.pop("token", TOKEN)
     with pytest.raises(UserError) as refused:
         upload(repo, folder, token, quiet, **how)
     assert TOKEN not in str(refused.value)
@@ -237,11 +231,11 @@ def refusal(folder: Path, **how: Any) -> str:
 
 
 def check_one_sound_commit(hub: HubStandIn, folder: Path) -> None:
-    hub.check_sound(UPLOAD_REPO)
-    assert {name: data for name, data in hub.repos["models"][UPLOAD_REPO].files.items() if name not in NEW_FILES} == {
+    hub.check_sound(REPO)
+    assert {name: data for name, data in hub.repos["models"][REPO].files.items() if name not in NEW_FILES} == {
         path.name: path.read_bytes() for path in files_of(folder)
     }
-    assert len(hub.commits[UPLOAD_REPO]) == 1, "more than one commit, or none"
+    assert len(hub.commits[REPO]) == 1, "more than one commit, or none"
     assert set(hub.stored.values()) == {1}, "a file was sent that the server had"
     assert not hub.token_leaks, "the storage, another company's, was given the token"
 
@@ -255,13 +249,13 @@ def test_a_folder_becomes_one_commit_and_progress_counts_its_bytes(hub: HubStand
         if done is not None and total is not None:
             heard.append((done, total))
 
-    done = upload(UPLOAD_REPO, folder, TOKEN, listen)
+    done = upload(REPO, folder, TOKEN, listen)
     assert {path.name for path in files_of(folder)} == UPLOAD_FILES
     check_one_sound_commit(hub, folder)
     size = sum(path.stat().st_size for path in files_of(folder))
     assert heard == sorted(heard) and heard[-1] == (size, size) and len(set(heard)) >= len(UPLOAD_FILES)
-    assert done.url == f"{hub.url}/{UPLOAD_REPO}" and done.commit == hub.repos["models"][UPLOAD_REPO].head
-    assert hub.repos["models"][UPLOAD_REPO].private
+    assert done.url == f"{hub.url}/{REPO}" and done.commit == hub.repos["models"][REPO].head
+    assert hub.repos["models"][REPO].private
 
 
 def test_killed_at_random_moments_and_started_again_it_makes_one_sound_commit(hub: HubStandIn, folder: Path):
@@ -274,7 +268,7 @@ def test_killed_at_random_moments_and_started_again_it_makes_one_sound_commit(hu
         for content in (hub.repos["models"], hub.commits, hub.objects, hub.stored):
             content.clear()
         hub.moments = 0
-        process = start_upload(hub.url, folder, UPLOAD_REPO, TOKEN)
+        process = start_upload(hub.url, folder, REPO, TOKEN)
         hub.on_moment = lambda number, at=kill_at, victim=process: victim.kill() if number == at else None
         process.join()
         hub.on_moment = lambda number: None
@@ -283,7 +277,7 @@ def test_killed_at_random_moments_and_started_again_it_makes_one_sound_commit(hu
         while before != hub.moments:  # until the server has read what the killed client had sent
             before = hub.moments
             time.sleep(0.05)
-        upload(UPLOAD_REPO, folder, TOKEN, quiet)
+        upload(REPO, folder, TOKEN, quiet)
         check_one_sound_commit(hub, folder)
 
 
@@ -307,36 +301,31 @@ def test_errors_and_retries(hub: HubStandIn, folder: Path, fault: Fault, words: 
     hub.faults = [fault]
     assert words in refusal(folder)
     hub.faults = []
-    upload(UPLOAD_REPO, folder, TOKEN, quiet)
+    upload(REPO, folder, TOKEN, quiet)
     check_one_sound_commit(hub, folder)
 
 
 def test_other_content_is_replaced_only_when_told_to(hub: HubStandIn, folder: Path):
-    hub.repos["models"][UPLOAD_REPO] = Repo(
+    hub.repos["models"][REPO] = Repo(
         {**NEW_FILES, "model.safetensors": b"old", "LICENSE": b"mine", "config.json": b"{}"}, private=True
     )
     assert "has other content already (model.safetensors, LICENSE and 1 more)" in refusal(folder)
     assert not hub.objects, "bytes were sent before the refusal"
-    upload(UPLOAD_REPO, folder, TOKEN, quiet, overwrite=True)
-    hub.check_sound(UPLOAD_REPO)
-    assert set(hub.repos["models"][UPLOAD_REPO].files) == UPLOAD_FILES | {".gitattributes", "LICENSE"}
-    assert hub.commits[UPLOAD_REPO][0].deleted == ["model.safetensors"] and len(hub.commits[UPLOAD_REPO]) == 1
+    upload(REPO, folder, TOKEN, quiet, overwrite=True)
+    hub.check_sound(REPO)
+    assert set(hub.repos["models"][REPO].files) == UPLOAD_FILES | {".gitattributes", "LICENSE"}
+    assert hub.commits[REPO][0].deleted == ["model.safetensors"] and len(hub.commits[REPO]) == 1
 
 
-def test_a_commit_of_somebody_else_meanwhile_is_not_buried(hub: HubStandIn, folder: Path):
-    def commit_after_the_first_file(_: int) -> None:
-        if hub.objects:
-            hub.repos["models"][UPLOAD_REPO].head = "f" * 40
-
-    hub.on_moment = commit_after_the_first_file
-    assert "Someone else has changed someone/sums meanwhile" in refusal(folder)
-    assert not hub.commits
-
-
-def test_a_private_model_never_goes_into_a_public_repository(hub: HubStandIn, folder: Path):
-    hub.repos["models"][UPLOAD_REPO] = Repo(dict(NEW_FILES), private=False)
+def test_a_private_model_never_goes_into_a_public_repository_or_buries_a_commit(hub: HubStandIn, folder: Path):
+    repo = hub.repos["models"][REPO] = Repo(dict(NEW_FILES), private=False)
     assert "is there and public, and this upload should be private" in refusal(folder)
     assert not hub.objects
-    upload(UPLOAD_REPO, folder, TOKEN, quiet, private=False)
-    hub.repos["models"][UPLOAD_REPO].private = True
+    head = repo.head
+    hub.on_moment = lambda _: setattr(repo, "head", "f" * 40 if hub.objects else head)
+    assert "Someone else has changed someone/sums meanwhile" in refusal(folder, private=False)
+    assert not hub.commits
+    hub.on_moment = lambda _: None
+    upload(REPO, folder, TOKEN, quiet, private=False)
+    repo.private = True
     assert "is there and private" in refusal(folder, private=False)
