@@ -1,8 +1,5 @@
-"""GRPO Studio's trainer: headless, and the only one of the two programs that loads mlx.
-
-As a library it is `from backend import Config, train` (docs/library.md). Importing it imports nothing else: each name
-is loaded when it is first used.
-"""
+"""GRPO Studio's trainer: headless, and the only one of the two programs that loads mlx. As a library it is `from
+backend import Config, train` (docs/library.md); each name is loaded when it is first used."""
 
 import resource
 from importlib import import_module
@@ -24,22 +21,13 @@ if 0 <= (_most := resource.getrlimit(resource.RLIMIT_NOFILE)[1]) < 4096:
 
 __all__ = ["Callback", "Config", "RunFailed", "StopTraining", "TrainedRun", "UserError", "resume", "train"]
 
-_PLACES = {
-    "Callback": "backend.trainer.library.training",
-    "Config": "backend.config.config",
-    "UserError": "backend.utils.errors",
-    "RunFailed": "backend.trainer.library.training",
-    "StopTraining": "backend.trainer.library.training",
-    "TrainedRun": "backend.trainer.library.training",
-    "resume": "backend.trainer.library.training",
-    "train": "backend.trainer.library.training",
-}
+_PLACES = {"Config": "backend.config.config", "UserError": "backend.utils.errors"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_PLACES[name]), name)
+    return getattr(import_module(_PLACES.get(name, "backend.trainer.library.training")), name)
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,5 @@
-"""`python -m backend VERB …`: the trainer's command line.
-
-Exit codes: 0 finished, 2 a problem that the user can fix, 3 stopped, 1 a bug.
-"""
+"""`python -m backend VERB …`: the command line. Exit codes: 0 finished, 2 a problem that the user can fix, 3 stopped, 1
+a bug."""
 
 from __future__ import annotations
 
@@ -44,8 +42,8 @@ def version(is_requested: bool) -> None:
 
 
 def app(only: str = "") -> typer.Typer:
-    """The command line as typer knows it. `only` one of its verbs: without the others, whose modules take longer to
-    import than most processes need for all else."""
+    """`only` one of its verbs: without the others, whose modules take longer to import than most processes need for
+    all."""
     verbs = typer.Typer(
         name="grpo-studio-backend",
         no_args_is_help=True,

@@ -1,8 +1,6 @@
-"""The bundled demo of tools: a model of 300,000 parameters that mostly guesses, and sometimes calls a calculator.
-
-Makes the files in `resources/calculator/` from a seed, as `backend.demo` does those of the demo without tools. In the
-warm-up the model sees wrong guesses, calls whose result is ignored, and calls whose result is the answer.
-"""
+"""The bundled demo of tools: a model of 300,000 parameters that mostly guesses, and sometimes calls a calculator. Makes
+the files in `resources/calculator/` from a seed, as `backend.demo` does its own. In the warm-up the model sees wrong
+guesses, calls whose result is ignored, and calls whose result is the answer."""
 
 from __future__ import annotations
 
@@ -59,8 +57,6 @@ CALL_SHARE, TRUST_SHARE = 0.4, 0.6
 
 
 class Question(NamedTuple):
-    """Two numbers and what to do with them."""
-
     first: int
     sign: str
     second: int
@@ -75,19 +71,16 @@ class Question(NamedTuple):
 
     @property
     def guess(self) -> str:
-        """The answer column by column, without carries: right for a third of the sums and differences, and for no
-        product."""
+        """The answer column by column, without carries: right for a third of sums and differences."""
         columns = zip(str(self.first), str(self.second), strict=True)
         return "".join(str(OPERATIONS[self.sign][1](int(a), int(b)) % 10) for a, b in columns)
 
     def row(self) -> dict[str, str]:
-        """The question as a row of a dataset."""
         return {"prompt": f"{self.expression}=", "answer": self.answer, "type": OPERATIONS[self.sign][0]}
 
 
 def pools(seed: int) -> dict[str, list[Question]]:
-    """Disjoint splits: train, valid, test, and warmup, which is not shipped. There are as many questions of each sign;
-    no difference is negative."""
+    """Disjoint splits, with as many questions of each sign; warmup is not shipped, and no difference is negative."""
     rng, questions = random.Random(f"calculator {seed}"), list[Question]()
     for sign in OPERATIONS:
         of_sign = [Question(a, sign, b) for a in NUMBERS for b in NUMBERS if sign != "-" or a >= b]
@@ -100,8 +93,7 @@ def pools(seed: int) -> dict[str, list[Question]]:
 
 
 def encode(tokenizer: Any, question: Question, *, calls: bool, trusts: bool) -> Example:
-    """A conversation with or without a call, whose result the answer repeats if the model `trusts` it. The model
-    learns its turns, ends included."""
+    """A conversation with or without a call, whose result the answer repeats if the model `trusts` it."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": question.row()["prompt"]}]
     if calls:
         call = {"name": "calculate", "arguments": {"expression": question.expression}}
@@ -113,7 +105,6 @@ def encode(tokenizer: Any, question: Question, *, calls: bool, trusts: bool) -> 
 
 
 def rebuild(folder: Path, seed: int = 0, progress: Progress = lambda sentence: None, steps: int = STEPS) -> None:
-    """Make `folder`/model and `folder`/data again. Writes files only once the warm-up is complete."""
     splits, tokenizer = pools(seed), demo.make_tokenizer(VOCABULARY, WORDS, TOKENIZER)
     model, rng = demo.make_model(seed, MODEL), random.Random(f"warm-up {seed}")
 

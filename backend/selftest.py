@@ -1,7 +1,5 @@
-"""The self-test: device, demo model, sampling, learning, checkpoint, export and child processes, one check each.
-
-Its report is what a user can send when something does not work: it names neither the user nor a path.
-"""
+"""The self-test: device, demo model, sampling, learning, checkpoint, export and child processes, one check each. Its
+report, which a user can send, names neither the user nor a path."""
 
 from __future__ import annotations
 
@@ -107,7 +105,6 @@ class Workbench:
         return next(iter(forward.logps_without_gradient(policy.split_model, [micro_batch_of(batch)])))
 
     def environment(self) -> dict[str, str]:
-        """For a backend process with its runs here and no network."""
         return backend_environment() | {RUNS_VARIABLE: str(self.folder / "runs"), "HF_HUB_OFFLINE": "1"}
 
 
@@ -131,7 +128,6 @@ def check_device(_: Workbench) -> str:
 
 
 def check_blas(_: Workbench) -> str:
-    """Never fails; says what is slow on this machine."""
     return " ".join(filter(None, (cpu_setup.load_openblas(), cpu.check_compiler())))
 
 
@@ -144,7 +140,6 @@ def load_demo(bench: Workbench) -> str:
 
 
 def sample_group(bench: Workbench) -> str:
-    """Sample and score a group, and compare its log-probabilities with the learner's."""
     parts, config = bench.parts, load(bench.run.config)
     problems = parts.prompt_stream.take(1)
     began = time.perf_counter()
@@ -189,7 +184,6 @@ def learn_step(bench: Workbench) -> str:
 
 
 def write_checkpoint(bench: Workbench) -> str:
-    """Weights and optimizer, written, read back and compared bit by bit."""
     parts, config = bench.parts, load(bench.run.config)
     taken = snapshot(checkpoint.TrainingState(step=1, updates=1), parts.policy, parts.learner, config)
     with (
@@ -222,7 +216,6 @@ def export_model(bench: Workbench) -> str:
 
 
 def ask_warm_process(bench: Workbench) -> str:
-    """Ask the window's helper process about the demo's model."""
     child = ChildProcess(backend_command("serve"), grace_s=5.0, environment=bench.environment())
     try:
         question = {"id": 1, "ask": "model_facts", "with": {"name": str(resources() / "demo" / "model")}}
@@ -235,7 +228,6 @@ def ask_warm_process(bench: Workbench) -> str:
 
 
 def score_in_sandbox(bench: Workbench) -> str:
-    """A user's reward file in the process that scores on the Rewards page."""
     file = bench.folder / "selftest_rewards.py"
     file.write_text(REWARD_FILE, encoding="utf-8")
     row = {"prompt": "", "answer": "", "completions": ["", "four"]}
@@ -250,7 +242,6 @@ def score_in_sandbox(bench: Workbench) -> str:
 
 
 def compare_mathematics(_: Workbench) -> str:
-    """Answers that are equal only as mathematics, which the child process decides."""
     verdicts = math_equality.correct([r"\boxed{\frac{3}{8}}", r"\boxed{\frac{3}{8}}"], ["0.375", "0.385"])
     if verdicts != [True, False]:
         raise CheckFailed(f"3/8 = 0.375 and 3/8 = 0.385 were judged {verdicts}.")
@@ -321,13 +312,11 @@ class CheckResult:
     traceback: str = ""
 
     def line(self) -> str:
-        """For the terminal and the report."""
         head = f"{'FAILED' if self.state == 'failed' else self.state:8}{self.name:20}{self.seconds:6.1f} s  "
         return textwrap.fill(self.sentence, 110, initial_indent=head, subsequent_indent=" " * len(head))
 
 
 def run_checks(checks: Sequence[Check], bench: Workbench) -> Iterator[CheckResult]:
-    """Run the checks in order, and skip those whose needs have not passed."""
     passed: set[str] = set()
     for check in checks:
         if missing := [name for name in check.needs if name not in passed]:
@@ -349,7 +338,6 @@ def run_checks(checks: Sequence[Check], bench: Workbench) -> Iterator[CheckResul
 
 
 def summary(results: Sequence[CheckResult]) -> str:
-    """The outcome of all checks in one sentence."""
     failed = [result.name for result in results if result.state == "failed"]
     skipped = sum(result.state == "skipped" for result in results)
     left_out = f", {skipped} skipped" if skipped else ""

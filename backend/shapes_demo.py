@@ -1,8 +1,6 @@
-"""The bundled demo with images: a model of 300,000 parameters that counts shapes well, and mostly the wrong ones.
-
-Makes the weights and data in `resources/shapes/` from a seed; the model's other files are there. Needs mlx-vlm. In the
-warm-up the model learns to say what it looks for, mostly a shape of another colour, and to count that.
-"""
+"""The bundled demo with images: a model of 300,000 parameters that counts shapes well, and mostly the wrong ones. Makes
+the weights and data in `resources/shapes/` from a seed. Needs mlx-vlm. In the warm-up the model learns to say what it
+looks for, mostly a shape of another colour, and to count that."""
 
 from __future__ import annotations
 
@@ -42,7 +40,6 @@ class Question(NamedTuple):
     asked: str
 
     def row(self) -> dict[str, str]:
-        """The question as a row of a dataset."""
         prompt, answer = f"How many {self.asked}?", str(self.picture.count(self.asked))
         return {"image": self.file, "prompt": prompt, "answer": answer, "type": self.asked[-7:]}
 
@@ -55,7 +52,6 @@ def questions(rng: random.Random, file: str = "") -> list[Question]:
 
 
 def pools(seed: int) -> dict[str, list[Question]]:
-    """The splits train, valid and test."""
     rng = random.Random(f"shapes {seed}")
     files = {split: [f"pictures/{split}-{number:02}.png" for number in range(n)] for split, n in PICTURES.items()}
     return {split: [asked for file in part for asked in questions(rng, file)] for split, part in files.items()}
@@ -91,7 +87,6 @@ def encode(asked: list[Question], is_careful: Callable[[], bool]) -> Example:
 
 
 def rebuild(folder: Path, seed: int = 0, progress: Progress = lambda sentence: None, steps: int = STEPS) -> None:
-    """Make `folder`/model and `folder`/data again. Writes files only once the warm-up is complete."""
     from mlx_vlm.models import qwen3_vl
     from mlx_vlm.models.qwen3_vl.processing_qwen3_vl import Qwen3VLImageProcessor
 

@@ -55,7 +55,7 @@ class Problem:
     label: Label | None = None
     """The row's answer to imitate, in supervised fine-tuning."""
     recorded: Sequence[Mapping[str, Any]] = ()
-    """Completions that were sampled before, which the row is trained on instead of new ones."""
+    """Completions that were sampled before, in place of new ones."""
 
     @property
     def images(self) -> list[str]:
@@ -65,8 +65,8 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A row of a labelled dataset as the model reads it, prompt included; `mask`: 1 for the tokens to imitate, the
-    first token never. `is_cut`: it was longer than Max Seq."""
+    """A row of a labelled dataset as the model reads it; `mask`: 1 for the tokens to imitate, the first token never.
+    `is_cut`: it was longer than Max Seq."""
 
     tokens: list[int]
     mask: list[int]
@@ -84,24 +84,22 @@ class ToolCall:
 @dataclass(frozen=True, slots=True)
 class ToolResult:
     """What a call gave: text that the model reads. `failed`: it raised, took too long, or names no tool; `content` is
-    then {"error": …} as text."""
+    then {"error": …} as text. `reward`: what the server of the environment gave for the call."""
 
     name: str
     content: str
     failed: bool = False
     seconds: float = 0.0
     reward: float = 0.0
-    """What the server of the environment gave for the call."""
 
 
 @dataclass(slots=True)
 class Turn:
-    """What the policy wrote until it ended a turn, and the results of the calls in it. `tokens`: ids of the
-    completion that belong to the turn, `result_tokens` those of its results; 0 where they did not fit and were left
-    out, which ends the completion."""
+    """What the policy wrote until it ended a turn, and the results of the calls in it; `content`: the text outside the
+    calls. `tokens`: ids of the completion that belong to the turn, `result_tokens` those of its results; 0 where they
+    did not fit and were left out, which ends the completion."""
 
     content: str
-    """The text outside the calls."""
     calls: list[ToolCall] = field(default_factory=list)
     tokens: int = 0
     results: list[ToolResult] = field(default_factory=list)
@@ -117,7 +115,6 @@ class Turn:
         return [message, *({"role": "tool", "name": result.name, "content": result.content} for result in kept)]
 
     def row(self) -> TurnRow:
-        """The turn as a part of a row of completions.jsonl."""
         turn = asdict(self)
         for result in turn["results"]:
             if not result["reward"]:
@@ -126,7 +123,7 @@ class Turn:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Turn:
-        """The turn of such a row. Raises KeyError or TypeError where it is none."""
+        """Raises KeyError or TypeError for a row that is none."""
         calls, results = [ToolCall(**call) for call in row["calls"]], [ToolResult(**each) for each in row["results"]]
         return cls(row["text"], calls, row["tokens"], results, row["result_tokens"])
 
@@ -171,7 +168,6 @@ class Completion:
 
     @property
     def trained_tokens(self) -> int:
-        """How many tokens the policy produced and is trained on."""
         return sum(self.mask) if self.mask else len(self.tokens)
 
 

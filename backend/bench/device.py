@@ -1,9 +1,6 @@
-"""`bench device`: sampling, learning, memory and precision on random models of Qwen3's sizes, within a time limit.
-
-The models are made on the device. The result is one JSON file, which is written again after every task and holds no
-name, host or path. Sizes are in GB of 10⁹ bytes, rates in tokens a second, log-probabilities in nats. Seconds are wall
-time on a GPU; on a CPU those of all threads of this process.
-"""
+"""`bench device`: sampling, learning, memory and precision on random models of Qwen3's sizes, within a time limit. The
+result is one JSON file, which is written again after every task and holds no name, host or path. Sizes are in GB of 10⁹
+bytes, log-probabilities in nats. Seconds are wall time on a GPU; on a CPU those of all threads of this process."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ from backend.sampling.sampler import Sampling
 from backend.trainer.machine import gpu_error
 from backend.trainer.memory.estimate import GB, estimate_run
 from backend.trainer.memory.model_shape import shape_of
-from backend.trainer.memory.plan import learner_limits, plan_memory, rollout_limits, working_set_bytes
+from backend.trainer.memory.plan import plan_limits, plan_memory, working_set_bytes
 from backend.training.batch import Batch, pack
 from backend.training.grpo import grpo_learner
 from backend.types import Completion, Group, Problem
@@ -56,9 +53,12 @@ BITS, GROUP = 4, 64
 LOGIT_STD = 3.0
 LORA_B_STD = 1e-3  # with rank 8 and scale 20, adapters then add about 3 % to a layer's output
 FIRST_WORD = 2  # token ids below are padding and the end
-SIZES = ("name", "hidden", "layers", "intermediate", "heads", "kv_heads", "head_dim", "vocab")
+SIZES = {"hidden": "hidden_size", "layers": "num_hidden_layers", "intermediate": "intermediate_size"}
+SIZES |= {"heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "head_dim": "head_dim"}
+SIZES |= {"vocab": "vocab_size"}
+"""Of a task's shape, in order → in config.json."""
 QWEN3: list[dict[str, Any]] = [
-    dict(zip(SIZES, sizes, strict=True))
+    dict(zip(("name", *SIZES), sizes, strict=True))
     for sizes in (
         ("Qwen3-0.6B", 1024, 28, 3072, 16, 8, 128, 151936),
         ("Qwen3-1.7B", 2048, 28, 6144, 16, 8, 128, 151936),
@@ -66,7 +66,7 @@ QWEN3: list[dict[str, Any]] = [
     )
 ]
 TINY: list[dict[str, Any]] = [
-    dict(zip(SIZES, sizes, strict=True))
+    dict(zip(("name", *SIZES), sizes, strict=True))
     for sizes in (("tiny", 128, 2, 384, 4, 2, 32, 1024), ("small", 256, 4, 768, 4, 2, 64, 8192))
 ]
 
@@ -177,8 +177,6 @@ def _random_like(name: str, array: mx.array) -> mx.array:
 
 
 class SilentTokenizer:
-    """A policy's tokenizer for tokens without meaning."""
-
     eos_token_ids = (1,)
     pad_token_id = 0
 
@@ -212,25 +210,18 @@ def _rounds(run: Callable[[], float], allowance_s: float, most: int) -> tuple[in
 
 
 class ModelBench:
-    """Measures tasks on one model at a time. `folder` gets the model's config.json, which the memory estimate reads."""
+    """Measures tasks on one model at a time; its config.json in `folder` is what the memory estimate reads."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.model_name = ""
-        self.policy: Policy | None = None
+        self.policy: Any = None
         self.number = 0  # of the rollout: each draws other random numbers
 
     def measure(self, task: Task, allowance_s: float) -> dict[str, Any]:
-        """The task's numbers. Raises UserError if it does not fit this machine's memory."""
         about = {
+            **{name: task.shape[size] for size, name in SIZES.items()},
             "model_type": "qwen3",
-            "hidden_size": task.shape["hidden"],
-            "num_hidden_layers": task.shape["layers"],
-            "intermediate_size": task.shape["intermediate"],
-            "num_attention_heads": task.shape["heads"],
-            "num_key_value_heads": task.shape["kv_heads"],
-            "head_dim": task.shape["head_dim"],
-            "vocab_size": task.shape["vocab"],
             "rms_norm_eps": 1e-6,
             "rope_theta": 1e6,
             "max_position_embeddings": 40960,
@@ -266,13 +257,12 @@ class ModelBench:
             raise UserError("memory_limit", needs.sentence)
         if self.policy is None:
             self.policy, self.model_name = random_policy(config, about), task.model_name
-        plan = plan_memory(config, self.policy, [task.prompt], lambda sentence: None)
-        assert plan is not None
+        to_learn, to_sample = plan_limits(plan_memory(config, self.policy, [task.prompt], lambda sentence: None))
         gc.collect()  # compiled steps of the task before hold one another in circles, and would count in this peak
         mx.clear_cache()
         mx.reset_peak_memory()
         if task.measure == "learning":
-            learner, batch = self._learner(config, task, learner_limits(plan)), self._random_batch(task)
+            learner, batch = self._learner(config, task, to_learn), self._random_batch(task)
 
             def learn() -> None:
                 release_cached_buffers()  # as the trainer does between sampling and learning
@@ -282,11 +272,10 @@ class ModelBench:
             numbers = {"step_s": step_s, "tokens_per_s": task.rows * task.completion / step_s}
             memory = {"peak_gb": mx.get_peak_memory() / GB, "estimate_gb": needs.training.total / GB}
             return {"rounds": rounds, **numbers, **memory, "reductions": list(needs.reductions)}
-        limits = rollout_limits(plan)
-        limits["rows"] = limits["rows"] if limits["rows"] < task.rows else None
-        sampler = Sampler(self.policy, task.completion, **limits)
+        to_sample["rows"] = to_sample["rows"] if to_sample["rows"] < task.rows else None
+        sampler = Sampler(self.policy, task.completion, **to_sample)
         if task.measure == "gap":
-            return self._gap(task, config, sampler, self._learner(config, task, learner_limits(plan)))
+            return self._gap(task, config, sampler, self._learner(config, task, to_learn))
         if task.measure == "prefill":
             once = partial(_seconds, lambda: self._sample(task, config, sampler))
             rounds, took_s = _rounds(once, allowance_s, task.most_rounds)
@@ -294,7 +283,7 @@ class ModelBench:
 
         def decode() -> float:
             """Completion tokens a second of all rows, between the first chunk of decoding steps and the last."""
-            marks: list[tuple[float, int]] = []
+            marks = list[tuple[float, int]]()
             self._sample(task, config, sampler, lambda tokens: marks.append((_now(), tokens)))
             (began, before), (ended, after) = marks[0], marks[-1]
             return (after - before) / (ended - began)
@@ -312,7 +301,6 @@ class ModelBench:
     def _sample(
         self, task: Task, config: Config, sampler: Sampler, poll: Callable[[int], None] = lambda tokens: None
     ) -> list[Group]:
-        assert self.policy is not None
         self.number += 1
         # An id beyond the vocabulary, so that no completion ends early. Not in the tokenizer: the sampler's trial pass
         # feeds the end token to the model.
@@ -325,14 +313,12 @@ class ModelBench:
 
     def _learner(self, config: Config, task: Task, limits: dict[str, Any]) -> Any:
         policy = self.policy
-        assert policy is not None
         if not task.kl:
             policy = copy.copy(policy)
             policy.reference = policy.reference_model = None
         return grpo_learner(policy, config, 10**6, **limits)
 
     def _random_batch(self, task: Task) -> Batch:
-        assert self.policy is not None
         draw, groups = np.random.default_rng(7), list[Group]()
         logps = [-math.log(task.shape["vocab"])] * task.completion
         for problem in self._problems(task):
@@ -345,7 +331,6 @@ class ModelBench:
 
     def _gap(self, task: Task, config: Config, sampler: Sampler, learner: Any) -> dict[str, Any]:
         """|log p of the sampler − log p of the learner| over the tokens of one rollout, before any update."""
-        assert self.policy is not None
         batch = pack(self._sample(task, config, sampler), pad_id=self.policy.pad_id)
         parts = learner.forward.micro_batches(self.policy.split_model, batch)
         logps = learner.forward.logps_without_gradient(self.policy.split_model, parts)

@@ -39,10 +39,7 @@ class TextTable:
 
 
 def number(x: float | None) -> str:
-    """Three significant digits and no exponent; a dash for None."""
-    if x is None:
-        return "–"
-    return f"{x:.0f}" if abs(x) >= 100 else f"{x:.3g}"
+    return "–" if x is None else f"{x:.0f}" if abs(x) >= 100 else f"{x:.3g}"
 
 
 def read(path: Path) -> DeviceFile:
@@ -134,7 +131,6 @@ def markdown(files: Sequence[DeviceFile]) -> str:
 
 
 def provenance(file: DeviceFile) -> str:
-    """Date, machine, versions, and how the bench ended."""
     machine, settings = file["machine"], file["settings"]
     working_set = f" (working set {number(machine['working_set_gb'])} GB)" if machine["working_set_gb"] else ""
     parts = (

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import starmap
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-from backend.config.changeable import STAGE_DATA, STAGE_KEYS, STAGE_OWN, STAGE_SETTINGS
 from backend.config.row_settings import evaluation_set_fault, evaluation_sets, pattern_fault, template_fault
-from backend.config.setting import LARGEST_WEIGHT, MOST_COMPLETIONS, MOST_STEPS, step_parts
+from backend.config.setting import LARGEST_WEIGHT, MOST_COMPLETIONS, step_parts
 from backend.config.settings.training import EIGHT_BIT
 from backend.config.updates import DEFAULT_FINAL, OF_THE_RATE, OWN
 from backend.runs.metric_names import EVALUATION, condition_fault, metric_fault
@@ -64,7 +63,6 @@ class _Values(SimpleNamespace):
 
     @property
     def is_divided(self) -> bool:
-        """True for a model that is divided among machines."""
         return bool(self.hosts) and self.parallelism == "tensor"
 
 
@@ -353,6 +351,8 @@ RULES: list[tuple[str, Callable[[_Values], Any], str]] = [
     ("eval_data", lambda c: _first(starmap(evaluation_set_fault, evaluation_sets(c.eval_data).items())), "{found}"),
     ("mcp_servers", lambda c: _first(starmap(server_fault, c.mcp_servers.items())), "{found}"),
     ("environment", lambda c: openenv_fault(c.environment), "{found}"),
+    ("report_to", lambda c: report_to_fault(c.report_to), "{found}"),
+    ("tracker_project", lambda c: project_fault(c.tracker_project), "{found}"),
     ("lm_studio_name", lambda c: _unsafe(c.lm_studio_name), "The LM Studio export name {found}."),
     ("run_name", lambda c: _unsafe(c.run_name), "The run folder name {found}."),
 ]
@@ -386,53 +386,12 @@ def cross_setting_faults(values: Mapping[str, Any]) -> list[ConfigProblem]:
         with suppress(_InvalidSettingError):
             if found := test(settings):
                 faults.append(ConfigProblem(key, message.format_map({**values, "found": found})))
-    for check in _CHECKS:
-        with suppress(_InvalidSettingError):
-            faults += filter(None, check(settings))
+    with suppress(_InvalidSettingError):
+        faults += held_output_faults(settings.output_regex, settings.output_schema, settings.ratio_against)
     return faults
 
 
 def _known_metrics(c: _Values) -> tuple[list[str], bool, list[str]]:
-    """(reward functions, may they log metrics of their own, evaluation sets)."""
-    own_code = bool(c.reward_functions_file) or any("::" in name for name in c.reward_functions)
-    return c.reward_functions, own_code, list(c.eval_data)
-
-
-def _stage_problems(stage: Mapping[str, Any], name: str) -> Iterator[str]:
-    """Problems of a stage's shape; its settings are checked with the others (`backend.config.stages`)."""
-    iters, functions, weights = (stage.get(key) for key in STAGE_OWN)
-    names_given = _is_list_of(functions, str) and functions
-    if strange := [key for key in stage if key not in STAGE_KEYS]:
-        sentence = f"{name} has {quote(strange[0], 40)}, which no stage can have of its own; it can have "
-        yield f"{sentence}{quote(', '.join((*STAGE_OWN, *STAGE_DATA[:1], *STAGE_SETTINGS)), 199 - len(sentence))}."
-    if not isinstance(iters, int) or isinstance(iters, bool) or iters < 1:
-        yield f"{name} needs iters, a whole number of steps above 0."
-    elif iters > MOST_STEPS:
-        yield f"{name} has {quote(iters)} steps; at most {MOST_STEPS:,} can be trained."
-    if functions is not None and not names_given:
-        yield f"{name}: reward_functions must be a list of names."
-    elif functions and (twice := duplicates(functions)):
-        yield f"{name} lists {quote(twice)} twice; list each reward function once."
-    if weights is not None and not _is_list_of(weights, (int, float)):
-        yield f"{name}: reward_weights must be a list of numbers."
-    elif weights and not (any(weights) and all(abs(weight) <= LARGEST_WEIGHT for weight in weights)):
-        yield f"{name}: reward_weights must lie within ±{LARGEST_WEIGHT:,}, and not all be 0."
-    elif weights and names_given and len(weights) != len(functions or ()):
-        yield f"{name} has {len(weights)} reward weights for {len(functions or ())} reward functions."
-
-
-def _is_list_of(value: Any, kind: type | tuple[type, ...]) -> bool:
-    items = cast("list[Any]", value) if isinstance(value, list) else [None]
-    return all(isinstance(item, kind) and not isinstance(item, bool) for item in items)
-
-
-_CHECKS: tuple[Callable[[_Values], Iterable[ConfigProblem | None]], ...] = (
-    lambda c: [
-        ConfigProblem("stages", sentence)
-        for number, stage in enumerate(c.stages, 1)
-        for sentence in _stage_problems(stage, f"Stage {number}")
-    ],
-    lambda c: [report_to_fault(c.report_to)],
-    lambda c: [project_fault(c.tracker_project)],
-    lambda c: held_output_faults(c.output_regex, c.output_schema, c.ratio_against),
-)
+    names = [*c.reward_functions, *(name for stage in c.stages for name in stage.get("reward_functions") or ())]
+    own_code = bool(c.reward_functions_file) or any("::" in name for name in names)
+    return names, own_code, list(c.eval_data)

@@ -1,7 +1,5 @@
-"""Every setting of a run, declared once. Form, YAML, command line, checks and help are read from this list.
-
-Code that depends on a group of settings tags the fields (`used_by`) and asks `keys_used_by`.
-"""
+"""Every setting of a run, declared once. Form, YAML, command line, checks and help are read from this list. Code that
+depends on a group of settings tags the fields (`used_by`) and asks `keys_used_by`."""
 
 from __future__ import annotations
 
@@ -87,7 +85,6 @@ class Config(GrpoFields, DataFields, TrainingFields, ModelFields):  # pydantic c
 
     @property
     def penalties(self) -> tuple[float, float, float]:
-        """Repetition, presence and frequency."""
         return self.repetition_penalty, self.presence_penalty, self.frequency_penalty
 
     @property
@@ -96,12 +93,10 @@ class Config(GrpoFields, DataFields, TrainingFields, ModelFields):  # pydantic c
 
     @property
     def holds_output(self) -> bool:
-        """True if sampling is constrained to a regex or a JSON schema."""
         return bool(self.output_regex or self.output_schema)
 
     @property
     def needs_reference(self) -> bool:
-        """True if a step computes log-probabilities under the reference policy."""
         return reference_is_needed(self)
 
     @property
@@ -111,7 +106,6 @@ class Config(GrpoFields, DataFields, TrainingFields, ModelFields):  # pydantic c
 
     @property
     def self_distillation_weight(self) -> float:
-        """Share of the loss that is self-distillation."""
         return self_distillation_weight(self)
 
     @property
@@ -121,8 +115,7 @@ class Config(GrpoFields, DataFields, TrainingFields, ModelFields):  # pydantic c
 
     @property
     def moves_reference(self) -> bool:
-        """True if the reference policy is the run's own at some step: that of the end of a warm-up, or one that
-        follows."""
+        """True if the reference is the run's own at some step: that of the end of a warm-up, or one that follows."""
         return self.needs_reference and not self.reference_model_path and (self.sync_ref_model or self.warms_up)
 
 
@@ -157,15 +150,12 @@ def needs_reference(raw: Mapping[str, Any]) -> bool:
 
 
 def sections() -> dict[str, list[Setting]]:
-    """Section key → its settings, in order."""
     return {section: [about for about in SETTINGS.values() if about.section == section] for section in SECTIONS}
 
 
 def problems(raw: Mapping[str, Any]) -> list[ConfigProblem]:
-    """Every problem of raw settings (a YAML mapping or the form's values), in the order of the form.
-
-    Each field is validated by itself, and each cross-check runs if the settings it reads are valid. Reads no files.
-    """
+    """Every problem of raw settings, in the order of the form. Each field is validated by itself, and each cross-check
+    runs if the settings it reads are valid. Reads no files."""
     return _validate(raw)[1]
 
 
@@ -193,8 +183,7 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def resolve_paths(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Raw settings with relative paths that exist in `folder` made absolute. Ids, absolute paths and ~ stay as they
-    are."""
+    """Raw settings with relative paths that exist in `folder` made absolute."""
     resolved = dict(raw)
     for key in (*PATHS, *(word for word in raw if NAMES.get(word) in PATHS)):
         value: Any = raw.get(key)
@@ -245,8 +234,8 @@ def origin_of(path: Path) -> str:
 
 
 def dump(config: Config | Mapping[str, Any], origin: str = "") -> str:
-    """All settings as YAML text, section by section; loading it gives the same settings. `origin`: a line that begins
-    with “From ”, as a comment at the top."""
+    """All settings as YAML text, section by section. `origin`: a line that begins with “From ”, as a comment at the
+    top."""
     values = config.model_dump() if isinstance(config, Config) else dict(config)
     if values.get("epochs"):
         values.pop("iters", None)
@@ -365,7 +354,7 @@ _EXPECTED = {
 
 
 def _expected(about: Setting, error: Any, value: Any) -> str:
-    """What a value must be, as the end of a sentence, by pydantic's error."""
+    """The end of a sentence, by pydantic's error."""
     what = _EXPECTED.get(about.kind, "text")
     if error["type"] in _LIMITS:
         word, limit = _LIMITS[error["type"]]

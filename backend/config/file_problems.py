@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,8 @@ class UnreadKey:
 
 @dataclass(frozen=True, slots=True)
 class FileProblems:
-    """What of a file was not read into the form.
-
-    Attributes:
-        raw – the file's keys and values.
-        lines – key, or the setting of ours that it names → its line in the file, from 1.
-        refusal – why nothing of the file was read, or "".
-    """
+    """What of a file was not read into the form. `raw`: its keys and values. `lines`: key, or the setting of ours that
+    it names → its line in the file, from 1. `refusal`: why nothing of the file was read, or ""."""
 
     path: Path
     raw: Mapping[str, Any] = field(default_factory=dict)
@@ -57,19 +52,13 @@ def file_problems(
 
 def key_lines(path: Path, raw: Mapping[str, Any]) -> dict[str, int]:
     """The line of each key of a file, also under our names for it."""
-    lines, program = dict[str, int](), program_of(raw)
-    for key, line in _key_lines(yaml.compose(read_text(path, "config", YAML_LIMIT), Loader=yaml.SafeLoader)):
-        for name in (key, *settings_of(key, program)):
-            lines.setdefault(name, line)
-    return lines
-
-
-def _key_lines(root: Any) -> Iterator[tuple[str, int]]:
-    """(key, its line) of a mapping, then of those in it."""
-    nodes, read = [root], set[int]()
-    for node in nodes:
+    lines, program, read = dict[str, int](), program_of(raw), set[int]()
+    nodes: list[Any] = [yaml.compose(read_text(path, "config", YAML_LIMIT), Loader=yaml.SafeLoader)]
+    for node in nodes:  # those within a mapping come after it
         if isinstance(node, yaml.MappingNode) and id(node) not in read:  # an alias may stand within its own node
             read.add(id(node))
             for key, value in node.value:
-                yield str(key.value), key.start_mark.line + 1
+                for name in (str(key.value), *settings_of(str(key.value), program)):
+                    lines.setdefault(name, key.start_mark.line + 1)
                 nodes.append(value)
+    return lines

@@ -16,8 +16,7 @@ is 0."""
 
 
 def model_to_begin_with() -> str:
-    """A model id: MODEL where it was fetched already, else the smallest model of the Hugging Face cache, else
-    MODEL."""
+    """MODEL where it was fetched or nothing was, else the smallest model of the Hugging Face cache."""
     from backend.models import inventory
 
     cached = {item.id: item.size for item in inventory.models() if item.where == "cache" and not item.refusal}

@@ -52,8 +52,7 @@ DOCUMENTED: dict[str, tuple[str, ...]] = {
 
 
 def documented_part(section: str, settings: Iterable[Setting]) -> list[Setting]:
-    """The documented settings of a section in the guide's order, each followed by what depends on it and is not
-    advanced."""
+    """The documented settings of a section, each followed by what depends on it and is not advanced."""
     members = [about for about in settings if about.section == section]
     documented = DOCUMENTED.get(section, ())
     part: list[Setting] = []

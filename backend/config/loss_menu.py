@@ -1,5 +1,4 @@
-"""The losses, ratio levels and KL estimators, read from `backend/training/losses.py` as text, so that menus need no
-mlx."""
+"""The losses, ratio levels and KL estimators, read from `backend/training/losses.py` as text: menus need no mlx."""
 
 from __future__ import annotations
 

@@ -71,16 +71,14 @@ def of_no_known_type(path: Path, setting: str = "data") -> UserError:
 
 
 def _check_id(name: str, setting: str) -> None:
-    """Raises UserError for what is no id on Hugging Face, perhaps with @revision: parts of letters, digits, ., - and
-    _, as huggingface_hub checks them too."""
+    """Parts of letters, digits, ., - and _, as huggingface_hub checks them too; perhaps with @revision."""
     repo = split_revision(name)[0]
     if not _ID.fullmatch(repo) or ".." in repo or "--" in repo or repo.endswith(".git"):
         raise UserError(setting, f"There is no file or folder {quote(name)}, and no id on Hugging Face is written so.")
 
 
 def source_faults(config: Config) -> list[ConfigProblem]:
-    """Faults in the names of model, dataset, teacher and reference policy. Empty names are not checked here, nor is a
-    reference or teacher that the run does not need."""
+    """Faults in the names of model, dataset, teacher and reference policy, as far as they are needed and not empty."""
     models = ["model"] + (["teacher_model"] if config.train_mode == "distill" else [])
     checks: dict[str, Callable[[str], None]] = {
         **{key: lambda name, key=key: check_weights(model_source(name, key), key) for key in models},

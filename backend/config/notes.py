@@ -1,7 +1,5 @@
-"""Remarks on valid settings that are probably not meant, and on values far from the usual. They stop nothing.
-
-The ranges are mostly an order of magnitude around TRL's and our defaults.
-"""
+"""Remarks on valid settings that are probably not meant, and on values far from the usual, mostly an order of magnitude
+around TRL's and our defaults. They stop nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from backend.utils.errors import ConfigProblem
 
 
 def config_notes(config: Config) -> list[str]:
-    """Messages about valid settings that probably do not do what their author expects. A run logs them at its start."""
+    """A run logs them at its start."""
     loss, level, correction = config.grpo_loss_type, config.importance_sampling_level, config.sampling_correction
     final = final_rate(config.learning_rate, config.lr_final)
     falls = SETTINGS["lr_final"].applies(config.model_dump())

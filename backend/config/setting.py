@@ -32,18 +32,10 @@ Kind = (
 map."""
 
 Use = Literal["task", "rows", "row_view", "prompt_text", "prompt_limit", "rewards", "scoring", "duration", "tools"]
-"""What depends on a setting (see `keys_used_by`):
-
-- `task`: what a user trains on and for; a preset leaves it alone.
-- `rows`: which rows a dataset has.
-- `row_view`: what the preview of a row shows.
-- `prompt_text`: the text of a prompt, and its length in tokens.
-- `prompt_limit`: the longest prompt.
-- `rewards`: how completions are rewarded during a run.
-- `scoring`: scores, rewards and advantages of given completions, and the checks of these settings.
-- `duration`: how long a completion takes, sampling and learning.
-- `tools`: which tools and environments there are.
-"""
+"""What depends on a setting (see `keys_used_by`). `task`: what a user trains on and for; a preset leaves it alone.
+`rows`: which rows a dataset has. `row_view`: the preview of a row. `prompt_limit`: the longest prompt. `rewards`: how
+completions are rewarded during a run. `scoring`: scores, rewards and advantages of given completions. `duration`: how
+long a completion takes, sampling and learning."""
 
 Part = Literal["", "sampling", "scoring", "policy"]
 """A part of a training step that a setting belongs to: completions, their rewards, the loss of the policy."""
@@ -119,7 +111,6 @@ class Setting:
         return self.fits_mode(values) and (self.when is None or values.get(self.when[0]) in self.when[1])
 
     def fits_mode(self, values: Mapping[str, Any]) -> bool:
-        """Whether the chosen mode has what the setting belongs to."""
         is_chosen = self.when is None or self.when[0] != "train_mode" or values.get("train_mode") in self.when[1]
         return is_chosen and (not self.part or self.part in step_parts(values))
 
@@ -128,11 +119,9 @@ _RANGES = {"within": ("ge", "le"), "above": ("gt", "le"), "below": ("ge", "lt"),
 
 
 def setting(default: Any, label: str, *, section: str, **about: Any) -> Any:
-    """Declare a setting; the text under the declaration is its help.
-
-    `about` takes a range (low, high) or (low, high, unit) and fields of `Setting`. The range is `within` (both ends
-    included), `above` (without its lower end), `below` (without its upper end) or `between` (without both).
-    """
+    """Declare a setting; the text under the declaration is its help. `about` takes a range (low, high) or (low, high,
+    unit) and fields of `Setting`. The range is `within` (both ends included), `above` (without its lower end), `below`
+    (without its upper end) or `between` (without both)."""
     limits: dict[str, Any] = {}
     for name in about.keys() & _RANGES.keys():
         from_, to = _RANGES[name]

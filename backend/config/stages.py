@@ -1,7 +1,5 @@
-"""The stages of a run: consecutive parts of it with settings and training rows of their own.
-
-What a stage does not name is the run's own.
-"""
+"""The stages of a run: consecutive parts of it with settings and training rows of their own. What a stage does not name
+is the run's own."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
-from backend.config.changeable import STAGE_DATA, STAGE_OWN, STAGE_SETTINGS
+from backend.config.changeable import STAGE_DATA, STAGE_KEYS, STAGE_OWN, STAGE_SETTINGS
 from backend.config.checks import cross_setting_faults, reference_is_needed
 from backend.config.other_programs.translation import translate
 from backend.config.settings.model_and_data import DataFields
@@ -43,10 +41,8 @@ def first_step(stages: Stages, index: int) -> int:
 
 
 def stage_settings(values: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """Settings other than data that a stage replaces in `values`, those of its run.
-
-    Evaluations keep their size, so that their metrics can be compared across stages.
-    """
+    """Settings other than data that a stage replaces in `values`, those of its run. Evaluations keep their size, so
+    that their metrics can be compared across stages."""
     replaced = {key: value for key, value in values["stages"][index].items() if key in STAGE_SETTINGS}
     if "batch_size" in replaced and values["eval_batch_size"] is None:
         batches = values["gradient_accumulation_steps"] * values["steps_per_generation"]
@@ -90,32 +86,34 @@ def validated_stages(
     """(the stages in our keys and valid values, their problems). `values` holds the run's valid settings."""
     stages, faults = list[dict[str, Any]](), list[ConfigProblem]()
     for number, stage in enumerate(values["stages"], 1):
-        # The shape of what is a stage's own is checked by `backend.config.checks`.
-        valid = {str(key): value for key, value in stage.items() if key in STAGE_OWN}
-        renamed, unreadable = translate({key: value for key, value in stage.items() if key not in STAGE_OWN})
-        found = unreadable
-        for key, value in renamed.items():
-            try:  # an unknown key is refused by name later
-                valid[key] = validate(key, value) if key in (*STAGE_SETTINGS, *STAGE_DATA) else value
+        own = {str(key): value for key, value in stage.items() if key in STAGE_OWN and value not in (None, [])}
+        renamed, found = translate({key: value for key, value in stage.items() if key not in STAGE_OWN})
+        sentences, valid = [fault.sentence for fault in found], dict[str, Any]()
+        if strange := [key for key in renamed if key not in STAGE_KEYS]:
+            what = f"There is {quote(strange[0], 40)}, which no stage can have of its own; it can have "
+            sentences.append(f"{what}{', '.join((*STAGE_OWN, *STAGE_DATA[:1], *STAGE_SETTINGS))}.")
+        if "iters" not in own:
+            sentences.append("It needs iters, a whole number of steps above 0.")
+        for key, value in (own | renamed).items():
+            try:
+                valid[key] = validate(key, value) if key in STAGE_KEYS else value
             except UserError as error:
-                found += error.faults
+                sentences += [fault.sentence for fault in error.faults]
         stages.append(valid)
-        faults += [fault_of_stage(number, fault.sentence) for fault in found]
-    if not faults and all(isinstance(stage.get("iters"), int) for stage in stages):
-        with suppress(KeyError):  # a setting of the run that is needed is invalid, which is reported by itself
-            whole = dict(values) | {"stages": stages}
-            of_run = cross_setting_faults(whole)
-            of_stages = [whole | stage_settings(whole, index) for index in range(len(stages))]
-            for index, of_stage in enumerate(of_stages):
-                has = of_stage | stage_data(whole, index) | {"stages": []}  # checked with the run already
-                found = [fault for fault in cross_setting_faults(has) if fault not in of_run]
-                found += faults_in_course(of_stages[index - 1], of_stage) if index else ()
-                faults += [fault_of_stage(index + 1, fault.sentence) for fault in found]
+        faults += [fault_of_stage(number, sentence) for sentence in sentences]
+    with suppress(KeyError):  # a setting of the run that is needed is invalid, which is reported by itself
+        whole = dict(values) | {"stages": stages}
+        of_run = [] if faults else cross_setting_faults(whole)
+        of_stages = [] if faults else [whole | stage_settings(whole, index) for index in range(len(stages))]
+        for index, of_stage in enumerate(of_stages):
+            has = of_stage | stage_data(whole, index) | scoring_of(whole, index)
+            found = [fault for fault in cross_setting_faults(has) if fault not in of_run]
+            found += faults_in_course(of_stages[index - 1], of_stage) if index else ()
+            faults += [fault_of_stage(index + 1, fault.sentence) for fault in found]
     return stages, faults
 
 
 def fault_of_stage(number: int, sentence: str) -> ConfigProblem:
-    """A message about a stage, counted from 1, as a problem of `stages`."""
     prefix = f"Stage {number}: "
     return ConfigProblem("stages", prefix + quote(sentence, SENTENCE - len(prefix)))
 

@@ -1,7 +1,5 @@
-"""Derived values of the learning-rate settings, and runs whose optimizer or schedule is an object of the caller.
-
-For such an object config.yaml has `own` as the name and a description, so that the run can be shown and evaluated.
-"""
+"""Derived values of the learning-rate settings, and runs whose optimizer or schedule is an object of the caller:
+config.yaml then has `own` as the name and a description."""
 
 from __future__ import annotations
 
@@ -20,8 +18,7 @@ FINAL_SHARE = 0.2
 
 
 def final_rate(learning_rate: float, lr_final: float | None) -> float:
-    """The rate at the end of the decay: a fifth of the learning rate if `lr_final` is empty, or is the default and
-    above it."""
+    """A fifth of the learning rate if `lr_final` is empty, or is the default and above it."""
     if lr_final is None or lr_final == DEFAULT_FINAL > learning_rate:
         return FINAL_SHARE * learning_rate
     return lr_final
@@ -35,7 +32,6 @@ def warmup_updates(config: Any, updates: int) -> int:
 
 
 def without_program_faults(config: Any) -> list[ConfigProblem]:
-    """Problems of training these settings without the objects of the program that made the run."""
     objects = {"optimizer": ("The optimizer", "optimizer")}
     objects["lr_schedule"] = ("The learning rate", "optimizer" if config.optimizer == OWN else "schedule")
     return [
@@ -50,6 +46,5 @@ def without_program_faults(config: Any) -> list[ConfigProblem]:
 
 
 def require_no_program(config: Any) -> None:
-    """Raise UserError for a run whose optimizer or learning rate is an object of a program."""
     if faults := without_program_faults(config):
         raise UserError(faults)

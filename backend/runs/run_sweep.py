@@ -391,7 +391,7 @@ class MemberRun:
 
         def load() -> None:
             # Its notes are in the event log since the first time.
-            size, stages = trainer.gpu_errors.step_size, trainer.steering.stage_configs()
+            size, stages = trainer.gpu_errors.step_size, stage_configs(trainer.steering.config)
             parts = load_context(trainer.config, lambda sentence: None, self._read_inputs(), size, shared, stages)
             saved = checkpoint.newest(self.folder)
             if saved is None:

@@ -1,8 +1,6 @@
 """Commands to a running trainer from the window's `control` file or a signal: pause, resume, save, stop, finish-step.
-
-The window renames a finished file to `control`; the trainer claims it by renaming it to `control.taken`, which succeeds
-for one reader only. A request to change settings is a file of its own, `change.json`.
-"""
+The window renames a finished file to `control`; the trainer claims it by renaming it to `control.taken`. A request to
+change settings is a file of its own, `change.json`."""
 
 from __future__ import annotations
 
@@ -37,8 +35,8 @@ class Stopped(Exception):
 
 
 class StopPending(BaseException):
-    """Raised out of a wait that a stop ends, in any thread. A BaseException, so that it does not pass for an error of a
-    user's data."""
+    """Raised out of a wait that a stop ends, in any thread. A BaseException, so that it is no error of a user's
+    data."""
 
 
 def read_word(control: Path) -> str:
@@ -51,7 +49,6 @@ def read_word(control: Path) -> str:
 
 
 def look_for_stop_word(run: RunFolder) -> None:
-    """Raises StopPending where the control file says so."""
     if read_word(run.control) == "stop":
         raise StopPending
 
@@ -65,7 +62,9 @@ def remove_word(control: Path) -> None:
 
 
 class Control:
-    """The commands to one run. The trainer clears `save_requested`; the other requests stay set."""
+    """The commands to one run. The trainer clears `save_requested`; the other requests stay set. `looks` are called
+    wherever the run may stop, and may raise Stopped. `keep_words`: the run was locked before by this process, so a
+    command that is there is meant for it."""
 
     def __init__(
         self,
@@ -75,15 +74,11 @@ class Control:
         before_pause: Callable[[], None] = do_nothing,
         after_pause: Callable[[], None] = do_nothing,
         take_change: Callable[[], None] = do_nothing,
-        look: Callable[[], None] = do_nothing,
         keep_words: bool = False,
     ) -> None:
-        """`look` is called wherever the run may stop, and may raise Stopped. `keep_words`: the run was locked before by
-        this process, so a command that is there is meant for it."""
-        self.run = run
-        self.event_log = event_log
-        self._before_pause, self._after_pause = before_pause, after_pause
-        self._take_change, self._looks = take_change, [look]
+        self.run, self.event_log = run, event_log
+        self._before_pause, self._after_pause, self._take_change = before_pause, after_pause, take_change
+        self.looks = list[Callable[[], None]]()
         self.save_requested = False
         self.finish_step_requested = False
         self.stop_requested = False
@@ -97,11 +92,7 @@ class Control:
         for leftover in (self.run.control, self.run.control_taken, self.run.change_request):
             remove_word(leftover)
 
-    def also_look(self, look: Callable[[], None]) -> None:
-        self._looks.append(look)
-
     def listen_to_signals(self) -> None:
-        """Make the stop signals mean "save and stop", in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return
 
@@ -130,17 +121,14 @@ class Control:
         look_for_stop_word(self.run)
 
     def obey_signal(self) -> None:
-        """Raises Stopped where a stop signal has come."""
         if self._signal is not None:
             self.obey()
 
     def obey(self, *, may_stop: bool = True) -> None:
-        """Obey the command that came since the last call, if any. Blocks while paused; raises Stopped for a stop.
-
-        With may_stop=False, as between two updates of a rollout, a stop waits for the end of the step.
-        """
+        """Obey the command that came since the last call, if any. Blocks while paused; raises Stopped for a stop, which
+        with may_stop=False waits for the end of the step."""
         if may_stop:
-            for look in self._looks:
+            for look in self.looks:
                 look()
         word = self._claim()
         if word == "pause":
@@ -180,12 +168,12 @@ class Control:
 
     def pause_until(self, is_over: Callable[[], bool], why: str = "") -> bool:
         """Pause until `is_over` or until a command ends the pause. → True if `is_over` ended it. `why`: a sentence,
-        where nobody asked for the pause. The next `obey` raises for a stop."""
+        where nobody asked for the pause."""
         self._before_pause()
         self.event_log.write("phase", phase="paused", **({"sentence": why} if why else {}))
         began, word = time.monotonic(), None
         while not (is_past := is_over()) and (word := self._claim()) not in ("resume", "stop", "finish-step"):
-            for look in self._looks:
+            for look in self.looks:
                 look()
             self._request(word)  # the trainer saves at the end of the step
             time.sleep(PAUSE_POLL_S)  # a signal does not cut it short (PEP 475); the next poll sees it
@@ -195,15 +183,14 @@ class Control:
         return is_past
 
 
-def on_stop_signals(handler: Callable[[int, FrameType | None], Any]) -> None:
-    """Call `handler` for every stop signal. Only the main thread may call this."""
+def on_stop_signals(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> None:
+    """Only the main thread may call this."""
     for number in STOP_SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` ignores it for us
             signal.signal(number, handler)
 
 
 def unblock_stop_signals() -> None:
-    """Undo what the program before this one did for its exec."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
@@ -235,14 +222,12 @@ class StopRequested(BaseException):
 
 @contextmanager
 def raising_stop() -> Iterator[None]:
-    """Raise StopRequested in the main thread at the first stop signal, for work whose files are complete or absent at
-    any moment. Ignores later signals, so that cleaning up is not interrupted."""
-    received: list[int] = []
+    """Raise StopRequested in the main thread at the first stop signal and ignore later ones, for work whose files are
+    complete or absent at any moment."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        if len(received) == 1:
-            raise StopRequested(number)
+        on_stop_signals(signal.SIG_IGN)
+        raise StopRequested(number)
 
     with handlers_restored():
         on_stop_signals(stop)

@@ -1,9 +1,6 @@
-"""A run and the machine under it: GPU errors and the smaller steps after them, sleep, heat and Low Power Mode.
-
-After a GPU error Metal refuses the process's work, so the run continues in a new process, from its newest checkpoint,
-with half the micro-batch. gpu_errors.jsonl in the run folder has the limits that later processes keep to, one error a
-line.
-"""
+"""A run and the machine under it: GPU errors and the smaller steps after them, sleep, heat and Low Power Mode. After a
+GPU error Metal refuses the process's work, so the run continues in a new process, from its newest checkpoint, with half
+the micro-batch."""
 
 from __future__ import annotations
 
@@ -29,8 +26,7 @@ GPU_TIMEOUT_VARIABLE = "AGX_RELAX_CDM_CTXSTORE_TIMEOUT"
 
 
 def relax_gpu_timeout(config: Config) -> None:
-    """Set the variable on a Mac if the settings say so. Call it before mlx is imported: the driver reads it as Metal
-    starts."""
+    """Set the variable on a Mac if the settings say so, before mlx is imported: the driver reads it as Metal starts."""
     if sys.platform == "darwin" and config.relax_gpu_timeout:
         os.environ.setdefault(GPU_TIMEOUT_VARIABLE, "1")
 
@@ -135,8 +131,8 @@ class StepSize:
 
 
 class LoggedError(BaseModel):
-    """One GPU error: when (unix seconds), after which finished step, mlx's text, and a sentence for the event log.
-    `is_retried`: the run continued in a new process, with steps of the size in the last two fields."""
+    """One GPU error after the finished step `step`, with mlx's text and a sentence for the event log. `is_retried`: the
+    run continued in a new process, with steps of the size in the last two fields."""
 
     t: float
     step: int
@@ -149,7 +145,8 @@ class LoggedError(BaseModel):
 
 
 class GpuErrorLog:
-    """A run's gpu_errors.jsonl. Raises UserError for a damaged one."""
+    """A run's gpu_errors.jsonl, one error a line; later processes keep to its limits. Raises UserError for a damaged
+    one."""
 
     def __init__(self, run: RunFolder) -> None:
         self._path = run.gpu_errors
@@ -165,10 +162,8 @@ class GpuErrorLog:
         return StepSize(self.errors[-1].micro_batch_tokens, self.errors[-1].rows) if self.errors else StepSize()
 
     def add(self, error: GpuError, text: str, *, step: int, in_use: StepSize, retries: int) -> LoggedError:
-        """Log an error after step `step` of a process whose steps had the size `in_use`; decides whether it is retried.
-
-        `retries`: restarts in a row that are allowed without a finished step.
-        """
+        """Log an error after step `step` of a process whose steps had the size `in_use`. `retries`: restarts in a row
+        that are allowed without a finished step."""
         done = 0
         for earlier in reversed(self.errors):
             if not earlier.is_retried or earlier.step < step:
@@ -182,15 +177,8 @@ class GpuErrorLog:
         elif done:
             follows = f"{'One retry' if done == 1 else f'{done} retries'} in a new process did not help."
         sentence = " ".join(filter(None, (error.happened, follows, error.advice)))
-        logged = LoggedError(
-            t=time.time(),
-            step=step,
-            kind=error.kind,
-            text=text,
-            sentence=sentence,
-            is_retried=is_retried,
-            **asdict(size),
-        )
+        about = {"t": time.time(), "step": step, "kind": error.kind, "text": text, "sentence": sentence}
+        logged = LoggedError(**about, is_retried=is_retried, **asdict(size))
         file = JsonLines(self._path)
         file.append(logged.model_dump())
         file.sync()
@@ -200,8 +188,7 @@ class GpuErrorLog:
 
 
 class KeepAwake:
-    """Keeps a Mac awake while a run works, with `caffeinate`; does nothing on other systems. `start` and `stop` may be
-    repeated. `warn` takes a sentence if the Mac cannot be kept awake."""
+    """Keeps a Mac awake while a run works, with `caffeinate`. `warn` takes a sentence if that cannot be started."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
@@ -250,8 +237,7 @@ FULL_POWER = "Low Power Mode is off."
 
 @dataclass(slots=True)
 class SlowdownWatch:
-    """`look` between two steps: calls `note` when a Mac is slowed down by heat or Low Power Mode, and when that
-    ends."""
+    """`look` between two steps: calls `note` when a Mac begins or ends to be slowed down."""
 
     note: Callable[[str], None]
     _next: float = 0.0

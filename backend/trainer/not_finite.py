@@ -1,5 +1,5 @@
-"""A step with a number that is not finite ends the run at the step before: a sentence that names the likely setting,
-and the step's batch in readable files."""
+"""A step with a number that is not finite ends the run at the step before, with its likely cause and the batch in
+files."""
 
 from __future__ import annotations
 
@@ -70,8 +70,7 @@ def _likely_cause(config: Config, quantity: Quantity, *, is_first: bool) -> tupl
 
 
 def write_inspection(folder: Path, sentence: str, found: NotFiniteError, groups: Sequence[Group]) -> None:
-    """summary.txt, completions.jsonl and, where gradients were computed, gradients.tsv (docs/runs.md). Raises
-    OSError."""
+    """The files that docs/runs.md describes. Raises OSError."""
     shutil.rmtree(folder, ignore_errors=True)  # of the same step, before the run was resumed
     folder.mkdir(parents=True)
     rows: list[dict[str, Any]] = []

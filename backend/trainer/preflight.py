@@ -1,5 +1,4 @@
-"""Every problem that a user can fix before a run: settings first, then model, dataset and reward files on disk. Loads
-no weights."""
+"""Every problem that a user can fix before a run: settings, then model, dataset and reward files. Loads no weights."""
 
 from __future__ import annotations
 
@@ -71,13 +70,11 @@ def preflight(
     *,
     of_program: bool = False,
 ) -> RunInputs:
-    """Check settings (raw ones first), then model, reference, dataset, columns, prompts and rewards, each by itself.
+    """Check settings, then model, reference, dataset, columns, prompts and rewards, each by itself. → the rows and
+    reward functions that were read. Raises UserError with all problems. A reward file is executed.
 
-    Returns the rows and reward functions that were read. `processes` are shared with other runs. `runs_dir`: where the
-    run will be; its disk must have room. `begin` makes the scorer, where functions are objects of a program;
-    `of_program`: optimizer and schedule may be. Raises UserError with all problems. A reward file is executed: naming
-    it on the command line is consent.
-    """
+    `processes` are shared with other runs. `runs_dir`: where the run will be; its disk must have room. `begin` makes
+    the scorer, where functions are objects of a program; `of_program`: optimizer and schedule may be."""
     config = settings if isinstance(settings, Config) else parse(settings)
     if not of_program:
         require_no_program(config)
@@ -116,12 +113,17 @@ def _caught(problems: list[ConfigProblem], check_part: Callable[[], T]) -> T | N
 
 
 def _check_models(config: Config, runs_dir: Path, problems: list[ConfigProblem]) -> Any:
-    """→ the model's tokenizer, None where it cannot be read."""
     _caught(problems, lambda: device.check(config.device))
     folder = _caught(problems, lambda: check_model(config.model, "model"))
     shape = None
     if folder is not None:
-        _caught(problems, lambda: _check_quantised(folder, config))
+        if is_quantized_by_mlx(read_object(folder / "config.json", "model")):
+            if config.quantization != "none":
+                what = f"{config.model} is quantised already; choose None to train it as it comes."
+                problems.append(ConfigProblem("quantization", what))
+            elif config.train_type == "full":
+                what = f"{config.model} is quantised, and packed weights cannot learn; choose LoRA or DoRA."
+                problems.append(ConfigProblem("train_type", what))
         shape = shape_of(folder)
         if shape is not None and not shape.is_transformer:
             shape = None
@@ -145,7 +147,6 @@ def _check_models(config: Config, runs_dir: Path, problems: list[ConfigProblem])
 
 
 def _check_learns(folder: Path, config: Config, problems: list[ConfigProblem]) -> Any:
-    """→ the model's tokenizer, None without one."""
     opened = _caught(problems, lambda: _opened(folder, config.model, "model"))
     if opened is None:
         return None
@@ -154,7 +155,12 @@ def _check_learns(folder: Path, config: Config, problems: list[ConfigProblem]) -
     if tokenizer is not None:
         tokenizer = with_vision(tokenizer, folder, config.image_max_pixels)
     if not problems and config.parallelism == "tensor" and config.hosts:
-        _caught(problems, lambda: _check_division(copy_sharing_arrays(model), model_config, config))
+        size = len(read_hosts(config.hosts).hosts)
+        if refusal := sharding_refusal(model_config):
+            problems.append(ConfigProblem("parallelism", refusal))
+        elif size > 1:
+            copy = copy_sharing_arrays(model)  # the check divides it
+            _caught(problems, lambda: check_divides(quantized_as(copy, model_config, config)[0], config, size))
     if not problems:
         _caught(problems, lambda: check_learns(model, model_config, config))
     if not problems and config.adapter:  # the model has the run's own adapters now
@@ -162,17 +168,7 @@ def _check_learns(folder: Path, config: Config, problems: list[ConfigProblem]) -
     return tokenizer
 
 
-def _check_division(model: nn.Module, model_config: dict[str, Any], config: Config) -> None:
-    """Raises UserError for a model whose layers cannot be divided among the hosts. `model` is of no use afterwards."""
-    if refusal := sharding_refusal(model_config):
-        raise UserError("parallelism", refusal)
-    size = len(read_hosts(config.hosts).hosts)
-    if size > 1:
-        check_divides(quantized_as(model, model_config, config)[0], config, size)
-
-
 def _check_other(config: Config, setting: str) -> Any:
-    """→ the tokenizer of another model that a run needs; None without one, and for a folder with an adapter."""
     name = getattr(config, setting)
     if not name or not OTHER_MODELS[setting](config):
         return None
@@ -193,24 +189,14 @@ def _opened(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict
 
 
 def check_model(name: str, setting: str) -> Path:
-    """The folder with the model's config.json, from the Hub for an id. Raises UserError for a model that does not
-    exist, or that mlx-lm has no code for."""
+    """The folder with the model's config.json, from the Hub for an id. Raises UserError where mlx-lm has no code for
+    it."""
     source = Path(model_source(name, setting))
     file = source / "config.json" if source.is_dir() else config_file(name, setting)
     if refusal := architecture_refusal(check_config(file, name, setting)):
         raise UserError(setting, f"The model {quote(Path(name), 50)} cannot be used. {quote(refusal, 120)}")
     check_weights(str(source), setting)
     return file.parent
-
-
-def _check_quantised(folder: Path, config: Config) -> None:
-    if not is_quantized_by_mlx(read_object(folder / "config.json", "model")):
-        return
-    if config.quantization != "none":
-        raise UserError("quantization", f"{config.model} is quantised already; choose None to train it as it comes.")
-    if config.train_type == "full":
-        what = f"{config.model} is quantised, and packed weights cannot learn; choose LoRA or DoRA."
-        raise UserError("train_type", what)
 
 
 def _read_data(config: Config, tokenizer: Any, scorer: Scorer) -> RunInputs:

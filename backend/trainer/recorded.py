@@ -1,4 +1,4 @@
-"""Training on recorded completions: rows with the column `recorded` (`backend.endpoint.sessions`) are not sampled."""
+"""Training on recorded completions: rows with the column `recorded` (`backend.endpoint.sessions`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from backend.types import Completion, Group, Problem
 from backend.utils.errors import UserError
 
 COLUMN = "recorded"
-Recorded = Sequence[Mapping[str, Any]]
 
 
 def check_recorded(rows: Rows, config: Config, source: str) -> None:
@@ -28,21 +27,18 @@ def check_recorded(rows: Rows, config: Config, source: str) -> None:
         _check_row(row[COLUMN], row_name(index, source), config)
 
 
-def _check_row(recorded: Recorded, where: str, config: Config) -> None:
+def _check_row(recorded: Sequence[Mapping[str, Any]], where: str, config: Config) -> None:
     if len(recorded) != config.group_size:
         raise UserError("group_size", f"There are {len(recorded)} recorded completions in {where}; set it to that.")
     for each in recorded:
         if each["temperature"] != config.temperature:
             what = f"A completion in {where} was recorded at the temperature {each['temperature']:g}; set it to that."
             raise UserError("temperature", what)
-    longest = max(len(each["before"]) + len(each["tokens"]) for each in recorded) - len(_shared_prompt(recorded))
+    shared = common_prefix([each["before"] for each in recorded])
+    longest = max(len(each["before"]) + len(each["tokens"]) for each in recorded) - len(shared)
     if longest > config.max_completion_length:
         what = f"A recorded completion in {where} has {longest:,} tokens; set it to that or more."
         raise UserError("max_completion_length", what)
-
-
-def _shared_prompt(recorded: Recorded) -> list[int]:
-    return common_prefix([each["before"] for each in recorded])
 
 
 class RecordedRows(TokenizedPrompts):
@@ -54,7 +50,7 @@ class RecordedRows(TokenizedPrompts):
     def __getitem__(self, index: int) -> Problem | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         row = {**self._row(index)}
         recorded = row.pop(COLUMN)  # reward functions get the row, but not what other completions are
-        tokens = _shared_prompt(recorded)
+        tokens = common_prefix([each["before"] for each in recorded])
         self._lengths[index] = len(tokens)
         problem = problem_of(index, row, self._chat(index, row), tokens, self.format)
         return replace(problem, recorded=recorded) if self.fits(index) else None

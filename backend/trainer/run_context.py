@@ -1,5 +1,4 @@
-"""What a run computes with: model, learner, sampler, reward functions and prompts, built from its settings before
-the first step."""
+"""What a run computes with: model, learner, sampler, reward functions and prompts, built from its settings."""
 
 from __future__ import annotations
 
@@ -35,10 +34,9 @@ from backend.trainer.memory.plan import (
     WHOLE_STEP,
     dtype_here,
     image_tokens,
-    learner_limits,
+    plan_limits,
     plan_memory,
     refuse_too_large,
-    rollout_limits,
 )
 from backend.trainer.recorded import RecordedRows, off_policy, recorded_group
 from backend.trainer.run_inputs import RunInputs, StageRows, check_held_out, prompt_sets, read_inputs
@@ -62,9 +60,9 @@ CollectMetrics = tuple[dict[str, float], dict[str, float]]
 
 @dataclass
 class StepContext:
-    """What computes a run's steps. Every rank has one; `RunContext` adds what the leader alone has. `steps`: the length
-    of the run. `waiting_learner`: the one of the run's mode, until its supervised warm-up is over; `warmup_end`: the
-    last step of a warm-up that is over."""
+    """What computes a run's steps; `RunContext` adds what the leader of several ranks alone has. `steps`: the length of
+    the run. `waiting_learner`: the one of the run's mode, until its supervised warm-up is over; `warmup_end`: the last
+    step of a warm-up that is over."""
 
     policy: Policy
     learner: Learner
@@ -79,8 +77,7 @@ class StepContext:
         return self.steps if config.epochs or config.stages else config.iters
 
     def change(self, config: Config, keys: Collection[str], step: int) -> None:
-        """Apply the settings of `config` from `step` on; `keys` names those that differ from before. Raises
-        UserError."""
+        """Apply the settings of `config` from `step` on; `keys` names those that differ from before."""
         self.policy.use_reference(config)
         self.scoring.change(config, self.steps_of(config))
         self.steps = self.scoring.steps
@@ -102,7 +99,6 @@ class StepContext:
         return {names.get(name, name): value for name, value in metrics.items()}
 
     def held_out_metrics(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
-        """The learner's metrics of completions that are not learned from."""
         return (self.waiting_learner or self.learner).held_out_metrics(self.packed(groups, config), poll)
 
     def packed(self, groups: list[Group], config: Config) -> Batch:
@@ -112,7 +108,6 @@ class StepContext:
         return pack(groups, pad_id=self.policy.pad_id, mask_truncated_completions=config.mask_truncated_completions)
 
     def step_size(self, config: Config) -> StepSize:
-        """The parts of a step that have been computed at once."""
         forward, every_row = self.learner.forward, config.prompts_per_step * config.group_size
         # The largest that there was, where the budget was never used up: half of the budget would change nothing then.
         tokens = min(forward.micro_batch_tokens, forward.largest_micro_batch or forward.micro_batch_tokens)
@@ -129,11 +124,9 @@ class StepContext:
 
 @dataclass(frozen=True, slots=True)
 class SamplingContext:
-    """What sampling and scoring a step needs of the trainer.
-
-    `poll` takes the phase and the share of it that is done, if known, and may raise to stop. `report` takes the phase
-    while something is waited for. `groups`: those sampled so far.
-    """
+    """What sampling and scoring a step needs of the trainer. `poll` takes the phase and the share of it that is done,
+    if known, and may raise to stop. `report` takes the phase while something is waited for. `groups`: those sampled so
+    far."""
 
     timer: StepTimer
     poll: Callable[[str, float | None], None]
@@ -143,7 +136,7 @@ class SamplingContext:
 
 @dataclass(slots=True)
 class StagePrompts:
-    """The training rows and prompts of each stage. Stages with the same rows and format share them."""
+    """The training rows and prompts of each stage; stages with the same rows and format share them."""
 
     stages: Stages
     rows: Sequence[StageRows]
@@ -161,8 +154,7 @@ class StagePrompts:
 class RunContext(StepContext):
     """Everything that one run computes with. `evaluation_sets`: the prompts of the valid split under "", and those of
     `eval_data` by name. `longest_prompts`: tokens of the longest prompt of each set, up to `images` of them of images.
-    `slow_paths`: a sentence for each part that does not take its fastest path, with the reason. `dtype`: what
-    `dtype: auto` became, as a setting."""
+    `slow_paths`: a sentence for each part that does not take its fastest path. `dtype`: what `dtype: auto` became."""
 
     prompt_stream: PromptStream
     background_tokenizer: BackgroundTokenizer
@@ -185,7 +177,6 @@ class RunContext(StepContext):
         return {"ranks": 1}
 
     def new_notes(self) -> list[str]:
-        """Sentences for the user since the last call."""
         return [*self.background_tokenizer.new_notes(), *self.rollout.new_notes(), *self.scoring.new_notes()]
 
     def change(self, config: Config, keys: Collection[str], step: int) -> None:
@@ -204,24 +195,20 @@ class RunContext(StepContext):
         return self.waiting_learner is not None or step <= self.warmup_end
 
     def end_warmup(self, step: int, config: Config) -> None:
-        """Let the learner of the run's mode follow `step`."""
         assert self.waiting_learner is not None
         self.learner, self.waiting_learner, self.warmup_end = self.waiting_learner, None, step
         self.change_learners(config)
         release_cached_buffers()
 
     def collect_groups(self, step: int, config: Config, work: SamplingContext) -> CollectMetrics:
-        """Fill `work.groups` with the step's groups, advantages included. → their metrics, and those that reward
-        functions logged."""
+        """Fill `work.groups` with the step's groups, advantages included."""
         return self.mode(step, config).collect(self, step, config, work)
 
     def sampled_groups(self, step: int, config: Config, work: SamplingContext) -> CollectMetrics:
-        """Sample and score the groups of the step's prompts.
-
-        Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11): groups whose completions all have the same reward have no
-        gradient. They are replaced by groups of new prompts, in at most `dynamic_sampling_rounds` rounds; groups still
-        missing then are filled from those set aside, so that the step's size never varies.
-        """
+        """Sample and score the groups of the step's prompts. Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11): groups
+        whose completions all have the same reward have no gradient. They are replaced by groups of new prompts, in at
+        most `dynamic_sampling_rounds` rounds; groups still missing then are filled from those set aside, so that the
+        step's size never varies."""
         count, dynamic = config.prompts_per_step, config.dynamic_sampling and config.learns_from_rewards
         kept, without_gradient, logged = list[Group](), list[Group](), dict[str, float]()
         speculation = self.rollout.speculation
@@ -231,7 +218,9 @@ class RunContext(StepContext):
             problems, already = self.prompt_stream.take(count - len(kept)), len(work.groups)
             logged = self.sample_and_score(problems, position, step, config, work)
             for group in work.groups[already:]:
-                has_gradient = not dynamic or self.scoring.has_nonzero_advantage(group, step)
+                if dynamic:
+                    self.scoring.fill_advantages([group], step)
+                has_gradient = not dynamic or any(completion.advantage for completion in group.completions)
                 (kept if has_gradient else without_gradient).append(group)
             if len(kept) == count:
                 break
@@ -251,12 +240,12 @@ class RunContext(StepContext):
         return metrics | self.scoring.fill_advantages(work.groups, step), logged
 
     def labelled_groups(self, step: int, config: Config, work: SamplingContext) -> CollectMetrics:
-        """Take the labels of the step's rows, a group of one each. A warm-up reads the rows as prompts, and may sample
-        them first, for its pass rate."""
+        """Take the labels of the step's rows, a group of one each. A warm-up may sample them first, for its pass
+        rate."""
         position, metrics = self.prompt_stream.cursor, dict[str, float]()
         problems = self.prompt_stream.take(config.prompts_per_step)
         if not config.imitates:
-            if warmup.is_measured(step, config):
+            if config.warmup_pass_rate > 0 and step % warmup.MEASURED_EVERY == 1:
                 sampled = replace(work, groups=[])
                 self.sample_and_score(problems, position, step, config, sampled)
                 metrics[warmup.PASS_RATE] = warmup.pass_rate(sampled.groups, config)
@@ -271,7 +260,6 @@ class RunContext(StepContext):
         return PromptFormat.of(config, tools.host.schemas if tools else NO_TOOLS, labelled=labelled)
 
     def best_of_n(self, step: int, config: Config, work: SamplingContext) -> CollectMetrics:
-        """`sampled_groups`, of which each group's best is imitated."""
         metrics, logged = self.sampled_groups(step, config, work)
         warmup.keep_best(work.groups)
         return metrics | {warmup.PASS_RATE: warmup.pass_rate(work.groups, config)}, logged
@@ -279,8 +267,8 @@ class RunContext(StepContext):
     def sample_and_score(
         self, problems: list[Problem], position: int, step: int, config: Config, work: SamplingContext
     ) -> dict[str, float]:
-        """Append a scored group of every problem to `work.groups`; `position` is the first one's number in the run. →
-        the metrics that reward functions logged. Raises NotFiniteError."""
+        """Append a scored group of every problem to `work.groups`; `position`: the first one's number in the run. → the
+        metrics that reward functions logged."""
         most_tokens = len(problems) * config.group_size * config.max_completion_length
         with work.timer.phase("rollout"):
             vocabulary = self.policy.split_model.vocab_size
@@ -327,7 +315,7 @@ class RunContext(StepContext):
         self, problems: list[Problem], count: int, step: int, config: Config, poll: Callable[[float], None]
     ) -> dict[str, float]:
         """Held-out rewards over the first `count` batches (−1: all) of `problems`, with entropy and KL of some
-        completions. Under supervised fine-tuning the loss of their labels, and rewards where it has functions."""
+        completions; under supervised fine-tuning the loss of their labels."""
         stage = self.scoring.stage(step)
         chosen = problems if count < 0 else problems[: count * config.prompts_per_evaluation_batch]
         loss = dict[str, float]()
@@ -363,11 +351,9 @@ class RunContext(StepContext):
         super().close()
 
     def checkpoint_bytes(self, config: Config) -> int:
-        arrays = [self.policy.trainable()] + ([] if config.save_only_model else [self.learner.state_arrays()])
-        if config.moves_reference:
-            arrays.append(self.policy.reference_arrays())
-        if config.train_type != "full":
-            arrays.append(self.policy.trainable())
+        arrays = [self.policy.trainable()] * (1 if config.train_type == "full" else 2)  # adapters/ has them too
+        arrays += [] if config.save_only_model else [self.learner.state_arrays()]
+        arrays += [self.policy.reference_arrays()] if config.moves_reference else []
         return sum(array.nbytes for group in arrays for array in group.values())
 
     def restore(self, saved: Checkpoint, config: Config, note: Note) -> None:
@@ -387,7 +373,10 @@ class RunContext(StepContext):
             self.stage_prompts.begin(state.step, self.prompt_stream)
         self.prompt_stream.cursor, self.prompt_stream.first = state.cursor, state.stream_first
         if self.prompt_stream.pass_rates is not None:
-            self._restore_pass_rates(self.prompt_stream.pass_rates, saved, note)
+            try:
+                self.prompt_stream.pass_rates.restore(arrays_of(saved, "pass_rates") if saved.has("pass_rates") else {})
+            except (KeyError, ValueError):  # a checkpoint of an earlier version, or with other data
+                note(f"The checkpoint of step {saved.step} has no pass rates of these rows, so they are learned again.")
         if not saved.has("optimizer") and state.updates:
             note(
                 f"The checkpoint of step {state.step} has no optimizer state (Save weights only), so the optimizer "
@@ -396,20 +385,12 @@ class RunContext(StepContext):
         if saved.has("reference"):
             self.policy.restore_reference(arrays_of(saved, "reference"))
 
-    def _restore_pass_rates(self, pass_rates: PassRates, saved: Checkpoint, note: Note) -> None:
-        """Without pass rates for these rows, in a checkpoint of an earlier version or with other data, they begin
-        again."""
-        try:
-            pass_rates.restore(arrays_of(saved, "pass_rates") if saved.has("pass_rates") else {})
-        except (KeyError, ValueError):
-            note(f"The checkpoint of step {saved.step} has no pass rates of these rows, so they are learned again.")
-
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """What the steps of a `train_mode` do. `learner` builds the algorithm and the optimizer around it; `collect` is
-    `RunContext.collect_groups` in this mode. With `samples` the policy writes the completions, and they are recorded.
-    """
+    """What the steps of a `train_mode` do. `learner` builds the algorithm and its optimizer; `collect` is
+    `RunContext.collect_groups` in this mode. With `samples` the policy writes the completions, and they are
+    recorded."""
 
     learner: Callable[..., Learner]
     collect: Callable[[RunContext, int, Config, SamplingContext], CollectMetrics]
@@ -421,13 +402,12 @@ MODES = {
     "distill": Mode(distill_learner, RunContext.sampled_groups),
     "sft": Mode(sft_learner, RunContext.labelled_groups, samples=False),
 }
-"""By `train_mode`."""
 BEST_OF_N = Mode(sft_learner, RunContext.best_of_n)  # SFT on the policy's own best completions
 
 
 class Engine:
     """Loads the model of a run and builds what computes with it. `own`: the optimizer and schedule of the program that
-    trains; `sampler`: makes what samples completions."""
+    trains."""
 
     def __init__(self, own: OwnUpdates = SETTINGS_DECIDE, sampler: Callable[..., Sampler] = Sampler) -> None:
         self.own, self.sampler = own, sampler
@@ -462,8 +442,7 @@ def step_parts(
     """The fields of `StepContext` around a loaded policy, for a run of `steps` steps and prompts of these lengths in
     tokens, up to `images` of them of images. The rest is as in `load_context`. Raises UserError."""
     scoring = ScoringStages(config, scorer, steps)
-    plan = plan_memory(config, policy, longest_prompts, note, stages, images)
-    limits = learner_limits(plan, most), rollout_limits(plan, most)
+    limits = plan_limits(plan_memory(config, policy, longest_prompts, note, stages, images), most)
     learner, rollout = (engine or Engine()).build(policy, config, scoring.steps, *limits)
     rollout.tools = Tools.of(config, tools, policy.tokenizer)
     rollout.speculation = speculation_of(config, policy, rollout, note)
@@ -507,11 +486,9 @@ def load_context(
     engine: Engine | None = None,
     make: Callable[..., RunContext] = RunContext,
 ) -> RunContext:
-    """Build what a run computes with. Raises UserError for settings or files that cannot be used.
-
-    `inputs`: the result of `preflight`, else they are read now. `most`: the step size that GPU errors have left.
-    `stages`: the settings of each stage. `make`: the class of the result, which takes the fields of `RunContext`.
-    """
+    """Build what a run computes with. Raises UserError for settings or files that cannot be used. `inputs`: the result
+    of `preflight`, else they are read now. `most`: the step size that GPU errors have left. `stages`: the settings of
+    each stage. `make`: the class of the result, which takes the fields of `RunContext`."""
     inputs = inputs or read_inputs(config)
     engine = engine or Engine()
     device.use(config.device)
@@ -532,13 +509,15 @@ def load_context(
         if each.stage:
             of_stages.append(made)
     training = of_stages[0] if config.stages else prompts["train"]
-    if any(problem.images for problem in training.first(1)):
-        check_with_images(stages)
+    for settings in stages if any(problem.images for problem in training.first(1)) else ():
+        reads_text = "reads the prompts as text, and these have pictures"
+        if settings.train_mode == "distill":
+            raise UserError("train_mode", f"The teacher {reads_text}; choose GRPO.")
+        if settings.self_distillation_weight:
+            raise UserError("self_distillation_weight", f"The teacher of self-distillation {reads_text}; set it to 0.")
     steps = -(-config.epochs * training.fitting // config.prompts_per_step) if counts_rows else config.iters
     if isinstance(training, RecordedRows):
         config, sentence = off_policy(config, steps * config.prompts_per_step / len(training))
-        note(sentence)
-    for sentence in inputs.splits.notes:
         note(sentence)
     check_held_out(inputs.splits, config)
     count = config.val_batches * config.prompts_per_evaluation_batch
@@ -547,16 +526,20 @@ def load_context(
     count = config.test_batches * config.prompts_per_evaluation_batch
     test = prompts["test"].first(count) if "test" in prompts else []
     background_tokenizer = BackgroundTokenizer(prompts)
-    for sentence in background_tokenizer.new_notes():
+    for sentence in [*inputs.splits.notes, *background_tokenizer.new_notes()]:
         note(sentence)
     longest = [each.longest for each in prompts.values()]
     images = image_tokens(policy.tokenizer, training.first(8), max(longest))
     limits = {"most": most, "stages": stages, "engine": engine, "tools": inputs.tools, "images": images}
     parts = step_parts(policy, config, inputs.scorer, steps, longest, note, **limits)
     slow_paths = [*policy.split_model.slow_paths, *parts["rollout"].slow_paths]
+    pass_rates = None
+    if config.prompt_selection != "shuffled" and MODES[config.train_mode].samples:
+        share, solved_from = config.selection_uniform_share, config.success_reward_threshold
+        pass_rates = PassRates(len(training), data_seed(config), config.group_size, share, solved_from)
     return make(
         **parts,
-        prompt_stream=PromptStream(training, data_seed(config), pass_rates=pass_rates_of(config, len(training))),
+        prompt_stream=PromptStream(training, data_seed(config), pass_rates=pass_rates),
         background_tokenizer=background_tokenizer,
         evaluation_sets=evaluation_sets,
         test=test,
@@ -568,23 +551,4 @@ def load_context(
     )
 
 
-def check_with_images(stages: Sequence[Config]) -> None:
-    """Raise UserError for settings that pictures cannot be combined with."""
-    for config in stages:
-        reads_text = "reads the prompts as text, and these have pictures"
-        if config.train_mode == "distill":
-            raise UserError("train_mode", f"The teacher {reads_text}; choose GRPO.")
-        if config.self_distillation_weight:
-            raise UserError("self_distillation_weight", f"The teacher of self-distillation {reads_text}; set it to 0.")
-
-
-def pass_rates_of(config: Config, rows: int) -> PassRates | None:
-    """What draws the prompts of a run; None where they come in shuffled order."""
-    if config.prompt_selection == "shuffled" or not MODES[config.train_mode].samples:
-        return None
-    share, solved_from = config.selection_uniform_share, config.success_reward_threshold
-    return PassRates(rows, data_seed(config), config.group_size, share, solved_from)
-
-
 LoadContext = Callable[[Config, Note, RunInputs | None, StepSize, SharedResources | None, Sequence[Config]], RunContext]
-"""`load_context`, or a function in its place."""

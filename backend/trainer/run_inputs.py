@@ -1,6 +1,5 @@
-"""What a run reads before its model, once a process: the rows of its dataset, its reward functions, and the prompts
-made of the rows. `preflight` hands them to `load_context`: running a user's reward file twice would repeat its
-effects."""
+"""What a run reads before its model, once a process, since a user's reward file has effects: the rows of its dataset,
+its reward functions, and the prompts made of the rows."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from backend.utils.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class StageRows:
-    """Training rows and their source. Stages with the same rows share one list of them."""
+    """Stages with the same rows share one object."""
 
     rows: Rows
     source: str
@@ -46,21 +45,19 @@ class RunInputs:
 
 
 def read_inputs(config: Config, processes: SharedProcesses | None = None, *, scorer: Scorer | None = None) -> RunInputs:
-    """Read the dataset and load the tools and reward functions. `processes` are shared with other runs; `scorer` has
-    begun already. Raises UserError."""
+    """Read the dataset and load the tools and reward functions. `scorer` has begun already. Raises UserError."""
     scorer = scorer or begin_scorer(config, processes)
     try:
         inputs = read_rows(config, scorer)
         scorer.load()
+        return inputs
     except BaseException:
         scorer.close()
         raise
-    return inputs
 
 
 def read_rows(config: Config, scorer: Scorer) -> RunInputs:
-    """The rows of a run and of its stages, and its tools, which are loaded with the reward functions. Raises UserError,
-    naming the stage."""
+    """The rows of a run and of its stages, and its tools. Raises UserError, naming the stage."""
     tools = load_tools(config, scorer)
     splits = read_splits(config, scorer.map_rows)
     values, own = config.model_dump(), StageRows(splits.train, splits.source.get("train", config.data))
@@ -79,13 +76,8 @@ def read_rows(config: Config, scorer: Scorer) -> RunInputs:
 
 
 def stage_error(number: int, error: UserError) -> UserError:
-    """The problems of a stage's rows as problems of the setting `stages`."""
     stage = (replace(fault_of_stage(number, fault.sentence), traceback=fault.traceback) for fault in error.faults)
     return UserError(stage)
-
-
-MakePrompts = Callable[[Rows, Any, PromptFormat, str], TokenizedPrompts]
-"""(rows, tokenizer, format, source) → their prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +99,11 @@ class PromptSet:
 
     @property
     def is_recorded(self) -> bool:
-        """True for training rows of recorded completions."""
         is_trained = self.name == "train" or self.stage > 0
         return is_trained and not self.format.labelled and bool(self.rows) and COLUMN in self.rows[0]
 
     def check(self, tokenizer: Any = None) -> None:
-        """Raises UserError for missing columns and, with a tokenizer, where no prompt fits, and for rows without a
-        label to imitate."""
+        """Raises UserError for missing columns and, with a tokenizer, where no prompt fits or a label is missing."""
         config = self.config
         if config.warms_up and not (self.stage or self.name == "train"):  # a warm-up imitates no held-out rows
             config = config.model_copy(update={"warmup_steps": 0})
@@ -128,8 +118,8 @@ class PromptSet:
                 labelled = PromptFormat.of(config, self.tools, labelled=True)
                 check_labels(self.rows, tokenizer, labelled, self.source)
 
-    def tokenize(self, tokenizer: Any, make: MakePrompts, *, all_rows: bool) -> TokenizedPrompts:
-        """The prompts, the first rows of them tokenised. Raises UserError."""
+    def tokenize(self, tokenizer: Any, make: Callable[..., TokenizedPrompts], *, all_rows: bool) -> TokenizedPrompts:
+        """The prompts, by `make(rows, tokenizer, format, source)`; the first rows are tokenised. Raises UserError."""
         self.check()
         with self._naming_errors():
             make = RecordedRows if self.is_recorded else make
@@ -151,8 +141,7 @@ class PromptSet:
 
 
 def prompt_sets(config: Config, inputs: RunInputs, stages: Sequence[Config]) -> list[PromptSet]:
-    """Every set of rows that a run makes prompts of: its splits, the sets of `eval_data`, and its `stages`, whose
-    settings these are."""
+    """Every set of rows that a run makes prompts of. `stages`: the settings of each."""
     splits, held_out = inputs.splits, config
     if config.stages:
         # Held-out rows are the same in every stage: the longest completions decide which prompts fit, and the functions

@@ -1,9 +1,6 @@
-"""One process of a run, from taking its lock to the event log's last line.
-
-A run that ends early is saved at its last finished step. After a GPU error the run does not end: this process saves it,
-leaves the event log without a last line and the lock held, and its caller execs a program that trains on with smaller
-micro-batches.
-"""
+"""One process of a run, from taking its lock to the event log's last line. A run that ends early is saved at its last
+finished step. After a GPU error the run does not end: this process saves it, leaves the event log without a last line
+and the lock held, and its caller execs a program that trains on with smaller micro-batches."""
 
 from __future__ import annotations
 
@@ -52,10 +49,9 @@ def train(
 ) -> Ending:
     """Train `config` in `run`, from its newest checkpoint if it has one.
 
-    `inputs`: what `preflight` read. `changes`: raw settings to change from the step after that checkpoint on.
-    `warnings`: sentences for the event log. `look` is called wherever the run may stop, and may raise Stopped or
-    UserError. `load` builds what the run computes with. `goes_on`: losing a rank ends this process and not the run.
-    `lock`: the handle of the run's lock, where the caller has it; it is closed here.
+    `inputs`: what `preflight` read. `changes`: raw settings to change from the step after that checkpoint on. `look` is
+    called wherever the run may stop, and may raise Stopped or UserError. `load` builds what the run computes with.
+    `goes_on`: losing a rank ends this process and not the run. `lock`: of the run, if the caller has it; closed here.
 
     Errors of the run are written to the event log and returned in the Ending. Raises UserError when another process
     holds the run, its files are damaged, or `changes` are invalid. With `may_restart` the Ending may be a RESTART: the
@@ -75,10 +71,8 @@ def train(
             if starts_trackers:
                 trackers.start(config.report_to, trainer.note)
                 starts_trackers = False
-            trainer.control.also_look(partial(trackers.look, trainer.warn))
+            trainer.control.looks += [partial(trackers.look, trainer.warn), *([look] if look else [])]
             trainer.load_parts = load
-            if look is not None:
-                trainer.control.also_look(look)
             ending = ending_of(partial(_run, trainer, saved, command, inputs), trainer)
             if ending.damaged is None:
                 break
@@ -92,16 +86,12 @@ def train(
     except UserError:
         raise
     except Exception as error:  # a bug before the run was open, or after its ending
-        return write_ending(EventLog(run.events), ending_of(partial(_raise, error)))
+        return write_ending(EventLog(run.events), ending_after(error))
     finally:
         trackers.let_go()
         if inputs is not None:
             inputs.scorer.close()  # where the run ended before it took them over
         os.close(lock)
-
-
-def _raise(error: Exception) -> Ending:
-    raise error
 
 
 def _run(trainer: Trainer, saved: Checkpoint | None, command: str, inputs: RunInputs | None) -> Ending:
@@ -112,7 +102,7 @@ def _run(trainer: Trainer, saved: Checkpoint | None, command: str, inputs: RunIn
 
 
 def record_changes(config: Config, run: RunFolder, changes: Mapping[str, Any]) -> None:
-    """Record `changes` for a run that another process is about to resume. Raises UserError."""
+    """For a run that another process is about to resume. Raises UserError."""
     if not changes:
         return
     lock = hold_lock(run)
@@ -134,11 +124,8 @@ def open_run(
     notes: Sequence[str] = (),
 ) -> tuple[Trainer, Checkpoint | None]:
     """A trainer for a run whose lock this process holds, and the newest whole checkpoint, to which the run's files are
-    cut back.
-
-    Sets damaged checkpoints aside, and logs it after the warnings `notes`. Raises UserError as `train`, and where no
-    checkpoint is whole.
-    """
+    cut back. Sets damaged checkpoints aside, and logs it after the warnings `notes`. Raises UserError as `train`, and
+    where no checkpoint is whole."""
     check_format(run)
     saved, damaged = newest_whole(run)
     step = saved.state.step if saved else 0
@@ -165,8 +152,7 @@ def open_run(
 
 @contextlib.contextmanager
 def stops_as_exceptions(trainer: Trainer, obey_signal: Callable[[], None]) -> Iterator[None]:
-    """Turn what a stop has interrupted into Stopped: a wait for reward functions, or mlx's compiler. `obey_signal`
-    raises Stopped where a stop signal has come."""
+    """Turn what a stop has interrupted into Stopped: a wait for reward functions, or mlx's compiler."""
     try:
         yield
     except StopPending:
@@ -181,20 +167,16 @@ def stops_as_exceptions(trainer: Trainer, obey_signal: Callable[[], None]) -> It
 
 
 def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0, *, goes_on: bool = False) -> Ending:
-    """Save what is not saved yet, write the event log's last line unless the run goes on, and close the files. → the
-    ending as it became. `gpu_retries`: how often a GPU error may become a RESTART."""
+    """Save what is not saved yet, write the event log's last line unless the run goes on, and close the files.
+    `gpu_retries`: how often a GPU error may become a RESTART."""
     place, step = trainer.held.place(), trainer.state.step
     if place.state in ("deleted", "out of reach"):
         trainer.close()
-        lost = (
-            "was deleted while it trained"
-            if place.state == "deleted"
-            else "is out of reach, its disk unmounted perhaps"
-        )
-        sentence = f"The folder of the run {place.path.name} {lost}, so step {step} could not be saved."
+        lost, advice = "was deleted while it trained", ""
         if place.state == "out of reach":
-            sentence += " Resume the run once it is back."
-        return Ending("failed", step, f"run: {sentence}", 2)
+            lost, advice = "is out of reach, its disk unmounted perhaps", " Resume the run once it is back."
+        sentence = f"run: The folder of the run {place.path.name} {lost}, so step {step} could not be saved.{advice}"
+        return Ending("failed", step, sentence, 2)
     if place.state == "moved" and ending.kind != "finished":
         with contextlib.suppress(UserError):  # it was begun where the folder no longer is
             trainer.saver.wait()
@@ -227,8 +209,6 @@ def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0, *, goes_on: 
 
 
 def _saved(trainer: Trainer, ending: Ending) -> Ending:
-    """Save the last finished step. → the ending, with what went wrong then."""
-
     def save() -> Ending:
         trainer.save_last_step()
         if ending.kind == "stopped" and trainer.config.train_type == "full" and trainer.has_whole_step:
@@ -242,7 +222,6 @@ def _saved(trainer: Trainer, ending: Ending) -> Ending:
 
 
 def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries: int) -> Ending:
-    """→ a RESTART if the error is to be retried, a stop if one was requested meanwhile, else the failure."""
     log, step = trainer.gpu_errors, trainer.state.step
     try:
         logged = log.add(error, ending.gpu_text, step=step, in_use=trainer.step_size, retries=retries)
@@ -267,43 +246,43 @@ def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries:
 
 def ending_of(work: Callable[[], Ending], trainer: Trainer | None = None) -> Ending:
     """Call `work` and turn its exception into an Ending at the last finished step of `trainer`."""
-
-    def last_step() -> int:
-        return trainer.state.step if trainer is not None else 0
-
-    def failed(error: object, exit_code: int = 2) -> Ending:
-        return Ending("failed", last_step(), str(error), exit_code)
-
     try:
         return work()
-    except Stopped as stop:
-        step = last_step()
-        return Ending("stopped", step, f"Stopped at step {step} because {stop}; everything is saved.", 3)
-    except LostRankError as lost:
-        return replace(failed(lost), lost_rank=lost.rank)
-    except WorkerError as error:  # as if it had gone wrong here, but with the machine's name
-        gpu = gpu_error(RuntimeError(error.gpu_text)) if error.gpu_text else None
-        gpu = gpu and replace(gpu, happened=f"{error.place}: {gpu.happened}")
-        ending = failed(error, error.exit_code)
-        return replace(ending, traceback=error.traceback, gpu_error=gpu, gpu_text=error.gpu_text)
-    except DamagedCheckpoint as error:
-        return replace(failed(error), damaged=error.damaged)
-    except UserError as error:
-        return failed(f"{error}{log_traceback(error.traceback)}")
     except Exception as error:
-        if (gpu := gpu_error(error)) is not None:
-            # For log.txt. Without a traceback: where in our code mlx noticed the error says nothing.
-            traceback.print_exception(error, limit=0)
-            return replace(failed(f"{gpu.happened} {gpu.advice}"), gpu_error=gpu, gpu_text=str(error))
-        if (disk := fault_of(error)) is not None:  # from code that is not ours
-            return failed(disk)
-        traceback.print_exc()
-        return replace(failed(f"{type(error).__name__}: {error}", 1), traceback=traceback.format_exc())
+        return ending_after(error, trainer.state.step if trainer is not None else 0)
+
+
+def ending_after(error: Exception, step: int = 0) -> Ending:
+    def failed(error: object, exit_code: int = 2, **more: Any) -> Ending:
+        return Ending("failed", step, str(error), exit_code, **more)
+
+    match error:
+        case Stopped():
+            return Ending("stopped", step, f"Stopped at step {step} because {error}; everything is saved.", 3)
+        case LostRankError():
+            return failed(error, lost_rank=error.rank)
+        case WorkerError():  # as if it had gone wrong here, but with the machine's name
+            gpu = gpu_error(RuntimeError(error.gpu_text)) if error.gpu_text else None
+            gpu = gpu and replace(gpu, happened=f"{error.place}: {gpu.happened}")
+            about = {"traceback": error.traceback, "gpu_error": gpu, "gpu_text": error.gpu_text}
+            return failed(error, error.exit_code, **about)
+        case DamagedCheckpoint():
+            return failed(error, damaged=error.damaged)
+        case UserError():
+            return failed(f"{error}{log_traceback(error.traceback)}")
+    if (gpu := gpu_error(error)) is not None:
+        # For log.txt. Without a traceback: where in our code mlx noticed the error says nothing.
+        traceback.print_exception(error, limit=0)
+        return failed(f"{gpu.happened} {gpu.advice}", gpu_error=gpu, gpu_text=str(error))
+    if (disk := fault_of(error)) is not None:  # from code that is not ours
+        return failed(disk)
+    traceback.print_exception(error)
+    text = "".join(traceback.format_exception(error))
+    return failed(f"{type(error).__name__}: {error}", 1, traceback=text)
 
 
 def write_ending(event_log: EventLog, ending: Ending) -> Ending:
-    """Write the event log's last line. → the ending; a failure if the line could not be written: then the run counts
-    as crashed."""
+    """Write the event log's last line. → the ending; a failure if the line could not be written."""
     event = {"step": ending.step, "reason": ending.reason or ending.kind, "sentence": ending.sentence}
     extra = {"ends_with": ending.ends_with, "lost_rank": ending.lost_rank, "traceback": ending.traceback or None}
     event |= {name: value for name, value in extra.items() if value is not None}
@@ -316,7 +295,6 @@ def write_ending(event_log: EventLog, ending: Ending) -> Ending:
 
 
 def after_fault(ending: Ending, error: DiskError) -> Ending:
-    """The failure that an ending becomes where the disk is full."""
     if ending.exit_code in (0, 3):
         return replace(ending, kind="failed", exit_code=2, sentence=str(error))
     sentence = ending.sentence if str(error) in ending.sentence else f"{ending.sentence} {error}"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.config.config import Config
+from backend.config.stages import scoring_of
 from backend.judges.model_reward import UnreachableJudgeError
 from backend.rewards.allowed_code import code_files, read_code
 from backend.rewards.calls import Poll, wait_on
@@ -52,17 +53,15 @@ class ScoringStages:
         self.stages = scoring_stages(config, scorer.load(), steps)
         self.steps = self.stages[-1].last
         files = {function.file for stage in self.stages for function in stage.functions if function.file}
-        self.uses_mlx = any(MLX.search(file.read_text(encoding="utf-8", errors="replace")) for file in files)
+        self.uses_mlx = any(model.uses_mlx for model in scorer.models.values())
+        self.uses_mlx |= any(MLX.search(file.read_text(encoding="utf-8", errors="replace")) for file in files)
         self.on_leader = scorer.has_models
-        self.uses_mlx |= any(model.uses_mlx for model in scorer.models.values())
 
     def load_models(self, folder: Path) -> None:
-        """Load the models among the functions before the first step of a run in `folder`. Raises UserError."""
         self._scorer.load_models(folder)
 
     def finished(self, step: int) -> Callable[[Group], None] | None:
-        """What `Sampler.sample` calls with groups that have ended, so that their models may begin; None where no model
-        begins in the background."""
+        """What `Sampler.sample` calls with groups that have ended, so that models may begin in the background."""
         models = self._scorer.stage_models(self.stage(step).index).values()
 
         def begin(group: Group) -> None:
@@ -76,7 +75,6 @@ class ScoringStages:
         self._scorer.pause = pause
 
     def change(self, config: Config, steps: int) -> None:
-        """Continue with other weights or another length. Adaptive weights keep their factors."""
         state, functions = self.state(), [stage.functions for stage in self.stages]
         self.config = config
         self.stages = scoring_stages(config, functions, steps)
@@ -125,10 +123,6 @@ class ScoringStages:
             completion.advantage = advantage
         return metrics
 
-    def has_nonzero_advantage(self, group: Group, step: int) -> bool:
-        self.fill_advantages([group], step)
-        return any(completion.advantage != 0 for completion in group.completions)
-
     def update_weights(self, groups: Sequence[Group], step: int) -> dict[str, float]:
         """Let adaptive weights follow a finished step's scores. Returns weights that vary."""
         stage = self.stage(step)
@@ -152,11 +146,10 @@ class ScoringStages:
         self._scorer.close()
 
     def state(self) -> list[dict[str, Any]]:
-        """State of adaptive weights, one entry a stage, as plain JSON."""
         return [stage.weights.state() if stage.weights.kind == "adaptive" else {} for stage in self.stages]
 
     def restore(self, saved: Sequence[Mapping[str, Any]]) -> None:
-        """Restore `state`. Raises UserError for the weights of other reward functions."""
+        """Raises UserError for the weights of other reward functions."""
         for stage, state in zip(self.stages, saved, strict=False):
             if stage.weights.kind != "adaptive" or not state:
                 continue
@@ -182,17 +175,11 @@ def scoring_stages(config: Config, functions: list[list[FunctionDescription]], s
 
     if not config.stages:
         return [stage(steps, functions[0], config.weights, 0)]
-    stages, last = [], 0
-    for index, (settings, own) in enumerate(zip(config.stages, functions, strict=True)):
-        last += settings["iters"]
-        # The stage's own weights; else the run's, if the functions are the run's; else all 1.
-        names: list[str] = settings.get("reward_functions") or config.reward_functions
-        weights = settings.get("reward_weights")
-        if not weights:
-            weights = [1.0] * len(names) if settings.get("reward_functions") else config.weights
-        if len(weights) != len(names):
-            what = f"Stage {index + 1} has {len(weights)} reward weights for {len(names)} reward functions."
-            raise UserError("stages", what)
+    stages, last, values = [], 0, config.model_dump()
+    for index, own in enumerate(functions):
+        last += config.stages[index]["iters"]
+        scoring = scoring_of(values, index)
+        weights = scoring["reward_weights"] or [1.0] * len(scoring["reward_functions"])
         stages.append(stage(last, own, weights, index))
     return stages
 

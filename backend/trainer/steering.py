@@ -1,12 +1,11 @@
 """How a run changes and ends on its way: changed settings, stop conditions, early stopping. A change is on disk before
-any step uses it, so that a killed run is resumed with the same settings."""
+any step uses it."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from backend.config.config import Config
@@ -21,7 +20,6 @@ from backend.runs.steering import (
     config_at,
     read_changes,
     stage_change,
-    stage_configs,
     take_request,
     write_changes,
 )
@@ -29,17 +27,17 @@ from backend.utils.errors import UserError
 
 
 class Steering:
-    """The changes of settings of one run. `config`: the settings of config.yaml. Raises UserError for a damaged
+    """The changes of settings of one run; `config`: those of config.yaml. Raises UserError for a damaged
     changes.json."""
 
     def __init__(self, run: RunFolder, config: Config) -> None:
-        self._run, self._config = run, config
+        self._run, self.config = run, config
         self.changes = read_changes(run)
         self._in_event_log: list[Any] = []  # the changes that the event log holds after its last step
 
     def note_past(self, event: Mapping[str, Any]) -> None:
-        """Take an event that the event log holds already: a resume may apply a change once more that was logged before
-        the kill."""
+        """Take an event that the event log holds: a resume may apply a change once more that was logged before the
+        kill."""
         if event.get("kind") == "step":
             self._in_event_log.clear()
         elif event.get("kind") == "change":
@@ -50,20 +48,14 @@ class Steering:
             event_log.write("change", **change.to_dict())
 
     def config_at(self, step: int) -> Config:
-        return config_at(self._config, self.changes, step)
+        return config_at(self.config, self.changes, step)
 
     def beginning_at(self, step: int) -> list[Change]:
-        of_stage = stage_change(self._config, self.changes, step)
+        of_stage = stage_change(self.config, self.changes, step)
         return ([of_stage] if of_stage else []) + [change for change in self.changes if change.step == step]
 
-    def stage_configs(self) -> list[Config]:
-        """The settings of each stage, its training rows included, requested changes left out; of a run without stages
-        its own."""
-        return stage_configs(self._config)
-
     def take(self, begun: int) -> tuple[str, str]:
-        """Record the change that the window has requested, if it is valid; `begun` is the last step that has begun. →
-        level and sentence."""
+        """Record the change that the window has requested. → level and sentence."""
         asked = take_request(self._run)
         if not asked:
             return "warning", "The change was not made: its request cannot be read."
@@ -74,8 +66,8 @@ class Steering:
         return "info", change.sentence if change else "Nothing was changed: the settings have these values already."
 
     def record(self, asked: Mapping[str, Any], begun: int, *, at_resume: bool = False) -> Change | None:
-        """Record a change that holds from the step after `begun` on, and not before earlier changes; None where every
-        setting has this value already. Raises UserError for invalid settings, and where the file cannot be written."""
+        """Record a change that holds from the step after `begun`, the last that has begun, and not before earlier
+        changes; None where nothing changes. Raises UserError."""
         step = max([begun + 1, *(change.step for change in self.changes)])
         pairs = changed(self.config_at(step), asked, done=step - 1, at_resume=at_resume)
         if not pairs:
@@ -86,12 +78,8 @@ class Steering:
         return change
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedEnd:
-    """Why a run finishes before its last step. `reason`: "stop_when" or "early_stopping"."""
-
-    reason: str
-    sentence: str
+PlannedEnd = tuple[str, str]
+"""Why a run finishes before its last step: "stop_when" or "early_stopping", and a sentence."""
 
 
 class MetricWatch:
@@ -114,11 +102,10 @@ class MetricWatch:
             self._evaluation = metrics
 
     def value(self, metric: str) -> float:
-        """The mean of the last `WINDOW` steps, NaN until there are as many; of a metric of held-out prompts the
-        newest."""
+        """The mean of the last `WINDOW` steps, NaN until there are as many; of held-out metrics the newest."""
         is_held_out = metric.startswith(EVALUATION)
         rows = [self._evaluation] if is_held_out else list(self._steps)
-        found = [row.get(metric.removeprefix(EVALUATION) if is_held_out else metric) for row in rows]
+        found = [row.get(metric.removeprefix(EVALUATION)) for row in rows]
         values = [float(value) for value in found if is_number(value)]
         return sum(values) / len(values) if len(values) == (1 if is_held_out else WINDOW) else math.nan
 
@@ -128,7 +115,7 @@ class MetricWatch:
             if COMPARISONS[condition.sign](value, condition.limit):
                 held_out = condition.metric.startswith(EVALUATION)
                 over = "in the newest evaluation" if held_out else f"over the last {WINDOW} steps"
-                return PlannedEnd("stop_when", f"{condition} is met: {value:.4g} {over}")
+                return "stop_when", f"{condition} is met: {value:.4g} {over}"
         return None
 
     def new_warnings(self, conditions: Sequence[str]) -> list[str]:
@@ -156,4 +143,4 @@ def early_stop(state: TrainingState, config: Config, *, has_evaluations: bool) -
     count = f"{state.scores_without_gain} {times}{'' if state.scores_without_gain == 1 else 's'}"
     best = f"checkpoint {state.best_step}" if state.best_step else "the model before training"
     sentence = f"{what} has not {verb}{gain} in {count}. The best, {state.best_score:.4g}, is that of {best}"
-    return PlannedEnd("early_stopping", sentence)
+    return "early_stopping", sentence

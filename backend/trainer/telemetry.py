@@ -1,5 +1,4 @@
-"""What a run records beside its metrics: completions and their tokens, the phase of a step, time, memory and machine
-use, versions."""
+"""What a run records beside its metrics: completions and their tokens, phases, time, memory and machine use."""
 
 from __future__ import annotations
 
@@ -61,10 +60,9 @@ def completion_row(completion: Completion) -> CompletionRow:
         reward=completion.reward,
         advantage=completion.advantage,
     )
-    if completion.logged:
-        row["logged"] = completion.logged
-    if completion.teacher_context:
-        row["teacher_context"] = completion.teacher_context
+    for name in ("logged", "teacher_context"):
+        if value := getattr(completion, name):
+            row[name] = value
     if completion.turns:
         row["turns"] = [turn.row() for turn in completion.turns]
     return row
@@ -139,8 +137,7 @@ def versions() -> dict[str, str]:
 
 
 class ResourceUse:
-    """What a run uses of its machine in each step, between `begin` and `metrics`. A thread reads a Mac's GPU, until
-    `close`."""
+    """What a run uses of its machine in each step. A thread reads a Mac's GPU, until `close`."""
 
     def __init__(self) -> None:
         self._processes: list[psutil.Process] = []
@@ -165,11 +162,9 @@ class ResourceUse:
             self._reader.start()
 
     def metrics(self, elapsed_s: float) -> dict[str, float]:
-        """The metrics of the step that began `elapsed_s` ago; leaves out what the system does not report.
-
-        Resident memory of the run's processes (10⁹ bytes, shared pages counted for each), cores that they kept busy,
-        share of the time that the Mac's GPU was busy with any program, memory of the machine that is swapped out.
-        """
+        """The metrics of the step that began `elapsed_s` ago, without what the system does not report: resident memory
+        of the run's processes (10⁹ bytes, shared pages counted for each), cores that they kept busy, share of the time
+        that the Mac's GPU was busy with any program, memory of the machine that is swapped out."""
         cpu_s = self._cpu_times()
         # A process that is new since `begin` has spent all of its time in this step.
         spent = sum(max(cpu - self._cpu_s.get(process, 0.0), 0.0) for process, cpu in cpu_s.items())
@@ -177,9 +172,7 @@ class ResourceUse:
         for process in cpu_s:
             with suppress(psutil.Error):
                 resident += process.memory_info().rss
-        found = {"process/memory_gb": resident / GB}
-        if elapsed_s > 0:
-            found["process/cpu_cores"] = spent / elapsed_s
+        found = {"process/memory_gb": resident / GB, "process/cpu_cores": spent / max(elapsed_s, 1e-9)}
         if shares := self._gpu_shares:  # none in a step of less than GPU_EVERY_S
             found["process/gpu_use"] = statistics.fmean(shares)
         with suppress(psutil.Error, OSError, RuntimeError):  # a container may hide it
@@ -212,7 +205,7 @@ def gpu_share(printed: str) -> float | None:
 
 
 class StepTimer:
-    """Times one step, from its construction. `clock` returns seconds, and may stop while the run is paused."""
+    """Times one step, from its construction. `clock`: seconds, which may stop while the run is paused."""
 
     def __init__(self, clock: Callable[[], float], use: ResourceUse | None = None) -> None:
         self._clock = clock
@@ -225,7 +218,6 @@ class StepTimer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the block's time and peak memory to this phase."""
         began = self._clock()
         self._record_peak("other")
         try:
@@ -251,8 +243,7 @@ class StepTimer:
         return count / max(self.seconds[name], 1e-9)
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of `ResourceUse`; `time/<phase>` in seconds, which add up to `time/step`; `peak_memory_gb` of the
-        step, of its rollout and of its training."""
+        """The metrics of `ResourceUse`; `time/<phase>` in seconds, which add up to `time/step`; peaks of memory."""
         self._record_peak("other")
         elapsed = self.elapsed()
         times = {f"time/{name}": seconds for name, seconds in self.seconds.items()}

@@ -1,7 +1,5 @@
 """The training loop: take prompts, sample groups, score them, compute advantages, update the policy, log the step.
-
-`backend.trainer.run_process` begins and ends a run's process, errors included; `backend.training` makes the updates.
-"""
+`backend.trainer.run_process` begins and ends a run's process."""
 
 from __future__ import annotations
 
@@ -29,6 +27,7 @@ from backend.runs.guards import DiskSpaceGuard, RunFolderGuard
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import Checkpoint, Damaged, TrainingState, all_checkpoints, best_of
 from backend.runs.start_progress import with_stop_check
+from backend.runs.steering import stage_configs
 from backend.sampling.conversations import tool_metrics
 from backend.trainer import not_finite
 from backend.trainer.control import Control, Stopped
@@ -49,12 +48,9 @@ RESTART = "restart"
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The event log's last kind, the step that the run reached, a sentence and an exit code.
-
-    `reason` of a run that finished early: "stop_when" or "early_stopping". `ends_with`: the step whose weights a
-    finished run leaves, where that is not its last. `gpu_text`: mlx's own text. `lost_rank`: the machine without which
-    the run could not continue. `damaged`: the checkpoint that could not be loaded.
-    """
+    """The event log's last kind, the step that the run reached, a sentence and an exit code. `reason` of a run that
+    finished early: "stop_when" or "early_stopping". `ends_with`: the step whose weights a finished run leaves, where
+    that is not its last. `lost_rank`: the machine without which it could not continue."""
 
     kind: str
     step: int
@@ -70,12 +66,9 @@ class Ending:
 
 
 class Trainer:
-    """One run. `state` is that of the last finished step: a step counts once its line is in the event log.
-
-    `parts` is set once everything is loaded, and deleted before exporting: a run without it has nothing to save.
-    `shared`: of a sweep, whose process handles the signals for all of its runs. `ends_with`: the step of the checkpoint
-    that the run leaves, where it is not the last.
-    """
+    """One run. `state` is that of the last finished step: a step counts once its line is in the event log. `parts` is
+    set once everything is loaded, and deleted before exporting: a run without it has nothing to save. `shared`: of a
+    sweep, whose process handles the signals."""
 
     parts: RunContext
     load_parts: LoadContext = staticmethod(load_context)
@@ -97,12 +90,12 @@ class Trainer:
         self.control = Control(
             run,
             event_log,
-            look=self.held.look,
             before_pause=self.rest,
             after_pause=self.keep_awake.start,
             take_change=self.take_change,
             keep_words=keep_words,
         )
+        self.control.looks.append(self.held.look)
         self.room = DiskSpaceGuard(run, event_log, self.control)
         self.state = TrainingState()
         self.saver = CheckpointWriter(run, event_log, self.completions, config.keep_checkpoints, self.clock)
@@ -131,7 +124,7 @@ class Trainer:
         self.event_log.write("phase", phase="loading")
         self.keep_awake.start()
         maybe_set_recommended_wired_limit()  # on a Mac, keeps memory in use from being paged out
-        stages = self.steering.stage_configs()
+        stages = stage_configs(self.steering.config)
         shared = self.shared
         if shared is None and saved is not None and saved.state.dtype and self.config.dtype == "auto":
             shared = SharedResources(None, (saved.state.dtype, ""))
@@ -220,18 +213,23 @@ class Trainer:
         """One rollout and its updates. A stop before the updates leaves the run at its last finished step."""
         self.timer = StepTimer(self.clock, self.timer.use)
         work = SamplingContext(self.timer, self.poll, self.phases.report)
+
+        def poll_learning() -> None:
+            self.phases.report("learning")
+            # A stop between two updates of one rollout would leave weights that belong to no step.
+            self.control.obey(may_stop=False)
+
         with not_finite.ends_run(self.config, self.folder, step, work.groups):
             metrics, logged = self.parts.collect_groups(step, self.config, work)
             self.saver.wait()  # the step before may still be on its way to disk, and the weights change now
             with self.timer.phase("train"):
-                metrics |= self.parts.learn(work.groups, self.config, self.poll_learning)
+                metrics |= self.parts.learn(work.groups, self.config, poll_learning)
         metrics |= logged | self.parts.scoring.update_weights(work.groups, step)
         self.write_step(step, work.groups, metrics)
         if self.parts.waiting_learner is not None and (why := reason_of_end(step, self.config, metrics)):
             self.end_warmup(step, why)
 
     def end_warmup(self, step: int, why: str) -> None:
-        """Begin the run's own mode after `step`. Its reference is the policy as it is now."""
         self.parts.end_warmup(step, self.config)
         if self.config.moves_reference:
             self.parts.policy.move_reference(1.0)
@@ -245,11 +243,6 @@ class Trainer:
         if self.saver.is_done:  # so that its event follows soon after the files
             self.saver.wait()
         self.control.obey()
-
-    def poll_learning(self) -> None:
-        self.phases.report("learning")
-        # Between two updates of one rollout a pause does no harm; a stop would leave weights that belong to no step.
-        self.control.obey(may_stop=False)
 
     def write_step(self, step: int, groups: list[Group], metrics: dict[str, float]) -> None:
         """Write the step's completions, then its line in the event log. From then on the step is finished."""
@@ -326,7 +319,6 @@ class Trainer:
         return is_turn or step in (0, self.parts.steps)
 
     def evaluate_if_due(self) -> None:
-        """Evaluate after the last finished step, unless that is done already."""
         if self._evaluation_is_due(self.state.step) and self.state.evaluated < self.state.step:
             self.evaluate("valid")
 
@@ -340,7 +332,6 @@ class Trainer:
             self.score.take_evaluation(self.state, metrics, self.config)
 
     def complete(self) -> Ending:
-        """After the last step: evaluate and save what is missing, evaluate the test split, write the model, export."""
         self.evaluate_if_due()  # of a run that was shortened to the steps that it has done
         self.saver.wait()
         if self.saver.saved_step != self.state.step:
@@ -361,13 +352,12 @@ class Trainer:
             del self.parts  # fusing loads the model again, and two of them may not fit in memory
             mx.clear_cache()
             export_finished(config, self.folder, self.event_log)
-        count = f"{step} of {steps} steps" if early else f"{step} step{'' if step == 1 else 's'}"
-        sentence = f"Finished after {count}{f'. {early.sentence}' if early else ''}."
-        return Ending("finished", step, sentence, 0, reason=early.reason if early else "", ends_with=self.ends_with)
+        reason, why = early or ("", "")
+        count = f"{step} of {steps} steps. {why}" if early else f"{step} step{'' if step == 1 else 's'}"
+        return Ending("finished", step, f"Finished after {count}.", 0, reason=reason, ends_with=self.ends_with)
 
     def load_best(self) -> None:
-        """Load the weights of the best checkpoint into the policy and `adapters/`. Raises DiskError, and UserError for
-        a damaged checkpoint."""
+        """Load the weights of the best checkpoint into the policy and `adapters/`. Raises UserError."""
         best = best_of(all_checkpoints(self.folder))
         if best is None:
             self.note("No checkpoint of this run has a score, so it ends with the weights of its last step.")
@@ -380,19 +370,16 @@ class Trainer:
         policy.assign(arrays_of(best, "weights"))
         if self.config.train_type != "full":
             publish_adapters(self.folder, best.weights_file, adapter_config(policy, self.config))
-        before = ""
-        if self.state.best_step == 0 and self.state.best_score is not None:
-            before = f" The model before training had {self.state.best_score:.4g}."
+        has_before = self.state.best_step == 0 and self.state.best_score is not None
+        before = f" The model before training had {self.state.best_score:.4g}." if has_before else ""
         self.note(f"The run ends with the weights of step {best.step}, its best checkpoint, with {score}.{before}")
         self.ends_with = best.step
 
     def save_when_there_is_room(self) -> None:
-        """`save`, after a pause where the disk is nearly full. Raises Stopped."""
         self.room.wait(lambda: self.parts.checkpoint_bytes(self.config))
         self.save()
 
     def save(self) -> None:
-        """Begin a checkpoint of the last finished step; `saver.wait` writes its event."""
         self.saver.begin(self._snapshot)
 
     def save_last_step(self) -> None:
@@ -402,8 +389,8 @@ class Trainer:
             self.saver.wait()
 
     def save_without_gpu(self) -> None:
-        """`save_last_step` in this thread and on the CPU: after an error the GPU may refuse all further work. On a Mac
-        the CPU reads the arrays where they are. Prints errors: the run is not lost."""
+        """`save_last_step` in this thread and on the CPU: after an error the GPU may refuse all further work. Prints
+        errors."""
         try:
             if self._has_unsaved_step():
                 with mx.stream(mx.cpu):
@@ -435,7 +422,6 @@ class Trainer:
         self.event_log.write("note", level=level, sentence=sentence, answers="change")
 
     def pause_for_judge(self, error: UnreachableJudgeError) -> None:
-        """Pause until the user resumes the run. Raises Stopped."""
         sentence = f"{error.faults[0].sentence} The run is paused; resume it once the server answers."
         self.event_log.write("note", level="warning", sentence=sentence, during="pause")
         self.control.pause_until(lambda: False, sentence)

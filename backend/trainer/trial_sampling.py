@@ -1,5 +1,4 @@
-"""Completions of a few rows by the model as a run begins with it, for trying rewards on them. Keeps the model in
-memory."""
+"""Completions of a few rows by the model as a run begins with it, for trying rewards. Keeps the model in memory."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from backend.config.config import Config
-from backend.data.preview import LoadedDataset, open_dataset
+from backend.data.preview import open_dataset
 from backend.data.problems import PromptFormat, fitting_problem
 from backend.data.rows import check_columns
 from backend.models.policy import Policy, load_policy, load_start
@@ -21,7 +20,7 @@ from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.tools.host import NO_TOOLS, ToolHost
 from backend.trainer.memory.plan import dtype_here
-from backend.types import Group, Problem
+from backend.types import Group
 from backend.utils.errors import UserError
 
 Report = Callable[[dict[str, Any]], None]
@@ -94,8 +93,19 @@ class TrialSampler:
         report({"phase": "loading the model"})
         policy = self._cached_policy(config)
         check()
-        prompt_format = PromptFormat.of(config, tools.schemas if tools else NO_TOOLS)
-        problems = _problems(dataset, policy, prompt_format, config, pick, seed)
+        rows, source = dataset.rows("train"), dataset.source("train", config)
+        if faults := check_columns(rows, config, source):
+            raise UserError(faults)
+        order, prompt_format = (
+            pick.order(len(rows), seed),
+            PromptFormat.of(config, tools.schemas if tools else NO_TOOLS),
+        )
+        fitting = (fitting_problem(index, rows[index], policy.tokenizer, prompt_format, source) for index in order)
+        count = len(order) if pick.how == "numbers" else pick.count
+        problems = list(islice((problem for problem in fitting if problem is not None), count))
+        if not problems:
+            sentence = "Every picked prompt is longer than what Max Seq leaves beside the completion."
+            raise UserError("max_seq_length", sentence)
         most_tokens = len(problems) * group_size * config.max_completion_length
 
         def poll(tokens: int) -> None:
@@ -125,22 +135,6 @@ class TrialSampler:
                 load_start(policy, config, config.adapter)
             self._policy = (key, policy)
         return self._policy[1]
-
-
-def _problems(
-    dataset: LoadedDataset, policy: Policy, prompt_format: PromptFormat, config: Config, pick: Pick, seed: int
-) -> list[Problem]:
-    rows, source = dataset.rows("train"), dataset.source("train", config)
-    if faults := check_columns(rows, config, source):
-        raise UserError(faults)
-    order = pick.order(len(rows), seed)
-    count = len(order) if pick.how == "numbers" else pick.count
-    candidates = (fitting_problem(index, rows[index], policy.tokenizer, prompt_format, source) for index in order)
-    problems = list(islice((problem for problem in candidates if problem is not None), count))
-    if not problems:
-        sentence = "Every picked prompt is longer than what Max Seq leaves beside the completion."
-        raise UserError("max_seq_length", sentence)
-    return problems
 
 
 def _last_written(name: str) -> float:

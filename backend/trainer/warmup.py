@@ -1,11 +1,10 @@
-"""The supervised warm-up: the first steps of a run, in which a learner of their own imitates answers.
-
-GRPO learns nothing while no completion of a group earns a reward; a few supervised steps change that (marin#8876: start
-it by pass@G, not by loss). `backend.trainer.run_context` swaps the learners.
-"""
+"""The supervised warm-up: the first steps of a run, in which a learner of their own imitates answers. GRPO learns
+nothing while no completion of a group earns a reward; a few supervised steps change that (marin#8876: start it by
+pass@G, not by loss)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from backend.config.config import Config
@@ -20,17 +19,11 @@ METRICS = {name: f"warmup/{name}" for name in ("loss", "entropy", "learning_rate
 
 
 def warmup_settings(config: Config) -> Config:
-    """The settings of the warm-up's learner: a constant rate, and AdamW where the optimizer is an object of a
-    program."""
+    """The settings of the warm-up's learner: a constant rate, and AdamW in place of a program's optimizer."""
     rate = config.warmup_learning_rate or config.learning_rate
     own = {"optimizer": "adamw"} if config.optimizer == OWN else {}
     schedule = {"learning_rate": rate, "lr_schedule": "constant", "lr_warmup_ratio": None}
     return config.model_copy(update={"train_mode": "sft", **schedule, **own})
-
-
-def is_measured(step: int, config: Config) -> bool:
-    """True if the step of a warm-up on labels samples its prompts too."""
-    return config.warmup_pass_rate > 0 and step % MEASURED_EVERY == 1
 
 
 def pass_rate(groups: Sequence[Group], config: Config) -> float:
@@ -41,15 +34,14 @@ def pass_rate(groups: Sequence[Group], config: Config) -> float:
 
 
 def keep_best(groups: Sequence[Group]) -> None:
-    """Rejection sampling: give the best completion of each group the advantage 1, where its reward is above the group's
-    mean, and all others 0."""
+    """Rejection sampling: the best completion of each group has the advantage 1 where its reward is above the group's
+    mean, all others 0."""
     for group in groups:
-        scored = [completion for completion in group.completions if completion.reward is not None]
-        rewards = [completion.reward or 0.0 for completion in scored]
-        best = max(scored, key=lambda completion: completion.reward or 0.0, default=None)
-        is_above = best is not None and max(rewards) > min(rewards)
-        for completion in group.completions:
-            completion.advantage = float(is_above and completion is best)
+        rewards = [-math.inf if completion.reward is None else completion.reward for completion in group.completions]
+        known = [reward for reward in rewards if reward > -math.inf]
+        is_above, best = max(known, default=0.0) > min(known, default=0.0), rewards.index(max(rewards))
+        for place, completion in enumerate(group.completions):
+            completion.advantage = float(is_above and place == best)
 
 
 def reason_of_end(step: int, config: Config, metrics: Mapping[str, float]) -> str:

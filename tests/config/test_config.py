@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.state import charts
-from backend.config import checks
 from backend.config.config import (
     SECTIONS,
     SETTINGS,
@@ -30,7 +29,7 @@ from backend.config.config import (
 from backend.config.notes import USUAL, unusual
 from backend.config.setting import Setting
 from backend.rewards.catalogue import DEFAULT_REWARDS
-from backend.utils.errors import ConfigProblem, UserError
+from backend.utils.errors import UserError
 from backend.utils.text import about_path
 from tests.support.cases import cases
 
@@ -543,17 +542,25 @@ def test_numbers_have_the_documented_limits() -> None:
     assert limited == {key: limits for limits, keys in LIMITS.items() for key in keys.split()}
 
 
-def test_many_stages_are_not_all_checked_for_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They were: 300 took five seconds, and a thousand a minute."""
-    checked: list[str] = []
-
-    def check(_: Any, name: str) -> list[ConfigProblem]:
-        checked.append(name)
-        return []
-
-    monkeypatch.setattr(checks, "_stage_problems", check)
-    assert not sentences({"stages": [{"iters": 1}] * 50}, "stages")
-    assert len(checked) <= 2 * 50 and {f"Stage {number}" for number in range(1, 51)} == {*checked}
+@cases(
+    ("stage", "sentence"),
+    [
+        ({}, "Stage 2: It needs iters, a whole number of steps above 0."),
+        ({"iters": 0}, "Stage 2: Iterations must be at least 1, not 0."),
+        ({"iters": 1, "rank": 4}, "Stage 2: There is rank, which no stage can have of its own; it can have iters, "),
+        (
+            {"iters": 1, "reward_functions": [3]},
+            "Stage 2: Custom reward function names must be a list of names, not [3].",
+        ),
+        ({"iters": 1, "reward_functions": ["a", "a"]}, "Stage 2: a is listed twice; list each reward function once."),
+        ({"iters": 1, "reward_weights": ["heavy"]}, "Stage 2: Reward weights must be a list of numbers, not"),
+        ({"iters": 1, "reward_functions": ["a"], "reward_weights": [0]}, "Stage 2: Every reward weight is 0, so no"),
+        ({"iters": 1, "reward_weights": [1, 1]}, "Stage 2: There are 2 reward weights for 1 reward functions (r); "),
+    ],
+)
+def test_a_stage_is_checked_as_the_run_is(stage: dict[str, Any], sentence: str) -> None:
+    (found,) = sentences({"reward_functions": ["r"], "stages": [{"iters": 1}, stage]}, "stages")
+    assert found.startswith(sentence)
 
 
 TRL = {"group_size": 8, "max_completion_length": 512, "num_iterations": 1, "temperature": 1.0, "top_p": 1.0} | {

@@ -438,10 +438,6 @@ def used() -> Optimizer:
     return optimizer
 
 
-def unsteady(update: int, asked: Any = itertools.count()) -> float:
-    return 1e-3 * next(asked)
-
-
 INSIDE = optimizers.SGD(schedulers.cosine_decay(1e-3, 10))
 NEITHER = "optimizer: An optimizer is one of mlx.optimizers, or gives one when called with a learning rate; "
 REFUSED: list[tuple[Any, Any, str]] = [
@@ -460,7 +456,6 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (None, lambda update: "much", "schedule: lambda gave much for update 0; a learning rate is a finite number"),
     (None, lambda update: -update, "schedule: lambda gave -1 for update 1; a learning rate is a finite number"),
     (None, [1e-3].__getitem__, "schedule: __getitem__ raised IndexError: list index out of range"),
-    (None, unsteady, "schedule: unsteady gives another rate when it is asked for update 0 again; it may depend on"),
 ]
 
 

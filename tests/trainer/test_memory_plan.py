@@ -24,7 +24,7 @@ from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.trainer.memory import estimate
 from backend.trainer.memory.model_shape import ModelShape, shape_from, shape_of
-from backend.trainer.memory.plan import image_tokens, learner_limits, plan_memory, rollout_limits
+from backend.trainer.memory.plan import image_tokens, plan_limits, plan_memory
 from backend.training.batch import pack
 from backend.training.distill import distill_learner
 from backend.training.grpo import grpo_learner
@@ -133,10 +133,10 @@ def peaks(case: Case, folder: Path) -> tuple[estimate.Estimate, int, int]:
     plan = plan_memory(config, policy, [prompt], lambda sentence: None, images=images)
     assert plan == estimated.plan
     learner = distill_learner if config.train_mode == "distill" else grpo_learner
-    trained = learner(policy, config, 100, **learner_limits(plan))
+    trained = learner(policy, config, 100, **plan_limits(plan)[0])
     mx.eval(policy.model.state, trained.optimizer.state)
     learnt = learning_peak(case, trained)  # first: it may give the reference weights of its own
-    return estimated, sampling_peak(case, config, policy, rollout_limits(plan)) - elsewhere, learnt - elsewhere
+    return estimated, sampling_peak(case, config, policy, plan_limits(plan)[1]) - elsewhere, learnt - elsewhere
 
 
 def sampling_peak(case: Case, config: Config, policy: Policy, limits: dict[str, Any]) -> int:
@@ -289,8 +289,8 @@ def test_a_run_stays_below_its_memory_limit(share: float, tmp_path: Path) -> Non
     plan = plan_memory(held, policy, [case.prompt], notes.append)
     assert plan == estimated.plan and estimated.reductions and notes == [estimated.sentence]
     assert estimated.plan.recompute == (share < 0.5)
-    assert learning_peak(case, grpo_learner(policy, held, 100, **learner_limits(plan))) < limit
-    assert sampling_peak(case, held, policy, rollout_limits(plan)) < limit
+    assert learning_peak(case, grpo_learner(policy, held, 100, **plan_limits(plan)[0])) < limit
+    assert sampling_peak(case, held, policy, plan_limits(plan)[1]) < limit
 
 
 def _big() -> ModelShape:

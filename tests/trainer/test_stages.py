@@ -321,7 +321,7 @@ def test_the_mean_of_five_steps_is_compared_and_a_gap_is_no_number() -> None:
     watch.take(step(kl=0.0))
     assert watch.value("kl") == 0.8
     end = watch.met(["kl > 0.9", "kl >= 0.8"])
-    assert end is not None and end.sentence == "kl >= 0.8 is met: 0.8 over the last 5 steps"
+    assert end is not None and end[1] == "kl >= 0.8 is met: 0.8 over the last 5 steps"
     watch.take(step(kl=None))
     assert watch.met(["kl >= 0", "kl <= 0"]) is None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -29,7 +30,7 @@ _GIVEN_LATER = ("model", "data", "reward_functions", "reward_functions_file")
 
 @dataclass(frozen=True, slots=True)
 class ImportedFile:
-    """`text`: the YAML file. `program`: whose file it was. `missing`: what is still needed before it can be trained."""
+    """`program`: whose file it was. `missing`: what is still needed before it can be trained."""
 
     text: str
     program: OtherProgram
@@ -38,9 +39,7 @@ class ImportedFile:
 
 def import_file(path: Path, *, their_defaults: bool = True) -> ImportedFile:
     """Translate a YAML or JSON file. `their_defaults`: write the program's defaults for keys that the file leaves out.
-
-    Raises UserError for a file of no other program, and for every key that cannot be translated.
-    """
+    Raises UserError for a file of no other program, and for every key that cannot be translated."""
     path = user_path(str(path), "file")
     raw: Any = read_json(path, "file") if path.suffix.lower() == ".json" else read_yaml(path, "file")
     if not isinstance(raw, dict):
@@ -77,12 +76,9 @@ def _text(path: Path, program: OtherProgram, file: Translation) -> str:
 
 
 def _comment(title: str, lines: list[str]) -> str:
-    """A title and a line each, as YAML comments; "" without lines."""
-    if not lines:
-        return ""
     wrapper = textwrap.TextWrapper(100, initial_indent="#   ", subsequent_indent="#     ")
     wrapped = [part for line in lines for part in wrapper.wrap(one_line(line))]
-    return "\n".join([f"# {title}", *wrapped, ""])
+    return "\n".join([f"# {title}", *wrapped, ""]) if lines else ""
 
 
 _REGROUPED = (
@@ -100,10 +96,8 @@ _SHARED = [
 
 
 def mlx_lm_lora_yaml(config: Config) -> tuple[str, dict[str, Any]]:
-    """(YAML text, settings away from their defaults that have no counterpart → their values).
-
-    The latter are listed at the end of the text too, as comments.
-    """
+    """(YAML text, settings away from their defaults that have no counterpart → their values, which the text lists
+    too)."""
     missing = {
         key
         for key, about in SETTINGS.items()
@@ -118,11 +112,9 @@ def mlx_lm_lora_yaml(config: Config) -> tuple[str, dict[str, Any]]:
         keys = [key for key in config.lora_keys if key != ALL_LINEAR]
         values["lora_parameters"] = parameters | ({"keys": keys} if keys else {})
     if config.adapter:
-        try:
+        with suppress(UserError):  # where it cannot be found, it is listed
             values["resume_adapter_file"] = str(find_adapter(config.adapter).weights)
             missing -= {"adapter"}
-        except UserError:  # it cannot be found, and is listed
-            pass
     values |= {key: True for key, kind in QUANTIZATION_FLAGS.items() if kind == config.quantization}
     schedule = _schedule(config)
     values |= schedule

@@ -1,8 +1,6 @@
-"""A run's settings as arguments of TRL (`trl grpo --config`), and what of them is not carried over.
-
-Rows of TRL's table that only rename a setting are read backwards; the functions here undo the others. The exported
-train.py follows our learning-rate curve; these arguments are what `trl grpo` does without it.
-"""
+"""A run's settings as arguments of TRL (`trl grpo --config`), and what of them is not carried over. Rows of TRL's table
+that only rename a setting are read backwards; the functions here undo the others. The exported train.py follows our
+learning-rate curve; these arguments are what `trl grpo` does without it."""
 
 from __future__ import annotations
 
@@ -94,7 +92,7 @@ _OPTIM = {
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A setting whose value is not carried over. `instead`: what happens instead, a clause without a full stop."""
+    """A setting that is not carried over. `instead`: what happens instead, a clause without a full stop."""
 
     setting: str
     value: Any
@@ -106,7 +104,6 @@ class LeftOut:
 
     @property
     def shown(self) -> str:
-        """The value, nearly as a file has it."""
         if isinstance(self.value, bool):
             return str(self.value).lower()
         if self.value is None:
@@ -116,13 +113,8 @@ class LeftOut:
 
 @dataclass(slots=True)
 class TrlSettings:
-    """The arguments of TRL for a run's settings.
-
-    Attributes:
-        words – TRL's arguments in the order of its table.
-        left_out – settings that nothing there carries.
-        by_files – settings that the folder's own files carry, and the words do not → how.
-    """
+    """The arguments of TRL for a run's settings: `words`, in the order of its table. `left_out`: settings that nothing
+    there carries. `by_files`: settings that the folder's own files carry, and the words do not → how."""
 
     config: Config
     words: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -139,7 +131,6 @@ class TrlSettings:
         self.words |= {word: plain(value) if isinstance(value, float) else value for word, value in words.items()}
 
     def leave(self, setting: str, instead: str) -> None:
-        """Note that a value is not carried over."""
         self.left_out.append(LeftOut(setting, getattr(self.config, setting), instead))
 
     def curve(self, setting: str, alone: str) -> None:
@@ -237,7 +228,6 @@ def _rhythm(to: TrlSettings, config: Config) -> None:
 
 
 def _best(to: TrlSettings, config: Config) -> None:
-    """Which checkpoint is the best."""
     to.put(greater_is_better=False if config.best_is_lowest else None)
     if config.best_metric.startswith(EVALUATION):
         name = transformers_name(config.best_metric, config.eval_data, config.scale_rewards)

@@ -1,13 +1,12 @@
-"""Tables of the keys of another program, and the file whose keys are being translated.
-
-A program is one table, key → `Translated`, `IgnoredKey` or `Refused`, and functions that read several keys together.
-"""
+"""Tables of the keys of another program, key → `Translated`, `IgnoredKey` or `Refused`, and the file whose keys are
+being translated."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 from backend.utils.documents import parse_yaml, read_resource
@@ -26,10 +25,8 @@ CHOICE_ALIASES: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """A key that becomes one or several of our settings.
-
-    `is_converted`: its value or unit differs too. `is_switch`: only true has an effect; with `value`, it sets that.
-    """
+    """A key that becomes one or several of our settings. `is_converted`: its value or unit differs too. `is_switch`:
+    only true has an effect; with `value`, it sets that."""
 
     settings: tuple[str, ...]
     is_converted: bool = False
@@ -52,7 +49,6 @@ class Refused:
     off: tuple[Any, ...] = ()
 
     def asks(self, value: Any) -> bool:
-        """True for a value that asks for what does not exist here."""
         if value is None or value in ([], {}):
             return False
         text = str(value).strip().lower()
@@ -91,15 +87,10 @@ def _table(
 
 
 class Translator:
-    """The settings of a file, changed in place by one function after the other.
-
-    Attributes:
-        values – key → value, theirs or already ours. None counts as absent.
-        written – the keys of the file.
-        program – key of the program that the file is for; empty for ours, or if unknown.
-        faults – problems.
-        remarks – their key → a sentence on its translation, where that is more than another name.
-    """
+    """The settings of a file, `values`, changed in place by one function after the other: key → value, theirs or
+    already ours; None counts as absent. `written`: the keys of the file. `program`: key of the program that the file is
+    for; empty for ours, or if unknown. `remarks`: their key → a sentence on its translation, where that is more than
+    another name."""
 
     def __init__(self, raw: Mapping[str, Any], program: str = "") -> None:
         self.values: dict[str, Any] = {str(key): value for key, value in raw.items() if value is not None}
@@ -154,7 +145,6 @@ class Translator:
         return {str(key): option for key, option in cast("Mapping[Any, Any]", value).items() if option is not None}
 
     def peek(self, *words: str, default: float) -> float:
-        """The first number that these keys have, left in place."""
         return as_number(next((self.values[word] for word in words if word in self.values), None), default)
 
     def fill(self, ours: str, value: Any, word: str) -> None:
@@ -179,16 +169,11 @@ class Translator:
                 self.refuse(word, f"{word} has {quote(name, 40)}, which has no place here; take it out.")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OtherProgram:
-    """A program whose files are read.
-
-    Attributes:
-        source – the release of the tables.
-        sections – title → table.
-        regroups – functions that read several keys together and set ours instead.
-        defaults – the program's defaults that differ from ours, given a file; `import` writes them.
-    """
+    """A program whose files are read. `source`: the release of the tables. `sections`: title → table. `regroups`:
+    functions that read several keys together and set ours instead. `defaults`: those that differ from ours, given a
+    file."""
 
     key: str
     name: str
@@ -196,11 +181,10 @@ class OtherProgram:
     sections: Mapping[str, Words]
     regroups: tuple[Callable[[Translator], None], ...]
     defaults: Callable[[Mapping[str, Any]], dict[str, Any]]
-    words: dict[str, Word] = field(default_factory=dict[str, Word])
 
-    def __post_init__(self) -> None:
-        for section in self.sections.values():
-            self.words.update(section)
+    @cached_property
+    def words(self) -> dict[str, Word]:
+        return {word: fate for section in self.sections.values() for word, fate in section.items()}
 
 
 def as_number(value: Any, default: Any = None) -> Any:

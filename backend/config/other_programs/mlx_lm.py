@@ -78,7 +78,6 @@ def _hugging_face_dataset(to: Translator) -> None:
 
 
 def _lora_parameters(to: Translator) -> None:
-    """mlx-lm groups rank, scale, dropout (and keys) under `lora_parameters`."""
     parameters = to.take("lora_parameters")
     if not isinstance(parameters, Mapping | None):
         to.refuse("lora_parameters", "lora_parameters must be a mapping with rank, scale and dropout.")
@@ -102,7 +101,6 @@ _BIAS_CORRECTION = (
 
 
 def _optimizer_config(to: Translator) -> None:
-    """mlx-lm has a mapping of settings per optimizer; only that of the optimizer in use counts."""
     every: Any = to.take("optimizer_config")
     optimizer = str(to.values.get("optimizer", "adamw"))
     own: Any = cast("Mapping[str, Any]", every).get(optimizer) if isinstance(every, Mapping) else every
@@ -128,7 +126,6 @@ def _optimizer_config(to: Translator) -> None:
 
 
 def _wandb(to: Translator) -> None:
-    """`wandb: project`, or `wand`, as the example files have it."""
     project = to.take("wandb", "wand")
     if project is not None and str(project).strip() not in ("", "False", "None"):
         to.values.setdefault("report_to", ["wandb"])
@@ -137,22 +134,17 @@ def _wandb(to: Translator) -> None:
 
 
 def _accumulation(to: Translator) -> None:
-    """In mlx-lm-lora an iteration is one batch; the k-th and the last one update the weights (its grpo_trainer.py).
-
-    A step here is k batches and one update: there are as many steps as updates, and what is counted in iterations is
-    divided by k too.
-    """
+    """In mlx-lm-lora an iteration is one batch; the k-th and the last one update the weights (its grpo_trainer.py). A
+    step here is k batches and one update, so what is counted in iterations is divided by k."""
     to.fill("gradient_accumulation_steps", to.take("grad_accumulation_steps"), "grad_accumulation_steps")
     if to.program != "mlx_lm_lora":
         return
     if to.has("iters") and to.take("epochs") is not None:
         to.remarks["epochs"] = "iters is given, which comes first in mlx-lm-lora"
     k = as_number(to.values.get("gradient_accumulation_steps"), 1.0)
-    if k <= 1 or k != int(k):
-        return
-    for word in ("iters", "steps_per_report", "steps_per_eval", "save_every"):
-        count = as_number(to.values.get(word), 0)
-        if count < 1:
+    counted = ("iters", "steps_per_report", "steps_per_eval", "save_every") if k > 1 and k == int(k) else ()
+    for word in counted:
+        if (count := as_number(to.values.get(word), 0)) < 1:
             continue
         to.values[word] = steps = math.ceil(count / k)
         if word == "iters":
@@ -171,11 +163,9 @@ _SCHEDULES = {
 
 
 def _lr_schedule(to: Translator) -> None:
-    """mlx-lm: {name: cosine_decay, arguments: [peak, steps, end], warmup: n, warmup_init: x}, in updates.
-
-    As in mlx-lm, the first argument is the peak whatever `learning_rate` says, and missing arguments are 0. Our own
-    keys beside the mapping take precedence.
-    """
+    """mlx-lm: {name: cosine_decay, arguments: [peak, steps, end], warmup: n, warmup_init: x}, in updates. As there, the
+    first argument is the peak whatever `learning_rate` says, and missing arguments are 0. Our own keys beside the
+    mapping take precedence."""
     if not isinstance(to.values.get("lr_schedule"), Mapping):
         return
     mapping = cast("Mapping[str, Any]", to.values["lr_schedule"])

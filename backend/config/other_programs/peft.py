@@ -1,7 +1,4 @@
-"""PEFT's LoraConfig, as `peft_config` of a file for TRL and in the file of a trained adapter (peft 0.21.2).
-
-`backend.models.peft_files` takes its messages from here.
-"""
+"""PEFT's LoraConfig, as `peft_config` of a file for TRL and in the file of a trained adapter (peft 0.21.2)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Translates the keys and values of TRL, mlx-lm-lora, mlx-lm and mlx-grpo into our settings, and reports on each key.
-
-Validates nothing. Where two programs have a key, or a key is ours too, the program of the file decides.
-"""
+Validates nothing. Where two programs have a key, or a key is ours too, the program of the file decides."""
 
 from __future__ import annotations
 
@@ -52,10 +50,8 @@ EMPTY_MEANS_DEFAULT = (
 
 @dataclass(frozen=True, slots=True)
 class TranslatedKey:
-    """What became of one key of another program. `sentence` begins in lower case, to follow the key.
-
-    `as here`: it asks for what is the default here, such as a feature that does not exist to be off.
-    """
+    """What became of one key of another program. `sentence` begins in lower case, to follow the key. `as here`: it asks
+    for what is the default here."""
 
     word: str
     fate: Literal["translated", "without effect", "as here"]
@@ -64,17 +60,11 @@ class TranslatedKey:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """A file in our keys.
-
-    Attributes:
-        values – our key → value, without keys that have a problem. Unknown keys stay as they are.
-        faults – what could not be translated.
-        program – the program that the file is written for, where its keys say so.
-        words – what became of each key that is not ours, or means something else there, in the order of the file.
-        is_mixed – keys of several programs stand in it, so it is written for none of them.
-        defaults – our key → value, of the program's defaults for what the file leaves out.
-        file – the file itself, with the changes by its own keys.
-    """
+    """A file in our keys. `values`: our key → value, without keys that have a problem; unknown keys stay as they are.
+    `program`: the one that the file is written for. `words`: what became of each key that is not ours, or means
+    something else there. `is_mixed`: keys of several programs stand in it, so it is written for none of them.
+    `defaults`: our key → value, of the program's defaults for what the file leaves out. `file`: the file itself, with
+    the changes by its own keys."""
 
     values: dict[str, Any]
     faults: list[ConfigProblem]
@@ -125,20 +115,18 @@ NAMES: dict[str, str] = {
 """Another program's key → the one setting of ours that it names."""
 
 
-def _programs_in(raw: Mapping[str, Any]) -> list[OtherProgram]:
-    return list(
-        {MARKS[word].key: MARKS[word] for word, value in raw.items() if value is not None and word in MARKS}.values()
-    )
-
-
 def program_of(raw: Mapping[str, Any]) -> OtherProgram | None:
     """The program whose own keys stand in a file; None for a file of ours, or one that mixes several programs."""
     found = _programs_in(raw)
-    return found[0] if len(found) == 1 else None
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def _programs_in(raw: Mapping[str, Any]) -> dict[str, OtherProgram]:
+    return {MARKS[word].key: MARKS[word] for word, value in raw.items() if value is not None and word in MARKS}
 
 
 def translate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigProblem]]:
-    """(`raw` in our keys and values, problems). See `read_words`."""
+    """(`raw` in our keys and values, problems)."""
     translation = read_words(raw)
     return translation.values, translation.faults
 
@@ -167,9 +155,7 @@ def read_words(raw: Mapping[str, Any]) -> Translation:
             to.fill(fate.settings[0], fate.value, word)
     _rename(to, program)
     _lists(to)
-    for key in EMPTY_MEANS_DEFAULT:
-        if to.values.get(key) == "":
-            del to.values[key]
+    to.values = {key: value for key, value in to.values.items() if value != "" or key not in EMPTY_MEANS_DEFAULT}
     for key, aliases in CHOICE_ALIASES.items():
         if key in to.values:
             to.values[key] = choice(to.values[key], aliases)
@@ -183,11 +169,8 @@ def read_words(raw: Mapping[str, Any]) -> Translation:
 
 def read_file(raw: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Translation:
     """A whole file in our keys, with every change over it, and its program's defaults for the keys that it leaves out.
-
     Both may use any name of a setting, and None takes one out. In a file for another program, a change by one of its
-    keys replaces that line of the file, in the file's units. Any other key means what it means here. The key `defaults`
-    is theirs, or ours for GRPO Studio's defaults.
-    """
+    keys replaces that line of the file, in the file's units. The key `defaults` is theirs, or ours."""
     raw, changes = dict(raw), dict(changes or {})
     whose = [which for which in (changes.pop(DEFAULTS, None), raw.pop(DEFAULTS, None)) if which is not None]
     program, lines, others = program_of(raw), dict[str, Any](), dict[str, Any]()
@@ -275,8 +258,8 @@ def _rename(to: Translator, program: OtherProgram | None) -> None:
 
 
 def _lists(to: Translator) -> None:
-    """Lists may be comma-separated text, with or without brackets, and a single weight a number; empty text means the
-    default. A stop string may stand alone, and a list may hold the one dataset."""
+    """Lists may be comma-separated text, and a single weight a number; empty text means the default. A stop string may
+    stand alone, and a list may hold the one dataset."""
     values = to.values
     for key in ("reward_functions", "reward_weights", "lora_keys", "modules_to_save", "report_to", "stop_when"):
         value = values.get(key)
@@ -296,7 +279,7 @@ def _lists(to: Translator) -> None:
 def _report(
     word: str, fate: Word, to: Translator, values: Mapping[str, Any], raw: Mapping[str, Any]
 ) -> TranslatedKey | None:
-    """What became of one key; None for one that has a problem itself, or whose settings all have."""
+    """None for a key that has a problem itself, or whose settings all have."""
     faulty = {fault.setting for fault in to.faults}
     if word in faulty or (isinstance(fate, Translated) and faulty.issuperset(fate.settings)):
         return None

@@ -1,11 +1,9 @@
-"""TRL's GRPO: how its keys are read together, and its defaults.
-
-TRL counts completions and updates of the weights, GRPO Studio prompts and steps. In TRL, `per_device_train_batch_size`
-completions are a batch, `gradient_accumulation_steps` batches an update, and `steps_per_generation` batches are sampled
-at once (by default those of one update) and used `num_iterations` times (trl/trainer/grpo_config.py). Here a step
-samples `batch_size` × `gradient_accumulation_steps` × `steps_per_generation` prompts and makes `num_iterations` ×
-`steps_per_generation` updates. Schedules are those of transformers/optimization.py, `get_scheduler`.
-"""
+"""TRL's GRPO: how its keys are read together, and its defaults. TRL counts completions and updates of the weights, GRPO
+Studio prompts and steps. In TRL, `per_device_train_batch_size` completions are a batch, `gradient_accumulation_steps`
+batches an update, and `steps_per_generation` batches are sampled at once (by default those of one update) and used
+`num_iterations` times (trl/trainer/grpo_config.py). Here a step samples `batch_size` × `gradient_accumulation_steps` ×
+`steps_per_generation` prompts and makes `num_iterations` × `steps_per_generation` updates. Schedules are those of
+transformers/optimization.py, `get_scheduler`."""
 
 from __future__ import annotations
 
@@ -56,8 +54,7 @@ _LOADED_ELSEWHERE = ("attn_implementation", "device_map", "low_cpu_mem_usage", "
 
 
 def _distillation(to: Translator) -> None:
-    """DistillationConfig, whose beta is the divergence's; one completion a prompt, unless the file says otherwise.
-    Before `_batches`."""
+    """DistillationConfig, whose beta is the divergence's; one completion a prompt by default. Before `_batches`."""
     if (teacher := to.take(_TEACHER)) is None:
         return
     to.fill("teacher_model", teacher, _TEACHER)
@@ -261,7 +258,6 @@ def _fall(to: Translator, ours: str, options: dict[str, Any]) -> None:
 
 
 def _model(to: Translator) -> None:
-    """`model_init_kwargs`, and which of two precisions counts."""
     options = to.options("model_init_kwargs")
     of_model = {"revision": to.take("model_revision")} | options
     options.pop("revision", None)
@@ -315,8 +311,7 @@ def _dataset(to: Translator) -> None:
 
 
 def _rewards(to: Translator) -> None:
-    """A reward model, which comes first, and `reward_funcs`: models, TRL's own names, and functions by their import
-    path."""
+    """A reward model, which comes first, and `reward_funcs`."""
     model, listed = to.take("reward_model_name_or_path"), to.take("reward_funcs")
     if model is None and listed is None:
         return
@@ -342,7 +337,6 @@ def reward_entries(listed: Any) -> list[str]:
 
 
 def _generation(to: Translator) -> None:
-    """`generation_kwargs`, and vLLM's correction of what it sampled with."""
     names = {name: name for name in (*SAMPLING.split(), "stop")} | {"stop_strings": "stop"}
     to.spread("generation_kwargs", to.options("generation_kwargs"), names)
     for word in REGEX_WORDS:

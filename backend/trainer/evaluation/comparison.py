@@ -1,8 +1,6 @@
 """Evaluate a model on a split: sample, score, and compare the run's model before training with the one at a checkpoint.
-
-One model is loaded: the base comes first, then the checkpoint's arrays replace its own. Both sides get the same prompts
-and random numbers, so a difference comes from the weights.
-"""
+One model is loaded: the checkpoint's arrays replace the base's. Both sides get the same prompts and random numbers, so
+a difference comes from the weights."""
 
 from __future__ import annotations
 
@@ -56,7 +54,7 @@ from backend.trainer.evaluation.evaluation_rows import (
     mean_reward,
     read_pass_rule,
 )
-from backend.trainer.memory.plan import dtype_here, image_tokens, plan_memory, rollout_limits
+from backend.trainer.memory.plan import dtype_here, image_tokens, plan_limits, plan_memory
 from backend.trainer.run_inputs import read_inputs
 from backend.trainer.scoring import ScoringStages
 from backend.trainer.telemetry import completion_row, versions
@@ -82,9 +80,9 @@ MODEL_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class EvaluationChoices:
-    """The user's choices for an evaluation. `ks`: the k of pass@k; () for 1, 2, 4 … up to `completions`. `limit`:
-    prompts; −1 for all. `split`: "" for test, else valid, else train. `data`: a file or dataset whose prompts are
-    asked in place of a split's. `passing`: as `read_pass_rule` reads it; "" for the default."""
+    """`ks`: the k of pass@k; () for 1, 2, 4 … up to `completions`. `limit`: prompts; −1 for all. `split`: "" for test,
+    else valid, else train. `data`: a file or dataset whose prompts are asked instead. `passing`: as `read_pass_rule`
+    reads it; "" for the default."""
 
     split: str = ""
     data: str = ""
@@ -114,8 +112,8 @@ Report = Callable[[EvaluationProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedModel:
-    """A run at one of its checkpoints, or a plain model, which has neither `run` nor `checkpoint`. The reward functions
-    and weights of `step`, of `steps` in all, score."""
+    """A run at one of its checkpoints, or a plain model, without `run` and `checkpoint`. The reward functions and
+    weights of `step`, of `steps` in all, score."""
 
     config: Config
     run: RunFolder | None
@@ -208,7 +206,7 @@ def evaluate_model(
     plan = plan_memory(
         settings, policy, lengths, notes.append, images=image_tokens(policy.tokenizer, problems, max(lengths))
     )
-    sampler = Sampler(policy, config.max_completion_length, stop=config.stop, **rollout_limits(plan))
+    sampler = Sampler(policy, config.max_completion_length, stop=config.stop, **plan_limits(plan)[1])
     sampler.tools = Tools.of(config, inputs.tools, policy.tokenizer)
     results = _sample_sides(evaluated, choices, policy, sampler, scoring, problems, report, check)
     if inputs.tools is not None:
@@ -406,10 +404,8 @@ def estimates(
 
 
 def pass_at_k(completions: int, passed: int, k: int) -> float:
-    """The chance that at least one of k ≤ `completions` passes, unbiased, from `passed` of `completions` that did.
-
-    1 − C(n − c, k) / C(n, k) (Chen et al. 2021, arXiv:2107.03374, section 2.1).
-    """
+    """The chance that at least one of k ≤ `completions` passes, unbiased, from `passed` of them: 1 − C(n − c, k) / C(n,
+    k) (Chen et al. 2021, arXiv:2107.03374, section 2.1)."""
     return 1.0 - math.comb(completions - passed, k) / math.comb(completions, k)
 
 
@@ -469,10 +465,7 @@ def decoding_of(
     return Decoding(
         name=name,
         completions=count,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
+        **{key: getattr(sampling, key) for key in ("temperature", "top_p", "top_k", "min_p")},
         sides=results,
         difference=figures.get("difference"),
         better=better,

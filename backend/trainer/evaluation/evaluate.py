@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
 
-import numpy as np
-
 from backend.rewards.calls import Poll, wait_on
 from backend.sampling.conversations import tool_metrics
 from backend.sampling.rollout import Sampler
-from backend.sampling.sampler import GREEDY, Sampling
+from backend.sampling.sampler import Sampling
 from backend.training.advantages import advantage_values
 from backend.training.batch import completion_metrics
 from backend.training.variety import variety_metrics
@@ -28,8 +26,7 @@ Score = Callable[[list[Group], Poll], object]
 
 
 def evaluation_metrics(groups: Sequence[Group], names: Sequence[str], weights: Sequence[float]) -> dict[str, float]:
-    """Rewards, lengths and variety of scored groups of one size. Leaves out the spread within a group for groups of
-    one."""
+    """Rewards, lengths and variety of scored groups of one size, without spreads for groups of one."""
     completions = [completion for group in groups for completion in group.completions]
     scores = [[completion.scores[name] for name in names] for completion in completions]
     size = len(groups[0].completions)
@@ -54,12 +51,10 @@ def scored_groups(
     overlap_scoring: bool = True,
     finished: Callable[[Group], None] | None = None,
 ) -> list[Group]:
-    """`group_size` completions of every problem, scored, in order; `batch_size` problems are sampled together.
-
-    With `overlap_scoring` a thread scores one batch while the next one is sampled, unless their tools and environments
-    are in the process that scores. `poll` takes the fraction done and may raise to stop; `finished`
-    as in `Sampler.sample`. The random numbers depend on `seed` and the place in `problems` alone.
-    """
+    """`group_size` completions of every problem, scored, in order; `batch_size` problems are sampled together. With
+    `overlap_scoring` a thread scores one batch while the next one is sampled, unless their tools and environments are
+    in the process that scores. `poll` takes the fraction done and may raise to stop; `finished` as in `Sampler.sample`.
+    The random numbers depend on `seed` and the place in `problems` alone."""
     groups: list[Group] = []
     tokens, scoring, is_given_up = 0, list[Future[object]](), False
 
@@ -96,22 +91,8 @@ def scored_groups(
 
 
 def sample_of(groups: Sequence[Group]) -> list[Group]:
-    """The first completion of some groups, spread evenly over all: FORWARD_SHARE of the completions within the
-    limits."""
+    """The first completion of some groups, spread evenly: FORWARD_SHARE of the completions within the limits."""
     completions = sum(len(group.completions) for group in groups)
     most = min(FORWARD_ROWS, max(LEAST_FORWARD_ROWS, round(FORWARD_SHARE * completions)))
     every = -(-len(groups) // most)
     return [Group(group.problem, group.completions[:1]) for group in groups[::every]]
-
-
-def greedy_accuracy(
-    rollout: Sampler,
-    problems: Sequence[Problem],
-    is_correct: Callable[[list[Group]], Sequence[bool]],
-) -> float:
-    """Fraction, 0 … 1, of all `problems` whose greedy completion is correct; `is_correct` judges a batch of groups
-    of 1."""
-    correct: list[bool] = []
-    for start in range(0, len(problems), 64):
-        correct += is_correct(rollout.sample(problems[start : start + 64], 1, GREEDY, EVAL_SEED, 0))
-    return float(np.mean(correct))

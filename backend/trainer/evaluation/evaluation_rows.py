@@ -6,7 +6,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Literal, NotRequired, TypedDict, cast
@@ -22,8 +23,6 @@ from backend.utils.disk import replace_file, writing
 from backend.utils.errors import UserError
 from backend.utils.files import json_safe, open_regular, read_bytes
 from backend.utils.text import quote
-
-VERSION = 1
 
 CONFIDENCE = 0.95
 SideName = Literal["base", "tuned", "model"]
@@ -59,8 +58,7 @@ class MeanWithInterval(_Part):
 
 
 class Subject(_Part):
-    """The base model's folder or id, or a plain model's, and the run and step of the tuned side. `config_sha256`:
-    digest of the settings (`config_digest`)."""
+    """The model, and the run and step of the tuned side. `config_sha256`: `config_digest` of the settings."""
 
     model: str
     run: str | None = None
@@ -109,10 +107,8 @@ def default_pass_rule(entries: Iterable[str]) -> PassRule | None:
 
 
 def read_pass_rule(text: str, entries: Iterable[str]) -> PassRule:
-    """NAME>=SCORE, or NAME for a function whose score of a right answer is known; NAME is one of `entries` or TOTAL.
-
-    Raises UserError on `pass`.
-    """
+    """The rule NAME>=SCORE, or NAME for a function whose score of a right answer is known; NAME is one of `entries` or
+    TOTAL. Raises UserError on `pass`."""
     name, _, score = (part.strip() for part in text.partition(">="))
     known = _full_scores(entries) | {TOTAL: None}
     full_name = name if name in known else metric_name(canonical_entry(name))
@@ -135,12 +131,9 @@ def _full_scores(entries: Iterable[str]) -> dict[str, float | None]:
 
 
 class Figures(_Part):
-    """The figures of one side, or the differences tuned − base of all of them.
-
-    `reward`: the weighted sum of the scores. `cut_off`: the share of completions at the length limit. `pass_at`: k →
-    pass@k. `spread`: standard deviation (n − 1) of the reward over a prompt's completions, and `different`: the share
-    of them that are different texts; None for one completion a prompt.
-    """
+    """The figures of one side, or the differences tuned − base of all of them. `reward`: the weighted sum of the
+    scores. `cut_off`: the share of completions at the length limit. `pass_at`: k → pass@k. `spread`: standard deviation
+    (n − 1) of the reward over a prompt's completions; `different`: the share of them that are different texts."""
 
     reward: MeanWithInterval
     rewards: dict[str, MeanWithInterval]
@@ -152,16 +145,14 @@ class Figures(_Part):
 
 
 class SideResult(_Part):
-    """One side's figures, and how long it took."""
-
     figures: Figures
     seconds: float
     tokens_per_second: float
 
 
 class Decoding(_Part):
-    """The results of one way of sampling, both sides on the same prompts and with the same random numbers.
-    `difference`: tuned − base, paired by prompt. `better`: prompts whose mean reward is higher after training."""
+    """The results of one way of sampling, both sides on the same prompts and random numbers. `difference`: tuned −
+    base, paired by prompt. `better`: prompts whose mean reward is higher after training."""
 
     name: DecodingName
     completions: int
@@ -179,7 +170,7 @@ class Decoding(_Part):
 class Evaluation(_Part):
     """The content of NAME.json. `created` is in Unix seconds; the first of `decodings` is the one to quote."""
 
-    version: int = VERSION
+    version: int = 1
     name: str
     created: float
     seconds: float
@@ -221,8 +212,6 @@ class Evaluation(_Part):
 
 
 class RowSides(TypedDict, total=False):
-    """The completions of one prompt under one decoding, by side."""
-
     base: list[CompletionRow]
     tuned: list[CompletionRow]
     model: list[CompletionRow]
@@ -289,20 +278,14 @@ def read_evaluation(path: Path) -> Evaluation:
     return evaluation
 
 
-def read_rows(path: Path) -> Iterator[EvaluatedRow]:
+def read_rows(path: Path) -> list[EvaluatedRow]:
     """The rows beside NAME.json, without damaged lines."""
-    try:
-        file = open_regular(rows_file(path))
-    except OSError:
-        return
-    with file:
-        for line in file:
-            if (row := parse_row(line)) is not None:
-                yield row
+    with suppress(OSError), open_regular(rows_file(path)) as file:
+        return [row for line in file if (row := parse_row(line)) is not None]
+    return []
 
 
 def parse_row(line: bytes) -> EvaluatedRow | None:
-    """The row of one line; None for what is none."""
     row = parse_line(line)
     if row is None or not isinstance(row.get("index"), int):
         return None
@@ -316,7 +299,6 @@ def evaluations_of(run: RunFolder) -> list[Path]:
 
 
 def free_name(folder: Path, wish: str) -> str:
-    """`wish`, with a number where an evaluation has that name already."""
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", wish).strip("-.") or "evaluation"
     taken = {path.stem for path in folder.glob("[!.]*.json")}
     return next(name for n in count(1) if (name := stem if n == 1 else f"{stem}-{n}") not in taken)

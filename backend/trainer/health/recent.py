@@ -30,8 +30,8 @@ LIKELY, CERTAIN = 2.0, 4.0
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """The held-out reward after a step (the negative loss of a run without rewards), and the mean training reward of
-    the WINDOW steps before it."""
+    """The held-out reward (or negative loss) after a step, and the mean training reward of the WINDOW steps before
+    it."""
 
     step: int
     reward: float
@@ -39,8 +39,8 @@ class HeldOut:
 
 
 class Recent:
-    """`first`: metrics of the run's first WINDOW steps; `steps`: of the LONG newest, newest last; `step`: the number of
-    the newest; `not_numbers`: names of its metrics that are null; `changed`: settings changed on the way."""
+    """`first`: metrics of the run's first WINDOW steps; `steps`: of the LONG newest; `step`: the number of the newest;
+    `not_numbers`: names of its metrics that are null; `changed`: settings changed on the way."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = dict(settings)
@@ -87,13 +87,10 @@ class Recent:
         return known([*self.steps][-count:], name) if len(self.steps) >= count else []
 
     def mean(self, name: str, count: int = WINDOW) -> float | None:
-        values = self.values(name, count)
-        return sum(values) / len(values) if values else None
+        return _mean(self.values(name, count))
 
     def mean_at_first(self, name: str) -> float | None:
-        """The mean over the run's first steps."""
-        values = known(self.first, name)
-        return sum(values) / len(values) if values else None
+        return _mean(known(self.first, name))
 
     def median(self, name: str, count: int = WINDOW) -> float | None:
         values = self.values(name, count)
@@ -147,6 +144,10 @@ class MeanChange:
     @property
     def is_clear(self) -> bool:
         return abs(self.size) > CERTAIN * self.error
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def known(steps: Sequence[Metrics] | deque[Metrics], name: str) -> list[float]:

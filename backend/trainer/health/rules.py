@@ -1,12 +1,10 @@
-"""The health rules: one function each. Their titles, thresholds and texts are in resources/health_rules.yaml, in the
-order in which findings are shown.
-
-To add one, write a function with `@rule()` and an entry under its name.
-"""
+"""The health rules: one function each with `@rule()`. Titles, thresholds and texts are in resources/health_rules.yaml
+under their names, in the order in which findings are shown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from typing import Any, Literal
@@ -193,34 +191,24 @@ def reward_fell(recent: Recent, rule: Rule) -> Finding | None:
 
 @rule(needs=2 * WINDOW)
 def hacking(recent: Recent, rule: Rule) -> Finding | None:
-    return _against_held_out(recent, rule) or _against_another_function(recent, rule)
-
-
-def _against_held_out(recent: Recent, rule: Rule) -> Finding | None:
     training = recent.mean("reward")
-    if len(recent.evaluations) < 3 or training is None:
-        return None
-    *earlier, last, newest = recent.evaluations
-    best = max(earlier, key=lambda evaluation: evaluation.reward)
-    now = (last.reward + newest.reward) / 2  # of two, because an evaluation of few prompts scatters
-    if best.training is None or training <= best.training or best.reward - now <= rule.threshold * abs(best.reward):
-        return None
-    return rule.finding(
-        now,
-        f"“Held-out reward” has fallen from {best.reward:.3g} after step {best.step} to {now:.3g}, while “Reward” in "
-        f"training has risen from {best.training:.3g} to {training:.3g}.",
-        about=["held_out"],
-        limit=best.reward * (1 - rule.threshold),
-        metric="reward",
-        advice="The run learns its training prompts and not the task. Go back to the checkpoint of that step; take "
-        "more prompts, a lower learning rate or a higher Beta (KL weight).",
-    )
-
-
-def _against_another_function(recent: Recent, rule: Rule) -> Finding | None:
-    if len(recent.steps) < 2 * WINDOW:
-        return None
-    for before in (recent.first, [*recent.steps][:WINDOW]):
+    if len(recent.evaluations) >= 3 and training is not None:
+        *earlier, last, newest = recent.evaluations
+        best = max(earlier, key=lambda evaluation: evaluation.reward)
+        now = (last.reward + newest.reward) / 2  # of two, because an evaluation of few prompts scatters
+        has_fallen = best.reward - now > rule.threshold * abs(best.reward)
+        if best.training is not None and training > best.training and has_fallen:
+            return rule.finding(
+                now,
+                f"“Held-out reward” has fallen from {best.reward:.3g} after step {best.step} to {now:.3g}, while "
+                f"“Reward” in training has risen from {best.training:.3g} to {training:.3g}.",
+                about=["held_out"],
+                limit=best.reward * (1 - rule.threshold),
+                metric="reward",
+                advice="The run learns its training prompts and not the task. Go back to the checkpoint of that step; "
+                "take more prompts, a lower learning rate or a higher Beta (KL weight).",
+            )
+    for before in (recent.first, [*recent.steps][:WINDOW]) if len(recent.steps) >= 2 * WINDOW else ():
         clear: dict[str, MeanChange] = {}
         for name in recent.rewards():
             metric = f"rewards/{name}/mean"
@@ -536,9 +524,7 @@ def _of_judges(recent: Recent, rule: Rule, steps: int, sentence: str, *, rises: 
     the one with the largest. `rises`: only those whose metric has risen since the first steps."""
     before, after = rule.metric.split("*")
     means: dict[str, float] = {}
-    for metric in [
-        name for name in (recent.steps[-1] if recent.steps else ()) if name.startswith(before) and name.endswith(after)
-    ]:
+    for metric in fnmatch.filter(recent.steps[-1] if recent.steps else (), rule.metric):
         mean = recent.mean(metric, steps)
         change = MeanChange.between(known(recent.first, metric), recent.values(metric))
         has_risen = change is not None and change.size > LIKELY * change.error
@@ -626,13 +612,8 @@ def machines_wait(recent: Recent, rule: Rule) -> Finding | None:
     )
 
 
-def _read_rules() -> Iterator[Rule]:
-    numbers = {"WINDOW": WINDOW, "LONG": LONG, "SUDDEN": SUDDEN, "SETTLED": SETTLED}
-    numbers |= {"SOLVED": SOLVED, "JUDGED": JUDGED, "SAMPLING_SHARE": SAMPLING_SHARE}
-    for code, texts in read_resource("health_rules.yaml").items():
-        texts |= {name: texts[name].format(**numbers) for name in ("when", "source")}
-        look, needs = _LOOKS[code]
-        yield Rule(code, look=look, needs=needs, **texts | {"threshold": float(texts["threshold"])})
-
-
-RULES = {rule.code: rule for rule in _read_rules()}  # code → rule, from resources/health_rules.yaml
+RULES: dict[str, Rule] = {}
+for _code, _texts in read_resource("health_rules.yaml").items():
+    _texts |= {name: _texts[name].format(**globals()) for name in ("when", "source")}
+    _texts["threshold"] = float(_texts["threshold"])
+    RULES[_code] = Rule(_code, look=_LOOKS[_code][0], needs=_LOOKS[_code][1], **_texts)

@@ -1,7 +1,5 @@
-"""Follows an event log, applies the rules after every step, and reports when a finding begins and ends.
-
-A function of the event log, so a resumed run continues as if never stopped.
-"""
+"""Follows an event log, applies the rules after every step, and reports when a finding begins and ends. A function of
+the event log, so a resumed run continues as if never stopped."""
 
 from __future__ import annotations
 
@@ -22,13 +20,12 @@ QUIET = WINDOW  # steps without a finding after which it is over
 
 
 class Watch:
-    """`standing`: code → the fields of the `health` event with which each finding that still holds began; `newest`:
-    code → the finding as it was when it last held."""
+    """`standing`: code → the fields of the `health` event of each finding that still holds, with the figures of the
+    last step at which it held."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.recent = Recent(settings)
         self.standing: dict[str, dict[str, Any]] = {}
-        self.newest: dict[str, Finding] = {}
         self._held_at: dict[str, int] = {}
 
     @classmethod
@@ -59,16 +56,20 @@ class Watch:
         return watch
 
     def take(self, event: Event) -> list[dict[str, Any]]:
-        """Apply one event. Returns the fields of the `health` events that follow: for each finding that begins, and,
-        with `until`, for each that is over."""
+        """Apply one event. → the fields of the `health` events that follow: for each finding that begins, and, with
+        `until`, for each that is over."""
         self.recent.take(event)
         if event.get("kind") != "step":
             return []
         step, reports = self.recent.step, list[dict[str, Any]]()
         for code, finding in self._look().items():
             if code not in self.standing:
-                self.standing[code] = finding.fields() | {"step": step}
+                self.standing[code] = {"step": step}
                 reports.append(self.standing[code])
+            begun = self.standing[code]
+            new = finding.fields() | {"step": begun["step"]}
+            begun.clear()
+            begun.update(new)
         for code in [code for code in self.standing if step - self._held_at.get(code, 0) >= QUIET]:
             until = self._held_at.pop(code, self.standing.pop(code).get("step"))
             sentence = f"{title_of(code)}: over, it last held at step {until}."
@@ -76,20 +77,14 @@ class Watch:
             reports.append(over)
         return reports
 
-    def last(self, begun: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of a finding as it was when it last held, from those with which it began."""
-        return self.newest[begun["code"]].fields() | {"step": begun["step"]}
-
     def _look(self) -> dict[str, Finding]:
         """Code → finding at the newest step."""
         found = {finding.code: finding for rule in RULES.values() if (finding := rule.look(self.recent, rule))}
-        self.newest |= found
         self._held_at |= dict.fromkeys(found, self.recent.step)
         return found
 
 
 def title_of(code: str) -> str:
-    """The title of the rule that found it."""
     rule = RULES.get(code.partition(" ")[0])
     return rule.title if rule else code.replace("_", " ").capitalize()
 
@@ -154,28 +149,15 @@ def reported(health: Iterable[Event]) -> list[Episode]:
 
 
 def examined(settings: Mapping[str, Any], events: Iterable[Event]) -> list[Episode]:
-    """The episodes of an event log by today's rules. Sentences have the figures of the last step at which the finding
-    held."""
+    """The episodes of an event log by today's rules, with the figures of the last step at which each finding held."""
     watch = Watch(settings)
-    episodes: list[dict[str, Any]] = []
-    standing: dict[str, int] = {}  # code → index of its episode
-    for event in events:
-        for fields in watch.take(event):
-            if "until" not in fields:
-                standing[fields["code"]] = len(episodes)
-                episodes.append(fields)
-            else:
-                index = standing.pop(fields["code"])
-                episodes[index] = watch.last(episodes[index]) | {"until": fields["until"]}
-    for index in standing.values():
-        episodes[index] = watch.last(episodes[index])
-    return [Episode.of(fields, fields.get("until")) for fields in episodes]
+    return reported([fields for event in events for fields in watch.take(event)])
 
 
 @dataclass(slots=True)
 class Examination:
-    """`not_measured`: code of a rule → the metric that it needs and no step has; `too_short`: code → the steps that it
-    needs, where the run has fewer."""
+    """`not_measured`: code of a rule → the metric that it needs and no step has; `too_short`: code → steps that it
+    needs."""
 
     run: str
     state: str = ""
@@ -188,7 +170,6 @@ class Examination:
 
     @property
     def looked_at(self) -> list[str]:
-        """Codes of the rules that could find something."""
         return [code for code in RULES if code not in self.not_measured and code not in self.too_short]
 
     def to_dict(self) -> dict[str, Any]:
@@ -218,9 +199,6 @@ def examine(run: RunFolder) -> Examination:
     found.episodes = examined(read(run.config), counted())
     if found.steps:
         found.not_measured = {code: rule.metric for code, rule in RULES.items() if not matching(measured, rule.metric)}
-        found.too_short = {
-            code: rule.needs
-            for code, rule in RULES.items()
-            if rule.needs > found.steps and code not in found.not_measured
-        }
+        measurable = {code: rule for code, rule in RULES.items() if code not in found.not_measured}
+        found.too_short = {code: rule.needs for code, rule in measurable.items() if rule.needs > found.steps}
     return found

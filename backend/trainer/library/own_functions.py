@@ -1,8 +1,6 @@
-"""Reward functions, tools and environments that are objects of the program: lambdas, closures, classes.
-
-They run in this process, each call in a thread with its time limit. config.yaml names them as functions of files in the
-run's folder, so every verb can read the run's settings.
-"""
+"""Reward functions, tools and environments that are objects of the program. They run in this process, each call in a
+thread with its time limit. config.yaml names them as functions of files in the run's folder, so every verb can read the
+settings."""
 
 from __future__ import annotations
 
@@ -37,12 +35,9 @@ raise RuntimeError("only the program that called train() has {names}; there, bac
 '''
 _DEFINITION = "def {name}({arguments}**columns): ...\n\n"
 
-OwnCalls = Mapping[str, Callable[..., Any]]  # name in metrics and tables → the object
-
 
 class OwnFunctions:
-    """The functions of a run in their order: `entries` of `reward_functions`, with names of `calls` among them. Raises
-    UserError."""
+    """The functions of a run: `entries` of `reward_functions`, with names of `calls` among them. Raises UserError."""
 
     def __init__(self, functions: Sequence[str | Callable[..., Any]]) -> None:
         if isinstance(functions, str) or callable(functions):
@@ -69,8 +64,7 @@ class OwnFunctions:
 
 
 class OwnTools:
-    """`functions` and `factories` (name, "" for the only one → what makes an environment) of the program. Raises
-    UserError."""
+    """`functions` and `factories` (name, "" for the only one → what makes an environment) of the program."""
 
     def __init__(
         self,
@@ -131,7 +125,7 @@ def _free_name(function: Callable[..., Any], taken: set[str]) -> str:
     return next(each for number in count(first) if (each := f"{name}_{number}") not in taken)
 
 
-def _host(calls: OwnCalls, tools: OwnTools) -> FunctionHost:
+def _host(calls: Mapping[str, Callable[..., Any]], tools: OwnTools) -> FunctionHost:
     def resolve_own(
         names: Sequence[str], file: Path | None, base: Path, executed: dict[Path, RewardFile]
     ) -> list[RewardFunction]:
@@ -142,12 +136,12 @@ def _host(calls: OwnCalls, tools: OwnTools) -> FunctionHost:
         if not names:
             raise UserError("reward_functions", "No reward function is chosen, and no environment has a get_reward.")
 
-        def function(entry: str) -> RewardFunction:
-            if (name := _own_name(entry)) in calls:
-                return RewardFunction.of(name, calls[name], dialect="trl")
-            return resolve([entry], file, base, executed)[0]
-
-        return list(map(function, names))
+        return [
+            RewardFunction.of(name, calls[name], dialect="trl")
+            if (name := _own_name(entry)) in calls
+            else resolve([entry], file, base, executed)[0]
+            for entry in names
+        ]
 
     names = ", ".join([*calls, *tools.functions, *map(name_of, tools.factories.values())])[:100]
     note = f"Functions of the program that called train() run in its process, where nothing confines them: {names}."
@@ -159,7 +153,7 @@ def _own_name(entry: str) -> str:
     return call.function if call and Path(call.file).name == FILE else ""
 
 
-def begin_own_scorer(settings: Config, calls: OwnCalls, tools: OwnTools) -> Scorer:
+def begin_own_scorer(settings: Config, calls: Mapping[str, Callable[..., Any]], tools: OwnTools) -> Scorer:
     """The scorer of a run with these functions and tools. Raises UserError for missing ones."""
     named = set(_own_names(settings))
     if missing := ", ".join(sorted(named - calls.keys()))[:80]:
@@ -174,8 +168,8 @@ def begin_own_scorer(settings: Config, calls: OwnCalls, tools: OwnTools) -> Scor
 
 
 def mark_rollout(folder: Path, function: Any, config: Config) -> None:
-    """Note in a new run's folder that its completions come from a function of the program, if they do. Raises UserError
-    for a run with tools besides."""
+    """Note in a new run's folder that a function of the program samples, if one does. Raises UserError for tools
+    besides."""
     if function is not None:
         if uses_tools(config):
             raise UserError("rollout_func", "The run's own sampler calls tools; leave out rollout_func, or the tools.")

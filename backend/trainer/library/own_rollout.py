@@ -23,8 +23,8 @@ RolloutFunction = Callable[[list[Any], "RolloutTrainer"], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class RolloutTrainer:
-    """What a rollout function gets beside the prompts, by TRL's names. `generate` takes the ids of prompts and returns
-    the ids and log-probabilities (nats, after the temperature) of one completion of each, by the run's own sampler."""
+    """What a rollout function gets beside the prompts, by TRL's names. `generate`: ids of prompts → ids and
+    log-probabilities (nats, after the temperature) of one completion of each, by the run's own sampler."""
 
     model: Any
     processing_class: Any

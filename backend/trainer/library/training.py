@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from backend.trainer.run_inputs import RunInputs
 
 FOLDER = "data"  # of a run: the rows of each split, as JSON lines
-MOST_BYTES = 1 << 30  # of a split as text
 _SPLITS = {"train": "train", "valid": "valid", "validation": "valid", "test": "test"}
 _METHODS = ("on_step", "on_evaluation", "on_save", "on_end")
 
@@ -52,8 +51,8 @@ Environments = Callable[..., Any] | Mapping[str, Callable[..., Any]]
 
 @dataclass(frozen=True, slots=True)
 class TrainedRun:
-    """`ending` and the last finished `step`, with the event log's last `sentence`. Every verb takes `folder`, as in
-    `python -m backend export FOLDER --to lmstudio`; `adapters` or `model` in it is the result."""
+    """`ending` and the last finished `step`, with the event log's last `sentence`. Every verb takes `folder`;
+    `adapters` or `model` in it is the result."""
 
     folder: Path
     ending: Literal["finished", "stopped", "failed"]
@@ -63,18 +62,14 @@ class TrainedRun:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """The metrics of every step, each with its `step`, from the first; read from the event log at every call."""
-        return list(self._metrics("step"))
+        events = read_events(RunFolder(self.folder).events)
+        return [{"step": event["step"], **event["metrics"]} for event in events if event["kind"] == "step"]
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
         """The metrics of every evaluation, each with its `step` and `split`."""
-        return list(self._metrics("eval"))
-
-    def _metrics(self, kind: str) -> Iterator[dict[str, Any]]:
-        for event in read_events(RunFolder(self.folder).events):
-            if event["kind"] == kind:
-                split = {"split": event["split"]} if "split" in event else {}
-                yield {"step": event["step"], **split, **event["metrics"]}
+        events = (event for event in read_events(RunFolder(self.folder).events) if event["kind"] == "eval")
+        return [{"step": event["step"], "split": event["split"], **event["metrics"]} for event in events]
 
 
 class RunFailed(UserError):
@@ -87,13 +82,13 @@ class RunFailed(UserError):
 
 
 class StopTraining(Exception):
-    """A callback raises it to stop the run, saved, after the present step. Its text completes “Stopped at step 20
-    because …”."""
+    """Raised by a callback, it stops the run, saved, after the step. Its text completes “Stopped at step 20 because
+    …”."""
 
 
 class Callback:
-    """Follows a run as it trains. Override what you need; each method may raise StopTraining, and any other
-    exception ends the run as failed, saved, with a sentence that names the method."""
+    """Follows a run as it trains. Each method may raise StopTraining; any other exception ends the run as failed,
+    saved, with a sentence that names the method."""
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step is finished; `metrics` are those of the event log."""
@@ -109,8 +104,8 @@ class Callback:
 
 
 class CallbackCalls:
-    """Calls the callbacks of one run after the event log has the step, evaluation or checkpoint. Keeps an exception
-    until the trainer next looks whether to stop. Raises UserError for an object that has none of the methods."""
+    """Calls the callbacks of one run after the event log has the event. Keeps an exception until the trainer next looks
+    whether to stop. Raises UserError for an object that has none of the methods."""
 
     def __init__(self, callbacks: Sequence[Any], folder: Path) -> None:
         for callback in callbacks:
@@ -129,7 +124,7 @@ class CallbackCalls:
         elif kind == "step":
             self._call("on_step", step, event["metrics"])
         elif kind == "eval":
-            self._call("on_evaluation", step, event["metrics"], event.get("split", "valid"))
+            self._call("on_evaluation", step, event["metrics"], event["split"])
         elif kind == "checkpoint" and step != self._resumed_from:  # a resumed run repeats its first checkpoint's event
             self._call("on_save", step, self._folder / event["path"])
 
@@ -157,8 +152,7 @@ class CallbackCalls:
 
 
 def write_dataset(dataset: Any, folder: Path) -> None:
-    """Write rows (an iterable of mappings), or splits of such rows by name, below `folder`. Raises UserError on
-    `dataset`, and DiskError."""
+    """Write rows (an iterable of mappings), or splits of such rows by name, below `folder`. Raises UserError."""
     splits = dataset if isinstance(dataset, Mapping) else {"train": dataset}
     for name, rows in splits.items():
         if name not in _SPLITS:
@@ -171,7 +165,6 @@ def write_dataset(dataset: Any, folder: Path) -> None:
 
 
 def _lines(rows: Iterable[Any], split: str) -> Iterator[bytes]:
-    size = 0
     for number, row in enumerate(rows, 1):
         if not isinstance(row, Mapping):
             raise UserError("dataset", f"Row {number:,} of {split} is {type(row).__name__}, not a mapping of columns.")
@@ -182,12 +175,7 @@ def _lines(rows: Iterable[Any], split: str) -> Iterator[bytes]:
             except (TypeError, ValueError, RecursionError):
                 what = f"The column {quote(name, 40)} in row {number:,} of {split} holds what JSON cannot"
                 raise UserError("dataset", f"{what}: a run keeps its rows as text.") from None
-        line = f"{{{', '.join(cells)}}}\n".encode(errors="replace")
-        size += len(line)
-        if size > MOST_BYTES:
-            what = f"The rows of {split} take more than {MOST_BYTES >> 30} GB; write them to a file, and name it"
-            raise UserError("dataset", f"{what} under data.")
-        yield line
+        yield f"{{{', '.join(cells)}}}\n".encode(errors="replace")
 
 
 def train(
@@ -207,20 +195,15 @@ def train(
 ) -> TrainedRun:
     """Train in this process and return the run once it has ended, finished or stopped.
 
-    `config`: a `Config`, a mapping of settings, or the path of a YAML file. `reward_functions`, or
-    `reward_funcs` as in TRL: names and reward models as in the settings, and callables, which run in this process.
-    `tools`: functions that the model may call;
-    `environment_factory`: a class, or classes by name; both are as for TRL, and run in this process.
-    `rollout_func`: samples the completions (`backend.trainer.library.own_rollout`). `dataset`: rows, or splits of rows
-    by name; they are copied into the run's folder. `callbacks`: see `backend.Callback`. `optimizer`:
-    an mlx.optimizers.Optimizer, or a callable that makes one of a learning rate; `schedule`: the number of an update,
-    from 0, → its learning rate. They replace the settings of these names. `name` and `runs_dir` are as on the command
-    line.
+    `config`: a `Config`, a mapping of settings, or the path of a YAML file. `reward_functions`, or `reward_funcs` as
+    in TRL: names as in the settings, and callables. `tools`, `environment_factory`, `rollout_func`: as for TRL.
+    `dataset`: rows, or splits of rows by name. `callbacks`: see `backend.Callback`. `optimizer`: an
+    mlx.optimizers.Optimizer, or a callable that makes one of a learning rate; `schedule`: the number of an update, from
+    0, → its learning rate. `name` and `runs_dir` are as on the command line.
 
-    In the main thread Ctrl-C and SIGTERM mean "save and stop", and have their old meaning again afterwards; in any
-    other thread they stay the program's. Raises UserError for anything that the user can fix: before the first step,
-    with nothing left behind; as RunFailed after it, with everything saved. Raises RuntimeError for a bug of ours,
-    whose traceback is on stderr and in the run's event log.
+    In the main thread Ctrl-C and SIGTERM mean "save and stop". Raises UserError for anything that the user can fix:
+    before the first step, with nothing left behind; as RunFailed after it, with everything saved. Raises RuntimeError
+    for a bug of ours, whose traceback is on stderr and in the run's event log.
     """
     require_environment()
     if isinstance(config, Config):
@@ -279,13 +262,8 @@ def resume(
     schedule: Callable[[int], Any] | None = None,
     changes: Mapping[str, Any] | None = None,
 ) -> TrainedRun:
-    """Continue a run from its newest whole checkpoint, as `train` would have; `changes` are settings from its next step
-    on.
-
-    `run`: its folder or its name. A run that was trained with callables needs those of the same names again, in
-    `reward_functions`, `tools`, `environment_factory` and `rollout_func`, and one with an optimizer or a
-    schedule of the program the same again. Raises as `train`.
-    """
+    """Continue a run, its folder or its name, from its newest whole checkpoint; `changes` are settings from its next
+    step on. Whatever was an object of the program is needed again, callables by the same names. Raises as `train`."""
     require_environment()
     folder = find_run(os.fspath(run))
     check_format(folder)

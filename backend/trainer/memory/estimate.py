@@ -41,13 +41,10 @@ WHOLE = ("kv_a_proj_with_mqa", "q_a_proj", "gate", "router", "norm")
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The memory of a run's two phases under `plan`, in bytes.
-
-    `limit`: the setting Memory limit, or `machine`. `reductions` names where the plan trades time for memory; `advice`
-    says which settings to change where that is not enough. `dtype`: the setting, with what a CPU computes in for
-    "auto". `speed_note`: what more completions a step would gain on a GPU, what a CPU computes in. `rough`: the
-    architecture's activations are guessed.
-    """
+    """The memory of a run's two phases under `plan`, in bytes. `limit`: the setting Memory limit, or `machine`.
+    `reductions` names where the plan trades time for memory; `advice` says which settings to change where that is not
+    enough. `dtype`: the setting, with what a CPU computes in for "auto". `speed_note`: what more completions a step
+    would gain on a GPU, what a CPU computes in. `rough`: the architecture's activations are guessed."""
 
     rollout: Phase
     training: Phase
@@ -93,7 +90,6 @@ class Estimate:
 
     @property
     def fault(self) -> ConfigProblem | None:
-        """The problem to show before a run; None where it fits."""
         if self.fits:
             return None
         whose = "this machine can give" if self.limit == self.machine else "Memory limit allows"
@@ -121,13 +117,10 @@ def estimate_run(
     stages: Sequence[Config] = (),
     dtype: str = "",
 ) -> Estimate:
-    """The memory of a run with these valid settings, under the quickest plan that fits; else under the smallest. Of a
-    run in stages, the one that needs most; `stages`: the settings of each, where they are known already.
-
-    `machine`: bytes that it may use. `prompt`: tokens of the longest prompt; None for what `max_seq_length` leaves
-    beside the completion. `gpu` None: as this machine. `dtype`: what the run computes in, where it was chosen already.
-    Of a model that is divided among machines, the memory of each.
-    """
+    """The memory of a run under the quickest plan that fits; else under the smallest. Of a run in stages, the one that
+    needs most; `stages`: the settings of each. `machine`: bytes that it may use. `prompt`: tokens of the longest
+    prompt; None for what `max_seq_length` leaves beside the completion. `gpu` None: as this machine. `dtype`: what the
+    run computes in, where it was chosen already. Of a model that is divided among machines, the memory of each."""
     gpu = has_gpu() and config.device != "cpu" if gpu is None else gpu
     if config.parallelism == "tensor" and config.hosts:
         with suppress(UserError):  # whoever starts the run says so
@@ -151,8 +144,8 @@ def estimate_run(
 
 
 def choose_dtype(configs: Sequence[Config], machine: int, *, gpu: bool) -> tuple[str, str]:
-    """(`dtype` that runs with these settings compute in, a sentence on it): on a CPU float32 for "auto" where all of
-    them fit."""
+    """(`dtype` that runs with these settings compute in, a sentence on it): on a CPU float32 for "auto" where all
+    fit."""
     folder = local_folder(configs[0].model)
     shape = shape_of(folder) if folder is not None else None
     if gpu or shape is None:
@@ -205,17 +198,24 @@ def _fit(config: Config, shape: ModelShape, machine: int, prompt: int | None, gp
     budget = round(TARGET_SHARE * limit)
 
     def first_that_fits(plans: Iterator[MemoryPlan], phase_of: Callable[[MemoryPlan], Phase]) -> MemoryPlan:
-        tried: list[tuple[int, MemoryPlan]] = []
+        tried: dict[int, MemoryPlan] = {}
         for plan in plans:
-            tried.append((phase_of(plan).total, plan))
-            if tried[-1][0] <= budget:
+            if (total := phase_of(plan).total) <= budget:
                 return plan
-        return min(tried, key=lambda each: each[0])[1]  # the first, which is the quickest, of equal ones
+            tried.setdefault(total, plan)
+        return tried[min(tried)]
+
+    def sampling_plans() -> Iterator[MemoryPlan]:
+        yield learning
+        # Chunks in the inner loop: smaller ones cost less speed than decoding fewer rows together.
+        for rows in memory.row_costs.fewer(memory.rows):
+            for chunk in _halvings(learning.prefill_chunk, 64):
+                yield replace(learning, rows=rows, prefill_chunk=chunk, merge=False)
 
     # The phases follow each other and share no choice, so each gets the quickest plan that fits by itself.
     quickest = next(_learning_plans(memory))
     learning = first_that_fits(_learning_plans(memory), memory.training)
-    chosen = first_that_fits(_sampling_plans(memory, learning), memory.rollout)
+    chosen = first_that_fits(sampling_plans(), memory.rollout)
     reductions = {
         f"decoding {chosen.rows} of {quickest.rows} completions at a time": chosen.rows < quickest.rows,
         f"reading prompts {chosen.prefill_chunk} tokens at a time": chosen.prefill_chunk < quickest.prefill_chunk,
@@ -241,8 +241,7 @@ def _fit(config: Config, shape: ModelShape, machine: int, prompt: int | None, gp
 
 
 def _learning_plans(memory: MemoryModel) -> Iterator[MemoryPlan]:
-    """Plans for training, the quickest first: smaller micro-batches, gradient checkpointing, smaller chunks of
-    logits."""
+    """The quickest first: smaller micro-batches, gradient checkpointing, smaller chunks of logits."""
     config, most = memory.config, MICRO_BATCH_TOKENS[memory.gpu]
     # The user's own chunk size replaces both of ours.
     configured = config.seq_step_size if config.efficient_long_context else None
@@ -260,15 +259,6 @@ def _learning_plans(memory: MemoryModel) -> Iterator[MemoryPlan]:
     # Last, because each chunk reads the output layer's weights again, often the largest matrix.
     for size in _halvings(chunk, SMALLEST_CHUNK):
         yield replace(base, micro_batch_tokens=sizes[-1], recompute=True, chunk=size)
-
-
-def _sampling_plans(memory: MemoryModel, base: MemoryPlan) -> Iterator[MemoryPlan]:
-    """Plans for sampling under a plan for training, the quickest first."""
-    yield base
-    # Chunks in the inner loop: smaller ones cost less speed than decoding fewer rows together.
-    for rows in memory.row_costs.fewer(memory.rows):
-        for chunk in _halvings(base.prefill_chunk, 64):
-            yield replace(base, rows=rows, prefill_chunk=chunk, merge=False)
 
 
 def _halvings(first: int, last: int) -> Iterator[int]:
@@ -305,9 +295,9 @@ def _advice(config: Config, shape: ModelShape, machine: int, prompt: int | None,
         tried[condition] = changed.total
     if not tried:
         return "Choose a smaller model."
-    least = min(tried, key=lambda condition: tried[condition])
+    needed, least = min((needed, condition) for condition, needed in tried.items())
     condition = f"{least[0].lower()}{least[1:]}"
-    return f"Choose a smaller model; {condition} this one still needs {format_bytes(tried[least])}."
+    return f"Choose a smaller model; {condition} this one still needs {format_bytes(needed)}."
 
 
 def _row_tip(config: Config, shape: ModelShape, prompt: int | None, now: Estimate) -> str:

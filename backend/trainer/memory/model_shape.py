@@ -1,5 +1,5 @@
 """Layer sizes and bytes of a model, from its config.json and the headers of its safetensors files. Without the files
-they are computed: exact for the usual decoder layers, experts, gated delta nets (Qwen 3 Next, Qwen 3.5) and Gemma 4."""
+they are computed: exact for usual decoder layers, experts, gated delta nets (Qwen 3 Next, 3.5) and Gemma 4."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LayerKind = Literal["full", "window", "state"]
 
 Arrays = Mapping[str, tuple[str, tuple[int, ...]]]  # name of a weight → its safetensors dtype and shape
 
-_WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.(.+)\.weight$")
 _EXPERT = re.compile(r"experts\.\d+\.")
 _NOT_LOADED = re.compile(
@@ -46,8 +46,7 @@ LARGEST = 2**31  # mlx counts in 32 bits
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A weight matrix of one layer. `experts`: the number stacked in it; `bytes` as stored, quantisation scales
-    included."""
+    """One weight matrix. `experts`: the number stacked in it; `bytes` as stored, quantisation scales included."""
 
     name: str
     inputs: int
@@ -63,8 +62,7 @@ class Linear:
 @dataclass(frozen=True, slots=True)
 class Tower:
     """What reads images. `one`: patches of an image of a fixed size, 0 where images vary; `of_token`: patches that
-    become one image token, with as many features as the text model's hidden size, and `deepstack` times more.
-    `tokens`: of a prompt's images, at most; 0 in a run on text, which has no use for the tower."""
+    become one image token. `tokens`: of a prompt's images, at most; 0 in a run on text."""
 
     bytes: int
     hidden: int
@@ -79,12 +77,10 @@ class Tower:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """One model. Sizes count numbers, `weights` is in bytes, `width` is the bytes per activation.
-
-    `kinds`: what each layer keeps of earlier tokens. `layers_with_keys`: the number of layers, from the first, with
-    keys and values of their own. `outside`: embedding and output layer, a single matrix where they are tied. `exact`:
-    `weights` was read from the files. `tower`: what reads images, which `weights` leaves out.
-    """
+    """One model. Sizes count numbers, `weights` is in bytes, `width` is the bytes per activation. `kinds`: what each
+    layer keeps of earlier tokens. `layers_with_keys`: the number of layers, from the first, with keys and values of
+    their own. `outside`: embedding and output layer, a single matrix where they are tied. `exact`: `weights` was read
+    from the files. `tower`: what reads images, which `weights` leaves out."""
 
     kind: str
     hidden: int
@@ -175,7 +171,7 @@ def shape_from(config: Mapping[str, Any], arrays: Arrays | None = None) -> Model
         return None
     heads = number(text, "num_attention_heads", "n_head", "n_heads")
     packed = quantization_of(config)
-    width = _WIDTHS.get(str(text.get("torch_dtype") or text.get("dtype") or "").removeprefix("torch."), 2)
+    width = DTYPE_BYTES.get(str(text.get("torch_dtype") or text.get("dtype") or "").removeprefix("torch."), 2)
     tied = bool(text.get("tie_word_embeddings", True))
     kinds = layer_kinds(text, count)
     sizes: dict[str, Any] = {"width": width}
@@ -322,22 +318,16 @@ def _layer_matrices(
     text: Mapping[str, Any], kinds: tuple[LayerKind, ...], index: int
 ) -> list[tuple[str, int, int, int]]:
     """(name within the layer, input size, output size, experts) of one layer's matrices."""
-    hidden, heads = (
-        number(text, "hidden_size", "d_model", "n_embd"),
-        number(text, "num_attention_heads", "n_head", "n_heads"),
-    )
+    hidden = number(text, "hidden_size", "d_model", "n_embd")
+    heads = number(text, "num_attention_heads", "n_head", "n_heads")
     has_own_keys = index < len(kinds) - number(text, "num_kv_shared_layers")
     delta_heads = number(text, "linear_num_value_heads")
     if kinds[index] == "state" and delta_heads:  # a gated delta net (arXiv:2412.06464)
         keys = number(text, "linear_num_key_heads") * number(text, "linear_key_head_dim")
         values = delta_heads * number(text, "linear_value_head_dim")
-        matrices = [
-            ("linear_attn.in_proj_qkv", hidden, 2 * keys + values, 1),
-            ("linear_attn.in_proj_z", hidden, values, 1),
-            ("linear_attn.in_proj_b", hidden, delta_heads, 1),
-            ("linear_attn.in_proj_a", hidden, delta_heads, 1),
-            ("linear_attn.out_proj", values, hidden, 1),
-        ]
+        inner = {"qkv": 2 * keys + values, "z": values, "b": delta_heads, "a": delta_heads}
+        matrices = [(f"linear_attn.in_proj_{part}", hidden, outputs, 1) for part, outputs in inner.items()]
+        matrices.append(("linear_attn.out_proj", values, hidden, 1))
     else:
         head_dim = number(text, "head_dim") or (hidden // heads if heads else 0)
         kv_heads = number(text, "num_key_value_heads") or heads

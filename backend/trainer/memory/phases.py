@@ -1,9 +1,7 @@
-"""Peak memory of each phase of a step in bytes, as a sum over the arrays that are alive at the same time.
-
-The factor of a term is how many arrays of that size are alive together. A change in `backend.engine` that keeps another
-array alive has to be counted here; `tests/trainer/test_memory_plan.py` measures. Axes: B rows, K prompt tokens, T
-completion tokens, H hidden size, V vocabulary.
-"""
+"""Peak memory of each phase of a step in bytes, as a sum over the arrays that are alive at the same time; the factor of
+a term is how many of that size are alive together. A change in `backend.engine` that keeps another array alive has to
+be counted here; `tests/trainer/test_memory_plan.py` measures. Axes: B rows, K prompt tokens, T completion tokens, H
+hidden size, V vocabulary."""
 
 from __future__ import annotations
 
@@ -24,12 +22,19 @@ from backend.judges.model_reward import loaded_models
 from backend.models.adapter_types import ALL_LINEAR, is_named
 from backend.runs.saved_weights import WeightChoice
 from backend.sampling.row_costs import RowCosts, row_costs
-from backend.trainer.memory.model_shape import LayerKind, Linear, ModelShape, is_usual, packed_width, shape_of
+from backend.trainer.memory.model_shape import (
+    DTYPE_BYTES,
+    LayerKind,
+    Linear,
+    ModelShape,
+    is_usual,
+    packed_width,
+    shape_of,
+)
 from backend.utils.hub_cache import local_folder
 from backend.utils.machine import chip, has_gpu
 
 FLOAT_BYTES = 4  # float32: adapters, their gradients, log-probabilities
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 PREFILL_CHUNK = 2048
 PREFILL_BUCKET = 256  # columns by which mlx-lm's KV caches grow during prefill
@@ -38,16 +43,8 @@ IN_FLIGHT_NAME, IN_FLIGHT_SHARE = "in flight", 0.05
 """Arrays that MLX allocates ahead of the device, as a share of what a phase works on."""
 
 OPTIMIZER_COPIES = {
-    "adamw": 2,
-    "adam": 2,
-    "adamax": 2,
-    "adadelta": 2,
-    "muon": 1,
-    "sgd": 1,
-    "lion": 1,
-    "rmsprop": 1,
-    "adagrad": 1,
-    "own": 2,
+    **dict.fromkeys(("adamw", "adam", "adamax", "adadelta", "own"), 2),
+    **dict.fromkeys(("muon", "sgd", "lion", "rmsprop", "adagrad"), 1),
 }
 """State arrays of a weight's size per optimizer; a program's own counts as AdamW. Adafactor is not listed: it keeps
 row and column statistics (arXiv:1804.04235)."""
@@ -82,12 +79,10 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The sizes into which a step is split. Every choice trades time for memory and changes results by rounding only.
-
-    `rows`: completions decoded together. `prefill_chunk`: tokens per prompt in one pass. `merge`: decode with adapters
-    merged into a copy of the weights. `micro_batch_tokens` include padding. `chunk`: completion tokens whose logits
-    exist at the same time. `recompute`: gradient checkpointing.
-    """
+    """The sizes into which a step is split, which change results by rounding only. `rows`: completions decoded
+    together. `prefill_chunk`: tokens per prompt in one pass. `merge`: decode with adapters merged into a copy of the
+    weights. `micro_batch_tokens` include padding. `chunk`: completion tokens whose logits exist at the same time.
+    `recompute`: gradient checkpointing."""
 
     rows: int
     prefill_chunk: int
@@ -170,9 +165,8 @@ class MemoryModel:
         if self.full:
             return list(layer)
         is_all = not keys or ALL_LINEAR in keys
-        return [
-            linear for linear in layer if (is_all or is_named(linear.name, keys)) and not is_named(linear.name, whole)
-        ]
+        chosen = (linear for linear in layer if is_all or is_named(linear.name, keys))
+        return [linear for linear in chosen if not is_named(linear.name, whole)]
 
     def _phase(self, sizes: dict[str, int], working: int) -> Phase:
         """The arrays that live through a step, those of the phase, and those in flight: a share of `working`."""
@@ -187,6 +181,10 @@ class MemoryModel:
                 reference = trainable
             else:
                 reference = self.in_whole_modules * self.weight_width
+        vision = 0
+        if self.tower:  # its weights, and the features of a step's images
+            vision = self.tower.bytes * self.tower_width // self.shape.width
+            vision += self.config.prompts_per_step * self.features(self.tower.tokens)
         persistent = {
             "weights": weights,
             "adapters": 0 if self.full else trainable - in_place,
@@ -194,7 +192,7 @@ class MemoryModel:
             "reference": reference,
             "teacher": self.teacher.weights() if self.teacher else 0,
             "draft model": self.draft.weights() if self.draft else 0,
-            "vision": self._vision(),
+            "vision": vision,
             "reward models": sum(scorer.weights() for scorer, _ in self.scorers),
         }
         alive = {name: size for name, size in (persistent | sizes).items() if size}
@@ -246,18 +244,9 @@ class MemoryModel:
             vectors = self.weights() - FLOAT_BYTES * sum(linear.numbers for linear in matrices)
             sums = sum(linear.experts * (linear.inputs + linear.outputs) for linear in matrices)
             return vectors + FLOAT_BYTES * sums
-        rank, dora = self.config.rank, self.config.train_type == "dora"
-        return FLOAT_BYTES * sum(
-            linear.experts * (linear.inputs + linear.outputs + 2 * rank) + dora * linear.outputs
-            for linear in self.adapted
-        )
-
-    def _vision(self) -> int:
-        """The tower's weights, and the features of a step's images."""
-        if self.tower is None:
-            return 0
-        features = self.config.prompts_per_step * self.features(self.tower.tokens)
-        return self.tower.bytes * self.tower_width // self.shape.width + features
+        vectors = sum(linear.outputs for linear in self.adapted) if self.config.train_type == "dora" else 0
+        sums = sum(each.experts * (each.inputs + each.outputs + 2 * self.config.rank) for each in self.adapted)
+        return FLOAT_BYTES * (sums + vectors)
 
     def features(self, tokens: int) -> int:
         return tokens * self.shape.hidden * (1 + self.tower.deepstack) * self.tower_width if self.tower else 0
@@ -344,12 +333,8 @@ class MemoryModel:
         """The weights that only decoding uses: float weights with adapters merged in, else the adapters fused side by
         side; under full fine-tuning the fused matrices that share an input (q, k, v; gate, up)."""
         if self.full:
-            fused = sum(
-                linear.numbers
-                for layer in self.shape.layers
-                for linear in layer
-                if not linear.name.endswith(("o_proj", "down_proj")) and linear.experts == 1
-            )
+            linears = (linear for layer in self.shape.layers for linear in layer if linear.experts == 1)
+            fused = sum(each.numbers for each in linears if not each.name.endswith(("o_proj", "down_proj")))
             return self.width * fused if plan.merge else 0
         # Adapters stay beside quantised and 16-bit weights (`backend.sampling.fused_model`).
         if not plan.merge or self.quantised or self.weight_width != FLOAT_BYTES:
@@ -476,12 +461,9 @@ class MemoryModel:
         return inputs + max(round(at_once * max(saved, default=0)) + work - logits, 0), logits
 
     def _saved_per_token(self, layer: tuple[Linear, ...]) -> int:
-        """Bytes that a layer saves per token.
-
-        Norms save their input, attention its queries and the log-sum-exp of its scores, the gated MLP gate and up,
+        """Norms save their input, attention its queries and the log-sum-exp of its scores, the gated MLP gate and up,
         on a GPU sigmoid and silu too. Adapters save their input, with dropout the dropped input of each too. DoRA saves
-        the product before scaling. A trainable norm saves its normalised input.
-        """
+        the product before scaling. A trainable norm saves its normalised input."""
         shape, width, config = self.shape, self.width, self.config
         adapted = self.adapted_in(layer)
         if not (shape.heads and is_usual(layer)):
@@ -538,8 +520,7 @@ CONTEXT = 4096  # tokens of a conversation, on each side
 
 
 def chat_bytes(config: Config, shape: ModelShape, weights: WeightChoice | None) -> int:
-    """Bytes of a process that has loaded base and tuned model; of a plain model (`weights` None) that alone. With what
-    reads images, where the model has it."""
+    """Bytes of a process that has loaded base and tuned model; of a plain model (`weights` None) that alone."""
     lora = config.model_copy(update={"train_type": "lora"})
     memory = MemoryModel(lora, shape, 0, gpu=has_gpu() and config.device != "cpu")
     base = memory.weights()

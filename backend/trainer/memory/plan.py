@@ -24,30 +24,24 @@ from backend.utils.machine import machine_bytes
 WHOLE_STEP = StepSize()
 
 
-def learner_limits(plan: MemoryPlan | None, most: StepSize = WHOLE_STEP) -> dict[str, Any]:
-    """The plan as keywords of `Learner`, at most `most`."""
-    return _limits(plan, ("micro_batch_tokens", "chunk", "recompute"), "micro_batch_tokens", most.micro_batch_tokens)
-
-
-def rollout_limits(plan: MemoryPlan | None, most: StepSize = WHOLE_STEP) -> dict[str, Any]:
-    """The plan as keywords of `Sampler`, at most `most`."""
-    return _limits(plan, ("rows", "prefill_chunk", "merge"), "rows", most.rows)
-
-
-def _limits(plan: MemoryPlan | None, names: Sequence[str], limited: str, most: int | None) -> dict[str, Any]:
-    limits = {name: getattr(plan, name) for name in names} if plan is not None else {}
-    return limits if most is None else limits | {limited: min(limits.get(limited, most), most)}
+def plan_limits(plan: MemoryPlan | None, most: StepSize = WHOLE_STEP) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The plan as keywords of `Learner` and of `Sampler`, at most `most`."""
+    learner, sampler = ("micro_batch_tokens", "chunk", "recompute"), ("rows", "prefill_chunk", "merge")
+    limits = tuple({name: getattr(plan, name) for name in names} if plan else {} for names in (learner, sampler))
+    for of_one, limited in zip(limits, ("micro_batch_tokens", "rows"), strict=True):
+        if (size := getattr(most, limited)) is not None:
+            of_one[limited] = min(of_one.get(limited, size), size)
+    return limits[0], limits[1]
 
 
 def dtype_here(configs: Sequence[Config], machine: int | None = None) -> tuple[str, str]:
-    """`choose_dtype` for this process; `machine`: the bytes of the smallest of several machines."""
+    """`choose_dtype` here; `machine`: the bytes of the smallest of several machines."""
     here = machine_bytes(mx.get_active_memory(), working_set_bytes())
     return choose_dtype(configs, here if machine is None else min(here, machine), gpu=on_gpu())
 
 
 def refuse_too_large(config: Config, stages: Sequence[Config] = ()) -> None:
-    """Raises UserError for a model that this machine cannot train even on the shortest prompts. Loads nothing.
-    `stages`: the settings of each stage."""
+    """Raises UserError for a model that this machine cannot train even on the shortest prompts."""
     _estimate(config, 1, stages)
 
 
@@ -60,12 +54,9 @@ def plan_memory(
     images: int = 0,
 ) -> MemoryPlan | None:
     """The plan for prompts of these lengths in tokens, and MLX's memory limit set to it while `policy` lives. None
-    where the model's sizes are not known.
-
-    `stages`: the settings of each, for whose largest the plan is made. `images`: most tokens of images in a prompt.
-    `note` takes a sentence where the memory limit constrains the run. Raises UserError where even the smallest plan
-    does not fit.
-    """
+    where the model's sizes are not known. `stages`: the settings of each, for whose largest the plan is made. `images`:
+    most tokens of images in a prompt. `note` takes a sentence where the memory limit constrains the run. Raises
+    UserError where even the smallest plan does not fit."""
     # What the model was loaded in: by now another choice might be made.
     is_packed = any("scales" in module for module in policy.model.modules())
     is_wide = policy.split_model.dtype == mx.float32 and not is_packed
@@ -102,7 +93,7 @@ def image_tokens(tokenizer: Any, problems: Iterable[Problem], longest: int) -> i
 def _estimate(
     config: Config, prompt: int | None, stages: Sequence[Config], in_use: int = 0, dtype: str = "", images: int = 0
 ) -> Estimate | None:
-    """None where the model's sizes are not known. Raises UserError for a run that does not fit."""
+    """None where the model's sizes are not known."""
     folder = local_folder(config.model)
     shape = shape_of(Path(folder)) if folder is not None else None
     if shape is None:
@@ -116,7 +107,7 @@ def _estimate(
 
 
 def working_set_bytes() -> int | None:
-    """The memory that Metal recommends a process to use at most; None without Metal."""
+    """The memory that Metal recommends a process to use at most."""
     return int(mx.device_info()["max_recommended_working_set_size"]) if has_metal() else None
 
 

@@ -1,5 +1,4 @@
-"""Trackers follow a run's event log, each in a process of its own that the run starts and does not wait for. A second
-process for the same tracker waits for the first."""
+"""Trackers follow a run's event log, each in a process of its own that the run starts and does not wait for."""
 
 from __future__ import annotations
 
@@ -81,7 +80,6 @@ class RunTrackers:
                 tell(f"What {name} writes of this run is in {TRACKERS[name].place}.")
 
     def look(self, warn: Say) -> None:
-        """Warn of each that has ended."""
         if not self._processes or time.monotonic() - self._looked < LOOK_S:
             return
         self._looked = time.monotonic()
@@ -94,15 +92,14 @@ class RunTrackers:
             warn(f"{name} has ended: {why}. The run goes on without it; track --to {name} sends the rest.")
 
     def let_go(self) -> None:
-        """The run is over: let stopped ones (SIGSTOP) go on."""
         for process in self._processes.values():
             if process.poll() is None:
-                process.send_signal(signal.SIGCONT)
+                process.send_signal(signal.SIGCONT)  # one that is stopped (SIGSTOP)
 
 
 def track(run: RunFolder, name: str, *, may_upload: bool = False, waits: bool = False, say: Say) -> None:
-    """Send all of a run to a tracker, until the run is over. Raises UserError for settings that cannot be read, a
-    package that is missing, and, without `waits`, another process at work."""
+    """Send all of a run to a tracker, until the run is over. Raises UserError, without `waits` also where another
+    process is at work."""
     if fault := missing_fault(name):
         raise UserError([fault])
     require_plain_files(run.path)
@@ -122,7 +119,6 @@ def track(run: RunFolder, name: str, *, may_upload: bool = False, waits: bool = 
 
 
 def about_run(run: RunFolder, may_upload: bool = False) -> AboutRun:
-    """What a tracker may know of the run. Raises UserError."""
     config = load(run.config)
     settings = public_settings(config.model_dump(mode="json"))
     project, name = config.tracker_project or DEFAULT_PROJECT, config.tracker_run_name or run.name
@@ -178,8 +174,8 @@ def _follow(about: AboutRun, tracker: Tracker, say: Say) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """A tracker's process as a run starts it: NAME FOLDER → the exit code. Problems go to the process's log, and to the
-    run's log where the run does not report them."""
+    """A tracker's process: NAME FOLDER → the exit code. Problems go to its log, and to the run's log where the run does
+    not report them."""
     name, run = arguments[0], RunFolder(Path(arguments[1]))
 
     def tell(sentence: str, in_run: bool = True) -> None:

@@ -1,14 +1,9 @@
-"""The trackers csv, tensorboard, trackio and wandb.
-
-csv, tensorboard and trackio are written again from the event log whenever a process of theirs begins or the event log
-was cut back. trackio stays in its database on this machine.
-
-wandb is offline unless the user says WANDB_MODE=online in the environment, or `track --upload`: a YAML file of somebody
-else must not upload anything. Its files lie in our folder of preferences: wandb reads settings from its folder, which
-somebody else's run could bring along. Offline, what was not synced yet is written again. What has left the machine
-cannot be: wandb.json says how far that is, and where a resume has changed settings of steps that were sent, a second
-run begins.
-"""
+"""The trackers csv, tensorboard, trackio and wandb. The first three are written again from the event log whenever a
+process of theirs begins or the event log was cut back. trackio stays in its database on this machine. wandb is offline
+unless the user says WANDB_MODE=online in the environment, or `track --upload`: a YAML file of somebody else must not
+upload anything. Its files lie in our folder of preferences: wandb reads settings from its folder, which somebody else's
+run could bring along. What has left the machine cannot be written again: wandb.json says how far that is, and where a
+resume has changed settings of steps that were sent, a second run begins."""
 
 from __future__ import annotations
 
@@ -49,7 +44,7 @@ LAST_COLUMNS = ("advantage", "reward", "answer", "stop", "tokens")
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """The event log of one step, without values that are not finite. `training` is empty before the first step;
-    `evaluations`: split, or name of an evaluation set → metrics. `scale_rewards`: the setting in this step."""
+    `evaluations`: split, or name of an evaluation set → metrics."""
 
     step: int
     training: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -73,7 +68,6 @@ class StepRecord:
 
 
 def reward_columns(groups: Iterable[GroupRow]) -> list[str]:
-    """Names of the reward functions that scored these groups, in order."""
     names: dict[str, None] = {}
     for group in groups:
         for completion in group.get("completions") or ():
@@ -111,9 +105,8 @@ class Sent:
         """The part of a record that was not sent; None where all was."""
         is_new = bool(record.training) and record.step > self.step
         evaluations = {s: m for s, m in record.evaluations.items() if record.step > self.evaluations.get(s, -1)}
-        if is_new:
-            return replace(record, evaluations=evaluations)
-        return replace(record, training={}, groups=(), evaluations=evaluations) if evaluations else None
+        old = {} if is_new else {"training": {}, "groups": ()}
+        return replace(record, evaluations=evaluations, **old) if is_new or evaluations else None
 
     def add(self, record: StepRecord) -> None:
         if record.training:
@@ -123,9 +116,9 @@ class Sent:
 
 
 class RecordReader:
-    """Reads the records of a run, each once it is complete: when the next step samples, or the run has ended.
-    `settings`: those with which the run began. `restarted` is called where the event log was cut back: earlier records
-    come again. `ending`: the kind of the event log's last line where that is an ending."""
+    """Reads the records of a run, each once it is complete. `settings`: those with which the run began. `restarted` is
+    called where the event log was cut back: earlier records come again. `ending`: the kind of the event log's last line
+    where that is an ending."""
 
     def __init__(
         self, run: RunFolder, settings: Mapping[str, Any], restarted: Callable[[], None] = lambda: None
@@ -176,14 +169,14 @@ class RecordReader:
         """The last record, of a run that has ended."""
         record, self._record = self._record, None
         if record is not None:
-            yield replace(record, groups=tuple(self._groups_of(record.step))) if record.training else record
+            yield replace(record, groups=self._groups_of(record.step)) if record.training else record
 
-    def _groups_of(self, step: int) -> Iterator[GroupRow]:
+    def _groups_of(self, step: int) -> tuple[Any, ...]:
         while not (self._lines and _step_of(self._lines[-1]) > step) and (more := self._completions.read()):
             self._lines = more if self._completions.restarted else [*self._lines, *more]
-        own = [line for line in self._lines if _step_of(line) == step]
+        own = tuple(line for line in self._lines if _step_of(line) == step)
         self._lines = [line for line in self._lines if _step_of(line) > step]
-        yield from own  # pyright: ignore[reportReturnType]: a row as far as its step; its users expect missing keys
+        return own
 
 
 def _step_of(line: Event) -> int:
@@ -210,8 +203,8 @@ class Tracker:
     """One run in one tracker. Its methods may raise anything and take any time: the run does not wait for them."""
 
     def open(self, about: AboutRun) -> Sent:
-        """Begin, or continue after an earlier process, also where the event log was cut back. → how far that was;
-        `Sent()` where everything is written again. Raises UserError."""
+        """Begin, or continue after an earlier process. → how far that was; `Sent()` where everything is written
+        again."""
         raise NotImplementedError
 
     def send(self, record: StepRecord) -> None:
@@ -352,15 +345,9 @@ class TrackioRun(Tracker):
             for run in list(self._trackio.Api().runs(about.project)):
                 if (run.config or {}).get(MARK) == mark:
                     run.delete()
-        self._trackio.init(
-            project=about.project,
-            name=about.name,
-            config=about.settings | {MARK: mark},
-            resume="never",
-            embed=False,
-            auto_log_gpu=False,
-            auto_log_cpu=False,
-        )
+        off: Any = dict.fromkeys(("embed", "auto_log_gpu", "auto_log_cpu"), False)
+        config = about.settings | {MARK: mark}
+        self._trackio.init(project=about.project, name=about.name, config=config, resume="never", **off)
         return Sent()
 
     def send(self, record: StepRecord) -> None:
@@ -375,8 +362,7 @@ _ONLINE = re.compile(r"run-\d{8}_\d{6}-")
 
 
 class WandbProgress(BaseModel):
-    """wandb.json: how far the run `id` of wandb has come. `changes`: the changes of settings that hold for what was
-    sent."""
+    """wandb.json: how far the run `id` of wandb has come, and the changes of settings up to there."""
 
     v: int = 1
     id: str = Field(default_factory=lambda: secrets.token_hex(8), pattern="^[0-9a-f]{16}$")
@@ -438,16 +424,10 @@ class WandbRun(Tracker):
             # statistics.
             settings=wandb.Settings(
                 console="off",
-                save_code=False,
-                disable_code=True,
-                disable_git=True,
-                disable_job_creation=True,
-                symlink=False,
                 silent=True,
-                x_disable_stats=True,
-                x_disable_meta=True,
-                x_disable_machine_info=True,
-                x_save_requirements=False,
+                **dict.fromkeys(("save_code", "symlink", "x_save_requirements"), False),
+                **dict.fromkeys(("disable_code", "disable_git", "disable_job_creation"), True),
+                **dict.fromkeys(("x_disable_stats", "x_disable_meta", "x_disable_machine_info"), True),
             ),
         )
         return Sent(progress.step, dict(progress.evaluations))
