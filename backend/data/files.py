@@ -108,9 +108,7 @@ def read_file(path: Path) -> list[Row]:
 
 def read_head(path: Path) -> tuple[list[Row], int] | None:
     """(first rows of a large file, its approximate row count); None for a small one or one that is only read whole.
-
-    Raises UserError.
-    """
+    Raises UserError."""
     kind, head, read = path.suffix.lower(), list[Row](), 0
     with _explained(path):
         size = path.stat().st_size
@@ -317,10 +315,8 @@ def _lines_with_places(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 class ParquetRows(LazyRows):
-    """Rows of a parquet file, one batch in memory at a time.
-
-    Reading a row starts at its row group's beginning; the Hub's groups are small.
-    """
+    """Rows of a parquet file, one batch in memory at a time. Reading a row starts at its row group's beginning; the
+    Hub's groups are small."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow.parquet

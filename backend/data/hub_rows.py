@@ -56,10 +56,8 @@ def own_addresses_only() -> Iterator[None]:
 
 
 def load(repo_id: str, config_name: str | None, setting: str) -> Any:
-    """Undecoded splits of a dataset id as a `datasets.DatasetDict`.
-
-    Raises UserError if it is unavailable or refers to foreign files, and any error of `datasets`.
-    """
+    """Undecoded splits of a dataset id as a `datasets.DatasetDict`. Raises UserError if it is unavailable or refers to
+    foreign files, and any error of `datasets`."""
     if not sys.stderr.isatty():  # a log would hold every state of a bar
         datasets.disable_progress_bars()
         disable_progress_bars()

@@ -26,9 +26,7 @@ KNOWN_SHARE = 0.9  # share of the candidates that have been sampled before, once
 class PassRates:
     """The pass rates of `rows` rows. `solved_from`: the reward from which a completion passes; below it, it counts as
     its share of the range of rewards so far. `uniform_share`: share of the prompts that are drawn from all rows alike.
-
-    Each draw depends on the seed, the position in the run and the finished steps alone.
-    """
+    Each draw depends on the seed, the position in the run and the finished steps alone."""
 
     def __init__(self, rows: int, seed: int, group_size: int, uniform_share: float, solved_from: float) -> None:
         self.seed, self.group_size = seed, group_size

@@ -150,11 +150,9 @@ def hub_choices(data: str, config_name: str) -> dict[str, list[str]]:
 
 
 def overview(config: Config, map_rows: MapRows | None = None) -> dict[str, Any]:
-    """Dataset summary for the page, with problems if it cannot be read.
-
-    {form, splits {split: {rows, about, source, unanswered, repeated}}, names, columns, likely, faults, notes, written}.
-    `about`: estimated rows of a large file, else None.
-    """
+    """Dataset summary for the page, with problems if it cannot be read. {form, splits {split: {rows, about, source,
+    unanswered, repeated}}, names, columns, likely, faults, notes, written}. `about`: estimated rows of a large file,
+    else None."""
     form, written = form_of(config.data), list[tuple[str, int, int]]()
     known: dict[str, Any] = {"form": form, "names": [], "splits": {}, "columns": [], "likely": {}, "notes": []}
     try:
@@ -287,10 +285,8 @@ def _tokenizer_files(config: Config) -> Path:
 def preview_problem(
     index: int, row: Row, tokenizer: Any, prompt_format: PromptFormat, source: str
 ) -> tuple[Problem, int]:
-    """(problem of a row with its prompt uncut, token count).
-
-    It has no tokens without a tokenizer or if far too long. Raises UserError for a row that training refuses.
-    """
+    """(problem of a row with its prompt uncut, token count). It has no tokens without a tokenizer or if far too long.
+    Raises UserError for a row that training refuses."""
     where = row_name(index, source)
     row = with_paths(row, source, where)
     messages = (whole_chat if prompt_format.labelled else messages_of)(row, prompt_format, where)
@@ -354,11 +350,8 @@ def prompt_pieces(tokens: Sequence[int], tokenizer: Any, label: Label | None = N
 
 @dataclass
 class PromptLengths:
-    """Prompt lengths of a split, measured in any order.
-
-    `lengths`: tokens per row, UNMEASURED or REFUSED. `by_length` counts rows by tokens. `fault` is the first of the
-    `refused` rows. Without a tokenizer all lengths are 0.
-    """
+    """Prompt lengths of a split, measured in any order. `lengths`: tokens per row, UNMEASURED or REFUSED. `by_length`
+    counts rows by tokens. `fault` is the first of the `refused` rows. Without a tokenizer all lengths are 0."""
 
     rows: Sequence[Row]
     prompt_format: PromptFormat

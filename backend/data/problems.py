@@ -104,11 +104,8 @@ def last_user_message(messages: Messages) -> int | None:
 def cut_left(
     messages: Messages, tokenizer: Any, variables: Mapping[str, Any], where: str, most: int
 ) -> tuple[Messages, list[int]] | None:
-    """Cut the start of the last user message so that the chat fits `most` tokens.
-
-    Returns (chat, tokens), or None if nothing fits or there is no user message. A chat with images is never cut. Raises
-    UserError naming the row.
-    """
+    """Cut the start of the last user message so that the chat fits `most` tokens. Returns (chat, tokens), or None if
+    nothing fits or there is no user message. A chat with images is never cut. Raises UserError naming the row."""
     place = last_user_message(messages)
     if place is None or most < 1 or image_paths(messages) or len(messages[place]["content"]) < 2:
         return None
@@ -195,11 +192,8 @@ class PromptFormat:
 
 def messages_of(row: Row, prompt_format: PromptFormat, where: str) -> Messages:
     """Chat of one row: its own or the default system message, then its prompt (text or messages). With an environment
-    it may have none: `reset` writes it.
-
-    `row` has images as paths. Raises UserError on `prompt_feature`, `environment`, or `data` for images; `where` names
-    the row.
-    """
+    it may have none: `reset` writes it. `row` has images as paths. Raises UserError on `prompt_feature`, `environment`,
+    or `data` for images; `where` names the row."""
     if prompt_format.environment_column:
         environment_name(row, prompt_format.environment_column, prompt_format.environments, where)
     prompt, chat = row.get(prompt_format.prompt_column), row.get(prompt_format.messages_column)
@@ -309,10 +303,8 @@ def fitted(
 
 
 def check_prompts(rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: str) -> None:
-    """Raise UserError for an invalid chat, or `max_seq_length` if no prompt fits.
-
-    Builds all chats, but stops tokenising at the first prompt that fits.
-    """
+    """Raise UserError for an invalid chat, or `max_seq_length` if no prompt fits. Builds all chats, but stops
+    tokenising at the first prompt that fits."""
     chat_sizes(rows, prompt_format, source)
     if not any(fitting_problem(index, row, tokenizer, prompt_format, source) for index, row in enumerate(rows)):
         raise no_prompt_fits(prompt_format, "Every prompt")

@@ -48,11 +48,8 @@ Words = tuple[str, ...]
 
 
 def near_repeats(texts: Sequence[Words]) -> int:
-    """Count the texts that nearly repeat an earlier one.
-
-    Prefix filtering: two sets of Jaccard similarity NEAR share one of the rarest shingles of either. Very common
-    shingles are ignored.
-    """
+    """Count the texts that nearly repeat an earlier one. Prefix filtering: two sets of Jaccard similarity NEAR share
+    one of the rarest shingles of either. Very common shingles are ignored."""
     sets = [_shingles(words) for words in texts]
     texts_with = Counter(chain.from_iterable(sets))
     most = max(SHARED_ROWS, len(texts) // 2)

@@ -36,11 +36,9 @@ LONGEST_TEXTS = 16  # longest texts to tokenise when searching for the longest p
 
 
 class PromptStream:
-    """Problems in a seeded order, reshuffled each epoch. Saved state: `cursor` (rows consumed) and `first`.
-
-    Rows that are too long (None) are skipped in turn, so the order does not depend on them. At least one row must fit.
-    With `pass_rates` these choose the rows; `cursor` then counts the problems taken.
-    """
+    """Problems in a seeded order, reshuffled each epoch. Saved state: `cursor` (rows consumed) and `first`. Rows that
+    are too long (None) are skipped in turn, so the order does not depend on them. At least one row must fit. With
+    `pass_rates` these choose the rows; `cursor` then counts the problems taken."""
 
     def __init__(
         self, problems: Sequence[Problem | None], seed: int, cursor: int = 0, pass_rates: PassRates | None = None
@@ -92,10 +90,8 @@ class PromptStream:
 
 
 class TokenizedPrompts(Sequence[Problem | None]):
-    """Rows of one split as problems, tokenised on access; None if the prompt is too long.
-
-    The constructor raises UserError for an invalid chat, access for one that the template refuses.
-    """
+    """Rows of one split as problems, tokenised on access; None if the prompt is too long. The constructor raises
+    UserError for an invalid chat, access for one that the template refuses."""
 
     read = staticmethod(messages_of)  # (row, format, its name) → its chat
 

@@ -267,11 +267,9 @@ def find_splits(
     reading: Reading,
     check: Callable[[Mapping[str, Any], str], None],
 ) -> dict[str, Found]:
-    """Find the splits of a dataset; a file has only the first of `names`. Raises UserError on `setting`.
-
-    `names`: split → possible names, most likely first. `check` receives what exists by split and the Hub's splits, ""
-    for a folder, and may raise.
-    """
+    """Find the splits of a dataset; a file has only the first of `names`. Raises UserError on `setting`. `names`: split
+    → possible names, most likely first. `check` receives what exists by split and the Hub's splits, "" for a folder,
+    and may raise."""
     path = user_path(name, setting)
     kind = kind_of_path(path, setting)
     if kind == "file":
@@ -333,10 +331,8 @@ class Splits:
 
 
 def read_splits(config: DatasetSettings, map_rows: MapRows | None = None, *, head: bool = False) -> Splits:
-    """Rows of all splits of `config.data` (file, folder or Hub id) and of the evaluation sets.
-
-    `map_rows` calls the map function; None skips it. `head` reads only the start of large files. Raises UserError.
-    """
+    """Rows of all splits of `config.data` (file, folder or Hub id) and of the evaluation sets. `map_rows` calls the map
+    function; None skips it. `head` reads only the start of large files. Raises UserError."""
     reading, steps, splits = Reading(config.streaming, head), RowSteps(config, map_rows), Splits([])
     found = own_splits(config, reading)
     found |= {split: other.find(reading) for split, other in splits_elsewhere(config).items()}

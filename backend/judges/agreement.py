@@ -74,12 +74,10 @@ class Effect:
 
 @dataclass(slots=True)
 class Agreement:
-    """Figures are None or empty where they could not be measured.
-
-    `accuracy`, `spearman`: with the user's scores; of `pairs` that the user ranks differently a tie counts half.
-    `itself`: the accuracy between two askings. `spread`: standard deviation of scores within a group. `places`: mean
-    score by place in the list. `place`: what the place `which` adds. `length`: what filler adds.
-    """
+    """Figures are None or empty where they could not be measured. `accuracy`, `spearman`: with the user's scores; of
+    `pairs` that the user ranks differently a tie counts half. `itself`: the accuracy between two askings. `spread`:
+    standard deviation of scores within a group. `places`: mean score by place in the list. `place`: what the place
+    `which` adds. `length`: what filler adds."""
 
     name: str
     kind: Kind

@@ -201,30 +201,27 @@ class Judge:
 
     def wait(self, futures: Iterable[Future[Any]], poll: Poll) -> None:
         """Return once all are done."""
-        if self._queue:
-            self._answer_queue(poll)
+        queue, self._queue = self._queue, []
+        if queue:
+            prompts, limits = [each.messages for each, *_ in queue], [each.limit for each, *_ in queue]
+            model: Any = self._model
+            try:
+                replies = model.replies(prompts, limits, poll, reply_schema(self.rubric, self.mode))
+            except BaseException:
+                for *_, future in queue:
+                    future.cancel()
+                raise
+            self._calls += len(queue)
+            for (question, key, future), reply in zip(queue, replies, strict=True):
+                judged = None
+                try:
+                    judged = self._read(question, key, reply)
+                except UnreadableError as error:
+                    self._note("unreadable", UNREADABLE.format(error))
+                future.set_result(judged)
         pending = {*futures}
         while pending := wait(pending, POLL_S).not_done:
             poll()
-
-    def _answer_queue(self, poll: Poll) -> None:
-        queue, self._queue = self._queue, []
-        prompts, limits = [each.messages for each, *_ in queue], [each.limit for each, *_ in queue]
-        model: Any = self._model
-        try:
-            replies = model.replies(prompts, limits, poll, reply_schema(self.rubric, self.mode))
-        except BaseException:
-            for *_, future in queue:
-                future.cancel()
-            raise
-        self._calls += len(queue)
-        for (question, key, future), reply in zip(queue, replies, strict=True):
-            judged = None
-            try:
-                judged = self._read(question, key, reply)
-            except UnreadableError as error:
-                self._note("unreadable", UNREADABLE.format(error))
-            future.set_result(judged)
 
     def _begin(self, question: Question, key: str = "") -> Future[Judgements]:
         if isinstance(self._model, Server):

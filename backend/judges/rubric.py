@@ -62,12 +62,11 @@ class Rubric(BaseModel, extra="forbid", frozen=True):
         tables = [("", {key: value for key, value in about.items() if key != "criteria"})]
         tables += [("\n[[criteria]]\n", each) for each in about.get("criteria", [])]
         # JSON's strings, numbers and lists are TOML's too, but for one character.
-        lines = ("".join(f"{key} = {_toml(value)}\n" for key, value in table.items()) for _, table in tables)
-        replace_file(path, "".join(head + text for (head, _), text in zip(tables, lines, strict=True)))
-
-
-def _toml(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
+        text = ""
+        for head, table in tables:
+            values = ((key, json.dumps(value, ensure_ascii=False)) for key, value in table.items())
+            text += head + "".join(f"{key} = {value}\n" for key, value in values)
+        replace_file(path, text.replace("\x7f", "\\u007F"))
 
 
 def folded(word: Any) -> str:

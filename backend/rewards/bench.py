@@ -63,10 +63,8 @@ class RewardBench:
         poll: Poll = wait_on,
         on_function: Callable[[str], None] = lambda name: None,
     ) -> list[Scores]:
-        """Score all completions with each of the `reward_functions` separately.
-
-        `poll` may raise to cancel; `on_function` gets each name first. Raises UserError.
-        """
+        """Score all completions with each of the `reward_functions` separately. `poll` may raise to cancel;
+        `on_function` gets each name first. Raises UserError."""
         groups = [group_of(row, index, f"Row {index + 1}") for index, row in enumerate(lines)]
         state = TrainerState(max_completion_length=config.max_completion_length)
         results: list[Scores] = []
@@ -149,11 +147,9 @@ def score_lines(
     poll: Poll = wait_on,
     on_function: Callable[[str], None] = lambda name: None,
 ) -> dict[str, Any]:
-    """Score groups; `poll` and `on_function` as in `RewardBench.score`. Raises UserError.
-
-    Returns {"scored": [{"rewards", "reward", "advantage", "logged"?} of each completion, by group], "functions":
-    [{"name", "label", "weight", "seconds", "error", "printed"}], "findings": [Finding as a dict], "seconds"}.
-    """
+    """Score groups; `poll` and `on_function` as in `RewardBench.score`. Raises UserError. Returns {"scored":
+    [{"rewards", "reward", "advantage", "logged"?} of each completion, by group], "functions": [{"name", "label",
+    "weight", "seconds", "error", "printed"}], "findings": [Finding as a dict], "seconds"}."""
     start = time.perf_counter()
     results = bench.score(config, lines, poll, on_function)
     seconds = time.perf_counter() - start

@@ -37,10 +37,8 @@ def wait_on() -> None:
 
 
 class CallError(Exception):
-    """The function with this index raised `error`, possibly SystemExit. None: it hung, and was at `stack`.
-
-    `runs_on`: its thread could not be interrupted.
-    """
+    """The function with this index raised `error`, possibly SystemExit. None: it hung, and was at `stack`. `runs_on`:
+    its thread could not be interrupted."""
 
     def __init__(self, index: int, error: BaseException | None, stack: str = "", *, runs_on: bool = False) -> None:
         super().__init__()
@@ -96,11 +94,9 @@ def _score(value: Any, index: int) -> float:
 
 
 class Caller:
-    """Calls user code in the current thread, without a limit unless it is async.
-
-    Calls `mark(index, True)` before a function and `mark(-1, True)` after it. Of functions that are awaited together
-    `mark(index, False)` says which one is running, or waits.
-    """
+    """Calls user code in the current thread, without a limit unless it is async. Calls `mark(index, True)` before a
+    function and `mark(-1, True)` after it. Of functions that are awaited together `mark(index, False)` says which one
+    is running, or waits."""
 
     def __init__(self, mark: Callable[[int, bool], None] = lambda index, begins: None) -> None:
         self.poll: Poll = wait_on
@@ -116,10 +112,8 @@ class Caller:
         return value
 
     def gather(self, seconds: float, calls: Mapping[int, Awaitable[Any]]) -> dict[int, tuple[Any, float]]:
-        """(value, seconds) of concurrent calls by index; the first failure cancels all. Raises CallError.
-
-        The event loop persists between steps, since open connections belong to it.
-        """
+        """(value, seconds) of concurrent calls by index; the first failure cancels all. Raises CallError. The event
+        loop persists between steps, since open connections belong to it."""
         results: dict[int, tuple[Any, float]] = {}
         failures: list[CallError] = []
 

@@ -101,8 +101,7 @@ class RewardCall:
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """A settable parameter. `kind` and `default` are source text, such as `int | None` and `3`; default None means
-    required.
-    """
+    required."""
 
     name: str
     kind: str
@@ -112,8 +111,7 @@ class Parameter:
 @dataclass(frozen=True, slots=True)
 class RewardEntry:
     """A reward function for tables. `scores`: first sentence of its docstring; `source`: "built in" or a path; `line`
-    of its `def`.
-    """
+    of its `def`."""
 
     name: str
     label: str
@@ -178,10 +176,8 @@ def _written(value: Any) -> str:
 
 
 def split_names(entries: str | Iterable[Any]) -> list[str]:
-    """Split `reward_functions`, given as text or list, into entries.
-
-    Splits at commas outside brackets and quotes, and rejoins entries that YAML split (`[keyword(word=so, case=true)]`).
-    """
+    """Split `reward_functions`, given as text or list, into entries. Splits at commas outside brackets and quotes, and
+    rejoins entries that YAML split (`[keyword(word=so, case=true)]`)."""
     names: list[str] = []
     if isinstance(entries, str):
         text = entries.strip()
@@ -240,10 +236,8 @@ def find_call(text: str) -> RewardCall | None:
 
 
 def canonical_entry(text: str) -> str:
-    """Entry with its registered name (`r1_int` → `r1_int_reward_func`) and canonical arguments.
-
-    Unparsable text is unchanged.
-    """
+    """Entry with its registered name (`r1_int` → `r1_int_reward_func`) and canonical arguments. Unparsable text is
+    unchanged."""
     call = find_call(text)
     return call.text if call else text
 
@@ -265,8 +259,14 @@ def with_absolute_file(text: str, folder: Path) -> str:
     if not (call := find_call(text)):
         return text
     if not call.file:
-        if call.function == JUDGE:
-            return _with_absolute_arguments(call, folder).text
+        if call.function == JUDGE:  # its `rubric` and `model`
+            paths: dict[str, str] = {}
+            for name in ("rubric", "model"):
+                with suppress(UserError):
+                    path = user_path(str(call.arguments.get(name, "")), _SETTING, folder)
+                    if name in call.arguments and (is_file(path) or is_file(path / "config.json")):
+                        paths[name] = os.path.realpath(path)
+            return replace(call, arguments={**call.arguments, **paths}).text
         with suppress(UserError):
             model = user_path(call.function, _SETTING, folder)
             is_name = not call.is_model and call.function in {entry.name for entry in builtin_rewards()}
@@ -280,17 +280,6 @@ def with_absolute_file(text: str, folder: Path) -> str:
     return replace(call, file=os.path.realpath(path)).text if is_file(path) else text
 
 
-def _with_absolute_arguments(call: RewardCall, folder: Path) -> RewardCall:
-    """A judge whose `rubric` and `model` that exist in `folder` are absolute paths."""
-    paths: dict[str, str] = {}
-    for name in ("rubric", "model"):
-        with suppress(UserError):
-            path = user_path(str(call.arguments.get(name, "")), _SETTING, folder)
-            if name in call.arguments and (is_file(path) or is_file(path / "config.json")):
-                paths[name] = os.path.realpath(path)
-    return replace(call, arguments={**call.arguments, **paths}) if paths else call
-
-
 class Scorable(NamedTuple):
     """Entries with weights, and names of those left out."""
 
@@ -300,10 +289,7 @@ class Scorable(NamedTuple):
 
 
 def scorable(names: Sequence[str], weights: Sequence[float], *, has_answer: bool) -> Scorable:
-    """Without an expected answer, leave out functions that need one.
-
-    Missing `weights` mean 1.
-    """
+    """Without an expected answer, leave out functions that need one. Missing `weights` mean 1."""
     found = Scorable([], [], [])
     for name, weight in zip(names, weights or [1.0] * len(names), strict=True):
         call = find_call(name)
@@ -338,10 +324,8 @@ def builtin_rewards() -> tuple[RewardEntry, ...]:
 
 def rewards_in_file(path: Path) -> list[RewardEntry]:
     """Functions that a user's file registers under literal names, in source order; of a file that registers none, all
-    public ones that take completions, which are called as TRL calls them.
-
-    Raises UserError on `reward_functions_file` for a missing or invalid file.
-    """
+    public ones that take completions, which are called as TRL calls them. Raises UserError on `reward_functions_file`
+    for a missing or invalid file."""
     tree = parse_reward_file(path)
     registered, computes_more = _registered(tree, str(path))
     if registered or computes_more:
@@ -373,19 +357,15 @@ def find_entry(text: str, known: Iterable[RewardEntry]) -> RewardEntry | None:
 def reward_faults(
     texts: Iterable[str], entries: Iterable[RewardEntry], base: Path | None = None
 ) -> list[ConfigProblem]:
-    """Problems of `reward_functions` that show without running code.
-
-    `entries` are the existing functions; paths before `::` are relative to `base` (default: working directory).
-    """
+    """Problems of `reward_functions` that show without running code. `entries` are the existing functions; paths before
+    `::` are relative to `base` (default: working directory)."""
     known = {entry.name: entry for entry in entries}
     return check_entries(texts, known, lambda call: _called_entry(call, known, base))
 
 
 def _called_entry(call: RewardCall, known: Mapping[str, RewardEntry], base: Path | None) -> RewardEntry | None:
-    """Function of an entry; None if unknown, or not bound by `def` in the file before `::`.
-
-    Raises UserError on `reward_functions` for an unreadable file or a name that it does not have.
-    """
+    """Function of an entry; None if unknown, or not bound by `def` in the file before `::`. Raises UserError on
+    `reward_functions` for an unreadable file or a name that it does not have."""
     if call.is_model:
         quantization = Parameter("quantization", "int | None", "None")
         return RewardEntry(call.name, call.name, "Score of a reward model.", call.function, 0, (quantization,))
@@ -436,10 +416,8 @@ def repeated_names(names: Iterable[str]) -> list[ConfigProblem]:
 
 
 def _argument_sentences(call: RewardCall, entry: RewardEntry) -> list[str]:
-    """Messages about unknown, mistyped or missing arguments.
-
-    Missing ones only for shipped functions: a user function's may be columns.
-    """
+    """Messages about unknown, mistyped or missing arguments. Missing ones only for shipped functions: a user function's
+    may be columns."""
     known = {parameter.name: parameter for parameter in entry.parameters}
     sentences: list[str] = []
     for name in [name for name in call.arguments if name not in known]:

@@ -22,12 +22,10 @@ _BUNDLED_MODULES = "; not in the app: use grpo-studio from pip"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Failure of user code, as the reward worker reports it.
-
-    `what`: words after the function's name, with a line if it `raised`; `function`, `completion`: indices in the call,
-    the latter None if no single completion is to blame; `line`: innermost line of `file`, or 0; `frames`: {"line",
-    "function", "code"} of its lines on the stack, outermost first.
-    """
+    """Failure of user code, as the reward worker reports it. `what`: words after the function's name, with a line if it
+    `raised`; `function`, `completion`: indices in the call, the latter None if no single completion is to blame;
+    `line`: innermost line of `file`, or 0; `frames`: {"line", "function", "code"} of its lines on the stack, outermost
+    first."""
 
     what: str
     function: int = 0
@@ -95,10 +93,8 @@ def class_name(value: object, limit: int = _NAME) -> str:
 
 
 def describe_error(error: BaseException, file: Path | None, limit: int = LONGEST_ERROR) -> str:
-    """`ValueError: message (my_rewards.py, line 12)` in about `limit` characters.
-
-    Adds advice on missing modules in a bundled app.
-    """
+    """`ValueError: message (my_rewards.py, line 12)` in about `limit` characters. Adds advice on missing modules in a
+    bundled app."""
     frames = traceback.extract_tb(error.__traceback__)
     in_file = [frame for frame in frames if frame.filename == str(file)]
     location = ""

@@ -37,8 +37,7 @@ _MARKS = re.compile(r"</?[A-Za-z_]\w*>|\\boxed|####")
 @dataclass(slots=True)
 class Scores:
     """Scores of one function. `given`: one per completion, None for no opinion, empty after an `error`, the place of
-    `RewardError`. `looks_for`: required texts. `logged`: columns by name.
-    """
+    `RewardError`. `looks_for`: required texts. `logged`: columns by name."""
 
     name: str
     label: str = ""
@@ -62,8 +61,7 @@ class Scores:
 @dataclass(frozen=True, slots=True)
 class Sample:
     """Scored completions. `sizes`: completions per group; `texts`, `stops`, `rewards`: one per completion; `answers`:
-    one per group.
-    """
+    one per group."""
 
     sizes: Sequence[int]
     texts: Sequence[str]

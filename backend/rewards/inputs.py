@@ -27,11 +27,8 @@ MOST_METRICS = 200
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """Argument `trainer_state`: progress of the run.
-
-    `step`: finished steps, of `max_steps`. `epoch`: dataset passes. `max_completion_length`: tokens, or None.
-    `reward_timeout`: seconds.
-    """
+    """Argument `trainer_state`: progress of the run. `step`: finished steps, of `max_steps`. `epoch`: dataset passes.
+    `max_completion_length`: tokens, or None. `reward_timeout`: seconds."""
 
     step: int = 0
     max_steps: int = 1
@@ -47,9 +44,7 @@ class TrainerState:
 
 def inputs_for(samples: list[Sample], state: TrainerState, dialect: str, as_messages: bool = False) -> dict[str, Any]:
     """Every input by name, in fresh lists with one entry per sample; dataset columns have None for missing cells.
-
-    `as_messages`: prompts and completions are messages, whatever the rows hold.
-    """
+    `as_messages`: prompts and completions are messages, whatever the rows hold."""
     types = [problem.type for problem, _ in samples]
     inputs: dict[str, Any] = {
         "prompts": [problem.prompt for problem, _ in samples],

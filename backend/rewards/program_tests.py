@@ -77,11 +77,9 @@ class AssertTests:
 
 
 def assert_tests(sources: list[str], setup: str = "", entry_point: str = "") -> AssertTests:
-    """Tests in some pieces of Python.
-
-    A test is a top-level assertion with what precedes it, a `test_…` function, a call of an asserting function, or
-    HumanEval's `check(entry_point)`. The rest is setup. Raises SyntaxError, and ValueError if nothing can fail.
-    """
+    """Tests in some pieces of Python. A test is a top-level assertion with what precedes it, a `test_…` function, a
+    call of an asserting function, or HumanEval's `check(entry_point)`. The rest is setup. Raises SyntaxError, and
+    ValueError if nothing can fail."""
     observations = _Observations()
     tests: list[AssertTest] = []
     asserting: dict[str, frozenset[int]] = {}  # asserting functions → observations that a call always makes

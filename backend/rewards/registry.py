@@ -28,10 +28,8 @@ _map_tables: list[Table] = [{}]
 
 @dataclass(frozen=True, slots=True)
 class FunctionDescription:
-    """A reward function. `file` is None for shipped ones; `line` of its def or 0.
-
-    `note`: message if it replaces a shipped function or is registered twice.
-    """
+    """A reward function. `file` is None for shipped ones; `line` of its def or 0. `note`: message if it replaces a
+    shipped function or is registered twice."""
 
     name: str
     file: Path | None = None
@@ -40,18 +38,14 @@ class FunctionDescription:
 
 
 def register_reward_function(name: Any = None, *, label: str | None = None) -> Callable[[Any], Any]:
-    """Register a reward function as `name`, by default its own name.
-
-    Usable without parentheses. `label` is its name in tables.
-    """
+    """Register a reward function as `name`, by default its own name. Usable without parentheses. `label` is its name in
+    tables."""
     return _registration(_tables, name)
 
 
 def register_map_function(name: Any = None) -> Callable[[Any], Any]:
-    """Register a map function as `name` (setting `map_function`), by default its own name.
-
-    It maps a row dict to the row to train on, or None to drop it.
-    """
+    """Register a map function as `name` (setting `map_function`), by default its own name. It maps a row dict to the
+    row to train on, or None to drop it."""
     return _registration(_map_tables, name)
 
 
@@ -76,10 +70,8 @@ def list_reward_functions() -> list[str]:
 
 
 def require(sound: bool, sentence: str) -> None:
-    """Raise ValueError unless `sound`, for parameter checks before reading completions.
-
-    `backend.rewards.resolve` calls functions without completions to run these checks.
-    """
+    """Raise ValueError unless `sound`, for parameter checks before reading completions. `backend.rewards.resolve` calls
+    functions without completions to run these checks."""
     if not sound:
         raise ValueError(sentence)
 

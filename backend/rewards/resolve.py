@@ -68,11 +68,8 @@ class RewardFile:
 
 @dataclass(frozen=True, slots=True)
 class RewardFunction:
-    """A callable with its call convention; `user_file` is None for shipped ones.
-
-    `excluded` parameters get no input; `kwargs` from its entry override columns; `takes_messages`: it indexes prompts
-    and completions as messages.
-    """
+    """A callable with its call convention; `user_file` is None for shipped ones. `excluded` parameters get no input;
+    `kwargs` from its entry override columns; `takes_messages`: it indexes prompts and completions as messages."""
 
     about: FunctionDescription
     call: RewardCallable
@@ -105,10 +102,8 @@ class RewardFunction:
         return [name for name in self._required if name not in inputs]
 
     def call_kwargs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Keyword arguments of a call: the inputs that it takes and its entry's arguments.
-
-        `**kwargs` excludes `prompt`, as in TRL.
-        """
+        """Keyword arguments of a call: the inputs that it takes and its entry's arguments. `**kwargs` excludes
+        `prompt`, as in TRL."""
         taken = {name for name, each in self.parameters.items() if each.kind in _NAMED}
         if any(each.kind is each.VAR_KEYWORD for each in self.parameters.values()):
             taken = inputs.keys() - ({"prompt"} - set(self._required))
@@ -122,11 +117,9 @@ def resolve(
     base: Path | None = None,
     executed: dict[Path, RewardFile] | None = None,
 ) -> list[RewardFunction]:
-    """Functions of these entries, in order, after running the user's `file`.
-
-    Paths before `::` are relative to `base` (default: working directory). `executed` caches files already run. Raises
-    UserError on `reward_functions_file` or `reward_functions`.
-    """
+    """Functions of these entries, in order, after running the user's `file`. Paths before `::` are relative to `base`
+    (default: working directory). `executed` caches files already run. Raises UserError on `reward_functions_file` or
+    `reward_functions`."""
     executed = {} if executed is None else executed
     user_file = None
     if file is not None:
@@ -196,11 +189,9 @@ def _indexes_messages(call: Any, depth: int = 2) -> bool:
 
 
 def load_reward_file(path: str | Path, *, plain: bool = False, setting: str = "") -> RewardFile:
-    """Run a .py or .txt file and collect what it registers, else its plain functions.
-
-    `plain`: it is used as `file.py::function` and may have none of either. Raises UserError on `setting`, by default
-    `reward_functions` if plain, else `reward_functions_file`.
-    """
+    """Run a .py or .txt file and collect what it registers, else its plain functions. `plain`: it is used as
+    `file.py::function` and may have none of either. Raises UserError on `setting`, by default `reward_functions` if
+    plain, else `reward_functions_file`."""
     path = locate_reward_file(path)
     setting = setting or (_SETTING if plain else "reward_functions_file")
     tree = parse_reward_file(path, setting)
@@ -247,10 +238,8 @@ def load_reward_file(path: str | Path, *, plain: bool = False, setting: str = ""
 def stand_in_library(
     table: dict[str, RewardCallable], maps: dict[str, Callable[..., Any]] | None = None
 ) -> Iterator[None]:
-    """Stand in for mlx_lm_lora's registry, registering in `table` and `maps`.
-
-    Also hides an installed mlx_lm_lora; restores `sys.modules` afterwards.
-    """
+    """Stand in for mlx_lm_lora's registry, registering in `table` and `maps`. Also hides an installed mlx_lm_lora;
+    restores `sys.modules` afterwards."""
     overlay = ChainMap(table, REWARD_REGISTRY)
     modules = {name: ModuleType(name, "GRPO Studio's stand-in: backend/rewards/resolve.py.") for name in _MODULES}
     for name, module in modules.items():

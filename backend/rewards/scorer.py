@@ -148,11 +148,9 @@ class Scorer:
         state: TrainerState,
         poll: Poll = wait_on,
     ) -> Answer:
-        """Fill in each completion's `scores` and `reward` with a stage's functions, counted from 0.
-
-        `scores` has None for no opinion; `reward` is Σ w·score over the others, or None. Returns also what functions
-        logged. Raises RewardError and what `poll` raises, changing nothing.
-        """
+        """Fill in each completion's `scores` and `reward` with a stage's functions, counted from 0. `scores` has None
+        for no opinion; `reward` is Σ w·score over the others, or None. Returns also what functions logged. Raises
+        RewardError and what `poll` raises, changing nothing."""
         samples = samples_of(groups)
         if not samples:
             return Answer()

@@ -86,11 +86,9 @@ class MapRequest:
 
 @dataclass(frozen=True, slots=True)
 class ToolRequest:
-    """Start calls, then wait up to `wait_s` for the first that ends.
-
-    `begin`: (conversation, environment, row) of a rollout, which ends the one before. `submit`: calls by conversation.
-    `close`: close every environment. `timeout_s`: of a call.
-    """
+    """Start calls, then wait up to `wait_s` for the first that ends. `begin`: (conversation, environment, row) of a
+    rollout, which ends the one before. `submit`: calls by conversation. `close`: close every environment. `timeout_s`:
+    of a call."""
 
     key: int
     timeout_s: float
@@ -105,13 +103,10 @@ Request = LoadRequest | ScoreRequest | MapRequest | ToolRequest
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer to a request: a `failure`, or
-
-    LoadRequest: functions by stage, names of map functions, and messages about missing confinement; of a failed one the
-    `problems` (setting, message). ScoreRequest: `scores` and `seconds` by function, what they logged and printed.
-    MapRequest: `rows`, None for a dropped one; the failure's `completion` is the row. ToolRequest: `turns` that have
-    ended: conversation and results, of `reset` or of its calls.
-    """
+    """Answer to a request: a `failure`, or LoadRequest: functions by stage, names of map functions, and messages about
+    missing confinement; of a failed one the `problems` (setting, message). ScoreRequest: `scores` and `seconds` by
+    function, what they logged and printed. MapRequest: `rows`, None for a dropped one; the failure's `completion` is
+    the row. ToolRequest: `turns` that have ended: conversation and results, of `reset` or of its calls."""
 
     failure: Failure | None = None
     problems: list[tuple[str, str]] = field(default_factory=list)
@@ -235,10 +230,8 @@ def score_step(
     caller: Caller,
     environments: Sequence[Any] | None = None,
 ) -> Answer:
-    """Call each function once with all samples; async ones are awaited together, after the others.
-
-    `environments`: one of each sample, or None for a run without.
-    """
+    """Call each function once with all samples; async ones are awaited together, after the others. `environments`: one
+    of each sample, or None for a run without."""
     state, logs = replace(state, reward_timeout=timeout_s), ExtraLogs()
     outcomes: dict[int, tuple[Scores, float]] = {}
     waiting: dict[int, Awaitable[Any]] = {}
@@ -310,10 +303,7 @@ def total_reward(scores: Iterable[float | None], weights: Iterable[float]) -> fl
 def map_each(
     call: Callable[[dict[str, Any]], Any], rows: Sequence[dict[str, Any]], file: Path | None
 ) -> list[dict[str, Any] | None]:
-    """Map each row; None drops one.
-
-    Results must be JSON; dates and the like become text. Raises BadReturnError.
-    """
+    """Map each row; None drops one. Results must be JSON; dates and the like become text. Raises BadReturnError."""
     mapped: list[dict[str, Any] | None] = []
     for index, row in enumerate(rows):
         try:

@@ -19,12 +19,9 @@ LEAST, MOST = 0.1, 10.0  # bounds of an adaptive weight, relative to its initial
 
 
 class WeightSchedule:
-    """Weights of a run's reward functions by step.
-
-    `constant`: `weights`. `linear`: from `weights` at step 1 to `final` at step `steps`, then constant. `adaptive`:
-    every `every` steps a weight is multiplied by 1.2 if the mean success rate over `window` steps is below 0.3, by 0.9
-    above 0.8, within a tenth and ten times its initial value.
-    """
+    """Weights of a run's reward functions by step. `constant`: `weights`. `linear`: from `weights` at step 1 to `final`
+    at step `steps`, then constant. `adaptive`: every `every` steps a weight is multiplied by 1.2 if the mean success
+    rate over `window` steps is below 0.3, by 0.9 above 0.8, within a tenth and ten times its initial value."""
 
     def __init__(
         self,
@@ -37,18 +34,12 @@ class WeightSchedule:
         every: int = 10,
         window: int = 10,
     ) -> None:
-        """`names` of the functions, in order of `weights`, are needed for `adaptive`.
-
-        Raises ValueError for inconsistent settings.
-        """
+        """`names` of the functions, in order of `weights`, are needed for `adaptive`. Raises ValueError for weights
+        that are not finite, and for linear ones over one step."""
         if not all(map(math.isfinite, [*weights, *(final or [])])):
             raise ValueError("every reward weight must be a finite number")
-        if kind == "linear" and len(final or []) != len(weights):
-            raise ValueError("linear reward weights need final ones, one for each function")
         if kind == "linear" and steps < 2:
             raise ValueError("linear reward weights need at least 2 steps")
-        if kind == "adaptive" and len(set(names)) != len(weights):
-            raise ValueError("adaptive reward weights need the name of each function")
         self.kind: Kind = kind
         self.weights = [float(weight) for weight in weights]
         self.final = [float(weight) for weight in final or weights]
@@ -69,12 +60,7 @@ class WeightSchedule:
         return list(self.weights)
 
     def observe(self, step: int, success: Mapping[str, float]) -> None:
-        """Record success rates (0 to 1) of a finished step.
-
-        Functions missing in `success` had no opinion. Raises ValueError for steps out of order.
-        """
-        if step <= self._seen:
-            raise ValueError(f"step {step} was observed before; the last one was {self._seen}")
+        """Record success rates (0 to 1) of a finished step. Functions missing in `success` had no opinion."""
         self._seen = step
         if self.kind != "adaptive":
             return
@@ -87,11 +73,8 @@ class WeightSchedule:
             self._factors[name] = min(max(self._factors[name] * change, LEAST), MOST)
 
     def observe_scores(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
-        """`observe` the success rates of a step's completions; returns them.
-
-        Success is a score above the middle of the function's range in this run, 0 included. Functions with only zeros
-        so far are left out.
-        """
+        """`observe` the success rates of a step's completions; returns them. Success is a score above the middle of the
+        function's range in this run, 0 included. Functions with only zeros so far are left out."""
         success: dict[str, float] = {}
         for name in self.names:
             given = (completion.scores.get(name) for group in groups for completion in group.completions)

@@ -100,10 +100,8 @@ class RewardWorker:
                 self.stop(EXIT_S)
 
     def ask(self, request: Request, poll: Poll = wait_on) -> Answer:
-        """The answer; hangs and crashes become its `failure`.
-
-        Raises what `poll` raises, and UserError for an unpicklable column; the process is gone then.
-        """
+        """The answer; hangs and crashes become its `failure`. Raises what `poll` raises, and UserError for an
+        unpicklable column; the process is gone then."""
         with self._lock:
             self._keys.add(request.key)
             child = self.start()
@@ -204,8 +202,7 @@ class _Child:
 
     def receive(self, request: Request, poll: Poll) -> Answer:
         """Read marks until the answer; each call of a function has `timeout_s` from its mark. Raises
-        _WorkerLostError.
-        """
+        _WorkerLostError."""
         limit_s = request.timeout_s + (_LOCK_S if isinstance(request, ToolRequest) else _STACK_S)
         calls = len(request.indices) if isinstance(request, ScoreRequest) else 1
         ready = select.poll()

@@ -170,7 +170,11 @@ class ToolRunner:
                 ended.set()
 
         seat.is_busy = True
-        loop = self._running_loop()
+        with self._changed:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="async tools", daemon=True).start()
+            loop = self._loop
         future = asyncio.run_coroutine_threadsafe(run(), loop)
         if concurrent.futures.wait([future], self._timeout_s).done:
             seat.is_busy = False
@@ -180,13 +184,6 @@ class ToolRunner:
         if seat.is_busy and self._loop is loop:  # something blocks it
             self._loop = None
         return "", self._too_long()
-
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
-        with self._changed:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="async tools", daemon=True).start()
-            return self._loop
 
     def _too_long(self) -> Exception:
         return _RefusedError(f"was still running after {self._timeout_s:g} s (tool_timeout)")

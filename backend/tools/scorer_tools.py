@@ -34,12 +34,10 @@ class _Conversation:
 
 
 class ScorerTools:
-    """Tools and environments of a scorer's process, as a ToolHost.
-
-    A process that a call ends, or whose lock it keeps, is replaced: each environment is reset again and repeats its
-    calls. The calls that were running then run one at a time, and the one that ends the process again has an error as
-    its result. `column` names the environment of each row, "" if there is only one.
-    """
+    """Tools and environments of a scorer's process, as a ToolHost. A process that a call ends, or whose lock it keeps,
+    is replaced: each environment is reset again and repeats its calls. The calls that were running then run one at a
+    time, and the one that ends the process again has an error as its result. `column` names the environment of each
+    row, "" if there is only one."""
 
     def __init__(self, scorer: Scorer, column: str, timeout_s: float) -> None:
         self._scorer, self._column, self._timeout_s = scorer, column, timeout_s

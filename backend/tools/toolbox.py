@@ -71,15 +71,14 @@ def run_tools(config: Config) -> RunTools:
     file = user_path(config.tools_file, "tools_file", Path.cwd()).resolve() if config.tools_file else None
     entries = config.environment if isinstance(config.environment, Mapping) else {"": config.environment}
     served = {name: title for name, (title, _) in openenv_servers(config.environment).items()}
-    environments = {name: _class_in_file(entry) for name, entry in entries.items() if entry and name not in served}
+    environments: dict[str, tuple[Path, str]] = {}
+    for name, entry in entries.items():
+        if entry and name not in served:
+            of_file, _, kind = entry.rpartition("::")
+            if not of_file or not kind.isidentifier():
+                raise UserError("environment", f"An environment is file.py::Class, not {quote(entry, 60)}.")
+            environments[name] = user_path(of_file.strip(), "environment", Path.cwd()).resolve(), kind
     return RunTools(file, tuple(config.tools), environments, served=served)
-
-
-def _class_in_file(entry: str) -> tuple[Path, str]:
-    file, _, name = entry.rpartition("::")
-    if not file or not name.isidentifier():
-        raise UserError("environment", f"An environment is file.py::Class, not {quote(entry, 60)}.")
-    return user_path(file.strip(), "environment", Path.cwd()).resolve(), name
 
 
 def _tools_of(file: RewardFile, names: Sequence[str]) -> list[Callable[..., Any]]:

@@ -41,14 +41,12 @@ class GRPOConfig:
 
 
 class GRPOTrainer:
-    """TRL's GRPOTrainer on MLX: `train()` trains a run, in the folder `args.output_dir` if given.
-
-    `model`: a Hub id or a folder. `reward_funcs`: one or several of callables, names of shipped functions, and ids of
-    reward models. `train_dataset`, `eval_dataset`: rows with the column `prompt`. `processing_class`: a tokenizer, its
-    id or its folder. `peft_config`: peft's LoraConfig, or a mapping of its words; without one all weights are trained.
+    """TRL's GRPOTrainer on MLX: `train()` trains a run, in the folder `args.output_dir` if given. `model`: a Hub id or
+    a folder. `reward_funcs`: one or several of callables, names of shipped functions, and ids of reward models.
+    `train_dataset`, `eval_dataset`: rows with the column `prompt`. `processing_class`: a tokenizer, its id or its
+    folder. `peft_config`: peft's LoraConfig, or a mapping of its words; without one all weights are trained.
     `optimizers`: an optimizer of MLX and a schedule, as `backend.train` takes them. `objects`: its `callbacks`,
-    `tools`, `environment_factory` and `rollout_func`. Raises UserError.
-    """
+    `tools`, `environment_factory` and `rollout_func`. Raises UserError."""
 
     def __init__(
         self,

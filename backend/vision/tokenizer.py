@@ -31,10 +31,8 @@ def with_vision(tokenizer: Any, folder: Path, max_pixels: int) -> Any:
 
 class VisionTokenizer:
     """mlx-lm's tokenizer of the model in `folder`, that also places the tokens of images. Everything else is the
-    wrapped tokenizer's. `max_pixels`: larger images are scaled down, by models whose image size varies.
-
-    The processor of mlx-vlm is loaded for the first chat with an image.
-    """
+    wrapped tokenizer's. `max_pixels`: larger images are scaled down, by models whose image size varies. The processor
+    of mlx-vlm is loaded for the first chat with an image."""
 
     reads_images = True
 

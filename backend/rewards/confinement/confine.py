@@ -33,10 +33,8 @@ LARGEST_FILE = 2 << 30  # bytes of a file that reward functions may write
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """Mechanism behind each promise, such as "Landlock (ABI 7)"; "" if not enforced.
-
-    `network` is "" if allowed. `reason`: why something is not enforced.
-    """
+    """Mechanism behind each promise, such as "Landlock (ABI 7)"; "" if not enforced. `network` is "" if allowed.
+    `reason`: why something is not enforced."""
 
     files: str = ""
     secrets: str = ""
@@ -56,10 +54,8 @@ class Confinement:
 
 
 def confine(writable: Sequence[Path], network: bool, secrets: Sequence[Path]) -> Confinement:
-    """Restrict this process and its children to writing `writable` and not reading `secrets`.
-
-    Call once in a fresh single-threaded child. Unsupported parts are "". Raises RuntimeError with several threads.
-    """
+    """Restrict this process and its children to writing `writable` and not reading `secrets`. Call once in a fresh
+    single-threaded child. Unsupported parts are "". Raises RuntimeError with several threads."""
     if (len(os.listdir("/proc/self/task")) if sys.platform == "linux" else threading.active_count()) > 1:
         raise RuntimeError("confine() was called in a process with several threads")
     if sys.platform == "linux":
@@ -113,11 +109,9 @@ def _confine_linux(writable: Sequence[Path], network: bool, secrets: Sequence[Pa
 
 
 def confine_program(folder: Path) -> str:
-    """Confine this single-threaded fork to an empty folder, for an untrusted program.
-
-    Linux: reads only Python, writes only its folder, no network, processes or signals. macOS: keeps an enclosing
-    sandbox's rights. Returns why it is not confined, or "".
-    """
+    """Confine this single-threaded fork to an empty folder, for an untrusted program. Linux: reads only Python, writes
+    only its folder, no network, processes or signals. macOS: keeps an enclosing sandbox's rights. Returns why it is not
+    confined, or ""."""
     if sys.platform == "linux":
         from backend.rewards.confinement import linux
 

@@ -22,11 +22,9 @@ _BESIDE_POLL_S = 0.25
 
 
 def guard(watched: int, *, scoped: bool = True) -> None:
-    """Fork and return in the worker. Call first in a single-threaded group leader.
-
-    `watched`: pipe that the parent keeps open. `scoped`: on Linux the worker may signal only its own descendants, and
-    gains no rights from the programs that it starts.
-    """
+    """Fork and return in the worker. Call first in a single-threaded group leader. `watched`: pipe that the parent
+    keeps open. `scoped`: on Linux the worker may signal only its own descendants, and gains no rights from the programs
+    that it starts."""
     if sys.platform != "linux":
         return guard_beside(watched)
     from backend.rewards.confinement.linux import PR_SET_CHILD_SUBREAPER, end_with_parent, prctl, scope_signals

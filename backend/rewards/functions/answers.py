@@ -109,13 +109,11 @@ def accuracy_reward(
 def math_eval(
     prompts: Texts, completions: Texts, answer: Texts, types: Types = None, *, tolerance: float = 1e-6
 ) -> Scores:
-    """1.0 when the arithmetic in the answer comes to the dataset's number, else 0.0.
-
-    The answer, found as for `accuracy_reward`, may use + - * / // % ^ and brackets, as in `(3+4)*2`; where it is an
-    equation, all its sides must agree. It is worked out exactly, in fractions; `tolerance` is the relative difference
-    that still counts as equal. None where the dataset's answer is no arithmetic. 0 for an empty completion, for words,
-    and for anything over 500 characters or with numbers of over 4096 bits.
-    """
+    """1.0 when the arithmetic in the answer comes to the dataset's number, else 0.0. The answer, found as for
+    `accuracy_reward`, may use + - * / // % ^ and brackets, as in `(3+4)*2`; where it is an equation, all its sides must
+    agree. It is worked out exactly, in fractions; `tolerance` is the relative difference that still counts as equal.
+    None where the dataset's answer is no arithmetic. 0 for an empty completion, for words, and for anything over 500
+    characters or with numbers of over 4096 bits."""
     require(tolerance >= 0, f"tolerance must not be below 0, as {tolerance:g} is")
     scores: list[float | None] = []
     for completion, right in zip(completions, answer, strict=True):
@@ -129,13 +127,11 @@ def math_eval(
 def multiple_choice(
     prompts: Texts, completions: Texts, answer: Texts, types: Types = None, *, partial: bool = False
 ) -> Scores:
-    """1.0 when the chosen option, or set of options, is the dataset's, else 0.0.
-
-    Options are the letters A to J, as in `B`, `(B)`, `B) Paris` or `A and C`. The choice is in the last `<answer>`,
-    box or behind `####`; else after the last “answer is”; else on the last line. With `partial`, sets score the size of
-    their overlap over that of their union. None where the dataset's answer names no option. 0 for an empty completion
-    and where no option can be found; of huge text the last 500 characters are read.
-    """
+    """1.0 when the chosen option, or set of options, is the dataset's, else 0.0. Options are the letters A to J, as in
+    `B`, `(B)`, `B) Paris` or `A and C`. The choice is in the last `<answer>`, box or behind `####`; else after the last
+    “answer is”; else on the last line. With `partial`, sets score the size of their overlap over that of their union.
+    None where the dataset's answer names no option. 0 for an empty completion and where no option can be found; of huge
+    text the last 500 characters are read."""
     scores: list[float | None] = []
     for completion, right in zip(completions, answer, strict=True):
         expected, chosen = _options(final_answer(right)), _choice(completion)
@@ -146,23 +142,19 @@ def multiple_choice(
 
 @register_reward_function("choice_correctness", label="Choice Correctness")
 def choice_correctness(prompts: Texts, completions: Texts, answer: Texts, types: Types = None) -> Scores:
-    """The overlap of the options that are chosen with the dataset's, over all options in either: 0.0 to 1.0.
-
-    As `multiple_choice` with `partial`, under the name of the content reward of mlx-grpo; with one option each it is
-    1.0 or 0.0. None where the dataset's answer names no option. 0 for an empty completion and where no option can be
-    found.
-    """
+    """The overlap of the options that are chosen with the dataset's, over all options in either: 0.0 to 1.0. As
+    `multiple_choice` with `partial`, under the name of the content reward of mlx-grpo; with one option each it is 1.0
+    or 0.0. None where the dataset's answer names no option. 0 for an empty completion and where no option can be
+    found."""
     return multiple_choice(prompts, completions, answer, types, partial=True)
 
 
 @register_reward_function("jaccard", label="Jaccard")
 def jaccard(prompts: Texts, completions: Texts, answer: Texts, types: Types = None) -> Scores:
-    """The share of words that the answer and the dataset's have in common, of all words in either: 0.0 to 1.0.
-
-    The answer is the text in the last `<answer>`, else what follows the thoughts, else everything. Words are runs of
+    """The share of words that the answer and the dataset's have in common, of all words in either: 0.0 to 1.0. The
+    answer is the text in the last `<answer>`, else what follows the thoughts, else everything. Words are runs of
     letters and digits without case, each counted once. None where the dataset's answer has no words. 0 for an empty
-    completion; text of any size is read in linear time.
-    """
+    completion; text of any size is read in linear time."""
     answers = [set(_WORD.findall(answer_part(text).casefold())) for text in completions]
     expected = [set(_WORD.findall(text.casefold())) for text in answer]
     return [_overlap(right, words) if right else None for words, right in zip(answers, expected, strict=True)]
@@ -183,10 +175,8 @@ def _choice(text: str) -> set[str]:
 
 
 def _options(text: str, announced: bool = False) -> set[str]:
-    """The options at the beginning of a text; empty where it begins with anything else, as in “A city”.
-
-    `announced` by “the answer is”, a single capital is an option whatever follows it.
-    """
+    """The options at the beginning of a text; empty where it begins with anything else, as in “A city”. `announced` by
+    “the answer is”, a single capital is an option whatever follows it."""
     text = _TEXT.sub(r"\1", text[:_READ]).strip()
     if len(text) == 1:
         text = text.upper()  # in the middle of a sentence a small letter would be a word

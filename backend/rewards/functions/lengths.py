@@ -30,11 +30,9 @@ def soft_overlong_punishment_reward(
     max_completion_length: int | None = None,
     cache: int | None = None,
 ) -> Scores:
-    """0.0 up to `cache` tokens below the limit, then falling evenly to -1.0 at the limit and beyond.
-
-    Equation 13 of DAPO (arXiv:2503.14476), as TRL's function of this name. `max_completion_length` is the limit,
-    `cache` a fifth of it where it is not given. 0 for an empty completion, -1 for any huge one.
-    """
+    """0.0 up to `cache` tokens below the limit, then falling evenly to -1.0 at the limit and beyond. Equation 13 of
+    DAPO (arXiv:2503.14476), as TRL's function of this name. `max_completion_length` is the limit, `cache` a fifth of it
+    where it is not given. 0 for an empty completion, -1 for any huge one."""
     limit = _limit(max_completion_length, trainer_state, completions)
     buffer = round(CACHE_SHARE * limit) if cache is None else cache
     require(0 <= buffer <= limit, f"cache must be from 0 to max_completion_length ({limit}), not {buffer}")
@@ -59,12 +57,9 @@ def cosine_scaled_reward(
     max_value_correct: float = 1.0,
 ) -> Scores:
     """Right answers from 1.0 for the shortest down to 0.5 at the limit, wrong ones from -1.0 up to -0.5, along a
-    cosine.
-
-    The cosine reward of arXiv:2502.03373, as Open R1 has it, with length in tokens. Whether an answer is right is
-    judged as by `accuracy_reward`; None where the dataset has no answer. An empty completion is wrong and short, a
-    huge one as long as the limit.
-    """
+    cosine. The cosine reward of arXiv:2502.03373, as Open R1 has it, with length in tokens. Whether an answer is right
+    is judged as by `accuracy_reward`; None where the dataset has no answer. An empty completion is wrong and short, a
+    huge one as long as the limit."""
     limit = _limit(max_completion_length, trainer_state, completions)
     require(min_value_wrong <= max_value_wrong, "min_value_wrong must not be above max_value_wrong")
     require(min_value_correct <= max_value_correct, "min_value_correct must not be above max_value_correct")
@@ -87,10 +82,8 @@ def length_target(
     completion_ids: Ids = None,
     target: int = 200,
 ) -> Scores:
-    """1.0 at `target` tokens, falling evenly to 0.0 at none and at twice as many.
-
-    0 for an empty completion and for a huge one.
-    """
+    """1.0 at `target` tokens, falling evenly to 0.0 at none and at twice as many. 0 for an empty completion and for a
+    huge one."""
     require(target >= 1, f"target must be at least 1, not {target}")
     known = known_ids(completions, completion_ids)
     return [None if ids is None else max(0.0, 1.0 - abs(len(ids) - target) / target) for ids in known]
