@@ -75,26 +75,11 @@ def settings_of(raw: Mapping[str, Any]) -> Config:
     return Config(**{key: value for key, value in given.items() if key not in wrong})
 
 
-@dataclass(slots=True)
-class LoadedDataset:
-    """A loaded dataset. `computed` caches derived values."""
-
-    splits: Splits
-    computed: dict[Any, Any] = field(default_factory=dict)
-
-    def rows(self, split: str) -> Rows:
-        return self.splits.rows(split)
-
-    def source(self, split: str, config: DatasetSettings) -> str:
-        """The split's name in messages, as in `check` and in training."""
-        return self.splits.source_of(split, str(config.data))
-
-
-_opened: tuple[Any, LoadedDataset] | None = None
+_opened: tuple[Any, Splits] | None = None
 _reading = threading.Lock()
 
 
-def open_dataset(config: Config, map_rows: MapRows | None = None) -> LoadedDataset:
+def open_dataset(config: Config, map_rows: MapRows | None = None) -> Splits:
     """Rows of all splits, only the first of large files; cached until settings or files change. Raises UserError."""
     global _opened
     with _reading:
@@ -106,7 +91,7 @@ def open_dataset(config: Config, map_rows: MapRows | None = None) -> LoadedDatas
             _opened = None  # frees the old rows first: two datasets may not fit in memory
             # The sets of `eval_data` are read when a run begins: the page shows the splits.
             own = config.model_copy(update={"eval_data": {}})
-            _opened = (stamp, LoadedDataset(read_splits(own, map_rows, head=True)))
+            _opened = (stamp, read_splits(own, map_rows, head=True))
         return _opened[1]
 
 
@@ -165,19 +150,19 @@ def overview(config: Config, map_rows: MapRows | None = None) -> dict[str, Any]:
         return known | {"faults": [fault.to_dict() for fault in error.faults], "written": written}
     present = [split for split in SPLITS if opened.rows(split)]
     columns = columns_of([opened.rows(split) for split in present])
-    by_split = (check_columns(opened.rows(split), config, opened.source(split, config)) for split in present)
+    by_split = (check_columns(opened.rows(split), config, opened.source_of(split, config.data)) for split in present)
     faults = next((faults for faults in by_split if faults), [])  # as `check`: of the first split that has any
     for split in present:
         key = ("gaps", split, config.prompt_feature, config.system_feature, config.answer_feature)
         if key not in opened.computed:
             opened.computed[key] = gaps(opened.rows(split), config)
-        about = {"about": opened.splits.about.get(split), "source": opened.splits.source.get(split, "")}
+        about = {"about": opened.about.get(split), "source": opened.source.get(split, "")}
         known["splits"][split] = {"rows": len(opened.rows(split)), **about, **opened.computed[key]}
     return known | {
         "columns": columns,
         "likely": likely(columns, config),
         "faults": [fault.to_dict() for fault in faults],
-        "notes": opened.splits.notes,
+        "notes": opened.notes,
     }
 
 

@@ -321,6 +321,7 @@ class Splits:
     evals: dict[str, EvaluationRows] = field(default_factory=dict)  # the sets of `eval_data` by name
     notes: list[str] = field(default_factory=list)  # messages about dropped rows
     about: dict[str, int] = field(default_factory=dict)  # split → estimated rows, if only the first were read
+    computed: dict[Any, Any] = field(default_factory=dict)  # cache of the Dataset page
 
     def rows(self, split: str) -> Rows:
         return {"train": self.train, "valid": self.valid, "test": self.test}[split]

@@ -31,10 +31,6 @@ _exit, _write, _getpid, _load = os._exit, os.write, os.getpid, pickle.load  # bo
 _encode = json.JSONEncoder(ensure_ascii=True, allow_nan=False, default=str).encode
 
 
-class _PipeLostError(Exception):
-    """User code closed a pipe, or this is a fork."""
-
-
 def main(arguments: Sequence[str] = ()) -> NoReturn:
     """Take over stdin and stdout, and answer until the parent closes its end."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)  # programs that user code starts do not inherit them
@@ -50,14 +46,14 @@ def main(arguments: Sequence[str] = ()) -> NoReturn:
         if message == last:
             return
         last = message
-        if _getpid() != pid:
-            raise _PipeLostError
+        if _getpid() != pid:  # a fork
+            _exit(LOST_PIPE)
         rest = memoryview(prefix + message.encode("ascii") + b"\n")
         try:
             while rest:
                 rest = rest[_write(answers, rest) :]
-        except OSError:
-            raise _PipeLostError from None
+        except OSError:  # user code has closed it
+            _exit(LOST_PIPE)
 
     def mark(index: int, begins: bool = True) -> None:
         if begins and limit_s:  # a function that hangs leaves its stack
@@ -79,7 +75,7 @@ def main(arguments: Sequence[str] = ()) -> NoReturn:
             try:
                 prefix, request = _load(requests)
             except OSError:
-                raise _PipeLostError from None
+                _exit(LOST_PIPE)
             last, limit_s = "", request.timeout_s
             if isinstance(request, LoadRequest):
                 mark(0)
@@ -92,8 +88,6 @@ def main(arguments: Sequence[str] = ()) -> NoReturn:
     except EOFError:
         (host or caller).close()
         sys.exit()  # a user's `atexit` functions run now, and files are flushed
-    except _PipeLostError:
-        _exit(LOST_PIPE)
     except BaseException as error:
         try:
             _write(2, f"The process of the reward functions gave up: {describe_error(error, None)}.\n".encode())

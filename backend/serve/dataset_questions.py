@@ -15,7 +15,6 @@ from typing import Any
 from backend.config.config import Config, keys_used_by
 from backend.data.files import Row
 from backend.data.preview import (
-    LoadedDataset,
     PromptLengths,
     cell_text,
     cut_problem,
@@ -35,7 +34,7 @@ from backend.data.preview import (
 )
 from backend.data.problems import PromptFormat
 from backend.data.prompt_variety import prompt_variety
-from backend.data.rows import MapRows
+from backend.data.rows import MapRows, Splits
 from backend.rewards.allowed_code import AllowedCode, AllowedServers, code_files
 from backend.rewards.catalogue import locate_reward_file
 from backend.rewards.scorer import begin_scorer
@@ -127,7 +126,7 @@ def preview_rows(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
         tally = _tally(opened, request["split"], config, tokenizer)
         tally.measure(indices, tokenizer)
         lengths = [length if length >= 0 else None for length in (tally.lengths[index] for index in indices)]
-    source = opened.source(request["split"], config)
+    source = opened.source_of(request["split"], config.data)
     prompt_format = PromptFormat.of(config, labelled=config.learns_labels)
     images: list[list[str]] = [[] for _ in indices]
     for found, index in zip(images, indices, strict=True):
@@ -146,16 +145,18 @@ def preview_row(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     opened = open_dataset(config, map_rows_of(config)[0])
     index, split = int(request["index"]), request["split"]
     if not 0 <= index < len(opened.rows(split)):
-        raise UserError("data", f"{opened.source(split, config)} has no row {index + 1} any more.")
+        raise UserError("data", f"{opened.source_of(split, config.data)} has no row {index + 1} any more.")
     row = opened.rows(split)[index]
     cells = [{"name": name, "kind": kind_of(value), "text": cell_text(value, FULL_CELL)} for name, value in row.items()]
     answer: dict[str, Any] = {"cells": cells, "messages": [], "answer": "", "type": None, "tokens": None, "kept": None}
     answer |= {"pieces": [], "images": [], "has_template": True, "faults": []}
     if not is_warm(config):
-        call.report(_with_prompt(answer, index, row, None, config, opened.source(split, config)) | {"loading": True})
+        call.report(
+            _with_prompt(answer, index, row, None, config, opened.source_of(split, config.data)) | {"loading": True}
+        )
     tokenizer = _tokenizer(config, answer)
     call.check()
-    return _with_prompt(answer, index, row, tokenizer, config, opened.source(split, config))
+    return _with_prompt(answer, index, row, tokenizer, config, opened.source_of(split, config.data))
 
 
 def _with_prompt(
@@ -211,7 +212,7 @@ def preview_variety(request: dict[str, Any], call: QuestionCall) -> dict[str, An
     depends = tuple(str(getattr(config, key)) for key in (*_PROMPT_TEXT, "answer_feature"))
     counted_with, answer = opened.computed.get(("variety", split), (None, None))
     if answer is None or counted_with != depends:
-        answer = prompt_variety(opened.rows(split), config, opened.source(split, config)).to_dict()
+        answer = prompt_variety(opened.rows(split), config, opened.source_of(split, config.data)).to_dict()
         opened.computed["variety", split] = (depends, answer)
     return answer
 
@@ -224,7 +225,7 @@ def preview_difficulty(request: dict[str, Any], call: QuestionCall) -> dict[str,
     if found is None:
         return {}
     opened, split = open_dataset(config, map_rows_of(config)[0]), request["split"]
-    solved = solved_prompts(opened.rows(split), config, opened.source(split, config), *found)
+    solved = solved_prompts(opened.rows(split), config, opened.source_of(split, config.data), *found)
     return {"run": found[0].name, "rows": solved}
 
 
@@ -248,12 +249,12 @@ def _tools_of(config: Config) -> tuple[ToolSchemas, str]:
         return _shown[1]
 
 
-def _tally(opened: LoadedDataset, split: str, config: Config, tokenizer: Any) -> PromptLengths:
+def _tally(opened: Splits, split: str, config: Config, tokenizer: Any) -> PromptLengths:
     schemas, _ = _tools_of(config)
     depends = (tokenizer, schemas, *(str(getattr(config, key)) for key in _PROMPT_TEXT))
     counted_with, tally = opened.computed.get(("tally", split), (None, None))
     if counted_with != depends:
         prompt_format = PromptFormat.of(config, schemas, labelled=config.learns_labels)
-        tally = PromptLengths(opened.rows(split), prompt_format, opened.source(split, config))
+        tally = PromptLengths(opened.rows(split), prompt_format, opened.source_of(split, config.data))
         opened.computed["tally", split] = (depends, tally)
     return tally

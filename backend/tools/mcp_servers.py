@@ -182,7 +182,7 @@ class _Server:
                 client = Client(streamable_http_client(settings.url, http_client=http))
                 await stack.enter_async_context(client)
             else:
-                program, *arguments = module_command("backend.tools.guarded_command")
+                program, *arguments = module_command("backend.rewards.confinement.guard")
                 server = StdioServerParameters(
                     command=program,
                     args=[*arguments, settings.command, *settings.args],

@@ -120,7 +120,7 @@ def _start(server: ServerSettings, stack: ExitStack) -> tuple[str, Any]:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     variables = {name: os.environ[name] for name in _INHERITED if name in os.environ} | server.env
-    command = [*module_command("backend.tools.guarded_command"), server.command, *server.args, "--port", port]
+    command = [*module_command("backend.rewards.confinement.guard"), server.command, *server.args, "--port", port]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     process = subprocess.Popen(command, cwd=server.cwd, env=backend_environment(variables), **pipes)
     stack.callback(process.wait)

@@ -93,7 +93,7 @@ class TrialSampler:
         report({"phase": "loading the model"})
         policy = self._cached_policy(config)
         check()
-        rows, source = dataset.rows("train"), dataset.source("train", config)
+        rows, source = dataset.rows("train"), dataset.source_of("train", config.data)
         if faults := check_columns(rows, config, source):
             raise UserError(faults)
         order, prompt_format = (

@@ -278,7 +278,7 @@ def test_files_beside_the_settings_get_absolute_paths(tmp_path: Path) -> None:
 def test_command_ends_with_its_children_when_its_stdin_closes(tmp_path: Path) -> None:
     """As it does when the trainer is killed, though it never reads."""
     process = subprocess.Popen(
-        [*module_command("backend.tools.guarded_command"), "sh", "-c", "sleep 60 & echo $! ,$PYTHONPATH,; wait"],
+        [*module_command("backend.rewards.confinement.guard"), "sh", "-c", "sleep 60 & echo $! ,$PYTHONPATH,; wait"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=backend_environment({**os.environ, "PYTHONPATH": "/theirs"}),

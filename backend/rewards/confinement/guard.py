@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
@@ -124,3 +125,20 @@ def _wait(worker: int, watched: int, woken: int) -> int | None:
             poll.unregister(watched)
             deadline = time.monotonic() + GRACE_S
     return None
+
+
+def main(arguments: Sequence[str] = ()) -> NoReturn:
+    """Become a command that ends, with all that it started, when its stdin is closed or this program's parent ends.
+    It has the variables that it would have without us."""
+    guard(0, scoped=False)
+    _, _, theirs = os.environ.pop("PYTHONPATH", "").partition(os.pathsep)  # see `backend_environment`
+    if theirs:
+        os.environ["PYTHONPATH"] = theirs
+    try:
+        os.execvp(arguments[0], [*arguments])
+    except OSError as error:
+        sys.exit(f"{arguments[0]}: {error.strerror}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
