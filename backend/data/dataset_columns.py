@@ -1,7 +1,5 @@
-"""Column names of a dataset file, from its first bytes, and guesses of their roles.
-
-Parquet files and Hub datasets are left to `backend.data`.
-"""
+"""Column names of a dataset file, from its first bytes, and guesses of their roles. Not of parquet files and the
+Hub."""
 
 from __future__ import annotations
 

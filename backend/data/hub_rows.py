@@ -1,7 +1,5 @@
-"""Load a Hugging Face dataset with `datasets`, only from its own repository, without decoding media.
-
-If the Hub cannot be reached, the cache is used.
-"""
+"""Load a Hugging Face dataset with `datasets`, only from its own repository, without decoding media; from the cache if
+the Hub cannot be reached."""
 
 from __future__ import annotations
 

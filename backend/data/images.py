@@ -1,7 +1,5 @@
-"""Images of a dataset's rows: the columns `image` and `images`, and the image parts of messages, become paths.
-
-Images that are not files are written once, under the hash of their bytes.
-"""
+"""Images of a dataset's rows: the columns `image` and `images`, and the image parts of messages, become paths. Those
+that are not files are written once, under the hash of their bytes."""
 
 from __future__ import annotations
 

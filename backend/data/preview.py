@@ -1,7 +1,5 @@
-"""Data of the Dataset page: splits, columns and likely roles, gaps, a row's prompt, lengths.
-
-Shows what training reads. Downloads nothing; without the model there are messages but no tokens.
-"""
+"""Data of the Dataset page: splits, columns and likely roles, gaps, a row's prompt, lengths. Shows what training reads,
+and downloads nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Variety of a dataset's prompts: repeats, wording, and dominant answers.
-
-Computed from texts on a random sample of SAMPLE rows or MOST_WORDS words.
-"""
+"""Variety of a dataset's prompts: repeats, wording, and dominant answers, on a random sample of SAMPLE rows or
+MOST_WORDS words."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Agreement of judges and reward models with the user's scores and with themselves, and their bias of place and length.
-
-All questions are known beforehand, so the number of calls can be said before the first.
-"""
+All questions are known beforehand, so the number of calls can be said before the first."""
 
 from __future__ import annotations
 

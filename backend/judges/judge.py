@@ -1,9 +1,5 @@
-"""A judge: a language model that scores completions by a rubric, all of a group at once or each alone.
-
-A group is asked about once its last completion has ended, while others are decoded. Judgements are kept in the run
-folder, by a hash of the model and of what it is asked, so that a resumed run asks nothing again. What brings no score
-in two tries has none, and is not kept.
-"""
+"""A judge: a language model that scores completions by a rubric, all of a group at once or each alone. Judgements are
+kept in the run folder, by a hash of the model and of what it is asked, so that a resumed run asks nothing again."""
 
 from __future__ import annotations
 

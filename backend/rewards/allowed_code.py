@@ -1,9 +1,7 @@
 """Code that a person has allowed to run here: reward files, path → SHA-256 and rights, and MCP servers.
 
-The window asks; on the command line naming a file allows it. Commands that run code of a run folder call
-`require_allowed`. Imported modules beside a file are not covered by its hash; the window lists them
-(`CodeFile.beside`).
-"""
+The window asks; on the command line naming a file allows it. Verbs that run code of a run folder call
+`require_allowed`. Modules beside a file are not covered by its hash; the window lists them (`CodeFile.beside`)."""
 
 from __future__ import annotations
 

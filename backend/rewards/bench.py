@@ -1,7 +1,5 @@
-"""Reward bench: score completions outside a run, one function at a time.
-
-Imports no mlx: advantages are plain Python and equal to a run's.
-"""
+"""Reward bench: score completions outside a run, one function at a time. Imports no mlx: advantages are plain Python
+and equal to a run's."""
 
 from __future__ import annotations
 

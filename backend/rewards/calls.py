@@ -1,8 +1,5 @@
-"""Call sync and async user code, and validate its scores.
-
-The reward worker's parent kills a slow process. In-process calls (`reward_isolation: thread`) run in threads that
-CPython interrupts, which cannot stop C code holding the GIL.
-"""
+"""Call sync and async user code, and validate its scores. The reward worker's parent kills a slow process. In-process
+calls (`reward_isolation: thread`) run in threads that CPython interrupts, which cannot stop C code holding the GIL."""
 
 from __future__ import annotations
 

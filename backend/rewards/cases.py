@@ -1,8 +1,6 @@
-"""Regression tests of a reward file: completions with their expected scores.
-
-`my_rewards.py` has its cases in `my_rewards.cases.jsonl`, one per line: {prompt, answer, type, columns, completion,
-tokens, expected: {function: score or null}, calls: {function: its entry, if more than the name}}.
-"""
+"""Regression tests of a reward file: completions with their expected scores. `my_rewards.py` has its cases in
+`my_rewards.cases.jsonl`, one per line: {prompt, answer, type, columns, completion, tokens, expected: {function: score
+or null}, calls: {function: its entry, if more than the name}}."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Keyword arguments for reward functions.
-
-Dialect "ours" (mlx-lm-lora's signature) passes texts; "trl" passes what `GRPOTrainer` does: messages where the row's
-prompt has them. A function that indexes messages gets messages in both.
-"""
+"""Keyword arguments for reward functions. Dialect "ours" (mlx-lm-lora's signature) passes texts; "trl" passes what
+`GRPOTrainer` does: messages where the row's prompt has them. A function that indexes messages gets messages in both."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Registry of reward functions, and the decorators for reward and map functions.
-
-A user's file registers in a separate table (`registering_into`).
-"""
+"""Registry of reward functions, and the decorators for reward and map functions. A user's file registers in a separate
+table (`registering_into`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Run a user's reward files, and resolve `reward_functions` entries to callables.
-
-A name is looked up in the user's file first, then among shipped functions. `file.py::function` is called as in TRL.
-Files run with this process's rights; callers ask for consent (`backend.rewards.allowed_code`).
-"""
+"""Run a user's reward files, and resolve `reward_functions` entries to callables. A name is looked up in the user's
+file first, then among shipped functions; `file.py::function` is called as in TRL. Callers ask for consent
+(`backend.rewards.allowed_code`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Load reward functions and call each once per step, over all groups.
-
-A function that raises, hangs or returns invalid scores stops the run; it never counts as 0.
-"""
+"""Load reward functions and call each once per step, over all groups. A function that raises, hangs or returns invalid
+scores stops the run; it never counts as 0."""
 
 from __future__ import annotations
 
@@ -103,7 +101,7 @@ Request = LoadRequest | ScoreRequest | MapRequest | ToolRequest
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer to a request: a `failure`, or LoadRequest: functions by stage, names of map functions, and messages about
+    """A `failure`, or the answer to a LoadRequest: functions by stage, names of map functions, and messages about
     missing confinement; of a failed one the `problems` (setting, message). ScoreRequest: `scores` and `seconds` by
     function, what they logged and printed. MapRequest: `rows`, None for a dropped one; the failure's `completion` is
     the row. ToolRequest: `turns` that have ended: conversation and results, of `reset` or of its calls."""

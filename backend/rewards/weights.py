@@ -1,7 +1,4 @@
-"""Reward weight schedules: constant, linear, or adapted to success rates.
-
-Call `at` for a step's weights and `observe_scores` after it; `state` is JSON for resuming.
-"""
+"""Reward weight schedules: constant, linear, or adapted to success rates."""
 
 from __future__ import annotations
 

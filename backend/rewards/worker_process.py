@@ -1,7 +1,5 @@
-"""Parent side of the reward worker: one request at a time, with enforced limits.
-
-Answers are checked here. A worker that misbehaves is killed with its descendants and replaced at the next request.
-"""
+"""Parent side of the reward worker: one request at a time, with enforced limits. Answers are checked here. A worker
+that misbehaves is killed with its descendants and replaced at the next request."""
 
 from __future__ import annotations
 

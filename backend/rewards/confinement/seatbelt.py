@@ -1,8 +1,5 @@
-"""macOS sandbox (Seatbelt) through `sandbox_init`.
-
-Sources: sandbox_init(3), /System/Library/Sandbox/Profiles, Chromium's sandbox/policy/mac/common.sb. The last matching
-rule wins. Deprecated since 10.8, but it works on all versions.
-"""
+"""macOS sandbox (Seatbelt) through `sandbox_init`. Sources: sandbox_init(3), /System/Library/Sandbox/Profiles,
+Chromium's sandbox/policy/mac/common.sb. The last matching rule wins."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Shipped reward functions that compare a completion's answer with the dataset's.
-
-Each returns None where the dataset's row has no answer it could compare with. No text makes them slow: what they read
-of an answer is short, arithmetic is bounded, and math-verify runs in a child process with a time limit.
-"""
+"""Shipped reward functions that compare a completion's answer with the dataset's. No text makes them slow: what they
+read of an answer is short, arithmetic is bounded, and math-verify runs in a child process with a time limit."""
 
 from __future__ import annotations
 
@@ -91,15 +88,12 @@ _WORD = re.compile(r"\w+")
 def accuracy_reward(
     prompts: Texts, completions: Texts, answer: Texts, types: Types = None, *, after_thoughts: bool = False
 ) -> Scores:
-    """1.0 when the answer equals the dataset's as mathematics, else 0.0.
-
-    The answer is in the last `<answer>` or behind the thoughts; there in the last `\\boxed{…}`, behind the last `####`,
-    or it is what stands there last. LaTeX, plain numbers, percentages and expressions are compared by math-verify,
-    words as text without case. With `after_thoughts` only what follows the last `</think>` counts, as in TRL's
-    reasoning_accuracy_reward. None where the dataset's answer is empty. 0 for an empty completion; of a huge answer the
-    last 500 characters are read; a comparison that takes over a second of processor time is given up and scores 0, and
-    after five of those in one call the rest is compared as text.
-    """
+    r"""1.0 when the answer equals the dataset's as mathematics, else 0.0. The answer is in the last `<answer>` or
+    behind the thoughts; there in the last `\boxed{…}`, behind the last `####`, or it is what stands there last.
+    math-verify compares LaTeX, numbers and expressions; words are compared without case. With `after_thoughts` only
+    what follows the last `</think>` counts, as in TRL's reasoning_accuracy_reward. None where the dataset's answer is
+    empty. Only the last 500 characters of an answer are read. A comparison that takes over a second scores 0, and after
+    five of those the rest is compared as text."""
     if after_thoughts:
         completions = [text.rpartition("</think>")[2] if "</think>" in text else "" for text in completions]
     return [None if right is None else float(right) for right in correct(completions, answer)]
@@ -110,10 +104,9 @@ def math_eval(
     prompts: Texts, completions: Texts, answer: Texts, types: Types = None, *, tolerance: float = 1e-6
 ) -> Scores:
     """1.0 when the arithmetic in the answer comes to the dataset's number, else 0.0. The answer, found as for
-    `accuracy_reward`, may use + - * / // % ^ and brackets, as in `(3+4)*2`; where it is an equation, all its sides must
-    agree. It is worked out exactly, in fractions; `tolerance` is the relative difference that still counts as equal.
-    None where the dataset's answer is no arithmetic. 0 for an empty completion, for words, and for anything over 500
-    characters or with numbers of over 4096 bits."""
+    `accuracy_reward`, may use + - * / // % ^ and brackets; all sides of an equation must agree. It is exact, in
+    fractions; `tolerance` is relative. None where the dataset's answer is no arithmetic. 0 for words, over 500
+    characters or 4096 bits."""
     require(tolerance >= 0, f"tolerance must not be below 0, as {tolerance:g} is")
     scores: list[float | None] = []
     for completion, right in zip(completions, answer, strict=True):
@@ -129,9 +122,8 @@ def multiple_choice(
 ) -> Scores:
     """1.0 when the chosen option, or set of options, is the dataset's, else 0.0. Options are the letters A to J, as in
     `B`, `(B)`, `B) Paris` or `A and C`. The choice is in the last `<answer>`, box or behind `####`; else after the last
-    “answer is”; else on the last line. With `partial`, sets score the size of their overlap over that of their union.
-    None where the dataset's answer names no option. 0 for an empty completion and where no option can be found; of huge
-    text the last 500 characters are read."""
+    “answer is”; else on the last line. With `partial`, sets score their overlap over their union. None where the
+    dataset's answer names no option. Only the last 500 characters are read."""
     scores: list[float | None] = []
     for completion, right in zip(completions, answer, strict=True):
         expected, chosen = _options(final_answer(right)), _choice(completion)
@@ -143,18 +135,15 @@ def multiple_choice(
 @register_reward_function("choice_correctness", label="Choice Correctness")
 def choice_correctness(prompts: Texts, completions: Texts, answer: Texts, types: Types = None) -> Scores:
     """The overlap of the options that are chosen with the dataset's, over all options in either: 0.0 to 1.0. As
-    `multiple_choice` with `partial`, under the name of the content reward of mlx-grpo; with one option each it is 1.0
-    or 0.0. None where the dataset's answer names no option. 0 for an empty completion and where no option can be
-    found."""
+    `multiple_choice` with `partial`, under the name of mlx-grpo's content reward."""
     return multiple_choice(prompts, completions, answer, types, partial=True)
 
 
 @register_reward_function("jaccard", label="Jaccard")
 def jaccard(prompts: Texts, completions: Texts, answer: Texts, types: Types = None) -> Scores:
     """The share of words that the answer and the dataset's have in common, of all words in either: 0.0 to 1.0. The
-    answer is the text in the last `<answer>`, else what follows the thoughts, else everything. Words are runs of
-    letters and digits without case, each counted once. None where the dataset's answer has no words. 0 for an empty
-    completion; text of any size is read in linear time."""
+    answer is the text in the last `<answer>`, else what follows the thoughts. Words are runs of letters and digits
+    without case, each counted once. None where the dataset's answer has no words."""
     answers = [set(_WORD.findall(answer_part(text).casefold())) for text in completions]
     expected = [set(_WORD.findall(text.casefold())) for text in answer]
     return [_overlap(right, words) if right else None for words, right in zip(answers, expected, strict=True)]

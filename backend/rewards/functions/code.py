@@ -1,7 +1,5 @@
-"""The shipped reward function that runs the code in a completion against the tests of its row.
-
-All that comes from a program's process is a claim of the program, and checked against what its tests expect.
-"""
+"""The shipped reward function that runs the code in a completion against the tests of its row. All that comes from a
+program's process is a claim, and checked against what its tests expect."""
 
 from __future__ import annotations
 
@@ -47,9 +45,9 @@ def code_tests(
     """The share of the row's tests that the code in the completion passes; with `strict` 1.0 for all of them, else 0.0.
     The code is the last fenced block of the answer, else all of it. Tests are assertions or pairs of input and output
     in `column`, by default the first known one. A program has `seconds` of processor time, twice that on the clock, and
-    `memory_mb` of memory; it reaches no network and no files but Python's, and starts no process. 0 for an empty
-    completion and for a program that fails, hangs or is stopped; None where the row has no tests, and where the time of
-    the whole call ran out before its turn."""
+    `memory_mb`; it reaches no network and no files but Python's, and starts no process. 0 for a program that fails,
+    hangs or is stopped; None where the row has no tests, and where the time of the whole call ran out before its
+    turn."""
     require(seconds > 0, f"seconds must be above 0, not {seconds:g}")
     require(memory_mb >= 32, f"memory_mb must be at least 32, not {memory_mb}")
     require(most_tests >= 1, f"most_tests must be at least 1, not {most_tests}")

@@ -1,8 +1,6 @@
 """Shipped reward functions that judge the text of a completion: thoughts in their tags, JSON, a regular expression, a
-word, and what it repeats of itself or of the other completions of its prompt.
-
-No text makes them slow: each passes over it a fixed number of times, and a regular expression has a time limit.
-"""
+word, and what it repeats. No text makes them slow: each passes over it a fixed number of times, and a regular
+expression has a time limit."""
 
 from __future__ import annotations
 
@@ -42,9 +40,8 @@ def think_format_reward(prompts: Texts, completions: Texts, answer: Texts, types
 @register_reward_function("valid_json", label="Valid JSON")
 def valid_json(prompts: Texts, completions: Texts, answer: Texts, types: Types = None) -> Scores:
     """1.0 when the answer is a JSON object, 0.5 when it is any other JSON, else 0.0. The answer is the text in the last
-    `<answer>`, else what follows the thoughts, else everything; a Markdown fence around it is taken off. NaN and
-    Infinity are no JSON. 0 for an empty completion and for JSON nested too deep for Python to read, some hundred
-    levels; numbers of any length and text of any size are read in linear time."""
+    `<answer>`, else what follows the thoughts; a Markdown fence around it is taken off. NaN, Infinity and nesting too
+    deep for Python to read are no JSON."""
 
     def refuse(constant: str) -> NoReturn:
         raise ValueError(f"{constant} is no JSON")
@@ -99,9 +96,8 @@ def keyword(
 @register_reward_function("diversity", label="Diversity")
 def diversity(prompts: Texts, completions: Texts, answer: Texts, types: Types = None, *, ngram_size: int = 2) -> Scores:
     """How little a completion resembles the others of its prompt: 1.0 with no n-gram in common, 0.0 where all are the
-    same. 1 minus the mean, over the other completions of the prompt, of the Jaccard similarity of their sets of
-    `ngram_size` words or signs, without case. None for a prompt with one completion. An empty completion resembles
-    other empty ones alone; of a huge one the first 4000 words are read."""
+    same. 1 minus the mean Jaccard similarity of their sets of `ngram_size` words or signs, without case. None for a
+    prompt with one completion. The first 4000 words are read."""
     most = MOST_WORDS_OF_AN_NGRAM
     require(1 <= ngram_size <= most, f"ngram_size must be from 1 to {most}, not {ngram_size}")
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -142,9 +138,8 @@ def repetition_penalty_reward(
     max_penalty: float = -1.0,
 ) -> Scores:
     """`max_penalty` times the share of n-grams that repeat an earlier one: 0.0 without repetition. n-grams are runs of
-    `ngram_size` token ids, as in TRL's function of this name (arXiv:2502.03373, appendix C.2). 0 for an empty
-    completion and one with fewer tokens than that, close to `max_penalty` for a huge one that says the same again and
-    again; linear in the tokens. None where the sampled tokens are not known, as for texts scored from a file."""
+    `ngram_size` token ids, as in TRL's function of this name (arXiv:2502.03373, appendix C.2). None where the sampled
+    tokens are not known, as for texts scored from a file."""
     require(1 <= ngram_size <= LONGEST_NGRAM, f"ngram_size must be from 1 to {LONGEST_NGRAM}, not {ngram_size}")
     require(max_penalty <= 0, f"max_penalty must not be above 0, as {max_penalty:g} is")
     scores: list[float | None] = []

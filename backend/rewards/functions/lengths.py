@@ -1,9 +1,6 @@
 """Shipped reward functions that judge how long a completion is, in tokens, the end-of-sequence token and, as in TRL,
-the results of tools included: the length limit is one of both.
-
-The default of a length limit is the run's `max_completion_length`. All of them return None where the sampled tokens are
-not known, as for texts scored from a file. They never read the text.
-"""
+the results of tools included. The default of a length limit is the run's `max_completion_length`. They never read the
+text, and return None where the sampled tokens are not known, as for texts scored from a file."""
 
 from __future__ import annotations
 
@@ -57,9 +54,8 @@ def cosine_scaled_reward(
     max_value_correct: float = 1.0,
 ) -> Scores:
     """Right answers from 1.0 for the shortest down to 0.5 at the limit, wrong ones from -1.0 up to -0.5, along a
-    cosine. The cosine reward of arXiv:2502.03373, as Open R1 has it, with length in tokens. Whether an answer is right
-    is judged as by `accuracy_reward`; None where the dataset has no answer. An empty completion is wrong and short, a
-    huge one as long as the limit."""
+    cosine. The cosine reward of arXiv:2502.03373, as Open R1 has it, with length in tokens. `accuracy_reward` judges
+    what is right; None where the dataset has no answer."""
     limit = _limit(max_completion_length, trainer_state, completions)
     require(min_value_wrong <= max_value_wrong, "min_value_wrong must not be above max_value_wrong")
     require(min_value_correct <= max_value_correct, "min_value_correct must not be above max_value_correct")

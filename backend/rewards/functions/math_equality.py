@@ -1,10 +1,8 @@
-"""Find the final answer in a completion, and compare it with the dataset's as mathematics: `1/2` equals `\\frac{1}{2}`.
+r"""Find the final answer in a completion, and compare it with the dataset's as mathematics: `1/2` equals `\frac{1}{2}`.
 
-Completions may be huge and hostile, so the search is plain, without a regular expression that could backtrack. Equal
-texts, whole numbers and words are decided here; everything else goes to math-verify, in a child process, because an
+Equal texts, whole numbers and words are decided here; the rest goes to math-verify, in a child process, because an
 answer such as 9^{9^9} keeps sympy inside one call into C that nothing can interrupt. Each comparison has a limit on its
-processor time (SIGPROF, whose default action ends the process); the next one starts another child.
-"""
+processor time (SIGPROF, whose default action ends the process); the next one starts another child."""
 
 from __future__ import annotations
 

@@ -1,14 +1,9 @@
-"""The reward functions that ship with the program: one decorated function each, for the format of DeepSeek-R1
-(arXiv 2501.12948): thoughts in `<think>`, the answer in `<answer>`.
+"""The reward functions for the format of DeepSeek-R1 (arXiv 2501.12948): thoughts in `<think>`, the answer in
+`<answer>`. What earns Strict Format earns Soft Format and the whole XML Count as well. A completion may be huge and
+hostile, so every scan passes over it a fixed number of times; no pattern here can backtrack.
 
-They read text only, keep no state, and always return a number. A completion may be huge and hostile, so every scan is a
-plain search that passes over the text a fixed number of times; no pattern here can backtrack.
-
-The three format rewards form a ladder: what earns Strict Format earns Soft Format and the whole XML Count as well.
-
-The first sentence of a docstring is what the reward table shows; `backend.rewards.catalogue` reads it from this text,
-so name, label and sentence are written out here and computed nowhere.
-"""
+The first sentence of a docstring is what the reward table shows; `backend.rewards.catalogue` reads it from this
+text."""
 
 from __future__ import annotations
 
@@ -69,9 +64,8 @@ def r1_soft_format_reward_func(prompts: Texts, completions: Texts, answer: Texts
 @register_reward_function("r1_count_xml", label="XML Count")
 def r1_count_xml(prompts: Texts, completions: Texts, answer: Texts, types: Types = None) -> Scores:
     """0.125 for each of the four tags that stands exactly once, minus 0.001 per trailing character, never below 0.
-    Trailing is what follows the last `</answer>`, white space at the very end left out; without that tag nothing
-    trails. `<reasoning>` is taken for `<think>`. 0 for an empty completion, and for one with 500 characters too
-    many."""
+    Trailing is what follows the last `</answer>`, without white space at the end. `<reasoning>` is taken for
+    `<think>`."""
     scores: list[float | None] = []
     for text in completions:
         count = sum(text.count(tag) == 1 for tag in _tags(text))
