@@ -8,7 +8,6 @@ their mean pass rate and by how many of their groups have a signal.
 from __future__ import annotations
 
 import math
-from bisect import insort
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,7 +37,6 @@ class PassRates:
         self.passes_N, self.failures_N = np.zeros((2, rows), np.float32)
         self._prior, self._lowest, self._highest = np.array([0.5, math.inf, -math.inf], np.float32)
         self._signal = np.float32(signal_chance(PRIOR / 2, PRIOR / 2, self.group_size))  # share of new rows' groups
-        self._known = list[int]()  # rows sampled before, ascending
         self._drawn = set[int]()
         self._rewards: list[tuple[int, list[float]]] = []  # of the step in flight, by row
 
@@ -55,7 +53,6 @@ class PassRates:
             raise ValueError(f"The pass rates are of {passes.size} rows, not of {self.passes_N.size}.")
         self.begin(passes.size)
         self.passes_N, self.failures_N = passes, failures
-        self._known = np.flatnonzero(passes + failures).tolist()
         self._prior, self._lowest, self._highest, self._signal = prior, lowest, highest, signal
 
     def posterior(self, rows: Any) -> tuple[Any, Any]:
@@ -68,11 +65,11 @@ class PassRates:
         a step, while there are others."""
         generator, rows = np.random.default_rng([self.seed, position]), len(self.passes_N)
         uniform = int(self.uniform_share * count + generator.random())
-        most = min(CANDIDATES * count, rows)
+        most, known = min(CANDIDATES * count, rows), np.flatnonzero(self.passes_N + self.failures_N)
         while True:
             anywhere = generator.choice(rows, most, replace=False)
-            old = min(len(self._known), round(KNOWN_SHARE * most))
-            chosen = [self._known[place] for place in generator.choice(len(self._known), old, replace=False)]
+            old = min(len(known), round(KNOWN_SHARE * most))
+            chosen = known[generator.choice(len(known), old, replace=False)]
             candidates = np.array([*chosen, *anywhere[uniform:]][:most], int)
             rate = generator.beta(*self.posterior(candidates))  # Thompson sampling
             signal = 1 - rate**self.group_size - (1 - rate) ** self.group_size
@@ -105,7 +102,6 @@ class PassRates:
         for row, rewards in self._rewards:
             solved = sum(passes(reward, self.solved_from, self._lowest, self._highest) for reward in rewards)
             if not self.passes_N[row] + self.failures_N[row]:
-                insort(self._known, row)
                 self._prior += FOLLOWS * (min(max(solved / len(rewards), 0.05), 0.95) - self._prior)
                 self._signal += FOLLOWS * ((max(rewards) > min(rewards)) - self._signal)
             self.passes_N[row] = DECAY * self.passes_N[row] + solved

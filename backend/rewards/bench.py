@@ -225,7 +225,7 @@ def _advantages(
 
 
 def read_groups(path: Path) -> list[Group]:
-    """One group per line. Raises UserError on `completions` naming the line."""
+    """As `groups_in`, of a file."""
     return groups_in(read_text(user_path(str(path), "completions"), "completions", MOST_BYTES), quote(path))
 
 
@@ -295,18 +295,15 @@ def line_of(group: Group) -> ScoringRow:
         type=problem.type,
         messages=problem.messages,
         columns=problem.row,
-        completions=[_sampled_row(completion) for completion in group.completions],
+        completions=[],
     )
+    for each in group.completions:
+        line["completions"].append(row := SampledRow(text=each.text, tokens=list(each.tokens), stop=each.stop))
+        if each.turns:
+            row["turns"], row["conversation"] = [turn.row() for turn in each.turns], each.conversation
     if problem.images:
         line["images"] = problem.images
     return line
-
-
-def _sampled_row(completion: Completion) -> SampledRow:
-    row = SampledRow(text=completion.text, tokens=list(completion.tokens), stop=completion.stop)
-    if completion.turns:
-        row["turns"], row["conversation"] = [turn.row() for turn in completion.turns], completion.conversation
-    return row
 
 
 def merge_consecutive(groups: list[Group]) -> list[Group]:

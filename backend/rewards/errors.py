@@ -88,7 +88,6 @@ def text_of(value: object, text: Callable[[object], str] = str) -> str:
 
 
 def class_name(value: object, limit: int = _NAME) -> str:
-    """Name of the value's class, shortened."""
     return quote(type(value).__name__, limit)
 
 

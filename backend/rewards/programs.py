@@ -204,17 +204,15 @@ def _run_tasks(request: Mapping[str, Any], folder: Path, server: int) -> list[Ta
     deadline = begun + request["deadline_s"]
     until = min(begun + 2 * request["seconds"], deadline)
     results: list[TaskResult] = []
-    for number, task in enumerate(request["tasks"]):
-        task_folder = folder / str(number)
-        task_folder.mkdir()
-        result = _run_task(task, task_folder, request, until, server)
-        remove_tree(task_folder)
+    for task in request["tasks"]:
+        folder.mkdir(exist_ok=True)
+        result = _run_task(task, folder, request, until, server)
+        remove_tree(folder)
         if result["ended"] == "time" and until >= deadline and time.monotonic() >= deadline:
             result["ended"] = "limit"
         results.append(result)
         if result["ended"] != "exit" or time.monotonic() >= deadline:
             break
-    remove_tree(folder)
     return results
 
 

@@ -106,19 +106,17 @@ class _Server:
         self._is_noted = False
         self._client: Client | None = None
         self._life: asyncio.Task[None] | None = None
-        self._started, self._end = asyncio.Event(), asyncio.Event()
         self._stderr = StderrTail()
 
     async def start(self) -> str:
         """Start it and list its tools. → why that failed; "" if it did not."""
         await self.stop()
         self.has_ended = False
-        self._started, self._end = asyncio.Event(), asyncio.Event()
+        self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._end = asyncio.Event()
         self._life = life = asyncio.create_task(self._live())
-        waiting = asyncio.create_task(self._started.wait())
-        await asyncio.wait((waiting, life), timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        if self._started.is_set():
+        await asyncio.wait((self._started, life), timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+        if self._started.done():
             return ""
         why = _reason(life.exception()) if life.done() else f"it listed no tools within {START_S:g} s"
         await self.stop()
@@ -162,7 +160,7 @@ class _Server:
         life, self._client, self._life = self._life, None, None
         if life is not None:
             self._end.set()
-            if not self._started.is_set():
+            if not self._started.done():
                 life.cancel()
             await asyncio.wait((life,))
 
@@ -199,7 +197,7 @@ class _Server:
                 self.schemas += map(_schema, page.tools)
                 cursor = page.next_cursor or ""
             self._client = client
-            self._started.set()
+            self._started.set_result(None)
             await self._end.wait()
 
     async def _last_line(self) -> str:

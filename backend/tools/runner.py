@@ -59,7 +59,6 @@ class ToolRunner:
         self._pid = os.getpid()
 
     def environment(self, conversation: int) -> Any:
-        """Its instance, None without one."""
         seat = self._seats.get(conversation)
         return seat.instance if seat else None
 

@@ -96,14 +96,10 @@ class ScorerTools:
     def _exchange(self, poll: Poll, **request: Any) -> None:
         try:
             for number, results in self._scorer.ask_tools(self._timeout_s, poll, **request):
-                self._remember(number, self._running[number], results)
-                self._end(number, results)
+                self._remember(number, self._running.pop(number), results)
+                self._ended.append((number, results))
         except ProcessLostError as lost:
             self._recover(str(lost), poll)
-
-    def _end(self, number: int, results: list[ToolResult]) -> None:
-        del self._running[number]
-        self._ended.append((number, results))
 
     def _remember(self, number: int, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> None:
         """Calls that were cut off are not repeated."""
@@ -124,7 +120,8 @@ class ScorerTools:
                     results.append(ToolResult(call.name, str({"error": f"{call.name} {lost}"}), True, seconds))
                     blamed.append(call.name)
                 self._remember(number, [call], results[-1:])
-            self._end(number, results)
+            del self._running[number]
+            self._ended.append((number, results))
         self._notes.append(
             f"{f'The tool {blamed[0]}' if blamed else 'A tool'} {what}. Its process was started again: environments "
             "repeated their calls, and the calls that were running ran again, one at a time."

@@ -58,8 +58,6 @@ def confine(writable: Sequence[Path], network: bool, secrets: Sequence[Path]) ->
     single-threaded child. Unsupported parts are "". Raises RuntimeError with several threads."""
     if (len(os.listdir("/proc/self/task")) if sys.platform == "linux" else threading.active_count()) > 1:
         raise RuntimeError("confine() was called in a process with several threads")
-    if sys.platform == "linux":
-        return _confine_linux(writable, network, secrets)
     if sys.platform == "darwin":
         from backend.rewards.confinement import seatbelt
 
@@ -67,10 +65,8 @@ def confine(writable: Sequence[Path], network: bool, secrets: Sequence[Path]) ->
         error = _error_of(lambda: seatbelt.restrict(seatbelt.profile(writable, secrets, network)))
         holds = "" if error else "seatbelt"
         return Confinement(holds, holds, "" if network else holds, holds, network, error)
-    return Confinement(network_allowed=network, reason=f"there is no sandbox on {platform.system()}")
-
-
-def _confine_linux(writable: Sequence[Path], network: bool, secrets: Sequence[Path]) -> Confinement:
+    if sys.platform != "linux":
+        return Confinement(network_allowed=network, reason=f"there is no sandbox on {platform.system()}")
     from backend.rewards.confinement import linux
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
