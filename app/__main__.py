@@ -86,7 +86,6 @@ def has_display() -> bool:
 
 
 def exec_backend(*arguments: str) -> None:
-    """Replace this process by a verb of the backend."""
     command = backend_command(*arguments)
     os.execve(command[0], command, backend_environment())
 
@@ -117,7 +116,12 @@ def show_window(options: argparse.Namespace) -> int:
     window = Window(session)
     if options.size or options.screenshot:  # the screen of a screenshot is none, and does not limit it
         window.resize(*(int(side) for side in (options.size or FIRST_SIZE).lower().split("x")))
-    open_session(window, options)
+    session.restore()
+    if options.config:
+        session.load_config(options.config)
+    live = session.reattach()
+    window.show_page("train")  # the slowest page to build: before the first paint it delays no click
+    window.show_page(options.page or ("monitor" if live and not options.config else "train"))
     app.installEventFilter(FileOpener(window.open_from_desktop, app))
     catch_crashes(app, window)
     window.show()
@@ -179,7 +183,6 @@ def connect_desktop(app: QApplication, window: Window) -> None:
 
 
 def take_up(window: Window, *, ask: bool) -> None:
-    """Show the last run, offering to resume it after a crash."""
     from app.state.run_files import crash_offer
 
     session = window.session
@@ -193,17 +196,6 @@ def take_up(window: Window, *, ask: bool) -> None:
         session.queue.ensure_runner()
 
 
-def open_session(window: Window, options: argparse.Namespace) -> None:
-    """Restore the last form or load the given config, and show a run that is still training."""
-    session = window.session
-    session.restore()
-    if options.config:
-        session.load_config(options.config)
-    live = session.reattach()
-    window.show_page("train")  # the slowest page to build: before the first paint it delays no click
-    window.show_page(options.page or ("monitor" if live and not options.config else "train"))
-
-
 def save_screenshot(app: QApplication, window: Window, path: Path) -> None:
     """Save once the page has settled and its run is read, which takes longer on a busy machine."""
     from PySide6.QtCore import QTimer
@@ -212,12 +204,10 @@ def save_screenshot(app: QApplication, window: Window, path: Path) -> None:
 
     def save_when_read(was_read: bool) -> None:
         is_read = (run := window.session.run) is None or run.has_caught_up
-        if was_read or time.monotonic() > until:
-            save()
-        else:  # once more after it was read: its charts are drawn one after the other
+        if not was_read and time.monotonic() <= until:
+            # Once more after it was read: its charts are drawn one after the other.
             QTimer.singleShot(SCREENSHOT_MS, lambda: save_when_read(is_read))
-
-    def save() -> None:
+            return
         window.grab().save(str(path))
         # quit() would close the window, which asks about a live run. One still shown at the end of the interpreter is
         # hidden by Qt then, and its Python methods are called without Python.

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QApplication
 
-from app.message_boxes import ask
 from app.state.messages import problems_to
 from app.state.presets import presets
 from app.state.processes import ProcessOutcome, VerbProcess
 from app.state.run_starter import START
 from app.state.session import FORM
-from app.widgets.basic.dialogs import open_file, open_folder, save_file
+from app.widgets.basic.dialogs import ask, open_file, open_folder, save_file
 from app.widgets.job_dialog import JobDialog
 from app.widgets.menu_dialogs import PresetPanel
 from backend.config.config import Config, dump
@@ -94,7 +93,6 @@ class ConfigFiles(QObject):
                 self.session.messages.say(f"Wrote {path.name}.{left}")
 
     def export_for_trl(self) -> None:
-        """Write a folder that trains with TRL, in a process."""
         with problems_to(self.session.messages.say):
             text = dump(self.session.draft.config())
             if (parent := self.choose_trl_folder()) is None:

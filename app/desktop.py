@@ -5,9 +5,8 @@ from __future__ import annotations
 import html
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from PySide6.QtCore import QEvent, QMimeData, QObject, QSocketNotifier, Qt, QTimer, Signal
 from PySide6.QtGui import QFileOpenEvent
@@ -23,8 +22,9 @@ if TYPE_CHECKING:
     from jeepney.io.blocking import DBusConnection
 
 Kind = Literal["config", "run", "data", "model", "reward_functions_file"]
+"""A config to open, a run to show, or the setting to put a path into."""
 
-_DEEDS: dict[Kind, str] = {
+DEEDS: dict[Kind, str] = {
     "config": "Drop to open {}",
     "run": "Drop to show the run {}",
     "data": "Drop to train on the questions of {}",
@@ -33,23 +33,11 @@ _DEEDS: dict[Kind, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class DroppedFile:
-    """`kind`: a config to open, a run to show, or the setting to put its path into."""
-
-    kind: Kind
-    path: Path
-
-    @property
-    def sentence(self) -> str:
-        return _DEEDS[self.kind].format(self.path.name)
-
-
-def dropped_file(mime: QMimeData) -> DroppedFile | None:
+def dropped_file(mime: QMimeData) -> tuple[Kind, Path] | None:
     """The single file or folder of a known kind being dropped, or None."""
     path = dropped_path(mime)
     kind = kind_of(path) if path is not None else None
-    return DroppedFile(kind, path) if path is not None and kind else None
+    return (kind, path) if path is not None and kind else None
 
 
 def kind_of(path: Path) -> Kind | None:
@@ -107,7 +95,6 @@ class LauncherIcon:
 
 
 SERVICE, PATH = "org.freedesktop.Notifications", "/org/freedesktop/Notifications"
-DEFAULT_ACTION = "default"
 
 
 class Notifier(QObject):
@@ -118,63 +105,49 @@ class Notifier(QObject):
     def __init__(self, bus: SessionBus | None = None, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._bus = bus
-        self._is_listening = False
-        self._shown: set[int] = set()
+        self._asked: set[int] = set()  # serial numbers of our requests
+        self._shown: set[object] = set()  # the desktop's numbers of our notifications
         self._tray: QSystemTrayIcon | None = None
+        if bus is not None:
+            bus.heard.connect(self._on_heard)
 
-    def show(self, title: str, sentence: str) -> bool:
-        """True if the desktop was asked to show it."""
+    def show(self, title: str, sentence: str) -> None:
         if sys.platform == "darwin":
-            return self._show_by_tray(title, sentence)
-        return self._bus is not None and self._show_by_bus(self._bus, title, sentence)
+            if self._tray is None:
+                self._tray = QSystemTrayIcon(QApplication.windowIcon(), self)
+                self._tray.messageClicked.connect(self.clicked)
+                self._tray.messageClicked.connect(self._tray.hide)
+                theme.application().applicationStateChanged.connect(self._on_application_state)
+            self._tray.show()
+            self._tray.showMessage(title, sentence, QSystemTrayIcon.MessageIcon.NoIcon)
+        elif self._bus is not None:
+            from jeepney import DBusAddress, MatchRule, message_bus, new_method_call
+
+            if not self._asked:
+                self._bus.send(message_bus.AddMatch(MatchRule(type="signal", interface=SERVICE, path=PATH)))
+            hints = {"desktop-entry": ("s", QApplication.desktopFileName()), "urgency": ("y", 1)}
+            text = html.escape(sentence, quote=False)  # the body may hold markup
+            app, icon = QApplication.applicationName(), QApplication.desktopFileName()
+            body = (app, 0, icon, title, text, ["default", "Show"], hints, -1)
+            call = new_method_call(DBusAddress(PATH, SERVICE, SERVICE), "Notify", "susssasa{sv}i", body)
+            self._asked.add(self._bus.send(call))
 
     def close(self) -> None:
         """Remove the icon in the menu bar, which would outlive the window."""
         if self._tray is not None:
             self._tray.hide()
 
-    def _show_by_bus(self, bus: SessionBus, title: str, sentence: str) -> bool:
-        from jeepney import DBusAddress, MatchRule, message_bus, new_method_call
+    def _on_heard(self, message: Message) -> None:
+        from jeepney import HeaderFields, MessageType
 
-        if not self._is_listening:
-            rule = MatchRule(type="signal", interface=SERVICE, path=PATH)
-            self._is_listening = bus.send(message_bus.AddMatch(rule))
-            bus.heard.connect(self._on_heard)
-        hints = {"desktop-entry": ("s", QApplication.desktopFileName()), "urgency": ("y", 1)}
-        body = (
-            QApplication.applicationName(),
-            0,
-            QApplication.desktopFileName(),
-            title,
-            html.escape(sentence, quote=False),  # the body may hold markup
-            [DEFAULT_ACTION, "Show"],
-            hints,
-            -1,
-        )
-        address = DBusAddress(PATH, SERVICE, SERVICE)
-        return bus.send(new_method_call(address, "Notify", "susssasa{sv}i", body), self._on_shown)
-
-    def _on_shown(self, reply: tuple[object, ...]) -> None:
-        if reply and isinstance(reply[0], int):
-            self._shown.add(reply[0])
-
-    def _on_heard(self, member: str, body: tuple[object, ...]) -> None:
-        if not body or body[0] not in self._shown:
-            return
-        if member == "ActionInvoked":
+        fields, first = message.header.fields, next(iter(message.body), None)
+        if fields.get(HeaderFields.reply_serial) in self._asked:
+            if message.header.message_type == MessageType.method_return:
+                self._shown.add(first)
+        elif first in self._shown and fields.get(HeaderFields.member) == "ActionInvoked":
             self.clicked.emit()
-        elif member == "NotificationClosed":
-            self._shown.discard(int(str(body[0])))
-
-    def _show_by_tray(self, title: str, sentence: str) -> bool:
-        if self._tray is None:
-            self._tray = QSystemTrayIcon(QApplication.windowIcon(), self)
-            self._tray.messageClicked.connect(self.clicked)
-            self._tray.messageClicked.connect(self._tray.hide)
-            theme.application().applicationStateChanged.connect(self._on_application_state)
-        self._tray.show()
-        self._tray.showMessage(title, sentence, QSystemTrayIcon.MessageIcon.NoIcon)
-        return True
+        elif fields.get(HeaderFields.member) == "NotificationClosed":
+            self._shown.discard(first)
 
     def _on_application_state(self, state: Qt.ApplicationState) -> None:
         if state == Qt.ApplicationState.ApplicationActive:
@@ -182,23 +155,19 @@ class Notifier(QObject):
             QTimer.singleShot(1000, self, self.close)
 
 
-AUTH_S = 0.5
-"""Time limit of the connection."""
-
-
 class SessionBus(QObject):
-    """A connection, made on first use. `heard(member, body)`: a signal that was subscribed to."""
+    """A connection, made on first use."""
 
-    heard = Signal(str, tuple)
+    heard = Signal(object)  # Message: an answer, or a signal that was subscribed to
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._connection: DBusConnection | None = None
         self._is_missing = False
         self._notifier: QSocketNotifier | None = None
-        self._replies: dict[int, Callable[[tuple[Any, ...]], None]] = {}
 
     def close(self) -> None:
+        self._is_missing = True
         if self._notifier is not None:
             self._notifier.setEnabled(False)
             self._notifier = None
@@ -206,33 +175,27 @@ class SessionBus(QObject):
             self._connection.close()
             self._connection = None
 
-    def send(self, message: Message, on_reply: Callable[[tuple[Any, ...]], None] | None = None) -> bool:
-        """Send a message; its answer comes later from the event loop. False if it was not sent."""
-        if not self._is_connected():
-            return False
-        assert self._connection is not None
-        serial = next(self._connection.outgoing_serial)
-        if on_reply is not None:
-            self._replies[serial] = on_reply
-        try:
-            self._connection.send(message, serial=serial)
-        except OSError:
-            self._lose()
-            return False
-        return True
-
-    def _is_connected(self) -> bool:
+    def send(self, message: Message) -> int:
+        """Send a message, whose answer is heard later. Returns its serial number, 0 if it was not sent."""
         if self._connection is None and not self._is_missing:
             from jeepney.io.blocking import open_dbus_connection
 
             try:
-                self._connection = open_dbus_connection("SESSION", auth_timeout=AUTH_S)
+                self._connection = open_dbus_connection("SESSION", auth_timeout=0.5)
             except Exception:  # no bus, no permission, an odd address: jeepney raises a different type for each
                 self._is_missing = True
-                return False
+                return 0
             self._notifier = QSocketNotifier(self._connection.sock.fileno(), QSocketNotifier.Type.Read, self)
             self._notifier.activated.connect(self._read)
-        return self._connection is not None
+        if self._connection is None:
+            return 0
+        serial = next(self._connection.outgoing_serial)
+        try:
+            self._connection.send(message, serial=serial)
+        except OSError:
+            self.close()
+            return 0
+        return serial
 
     def _read(self) -> None:
         while self._connection is not None:
@@ -241,21 +204,6 @@ class SessionBus(QObject):
             except TimeoutError:
                 return
             except OSError:
-                self._lose()
+                self.close()
                 return
-            self._take(message)
-
-    def _take(self, message: Message) -> None:
-        from jeepney import HeaderFields, MessageType
-
-        fields = message.header.fields
-        if message.header.message_type == MessageType.signal:
-            self.heard.emit(str(fields.get(HeaderFields.member, "")), tuple(message.body))
-            return
-        on_reply = self._replies.pop(int(fields.get(HeaderFields.reply_serial, 0)), None)
-        if on_reply is not None and message.header.message_type == MessageType.method_return:
-            on_reply(tuple(message.body))
-
-    def _lose(self) -> None:
-        self.close()
-        self._is_missing = True
+            self.heard.emit(message)

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject
-from PySide6.QtGui import QAction, QActionGroup, QKeySequence, QUndoStack
+from PySide6.QtGui import QAction, QActionGroup, QKeySequence
 from PySide6.QtWidgets import QMenu
 
 from app import theme
@@ -25,19 +25,16 @@ STANDARD = QKeySequence.StandardKey
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A menu entry. `slot` is a method of the window, or of its page `page`, which is then shown.
-
-    `is_off`: disabled until that page enables it. `icon`: the name of our icon, for actions in the toolbar.
-    """
+    """A menu entry. `slot` is a method of the window, or of its page `page`, which is then shown."""
 
     name: str
     text: str
     keys: str | QKeySequence.StandardKey
     slot: str
-    icon: str = ""
+    icon: str = ""  # the name of our icon, for actions in the toolbar
     tip: str = ""
     page: str = ""
-    is_off: bool = False
+    is_off: bool = False  # until that page enables it
 
 
 QUEUE_TIP = "Train what the form says when its turn comes"
@@ -165,13 +162,33 @@ class Menus(QObject):
         self.recent.aboutToShow.connect(self._fill_recent)  # every time: another window may have opened a file
         file_menu = next(menu for menu in self["presets"].associatedObjects() if isinstance(menu, QMenu))
         file_menu.insertMenu(self["presets"], self.recent)
-        self._add_view_menu()
+        menu = window.menuBar().addMenu("View")
+        for page in PAGES:
+            entry = Entry(page.key, page.title, page.shortcut, "show_page")
+            menu.addAction(self._action(entry, partial(window.show_page, page.key)))
+        menu.addSeparator()
+        self._fill(menu, VIEW)
+        group = QActionGroup(window)
+        for mode, (text, keys) in THEMES.items():
+            action = self._action(Entry(f"theme {mode}", text, keys, "set_theme"), partial(window.set_theme, mode))
+            action.setCheckable(True)
+            action.setChecked(mode == theme.mode())
+            menu.addAction(action)
+            group.addAction(action)
         self._fill(window.menuBar().addMenu("Help"), HELP)
         self["update_checks"].setCheckable(True)
         self["update_checks"].setChecked(window.session.prefs.check_updates)
         self["preferences"].setMenuRole(QAction.MenuRole.PreferencesRole)
         self["about"].setMenuRole(QAction.MenuRole.AboutRole)
         self.update_icons()
+        history = window.session.draft.history
+        for name in ("undo", "redo"):
+            self[name].setEnabled(False)
+        history.canUndoChanged.connect(self["undo"].setEnabled)
+        history.canRedoChanged.connect(self["redo"].setEnabled)
+        # Bound methods are disconnected when the window is deleted; the history still emits after that.
+        history.undoTextChanged.connect(self._name_undo)
+        history.redoTextChanged.connect(self._name_redo)
 
     def __getitem__(self, name: str) -> QAction:
         return self.by_name[name]
@@ -202,16 +219,6 @@ class Menus(QObject):
     def set_enabled(self, enabled: Mapping[str, bool]) -> None:
         for name, is_enabled in enabled.items():
             self[name].setEnabled(is_enabled)
-
-    def follow_history(self, history: QUndoStack) -> None:
-        """Enable and name Undo and Redo after the next step: “Undo Temperature”."""
-        for name in ("undo", "redo"):
-            self[name].setEnabled(False)
-        history.canUndoChanged.connect(self["undo"].setEnabled)
-        history.canRedoChanged.connect(self["redo"].setEnabled)
-        # Bound methods are disconnected when the window is deleted; the history still emits after that.
-        history.undoTextChanged.connect(self._name_undo)
-        history.redoTextChanged.connect(self._name_redo)
 
     def _name_undo(self, what: str) -> None:
         self["undo"].setText(f"Undo {what}".strip())
@@ -248,18 +255,3 @@ class Menus(QObject):
         action.setEnabled(not entry.is_off)
         self.by_name[entry.name] = action
         return action
-
-    def _add_view_menu(self) -> None:
-        menu, window = self._window.menuBar().addMenu("View"), self._window
-        for page in PAGES:
-            entry = Entry(page.key, page.title, page.shortcut, "show_page")
-            menu.addAction(self._action(entry, partial(window.show_page, page.key)))
-        menu.addSeparator()
-        self._fill(menu, VIEW)
-        group = QActionGroup(window)
-        for mode, (text, keys) in THEMES.items():
-            action = self._action(Entry(f"theme {mode}", text, keys, "set_theme"), partial(window.set_theme, mode))
-            action.setCheckable(True)
-            action.setChecked(mode == theme.mode())
-            menu.addAction(action)
-            group.addAction(action)

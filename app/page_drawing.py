@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QEventLoop, Qt, QTimer
-from PySide6.QtGui import QGuiApplication, QImage
+from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QApplication
 
 from app import theme
@@ -51,15 +51,12 @@ def draw_page(window: Window, key: str, title: str) -> dict[str, Any]:
         loop = QEventLoop()
         QTimer.singleShot(SETTLE_MS, loop.quit)
         loop.exec()
-        count = colours(window.pages[key].grab().toImage())
+        image = window.pages[key].grab().toImage()
+        places = ((x, y) for x in range(0, image.width(), GRID) for y in range(0, image.height(), GRID))
+        count = len({image.pixel(x, y) for x, y in places})
         fault = "" if count >= FEWEST_COLOURS else f"its picture is empty, with {count} colours."
     except Exception as error:
         traceback.print_exc()
         fault = f"{type(error).__name__}: {error}"
     seconds = round(time.perf_counter() - began, 2)
     return {"title": title, "fault": fault, "seconds": seconds, "platform": QGuiApplication.platformName()}
-
-
-def colours(image: QImage) -> int:
-    """The number of colours a picture has, on a grid of its pixels."""
-    return len({image.pixel(x, y) for x in range(0, image.width(), GRID) for y in range(0, image.height(), GRID)})

@@ -241,7 +241,6 @@ def _qt_palette(colours: Palette) -> QPalette:
 
 
 def painter(device: QPaintDevice) -> QPainter:
-    """Paints with smooth edges."""
     made = QPainter(device)
     made.setRenderHint(QPainter.RenderHint.Antialiasing)
     return made

@@ -8,26 +8,33 @@ from typing import Any
 
 from PySide6.QtCore import QSize, Qt, QTimer
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDragLeaveEvent, QDropEvent, QResizeEvent
-from PySide6.QtWidgets import QApplication, QCheckBox, QLabel, QMainWindow, QSizePolicy, QToolBar, QWidget
+from PySide6.QtWidgets import (
+    QApplication,
+    QCheckBox,
+    QLabel,
+    QMainWindow,
+    QSizePolicy,
+    QStackedWidget,
+    QToolBar,
+    QWidget,
+)
+from shiboken6 import isValid
 
 from app import theme
 from app.config_files import ConfigFiles
-from app.desktop import DroppedFile, LauncherIcon, dropped_file, kind_of
+from app.desktop import DEEDS, Kind, LauncherIcon, dropped_file, kind_of
 from app.help_menu import HelpMenu
 from app.menus import RUN_ACTIONS, THEMES, Menus
-from app.message_boxes import QuestionBox, ask
-from app.page_stack import PageArea, PageStack
 from app.pages import PAGES
-from app.state.draft import History
 from app.state.memory import MemoryParts
 from app.state.messages import NOTICE, Offer, problems_to
 from app.state.run_files import CrashOffer, newest_checkpoint, silence_advice
 from app.state.session import RUN, Session
 from app.widgets.basic import icons
-from app.widgets.basic.dialogs import keep_folders_in, open_path
+from app.widgets.basic.dialogs import QuestionBox, ask, keep_folders_in, open_path
 from app.widgets.basic.icons import IconButton
 from app.widgets.basic.labels import label
-from app.widgets.basic.layout import column, holder, on_screen, row, set_style_property
+from app.widgets.basic.layout import TabArea, column, holder, on_screen, row, set_style_property
 from app.widgets.consent_dialog import ConsentDialog, HostsDialog, ServersDialog
 from app.widgets.export_panel import ExportPanel
 from app.widgets.form.field import UndoKeys
@@ -51,18 +58,10 @@ CONTROL, SILENCE = "control", "silence"
 
 
 class Window(QMainWindow):
-    """The main window.
-
-    Attributes:
-        files, help, menus – the File and the Help menu, and all actions by name.
-        document – the label in the toolbar with the name of the config file.
-        icon – the app's icon on the desktop; None shows no progress there.
-    """
-
     def __init__(self, session: Session) -> None:
         super().__init__()
         self.session = session
-        self.icon: LauncherIcon | None = None
+        self.icon: LauncherIcon | None = None  # on the desktop
         self._was_live: bool | None = None
         keep_folders_in(session.prefs)
         theme.reward_number = session.prefs.reward_number
@@ -79,8 +78,6 @@ class Window(QMainWindow):
         central = holder(column((content, 1), self.strip, spacing=0))
         self.setCentralWidget(central)
         self.drop_overlay = DropOverlay(central)
-        self.history = History(session.draft, self)
-        self.menus.follow_history(self.history)
         UndoKeys(self)
         self._connect()
         self.show_title()
@@ -100,7 +97,7 @@ class Window(QMainWindow):
         self.toolbar.toggleViewAction().setEnabled(False)
         focus, tip = Qt.FocusPolicy.TabFocus, "Collapse or widen the sidebar"
         collapse = IconButton("sidebar", tip=tip, focusPolicy=focus, clicked=self.toggle_sidebar)
-        self.document = label(role="muted", contentsMargins=(theme.SPACE, 0, 0, 0))
+        self.document = label(role="muted", contentsMargins=(theme.SPACE, 0, 0, 0))  # the name of the config file
         wide = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         gap = QWidget(sizePolicy=wide)  # pushes the actions to the right: a toolbar has no stretch
         for part in (collapse, self.document, gap):
@@ -152,16 +149,13 @@ class Window(QMainWindow):
             page.first_focus.setFocus()
 
     def show_completions(self, step: int, filter_name: str | None) -> None:
-        self.show_page("completions")
-        self.pages["completions"].show_requested(step, filter_name)
+        self.do_on_page("completions", "show_requested", step, filter_name)
 
     def show_comparison(self, runs: list[Path]) -> None:
-        self.show_page("runs")
-        self.pages["runs"].compare_folders(runs)
+        self.do_on_page("runs", "compare_folders", runs)
 
     def show_evaluated(self, prompt: tuple[str, ...]) -> None:
-        self.show_page("evaluate")
-        self.pages["evaluate"].show_prompt(prompt)
+        self.do_on_page("evaluate", "show_prompt", prompt)
 
     def find_text(self) -> None:
         """Find something on the page that is shown, if it can, else a setting."""
@@ -175,13 +169,12 @@ class Window(QMainWindow):
     def current_page(self) -> str:
         return self.page_stack.current_key
 
-    def do_on_page(self, key: str, slot: str) -> None:
+    def do_on_page(self, key: str, slot: str, *arguments: Any) -> None:
         if self.current_page != key:  # showing it moves the focus, from which some slots go on
             self.show_page(key)
-        attrgetter(slot)(self.pages[key])()
+        attrgetter(slot)(self.pages[key])(*arguments)
 
     def copy(self) -> None:
-        """Copy the selection of the widget with the focus."""
         # A text edit takes Ctrl+C itself; this serves the menu entry, labels, and our tables and plots.
         widget: Any = QApplication.focusWidget()
         if isinstance(widget, QLabel):
@@ -190,16 +183,14 @@ class Window(QMainWindow):
             widget.copy()
 
     def undo(self) -> None:
-        self._show_form()
-        self.history.undo()
-
-    def redo(self) -> None:
-        self._show_form()
-        self.history.redo()
-
-    def _show_form(self) -> None:
         if self.current_page not in FORM_PAGES:
             self.show_page("train")
+        self.session.draft.history.undo()
+
+    def redo(self) -> None:
+        if self.current_page not in FORM_PAGES:
+            self.show_page("train")
+        self.session.draft.history.redo()
 
     def switch_run(self) -> None:
         """Open the menu of runs on this page, else on Monitor."""
@@ -227,19 +218,16 @@ class Window(QMainWindow):
         theme.apply(theme.application(), mode)
 
     def show_preferences(self) -> None:
-        def choose_theme(mode: str) -> None:
-            self.menus[f"theme {mode}"].trigger()
-
+        choose_theme = lambda mode: self.menus[f"theme {mode}"].trigger()  # noqa: E731
         themes = {mode: words for mode, (words, _) in THEMES.items()}
         dialog = PreferencesDialog(self.session.prefs, themes, choose_theme, self.session.service, self)
         dialog.shows_progress.clicked.connect(self._show_progress)
         dialog.open()
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
-        file = dropped_file(event.mimeData())
-        if file is not None:
+        if file := dropped_file(event.mimeData()):
             event.acceptProposedAction()
-            self.drop_overlay.show_sentence(file.sentence)
+            self.drop_overlay.show_sentence(DEEDS[file[0]].format(file[1].name))
 
     def dragLeaveEvent(self, event: QDragLeaveEvent) -> None:
         self.drop_overlay.show_sentence("")
@@ -250,25 +238,25 @@ class Window(QMainWindow):
         if file is not None:
             event.acceptProposedAction()
             # After the drop has ended: a modal question would block the program that the file comes from.
-            QTimer.singleShot(0, self, lambda: self.open_dropped(file))
+            QTimer.singleShot(0, self, lambda: self.open_dropped(*file))
 
-    def open_dropped(self, file: DroppedFile) -> None:
-        if file.kind == "config":
-            self.files.open_path(file.path)
-        elif file.kind == "run":
-            self.session.open_run(file.path)
+    def open_dropped(self, kind: Kind, path: Path) -> None:
+        if kind == "config":
+            self.files.open_path(path)
+        elif kind == "run":
+            self.session.open_run(path)
             self.show_page("monitor")
-        elif file.kind == "data":
-            self.session.use_data(str(file.path))
+        elif kind == "data":
+            self.session.use_data(str(path))
         else:
-            self.session.use_path(file.kind, file.path)
+            self.session.use_path(kind, path)
 
     def open_from_desktop(self, path: Path) -> None:
         kind = kind_of(path)
         if kind is None:
             self.session.messages.say(f"{path.name} is not a config, run, model, dataset or reward file.")
         else:
-            self.open_dropped(DroppedFile(kind, path))
+            self.open_dropped(kind, path)
 
     def pause(self) -> None:
         self.session.send("resume" if self._state() == "paused" else "pause")
@@ -315,7 +303,6 @@ class Window(QMainWindow):
         panel.open_beside()
 
     def show_run(self) -> None:
-        """Bring the window and its run to the front."""
         self.show_page("monitor")
         self.showNormal() if self.isMinimized() else self.show()
         self.raise_()
@@ -462,3 +449,72 @@ class Window(QMainWindow):
         self.session.prefs.geometry = self.saveGeometry()
         self.session.prefs.settings.sync()
         event.accept()
+
+
+class PageStack(QStackedWidget):
+    """`pages`: those built so far, by key."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
+        self._entries = {entry.key: entry for entry in PAGES}
+        self.pages: dict[str, QWidget] = {}
+        self._focused: QWidget | None = None
+        theme.application().focusChanged.connect(self._keep_focus_here)
+
+    def show_page(self, key: str) -> QWidget:
+        """Build it the first time. Raises KeyError."""
+        if key not in self._entries:
+            raise KeyError(f"There is no page {key}.")
+        if key not in self.pages:
+            self.pages[key] = self._entries[key].load()(self._session, self)
+            self.addWidget(self.pages[key])
+        self.setCurrentWidget(self.pages[key])
+        self._fit()
+        return self.pages[key]
+
+    @property
+    def current_key(self) -> str:
+        return next((key for key, page in self.pages.items() if page is self.currentWidget()), "")
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit()
+
+    def _keep_focus_here(self) -> None:  # away from pages that are not shown
+        widget = QApplication.focusWidget()
+        if widget is None:
+            return
+        page = next((page for page in self.pages.values() if page.isAncestorOf(widget)), None)
+        if page is None or page is self.currentWidget():
+            self._focused = widget
+        elif self._focused is not None and isValid(self._focused) and self._focused.isVisible():
+            self._focused.setFocus(Qt.FocusReason.OtherFocusReason)
+        else:
+            widget.clearFocus()
+
+    def _fit(self) -> None:
+        if self.current_key:
+            side = max(0, self.width() - theme.scaled(self._entries[self.current_key].widest)) // 2
+            self.setContentsMargins(side, 0, side, 0)
+
+
+class PageArea(TabArea):
+    """Scrolls the pages where the window has less room than `least`, in pixels."""
+
+    def __init__(self, pages: QWidget, least: QSize) -> None:
+        super().__init__()
+        holder = _Holder(pages)
+        holder.setMinimumSize(least)
+        self.setWidget(holder)
+
+
+class _Holder(QWidget):
+    def __init__(self, content: QWidget) -> None:
+        super().__init__()
+        self._content = content
+        content.setParent(self)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._content.resize(event.size())

@@ -176,10 +176,10 @@ def dialogs(window):
     window.show_page("train")
     page, prefs = window.pages["train"], window.session.prefs
     for kind, key in (("model", "model"), ("dataset", "data")):
-        prefs.set_favourite(kind, samples.FAVOURITE[kind], True)
+        prefs.set_member(f"favourite_{kind}", samples.FAVOURITE[kind], True)
         prefs.remember_used(kind, samples.RECENT[kind])
         page.picking.open(page.form.fields[key])
-        yield f"picker-{kind}", next(picker for picker in window.findChildren(Picker) if picker.repo_type == kind)
+        yield f"picker-{kind}", next(picker for picker in window.findChildren(Picker) if picker.kind == kind)
     window.files.show_presets()
     panel = window.findChild(PresetPanel)
     panel.list.setCurrentRow(1)
@@ -207,8 +207,7 @@ def dialogs(window):
 
 def upload_dialog(window):
     """The dialog before an upload, for an account that is made up: nobody is asked for one."""
-    from app.state.processes import VerbProcess
-    from app.widgets.upload_dialog import UploadDialog, UploadPreview
+    from app.widgets.upload_dialog import UploadDialog
     from backend.utils.command import backend_command
 
     run = str(window.session.run.folder.path)
@@ -216,7 +215,7 @@ def upload_dialog(window):
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     account = {"name": "someone", "organisations": [], "can_write": True, "source": "keychain"}
     preview = json.loads(printed.splitlines()[-1])["preview"] | {"account": account}
-    dialog = UploadDialog(UploadPreview.read(preview), [], VerbProcess, lambda *_: None, window)
+    dialog = UploadDialog(preview, [], window.session.service, window)
     dialog.show()
     return dialog
 

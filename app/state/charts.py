@@ -35,23 +35,16 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A plot. `section`: the heading that it stands under on Monitor and Compare; `axis`: label of the y axis; `needs`:
-    the part of a step or the mode that a run must have for it to be shown without numbers.
-
-    `pattern` (as in file names) adds a curve for every metric it fits. `held_out`: it shows evaluations; `stacked`:
-    metrics drawn as areas on top of each other.
-    """
-
     title: str
-    section: str
-    axis: str
+    section: str  # the heading that it stands under on Monitor and Compare
+    axis: str  # label of the y axis
     help: str
     unit: str = ""
-    needs: str = ""
+    needs: str = ""  # the part of a step or the mode that a run must have for it to be shown without numbers
     curves: tuple[Curve, ...] = ()
-    pattern: str = ""
-    held_out: bool = False
-    stacked: Sequence[str] = ()
+    pattern: str = ""  # as in file names; it adds a curve for every metric that it fits
+    held_out: bool = False  # it shows evaluations
+    stacked: Sequence[str] = ()  # metrics drawn as areas on top of each other
 
     def shows(self, metric: str) -> bool:
         return any(metric in curve.metrics for curve in self.curves) or fnmatchcase(metric, self.pattern)
@@ -70,7 +63,6 @@ CHARTS: tuple[Chart, ...] = tuple(
 
 
 def curves_of(chart: Chart, names: Iterable[str], rewards: list[str]) -> list[Curve]:
-    """Curves in a run with these metrics and reward functions: those listed, then matches."""
     earlier = [other for other in CHARTS[: CHARTS.index(chart)] if other.held_out == chart.held_out]
     own = {name for curve in chart.curves for name in curve.metrics}
     matched = [
@@ -127,7 +119,7 @@ def has_place(
 
 
 def placeholder(chart: Chart, config: Mapping[str, Any], *, is_live: bool = True, steps: int = 0) -> str:
-    if any(curve.metric == "kl" for curve in chart.curves) and kl_is_off(config):
+    if any(curve.metric == "kl" for curve in chart.curves) and not needs_reference(config):
         return "KL is off: its weight is 0, so no reference is computed."
     if chart.held_out:
         every = _setting(config, "steps_per_eval")
@@ -154,10 +146,6 @@ def flat_reason(chart: Chart, config: Mapping[str, Any]) -> str:
         "With one update per rollout the ratio of the policy to the one that sampled is always 1, "
         "so Epsilon clips nothing. With two, the second can clip."
     )
-
-
-def kl_is_off(config: Mapping[str, Any]) -> bool:
-    return not needs_reference(config)
 
 
 def _setting(config: Mapping[str, Any], key: str) -> Any:

@@ -1,20 +1,21 @@
-"""A conversation with a run or a model, scored by the run's rewards."""
+"""A conversation with a run or a model, scored by the run's rewards, and the server that offers it to others."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from PySide6.QtCore import QObject, Signal
+from PySide6.QtCore import QCoreApplication, QObject, Signal
 
 from app.state.consent import Consent
 from app.state.memory import amount
-from app.state.processes import Service
+from app.state.processes import ProcessOutcome, Service, VerbProcess, json_object
 from app.state.reward_bench import SCORING_SETTINGS, case_of
 from backend.config import config
 from backend.config.config import Config
@@ -26,6 +27,7 @@ from backend.runs.saved_weights import WeightChoice, choices
 from backend.runs.steering import run_config
 from backend.trainer.memory.model_shape import shape_of
 from backend.trainer.memory.phases import chat_bytes
+from backend.utils.command import backend_command
 from backend.utils.disk import DiskError, replace_file
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.hub_cache import local_folder
@@ -64,7 +66,6 @@ class ChatTurn:
 
 
 def conversation_file(folder: Path, name: str) -> Path:
-    """The file in `folder` that keeps what was asked of a run or model."""
     return folder / f"{Path(name).name[:60]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}.jsonl"
 
 
@@ -89,16 +90,7 @@ class HeldOutRow:
 
 
 class ChatWithModel(QObject):
-    """The conversation.
-
-    Attributes:
-        state – empty, loading, ready, answering, or failed with `problem`.
-        choice – what was chosen; `checkpoint`: which of its weights are loaded, or being loaded.
-        sides, bytes, notes, has_tools – of what is loaded: its sides, the memory of its weights, sentences, and if
-            its answers can call tools.
-        turns – what was asked of it since `reset`, kept in `folder`.
-        row – the row that was picked last, or None.
-    """
+    """The conversation. `turns` are kept in `folder`; `sides`, `bytes`, `notes`, `has_tools` are of what is loaded."""
 
     state_changed = Signal()
     turns_changed = Signal()
@@ -112,12 +104,12 @@ class ChatWithModel(QObject):
         self._service: Service | None = None
         self.state: State = "empty"
         self.choice: ChatChoice | None = None
-        self.checkpoint, self.problem, self.bytes = "", "", 0
+        self.checkpoint, self.problem, self.bytes = "", "", 0  # `checkpoint`: the weights loaded, or being loaded
         self.sides: list[str] = []
         self.has_tools = False
         self.notes: list[str] = []
         self.turns: list[ChatTurn] = []
-        self.row: HeldOutRow | None = None
+        self.row: HeldOutRow | None = None  # picked last
         self._first = 0
         self._opening_row: int | None = None
         self._question: int | None = None
@@ -143,10 +135,17 @@ class ChatWithModel(QObject):
         self._may_score = choice.is_run and self.consent.obtain(choice.settings)
         self._service = self._make_service(self)
         self._set_state("loading")
-        self._service.ask("chat_load", self._on_loaded, on_refused=self._fail, name=choice.name, checkpoint=checkpoint)
+
+        def on_loaded(answer: dict[str, Any]) -> None:
+            self.sides, self.bytes, self.notes = answer["sides"], answer["bytes"], answer["notes"]
+            self.has_tools = bool(answer.get("has_tools"))
+            if choice.is_run and not self._may_score:
+                self.notes.append("The code was not allowed to run, so answers are not scored.")
+            self._set_state("ready")
+
+        self._service.ask("chat_load", on_loaded, on_refused=self._fail, name=choice.name, checkpoint=checkpoint)
 
     def unload(self) -> None:
-        """End the model's process."""
         self.stop()
         if self._service is not None:
             self._service.close(wait=False)
@@ -155,22 +154,12 @@ class ChatWithModel(QObject):
         self.has_tools = False
         self._set_state("empty")
 
-    def _on_loaded(self, answer: dict[str, Any]) -> None:
-        self.sides, self.bytes, self.notes = answer["sides"], answer["bytes"], answer["notes"]
-        self.has_tools = bool(answer.get("has_tools"))
-        if self.choice is not None and self.choice.is_run and not self._may_score:
-            self.notes.append("The code was not allowed to run, so answers are not scored.")
-        self._set_state("ready")
-
     def _fail(self, faults: Sequence[ConfigProblem]) -> None:
         self.unload()
-        self.problem = " ".join(fault.sentence for fault in faults)
-        self._set_state("failed")
+        self._set_state("failed", _sentences(faults))
 
-    def _set_state(self, state: State) -> None:
-        self.state = state
-        if state != "failed":
-            self.problem = ""
+    def _set_state(self, state: State, problem: str = "") -> None:
+        self.state, self.problem = state, problem
         self.state_changed.emit()
 
     def pick_row(self, number: int) -> None:
@@ -269,10 +258,9 @@ class ChatWithModel(QObject):
             self._score(index, side)
 
     def _on_reply_refused(self, faults: list[ConfigProblem]) -> None:
-        sentence = " ".join(fault.sentence for fault in faults)
         for answer in self.turns[-1].answers.values():
             if answer.state != "done":
-                answer.problem = sentence
+                answer.problem = _sentences(faults)
         self._end_answers("failed")
         if self._service is not None and not self._service.is_running:  # the model is gone with its process
             self._fail(faults)
@@ -299,17 +287,16 @@ class ChatWithModel(QObject):
         chosen = {key: settings[key] for key in SCORING_SETTINGS} | scored_by
 
         def on_scores(scored: dict[str, Any]) -> None:
-            if scored.get("failed"):
-                answer.problem = scored["failed"]["sentence"]
-            else:
+            errors = [scored.get("failed")]
+            if not errors[0]:
                 ((row,),) = scored["scored"]
                 answer.scores, answer.reward = row["rewards"], row["reward"]
-                errors = [function["error"]["sentence"] for function in scored["functions"] if function["error"]]
-                answer.problem = " ".join(errors)
+                errors = [function["error"] for function in scored["functions"]]
+            answer.problem = " ".join(error["sentence"] for error in errors if error)
             self._tell(index, side, answer)
 
         def on_refused(faults: list[ConfigProblem]) -> None:
-            answer.problem = " ".join(fault.sentence for fault in faults)
+            answer.problem = _sentences(faults)
             self._tell(index, side, answer)
 
         self._service.ask(
@@ -342,24 +329,18 @@ class ChatWithModel(QObject):
             self._tell(index, side, answer)
             self.message.emit(f"Kept in {Path(kept['path']).name}; the Rewards page runs it again at every scoring.")
 
-        self._service.ask(
-            "reward_cases",
-            on_kept,
-            on_refused=self._on_refused,
-            do="keep",
-            file=str(case.file),
-            group=answer.group,
-            completion=answer.text,
-            expected=case.expected,
-            calls=case.calls,
-        )
+        kept = {"group": answer.group, "completion": answer.text, **case}
+        self._service.ask("reward_cases", on_kept, on_refused=self._on_refused, **kept)
 
     def _on_refused(self, faults: list[ConfigProblem]) -> None:
-        self.message.emit(" ".join(fault.sentence for fault in faults))
+        self.message.emit(_sentences(faults))
+
+
+def _sentences(faults: Sequence[ConfigProblem]) -> str:
+    return " ".join(fault.sentence for fault in faults)
 
 
 def sampling_of(choice: ChatChoice) -> dict[str, Any]:
-    """Sampling settings as `ChatWithModel.send` takes them."""
     try:
         config = choice.config
     except UserError:
@@ -414,7 +395,6 @@ def _reads_images(model: str) -> bool:
 
 
 def memory_sentence(choice: ChatChoice, checkpoint: str) -> str:
-    """The memory that the chosen model needs, or ""."""
     try:
         settings = choice.config
     except UserError:
@@ -434,3 +414,59 @@ def memory_sentence(choice: ChatChoice, checkpoint: str) -> str:
 
 def live_run() -> RunFolder | None:
     return next((run for run in all_runs() if run.is_locked() and not run.is_remote), None)
+
+
+EndpointState = Literal["off", "starting", "serving", "stopping"]
+
+
+class Endpoint(QObject):
+    """The OpenAI-compatible server, one at a time: a child process that ends with the window."""
+
+    changed = Signal()
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.state: EndpointState = "off"
+        self.title, self.problem = "", ""  # its run or model, as the page names it; why it has ended by itself
+        self.url, self.models, self.needs_key = "", list[str](), False  # what the server prints once it listens
+        self._task: VerbProcess | None = None
+        if (app := QCoreApplication.instance()) is not None:
+            app.aboutToQuit.connect(self.close)
+
+    def start(self, choice: ChatChoice, checkpoint: str, port: int) -> None:
+        weights = next((weights.label for weights in choice.checkpoints if weights.key == checkpoint), "")
+        self.title, self.problem = f"{choice.label}, {weights}" if weights else choice.label, ""
+        options = ["--checkpoint", checkpoint] if checkpoint else []
+        options += ["--port", str(port), "--parent", str(os.getpid()), "--json"]
+        self._task = task = VerbProcess(backend_command("endpoint", choice.name, *options), self)
+        task.printed.connect(self._read)
+        task.done.connect(self._on_end)
+        self._show("starting")
+        task.start()
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._show("stopping")
+            self._task.cancel()
+
+    def close(self) -> None:
+        """End the process, and return once it has ended."""
+        if self._task is not None:
+            self._task.cancel(wait=True)
+
+    def _read(self, line: str) -> None:
+        if (told := json_object(line)) and self.state == "starting":
+            self.url, self.models, self.needs_key = told["url"], told["models"], told["needs_key"]
+            self._show("serving")
+
+    def _on_end(self, outcome: ProcessOutcome) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.deleteLater()
+        if self.state != "stopping":
+            self.problem = "The server was ended by another program." if outcome.ok else outcome.problem
+        self._show("off")
+
+    def _show(self, state: EndpointState) -> None:
+        self.state = state
+        self.changed.emit()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,15 +22,12 @@ COLUMNS = {"row": "i", "place": "i", "reward": "f", "advantage": "f", "tokens": 
 
 
 class CompletionFacts:
-    """Columns by name: COLUMNS, ROW_COLUMNS by row, `score:<function>`, `logged:<name>`.
-
-    `largest`: function → its largest score by magnitude; `logged`: name that a function logged → some were numbers.
-    """
+    """Columns by name: COLUMNS, ROW_COLUMNS by row, `score:<function>`, `logged:<name>`."""
 
     def __init__(self) -> None:
         self.rows = 0
-        self.largest: dict[str, float] = {}
-        self.logged: dict[str, bool] = {}
+        self.largest: dict[str, float] = {}  # function → its largest score by magnitude
+        self.logged: dict[str, bool] = {}  # name that a function logged → some were numbers
         self._arrays = {name: array(code) for name, code in (ROW_COLUMNS | COLUMNS).items()}
         self._views: dict[str, np.ndarray] = {}
 
@@ -38,7 +36,6 @@ class CompletionFacts:
 
     @property
     def rewards(self) -> list[str]:
-        """The functions that have scores."""
         return [name.removeprefix("score:") for name in self._arrays if name.startswith("score:")]
 
     def column(self, name: str) -> np.ndarray:
@@ -67,7 +64,16 @@ class CompletionFacts:
         self._arrays["reward"].extend(rewards)
         self._arrays["advantage"].extend([_number(completion.get("advantage")) for completion in completions])
         self._arrays["tokens"].extend([_number(policy_tokens(completion)) for completion in completions])
-        self._arrays["flags"].extend(_flags(completions, rewards))
+        texts = [completion.get("text") for completion in completions]
+        times = Counter(text for text in texts if isinstance(text, str))
+        known = [reward for reward in rewards if reward == reward]
+        low, high = min(known, default=0.0), max(known, default=0.0)
+        self._arrays["flags"].extend(
+            CUT_OFF * (completion.get("stop") == "length")
+            | IDENTICAL * (isinstance(text, str) and times[text] > 1)
+            | (low < high) * (BEST * (reward == high) | WORST * (reward == low))
+            for completion, text, reward in zip(completions, texts, rewards, strict=True)
+        )
         scores = self._append_columns("score:", [scores_of(completion) for completion in completions])
         for name, numbers in scores.items():
             self.largest[name] = max(self.largest.get(name, 0.0), *(abs(x) for x in numbers if x == x), 0.0)
@@ -95,22 +101,6 @@ def _number(value: Any) -> float:
     if type(value) is float:  # nearly always: a large file has tens of millions
         return value
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else np.nan
-
-
-def _flags(completions: Sequence[Mapping[str, Any]], rewards: Sequence[float]) -> list[int]:
-    texts = [completion.get("text") for completion in completions]
-    times: dict[Any, int] = {}
-    for text in texts:
-        if isinstance(text, str):
-            times[text] = times.get(text, 0) + 1
-    known = [reward for reward in rewards if reward == reward]
-    low, high = min(known, default=0.0), max(known, default=0.0)
-    return [
-        CUT_OFF * (completion.get("stop") == "length")
-        | IDENTICAL * (isinstance(text, str) and times[text] > 1)
-        | (low < high) * (BEST * (reward == high) | WORST * (reward == low))
-        for completion, text, reward in zip(completions, texts, rewards, strict=True)
-    ]
 
 
 ALL, SCORE, WELL_FORMED_WRONG = "all", "score", "well_formed_wrong"
@@ -141,17 +131,14 @@ FILTERS: dict[str, Filter] = {
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A filter. `measure` (reward, advantage, tokens, score:<function>, logged:<name>) and the next two are for SCORE.
-
-    `prompt`: hash of a prompt, None for every prompt. `right`: the function that tells a right completion, if known.
-    """
+    """A filter; the next three are for SCORE."""
 
     filter: str = ALL
-    measure: str = "reward"
+    measure: str = "reward"  # advantage, tokens, score:<function>, logged:<name>
     is_above: bool = True
     limit: float = 0.0
-    prompt: int | None = None
-    right: str = ""
+    prompt: int | None = None  # hash of a prompt, None for every prompt
+    right: str = ""  # the function that tells a right completion, if known
 
 
 def select(facts: CompletionFacts, query: Query, largest: dict[str, float] | None = None) -> np.ndarray:

@@ -11,19 +11,14 @@ from backend.rewards.allowed_code import AllowedCode, AllowedServers, CodeFile, 
 from backend.tools.mcp_settings import ServerSettings
 
 
-def refuse_all(_request: object) -> bool:
-    """The answer without a window, when there is no user to ask."""
-    return False
-
-
 class Consent:
     """What the user has allowed: `code`, `servers` and `hosts`. `ask`, `ask_servers` and `ask_hosts` show a request and
-    return the answer."""
+    return the answer, which is no without a window."""
 
     def __init__(self, file: Path) -> None:
-        self.ask: Callable[[Sequence[CodeToAllow]], bool] = refuse_all
-        self.ask_hosts: Callable[[HostsToAllow], bool] = refuse_all
-        self.ask_servers: Callable[[Mapping[str, ServerSettings]], bool] = refuse_all
+        self.ask: Callable[[Sequence[CodeToAllow]], bool] = lambda _: False
+        self.ask_hosts: Callable[[HostsToAllow], bool] = lambda _: False
+        self.ask_servers: Callable[[Mapping[str, ServerSettings]], bool] = lambda _: False
         self.code, self.servers, self.hosts = AllowedCode(file), AllowedServers(file), AllowedHosts(file)
 
     def obtain(self, *every: Mapping[str, Any], base: Path | None = None) -> bool:

@@ -55,7 +55,6 @@ def correctness_of(run: Run) -> Correctness | None:
 
 
 def marked_reward(run: Run) -> str:
-    """The reward function that the user has marked as the one for correctness, or ""."""
     return _marked_reward(run.folder, modified_at(run.folder.about))
 
 
@@ -96,6 +95,5 @@ def largest_reward(run: Run) -> float | None:
 
 
 def _full_scores(entries: Sequence[str]) -> list[tuple[RewardCall, float | None]]:
-    """Each entry, and its largest score where that is known."""
     calls = [call for entry in entries if (call := find_call(entry))]
     return [(call, None if call.file else (FULL_SCORES | FORM_SCORES).get(call.function)) for call in calls]

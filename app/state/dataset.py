@@ -36,16 +36,13 @@ STATE_LINES = {
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Prompt lengths in tokens, over `seen` of `rows` rows, of which training would refuse `refused`.
-
-    `lengths`: a histogram of (tokens, rows); if empty, `no_tokens` says why.
-    """
+    """Prompt lengths in tokens, over `seen` of `rows` rows."""
 
     rows: int
     seen: int = 0
-    refused: int = 0
-    lengths: tuple[tuple[int, int], ...] = ()
-    no_tokens: str = ""
+    refused: int = 0  # by training
+    lengths: tuple[tuple[int, int], ...] = ()  # a histogram of (tokens, rows)
+    no_tokens: str = ""  # why that is empty
     done: bool = False
 
     @property
@@ -70,35 +67,22 @@ class Counts:
 
 
 class Dataset(QObject):
-    """The draft's dataset, as far as the helper process has read it.
+    """The draft's dataset, as far as the helper process has read it."""
 
-    Attributes:
-        state – none (not chosen), reading, absent (on the Hub only), fetching, ready, or failed.
-        preview, variety – the answers to the questions `preview` and `preview_variety`.
-        choices – {configs, splits} that the Hub offers.
-        counts – token counts of the prompts of `split`, or None.
-        faults – all problems of the dataset and its mapping.
-        download_progress – (bytes so far, bytes in all or None).
-
-    Signals:
-        changed, counts_changed, variety_changed – `counts`; `variety`; any other attribute.
-        rows_replaced – the split has other rows now.
-    """
-
-    changed = Signal()
+    changed = Signal()  # any attribute without a signal of its own
     counts_changed = Signal()
     variety_changed = Signal()
-    rows_replaced = Signal()
+    rows_replaced = Signal()  # the split has other rows now
 
     def __init__(self, draft: Draft, service: Service, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._draft, self._service = draft, service
-        self.state, self.preview, self.split = "none", dict[str, Any](), "train"
-        self.choices: dict[str, list[str]] = {"configs": [], "splits": []}
-        self.counts: Counts | None = None
+        self.state = "none"  # not chosen; reading, absent (on the Hub only), fetching, ready, or failed
+        self.preview, self.split = dict[str, Any](), "train"
+        self.choices: dict[str, list[str]] = {"configs": [], "splits": []}  # that the Hub offers
+        self.counts: Counts | None = None  # of the prompts of `split`
         self.variety: dict[str, Any] = {}
-        self.faults: list[ConfigProblem] = []
-        self.download_progress: tuple[int, int | None] = (0, None)
+        self.download_progress: tuple[int, int | None] = (0, None)  # bytes, of which in all
         self._count_faults: list[ConfigProblem] = []
         self._watchers: dict[int, bool] = {}
         self._requested_for: dict[str, Any] | None = None
@@ -145,12 +129,17 @@ class Dataset(QObject):
         return self.preview.get("splits", {})
 
     @property
+    def faults(self) -> list[ConfigProblem]:
+        """All of the dataset and its mapping."""
+        of_preview = [ConfigProblem(**fault) for fault in self.preview.get("faults", ())]
+        return list(dict.fromkeys([*of_preview, *self._count_faults]))
+
+    @property
     def columns(self) -> list[str]:
         return [column["name"] for column in self.preview.get("columns", ())]
 
     @property
     def suggested_columns(self) -> dict[str, str]:
-        """Setting → the column that it probably is."""
         return self.preview.get("likely", {})
 
     @property
@@ -161,8 +150,8 @@ class Dataset(QObject):
 
     def summary_line(self) -> tuple[str, bool]:
         """(“2,048 rows · question → prompt · 3 too long” or a problem, True for a problem)."""
-        if self.faults:
-            return self.faults[0].sentence, True
+        if faults := self.faults:
+            return faults[0].sentence, True
         if self.state in STATE_LINES or "train" not in self.splits:
             return STATE_LINES.get(self.state, ""), False
         values, train = self._draft.valid_values(), self.splits["train"]
@@ -209,13 +198,19 @@ class Dataset(QObject):
             return
         if self.state in ("none", "failed", "absent", "fetching"):
             self._set_state("reading", {})
-        self._ask(
-            "preview",
-            lambda answer: self._on_preview(answer, known),
-            self._on_refused,
-            settings=settings,
-            fetch=self._fetch,
-        )
+
+        def on_preview(answer: dict[str, Any]) -> None:
+            if answer["absent"]:
+                self._set_state("absent", {})
+                return
+            if not known or answer != {"absent": False, **self.preview}:
+                self._set_state("ready" if answer["splits"] else "failed", answer)
+                self._request_choices(answer["form"])
+            elif self.counts is not None and self.counts.no_tokens:
+                self.counts = replace(self.counts, done=False)  # the model may be on this machine by now
+            self._request_counts()
+
+        self._ask("preview", on_preview, self._on_refused, settings=settings, fetch=self._fetch)
         self._fetch = False
 
     def _ask(
@@ -226,8 +221,6 @@ class Dataset(QObject):
         on_progress: Callable[[dict[str, Any]], None] | None = None,
         **arguments: Any,
     ) -> None:
-        """Ask; the question is pending until it is answered, refused or cancelled."""
-
         def ended(callback: Callable[[Any], None], content: Any) -> None:
             self._pending.pop(question, None)
             callback(content)
@@ -240,9 +233,6 @@ class Dataset(QObject):
             owner=self,
             **arguments,
         )
-
-    def reload(self) -> None:
-        self.refresh(again=True)
 
     def request(
         self, question: str, on_answer: OnAnswer, owner: QObject, *, in_parts: bool = False, **which: Any
@@ -279,19 +269,6 @@ class Dataset(QObject):
                 self._requested_for |= {key: self.settings()[key]}
             self.changed.emit()
 
-    def _on_preview(self, answer: dict[str, Any], known: bool) -> None:
-        if known and answer == {"absent": False, **self.preview}:
-            if self.counts is not None and self.counts.no_tokens:
-                self.counts = replace(self.counts, done=False)  # the model may be on this machine by now
-            self._request_counts()
-            return
-        if answer["absent"]:
-            self._set_state("absent", {})
-            return
-        self._set_state("ready" if answer["splits"] else "failed", answer)
-        self._request_choices(answer["form"])
-        self._request_counts()
-
     def _on_refused(self, faults: list[ConfigProblem], *, of_download: bool = False) -> None:
         self._fetch_failed = of_download
         self._requested_for = None
@@ -306,13 +283,8 @@ class Dataset(QObject):
     def _reset_figures(self) -> None:
         self.counts, self._count_faults = None, []
         self._set_variety({})
-        self._collect_faults()
         self.changed.emit()
         self.rows_replaced.emit()
-
-    def _collect_faults(self) -> None:
-        of_preview = [ConfigProblem(**fault) for fault in self.preview.get("faults", ())]
-        self.faults = list(dict.fromkeys([*of_preview, *self._count_faults]))
 
     def _request_choices(self, form: str) -> None:
         settings = self.settings()
@@ -346,7 +318,7 @@ class Dataset(QObject):
         self._ask("download", on_downloaded, refused, on_progress, id=name, repo_type="dataset")
 
     def try_again(self) -> None:
-        (self.download if self._fetch_failed else self.reload)()
+        self.download() if self._fetch_failed else self.refresh(again=True)
 
     @property
     def can_count(self) -> bool:
@@ -379,7 +351,6 @@ class Dataset(QObject):
 
     def _show_count_faults(self, faults: list[ConfigProblem]) -> None:
         self._count_faults = faults
-        self._collect_faults()
         self.changed.emit()
 
     def _set_variety(self, variety: dict[str, Any]) -> None:

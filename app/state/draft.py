@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import shlex
 import time
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from PySide6.QtCore import QObject, QTimer, Signal
 from PySide6.QtGui import QUndoCommand, QUndoStack
 
-from app.state import run_summary
+from app.state.messages import problems_to
+from app.state.run_summary import changed_labels
 from backend.config import config
 from backend.config.config import SETTINGS, Config
 from backend.config.file_problems import FileProblems, UnreadKey, file_problems, key_lines
@@ -29,7 +29,7 @@ from backend.rewards.catalogue import RewardEntry
 from backend.runs.saved_weights import adapter_settings, find_adapter
 from backend.utils import places
 from backend.utils.command import backend_command
-from backend.utils.disk import DiskError, replace_file, save_as
+from backend.utils.disk import replace_file, save_as
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import exists
 
@@ -43,7 +43,6 @@ PAUSE_S = 2.0
 KEPT = 200
 OF_REWARDS = ("reward_functions", "reward_weights", "reward_weight_schedule", "reward_weights_final")
 """Settings that go together with the functions that are ticked."""
-HELD_OUT_SHARE = 0.1
 
 Values = dict[str, Any]
 
@@ -78,7 +77,6 @@ def values_of(file: Translation) -> Values:
 
 
 def typed_value(about: Setting, raw: Any) -> Any:
-    """`raw` converted to the type of its setting."""
     if about.optional and raw in ("", None):
         return None
     if about.empty_is_default and raw in ("", [], None):
@@ -109,61 +107,23 @@ def is_equivalent(left: Any, right: Any) -> bool:
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class FormState:
-    values: Mapping[str, Any]
-    on_disk: Mapping[str, Any]
-    path: Path | None
-    translation: Translation | None
-    file_problems: FileProblems | None
-
-
-@dataclass(frozen=True, slots=True)
-class FormStep:
-    """An undoable change, named `what` in the menu; `typed`: the setting typed into, or ""."""
-
-    what: str
-    before: FormState
-    after: FormState
-    typed: str = ""
-
-    @property
-    def replaces_file(self) -> bool:
-        before, after = self.before, self.after
-        is_same = before.path == after.path and before.translation is after.translation
-        return not is_same or (before.on_disk, before.file_problems) != (after.on_disk, after.file_problems)
+FILE_STATE = ("_on_disk", "path", "translation", "file_problems")
 
 
 class Draft(QObject):
-    """Raw settings by key.
-
-    Attributes:
-        path – the YAML file it was opened from or saved to, or None.
-        translation – how that file was converted, if it has settings of another program.
-        file_problems – what of the file opened last could not be read, or None.
-        autosave – where the form is kept between launches, or None.
-
-    Signals:
-        changed(str) – this setting, or "" when all may have changed.
-        edited(FormStep) – a change by the user that can be undone.
-        history_cleared – nothing before this can be undone.
-        problems_changed – `problems` may differ, though no setting was changed.
-        save_failed(str) – autosaving failed, and why.
-    """
-
-    changed = Signal(str)
-    edited = Signal(object)
-    history_cleared = Signal()
-    problems_changed = Signal()
+    changed = Signal(str)  # this setting, or "" when all may have changed
+    problems_changed = Signal()  # `problems` may differ, though no setting was changed
     saved = Signal()
-    save_failed = Signal(str)
+    save_failed = Signal(str)  # why
 
     def __init__(self, autosave: Path | None = None, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self.path: Path | None = None
-        self.translation: Translation | None = None
-        self.file_problems: FileProblems | None = None
-        self.autosave = autosave
+        self.path: Path | None = None  # the YAML file it was opened from or saved to
+        self.translation: Translation | None = None  # of that file, if it has settings of another program
+        self.file_problems: FileProblems | None = None  # what of the file opened last could not be read
+        self.autosave = autosave  # where the form is kept between launches
+        self.history = QUndoStack(self)
+        self.history.setUndoLimit(KEPT)
         self._refused = ("", "")
         self._values = defaults()
         self._set_aside: Values = {}
@@ -178,33 +138,36 @@ class Draft(QObject):
         return copy.deepcopy(self._values)
 
     def set(self, key: str, value: Any) -> None:
-        if key == "train_mode":
-            self._choose_mode(value)
-        else:
+        """Beside GRPO rewards are optional: another mode sets them aside until it is chosen again."""
+        if key != "train_mode":
             self.update({key: value})
-
-    def _choose_mode(self, mode: str) -> None:
-        """Change the mode. Beside GRPO rewards are optional: they are set aside until it is chosen again."""
+            return
         rewards: Values = {}
         if self._values["train_mode"] == "grpo":
             self._set_aside = {key: self._values[key] for key in OF_REWARDS}
             rewards = {key: copy.deepcopy(SETTINGS[key].default) for key in OF_REWARDS} | {"reward_functions": []}
-        elif mode == "grpo" and not self._values["reward_functions"]:
+        elif value == "grpo" and not self._values["reward_functions"]:
             rewards = self._set_aside
-        self.update({"train_mode": mode, **rewards}, SETTINGS["train_mode"].label)
+        self.update({"train_mode": value, **rewards}, SETTINGS["train_mode"].label)
 
     def update(self, values: Mapping[str, Any], what: str = "") -> None:
-        """Set several values in one undo step."""
         new = {key: value for key, value in values.items() if not is_identical(self._values[key], value)}
         if not new:
             return
-        before, first = self.state, next(iter(new))
-        self._values = self._values | new
-        typed = first if len(new) == 1 and not what and SETTINGS[first].kind in TYPED else ""
-        self.edited.emit(FormStep(what or run_summary.changed_labels(list(new)), before, self.state, typed))
-        self._emit_changed(list(new))
+        keys = list(new)
+        typed = keys[0] if len(keys) == 1 and not what and SETTINGS[keys[0]].kind in TYPED else ""
+        with self._step(what or changed_labels(keys), keys, typed):
+            self._values = self._values | new
 
-    def _emit_changed(self, keys: list[str]) -> None:
+    @contextmanager
+    def _step(self, what: str, keys: Sequence[str] = ("",), typed: str = "") -> Iterator[None]:
+        """The block is a change of these settings that can be undone; `typed`: the one that was typed into."""
+        before = self.state
+        yield
+        self.history.push(_FormStep(self, what, before, typed))
+        self._emit_changed(keys)
+
+    def _emit_changed(self, keys: Sequence[str]) -> None:
         self._timer.start()
         for key in keys:
             self.changed.emit(key)
@@ -212,20 +175,19 @@ class Draft(QObject):
     def hold_out(self) -> None:
         """Hold out a tenth of the rows, and evaluate on them four times where the form has no evaluation."""
         every = self.value("steps_per_eval") or quarter_of(self.values())
-        self.update({"validation_split": HELD_OUT_SHARE, "steps_per_eval": every})
+        self.update({"validation_split": 0.1, "steps_per_eval": every})
 
     def reset(self) -> None:
-        self._replace(defaults(), None, "New config")
+        self._replace(defaults(), "New config")
 
     def apply(self, preset: Preset) -> None:
         if preset.replaces:
-            self._replace(preset.applied(self._values), None, preset.title)
+            self._replace(preset.applied(self._values), preset.title)
         else:
             self.update(preset.applied(self._values), preset.title)
 
     def start_from(self, values: Mapping[str, Any], what: str) -> None:
-        """Replace the form: these values, defaults for the others, no file."""
-        self._replace(defaults() | dict(values), None, what)
+        self._replace(defaults() | dict(values), what)
 
     def use_reward_file(self, path: str) -> None:
         """Set the user's reward file and tick its functions first."""
@@ -240,42 +202,29 @@ class Draft(QObject):
         self.update(change, f"Reward file {Path(path).name}")
 
     def use_adapter(self, text: str) -> None:
-        """Start from these adapters, with their settings."""
-        try:
+        belonging: Values = {}
+        with suppress(UserError):  # it is set all the same, and becomes a problem with its message
             belonging = adapter_settings(find_adapter(text))
-        except UserError:  # it is set all the same, and becomes a problem with its message
-            belonging = {}
         if str(self._values["model"]).strip():
             belonging.pop("model", None)  # the same weights may lie in another place here
         if belonging:
             belonging = {"lora_keys": [], "modules_to_save": []} | belonging
         self.update({"adapter": text, **belonging}, f"Adapter {Path(text).name}")
 
-    def _replace(
-        self,
-        values: Values,
-        path: Path | None,
-        what: str,
-        translation: Translation | None = None,
-        file_problems: FileProblems | None = None,
-    ) -> None:
-        before = self.state
-        self._values, self._on_disk, self.path = values, copy.deepcopy(values), path
-        self.translation = translation if translation is not None and translation.words else None
-        self.file_problems = file_problems
-        self.edited.emit(FormStep(what, before, self.state))
-        self._emit_changed([""])
+    def _replace(self, values: Values, what: str) -> None:
+        with self._step(what):
+            self._values, self._on_disk = values, copy.deepcopy(values)
+            self.path = self.translation = self.file_problems = None
 
     @property
-    def state(self) -> FormState:
-        return FormState(dict(self._values), self._on_disk, self.path, self.translation, self.file_problems)
+    def state(self) -> dict[str, Any]:
+        """Attributes by name, for `restore_state`."""
+        return {"_values": self._values} | {name: getattr(self, name) for name in FILE_STATE}
 
-    def restore_state(self, state: FormState, *, with_file: bool = False) -> None:
-        keys = [key for key in SETTINGS if not is_identical(self._values[key], state.values[key])]
-        self._values = dict(state.values)
-        if with_file:
-            self._on_disk, self.path, self.translation = state.on_disk, state.path, state.translation
-            self.file_problems = state.file_problems
+    def restore_state(self, state: Mapping[str, Any], *, with_file: bool = False) -> None:
+        keys = [key for key in SETTINGS if not is_identical(self._values[key], state["_values"][key])]
+        for name in ("_values", *(FILE_STATE if with_file else ())):
+            setattr(self, name, state[name])
         self._emit_changed([""] if with_file else keys)
 
     @property
@@ -292,25 +241,27 @@ class Draft(QObject):
         raw = config.read(path)
         values, faults = values_from(raw)
         found = faults or config.problems(raw)
-        problems = file_problems(path, raw, faults, key_lines(path, raw)) if found else None
-        file = None if as_preset else path
-        self._replace(values | dict(over or {}), file, f"Open {path.name}", read_file(raw), problems)
+        translation = read_file(raw)
+        with self._step(f"Open {path.name}"):
+            self._values = values | dict(over or {})
+            self._on_disk, self.path = copy.deepcopy(self._values), None if as_preset else path
+            self.translation = translation if translation.words else None
+            self.file_problems = file_problems(path, raw, faults, key_lines(path, raw)) if found else None
 
     def correct_key(self, unread: UnreadKey) -> None:
         """Read a misspelt key of the file as the one that was meant."""
         found = self.file_problems
         assert found is not None
-        before, old = self.state, values_from(found.raw)[0]
+        old = values_from(found.raw)[0]
         raw = {unread.meant if key == unread.key else key: value for key, value in found.raw.items()}
         new, faults = values_from(raw)
         lines = {**found.lines, unread.meant: found.lines.get(unread.key, 0)}
-        self.file_problems = file_problems(found.path, raw, faults, lines)
-        self._values = self._values | {key: value for key, value in new.items() if not is_identical(old[key], value)}
-        self.edited.emit(FormStep(unread.meant, before, self.state))
-        self._emit_changed([""])
+        with self._step(unread.meant):
+            self.file_problems = file_problems(found.path, raw, faults, lines)
+            changed = {key: value for key, value in new.items() if not is_identical(old[key], value)}
+            self._values = self._values | changed
 
     def show_refusal(self, path: Path, sentence: str) -> None:
-        """Say why a file was not opened. The form stays."""
         self.file_problems = FileProblems(path, refusal=sentence)
         self.problems_changed.emit()
 
@@ -323,14 +274,13 @@ class Draft(QObject):
         where they have not been changed since."""
         if self.translation is None:
             return
-        before, present = self.state, values_of(self.translation)
-        self.translation = read_file(self.translation.file, {DEFAULTS: whose})
-        new = values_of(self.translation)
-        self._values = {
-            key: new[key] if is_equivalent(value, present[key]) else value for key, value in self._values.items()
-        }
-        self.edited.emit(FormStep("Defaults", before, self.state))
-        self._emit_changed([""])
+        present = values_of(self.translation)
+        with self._step("Defaults"):
+            self.translation = read_file(self.translation.file, {DEFAULTS: whose})
+            new = values_of(self.translation)
+            self._values = {
+                key: new[key] if is_equivalent(value, present[key]) else value for key, value in self._values.items()
+            }
 
     def save(self, path: Path) -> None:
         """Raises DiskError."""
@@ -351,7 +301,7 @@ class Draft(QObject):
             except UserError:  # the file was broken meanwhile: the form is kept as unsaved
                 self._on_disk = defaults()
         self._emit_changed([""])
-        self.history_cleared.emit()
+        self.history.clear()
         return faults
 
     def flush(self) -> None:
@@ -361,10 +311,8 @@ class Draft(QObject):
         if self.is_demo:
             self.autosave.unlink(missing_ok=True)
             return
-        try:
+        with problems_to(self.save_failed.emit):
             replace_file(self.autosave, self._raw_yaml())
-        except DiskError as error:
-            self.save_failed.emit(error.faults[0].sentence)
 
     def problems(self) -> list[ConfigProblem]:
         """All problems that need no trainer to find, in the form's order."""
@@ -399,7 +347,6 @@ class Draft(QObject):
         return catalogue.reward_faults(self.reward_names, self._known_rewards())
 
     def config(self) -> Config:
-        """The settings as the trainer reads them. Raises UserError."""
         return config.parse(self._values)
 
     def as_yaml(self) -> str:
@@ -425,12 +372,6 @@ class Draft(QObject):
     def sound_config(self) -> Config:
         """`valid_values` as a Config, not validated."""
         return Config.model_construct(**self.valid_values())
-
-    def summary(self, seconds: float | None = None, memory: str = "") -> str:
-        return run_summary.summary(self.sound_config(), seconds, memory)
-
-    def details(self, *, holds_out: bool = True) -> list[str]:
-        return run_summary.details(self.sound_config(), holds_out=holds_out)
 
     def command(self) -> list[str]:
         saved = self.path if self.path is not None and not self.dirty else self.autosave
@@ -481,40 +422,34 @@ class Draft(QObject):
         return catalogue.locate_reward_file(text) if text else None
 
 
-class History(QUndoStack):
-    def __init__(self, draft: Draft, parent: QObject | None = None) -> None:
-        super().__init__(parent)
-        self.setUndoLimit(KEPT)
-        draft.edited.connect(lambda step: self.push(_UndoStep(draft, step, time.monotonic())))
-        draft.history_cleared.connect(self.clear)
+class _FormStep(QUndoCommand):
+    """A change of the form. Qt calls `redo` on push, when the draft has already changed."""
 
-
-class _UndoStep(QUndoCommand):
-    """One FormStep. Qt calls `redo` on push, when the draft has already changed."""
-
-    def __init__(self, draft: Draft, step: FormStep, at: float) -> None:
-        super().__init__(step.what)
-        self.step, self.at = step, at
-        self._draft, self._is_done = draft, True
+    def __init__(self, draft: Draft, what: str, before: dict[str, Any], typed: str) -> None:
+        super().__init__(what)
+        self._draft, self._before, self._after, self._typed = draft, before, draft.state, typed
+        self._at, self._is_done = time.monotonic(), True
 
     def id(self) -> int:
         return 1  # Qt offers commands of the same id to mergeWith
 
     def redo(self) -> None:
         if not self._is_done:
-            self._draft.restore_state(self.step.after, with_file=self.step.replaces_file)
+            self._restore(self._after)
         self._is_done = True
 
     def undo(self) -> None:
         self._is_done = False
-        self._draft.restore_state(self.step.before, with_file=self.step.replaces_file)
+        self._restore(self._before)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        replaces_file = any(self._before[name] != self._after[name] for name in FILE_STATE)
+        self._draft.restore_state(state, with_file=replaces_file)
 
     def mergeWith(self, other: QUndoCommand) -> bool:
-        assert isinstance(other, _UndoStep)
-        is_continued = self.step.typed and self.step.typed == other.step.typed and other.at - self.at < PAUSE_S
-        if not is_continued:
+        assert isinstance(other, _FormStep)
+        if not self._typed or self._typed != other._typed or other._at - self._at >= PAUSE_S:
             return False
-        self.step = FormStep(self.step.what, self.step.before, other.step.after, self.step.typed)
-        self.at = other.at
-        self.setObsolete(self.step.before == self.step.after)
+        self._after, self._at = other._after, other._at
+        self.setObsolete(self._before == self._after)
         return True

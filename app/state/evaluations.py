@@ -75,10 +75,7 @@ class RunningEvaluation:
 
 
 class Evaluations(QObject):
-    """The evaluations of a run, newest first, and the rows of the one that is `shown`.
-
-    `running`: the evaluation that is being made, or None; `problem`: why the last one gave no result.
-    """
+    """The evaluations of a run, newest first, and the rows of the one that is `shown`."""
 
     listed_changed = Signal()
     rows_changed = Signal()
@@ -91,8 +88,8 @@ class Evaluations(QObject):
         self.listed: list[Listed] = []
         self.shown: Listed | None = None
         self.rows: list[RowSummary] = []
-        self.running: RunningEvaluation | None = None
-        self.problem = ""
+        self.running: RunningEvaluation | None = None  # being made
+        self.problem = ""  # why the last one gave no result
         self._process: VerbProcess | None = None
         self._reader: Iterator[RowSummary] = iter(())
         self._reading = QTimer(self, interval=0)
@@ -109,11 +106,15 @@ class Evaluations(QObject):
         self.listed = list(read_evaluations(self._run)) if self._run is not None else []
         wanted = show or (self.shown.path if self.shown is not None else None)
         chosen = next((entry for entry in self.listed if entry.path == wanted), next(iter(self.listed), None))
-        changed = chosen != self.shown
-        self.shown = chosen
+        changed, self.shown = chosen != self.shown, chosen
         self.listed_changed.emit()
         if changed:
-            self._read_rows()
+            self._reading.stop()
+            self.rows = []
+            self.rows_changed.emit()
+            if self.shown is not None:
+                self._reader = _rows_in(rows_file(self.shown.path))
+                self._reading.start()
 
     def with_prompt(self, prompt: tuple[str, ...]) -> Path | None:
         """The newest evaluation that has this prompt, as its `prompt_key`."""
@@ -135,14 +136,6 @@ class Evaluations(QObject):
         except OSError:
             return None
 
-    def _read_rows(self) -> None:
-        self._reading.stop()
-        self.rows = []
-        self.rows_changed.emit()
-        if self.shown is not None:
-            self._reader = _rows_in(rows_file(self.shown.path))
-            self._reading.start()
-
     def _read_slice(self) -> None:
         until = time.monotonic() + SLICE_S
         for row in self._reader:
@@ -153,7 +146,6 @@ class Evaluations(QObject):
         self.rows_changed.emit()  # all at once: a table that grows while it is read loses its selection
 
     def start(self, options: Sequence[str]) -> None:
-        """Evaluate the run in a process, with options of the verb."""
         if self.running is not None or self._run is None:
             return
         with problems_to(self._fail):
@@ -196,7 +188,6 @@ class Evaluations(QObject):
 
 
 def checkpoint_steps(run: RunFolder) -> list[int]:
-    """Steps of the checkpoints on disk, newest first."""
     return [saved.step for saved in reversed(all_checkpoints(run))]
 
 

@@ -46,7 +46,6 @@ def folder() -> Path:
 
 @cache
 def chapters() -> tuple[tuple[Passage, ...], ...]:
-    """The passages of every chapter, its title first."""
     return tuple(tuple(_passages(name)) for name in CHAPTERS)
 
 
@@ -92,7 +91,6 @@ def chart_anchor(title: str) -> str:
 
 
 def resolved(link: str, chapter: str) -> str:
-    """The place that a link in a chapter leads to."""
     if ":" in link:
         return link
     file, _, anchor = link.partition("#")
@@ -186,5 +184,4 @@ def glossary() -> list[GlossaryEntry]:
 
 
 def found_terms(entries: Sequence[GlossaryEntry], typed: str) -> list[GlossaryEntry]:
-    """The entries with all words, those with the words in their term first."""
     return _search([(entry, entry.term, f"{entry.also} {entry.text}") for entry in entries], typed)

@@ -124,8 +124,8 @@ class Updates(QObject):
         self._prefs, self._service = prefs, service
 
     def check_at_start(self) -> bool:
-        is_due = time.time() - self._prefs.updates_checked > DAY_S
-        if is_due := bool(self._prefs.check_updates and is_due and about.feed()):
+        is_due = bool(time.time() - self._prefs.updates_checked > DAY_S and self._prefs.check_updates and about.feed())
+        if is_due:
             self._ask(is_asked=False)
         return is_due
 

@@ -31,7 +31,6 @@ def address_of(url: str) -> str:
 
 
 def is_remote(url: str) -> bool:
-    """True for a server on another machine."""
     return bool(address_of(url)) and not is_here(url)
 
 
@@ -46,15 +45,14 @@ class JudgeServers(QObject):
         self.found: list[dict[str, Any]] | None = None
 
     def refresh(self) -> None:
-        self._service.ask("judge_servers", self._on_answer, owner=self)
+        def on_answer(answer: list[dict[str, Any]]) -> None:
+            if answer != self.found:
+                self.found = answer
+                self.changed.emit()
 
-    def _on_answer(self, answer: list[dict[str, Any]]) -> None:
-        if answer != self.found:
-            self.found = answer
-            self.changed.emit()
+        self._service.ask("judge_servers", on_answer, owner=self)
 
     def at(self, url: str) -> dict[str, Any] | None:
-        """The server at this address, if it has answered."""
         return next((each for each in self.found or () if address_of(each["url"]) == address_of(url)), None)
 
     def store_key(self, url: str, key: str, say: Callable[[str], None]) -> None:
@@ -69,32 +67,23 @@ class JudgeServers(QObject):
 
 
 class JudgeCheck(QObject):
-    """How far judges and reward models can be trusted, measured on the bench's completions and the user's labels.
-
-    Attributes:
-        calls – how many each would be asked; results – answers to `judge_agreement`; both by name in metrics.
-        labels – cases with the user's scores, by name. busy – the one that is being asked, or "".
-
-    Signals:
-        changed – any attribute. progress(int, int) – done and total. refused(str) – a sentence for the user.
-    """
+    """How far judges and reward models can be trusted, measured on the bench's completions and the user's labels."""
 
     changed = Signal()
-    progress = Signal(int, int)
-    refused = Signal(str)
+    progress = Signal(int, int)  # done and total
+    refused = Signal(str)  # a sentence for the user
 
     def __init__(self, bench: RewardBench, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._bench = bench
-        self.calls: dict[str, int] = {}
-        self.results: dict[str, dict[str, Any]] = {}
-        self.labels: dict[str, list[dict[str, Any]]] = {}
-        self.busy = ""
+        self.calls: dict[str, int] = {}  # that a check of each makes, by name in metrics, as the next two
+        self.results: dict[str, dict[str, Any]] = {}  # answers to `judge_agreement`
+        self.labels: dict[str, list[dict[str, Any]]] = {}  # cases with the user's scores
+        self.busy = ""  # the one that is being asked
         self._request: int | None = None
 
     @property
     def models(self) -> dict[str, RewardCall]:
-        """Judges and reward models of the form, by name."""
         entries = self._bench.draft.valid_values()["reward_functions"]
         calls = [call for call in map(find_call, map(str, entries)) if call is not None]
         return {call.name: call for call in calls if call.is_model or (call.function == JUDGE and not call.file)}
@@ -121,8 +110,13 @@ class JudgeCheck(QObject):
         if not self._bench.consent.obtain(self._bench.draft.values()):
             self.refused.emit(DECLINED)
             return
+
+        def on_results(answer: dict[str, Any]) -> None:
+            self.results |= {found["name"]: found for found in answer["judges"]}
+            self._request, self.busy = None, ""
+
         self.busy = name
-        self._request = self._ask([self.models[name]], self._on_results)
+        self._request = self._ask([self.models[name]], on_results)
         self.changed.emit()
 
     def cancel(self) -> None:
@@ -164,10 +158,6 @@ class JudgeCheck(QObject):
             trusted=bench.consent.code.fingerprints(values),
             **more,
         )
-
-    def _on_results(self, answer: dict[str, Any]) -> None:
-        self.results |= {found["name"]: found for found in answer["judges"]}
-        self._request, self.busy = None, ""
 
     def _on_refused(self, problems: list[ConfigProblem]) -> None:
         self.refused.emit(problems[0].sentence)

@@ -29,10 +29,7 @@ STAGES = {"reading": "Asking…", "read": "Answered", "copying": "Copying", "mea
 
 
 class Machines(QObject):
-    """The list of machines as it is edited (`hosts`, empty for this machine alone), and the newest check of it.
-
-    `problem`: why the file cannot be read, or the list not be used. `stages`: rank → what the check is doing there.
-    """
+    """The list of machines as it is edited, and the newest check of it."""
 
     changed = Signal()
 
@@ -41,12 +38,12 @@ class Machines(QObject):
     ) -> None:
         super().__init__(parent)
         self._draft, self._service, self._consent = draft, service, consent
-        self.hosts: tuple[Host, ...] = ()
+        self.hosts: tuple[Host, ...] = ()  # none: this machine alone
         self._file = HostsFile(())
         self.is_edited = False
-        self.problem = ""
+        self.problem = ""  # why the file cannot be read, or the list not be used
         self.report: MachineReport | None = None
-        self.stages: dict[int, str] = {}
+        self.stages: dict[int, str] = {}  # rank → what the check is doing there
         self._request: int | None = None
         self._path = ""
         draft.changed.connect(self._on_setting)
@@ -64,8 +61,7 @@ class Machines(QObject):
             self._forget_check()
 
     def load(self) -> None:
-        self._path, self.is_edited, self._file = self.path, False, HostsFile(())
-        self._show_problem("")
+        self._path, self.is_edited, self._file, self.problem = self.path, False, HostsFile(()), ""
         if self._path:
             with problems_to(self._show_problem):
                 self._file = read_hosts(self._path)
@@ -78,7 +74,7 @@ class Machines(QObject):
 
     def save(self, path: Path) -> None:
         """Write the list and make it the form's hosts file. Raises UserError."""
-        hosts = parse_hosts(self._listed.to_json(), path.name)
+        hosts = parse_hosts(self.listed.to_json(), path.name)
         is_own = not self._path or self._consent.hosts.missing(self._path) is None
         write_hosts(path, hosts)
         # What the user has written here is allowed; a file of somebody else is asked about after an edit too.
@@ -90,87 +86,64 @@ class Machines(QObject):
         self.changed.emit()
 
     def add(self) -> None:
-        self._edit((*(self.hosts or (FIRST,)), Host("")), same_count=False)
+        # RDMA devices lead from each machine to each other, and are unknown for a new one.
+        self._edit(tuple(replace(host, rdma=()) for host in (*(self.hosts or (FIRST,)), Host(""))))
 
     def remove(self, rank: int) -> None:
         """Remove a machine, and the others' RDMA devices that led to it."""
         kept = tuple(host for number, host in enumerate(self.hosts) if number != rank)
         kept = tuple(replace(host, rdma=host.rdma[:rank] + host.rdma[rank + 1 :]) for host in kept)
-        self._edit(kept if len(kept) > 1 else (), same_count=True)
+        self._edit(kept if len(kept) > 1 else ())
 
-    def rename(self, rank: int, ssh: str) -> None:
-        self._change(rank, ssh=ssh.strip())
-
-    def move_to(self, rank: int, addresses: str) -> None:
-        """Set a machine's addresses, separated by commas or spaces."""
-        self._change(rank, ips=tuple(addresses.replace(",", " ").split()))
-
-    def _change(self, rank: int, **fields: Any) -> None:
+    def change(self, rank: int, **fields: Any) -> None:
         host = replace(self.hosts[rank], **fields)
         if host != self.hosts[rank]:
-            self._edit((*self.hosts[:rank], host, *self.hosts[rank + 1 :]), same_count=True)
+            self._edit((*self.hosts[:rank], host, *self.hosts[rank + 1 :]))
 
-    def _edit(self, hosts: tuple[Host, ...], *, same_count: bool) -> None:
-        # RDMA devices lead from each machine to each other, and are unknown for a new one.
-        self.hosts = hosts if same_count else tuple(replace(host, rdma=()) for host in hosts)
-        self.is_edited = True
-        self._show_problem("")
+    def _edit(self, hosts: tuple[Host, ...]) -> None:
+        self.hosts, self.is_edited, self.problem = hosts, True, ""
         if hosts and all(host.ssh for host in hosts):  # not while a name is still to be typed
             with problems_to(self._show_problem):
-                parse_hosts(self._listed.to_json(), Path(self._path).name or "The list")
+                parse_hosts(self.listed.to_json(), Path(self._path).name or "The list")
         self._forget_check()
 
     def _show_problem(self, sentence: str) -> None:
         self.problem = sentence
 
     @property
-    def _listed(self) -> HostsFile:
+    def listed(self) -> HostsFile:
         return replace(self._file, hosts=self.hosts)
 
     def summary(self) -> str:
-        if self.problem:
-            return self.problem
         if not self.hosts:
             return ALONE
-        others = [host.ssh or "a new one" for rank, host in enumerate(self.hosts) if not self.is_here(rank)]
+        others = [host.ssh or "a new one" for rank, host in enumerate(self.hosts) if not self.listed.is_here(rank)]
         if not others:
             return f"{len(self.hosts)} ranks on this machine"
         names = list(dict.fromkeys(others))
         listed = f"{', '.join([THIS, *names[:-1]])} and {names[-1]}"
         return f"{len(self.hosts)} ranks: {listed}"
 
-    def is_here(self, rank: int) -> bool:
-        """True if a rank runs on this machine."""
-        return self._listed.is_here(rank)
-
     def short_command(self) -> str:
         """`command` in short, for reading."""
-        words = self._command()
+        words = self.command()
         pairs = zip(words, ["", *words], strict=False)
         return shlex.join([Path(word).name for word, before in pairs if "--env" not in (word, before) and word != "-P"])
 
-    def command(self) -> str:
-        """The line that starts all ranks by hand, or ""."""
-        return shlex.join(self._command())
-
-    def _command(self) -> list[str]:
+    def command(self) -> list[str]:
+        """Starts all ranks by hand; [] where nothing can."""
         if not self.hosts or not self._path or self.is_edited:
             return []
         wanted = str(self._draft.value("distributed_backend"))
         try:
-            choice = choose_backend(self._listed, wanted, has_mpi=shutil.which("mpirun") is not None)
+            choice = choose_backend(self.listed, wanted, has_mpi=shutil.which("mpirun") is not None)
         except UserError:
             return []
-        return launch_command(self._listed, Path(self._path).expanduser(), choice.backend, runs_folder() / "RUN")
+        return launch_command(self.listed, Path(self._path).expanduser(), choice.backend, runs_folder() / "RUN")
 
     @property
     def is_checking(self) -> bool:
         return self._request is not None
-
-    @property
-    def can_copy(self) -> bool:
-        """The newest check found machines without the model."""
-        return self.report is not None and bool(self.report.without_model)
 
     def machine(self, rank: int) -> CheckedMachine | None:
         return self.report.machines[rank] if self.report is not None and rank < len(self.report.machines) else None
@@ -183,13 +156,18 @@ class Machines(QObject):
         if not copies:
             self.report = None
         value = self._draft.value
+
+        def on_report(answer: dict[str, Any]) -> None:
+            self.report = MachineReport.from_dict(answer)
+            self._end_request()
+
         self._request = self._service().ask(
             "check_machines",
-            self._on_report,
+            on_report,
             on_refused=self._on_refused,
             on_progress=self._on_progress,
             owner=self,
-            hosts=self._listed.to_json(),
+            hosts=self.listed.to_json(),
             name=Path(self._path).name or "The list",
             backend=value("distributed_backend"),
             model=str(value("model") or ""),
@@ -201,10 +179,6 @@ class Machines(QObject):
     def stop(self) -> None:
         if self._request is not None:
             self._service().cancel(self._request)
-        self._end_request()
-
-    def _on_report(self, answer: dict[str, Any]) -> None:
-        self.report = MachineReport.from_dict(answer)
         self._end_request()
 
     def _on_refused(self, faults: list[ConfigProblem]) -> None:
@@ -221,8 +195,5 @@ class Machines(QObject):
         self.changed.emit()
 
     def _forget_check(self) -> None:
-        self.report, self.stages = None, {}
-        if self.is_checking:
-            self.stop()
-        else:
-            self.changed.emit()
+        self.report = None
+        self.stop()

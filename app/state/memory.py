@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -49,8 +48,7 @@ def memory_parts_of_shape(config: Config, shape: ModelShape, prompt: int | None 
     from backend.utils.machine import machine_bytes
 
     result = estimate_run(config, shape, machine_bytes(), prompt)
-    named = [(NAMES.get(name, (name.capitalize(), "")), size) for name, size in result.largest.sizes.items()]
-    parts = tuple(MemoryPart(name, size, about) for (name, about), size in named)
+    parts = tuple((*NAMES.get(name, (name.capitalize(), "")), size) for name, size in result.largest.sizes.items())
     return MemoryParts(parts, result.limit, result.advice, result.speed_note, machines_note(config))
 
 
@@ -58,31 +56,18 @@ GB = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPart:
-    """One use of memory; `about` is a sentence for its tip."""
-
-    name: str
-    bytes: float
-    about: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryParts:
-    """The memory of a run in bytes, against the `limit` of this machine.
+    """The memory of a run in bytes, against the `limit` of this machine."""
 
-    `advice`: what to change if it does not fit; `speed_note`: on its speed, if it fits. `machines_note`: whose memory
-    it is, of a run on several machines.
-    """
-
-    parts: tuple[MemoryPart, ...]
+    parts: tuple[tuple[str, str, float], ...]  # (name, a sentence for its tip, bytes)
     limit: float
-    advice: str = ""
-    speed_note: str = ""
-    machines_note: str = ""
+    advice: str = ""  # what to change if it does not fit
+    speed_note: str = ""  # if it fits
+    machines_note: str = ""  # whose memory it is, of a run on several machines
 
     @property
     def total(self) -> float:
-        return sum(part.bytes for part in self.parts)
+        return sum(size for _, _, size in self.parts)
 
     @property
     def fits(self) -> bool:
@@ -92,9 +77,6 @@ class MemoryParts:
     def sentence(self) -> str:
         of = f" of {amount(self.limit)}" if self.fits else f", and this machine has only {amount(self.limit)} to give"
         return f"Needs about {amount(self.total)}{of}. {self.machines_note}".rstrip()
-
-
-MemoryEstimator = Callable[[Config], MemoryParts | None]
 
 
 def amount(size: float) -> str:

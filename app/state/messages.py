@@ -27,8 +27,6 @@ def problems_to(say: Callable[[str], object]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A link beside a message."""
-
     text: str
     take: Callable[[], object]
 
@@ -77,7 +75,6 @@ class Messages(QObject):
         self._replace([message for message in self._messages if message.cause not in causes])
 
     def review(self) -> None:
-        """Remove the messages that are no longer true."""
         self._review_timer.stop()
         self._replace([message for message in self._messages if message.holds is None or message.holds()])
 

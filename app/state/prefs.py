@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Generic, TypeVar, cast
 
 from PySide6.QtCore import QByteArray, QObject, QSettings
 
-from app.state.charts import NAMINGS, Naming
+from app.state.charts import Naming
 from backend.utils import file_lock, places
 from backend.utils.files import make_private_folder, restrict_to_user
 
@@ -25,16 +25,14 @@ T = TypeVar("T")
 class Pref(Generic[T]):
     """An attribute of Prefs, stored under its name. Reads name the type: INI files return False as "false"."""
 
-    def __init__(self, default: T, choices: Iterable[T] = ()) -> None:
-        self._default, self._choices = default, tuple(choices)
+    def __init__(self, default: T) -> None:
+        self._default = default
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._key = name
 
     def __get__(self, prefs: Prefs, owner: type | None = None) -> T:
-        value = prefs.settings.value(self._key, self._default, type=type(self._default))
-        is_valid = isinstance(value, type(self._default)) and (not self._choices or value in self._choices)
-        return cast("T", value) if is_valid else self._default
+        return cast("T", prefs.settings.value(self._key, self._default, type=type(self._default)))
 
     def __set__(self, prefs: Prefs, value: T) -> None:
         prefs.settings.setValue(self._key, value)
@@ -43,17 +41,17 @@ class Pref(Generic[T]):
 class Prefs(QObject):
     """Typed access to QSettings. `folder` holds everything; `slot` is the number of this window's form, from 1."""
 
-    theme = Pref[str]("system", ("system", "light", "dark"))
+    theme = Pref[str]("system")  # or light, dark
     sidebar_collapsed = Pref[bool](False)
-    train_density = Pref[str]("essentials", ("essentials", "all"))
+    train_density = Pref[str]("essentials")  # or all
     run_details_shown = Pref[bool](True)
     chart_marks = Pref[bool](True)
-    chart_columns = Pref[Naming]("labels", NAMINGS)
+    chart_columns = Pref[Naming]("labels")
     check_updates = Pref[bool](False)
     updates_checked = Pref[float](0.0)  # unix seconds
     notifies = Pref[bool](True)
     shows_progress = Pref[bool](True)
-    when_closing = Pref[str]("ask", ("ask", "keep", "stop"))
+    when_closing = Pref[str]("ask")  # or keep, stop
     offered_crash = Pref[str]("")
     endpoint_port = Pref[int](8080)
     geometry = Pref(QByteArray())
@@ -66,23 +64,18 @@ class Prefs(QObject):
         if self.folder == places.preferences_folder():
             restrict_to_user(self.folder)  # an earlier version made it as wide as the umask said
         self.slot = 1
-        self._claimed: int | None = None
+        self.lock: int | None = None  # of the form; held until the process ends
         self._rewards: list[str] = []
         self.settings = QSettings(str(self.folder / "prefs.ini"), QSettings.Format.IniFormat)
 
     def claim(self) -> int:
         """Lock the first form that no other window has; returns its number."""
         for number in range(1, MAX_WINDOWS + 1):
-            handle = file_lock.try_hold(self.folder / f"draft-{number}.lock")
-            if handle is not None:
-                self._claimed, self.slot = handle, number
+            self.lock = file_lock.try_hold(self.folder / f"draft-{number}.lock")
+            if self.lock is not None:
+                self.slot = number
                 break
         return self.slot
-
-    def release(self) -> None:
-        if self._claimed is not None:
-            os.close(self._claimed)
-            self._claimed = None
 
     @property
     def draft_file(self) -> Path:
@@ -128,17 +121,17 @@ class Prefs(QObject):
         self.remember_folder("config", path.parent)
 
     def used(self, kind: str) -> list[str]:
-        """Models or datasets chosen recently, the latest first."""
         return self._list(f"used_{kind}")
 
     def remember_used(self, kind: str, name: str) -> None:
         self._put_first(f"used_{kind}", name)
 
-    def favourites(self, kind: str) -> set[str]:
-        return set(self._list(f"favourite_{kind}"))
+    def members(self, key: str) -> set[str]:
+        return set(self._list(key))
 
-    def set_favourite(self, kind: str, name: str, starred: bool) -> None:
-        self._set_member(f"favourite_{kind}", name, starred)
+    def set_member(self, key: str, text: str, is_in: bool) -> None:
+        members = self.members(key) - {text}
+        self.settings.setValue(key, "\n".join(sorted(members | {text} if is_in else members)))
 
     def reward_number(self, name: str) -> int:
         """The place of a reward function's name among all that any window has shown, which gives it its colour."""
@@ -150,13 +143,6 @@ class Prefs(QObject):
                 self.settings.setValue("rewards", "\n".join(self._rewards))
                 self.settings.sync()
         return self._rewards.index(name)
-
-    @property
-    def log_charts(self) -> set[str]:
-        return set(self._list("log_charts"))
-
-    def set_log_chart(self, title: str, log: bool) -> None:
-        self._set_member("log_charts", title, log)
 
     @property
     def run_columns(self) -> list[tuple[str, int]]:
@@ -182,7 +168,3 @@ class Prefs(QObject):
     def _put_first(self, key: str, text: str) -> None:
         others = [other for other in self._list(key) if other != text]
         self.settings.setValue(key, "\n".join([text, *others][:RECENT]))
-
-    def _set_member(self, key: str, text: str, is_in: bool) -> None:
-        members = {*self._list(key)} - {text}
-        self.settings.setValue(key, "\n".join(sorted(members | {text} if is_in else members)))

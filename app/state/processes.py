@@ -60,14 +60,11 @@ def json_object(line: str) -> dict[str, Any]:
 
 
 class ChildProcess(QObject):
-    """A backend process that ends with the window, read line by line: `printed` on stdout, `warned` on stderr.
+    """A backend process that ends with the window, read line by line."""
 
-    `ended`: its exit status; −1 if it was killed, or could not start, and then `start_error` says why.
-    """
-
-    printed = Signal(str)
-    warned = Signal(str)
-    ended = Signal(int)
+    printed = Signal(str)  # on stdout
+    warned = Signal(str)  # on stderr
+    ended = Signal(int)  # exit status; −1 if it was killed, or could not start, as `start_error` then says
 
     def __init__(self, command: list[str], parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -122,14 +119,10 @@ class ChildProcess(QObject):
 
 @dataclass(frozen=True, slots=True)
 class ProcessOutcome:
-    """How a verb ended; exit code −1: it was killed or never started.
-
-    `sentence` is its last line, or why there is none; `output` all lines.
-    """
+    """How a verb ended."""
 
     ok: bool
-    exit_code: int
-    sentence: str
+    sentence: str  # its last line, or why there is none
     output: str
 
     @property
@@ -146,7 +139,6 @@ class VerbProcess(ChildProcess):
 
     def __init__(self, command: list[str], parent: QObject | None = None) -> None:
         super().__init__(command, parent)
-        self.outcome: ProcessOutcome | None = None
         self._lines: list[str] = []
         self._last = {"out": "", "error": ""}
         self._is_cancelled = False
@@ -179,8 +171,8 @@ class VerbProcess(ChildProcess):
             sentence = self._last["out"] or self._last["error"] or "Done."
         else:
             sentence = self._last["error"] or self._last["out"] or "It ended without saying why."
-        self.outcome = ProcessOutcome(code == 0 and not self._is_cancelled, code, sentence, "\n".join(self._lines))
-        self.done.emit(self.outcome)
+        is_done = code == 0 and not self._is_cancelled
+        self.done.emit(ProcessOutcome(is_done, sentence, "\n".join(self._lines)))
 
 
 @dataclass(slots=True)
@@ -192,12 +184,9 @@ class _Question:
 
 
 class Service(QObject):
-    """Sends questions to one warm `serve` process; `backend.serve.questions` lists them.
+    """Sends questions to one warm `serve` process; `backend.serve.questions` lists them."""
 
-    `failed(sentence, traceback)`: the program failed or died.
-    """
-
-    failed = Signal(str, str)
+    failed = Signal(str, str)  # sentence and traceback: the program failed or died
 
     def __init__(self, parent: QObject | None = None, command: list[str] | None = None) -> None:
         super().__init__(parent)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,6 @@ from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import is_file
 
 
-@dataclass(frozen=True, slots=True)
-class RewardCase:
-    """`expected` scores by metric name; `calls`: the entry of `reward_functions` behind each name."""
-
-    file: Path
-    expected: dict[str, float | None]
-    calls: dict[str, str]
-
-
 def reward_file(settings: Mapping[str, Any]) -> Path | None:
     """The user's reward file, if these settings name one that exists."""
     text = str(settings.get("reward_functions_file") or "").strip()
@@ -38,8 +28,9 @@ def reward_file(settings: Mapping[str, Any]) -> Path | None:
     return path if path is not None and is_file(path) else None
 
 
-def case_of(settings: Mapping[str, Any], scores: Mapping[str, float | None]) -> RewardCase | None:
-    """The case of a completion with these scores; None if no function of a reward file gave one."""
+def case_of(settings: Mapping[str, Any], scores: Mapping[str, float | None]) -> dict[str, Any] | None:
+    """What the question `reward_cases` needs to keep a completion with these scores, beside it and its group; None if
+    no function of a reward file gave one."""
     file = reward_file(settings)
     if file is None or not scores:
         return None
@@ -53,7 +44,7 @@ def case_of(settings: Mapping[str, Any], scores: Mapping[str, float | None]) -> 
     # A file may register a function under a shipped name; the name is then the file's.
     own = {name for name, call in parsed.items() if call.file or call.function not in shipped - registered}
     expected = {name: score for name, score in scores.items() if name in own}
-    return RewardCase(file, expected, calls) if expected else None
+    return {"do": "keep", "file": str(file), "expected": expected, "calls": calls} if expected else None
 
 
 MAX_ROWS = 1000
@@ -61,42 +52,28 @@ MAX_ROWS = 1000
 SETTLE_MS = 300
 SCORING_SETTINGS = keys_used_by("scoring")
 DECLINED = "The code was not allowed to run, so nothing was scored."
+NO_CASE = "Cases are kept with a reward file of your own; none of its functions has scored this one."
 
 Group = dict[str, Any]
 
 
 class RewardBench(QObject):
-    """The completions on the bench and their scores.
-
-    Attributes:
-        groups – rows as in completions.jsonl, with scores added; `origin` says where they come from.
-        functions, findings, cases – the answer to the question `score`; `seconds`: how long that took.
-        failed – the reward file that could not be loaded, and why, or None.
-        stale – the scores are older than the settings.
-        busy – what is being done, or "".
-
-    Signals:
-        changed – any attribute but `busy`.
-        progress(int, int) – done and total; the total is 0 if unknown.
-        refused(str) – a sentence for the user.
-    """
-
-    changed = Signal()
+    changed = Signal()  # any attribute but `busy`
     busy_changed = Signal(str)
-    progress = Signal(int, int)
-    refused = Signal(str)
+    progress = Signal(int, int)  # done and total, 0 if unknown
+    refused = Signal(str)  # a sentence for the user
 
     def __init__(self, draft: Draft, service: Service, consent: Consent, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.draft, self.service, self.consent = draft, service, consent
-        self.groups: list[Group] = []
-        self.functions: list[dict[str, Any]] = []
+        self.groups: list[Group] = []  # rows as in completions.jsonl, with scores added
+        self.functions: list[dict[str, Any]] = []  # as the next two, of the answer to the question `score`
         self.findings: list[dict[str, str]] = []
         self.cases: list[dict[str, Any]] = []
-        self.failed: dict[str, Any] | None = None
-        self.seconds: float | None = None
-        self.origin, self.busy = "", ""
-        self.stale = False
+        self.failed: dict[str, Any] | None = None  # the reward file that could not be loaded, and why
+        self.seconds: float | None = None  # that scoring took
+        self.origin, self.busy = "", ""  # where `groups` come from; what is being done
+        self.stale = False  # the scores are older than the settings
         self._loaded_for: tuple[Any, ...] = ()
         self._request: int | None = None
         # Restarted at every change of a setting: one scoring for a typed number, not one for each of its digits.
@@ -166,17 +143,23 @@ class RewardBench(QObject):
 
     def _score(self) -> None:
         self._rest_timer.stop()  # this request has the newest settings already
+
+        def on_scores(answer: dict[str, Any]) -> None:
+            self.stale = False
+            self.failed = answer.get("failed")
+            if self.failed is None:
+                self.functions, self.findings = answer["functions"], answer["findings"]
+                self.seconds, self.cases = answer["seconds"], answer.get("cases") or []
+                for group, scored in zip(self.groups, answer["scored"], strict=True):
+                    pairs = zip(group["completions"], scored, strict=True)
+                    group["completions"] = [row | scores for row, scores in pairs]
+            self.changed.emit()
+
         settings = self.draft.values()
         scoring = {key: settings[key] for key in SCORING_SETTINGS}
         groups = [without_scores(group) for group in self.groups]
-        self._ask(
-            "score",
-            "Scoring",
-            self._on_scores,
-            settings=scoring,
-            groups=groups,
-            trusted=self.consent.code.fingerprints(settings),
-        )
+        trusted = self.consent.code.fingerprints(settings)
+        self._ask("score", "Scoring", on_scores, settings=scoring, groups=groups, trusted=trusted)
 
     def try_entry(
         self, entry: str, group: Group, on_answer: Callable[[Any], None], on_refused: Callable[[str], None]
@@ -198,16 +181,6 @@ class RewardBench(QObject):
             with_cases=False,
         )
 
-    def _on_scores(self, answer: dict[str, Any]) -> None:
-        self.stale = False
-        self.failed = answer.get("failed")
-        if self.failed is None:
-            self.functions, self.findings = answer["functions"], answer["findings"]
-            self.seconds, self.cases = answer["seconds"], answer.get("cases") or []
-            for group, scored in zip(self.groups, answer["scored"], strict=True):
-                group["completions"] = [row | scores for row, scores in zip(group["completions"], scored, strict=True)]
-        self.changed.emit()
-
     def chosen_functions(self) -> list[dict[str, Any]]:
         """The form's functions as rows of `functions`, not yet scored."""
         values = self.draft.valid_values()
@@ -221,7 +194,6 @@ class RewardBench(QObject):
 
     @property
     def means(self) -> dict[str, float]:
-        """Function → its mean score."""
         rewards = [completion.get("rewards") or {} for group in self.groups for completion in group["completions"]]
         names = [function["name"] for function in self.functions]
         by_name = {name: [scores[name] for scores in rewards if scores.get(name) is not None] for name in names}
@@ -241,23 +213,18 @@ class RewardBench(QObject):
         return reward_file(self.draft.values())
 
     def keep_case(self, group: Mapping[str, Any], completion: Mapping[str, Any]) -> None:
-        """Keep a scored completion as a case of the reward file."""
         case = case_of(self.draft.values(), completion.get("rewards") or {})
         if case is None:
-            self.refused.emit(
-                "Cases are kept with a reward file of your own; none of its functions has scored this one."
-            )
-            return
-        group = without_scores(group)
-        text = completion["text"]
-        self._edit_cases(case.file, do="keep", group=group, completion=text, expected=case.expected, calls=case.calls)
+            self.refused.emit(NO_CASE)
+        else:
+            self._edit_cases(group=without_scores(group), completion=completion["text"], **case)
 
     def remove_case(self, index: int) -> None:
         if self.reward_file is not None:
-            self._edit_cases(self.reward_file, do="drop", place=index)
+            self._edit_cases(do="drop", file=str(self.reward_file), place=index)
 
-    def _edit_cases(self, file: Path, **edit: Any) -> None:
-        self._ask("reward_cases", "Keeping the case", lambda _: self.score_quietly(), file=str(file), **edit)
+    def _edit_cases(self, **edit: Any) -> None:
+        self._ask("reward_cases", "Keeping the case", lambda _: self.score_quietly(), **edit)
 
     def _ask(self, question: str, activity: str, on_answer: Callable[[Any], None], **arguments: Any) -> None:
         self.cancel()  # one request at a time; an answer to an older one must not replace what is shown after it

@@ -37,53 +37,34 @@ SLICE = 256 << 10
 """Bytes of event log parsed in one go: about 2 ms."""
 BUDGET_S, INDEX_BUDGET_S = 0.02, 0.008
 """Seconds of a poll, and of that for the index of the completions."""
-SILENT_S = 300.0
+SILENT_MIN = 5
 ANSWER_S = 5.0
 """How long a request for control stands: a window that does not answer by then hangs."""
 
 
 def reward_entries(config: Mapping[str, Any]) -> list[str]:
-    """The entries of `reward_functions` in a raw config."""
     names = config.get("reward_functions") or (DEFAULT_REWARDS if has_default_rewards(config) else ())
     return split_names(names) if isinstance(names, str | list | tuple) else []
 
 
 class Run(QObject):
-    """A run folder being followed.
-
-    Attributes:
-        data – what its event log says: metrics, phase, notes, ending. Another object after `restarted`.
-        index – its completions by step.
-        state – an `app.state.run_state.State`.
-        has_caught_up – the last poll reached the end of the event log.
-        start_progress – what a live run does before its first event, or None.
-        silence – “No sign of life for 5 min.” of a live run that is silent, or "".
-        control – decides which window controls the run.
-
-    Signals:
-        changed – new events were read; twice a second at most.
-        state_changed(str), control_changed(bool) – `state`; another window controls the run, or no longer.
-        saved(int) – the checkpoint of this step is complete that `send("save")` asked for.
-        restarted – a resume cut the event log back: discard everything shown so far.
-    """
-
-    changed = Signal()
+    changed = Signal()  # new events were read; twice a second at most
     state_changed = Signal(str)
-    control_changed = Signal(bool)
-    restarted = Signal()
-    saved = Signal(int)
+    control_changed = Signal(bool)  # another window controls the run, or no longer
+    restarted = Signal()  # a resume cut the event log back: discard everything shown so far
+    saved = Signal(int)  # the checkpoint of this step is complete that `send("save")` asked for
 
     def __init__(self, folder: RunFolder, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.folder = folder
         self.clock = RunClock()
         self.control = RunControl(folder)
-        self.data = RunState()
+        self.data = RunState()  # another object after `restarted`
         self.index = CompletionIndex(folder.completions)
         self.state: State = "starting"
-        self.has_caught_up = False
-        self.start_progress: StartProgress | None = None
-        self.silence = ""
+        self.has_caught_up = False  # the last poll reached the end of the event log
+        self.start_progress: StartProgress | None = None  # of a live run before its first event
+        self.silence = ""  # “No sign of life for 5 min.”
         self._follower = Follower(folder.events, limit=SLICE)
         self._log_stamp: tuple[int, int] | None = None
         self._log_written = 0.0
@@ -100,8 +81,6 @@ class Run(QObject):
     def close(self) -> None:
         self._timer.stop()
         self.control.release()
-
-    # State
 
     @property
     def is_live(self) -> bool:
@@ -134,12 +113,10 @@ class Run(QObject):
 
     @property
     def problem(self) -> str:
-        """Why a failed or crashed run ended."""
         return problem_of(self.state, self.data.ending, self.step, self.folder)
 
     @property
     def config(self) -> dict[str, Any]:
-        """The raw settings of config.yaml."""
         written = file_stamp(self.folder.config)
         if written != self._config[0]:  # pages ask several times a second; parsing YAML takes milliseconds
             self._config = (written, {})
@@ -156,19 +133,15 @@ class Run(QObject):
 
     @property
     def measure(self) -> str:
-        """The metric that the run improves."""
         return measure_of(self.data.steps.names())
 
     def series(self, name: str, *, held_out: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """(steps `[n]`, values `[n]` with NaN in gaps), read-only; of the evaluations if `held_out`."""
         return (self.data.evals if held_out else self.data.steps).get(name)
 
-    # Commands
-
     def send(self, word: str) -> None:
         """Send the trainer a command: pause, resume, save, stop. Raises UserError."""
-        self._update_control()
-        self.control.require()
+        self._require_control()
         self.folder.say(word)
         self._stop_requested = self._stop_requested or word == "stop"
         self._save_requested = self._save_requested or word == "save"
@@ -181,8 +154,7 @@ class Run(QObject):
 
     def change(self, settings: Mapping[str, Any]) -> None:
         """Ask the trainer to change these raw settings from its next step on. Raises UserError."""
-        self._update_control()
-        self.control.require()
+        self._require_control()
         if self.state not in STEERED_STATES:
             raise UserError("run", "Settings change while a run is training or paused.")
         changed(self.settings_now()[0], settings, self.step)
@@ -193,12 +165,9 @@ class Run(QObject):
         self.poll()
 
     def expect_process(self) -> None:
-        """A process was just launched for this run."""
         self._stop_requested = False
         self._expected_until = time.monotonic() + STARTUP_GRACE_S
         self.poll()
-
-    # Following
 
     def poll(self) -> None:
         """Read new data for at most BUDGET_S, and emit signals."""
@@ -215,7 +184,14 @@ class Run(QObject):
         if self.has_caught_up:  # before the end of the event log its state is that of some earlier time
             self._update_state(locked)
             self._update_control()
-            self._update_silence()
+            is_resumed = self._expected_until is not None  # the last event is an earlier process's
+            heard = max(self.data.last_t or 0.0, self._log_written)
+            waits = not self.is_live or self.state == "paused" or is_resumed or not heard
+            hours, minutes = divmod(int(0 if waits else self.clock.silence_s(heard) // 60), 60)
+            duration = f"{hours} h {minutes} min" if hours else f"{minutes} min"
+            silence = f"No sign of life for {duration}." if 60 * hours + minutes >= SILENT_MIN else ""
+            self._has_news = self._has_news or silence != self.silence
+            self.silence = silence
         # 0.9: Qt's coarse timers fire up to 5 % early, and every second poll would then emit nothing.
         now, least_s = time.monotonic(), (NEWS_MS if self.has_caught_up else NEWS_BEHIND_MS) * 0.9e-3
         if self._has_news and now - self._last_changed >= least_s:
@@ -246,7 +222,8 @@ class Run(QObject):
     def _update_state(self, locked: bool) -> None:
         if locked:
             self._expected_until = None
-        may_be_coming = self.data.is_empty and may_be_starting(self.folder)
+        is_empty = self.data.last_t is None
+        may_be_coming = is_empty and may_be_starting(self.folder)
         if self._expected_until is not None:
             may_be_coming = time.monotonic() < self._expected_until
             if may_be_coming:
@@ -254,7 +231,7 @@ class Run(QObject):
         state = self.data.state(
             is_locked=locked,
             may_be_coming=may_be_coming,
-            is_queued=self.data.is_empty and not locked and is_waiting(self.folder),
+            is_queued=is_empty and not locked and is_waiting(self.folder),
             stop_requested=self._stop_requested,
         )
         if state not in LIVE:
@@ -292,16 +269,10 @@ class Run(QObject):
         if self.control.is_elsewhere != was_elsewhere:
             self.control_changed.emit(self.control.is_elsewhere)
 
-    def _update_silence(self) -> None:
-        is_resumed = self._expected_until is not None  # the last event is an earlier process's
-        heard = max(self.data.last_t or 0.0, self._log_written)
-        waits = not self.is_live or self.state == "paused" or is_resumed or not heard
-        silent_s = 0.0 if waits else self.clock.silence_s(heard)
-        hours, minutes = divmod(int(silent_s // 60), 60)
-        duration = f"{hours} h {minutes} min" if hours else f"{minutes} min"
-        silence = f"No sign of life for {duration}." if silent_s >= SILENT_S else ""
-        self._has_news = self._has_news or silence != self.silence
-        self.silence = silence
+    def _require_control(self) -> None:
+        self._update_control()
+        if self.control.is_elsewhere:
+            raise UserError("run", "Another window controls this run. Take over there first.")
 
 
 class RunClock:
@@ -341,7 +312,7 @@ class RunControl:
             self.release()
         elif self._handle is not None:
             if self._is_asked_for():
-                self._let_go()
+                self.release()
                 self.is_elsewhere = True
         elif self._is_asked_for():  # it is about to be another's
             self.is_elsewhere = True
@@ -361,14 +332,11 @@ class RunControl:
         replace_file(self._folder.window_request, self._name)
         self._has_asked = True
 
-    def require(self) -> None:
-        """Raises UserError where another window controls the run."""
-        if self.is_elsewhere:
-            raise UserError("run", "Another window controls this run. Take over there first.")
-
     def release(self) -> None:
-        self._let_go()
         self._has_asked = self.is_elsewhere = False
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
 
     def _is_asked_for(self) -> bool:
         request = self._folder.window_request
@@ -377,8 +345,3 @@ class RunControl:
             return abs(age_s) < ANSWER_S and read_regular(request) != self._name.encode()
         except OSError:
             return False
-
-    def _let_go(self) -> None:
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None

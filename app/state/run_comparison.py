@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PySide6.QtCore import QObject, Signal
 
-from app.state.charts import CHARTS, curves_of
+from app.state.charts import CHARTS, Chart, curves_of
 from app.state.evaluations import read_evaluations
 from app.state.run import Run
 from backend.runs.completion_rows import CompletionRow, GroupRow, prompt_key
@@ -25,16 +25,11 @@ SEARCHED_STEPS = 100
 
 @dataclass(frozen=True, slots=True)
 class ComparedMetric:
-    """A chart of a comparison; `chart`: title of the Monitor chart that it belongs to."""
+    """A chart of a comparison; `chart`: that of Monitor which it belongs to."""
 
     metric: str
     title: str
-    axis: str
-    unit: str
-    help: str
-    held_out: bool
-    chart: str
-    section: str
+    chart: Chart
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +42,6 @@ class SharedPrompt:
         return self.groups[0]["prompt"]
 
     def best(self) -> list[CompletionRow | None]:
-        """Each run's completion with the highest reward."""
         return [
             max(group.get("completions") or [], key=lambda one: one.get("reward") or float("-inf"), default=None)
             for group in self.groups
@@ -55,18 +49,11 @@ class SharedPrompt:
 
 
 class RunComparison(QObject):
-    """Attributes:
-        runs – the runs opened so far, in the order asked for.
-
-    Signals:
-        changed – something new was read; several times a second at most.
-    """
-
-    changed = Signal()
+    changed = Signal()  # something new was read; several times a second at most
 
     def __init__(self, folders: Sequence[Path], parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self.runs: list[Run] = []
+        self.runs: list[Run] = []  # opened so far, in the order asked for
         self._waiting = list(folders)
         self._positions: dict[tuple[int, str], tuple[np.ndarray, np.ndarray]] = {}
         self._open_next()
@@ -102,21 +89,19 @@ class RunComparison(QObject):
             curves = [curve for curve in curves_of(chart, names, rewards) if curve.metric in names]
             for curve in curves:
                 label = curve.label if chart.title == "Other" else f"{chart.title}: {curve.label}"
-                title = chart.title if len(curves) == 1 else label
-                about = chart.axis, chart.unit, chart.help, chart.held_out, chart.title, chart.section
-                found.append(ComparedMetric(curve.metric, title, *about))
+                found.append(ComparedMetric(curve.metric, chart.title if len(curves) == 1 else label, chart))
         first = {run.measure for run in self.runs}
-        return sorted(found, key=lambda one: (one.section != found[0].section, one.metric not in first))
+        return sorted(found, key=lambda one: (one.chart.section != found[0].chart.section, one.metric not in first))
 
     def curve(self, run: Run, metric: ComparedMetric, axis: str) -> tuple[np.ndarray, np.ndarray]:
-        steps, values = run.series(metric.metric, held_out=metric.held_out)
+        steps, values = run.series(metric.metric, held_out=metric.chart.held_out)
         if axis == "step" or not len(steps):
             return steps, values
         all_steps, positions = self._positions_of(run, axis)
         if not len(positions):
             return np.empty(0), np.empty(0)
         x = np.interp(steps, all_steps, positions)
-        return resampled(x, values, self._grid(axis)) if not metric.held_out else (np.round(x), values)
+        return resampled(x, values, self._grid(axis)) if not metric.chart.held_out else (np.round(x), values)
 
     def changes(self, run: Run, axis: str) -> list[tuple[int, str]]:
         found = [(mark.step, mark.sentence) for mark in run.data.marks if mark.kind == "change"]

@@ -29,17 +29,14 @@ KEPT_ROWS = 64
 
 
 class FactsReader:
-    """Reads the facts of all rows, or of those with a text in a prompt, completion or logged text, in either case.
-
-    `matches`: numbers of the completions with the text among `facts`, at most MOST_HITS. `is_done`: the end of the
-    file, or MOST_HITS, was reached; `is_void`: the file was cut back.
-    """
+    """Reads the facts of all rows, or of those with a text in a prompt, completion or logged text, in either case."""
 
     def __init__(self, path: Path, text: str = "") -> None:
         self.text = text
         self.facts = CompletionFacts()
-        self.matches: list[int] = []
-        self.is_done = self.is_void = False
+        self.matches: list[int] = []  # numbers among `facts`, at most MOST_HITS
+        self.is_done = False  # the end of the file, or MOST_HITS, was reached
+        self.is_void = False  # the file was cut back
         self._lines = LineReader(path, READ_BYTES)
         is_call = not set(text).isdisjoint("→←✕(=")  # shown so, and written as JSON
         self._in_line = re.compile(b"" if is_call else b"".join(map(_spelled, text)), re.IGNORECASE)
@@ -93,15 +90,10 @@ def _spelled(letter: str) -> bytes:
 
 
 class RunCompletions(QObject):
-    """The completions of the run on show: `facts` of all read so far, and the `search`, or None.
+    """The completions of the run on show: `facts` of all read so far, and the `search`, or None."""
 
-    Signals:
-        grew – `facts` or `search` has more, now and then, and at the end.
-        voided – the file was cut back: everything shown of it is void.
-    """
-
-    grew = Signal()
-    voided = Signal()
+    grew = Signal()  # `facts` or `search` has more, now and then, and at the end
+    voided = Signal()  # the file was cut back: everything shown of it is void
 
     def __init__(self, path: Path, parent: QObject | None = None) -> None:
         super().__init__(parent)

@@ -38,7 +38,6 @@ def newest_checkpoint(folder: RunFolder) -> int | None:
 
 
 def problem_of(state: str, ending: Event | None, step: int, folder: RunFolder) -> str:
-    """Why a failed or crashed run ended."""
     if state == "failed":
         # `setting: ` prefixes are for programs; the sentences name the settings themselves.
         lines = str((ending or {}).get("sentence") or "").splitlines()
@@ -90,7 +89,6 @@ def silence_advice(pid: object, checkpoint: int | None) -> str:
 
 
 def log_lines(path: Path, n: int) -> list[str]:
-    """The last `n` lines, as a terminal shows them."""
     text = last_lines(path, LOG_TAIL).decode("utf-8", errors="replace")
     lines = text.removesuffix("\n").split("\n") if text else []
     return [as_in_a_terminal(line) for line in lines[-n:]]
@@ -117,7 +115,6 @@ class CrashOffer:
 
 
 def last_run() -> RunFolder | None:
-    """The run that has trained last, or None."""
     begun = (run for run in all_runs() if not is_fresh(run))
     return max(begun, key=lambda run: file_stamp(run.events), default=None)
 

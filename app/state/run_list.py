@@ -71,17 +71,14 @@ def fold(folder: SweepFolder, records: Mapping[Path, RunRecord]) -> FoldedSweep 
         worked_s=results.updated - results.began if results.began else None,
     )
     disk = {"runs": sum(record.bytes for record in known.values())}
-    record = replace(first, summary=summary, notes=RunNotes(), parent="", disk=disk)
     name = folder.name.removeprefix("sweep") if folder.name.startswith("sweep") else f" {folder.name}"
-    record = replace(record, name=f"Sweep{name}" + (f" · best {told}" if told else ""))
+    name = f"Sweep{name}" + (f" · best {told}" if told else "")
+    record = replace(first, summary=summary, notes=RunNotes(), parent="", disk=disk, name=name)
     return FoldedSweep(record, tuple(one.summary.path for one in known.values()))
 
 
 class RunList(QObject):
-    """Records of all runs, read on the event loop and only if a file has changed since.
-
-    `sweeps`: the folded sweeps by path, once everything is read.
-    """
+    """Records of all runs, read on the event loop and only if a file has changed since."""
 
     listed = Signal(set)  # paths of the runs that exist now
     read = Signal(list)  # records that are new or have changed
@@ -90,11 +87,10 @@ class RunList(QObject):
     def __init__(self, cache_folder: Path, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.records: dict[Path, RunRecord] = {}
-        self.sweeps: dict[str, FoldedSweep] = {}
-        self._stamps: dict[Path, list[int]] = {}
+        self.sweeps: dict[str, FoldedSweep] = {}  # by path, once everything is read
         self._waiting: deque[RunFolder] = deque()
         self._cache = cache_folder / CACHE
-        self._cached: dict[str, Any] | None = None  # path → (stamp, record)
+        self._cached: dict[str, Any] | None = None  # path of a run that has ended → (stamp, record)
         self._is_cache_stale = False
         self.timer = QTimer(self, interval=0)
         self.timer.timeout.connect(self._read_slice)
@@ -112,7 +108,7 @@ class RunList(QObject):
         folders = list(all_runs())
         paths = {folder.path for folder in folders}
         for gone in self.records.keys() - paths:
-            del self.records[gone], self._stamps[gone]
+            del self.records[gone]
         for gone in self._cached.keys() - set(map(str, paths)):
             del self._cached[gone]
             self._is_cache_stale = True
@@ -121,7 +117,6 @@ class RunList(QObject):
         self.timer.start()
 
     def reread(self, path: Path) -> None:
-        """Read one run now: the caller has just changed it."""
         folder = RunFolder(path)
         if folder.config.exists():
             self.read.emit([self._take(folder, stamp(folder))])
@@ -133,34 +128,32 @@ class RunList(QObject):
         while (parent := parents.get(root)) and parent not in seen:
             seen.add(parent)
             root = parent
-        children: dict[str, list[str]] = {}
-        for name, parent in sorted(parents.items()):
-            children.setdefault(parent, []).append(name)
         family: dict[str, list[str]] = {}
-        unvisited = deque([root])
-        while unvisited:
-            name = unvisited.popleft()
-            if name not in family:
-                family[name] = children.get(name, [])
-                unvisited.extend(family[name])
+        names = [root]
+        for name in names:  # which grow
+            family[name] = [child for child, parent in sorted(parents.items()) if parent == name and child not in names]
+            names += family[name]
         return family if len(family) > 1 else {}
 
     def _read_slice(self) -> None:
         deadline, fresh = time.perf_counter() + SLICE_S, list[RunRecord]()
         while self._waiting and time.perf_counter() < deadline:
             folder = self._waiting.popleft()
-            now, known = stamp(folder), self.records.get(folder.path)
-            is_settled = known is not None and known.summary.state not in CHANGING
-            if is_settled and self._stamps.get(folder.path) == now and not folder.is_locked():
-                continue
-            cached = self._from_cache(folder, now) if known is None else None
-            fresh.append(cached or self._take(folder, now))
+            now, (then, values) = stamp(folder), (self._cached or {}).get(str(folder.path), (None, None))
+            if then != now or folder.is_locked():
+                fresh.append(self._take(folder, now))
+            elif folder.path not in self.records:  # an earlier launch has read it
+                self.records[folder.path] = record_of(values)
+                fresh.append(self.records[folder.path])
         if fresh:
             self.read.emit(fresh)
         if not self._waiting:
             self.timer.stop()
             if self._is_cache_stale:
-                self._write_cache()
+                self._is_cache_stale = False
+                with suppress(DiskError):  # the next launch reads the runs again
+                    text = json.dumps({"format": CACHE_FORMAT, "runs": self._cached}, default=str)
+                    replace_file(self._cache, text)
             self._fold_sweeps()
             self.settled.emit()
 
@@ -176,38 +169,16 @@ class RunList(QObject):
                 changed.append(replace(record, summary=replace(record.summary, state="queued")))
         self.read.emit(changed)
 
-    def _from_cache(self, folder: RunFolder, now: list[int]) -> RunRecord | None:
-        cached = (self._cached or {}).get(str(folder.path))
-        if cached is None or folder.is_locked():
-            return None
-        then, values = cached
-        record = record_of(values)
-        if then != now or record.summary.state in CHANGING:
-            return None
-        self.records[folder.path], self._stamps[folder.path] = record, now
-        return record
-
     def _take(self, folder: RunFolder, now: list[int]) -> RunRecord:
-        record = read_named(folder)
-        self.records[folder.path], self._stamps[folder.path] = record, now
+        record = self.records[folder.path] = read_named(folder)
         if record.summary.state not in CHANGING and self._cached is not None:
             self._cached[str(folder.path)] = now, asdict(record)
             self._is_cache_stale = True
         return record
 
-    def _write_cache(self) -> None:
-        self._is_cache_stale = False
-        text = json.dumps({"format": CACHE_FORMAT, "runs": self._cached}, default=str)
-        with suppress(DiskError):  # the next launch reads the runs again
-            replace_file(self._cache, text)
-
 
 class RunQueue(QObject):
-    """The queue of the runs folder, read once a second. Its runs are started by a detached process, `queue run`.
-
-    `now`: the queue as its file has it; `problem`: why that cannot be read; `edited`: the waiting run whose settings
-    are in the form, or None.
-    """
+    """The queue of the runs folder, read once a second. Its runs are started by a detached process, `queue run`."""
 
     changed = Signal()
     started = Signal(object)  # RunFolder
@@ -216,10 +187,10 @@ class RunQueue(QObject):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.file = QueueFile()
-        self.now = Queue()
+        self.now = Queue()  # as its file has it
         self.has_runner = False
-        self.problem = ""
-        self.edited: RunFolder | None = None
+        self.problem = ""  # why the file cannot be read
+        self.edited: RunFolder | None = None  # the waiting run whose settings are in the form
         self._launched_until = 0.0
         self._timer = QTimer(self, interval=POLL_MS)
         self._timer.timeout.connect(self.refresh)
@@ -279,12 +250,10 @@ class RunQueue(QObject):
         return False
 
     def edit(self, run: RunFolder) -> None:
-        """The form holds this run's settings from now on."""
         self.edited = run
         self.changed.emit()
 
     def keep_settings(self, text: str) -> bool:
-        """Write the form's settings to the edited run."""
         run = self.edited
         kept = run is not None and self.change(self.file.rewrite_settings, run, text)
         if kept and run is not None and run.name != name_of(run):

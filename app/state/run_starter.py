@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.state.memory import GB, MemoryEstimator, MemoryParts, memory_parts_of
+from app.state.memory import GB, MemoryParts, memory_parts_of
 from app.state.messages import problems_to
 from app.state.processes import start_detached
 from app.state.run_summary import count_text
@@ -18,6 +17,7 @@ from backend.runs.run_folder import RunFolder, default_run_name, make_run_folder
 from backend.runs.run_names import name_of, new_label
 from backend.runs.run_record import change_notes
 from backend.runs.steering import run_config
+from backend.runs.sweep_results import live_sweep
 from backend.utils.command import backend_command
 from backend.utils.disk import replace_file
 from backend.utils.errors import ConfigProblem, UserError
@@ -33,7 +33,6 @@ class RunStarter:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self.estimate_memory: MemoryEstimator = self._estimate_memory
         self.confirm_over_memory: Callable[[MemoryParts], bool] = lambda _memory_parts: False
 
     def start(self) -> None:
@@ -41,8 +40,8 @@ class RunStarter:
         session.messages.withdraw(START)
         if self._is_busy() or not self._is_ready():
             return
-        with problems_to(self._say):
-            folder = self._new_folder()
+        with problems_to(self._say_of_form):
+            folder = make_folder(session.draft.config(), session.draft.as_yaml())
             start_detached(backend_command("train", "--run", str(folder.path)), folder)
             session.launched = folder
             session.open_run(folder.path)
@@ -52,7 +51,7 @@ class RunStarter:
         """Train a run with these settings on this machine of Hugging Face, which `owner` pays."""
         session = self._session
         session.messages.withdraw(START)
-        with problems_to(self._say):
+        with problems_to(self._say_of_form):
             if self._may_run_code(settings.model_dump()):
                 folder = make_folder(settings, config.dump(settings))
                 options = ("--flavor", flavor, "--timeout", f"{hours:g}", "--owner", owner, "--yes")
@@ -70,15 +69,15 @@ class RunStarter:
             if session.queue.keep_settings(session.draft.as_yaml()):
                 session.message.emit(f"{name_of(edited)} waits with these settings.")
             return
-        with problems_to(self._say):
-            self._add_to_queue(self._new_folder())
+        with problems_to(self._say_of_form):
+            self._add_to_queue(make_folder(session.draft.config(), session.draft.as_yaml()))
 
     def resume(self, folder: RunFolder, *options: str) -> None:
         session = self._session
         session.messages.withdraw(START)
         if not folder.is_remote and self._is_busy():
             return
-        with problems_to(partial(session.messages.say, cause=START)):
+        with problems_to(self._say):
             if not self._may_continue(folder, contacts_hosts="--hosts" not in options):  # the user has chosen those
                 return
             start_detached(backend_command("resume", str(folder.path), *options), folder)
@@ -92,7 +91,7 @@ class RunStarter:
 
     def queue_existing(self, folder: RunFolder) -> None:
         self._session.messages.withdraw(START)
-        with problems_to(partial(self._session.messages.say, cause=START)):
+        with problems_to(self._say):
             if self._may_continue(folder):
                 self._add_to_queue(folder)
 
@@ -103,32 +102,28 @@ class RunStarter:
     def memory_parts(self) -> MemoryParts | None:
         """The memory that a run of the form needs; None if unknown."""
         try:
-            return self.estimate_memory(self._session.draft.config())
+            settings = self._session.draft.config()
         except UserError:
             return None
-
-    def _estimate_memory(self, settings: config.Config) -> MemoryParts | None:
         counts, columns = self._session.dataset.counts, self._session.dataset.columns
         longest = counts.longest if counts is not None and counts.lengths else None
         return memory_parts_of(settings, longest, has_images=not {"image", "images"}.isdisjoint(columns))
 
-    def _new_folder(self) -> RunFolder:
-        return make_folder(self._session.draft.config(), self._session.draft.as_yaml())
+    def _say(self, text: str, holds: Callable[[], bool] | None = None) -> None:
+        self._session.messages.say(text, START, holds)
 
-    def _say(self, text: str) -> None:
-        self._session.messages.say(text, START, self._session.while_form_stays())
+    def _say_of_form(self, text: str) -> None:
+        self._say(text, self._session.while_form_stays())
 
     def _is_busy(self) -> bool:
-        from backend.runs.sweep_results import live_sweep
-
         session = self._session
         if session.is_training:
             text = "One run at a time: stop the present run first, let it finish, or add this one to the queue."
-            session.messages.say(text, START, lambda: session.is_training)
+            self._say(text, lambda: session.is_training)
             return True
         if (sweep := live_sweep()) is not None:
             text = f"The sweep {sweep.name} is training: stop it on Sweeps first, or let it finish."
-            session.messages.say(text, START, sweep.is_locked)
+            self._say(text, sweep.is_locked)
         return sweep is not None
 
     def _is_ready(self) -> bool:
@@ -142,13 +137,11 @@ class RunStarter:
 
     def check_form(self) -> bool:
         """False, and the first problem is shown, if the form has any."""
-        session = self._session
         if problems := self._problems():
             more = len(problems) - 1
             rest = f" There {'is' if more == 1 else 'are'} {count_text(more, 'more problem')}." if more else ""
-            session.show_setting(problems[0].setting)
-            text = problems[0].sentence + rest
-            session.messages.say(text, START, lambda: self._problems() == problems)
+            self._session.show_setting(problems[0].setting)
+            self._say(problems[0].sentence + rest, lambda: self._problems() == problems)
         return not problems
 
     def _problems(self) -> list[ConfigProblem]:
@@ -162,7 +155,7 @@ class RunStarter:
             # The trainer makes the same estimate, and would refuse the run for it.
             self._session.draft.set("memory_limit", math.ceil(parts.total / GB))
             return True
-        self._say(f"Not started. {parts.sentence}")
+        self._say_of_form(f"Not started. {parts.sentence}")
         return False
 
     def _may_continue(self, folder: RunFolder, *, contacts_hosts: bool = True) -> bool:
@@ -171,19 +164,19 @@ class RunStarter:
         return self._may_run_code(config.read(folder.config), folder.path) and self._may_use_hosts(hosts)
 
     def _may_run_code(self, settings: Mapping[str, Any], folder: Path | None = None) -> bool:
-        session = self._session
-        is_allowed = session.consent.obtain(settings, base=folder)
+        consent, draft = self._session.consent, self._session.draft
+        is_allowed = consent.obtain(settings, base=folder)
         if not is_allowed:
             text = "The code was not allowed to run, so nothing was started."
-            session.messages.say(text, START, lambda: session.consent.is_missing(session.draft.values()))
+            self._say(text, lambda: consent.is_missing(draft.values()))
         return is_allowed
 
     def _may_use_hosts(self, hosts: str) -> bool:
-        session = self._session
-        is_allowed = session.consent.obtain_hosts(hosts)
+        consent = self._session.consent
+        is_allowed = consent.obtain_hosts(hosts)
         if not is_allowed:
             text = "The machines of the hosts file may not be contacted, so nothing was started."
-            session.messages.say(text, START, lambda: session.consent.hosts.missing(hosts) is not None)
+            self._say(text, lambda: consent.hosts.missing(hosts) is not None)
         return is_allowed
 
 

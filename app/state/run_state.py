@@ -47,7 +47,6 @@ class Series:
 
     @property
     def span(self) -> tuple[int, int] | None:
-        """First and last step, or None."""
         return (self._steps[0], self._steps[-1]) if self._steps else None
 
     def names(self) -> list[str]:
@@ -60,7 +59,6 @@ class Series:
         return (np.empty(0, np.int64), np.empty(0)) if column is None else (np.array(self._steps), np.array(column))
 
     def latest(self, name: str) -> float | None:
-        """The last value that is not missing, or None."""
         return next((value for value in reversed(self._columns.get(name, ())) if value == value), None)
 
 
@@ -135,7 +133,6 @@ class RunState:
 
     @property
     def pause_reason(self) -> str:
-        """Why a run paused itself, or ""."""
         return str(self._phase_event.get("sentence") or "") if self.paused else ""
 
     @property
@@ -146,12 +143,7 @@ class RunState:
         return None if share is None else min(1.0, max(0.0, share))
 
     @property
-    def is_empty(self) -> bool:
-        return self._clock.last_t is None
-
-    @property
     def last_t(self) -> float | None:
-        """Unix time of the last event, or None."""
         return self._clock.last_t
 
     def state(

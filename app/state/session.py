@@ -11,11 +11,16 @@ from typing import TYPE_CHECKING, Any
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.state.consent import Consent
+from app.state.dataset import Dataset
 from app.state.draft import Draft
+from app.state.jobs import Downloads, Updates
 from app.state.messages import Messages, Offer, problems_to
 from app.state.prefs import Prefs
-from app.state.presets import Preset
+from app.state.presets import Preset, use_data
+from app.state.processes import Service
+from app.state.reward_bench import DECLINED, RewardBench
 from app.state.run_files import last_run
+from app.state.run_list import RunQueue
 from app.state.run_starter import RunStarter
 from backend.runs.archive import MOST_RUNS, CompletionTime, completion_time_of, seconds_per_completion
 from backend.runs.events import check_format
@@ -24,18 +29,12 @@ from backend.runs.run_names import name_of
 from backend.runs.steering import changed_values, read_changes
 from backend.utils import places
 from backend.utils.about import ProblemFacts
-from backend.utils.errors import UserError
 from backend.utils.files import resolved
 
-if TYPE_CHECKING:  # imported on first use, so that the first paint does not wait for them
-    from app.state.dataset import Dataset
+if TYPE_CHECKING:  # imported on first use, so that the first paint does not wait for numpy
     from app.state.evaluations import Evaluations
-    from app.state.jobs import Downloads, Updates
     from app.state.machines import Machines
-    from app.state.processes import Service
-    from app.state.reward_bench import RewardBench
     from app.state.run import Run
-    from app.state.run_list import RunQueue
 
 FORM, RUN, FORMAT, BENCH = "form", "run", "format", "bench"
 RELEASE_MS = 200
@@ -43,46 +42,26 @@ SERVICE_FAILED = "Something went wrong inside GRPO Studio. Help, Report a proble
 
 
 class Session(QObject):
-    """One window's state: the form, the run on show, the queue, and services created on first use.
+    """One window's state: the form, the run on show, the queue, and services created on first use."""
 
-    Attributes:
-        run – the run that Monitor and Completions show, or None.
-        launched – the run that this session has started or found training, or None.
-        last_fault – the last failure of the helper process, for a report.
-
-    Signals:
-        page_requested(key), field_requested(setting), guide_requested(place) – show it.
-        undo_requested, presets_requested – undo the last change of the form; show the presets.
-        message(str) – something has happened. What is true for as long as its cause is said with `messages.say`.
-        run_changed, run_state_changed(str) – `run` is another; its state, also once its process is gone.
-        export_requested, chat_requested, settings_requested, waiting_settings_requested(RunFolder) – export this run,
-            chat with it, load its settings into the form, edit the settings of this waiting run in the form.
-        completions_requested(int, str or None) – show this step's completions under a filter; None: all.
-        comparison_requested(list[Path]) – compare these runs.
-        prompt_requested(tuple) – show what evaluations of the run have for this prompt.
-        reward_rows_requested(list[int]) – sample on these rows of the training split, counted from 1.
-        reward_line_requested(Path, int, str) – show the line of this reward file at which a function failed, and why.
-        problem_found(Run) – report the bug that ended this run.
-    """
-
-    page_requested = Signal(str)
-    field_requested = Signal(str)
-    guide_requested = Signal(str)
+    page_requested = Signal(str)  # key
+    field_requested = Signal(str)  # setting
+    guide_requested = Signal(str)  # place
     undo_requested = Signal()
     presets_requested = Signal()
-    message = Signal(str)
-    run_changed = Signal()
-    run_state_changed = Signal(str)
-    export_requested = Signal(object)
+    message = Signal(str)  # what has happened; what is true for as long as its cause is said with `messages.say`
+    run_changed = Signal()  # `run` is another
+    run_state_changed = Signal(str)  # also once the run's process is gone
+    export_requested = Signal(object)  # RunFolder, as for the next three
     chat_requested = Signal(object)
-    settings_requested = Signal(object)
-    waiting_settings_requested = Signal(object)
-    completions_requested = Signal(int, object)
-    prompt_requested = Signal(tuple)  # prompt_key
-    reward_rows_requested = Signal(list)
-    comparison_requested = Signal(list)
-    reward_line_requested = Signal(object, int, str)
-    problem_found = Signal(object)
+    settings_requested = Signal(object)  # into the form
+    waiting_settings_requested = Signal(object)  # edit them in the form
+    completions_requested = Signal(int, object)  # of this step under a filter, None: all
+    prompt_requested = Signal(tuple)  # prompt_key, of which evaluations are to be shown
+    reward_rows_requested = Signal(list)  # rows of the training split to sample on, counted from 1
+    comparison_requested = Signal(list)  # paths of runs
+    reward_line_requested = Signal(object, int, str)  # reward file, line at which a function failed, why
+    problem_found = Signal(object)  # Run, which a bug has ended
 
     def __init__(self, prefs: Prefs | None = None) -> None:
         super().__init__()
@@ -92,9 +71,9 @@ class Session(QObject):
         self.consent = Consent(self.prefs.folder / "trusted.json")
         self.starter = RunStarter(self)
         self.time_forecast = TimeForecast(self)
-        self.run: Run | None = None
-        self.launched: RunFolder | None = None
-        self.last_fault: ProblemFacts | None = None
+        self.run: Run | None = None  # that Monitor and Completions show
+        self.launched: RunFolder | None = None  # that this session has started or found training
+        self.last_fault: ProblemFacts | None = None  # of the helper process
         self._is_held = False
         self._release_timer = QTimer(self, singleShot=True, interval=RELEASE_MS)
         self._release_timer.timeout.connect(self._await_release)
@@ -108,8 +87,6 @@ class Session(QObject):
 
     @cached_property
     def service(self) -> Service:
-        from app.state.processes import Service
-
         service = Service(self)
         service.failed.connect(self.remember_fault)
         return service
@@ -120,22 +97,17 @@ class Session(QObject):
 
     @cached_property
     def downloads(self) -> Downloads:
-        from app.state.jobs import Downloads
-
         return Downloads(self.service, self)
 
     @cached_property
     def dataset(self) -> Dataset:
-        from app.state.dataset import Dataset
-
         dataset = Dataset(self.draft, self.service, self)
-        self.downloads.finished.connect(lambda _: dataset.reload())  # a new model can count the tokens of its prompts
+        # A new model can count the tokens of its prompts.
+        self.downloads.finished.connect(lambda _: dataset.refresh(again=True))
         return dataset
 
     @cached_property
     def reward_bench(self) -> RewardBench:
-        from app.state.reward_bench import DECLINED, RewardBench
-
         bench = RewardBench(self.draft, self.service, self.consent, self)
 
         def show_refusal(sentence: str) -> None:
@@ -165,30 +137,33 @@ class Session(QObject):
 
     @cached_property
     def updates(self) -> Updates:
-        from app.state.jobs import Updates
-
         updates = Updates(self.prefs, lambda: self.service, self)
         updates.told.connect(self.message)
         return updates
 
     @cached_property
     def queue(self) -> RunQueue:
-        from app.state.run_list import RunQueue
-
         queue = RunQueue(self)
+
+        def on_started(run: RunFolder) -> None:
+            shown = self.run
+            watches = shown is None or self.is_launched(shown.folder) or shown.folder == run
+            self.launched = run
+            if watches and (shown is None or shown.folder != run):
+                self.open_run(run.path)
+            self.message.emit(f"{name_of(run)} has left the queue and begins.")
+
         queue.refused.connect(self.message)
-        queue.started.connect(self._on_queue_started)
+        queue.started.connect(on_started)
         return queue
 
     def restore(self) -> None:
-        try:
+        with problems_to(lambda sentence: self._say_of_form(f"{sentence} The form shows the defaults.")):
             if self.prefs.draft_file.exists():
                 self.draft.restore(self.prefs.config_file)
             else:
                 self.draft.load(places.demo_config(), as_preset=True)
-                self.draft.history_cleared.emit()
-        except UserError as error:
-            self._say_of_form(f"{error.faults[0].sentence} The form shows the defaults.")
+                self.draft.history.clear()
 
     def load_config(self, path: Path) -> None:
         path = resolved(Path(path))
@@ -223,8 +198,6 @@ class Session(QObject):
 
     def use_data(self, name: str) -> None:
         """Set the dataset to this file, folder or Hub id, and guess its columns."""
-        from app.state.presets import use_data
-
         before = self.draft.values()
         sentence = use_data(self.draft, name)
         self.show_setting("data")
@@ -239,7 +212,6 @@ class Session(QObject):
         self.show_setting(key)
 
     def show_setting(self, key: str) -> None:
-        """Show a setting in the form."""
         self.page_requested.emit("train")
         self.field_requested.emit(key)
 
@@ -257,11 +229,11 @@ class Session(QObject):
         values, path = self.draft.values(), self.draft.path
         return lambda: (self.draft.values(), self.draft.path) == (values, path)
 
-    def _say_of_form(self, text: str) -> None:
-        self.messages.say(text, FORM, self.while_form_stays())
+    def _say_of_form(self, text: str, offer: Offer | None = None) -> None:
+        self.messages.say(text, FORM, self.while_form_stays(), offer)
 
     def _say_undoable(self, text: str) -> None:
-        self.messages.say(text, FORM, self.while_form_stays(), Offer("Undo", self.undo_requested.emit))
+        self._say_of_form(text, Offer("Undo", self.undo_requested.emit))
 
     def _remember_file(self, key: str = "") -> None:
         if not key and self.prefs.config_file != self.draft.path:
@@ -291,7 +263,6 @@ class Session(QObject):
             self.run = None
 
     def reattach(self) -> bool:
-        """Show the newest run that is still training, if an earlier window left one."""
         live = min((run for run in all_runs() if run.is_locked()), key=lambda run: run.is_remote, default=None)
         if live is None:
             return False
@@ -301,7 +272,6 @@ class Session(QObject):
         return True
 
     def show_last_run(self) -> None:
-        """Show the run that has trained last, if none is shown."""
         last = last_run() if self.run is None else None
         if last is not None:
             self.open_run(last.path)
@@ -323,13 +293,11 @@ class Session(QObject):
         return self.launched is not None and self.launched.path == run.path
 
     def send(self, command: str) -> None:
-        """Send a command to the run on show."""
         with problems_to(self.messages.say):
             if self.run is not None:
                 self.run.send(command)
 
     def stop_training(self) -> None:
-        """Ask the live run to save and stop."""
         live, run = self._live_folder(), self.run
         if run is not None and not run.folder.is_remote and (live is None or run.folder.path == live.path):
             run.send("stop")
@@ -346,25 +314,14 @@ class Session(QObject):
         elif was_held:
             self.run_state_changed.emit(self.run.state if self.run is not None else "")
 
-    def _on_queue_started(self, run: RunFolder) -> None:
-        shown = self.run
-        watches = shown is None or self.is_launched(shown.folder) or shown.folder == run
-        self.launched = run
-        if watches and (shown is None or shown.folder != run):
-            self.open_run(run.path)
-        self.message.emit(f"{name_of(run)} has left the queue and begins.")
-
 
 REST_MS = 15
 
 
 class TimeForecast(QObject):
-    """Seconds per completion on this machine, from archived runs, read one per turn of the event loop.
+    """Seconds per completion on this machine, from archived runs, read one per turn of the event loop."""
 
-    Emits `changed` once the archive was read and forecasts may differ.
-    """
-
-    changed = Signal()
+    changed = Signal()  # the archive was read, and forecasts may differ
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)

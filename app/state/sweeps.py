@@ -190,7 +190,6 @@ def _value(text: str, *kinds: type[int | float]) -> Any:
 
 
 def offered_settings() -> list[Setting]:
-    """The settings that can vary, useful ones first."""
     useful = [SETTINGS[key] for key in USEFUL]
     others = [about for about in SETTINGS.values() if about.kind in KINDS and about.key not in {*FIXED, *USEFUL}]
     return useful + others
@@ -198,8 +197,7 @@ def offered_settings() -> list[Setting]:
 
 @dataclass(frozen=True, slots=True)
 class SweepForecast:
-    """What a sweep takes at most; None where unknown. `sharing` runs use one base model in memory, `alone` runs
-    fine-tune every weight and are loaded one after the other. `rungs`: (step, runs that continue)."""
+    """What a sweep takes at most; None where unknown."""
 
     runs: int
     configurations: int
@@ -208,9 +206,9 @@ class SweepForecast:
     share: float | None = None
     seconds: float | None = None
     bytes: float | None = None
-    sharing: int = 0
-    alone: int = 0
-    rungs: tuple[tuple[int, int], ...] = ()
+    sharing: int = 0  # runs that use one base model in memory
+    alone: int = 0  # runs that fine-tune every weight and are loaded one after the other
+    rungs: tuple[tuple[int, int], ...] = ()  # (step, runs that continue)
 
 
 def forecast(

@@ -121,13 +121,18 @@ class CompletionPane(QWidget):
     def show_completion(self, completion: Mapping[str, Any] | None) -> None:
         self._completion = completion
         show_conversation(self.text, completion or {})
-        self.result.setText(_result_html(completion) if completion else "")
-        self.scores.setText(self._scores_html(completion) if completion else "")
-
-    def _recolour(self) -> None:
-        self.show_completion(self._completion)
-
-    def _scores_html(self, completion: Mapping[str, Any]) -> str:
+        self.result.setText("")
+        self.scores.setText("")
+        if not completion:
+            return
+        stop = str(completion.get("stop"))
+        parts = [f"<b>Reward {figure(completion.get('reward'))}</b>"]
+        if "advantage" in completion:
+            colour = advantage_colour(completion["advantage"]).name()
+            parts.append(f'<span style="color:{colour}">Advantage {signed(completion["advantage"])}</span>')
+        parts.append(f"{figure(policy_tokens(completion))} tokens, {html.escape(STOP_LABELS.get(stop, stop))}")
+        parts += filter(None, [turns_mark(completion)])
+        self.result.setText(_join_unbroken(parts))
         scores = scores_of(completion)
         shown = scores_html(self._names, self._labels, [scores.get(name) for name in self._names], self._weights)
         lines = [f"{figure(completion.get('reward'))} = {shown}" if self._weights else shown]
@@ -142,7 +147,10 @@ class CompletionPane(QWidget):
                 if not name.endswith(EXPLANATION)
             )
         )
-        return "<br>".join(filter(None, lines))
+        self.scores.setText("<br>".join(filter(None, lines)))
+
+    def _recolour(self) -> None:
+        self.show_completion(self._completion)
 
 
 class CompletionDetail(QFrame):
@@ -165,7 +173,6 @@ class CompletionDetail(QFrame):
         self._splitter.setOrientation(Qt.Orientation.Vertical if upright else Qt.Orientation.Horizontal)
 
     def show_completion(self, row: Mapping[str, Any], completion: Mapping[str, Any] | None) -> None:
-        """Show a completion of `row` (one line of completions.jsonl); None shows the prompt alone."""
         answer = row.get("answer")
         self._answer.setText(f"Answer: {html.escape(visible(str(answer)))}" if answer not in (None, "") else "")
         self.prompt.show_text(row.get("prompt"))
@@ -183,17 +190,6 @@ def scores_html(
     ]
     if weights:
         return _join_unbroken([f"{part} × {weight:g}" for part, weight in zip(parts, weights, strict=True)], " + ")
-    return _join_unbroken(parts)
-
-
-def _result_html(completion: Mapping[str, Any]) -> str:
-    stop = str(completion.get("stop"))
-    parts = [f"<b>Reward {figure(completion.get('reward'))}</b>"]
-    if "advantage" in completion:
-        colour = advantage_colour(completion["advantage"]).name()
-        parts.append(f'<span style="color:{colour}">Advantage {signed(completion["advantage"])}</span>')
-    parts.append(f"{figure(policy_tokens(completion))} tokens, {html.escape(STOP_LABELS.get(stop, stop))}")
-    parts += filter(None, [turns_mark(completion)])
     return _join_unbroken(parts)
 
 

@@ -68,17 +68,13 @@ def reward_dot(name: str) -> QPixmap:
 
 @dataclass(frozen=True, slots=True)
 class CompletionLine:
-    """A line of the table: a prompt (`completion` is None) or one of its completions.
+    """A line of the table: a prompt (`completion` is None) or one of its completions."""
 
-    `group` counts from 0 among the rows shown; `offset` and `place` locate the row in completions.jsonl and the
-    completion in the row, −1 outside such a file.
-    """
-
-    group: int
+    group: int  # from 0 among the rows shown
     row: Mapping[str, Any]
     completion: Mapping[str, Any] | None = None
-    offset: int = -1
-    place: int = -1
+    offset: int = -1  # of the row in completions.jsonl, −1 outside such a file
+    place: int = -1  # of the completion in the row
 
 
 def lines_of_row(group: int, row: Mapping[str, Any], offset: int = -1) -> list[CompletionLine]:
@@ -110,13 +106,6 @@ class CompletionModel(RowsModel):
 
     Columns: the text, the prompt where there are several steps, a score for each reward function, the step, reward,
     advantage, what functions logged, tokens, stop reason.
-
-    Attributes:
-        rewards – metric names of the reward functions, in the order of their columns.
-        logged – names of what functions logged, and if it is numbers.
-        is_flat – completions stand without their prompts.
-        right – (reward function, score) of a right completion, where that is known.
-        is_brief – the headers of scores are dots, with their text in the tool tip.
     """
 
     rows: Sequence[CompletionLine]
@@ -124,9 +113,9 @@ class CompletionModel(RowsModel):
 
     def __init__(self, parent: QObject | None = None, *, is_brief: bool = False) -> None:
         super().__init__(parent)
-        self.is_brief = is_brief
+        self.is_brief = is_brief  # the headers of scores are dots, with their text in the tool tip
         self._max_scores: Mapping[str, float] = {}
-        self.right: tuple[str, float] | None = None
+        self.right: tuple[str, float] | None = None  # (reward function, score) of a right completion
         self.set_columns([], [])
 
     def set_columns(
@@ -138,7 +127,10 @@ class CompletionModel(RowsModel):
         *,
         has_steps: bool = False,
     ) -> None:
-        """Set the functions' metric names, their headers and weights, and what they `logged` (name → is a number)."""
+        """Set the functions' metric names, their headers and weights, and what they `logged` (name → is a number).
+
+        `has_steps`: the completions of several steps are shown, without their prompts.
+        """
         self.beginResetModel()
         self.rows, self.rewards, self.logged, self.is_flat = [], list(rewards), dict(logged or {}), has_steps
         self._fonts = theme.mono_font(), theme.figures_font()  # making them for every cell is slow
@@ -287,7 +279,7 @@ class CompletionTable(BaseTable):
         header.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
         header.setMinimumSectionSize(48)
         self.selectionModel().currentRowChanged.connect(self._emit_chosen)
-        self.selectionModel().selectionChanged.connect(lambda: self.picked.emit())
+        self.selectionModel().selectionChanged.connect(self.picked)
 
     def allow_sorting(self) -> None:
         self.horizontalHeader().setSectionsClickable(True)

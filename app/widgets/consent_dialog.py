@@ -40,6 +40,7 @@ LISTENS = (
 )
 
 
+RUN, CONNECT = ("Allow and Run", "Do Not Run"), ("Allow and Connect", "Do Not Connect")
 Facts = list[tuple[str, str, str]]
 """Name, text, and the text's role, such as "problem"."""
 
@@ -101,24 +102,21 @@ class ConsentDialog(AllowDialog):
             network = ", and send them over the network. It" if has_network else ". It has no network, and"
             rights = f"{IN_PROCESS}{network} can change nothing outside its own folder. {OR_SAYS_SO}"
         meaning = f"It is a program. {rights} Allow only code that you know."
-        shown = {file.code.path: _code_facts(file) for file in files}
-        super().__init__("Reward code", question, meaning, shown, ("Allow and Run", "Do Not Run"), parent)
-
-
-def _code_facts(file: CodeToAllow) -> Facts:
-    code = file.code
-    facts: Facts = [
-        ("File", str(code.path), ""),
-        ("Size", f"{figure(code.size)} bytes{', changed' if file.changed else ''}", ""),
-        ("Functions", _listed(code.functions) or "none found in its text", ""),
-        ("Imports", _listed(code.imports) or "none", ""),
-    ]
-    if code.reaches:
-        facts.append(("Among them", f"{_listed(code.reaches)}, for files, programs or the network", "problem"))
-    if code.beside:
-        text = f"{_listed(code.beside)}. Also run; you are not asked again when only these change."
-        facts.append(("Beside it", text, ""))
-    return facts
+        shown: dict[Path, Facts] = {}
+        for file in files:
+            code = file.code
+            facts = shown[code.path] = [
+                ("File", str(code.path), ""),
+                ("Size", f"{figure(code.size)} bytes{', changed' if file.changed else ''}", ""),
+                ("Functions", _listed(code.functions) or "none found in its text", ""),
+                ("Imports", _listed(code.imports) or "none", ""),
+            ]
+            if code.reaches:
+                facts.append(("Among them", f"{_listed(code.reaches)}, for files, programs or the network", "problem"))
+            if code.beside:
+                text = f"{_listed(code.beside)}. Also run; you are not asked again when only these change."
+                facts.append(("Beside it", text, ""))
+        super().__init__("Reward code", question, meaning, shown, RUN, parent)
 
 
 def _listed(names: Sequence[str], between: str = ", ", last: str = " and") -> str:
@@ -138,10 +136,9 @@ class ServersDialog(AllowDialog):
             ]
             for name, server in servers.items()
         }
-        buttons = ("Allow and Run", "Do Not Run")
         are_judges = {name.startswith(JUDGES_SERVER) for name in servers}
         meaning = "\n\n".join([SERVER] * (False in are_judges) + [JUDGES] * (True in are_judges))
-        super().__init__("Servers", question, meaning, facts, buttons, parent)
+        super().__init__("Servers", question, meaning, facts, RUN, parent)
 
 
 class HostsDialog(AllowDialog):
@@ -172,5 +169,4 @@ class HostsDialog(AllowDialog):
             if lines:
                 role = "problem" if title == "Starts there" else ""
                 facts.append((title, _listed(lines, "\n", "\nand"), role))
-        buttons = ("Allow and Connect", "Do Not Connect")
-        super().__init__("Machines", question, meaning, {asked.path: facts}, buttons, parent)
+        super().__init__("Machines", question, meaning, {asked.path: facts}, CONNECT, parent)

@@ -19,7 +19,7 @@ from app.widgets.basic.labels import button, from_home, label, plain_tip, show_t
 from app.widgets.basic.layout import clear_layout, column, configure, connect, grid, row, set_shown, set_tab_order
 from app.widgets.basic.number_format import figure
 from app.widgets.run_switcher import RunSwitcher, run_choices
-from app.widgets.upload_dialog import UploadDialog, UploadPreview, VerbDialog
+from app.widgets.upload_dialog import UploadDialog, VerbDialog
 from backend.config.config import SETTINGS
 from backend.config.other_programs.into_trl import into_trl
 from backend.export import exports
@@ -99,7 +99,7 @@ class ExportChoices(QWidget):
         grid(rows, into=self, stretch=1)
         self.target.currentIndexChanged.connect(self._choose_target)
         menus = (self.weights.currentIndexChanged, self.format.currentIndexChanged)
-        connect(self._show_choice, *menus, self.overwrite.toggled, self.name.textChanged, self.repo.textChanged)
+        connect(self.show_choice, *menus, self.overwrite.toggled, self.name.textChanged, self.repo.textChanged)
         self._choose_target()
 
     def arguments(self) -> list[str]:
@@ -134,10 +134,6 @@ class ExportChoices(QWidget):
     @property
     def takes_settings(self) -> bool:
         return TARGETS[self.target.currentData()].takes_settings
-
-    def refresh(self) -> None:
-        self.overwrite.setChecked(False)
-        self._show_choice()
 
     def _choose_target(self) -> None:
         target = TARGETS[self.target.currentData()]
@@ -191,38 +187,30 @@ class ExportChoices(QWidget):
         self._folder = folder
         self.folder.setText(from_home(str(folder)))
         self.folder.setToolTip(plain_tip(str(folder)))
-        self._show_choice()
+        self.show_choice()
 
-    def _show_choice(self) -> None:
-        target, about, name = TARGETS[self.target.currentData()], FORMATS[self.format.currentData()], self.name.text()
+    def show_choice(self) -> None:
+        target, about = TARGETS[self.target.currentData()], FORMATS[self.format.currentData()]
+        name, weights = self.name.text().strip(), not self.takes_settings
         size = exports.export_size(self.run, about, self.weights.currentData() or "")
         self.format_line.setText(about.sentence + ("" if size is None else f" About {figure(size / 1e9, 'GB')}."))
         self.held_out.setEnabled(about.kind == "model")
-        is_folder = not (target.store or self.is_upload) and bool(name.strip())
-        path = exports.target_folder(self.target.currentData(), name.strip(), self._folder)
-        is_taken = is_folder and exists(path)
+        is_folder = not (target.store or self.is_upload) and bool(name)
+        is_taken = is_folder and exists(exports.target_folder(self.target.currentData(), name, self._folder))
         # What a program keeps by itself is only known once it is asked.
         set_shown(self.overwrite, is_taken or bool(target.store))
-        self.obstacle = self._find_obstacle(size, is_taken=is_taken)
+        what, room = "model" if weights else "folder", room_on(self._folder)
+        obstacles = {
+            self.unreadable: not weights,
+            "This run has saved no weights yet.": weights and not self.weights.count(),
+            target.refusal: weights and about.kind not in target.kinds,
+            f"Give the {what} a name.": not self.is_upload and not name,
+            f"A {what} of that name exists.": is_taken and not self.overwrite.isChecked(),
+        }
+        if weights and size is not None and room is not None:
+            obstacles[f"The disk has only {figure(room.bytes / 1e9, 'GB')} free."] = size > room.bytes
+        self.obstacle = next((sentence for sentence, holds in obstacles.items() if holds and sentence), "")
         self.changed.emit()
-
-    def _find_obstacle(self, size: int | None, *, is_taken: bool) -> str:
-        target, weights = TARGETS[self.target.currentData()], not self.takes_settings
-        what = "model" if weights else "folder"
-        if not weights and self.unreadable:
-            return self.unreadable
-        if weights and not self.weights.count():
-            return "This run has saved no weights yet."
-        if weights and FORMATS[self.format.currentData()].kind not in target.kinds:
-            return target.refusal
-        if not self.is_upload and not self.name.text().strip():
-            return f"Give the {what} a name."
-        if is_taken and not self.overwrite.isChecked():
-            return f"A {what} of that name exists."
-        room = room_on(self._folder)
-        if weights and size is not None and room is not None and size > room.bytes:
-            return f"The disk has only {figure(room.bytes / 1e9, 'GB')} free."
-        return ""
 
 
 class ExportPanel(VerbDialog):
@@ -338,26 +326,24 @@ class ExportPanel(VerbDialog):
             self.report(outcome.problem, "bad")
             self.start.setEnabled(not self.choices.obstacle)
         elif "preview" in self._result:
-            preview = UploadPreview.read(self._result["preview"])
-            self.choices.repo.setText(preview.repo)  # with its owner, which only the preview knows
+            preview = self._result["preview"]
+            self.choices.repo.setText(preview["repo"])  # with its owner, which only the preview knows
             command = backend_command("export", *self.choices.arguments(), "--json")
             UploadDialog(preview, command, self._service, self.parentWidget()).show()
             self.close()
         else:
-            self.choices.refresh()
-            self._show_result(self._result)
-
-    def _show_result(self, result: dict[str, Any]) -> None:
-        target = TARGETS[self.choices.target.currentData()]
-        what, where = "folder for TRL" if target.takes_settings else "model", "in" if target.store else "at"
-        size = figure(result["bytes"] / 1e9, "GB")
-        self.report(f"The {what} is {where} {from_home(result['place'])} ({size}).", "good")
-        # The settings that an export for TRL leaves out are listed in the form already.
-        self.details_label.setText(README_HINT if target.takes_settings else "\n".join(result["sentences"]))
-        self.details_label.show()
-        self.reveal.setVisible(not target.store)
-        self.open_app.setVisible(self.choices.target.currentData() == "lmstudio")
-        self.start.setEnabled(False)  # the name is taken now; another one enables it
+            self.choices.overwrite.setChecked(False)
+            self.choices.show_choice()  # its name is taken now
+            target, result = TARGETS[self.choices.target.currentData()], self._result
+            what, where = "folder for TRL" if target.takes_settings else "model", "in" if target.store else "at"
+            size = figure(result["bytes"] / 1e9, "GB")
+            self.report(f"The {what} is {where} {from_home(result['place'])} ({size}).", "good")
+            # The settings that an export for TRL leaves out are listed in the form already.
+            self.details_label.setText(README_HINT if target.takes_settings else "\n".join(result["sentences"]))
+            self.details_label.show()
+            self.reveal.setVisible(not target.store)
+            self.open_app.setVisible(self.choices.target.currentData() == "lmstudio")
+            self.start.setEnabled(False)  # another name enables it
 
     def _open_lm_studio(self) -> None:
         if not open_link(LM_STUDIO_LINK):

@@ -20,7 +20,6 @@ from app.widgets.form.value_text import value_label
 from app.widgets.upload_dialog import Account, HubAccount
 from backend.config.config import SETTINGS, Config
 from backend.config.other_programs.into_trl import into_trl, require_grpo
-from backend.utils.errors import ConfigProblem
 
 HOURS = "6"
 INTRO = (
@@ -44,7 +43,6 @@ class JobDialog(Dialog):
         left_out = into_trl(config).left_out
         super().__init__("Train on Hugging Face", parent, (620, 640))
         self._hardware: list[Mapping[str, Any]] = []
-        self._can_pay = False
         model, data = (value_label(SETTINGS[key], getattr(config, key)) for key in ("model", "data"))
         what = ElidedLabel(colour="text", text=f"{model} on {data}")
         names = ", ".join(SETTINGS[left.setting].label for left in left_out)
@@ -68,11 +66,11 @@ class JobDialog(Dialog):
         parts = (what, label(INTRO, role="muted", wrap=True), missing, (wrap_in_card(self.table), 1), self.state)
         column(*parts, grid(fields, stretch=1), self.account, cost, into=self, spacing=12, margins=2 * theme.SPACE)
         set_shown(missing, bool(names))
-        self.account.logged_in.connect(self._list_owners)
-        self.account.can_write_changed.connect(self._allow)
-        self.account.show_account({}, "Asking Hugging Face…")
-        service.ask("hub_account", self._show_account, owner=self)
-        service.ask("hub_hardware", self._show_hardware, on_refused=self._refuse, owner=self)
+        self.account.found.connect(self._list_owners)
+        self.account.can_write_changed.connect(self._show)
+        self.account.ask(ANONYMOUS)
+        refuse = lambda problems: self.state.setText(problems[0].sentence)  # noqa: E731
+        service.ask("hub_hardware", self._show_hardware, on_refused=refuse, owner=self)
         self._show()
 
     def _show_hardware(self, answer: dict[str, Any]) -> None:
@@ -85,24 +83,11 @@ class JobDialog(Dialog):
             self.table.selectRow(0)
             self.table.setFocus()
 
-    def _refuse(self, problems: list[ConfigProblem]) -> None:
-        self.state.setText(problems[0].sentence)
-
-    def _show_account(self, account: Account) -> None:
-        problem = account.get("problem", "")
-        account = {} if problem else account
-        self._list_owners(account)
-        self.account.show_account(account, problem or ANONYMOUS)
-
     def _list_owners(self, account: Account) -> None:
         names = [account["name"], *account["organisations"]] if account else []
         self.owner.fill({name: name for name in names})
         for part in (self._owner_name, self.owner):
             set_shown(part, bool(names))
-
-    def _allow(self, can_write: bool) -> None:
-        self._can_pay = can_write
-        self._show()
 
     @property
     def _chosen(self) -> Mapping[str, Any] | None:
@@ -127,7 +112,7 @@ class JobDialog(Dialog):
             self.most.setText("")
             self.sum.setText("The time-out is a number of hours." if hours is None else "")
         self.owner.setEnabled(self.owner.count() > 1)
-        self.submit.setEnabled(chosen is not None and hours is not None and self._can_pay)
+        self.submit.setEnabled(chosen is not None and hours is not None and self.account.can_write)
 
     def _submit(self) -> None:
         chosen, hours = self._chosen, self._time_out

@@ -93,7 +93,7 @@ class AboutDialog(Dialog):
     ) -> None:
         super().__init__(f"About {NAME}", parent, (900, 640))
         self._components = list(components)
-        self.facts = "\n".join(f"{name}: {value}" for name, value in facts.items())
+        versions = "\n".join(f"{name}: {value}" for name, value in facts.items())
         never, top = Qt.ScrollBarPolicy.ScrollBarAlwaysOff, Qt.AlignmentFlag.AlignTop
         self.list = configure(
             QListWidget(),
@@ -122,13 +122,10 @@ class AboutDialog(Dialog):
         heading = label("Licences of its components", theme.heading_font())
         content = holder(column(head, heading, (licences, 1), spacing=2 * theme.SPACE, margins=3 * theme.SPACE))
         scrolled = TabArea(content=content)
-        box = self.close_box(button("Copy versions", self.copy))
+        box = self.close_box(button("Copy versions", lambda: QGuiApplication.clipboard().setText(versions)))
         box.setContentsMargins(3 * theme.SPACE, 0, 3 * theme.SPACE, 3 * theme.SPACE)
         column((scrolled, 1), box, into=self)
         self.list.setCurrentRow(0)
-
-    def copy(self) -> None:
-        QGuiApplication.clipboard().setText(self.facts)
 
     def _show(self, place: int) -> None:
         part = self._components[max(0, place)]

@@ -57,7 +57,6 @@ def read_picture(path: str, side: int) -> Picture:
 
 
 def fitted(size: QSize, box: QSize) -> QSize:
-    """The largest size with the proportions of `size` in a box."""
     return size.scaled(box, Qt.AspectRatioMode.KeepAspectRatio).expandedTo(QSize(1, 1))
 
 

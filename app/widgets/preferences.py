@@ -16,7 +16,7 @@ from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel
 from app.widgets.basic.dialogs import Dialog, open_folder, open_path
 from app.widgets.basic.labels import button, from_home, label, plain_tip
 from app.widgets.basic.layout import column, configure, grid, row
-from app.widgets.upload_dialog import Account, HubAccount
+from app.widgets.upload_dialog import HubAccount
 from backend.utils.hub_cache import hub_cache
 from backend.utils.places import runs_folder
 
@@ -90,8 +90,7 @@ class PreferencesDialog(Dialog):
         ]
         self.account = HubAccount(service, is_always_open=True)
         self.account.label.setMinimumHeight(2 * self.fontMetrics().lineSpacing())  # a problem may need both lines
-        self.account.show_account({}, "Asking Hugging Face…")
-        service.ask("hub_account", self._show_account, owner=self)
+        self.account.ask(ANONYMOUS, "A token is stored ({source}). {problem}")
         heading = partial(label, font=theme.heading_font())
         parts = (
             *(heading("Window"), window, self.notifies, self.shows_progress, theme.SPACE),
@@ -101,9 +100,3 @@ class PreferencesDialog(Dialog):
         column(*parts, into=self, spacing=12, margins=3 * theme.SPACE)
         for each in self.findChildren(QPushButton):
             configure(each, autoDefault=False, default=False)  # Return in the token only logs in
-
-    def _show_account(self, account: Account) -> None:
-        problem = (
-            f"A token is stored ({account['source']}). {account['problem']}" if "problem" in account else ANONYMOUS
-        )
-        self.account.show_account({} if "problem" in account else account, problem)

@@ -9,7 +9,7 @@ from PySide6.QtGui import QKeyEvent, QPainter, QPen, QRegularExpressionValidator
 from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem, QWidget
 
 from app import theme
-from app.widgets.basic.controls import NumberEdit, check_box_side, draw_check_box
+from app.widgets.basic.controls import CHECK_BOX, NumberEdit, draw_check_box
 from app.widgets.basic.tables import Index
 from app.widgets.form.value_text import number_text
 
@@ -18,7 +18,7 @@ DECIMALS = 3
 
 class TickDelegate(QStyledItemDelegate):
     def paint(self, painter: QPainter, option: Any, index: Index) -> None:
-        box = QRect(0, 0, check_box_side(), check_box_side())
+        box = QRect(0, 0, theme.scaled(CHECK_BOX), theme.scaled(CHECK_BOX))
         box.moveCenter(option.rect.center())
         painter.save()
         if option.state & QStyle.StateFlag.State_Selected:

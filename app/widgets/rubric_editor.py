@@ -14,11 +14,10 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QAbstractItemView, QLineEdit, QWidget
 
 from app import theme
-from app.message_boxes import ask
 from app.state.messages import problems_to
 from app.state.reward_bench import RewardBench
 from app.widgets.basic.controls import ProseEdit
-from app.widgets.basic.dialogs import Dialog, save_file
+from app.widgets.basic.dialogs import Dialog, ask, save_file
 from app.widgets.basic.labels import button, label, show_text
 from app.widgets.basic.layout import column, configure, connect, holder, row, splitter
 from app.widgets.basic.number_format import counted, figure
@@ -113,11 +112,6 @@ class RubricEditor(Dialog):
             spacing=12,
             margins=2 * theme.SPACE,
         )
-        self._show(rubric)
-        connect(self._show_enabled, self.table.selectionModel().currentRowChanged, bench.changed)
-        self._show_enabled()
-
-    def _show(self, rubric: str) -> None:
         with problems_to(self._say):
             path, found = rubric_path(rubric), read_rubric(rubric)
             self._path = None if path in bundled_rubrics().values() else path
@@ -126,6 +120,8 @@ class RubricEditor(Dialog):
             rows = [[each.name, each.text, ", ".join(each.choices), f"{each.weight:g}"] for each in found.criteria]
             self.model.set_rows(rows)
         self._before = self._state()
+        connect(self._show_enabled, self.table.selectionModel().currentRowChanged, bench.changed)
+        self._show_enabled()
 
     def _state(self) -> tuple[Any, ...]:
         return self.title.text(), self.text.toPlainText(), [*map(tuple, self.model.rows)]
@@ -190,7 +186,6 @@ class RubricEditor(Dialog):
                 self.accept()
 
     def _tried_group(self) -> dict[str, Any]:
-        """The first completions of the bench's first prompt."""
         group = self._bench.groups[0]
         return {**group, "completions": group["completions"][:TRIED]}
 

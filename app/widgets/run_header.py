@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QBoxLayout, QFrame, QLineEdit, QPushButton, QWidge
 
 from app import theme
 from app.widgets.basic.controls import Dot, ElidedLabel, LinkButton
-from app.widgets.basic.labels import PlainLabel, button, label, progress_bar, show_text
+from app.widgets.basic.labels import button, label, progress_bar, show_text
 from app.widgets.basic.layout import clear_layout, column, configure, holder, paint_edge, row
 from app.widgets.basic.number_format import duration, figure
 from app.widgets.run_switcher import RunSwitcher
@@ -40,7 +40,7 @@ NARROW = 860
 class StateChip(QWidget):
     def __init__(self) -> None:
         super().__init__()
-        self._dot, self._label = Dot("placeholder"), PlainLabel()
+        self._dot, self._label = Dot("placeholder"), label()
         row(self._dot, self._label, into=self, spacing=6)
 
     def show_state(self, state: str) -> None:

@@ -42,7 +42,12 @@ class SideBySide(QFrame):
 
     def show_row(self, row: Mapping[str, Any] | None, sides: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         """Show the completions of `row` by side, the pair whose rewards differ most first; None shows nothing."""
-        self._sides, self._number = dict(sides), _most_different(list(sides.values()))
+        self._sides, self._number = dict(sides), 0
+        if len(sides) > 1:
+            pairs = zip(*list(sides.values())[:2], strict=False)
+            rewards = [(finite(a.get("reward")), finite(b.get("reward"))) for a, b in pairs]
+            gaps = [abs(b - a) if a is not None and b is not None else 0.0 for a, b in rewards]
+            self._number = gaps.index(max(gaps)) if gaps else 0
         prompt, answer = (str((row or {}).get(key) or "") for key in ("prompt", "answer"))
         self.prompt.setText(one_line(prompt) if prompt else "")
         self.prompt.setToolTip(plain_tip(prompt))
@@ -69,11 +74,3 @@ class SideBySide(QFrame):
         for pane in self.panes[len(shown) :]:
             pane.show_completion(None)
             pane.setVisible(not shown)
-
-
-def _most_different(sides: Sequence[Sequence[Mapping[str, Any]]]) -> int:
-    if len(sides) < 2:
-        return 0
-    rewards = [(finite(a.get("reward")), finite(b.get("reward"))) for a, b in zip(*sides[:2], strict=False)]
-    gaps = [abs(b - a) if a is not None and b is not None else 0.0 for a, b in rewards]
-    return gaps.index(max(gaps)) if gaps else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +91,9 @@ class VerbDialog(Dialog):
 class CardView(QTextBrowser):
     """A model card as its page will show it, the settings at the top as they are written."""
 
-    def __init__(self) -> None:
+    def __init__(self, card: str, folder: Path) -> None:
         super().__init__()
-        self._folder, self._card = Path(), ""
+        self._folder, self._card = folder, card
         configure(
             self,
             name="Model card",
@@ -105,9 +105,6 @@ class CardView(QTextBrowser):
         )
         self.anchorClicked.connect(lambda url: open_link(url.toString()) if url.scheme() in ("http", "https") else None)
         self.document().setDocumentMargin(MARGIN)
-
-    def show_card(self, card: str, folder: Path) -> None:
-        self._folder, self._card = folder, card
         self._draw()
 
     def _draw(self) -> None:
@@ -147,11 +144,11 @@ class HubAccount(QWidget):
     """The account at Hugging Face, and a line for a token: without one that may write, or if `is_always_open`."""
 
     can_write_changed = Signal(bool)
-    logged_in = Signal(dict)  # Account
+    found = Signal(dict)  # Account, empty if nobody is logged in
 
     def __init__(self, service: Service, *, is_always_open: bool = False) -> None:
         super().__init__()
-        self._service, self._is_always_open = service, is_always_open
+        self._service, self._is_always_open, self.can_write = service, is_always_open, False
         self.label = label(wrap=True, selectable=True)
         self.token = configure(
             QLineEdit(placeholderText="Access token (write)"),
@@ -163,8 +160,20 @@ class HubAccount(QWidget):
         self.button = button("Log in", self.log_in, tip=tip, autoDefault=False)
         column(self.label, row((self.token, 1), self.button), into=self)
 
+    def ask(self, anonymous: str, refused: str = "{problem}") -> None:
+        """Find out who is logged in. `refused`: about a stored token (`source`) that does not serve (`problem`)."""
+
+        def on_account(account: Account) -> None:
+            problem = refused.format(**account) if "problem" in account else anonymous
+            account = {} if "problem" in account else account
+            self.found.emit(account)
+            self.show_account(account, problem)
+
+        self.show_account({}, "Asking Hugging Face…")
+        self._service.ask("hub_account", on_account, owner=self)
+
     def show_account(self, account: Account, problem: str) -> None:
-        can_write = bool(account) and account["can_write"]
+        self.can_write = can_write = bool(account) and account["can_write"]
         if can_write:
             problem = f"{account['name']} (token from {account['source']})"
         elif account:
@@ -182,7 +191,7 @@ class HubAccount(QWidget):
             return
 
         def on_account(account: Account) -> None:
-            self.logged_in.emit(account)
+            self.found.emit(account)
             self.show_account(account, "")
 
         def on_refused(problems: list[ConfigProblem]) -> None:
@@ -193,55 +202,35 @@ class HubAccount(QWidget):
         self._service.ask("hub_login", on_account, on_refused=on_refused, token=token)
 
 
-@dataclass(frozen=True, slots=True)
-class UploadPreview:
-    """The verb's preview: the repository, the files with their bytes, the card's text and where it lies."""
-
-    repo: str
-    private: bool
-    folder: Path
-    bytes: int
-    files: list[tuple[str, int]]
-    card: str
-    account: Account
-    account_problem: str
-
-    @classmethod
-    def read(cls, content: dict[str, Any]) -> UploadPreview:
-        files = [(file["name"], file["bytes"]) for file in content["files"]]
-        changed = {"folder": Path(content["folder"]), "files": files, "account": content["account"] or {}}
-        return cls(**{**{name: content[name] for name in cls.__slots__}, **changed})
-
-
 class UploadDialog(VerbDialog):
-    """Closing it pauses a running upload."""
+    """Shows the preview that the verb has printed. Closing it pauses a running upload."""
 
     def __init__(
-        self, preview: UploadPreview, command: list[str], service: Service, parent: QWidget | None = None
+        self, preview: Mapping[str, Any], command: list[str], service: Service, parent: QWidget | None = None
     ) -> None:
         super().__init__("Upload to Hugging Face", "upload", parent, (1120, 740))
         self.preview, self.command = preview, command
         self._paused, self._page = False, ""
-        self.card = CardView()
-        self.card.show_card(preview.card, preview.folder)
+        folder = Path(preview["folder"])
+        self.card = CardView(preview["card"], folder)
         self.account = HubAccount(service)
-        readme, tip = preview.folder / "README.md", "Opens README.md; saved changes are sent"
-        self.edit = button("Edit the card", lambda: open_path(readme), tip=tip, autoDefault=False)
+        tip = "Opens README.md; saved changes are sent"
+        self.edit = button("Edit the card", lambda: open_path(folder / "README.md"), tip=tip, autoDefault=False)
         self.upload = button("Upload", self._press, primary=True)
         self.upload.setFocus()
 
         right = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignTop
         files: list[tuple[QLabel, QLabel | None]] = []
-        for name, size in preview.files[:FIRST_FILES]:
-            files.append((label(name, wrap=True), label(file_size(size), theme.figures_font(), "muted", align=right)))
-        if len(preview.files) > FIRST_FILES:
-            files.append((label(f"and {len(preview.files) - FIRST_FILES} more", role="muted"), None))
-        visible = "Private: others cannot see it." if preview.private else "Public: everybody can see it."
+        for file in preview["files"][:FIRST_FILES]:
+            size = label(file_size(file["bytes"]), theme.figures_font(), "muted", align=right)
+            files.append((label(file["name"], wrap=True), size))
+        if (more := len(preview["files"]) - FIRST_FILES) > 0:
+            files.append((label(f"and {more} more", role="muted"), None))
+        visible = "Private: others cannot see it." if preview["private"] else "Public: everybody can see it."
+        files_grid = grid(files, stretch=0, spacing=(theme.SPACE, theme.SPACE // 2))
         sections = {
-            "Repository": (label(preview.repo, wrap=True, selectable=True), label(visible, role="muted", wrap=True)),
-            f"Files, {file_size(preview.bytes)}": (
-                holder(grid(files, stretch=0, spacing=(theme.SPACE, theme.SPACE // 2))),
-            ),
+            "Repository": (label(preview["repo"], wrap=True, selectable=True), label(visible, role="muted", wrap=True)),
+            f"Files, {file_size(preview['bytes'])}": (holder(files_grid),),
             "Account": (self.account,),
         }
         parts = []
@@ -254,7 +243,7 @@ class UploadDialog(VerbDialog):
         column((body, 1), self.progress, foot, into=self, spacing=2 * theme.SPACE, margins=2 * theme.SPACE)
         self.report("Nothing has been sent yet.", "muted")
         self.account.can_write_changed.connect(self.upload.setEnabled)
-        self.account.show_account(preview.account, preview.account_problem)
+        self.account.show_account(preview["account"] or {}, preview["account_problem"])
 
     def _press(self) -> None:
         if self._page:

@@ -9,7 +9,7 @@ from typing import Any
 
 from PySide6.QtCore import QEvent, QObject, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFocusEvent, QPainter, QPaintEvent, QPen
-from PySide6.QtWidgets import QAbstractButton, QButtonGroup, QFrame, QSizePolicy, QWidget
+from PySide6.QtWidgets import QAbstractButton, QFrame, QSizePolicy, QWidget
 
 from app import theme
 from app.widgets.basic import icons
@@ -70,11 +70,9 @@ class Sidebar(QWidget):
 
     def __init__(self, entries: Sequence[Any]) -> None:
         super().__init__()
-        self._group = QButtonGroup(self)
         self.buttons = {entry.key: PageButton(entry) for entry in entries}
         for key, button in self.buttons.items():
             button.clicked.connect(partial(self.chosen.emit, key))
-            self._group.addButton(button)
         margins = (theme.SPACE, 2 * theme.SPACE, theme.SPACE, theme.SPACE)
         column(*self.buttons.values(), None, into=self, spacing=2, margins=margins)
         self.set_collapsed(False)
@@ -161,7 +159,6 @@ class StatusStrip(QFrame):
         self._dot.show_colour(role)
 
     def show_progress(self, step: int, total: int, eta_s: float | None, memory_gb: float | None) -> None:
-        """Show a run's progress; a total of 0 and None hide their label."""
         show_text(self.step, f"step {step:,} of {total:,}" if total else "")
         show_text(self.left, f"{duration(eta_s)} left" if eta_s is not None else "")
         show_text(self.memory, f"peak {figure(memory_gb, 'GB')}" if memory_gb is not None else "")

@@ -14,7 +14,6 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QPushButton, QWidget
 
 from app import theme
-from app.message_boxes import QuestionBox
 from app.pages import PAGES
 from app.pages.monitor.steering import SteeringPanel
 from app.pages.runs.clone_dialog import CloneDialog
@@ -23,7 +22,7 @@ from app.pages.runs.run_table import ColumnDialog
 from app.pages.train.picker import Picker
 from app.state.prefs import Prefs
 from app.state.session import Session
-from app.widgets.basic.dialogs import TextDialog
+from app.widgets.basic.dialogs import QuestionBox, TextDialog
 from app.widgets.consent_dialog import ConsentDialog
 from app.widgets.export_panel import ExportPanel
 from app.widgets.menu_dialogs import AboutDialog, GlossaryDialog, PresetPanel, ProblemDialog

@@ -15,10 +15,8 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QToolTip
 
 from app.state.charts import CHARTS, column_names
-from app.state.prefs import Prefs
 from app.state.run_state import Mark
-from app.widgets.basic.dialogs import keep_folders_in
-from app.widgets.charts.chart_files import table_text, write_chart
+from app.widgets.charts.chart_files import table_text
 from app.widgets.charts.chart_grid import ChartContent, ChartExport, ChartGrid, ZoomButton
 from app.widgets.charts.curves import Trace, axis_range, exponential_average, thin
 from app.widgets.charts.plot import Plot
@@ -43,12 +41,6 @@ def grid(qtbot, qapp):
     widget.refresh((1, 40))
     settle(qtbot, widget)
     return widget
-
-
-@pytest.fixture
-def plot(qtbot, qapp) -> Plot:
-    shown = qtbot.show(Plot("Reward"), 400, 200)
-    return shown
 
 
 def settle(qtbot, grid: ChartGrid) -> None:
@@ -143,9 +135,6 @@ def test_legend(grid: ChartGrid) -> None:
     assert kl.step_label.text() == "" and legend(scores)[0] == ("One", "1.00")
     assert empty.waiting.text() == "Waits." and legend(empty) == []
 
-
-def test_click_on_the_legend_hides_a_curve(grid: ChartGrid) -> None:
-    scores = grid.plots[1]
     assert scores.view.box.viewRange()[1][0] < -0.9
     scores.legend.linkActivated.emit("1")
     assert scores.view.box.viewRange()[1][0] > -0.1 and len(scores.view.curves) == 1
@@ -213,20 +202,17 @@ def test_every_chart_has_its_turn_however_often_there_is_news(grid: ChartGrid, m
     assert drawn == ["KL", "Scores", "Empty", "KL"]
 
 
-def test_dragging_zooms_every_plot(qtbot, grid: ChartGrid) -> None:
-    view = grid.plots[1].view
+def test_dragging_zooms_every_plot_and_the_ways_back(qtbot, grid: ChartGrid) -> None:
+    zoom, view = ZoomButton(grid), grid.plots[1].view
+    qtbot.addWidget(zoom)
+    assert zoom.isHidden()
     start, end = place(grid.plots[1], 10, 0), place(grid.plots[1], 20, 0)
     qtbot.mousePress(view.viewport(), Qt.MouseButton.LeftButton, pos=start)
     qtbot.mouseMove(view.viewport(), end)
     qtbot.mouseRelease(view.viewport(), Qt.MouseButton.LeftButton, pos=end)
     settle(qtbot, grid)
     assert grid.plots[0].view.box.viewRange()[0] == pytest.approx([10, 20], abs=0.5)
-
-
-def test_zoom_button_and_the_ways_back(qtbot, grid: ChartGrid) -> None:
-    zoom = ZoomButton(grid)
-    qtbot.addWidget(zoom)
-    assert zoom.isHidden()
+    grid.mark_step(None)  # the pointer leaves
     for go_back in (zoom.click, lambda: QTest.keyClick(grid.plots[0], Qt.Key.Key_Escape), lambda: grid.zoom((-5, 90))):
         grid.zoom((10, 20))
         settle(qtbot, grid)
@@ -237,36 +223,27 @@ def test_zoom_button_and_the_ways_back(qtbot, grid: ChartGrid) -> None:
         assert zoom.isHidden() and grid.plots[1].view.box.viewRange()[0][1] > 40
 
 
-@pytest.fixture
-def export(grid: ChartGrid, tmp_path: Path) -> ChartExport:
+def test_all_charts_with_data_become_files(grid: ChartGrid, tmp_path: Path, monkeypatch) -> None:
     messages: list[str] = []
-    keep_folders_in(Prefs(tmp_path / "prefs"))
-    made = ChartExport(grid, lambda: "my-run", messages.append)
-    made.messages = messages
-    return made
-
-
-def test_all_charts_with_data_become_files(grid: ChartGrid, export: ChartExport, tmp_path: Path, monkeypatch) -> None:
+    export = ChartExport(grid, lambda: "my-run", messages.append)
+    monkeypatch.setattr("app.widgets.charts.chart_grid.open_folder", lambda *_: tmp_path)
     for format in ("png", "svg", "csv"):
-        monkeypatch.setattr("app.widgets.charts.chart_grid.open_folder", lambda *_: tmp_path)
         export.save_all(format)
     names = sorted(path.name for path in tmp_path.glob("my-run-*"))
     assert names == [f"my-run-{chart}.{format}" for chart in ("kl", "scores") for format in ("csv", "png", "svg")]
-    assert export.messages == [f"Saved 2 charts in {tmp_path.name}."] * 3
+    assert messages == [f"Saved 2 charts in {tmp_path.name}."] * 3
     image = QImage(str(tmp_path / "my-run-kl.png"))
     assert image.width() == 2 * grid.plots[0].width(), "twice as sharp as on the screen"
     texts = " ".join(ElementTree.parse(tmp_path / "my-run-scores.svg").getroot().itertext())
     assert all(text in texts for text in ("Scores", "score", "step", "One", "Two")), "title, axes and legend, as text"
-    export.messages.clear()
     monkeypatch.setattr("app.widgets.charts.chart_grid.open_folder", lambda *_: tmp_path / "missing")
     export.save_all("csv")
-    assert len(export.messages) == 1 and "cannot be written" in export.messages[0]
+    assert len(messages) == 4 and "cannot be written" in messages[3]
 
 
-def test_tables_read_back_exactly(plot: Plot, tmp_path: Path) -> None:
+def test_tables_read_back_exactly() -> None:
     late = Trace("Late", "clip", np.array([2, 50]), np.array([1 / 3, np.nan]))
-    write_chart(plot, "Mixed", [Trace("KL", "kl", X, SPIKY), late], tmp_path / "a.csv", "csv")
-    rows = list(csv.reader((tmp_path / "a.csv").open()))
+    rows = list(csv.reader(table_text([Trace("KL", "kl", X, SPIKY), late]).splitlines()))
     assert rows[0] == ["step", "KL", "Late"] and [row[0] for row in rows[1:]] == [*map(str, range(1, 41)), "50"]
     assert [float(row[1]) for row in rows[1:41]] == SPIKY.tolist()
     assert rows[2][2] == repr(1 / 3) and rows[1][2] == "" and rows[-1] == ["50", "", ""]

@@ -379,7 +379,7 @@ def serving(page: ChatPage, tmp_path: Path, monkeypatch) -> Iterator[ServePanel]
     """The panel of a page whose server is a script."""
     (tmp_path / "server.py").write_text(SERVER)
     command = [sys.executable, str(tmp_path / "server.py")]
-    monkeypatch.setattr("app.state.endpoint.backend_command", lambda *arguments: [*command, *arguments])
+    monkeypatch.setattr("app.state.chat.backend_command", lambda *arguments: [*command, *arguments])
     page.bar.serve.click()
     yield page.serving
     page.endpoint.close()

@@ -12,7 +12,6 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QComboBox, QInputDialog, QLabel, QLineEdit, QPushButton
 
-from app.desktop import DroppedFile
 from app.pages.rewards.rewards_page import RewardsPage
 from app.pages.train.reward_panel import LABEL, SCORES, SOURCE, USE, RewardPanel
 from app.state.consent import Consent
@@ -146,28 +145,24 @@ def test_machines_need_consent(qtbot, tmp_path: Path, hosts_file: Path, monkeypa
 def test_machines_question(qtbot, tmp_path: Path, hosts_file: Path) -> None:
     asked = AllowedHosts(tmp_path / "trusted.json").missing(str(hosts_file))
     assert asked is not None
-    dialog = HostsDialog(asked)
+    parts = ("Connect to the machines in hosts.json?", "mac-b at 10.0.0.2", "mac-b: ~/bin/python", str(hosts_file))
+    check_question(qtbot, HostsDialog(asked), *parts, "MLX_METAL_FAST_SYNCH=1")
+
+
+def check_question(qtbot, dialog: AllowDialog, *parts: str) -> None:
+    """It says these things, and Return refuses."""
     qtbot.addWidget(dialog)
-    text = dialog_text(dialog)
-    parts = ["Connect to the machines in hosts.json?", "mac-b at 10.0.0.2", "mac-b: ~/bin/python", str(hosts_file)]
-    assert all(part in text for part in (*parts, "MLX_METAL_FAST_SYNCH=1"))
+    assert all(part in dialog_text(dialog) for part in parts)
     dialog.show()
     QTest.keyClick(dialog, Qt.Key.Key_Return)
-    assert dialog.result() == HostsDialog.DialogCode.Rejected
+    assert dialog.result() == AllowDialog.DialogCode.Rejected
 
 
 def test_mcp_server_question(qtbot) -> None:
-    servers = named_servers(
-        {"mcp_servers": {"files": {"command": "npx", "args": ["-y", "a b"], "env": {"KEY": "1"}, "cwd": "/srv"}}}
-    )
-    dialog = ServersDialog(servers)
-    qtbot.addWidget(dialog)
-    text = dialog_text(dialog)
-    assert all(part in text for part in ("Use the MCP server files?", "KEY=1 npx -y 'a b' in /srv", "your rights"))
-    dialog.show()
-    assert not any(button.isVisible() and "File" in button.text() for button in dialog.findChildren(QPushButton))
-    QTest.keyClick(dialog, Qt.Key.Key_Return)
-    assert dialog.result() == ServersDialog.DialogCode.Rejected
+    about = {"command": "npx", "args": ["-y", "a b"], "env": {"KEY": "1"}, "cwd": "/srv"}
+    dialog = ServersDialog(named_servers({"mcp_servers": {"files": about}}))
+    check_question(qtbot, dialog, "Use the MCP server files?", "KEY=1 npx -y 'a b' in /srv", "your rights")
+    assert not any("File" in button.text() and not button.isHidden() for button in dialog.findChildren(QPushButton))
 
 
 def test_dropped_file_is_not_run(qtbot, tmp_path: Path) -> None:
@@ -177,7 +172,7 @@ def test_dropped_file_is_not_run(qtbot, tmp_path: Path) -> None:
     qtbot.addWidget(window)
     window.show_page("rewards")
     dialog = window.session.consent.ask = FakeDialog(False)
-    window.open_dropped(DroppedFile("reward_functions_file", file))
+    window.open_dropped("reward_functions_file", file)
     settings = small_run.settings_for(tmp_path, reward_functions=["low_half"], reward_weights=[])
     window.session.draft.update(settings)
     assert window.session.draft.value("reward_functions_file") == str(file) and not window.session.draft.problems()
@@ -192,14 +187,8 @@ def dialog_text(dialog: AllowDialog) -> str:
 
 
 def test_code_question(qtbot, reward_file: Path) -> None:
-    dialog = ConsentDialog([CodeToAllow(read_code(reward_file), False)])
-    qtbot.addWidget(dialog)
-    text = dialog_text(dialog)
-    parts = ["mine, other", "json, subprocess, os", "subprocess, os, for files", "Run the code in mine.py?"]
-    assert all(part in text for part in (str(reward_file), *parts))
-    dialog.show()
-    QTest.keyClick(dialog, Qt.Key.Key_Return)
-    assert dialog.result() == ConsentDialog.DialogCode.Rejected
+    parts = ("mine, other", "json, subprocess, os", "subprocess, os, for files", "Run the code in mine.py?")
+    check_question(qtbot, ConsentDialog([CodeToAllow(read_code(reward_file), False)]), str(reward_file), *parts)
     changed = ConsentDialog([CodeToAllow(read_code(reward_file), True)])
     qtbot.addWidget(changed)
     assert "mine.py has changed since you allowed it to run." in dialog_text(changed)

@@ -249,7 +249,7 @@ def test_broken_file(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     assert problem.startswith("The JSON in line 2 of /") and "rows.jsonl is broken: " in problem
     assert page.table.isVisible() and page.path.control.isEnabled() and "above" in page.table._placeholder
     write_rows(tmp_path)
-    page.dataset.reload()
+    page.dataset.refresh(again=True)
     qtbot.waitUntil(lambda: page.dataset.state == "ready")
     assert not page.path._problem.isVisible() and page.model.rowCount() == 12
 

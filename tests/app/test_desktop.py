@@ -86,7 +86,7 @@ def test_notifications_and_progress_reach_a_linux_desktop(desktop, qapp: QApplic
     bus = SessionBus()
     notifier, icon, clicks = Notifier(bus), LauncherIcon(bus), []
     notifier.clicked.connect(lambda: clicks.append(1))
-    assert notifier.show("sums finished", "Reward 1 < 2 & rising.")
+    notifier.show("sums finished", "Reward 1 < 2 & rising.")
     assert printed(desktop) == "Notify susssasa{sv}i sums finished | Reward 1 &lt; 2 &amp; rising."
     qtbot.waitUntil(lambda: bool(clicks))
     icon.show_percent(43)
@@ -100,7 +100,7 @@ def test_notifications_and_progress_reach_a_linux_desktop(desktop, qapp: QApplic
 def test_mac_menu_bar_icon_goes(qapp: QApplication, qtbot, monkeypatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     notifier = Notifier()
-    assert notifier.show("sums finished", "30 steps.")
+    notifier.show("sums finished", "30 steps.")
     (icon,) = notifier.findChildren(QSystemTrayIcon)
     qapp.applicationStateChanged.emit(Qt.ApplicationState.ApplicationInactive)
     qtbot.wait(20)
@@ -115,7 +115,7 @@ class Heard:
     def __init__(self, monkeypatch) -> None:
         self.notices: list[tuple[str, str]] = []
         self.percents: list[int | None] = []
-        monkeypatch.setattr(Notifier, "show", lambda _, title, sentence: bool(self.notices.append((title, sentence))))
+        monkeypatch.setattr(Notifier, "show", lambda _, *notice: self.notices.append(notice))
         monkeypatch.setattr(LauncherIcon, "show_percent", lambda _self, percent: self.percents.append(percent))
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from app.menus import RUN_ACTIONS
-from app.message_boxes import QuestionBox
 from app.state.prefs import Prefs
 from app.state.run import Run, RunControl
 from app.state.run_files import crash_offer, last_run
 from app.state.run_notices import findings_of
 from app.state.session import Session
+from app.widgets.basic.dialogs import QuestionBox
 from app.window import Window
 from backend.runs.run_folder import RunFolder
 from backend.utils import places

@@ -112,7 +112,7 @@ def test_start_and_show(qtbot, page: EvaluatePage, run: RunFolder) -> None:
     assert page.form.bar.value() == 250 and "1\u202fmin 05\u202fs left" in page.form.status.text()
     process.line.emit("a line of somebody's library")
     path = made_up_evaluations.write(run, "test-step-2")
-    process.done.emit(ProcessOutcome(True, 0, f'{{"path": "{path}"}}', ""))
+    process.done.emit(ProcessOutcome(True, f'{{"path": "{path}"}}', ""))
     assert page.form.button.text() == "Evaluate" and page.evaluations.shown.path == path
     assert not page.form.problem.isVisible() and page.form.split.isEnabled()
 
@@ -122,7 +122,7 @@ def test_stop_and_failure(qtbot, page: EvaluatePage) -> None:
     qtbot.mouseClick(page.form.button, Qt.MouseButton.LeftButton)
     assert ProcessByHand.made[0].is_cancelled and page.evaluations.running is None and not page.form.problem.isVisible()
     page.start()
-    ProcessByHand.made[1].done.emit(ProcessOutcome(False, 2, "test_split: demo/data has no test split: add one.", ""))
+    ProcessByHand.made[1].done.emit(ProcessOutcome(False, "test_split: demo/data has no test split: add one.", ""))
     assert page.form.problem.isVisible() and page.form.problem.text() == "demo/data has no test split: add one."
     page.start()
     assert not page.form.problem.isVisible() and len(ProcessByHand.made) == 3

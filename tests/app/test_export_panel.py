@@ -17,7 +17,7 @@ from app.state.processes import VerbProcess
 from app.widgets import export_panel, upload_dialog
 from app.widgets import upload_dialog as card_view
 from app.widgets.export_panel import ExportPanel
-from app.widgets.upload_dialog import Account, UploadDialog, UploadPreview
+from app.widgets.upload_dialog import Account, UploadDialog
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import ConfigProblem
 from tests.support import made_up_runs
@@ -168,7 +168,7 @@ def test_upload_previews_first(qtbot, make_panel: MakePanel, monkeypatch, tmp_pa
     panel.start.click()
     qtbot.waitUntil(lambda: bool(opened))
     qtbot.addWidget(opened[0])
-    assert not panel.isVisible() and opened[0].preview.repo == "someone/run"
+    assert not panel.isVisible() and opened[0].preview["repo"] == "someone/run"
     command = " ".join(opened[0].command)
     assert command.endswith("--to hub --repo someone/run --public --format adapter --json")
     choose(panel, target="lmstudio")
@@ -192,7 +192,7 @@ def test_settings_to_trl(make_panel: MakePanel, run: RunFolder, tmp_path: Path, 
     qtbot.waitUntil(lambda: "folder for TRL" in panel.outcome_label.text())
     assert "README.md" in panel.details_label.text()
     (tmp_path / "for-trl").mkdir()
-    panel.choices.refresh()
+    panel.choices.show_choice()
     assert panel.choices.obstacle == "A folder of that name exists."
     choose(panel, target="folder")
     assert panel.choices.weights.isVisible() and not panel.choices.account.isVisible()
@@ -236,7 +236,7 @@ def make_dialog(qtbot, tmp_path: Path, service: ServiceByHand, monkeypatch) -> M
         content = {"repo": "someone/sums", "private": True, "folder": str(tmp_path), "bytes": 2_000_000, "files": sizes}
         content |= {"card": CARD, "account": account, "account_problem": "" if account else "You are not logged in."}
         run_instead(monkeypatch, programs)
-        dialog = UploadDialog(UploadPreview.read(content), ["upload"], service)  # pyright: ignore
+        dialog = UploadDialog(content, ["upload"], service)  # pyright: ignore
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose, False)
         qtbot.show(dialog)
         return dialog

@@ -5,6 +5,7 @@ of the same values; problems stand where they are mended.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from app.pages.train.form import ESSENTIAL
 from app.pages.train.reward_panel import LABEL, USE, WEIGHT
 from app.pages.train.train_page import TrainPage
 from app.state.draft import Draft
-from app.state.memory import NAMES, MemoryPart, MemoryParts
+from app.state.memory import NAMES, MemoryParts
 from app.state.prefs import Prefs
+from app.state.run_summary import details
 from app.state.session import Session
 from app.widgets.basic import controls
 from app.widgets.form import fields
@@ -471,11 +473,11 @@ def test_reward_arguments(page: TrainPage):
     assert any("word" in fault.sentence for fault in page.draft.problems())
 
 
-def test_memory_in_the_plan_and_bar(page: TrainPage, qtbot):
+def test_memory_in_the_plan_and_bar(page: TrainPage, qtbot, monkeypatch):
     fix_problems(page.draft)
-    cache = MemoryPart("KV cache", 2.8e9, "Keys and values.")
-    parts = (MemoryPart("Weights", 4e9), cache, MemoryPart("Logits", 3e9), MemoryPart("Adapters", 1e6))
-    page.session.starter.estimate_memory = lambda config: MemoryParts(parts, 16e9, "Shorter completions need less.")
+    parts = (("Weights", "", 4e9), ("KV cache", "Keys and values.", 2.8e9), ("Logits", "", 3e9), ("Adapters", "", 1e6))
+    needed = MemoryParts(parts, 16e9, "Shorter completions need less.")
+    monkeypatch.setattr("app.state.run_starter.memory_parts_of", lambda *_, **__: needed)
     page._show_problems()
     assert plain_text(page.launch.summary.text()).endswith("1,000 steps, 9.8 GB.")
     bar = page.launch.memory
@@ -484,7 +486,7 @@ def test_memory_in_the_plan_and_bar(page: TrainPage, qtbot):
     described = plain_text(bar.accessibleDescription())
     assert "Weights 4.0 GB" in described and "Other 1 MB" in described
     assert not bar.advice.isVisible()
-    page.session.starter.estimate_memory = lambda config: MemoryParts(parts, 8e9, "Shorter completions need less.")
+    needed = replace(needed, limit=8e9)
     page._show_problems()
     assert plain_text(bar.sentence.text()) == "Needs about 9.8 GB, and this machine has only 8.0 GB to give."
     assert bar.advice.isVisible()
@@ -495,7 +497,8 @@ def test_too_large_run_needs_confirmation(page: TrainPage, monkeypatch):
     started: list[str] = []
     monkeypatch.setattr("app.state.run_starter.start_detached", lambda _, run: started.append(run.name))
     fix_problems(page.draft)
-    page.session.starter.estimate_memory = lambda config: MemoryParts((MemoryPart("Weights", 10e9),), 4e9)
+    needed = MemoryParts((("Weights", "", 10e9),), 4e9)
+    monkeypatch.setattr("app.state.run_starter.memory_parts_of", lambda *_, **__: needed)
     messages: list[str] = []
     page.session.messages.said.connect(messages.append)
     page.session.starter.start()
@@ -678,4 +681,4 @@ def test_tools_are_listed_from_the_source_and_once_allowed_as_the_model_reads_th
     page.form.fields["environment"].browse.click()
     assert draft.value("environment") == {name.lower(): f"{tmp_path / 'game.py'}::{name}" for name in ("Game", "Other")}
     fix_problems(draft)
-    assert "May call tools of tools.py, Game, Other" in draft.details()
+    assert "May call tools of tools.py, Game, Other" in details(draft.sound_config())

@@ -405,7 +405,7 @@ def test_do_it(qtbot, page: MonitorPage, tmp_path: Path) -> None:
     show_findings(qtbot, page, folder)
     session = page.session
     before = session.draft.value("learning_rate")
-    with qtbot.waitSignal(session.draft.edited):
+    with qtbot.waitSignal(session.draft.changed):
         take_up(session, session.run, {"learning_rate": 3e-6})
     assert session.draft.value("learning_rate") == 3e-6
     session.draft.set("learning_rate", before)

@@ -465,7 +465,7 @@ def test_comparison(qtbot: QtBot, session: Session, real_runs: Path) -> None:
     assert [trace.label for trace in reward.traces] == list("BCDEFGHIJ"), "all but the one that failed at once"
     assert len({(trace.pen.color().name(), trace.pen.style()) for trace in reward.traces}) == 9
     view.smoothing.setCurrentIndex(2)
-    assert reward._smoothing == 0.9
+    assert reward.smoothing == 0.9
     for ask in (
         lambda: QTest.mouseDClick(view.legend.chips[2], Qt.MouseButton.LeftButton),
         lambda: view.shown.activated.emit(view.shown.setCurrentIndex(3)),

@@ -142,7 +142,7 @@ def test_dropped_rows(window: Window, tmp_path: Path, qtbot):
     assert window.current_page == "train"
     assert window.strip.sentence.text() == "rows.csv: prompts from Question, answers from Final Answer."
     assert window.strip.offer.text() == "Undo" and window.strip.offer.isVisible()
-    assert window.history.undoText() == "Data rows.csv"
+    assert window.session.draft.history.undoText() == "Data rows.csv"
 
 
 def test_rows_dropped_on_the_demo(window: Window, tmp_path: Path, qtbot, monkeypatch):
@@ -250,7 +250,7 @@ def test_export_for_trl(window: Window, tmp_path: Path, monkeypatch, qtbot, comm
     assert window.strip.sentence.text() == said
     assert "optim: adamw_torch" in (tmp_path / "settings-trl" / "grpo_config.yaml").read_text()
     window.files.show_trl_outcome(
-        ProcessOutcome(False, 2, "It is there already.", ""), tmp_path / "gone" / "settings.yaml"
+        ProcessOutcome(False, "It is there already.", ""), tmp_path / "gone" / "settings.yaml"
     )
     assert window.strip.sentence.text() == "It is there already."
 
@@ -288,7 +288,7 @@ def test_two_windows_autosave_to_files_of_their_own(tmp_path: Path, qapp):
     second.draft.flush()
     assert "seed: 1\n" in first_prefs.draft_file.read_text()
     assert "seed: 2\n" in other.draft_file.read_text()
-    first_prefs.release()
+    os.close(first_prefs.lock)
     third = Prefs(tmp_path / "shared")
     assert third.claim() == 1, "the form of a window that was closed is the next one's"
 
@@ -310,21 +310,16 @@ def test_settings_of_a_run(window: Window):
 def test_unsaved_edits(window: Window, tmp_path: Path, monkeypatch, answer: str, seed: int):
     (tmp_path / "other.yaml").write_text("model: a/b\ndata: a/b\nseed: 3\n")
     window.session.draft.set("seed", 9)
+    assert window.isWindowModified()
     monkeypatch.setattr(window.files, "ask_about_edits", lambda: answer)
     monkeypatch.setattr(window.files, "choose_save_path", lambda: tmp_path / "kept.yaml")
     window.files.open_path(tmp_path / "other.yaml")
     assert window.session.draft.value("seed") == seed
     assert (tmp_path / "kept.yaml").exists() is (answer == "save")
-
-
-def test_save_marks_the_form_as_saved(window: Window, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(window.files, "choose_save_path", lambda: tmp_path / "mine.yaml")
-    window.session.draft.set("seed", 9)
-    assert window.isWindowModified()
     window.menus["save"].trigger()
-    assert not window.isWindowModified()
-    assert window.document.text() == "mine.yaml"
-    assert window.session.prefs.config_file == tmp_path / "mine.yaml"
+    name = "kept.yaml" if answer == "cancel" else "other.yaml"
+    assert not window.isWindowModified() and window.document.text() == name
+    assert window.session.prefs.config_file == tmp_path / name
 
 
 def test_first_launch_and_later(session: Session):

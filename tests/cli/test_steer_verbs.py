@@ -176,7 +176,7 @@ def states(run: RunFolder, child: subprocess.Popen[bytes]) -> Iterator[str]:
             if follower.restarted:
                 state = RunState()
             state.apply(event)
-        yield state.state(is_locked=is_locked, may_be_coming=state.is_empty)
+        yield state.state(is_locked=is_locked, may_be_coming=state.last_t is None)
         time.sleep(0.01)
 
 

@@ -86,7 +86,7 @@ class ProcessByHand(QObject):
 
     def cancel(self) -> None:
         self.is_cancelled = True
-        self.done.emit(ProcessOutcome(False, -1, "Cancelled.", ""))
+        self.done.emit(ProcessOutcome(False, "Cancelled.", ""))
 
 
 class PatientQtBot(QtBot):

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import Qt
 
-from app.message_boxes import QuestionBox
 from app.state.prefs import Prefs
+from app.widgets.basic.dialogs import QuestionBox
 from app.widgets.basic.labels import label, plain_tip
 from backend.cli.common import logging_to
 from backend.config.checks import cross_setting_faults

@@ -11,7 +11,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QCheckBox, QFrame, QLineEdit, QToolButton, QWidget
 
 from app import theme
-from app.state.endpoint import Endpoint
+from app.state.chat import Endpoint
 from app.widgets.basic.controls import ComboBox, CopyLink, Dot, ElidedLabel, LinkButton, NumberEdit, ProseEdit
 from app.widgets.basic.labels import button, label, plain_tip, show_text, with_key_names
 from app.widgets.basic.layout import column, configure, grid, holder, row, set_shown, set_style_property

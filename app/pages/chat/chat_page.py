@@ -14,8 +14,7 @@ from app.pages.chat.answer_view import PromptBox, Transcript
 from app.pages.chat.chat_controls import BROWSE, ModelBar, RowStrip, SamplingPanel, ServePanel
 from app.pages.chat.pictures import SUFFIXES, PromptPictures, picture_files
 from app.state import chat as chat_state
-from app.state.chat import ChatChoice, ChatWithModel, memory_sentence, model_choice, run_choice, sampling_of
-from app.state.endpoint import Endpoint
+from app.state.chat import ChatChoice, ChatWithModel, Endpoint, memory_sentence, model_choice, run_choice, sampling_of
 from app.state.session import Session
 from app.widgets.basic.controls import CheckBox, ElidedLabel, LinkButton, Segments
 from app.widgets.basic.dialogs import open_file, open_folder

@@ -131,7 +131,7 @@ class DatasetPage(QWidget):
         self.model.chunk_requested.connect(self._request_chunk)
         self.table.chosen.connect(lambda: self._rest_timer.start())
         self.table.selected.connect(self._show_enabled)
-        QShortcut(QKeySequence.StandardKey.Refresh, self, dataset.reload)
+        QShortcut(QKeySequence.StandardKey.Refresh, self, lambda: dataset.refresh(again=True))
         self._show_all()
         self._show_rows()  # for the line on Train they may have been read before this page was built
 
@@ -230,7 +230,7 @@ class DatasetPage(QWidget):
 
     def allow_map_function(self) -> None:
         if self.session.consent.obtain(self._mapping_settings()):
-            self.dataset.reload()
+            self.dataset.refresh(again=True)
 
     def _mapping_settings(self) -> dict[str, Any]:
         # The preview runs the file in a confined process whatever the run's settings are.

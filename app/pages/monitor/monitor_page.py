@@ -35,6 +35,7 @@ from app.widgets.charts.chart_grid import SMOOTHING, ChartContent, ChartExport, 
 from app.widgets.charts.curves import Trace
 from app.widgets.charts.plot import Plot
 from app.widgets.run_header import BeforeAfter, CardAction, ResultCard, RunHeader
+from backend.config.config import needs_reference
 from backend.jobs.job_file import read_job
 from backend.runs.archive import averaging_window
 from backend.runs.metric_names import MEASURES
@@ -171,7 +172,7 @@ class MonitorPage(QWidget):
         shown = {*of_mode, "peak_memory_gb", *([CORRECT] if right else ()), *([run.measure] if run.step else ())}
         for metric, tile in self.tiles.items():
             set_shown(tile, metric in shown)
-        if steps.latest("kl") is None and charts.kl_is_off(config):
+        if steps.latest("kl") is None and not needs_reference(config):
             self.tiles["kl"].show_value(None, instead="off: Beta 0")
         if not steps.latest("clip_ratio_total") and charts.ratio_is_always_1(config):
             self.tiles["clip_ratio_total"].show_value(None, instead="ratio always 1")
@@ -396,12 +397,12 @@ class RunCharts:
         for plot in self.grid.plots:
             place = place_of_chart(plot.title)
             explain_at(plot, place)
-            plot.set_log(plot.title in prefs.log_charts)
+            plot.set_log(plot.title in prefs.members("log_charts"))
             configure(
                 plot,
                 explanation_requested=partial(session.guide_requested.emit, place),
                 offer_taken=session.use_two_updates,
-                log_changed=partial(prefs.set_log_chart, plot.title),
+                log_changed=partial(prefs.set_member, "log_charts", plot.title),
             )
         self.grid.step_chosen.connect(lambda step: session.completions_requested.emit(step, None))
         smoothing = ComboBox(name="Smoothing of the charts", length=13, items=SMOOTHING)

@@ -391,9 +391,10 @@ class CompareView(QWidget):
     def _build_grid(self) -> None:
         self._drop_grid()
         prefs = self._session.prefs
-        plots = [Plot(one.title, one.axis, one.unit, one.help, one.section) for one in self._metrics]
+        pairs = [(one.title, one.chart) for one in self._metrics]
+        plots = [Plot(title, chart.axis, chart.unit, chart.help, chart.section) for title, chart in pairs]
         for plot, metric in zip(plots, self._metrics, strict=True):
-            place = place_of_chart(metric.chart)
+            place = place_of_chart(metric.chart.title)
             explain_at(plot, place)
             plot.explanation_requested.connect(partial(self._session.guide_requested.emit, place))
         self.grid = ChartGrid(plots, self._content, lambda i: True, prefs.folded_charts)

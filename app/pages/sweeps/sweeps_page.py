@@ -412,7 +412,7 @@ class SweepsPage(QWidget):
         if self.plan is not None:
             seconds = self.session.time_forecast.seconds_per_completion(draft.valid_values())
             memory = self.session.starter.memory_parts()
-            own = {part.name: part.bytes for part in memory.parts} if memory is not None else {}
+            own = {name: size for name, _, size in memory.parts} if memory is not None else {}
             adapters = own.get("Adapters", 0.0) + own.get("Optimizer", 0.0)
             total = memory.total if memory is not None else None
             self.what.setText(forecast_words(forecast(self.plan, seconds, total, adapters)))

@@ -10,7 +10,7 @@ from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QApplication, QBoxLayout, QFrame, QWidget
 
 from app import theme
-from app.widgets.basic.labels import PlainLabel, label
+from app.widgets.basic.labels import label
 from app.widgets.basic.layout import TabArea, card, column, configure, grid, reserve_gutter, row, set_shown
 from app.widgets.form.field import Field, field_of
 from app.widgets.form.fields import make_field
@@ -174,7 +174,7 @@ class SettingsCard(QFrame):
     def __init__(self, title: str, parent: QWidget | None = None, *, is_compact: bool = False) -> None:
         super().__init__(parent)
         self.setProperty("role", "card")
-        self.title = configure(PlainLabel(title, self), font=theme.heading_font())
+        self.title = label(title, theme.heading_font(), parent=self)
         gap = theme.SPACE if is_compact else 12
         self.parts = column(spacing=gap)
         margins = (2 * theme.SPACE, gap, 2 * theme.SPACE, gap + 2)

@@ -162,11 +162,11 @@ class MemoryBar(QWidget):
         if memory_parts is None:
             return
         min_bytes = max(memory_parts.total * LISTED_MIN_SHARE, ROW_MIN_BYTES)
-        parts = [(part.name, part.bytes, part.about) for part in memory_parts.parts if part.bytes >= min_bytes]
-        rest = [part for part in memory_parts.parts if 0 < part.bytes < min_bytes]
-        if (size := sum(part.bytes for part in rest)) >= ROW_MIN_BYTES:
-            parts.append(("Other", size, ", ".join(f"{part.name} {amount(part.bytes)}" for part in rest)))
-        for i, (name, size, about) in enumerate(parts):
+        parts = [part for part in memory_parts.parts if part[-1] >= min_bytes]
+        rest = [part for part in memory_parts.parts if 0 < part[-1] < min_bytes]
+        if (small := sum(size for *_, size in rest)) >= ROW_MIN_BYTES:
+            parts.append(("Other", ", ".join(f"{name} {amount(size)}" for name, _, size in rest), small))
+        for i, (name, about, size) in enumerate(parts):
             figure = label(amount(size), theme.figures_font(), align=Qt.AlignmentFlag.AlignRight)
             swatch = Dot(partial(part_colour, i), square=True)
             for place, widget in enumerate((swatch, label(name, role="muted"), figure)):
@@ -175,9 +175,9 @@ class MemoryBar(QWidget):
         self.sentence.setText(memory_parts.sentence)
         set_style_property(self.sentence, "role", "muted" if memory_parts.fits else "problem")
         show_text(self.advice, memory_parts.speed_note if memory_parts.fits else memory_parts.advice)
-        self._bar.sizes, self._bar.limit = [size for _, size, _ in parts], memory_parts.limit
+        self._bar.sizes, self._bar.limit = [size for *_, size in parts], memory_parts.limit
         self._bar.update()
-        listed = ", ".join(f"{name} {amount(size)}" for name, size, _ in parts)
+        listed = ", ".join(f"{name} {amount(size)}" for name, _, size in parts)
         self.setAccessibleDescription(f"{memory_parts.sentence} {listed}.")
 
     @property

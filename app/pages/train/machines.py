@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -173,22 +174,19 @@ class MachinesPart(QObject):
         self.tab_stops: list[QWidget] = [self.table, *buttons, self.copy_command]
         for part in (self.grid, self.summary, self._details):
             self.card.parts.addWidget(part)
-        self.model.edited.connect(
-            lambda rank, column, text: (machines.rename if column == NAME else machines.move_to)(rank, text)
-        )
+        self.model.edited.connect(self._change)
         machines.changed.connect(self._show)
         self._show()
 
     def _show(self) -> None:
         machines, report = self._machines, self._machines.report
-        hosts, is_checking, command = machines.hosts, machines.is_checking, machines.command()
+        hosts, is_checking, command = machines.hosts, machines.is_checking, shlex.join(machines.command())
         self.summary.setText(machines.problem or machines.summary())
         set_style_property(self.summary, "role", "problem" if machines.problem else "muted")
+        listed, stages = machines.listed, machines.stages
         self.model.show_rows(
             [
-                MachineRow(
-                    rank, host, machines.is_here(rank), machines.machine(rank), str(machines.stages.get(rank) or "")
-                )
+                MachineRow(rank, host, listed.is_here(rank), machines.machine(rank), stages.get(rank, ""))
                 for rank, host in enumerate(hosts)
             ]
         )
@@ -201,7 +199,7 @@ class MachinesPart(QObject):
             (self.save, hosts, machines.can_save),
             (self.check, hosts and not is_checking, can_check),
             (self.stop, is_checking, True),
-            (self.copy_model, machines.can_copy and not is_checking, True),
+            (self.copy_model, report is not None and report.without_model and not is_checking, True),
             (self._command_row, command, True),
         ):
             set_shown(widget, bool(shown))
@@ -216,6 +214,12 @@ class MachinesPart(QObject):
             self._findings.addWidget(label("These machines can train together.", wrap=True))
         self.copy_command.content = command
         configure(self._command_line, text=machines.short_command(), toolTip=f"<p>{escape(command)}</p>")
+
+    def _change(self, rank: int, column: int, text: str) -> None:
+        if column == NAME:
+            self._machines.change(rank, ssh=text.strip())
+        else:
+            self._machines.change(rank, ips=tuple(text.replace(",", " ").split()))
 
     def _add(self) -> None:
         self._machines.add()

@@ -502,7 +502,7 @@ class Picking(QObject):
             connect(partial(self._take_name, kind), picker.chosen, picker.download_requested)
             picker.download_requested.connect(partial(self.session.downloads.start, repo_type(kind)))
             picker.search_requested.connect(partial(self._search, picker))
-            picker.star_changed.connect(partial(self.prefs.set_favourite, kind))
+            picker.star_changed.connect(partial(self.prefs.set_member, f"favourite_{kind}"))
             picker.folder.clicked.connect(lambda: self._browse(picker, folder=True))
             picker.file.clicked.connect(lambda: self._browse(picker, folder=False))
         suggestions = suggested_models() if kind == "model" else []
@@ -518,10 +518,10 @@ class Picking(QObject):
         picker = self._pickers[kind]
         fields = (field for field in self._fields.values() if field.setting.kind == kind)
         typed = (str(field.value()) for field in fields if field.value())
-        names = [*self.prefs.used(kind), *self.prefs.favourites(kind), *typed]
+        names = [*self.prefs.used(kind), *self.prefs.members(f"favourite_{kind}"), *typed]
         self.session.service.ask(
             QUESTIONS[kind],
-            lambda answer: picker.show_local(answer["found"], self.prefs.favourites(kind)),
+            lambda answer: picker.show_local(answer["found"], self.prefs.members(f"favourite_{kind}")),
             on_refused=lambda faults: picker.show_trouble("", faults[0].sentence),
             owner=picker,
             paths=[name for name in dict.fromkeys(names) if name.startswith(("/", "~", ".")) or exists(Path(name))],
@@ -531,7 +531,7 @@ class Picking(QObject):
         kind = picker.kind
         self.session.service.ask(
             "hub_search",
-            lambda answer: picker.show_hub(words, answer["found"], self.prefs.favourites(kind)),
+            lambda answer: picker.show_hub(words, answer["found"], self.prefs.members(f"favourite_{kind}")),
             on_refused=lambda faults: picker.show_trouble(words, faults[0].sentence),
             owner=picker,
             words=words,

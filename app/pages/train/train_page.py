@@ -26,6 +26,7 @@ from app.state.dataset import Dataset
 from app.state.draft import is_equivalent
 from app.state.guide import place_of_setting
 from app.state.memory import amount
+from app.state.run_summary import details, summary
 from app.state.session import Session
 from app.widgets.basic.controls import ElidedLink, Segments
 from app.widgets.basic.labels import button, label, plain_tip, show_text
@@ -233,7 +234,8 @@ class TrainPage(QWidget):
     def _show_plan(self) -> None:
         seconds = self.session.time_forecast.seconds_per_completion(self.draft.valid_values())
         holds_out = self.dataset.state != "ready" or "valid" in self.dataset.splits
-        self.launch.show_plan(self.draft.summary(seconds, self._memory), self.draft.details(holds_out=holds_out))
+        settings = self.draft.sound_config()
+        self.launch.show_plan(summary(settings, seconds, self._memory), details(settings, holds_out=holds_out))
         self.launch.show_command(self.draft.command_text(), self.draft.short_command())
         self._show_edited()
 

@@ -25,7 +25,6 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import (
     QAbstractButton,
-    QButtonGroup,
     QCheckBox,
     QComboBox,
     QLabel,
@@ -42,6 +41,9 @@ from app import theme
 from app.widgets.basic import icons
 from app.widgets.basic.labels import key_name
 from app.widgets.basic.layout import configure, row
+
+CHECK_BOX = 16
+"""Its side in pixels, before scaling."""
 
 
 class NumberEdit(QLineEdit):
@@ -134,8 +136,6 @@ class ComboBox(QComboBox):
 
 
 class Switch(QAbstractButton):
-    """A toggle switch with the word On or Off beside it."""
-
     def __init__(self, parent: QWidget | None = None, **settings: Any) -> None:
         super().__init__(parent, checkable=True)
         self._track = theme.scaled_size(QSize(32, 18))
@@ -163,10 +163,6 @@ class Switch(QAbstractButton):
         painter.drawText(text_rect, Qt.AlignmentFlag.AlignVCenter, "On" if is_on else "Off")
 
 
-def check_box_side() -> int:
-    return theme.scaled(16)
-
-
 class CheckBox(QCheckBox):
     """A check box painted in the theme's colours, which a style sheet cannot give to the mark."""
 
@@ -176,7 +172,7 @@ class CheckBox(QCheckBox):
         configure(self, **settings)
 
     def sizeHint(self) -> QSize:
-        text, side = self.fontMetrics().size(0, self.text()), check_box_side()
+        text, side = self.fontMetrics().size(0, self.text()), theme.scaled(CHECK_BOX)
         return QSize(side + 8 + text.width() + 4, max(side, text.height()) + 8)
 
     minimumSizeHint = sizeHint
@@ -185,7 +181,7 @@ class CheckBox(QCheckBox):
         return self.rect().contains(pos)
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        colours, painter, side = theme.palette(), QPainter(self), check_box_side()
+        colours, painter, side = theme.palette(), QPainter(self), theme.scaled(CHECK_BOX)
         box = QRect(1, (self.height() - side) // 2, side, side)
         draw_check_box(painter, box, self.isChecked(), focused=self.hasFocus())
         painter.setPen(colours.text if self.isEnabled() else colours.faint)
@@ -269,8 +265,6 @@ class ListedEdit(QLineEdit):
 
 
 class ProseEdit(QPlainTextEdit):
-    """A plain text edit of a fixed number of lines."""
-
     def __init__(self, lines: int, parent: QWidget | None = None, **settings: Any) -> None:
         super().__init__(parent, tabChangesFocus=True)
         self.setFixedHeight(self.fontMetrics().lineSpacing() * lines + 18)
@@ -393,13 +387,10 @@ class Segments(QWidget):
     def __init__(self, labels: Mapping[str, str], name: str, parent: QWidget | None = None, **settings: Any) -> None:
         super().__init__(parent)
         configure(self, name=name, **settings)
-        self._group = QButtonGroup(self)
-        self.buttons = {key: QToolButton() for key in labels}
+        self.buttons = {key: QToolButton(self) for key in labels}
         for key, button in self.buttons.items():
-            button.setCheckable(True)
-            button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+            configure(button, checkable=True, autoExclusive=True, focusPolicy=Qt.FocusPolicy.StrongFocus)
             button.clicked.connect(lambda _checked=False, key=key: self.choose(key))
-            self._group.addButton(button)
             self.show_word(key, labels[key])
         next(iter(self.buttons.values())).setChecked(True)
         row(*self.buttons.values(), into=self, spacing=2)

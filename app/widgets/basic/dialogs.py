@@ -1,13 +1,22 @@
-"""The base of our dialogs, the desktop's file dialogs, and opening files and links in other programs."""
+"""The base of our dialogs, questions, the desktop's file dialogs, and opening files and links in other programs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 
 from PySide6.QtCore import QStandardPaths, Qt, QUrl
 from PySide6.QtGui import QDesktopServices
-from PySide6.QtWidgets import QDialog, QDialogButtonBox, QFileDialog, QPushButton, QTextBrowser, QWidget
+from PySide6.QtWidgets import (
+    QDialog,
+    QDialogButtonBox,
+    QFileDialog,
+    QMessageBox,
+    QPushButton,
+    QTextBrowser,
+    QWidget,
+)
 
 from app import theme
 from app.state.prefs import Prefs
@@ -50,17 +59,14 @@ class TextDialog(Dialog):
 
 
 def show_details(trace: str, parent: QWidget) -> None:
-    """Show the traceback of the user's own code."""
     TextDialog("Details", f"<pre>{escape(trace)}</pre>", parent.window(), is_html=True).show()
 
 
 def keep_folders_in(prefs: Prefs) -> None:
-    """Remember the folders of file dialogs between launches."""
     _memory[:] = [prefs]
 
 
 def first_folder(kind: str) -> Path:
-    """The folder in which a dialog for this kind of file begins."""
     remembered = _memory[0].folder_of(kind) if _memory else None
     if remembered is not None and remembered.is_dir():
         return remembered
@@ -69,7 +75,6 @@ def first_folder(kind: str) -> Path:
 
 
 def open_file(parent: QWidget, kind: str, title: str, pattern: str, near: Path | None = None) -> Path | None:
-    """Ask for a file; None when cancelled."""
     return _remember(kind, QFileDialog.getOpenFileName(parent, title, str(_begin(kind, near)), pattern)[0])
 
 
@@ -95,10 +100,35 @@ def _remember(kind: str, chosen: str) -> Path | None:
 
 
 def open_path(path: Path) -> None:
-    """Open a file or folder in the desktop's program for it."""
     QDesktopServices.openUrl(QUrl.fromLocalFile(str(path)))
 
 
 def open_link(link: str) -> bool:
     """Open a link in the program that is registered for it; False if there is none."""
     return QDesktopServices.openUrl(QUrl(link))
+
+
+def ask(parent: QWidget, question: str, detail: str, answers: Mapping[str, str]) -> str:
+    box = QuestionBox(parent, question, detail, answers)
+    box.exec()
+    return box.answer
+
+
+class QuestionBox(QMessageBox):
+    """`answer`: key of the button that was clicked, the last if it was closed."""
+
+    def __init__(self, parent: QWidget, question: str, detail: str, answers: Mapping[str, str]) -> None:
+        super().__init__(QMessageBox.Icon.NoIcon, "", question, parent=parent)
+        self.setTextFormat(Qt.TextFormat.PlainText)  # names of runs and files are in them
+        self.setInformativeText(detail)
+        role = QMessageBox.ButtonRole
+        roles = [role.AcceptRole, role.DestructiveRole, role.RejectRole]
+        self._keys = list(answers)
+        self._buttons = [self.addButton(text, kind) for text, kind in zip(answers.values(), roles, strict=True)]
+        self.setDefaultButton(self._buttons[0])
+        self.setEscapeButton(self._buttons[-1])
+
+    @property
+    def answer(self) -> str:
+        clicked = self.clickedButton()
+        return next((key for key, own in zip(self._keys, self._buttons, strict=True) if own is clicked), self._keys[-1])

@@ -18,7 +18,6 @@ SIZE = 18
 
 
 def icon(name: str, colour: QColor | None = None, size: int = SIZE) -> QIcon:
-    """The icon in `colour` (default: the text colour), faint when disabled."""
     made = QIcon()
     tints = {QIcon.Mode.Normal: colour or theme.palette().text, QIcon.Mode.Disabled: theme.palette().faint}
     for mode, tint in tints.items():
@@ -46,8 +45,6 @@ def _render(name: str, tint: str, size: int, ratio: float) -> QPixmap:
 
 
 class Tint(QObject):
-    """Keeps a grey icon on an action of a line edit."""
-
     def __init__(self, action: QAction, name: str) -> None:
         super().__init__(action)
         self._action, self._name = action, name
@@ -83,7 +80,6 @@ def star_cell(starred: bool, role: int, faint: QColor) -> QIcon | str | None:
 
 
 def app_icon() -> QIcon:
-    """The app's own icon in all its sizes (packaging/icon.py)."""
     made = QIcon()
     for file in (places.resources() / "icons" / "app").glob("*.png"):
         made.addFile(str(file))

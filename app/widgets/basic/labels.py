@@ -21,7 +21,6 @@ _KEYS = re.compile(r"\b(?:(?:Ctrl|Alt|Shift|Meta)\+)+[^\s),;]+")
 
 
 def key_name(keys: QKeySequence) -> str:
-    """The name of these keys in the platform's menus."""
     return keys.toString(QKeySequence.SequenceFormat.NativeText)
 
 
@@ -33,14 +32,6 @@ def with_key_names(text: str) -> str:
 def plain_tip(text: str) -> str:
     """A tool tip that shows this text as it is: Qt takes one with a tag in it for HTML."""
     return f"<p>{escape(text)}</p>".replace("\n", "<br>") if "<" in text else text
-
-
-class PlainLabel(QLabel):
-    """A label that never renders HTML: names and texts may come from another person's run, model or dataset."""
-
-    def __init__(self, *arguments: Any, **properties: Any) -> None:
-        super().__init__(*arguments, **properties)
-        self.setTextFormat(Qt.TextFormat.PlainText)
 
 
 def label(
@@ -55,7 +46,8 @@ def label(
     **settings: Any,
 ) -> QLabel:
     """A plain-text label; `role` is one of the style sheet's (muted, caption, problem). `settings`: `configure`."""
-    widget = PlainLabel(text, parent, wordWrap=wrap)
+    # It never renders HTML: names and texts may come from another person's run, model or dataset.
+    widget = QLabel(text, parent, wordWrap=wrap, textFormat=Qt.TextFormat.PlainText)
     if font is not None:
         widget.setFont(font)
     if align is not None:
@@ -66,7 +58,6 @@ def label(
 
 
 def show_text(label: QLabel | QPushButton, text: str) -> None:
-    """Show a text; "" hides the label or button."""
     label.setText(text)
     label.setVisible(bool(text))
 
@@ -87,29 +78,23 @@ def button(
     menu: QMenu | None = None,
     **settings: Any,
 ) -> QPushButton:
-    """A button that calls `on_click()` or opens `menu`; keys in `tip` are portable (“Ctrl+G”).
-
-    Return in a field of its dialog presses a `primary` one.
-    """
+    """A button that calls `on_click()` or opens `menu`; keys in `tip` are portable (“Ctrl+G”). Return in a field of its
+    dialog presses a `primary` one."""
     widget = QPushButton(text)
     if on_click is not None:
         widget.clicked.connect(lambda _checked=False: on_click())
     if menu is not None:
-        give_menu(widget, menu)
+        widget.setMenu(menu)
+        widget.setProperty("menu", True)
+
+        def follow_pointer() -> None:
+            is_under = widget.rect().contains(widget.mapFromGlobal(QCursor.pos()))
+            widget.setAttribute(Qt.WidgetAttribute.WA_UnderMouse, is_under)
+            widget.update()
+
+        menu.aboutToHide.connect(follow_pointer)
     settings = {"default": primary} | settings
     return configure(widget, tip=with_key_names(tip), role="primary" if primary else role, **settings)
-
-
-def give_menu(button: QPushButton, menu: QMenu) -> None:
-    button.setMenu(menu)
-    button.setProperty("menu", True)
-
-    def follow_pointer() -> None:
-        is_under = button.rect().contains(button.mapFromGlobal(QCursor.pos()))
-        button.setAttribute(Qt.WidgetAttribute.WA_UnderMouse, is_under)
-        button.update()
-
-    menu.aboutToHide.connect(follow_pointer)
 
 
 def progress_bar(name: str, steps: int = 1000, **settings: Any) -> QProgressBar:

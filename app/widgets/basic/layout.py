@@ -153,7 +153,6 @@ def holder(layout: QLayout, **settings: Any) -> QWidget:
 
 
 def card(layout: QLayout | None = None, role: str = "card", **settings: Any) -> QFrame:
-    """A framed card (or banner) with this layout."""
     frame = QFrame()
     if layout is not None:
         frame.setLayout(layout)
@@ -161,7 +160,6 @@ def card(layout: QLayout | None = None, role: str = "card", **settings: Any) -> 
 
 
 def wrap_in_card(view: QWidget, **settings: Any) -> QFrame:
-    """A card that holds one table or list."""
     return card(column(view, margins=4), **settings)
 
 
@@ -289,7 +287,6 @@ def set_style_property(widget: QWidget, name: str, value: object) -> None:
 
 
 def clear_layout(layout: QLayout) -> None:
-    """Remove and delete every widget and stretch of `layout`."""
     while (item := layout.takeAt(0)) is not None:
         widget = item.widget()
         if widget is not None:

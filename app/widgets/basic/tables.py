@@ -188,10 +188,7 @@ class BaseTable(QTableView):
         resizable: bool = False,
         **settings: Any,
     ) -> None:
-        """`single`: one row can be selected. The columns get their widths, and share the rest where it is 0.
-
-        `resizable`: the user can change widths. `settings`: `configure`.
-        """
+        """`single`: one row can be selected; `resizable`: the user can change the columns' widths."""
         super().__init__(parent)
         self.setShowGrid(False)
         self.setWordWrap(False)
@@ -244,8 +241,13 @@ class BaseTable(QTableView):
         model, columns = self.model(), range(self.model().columnCount())
         roles, across = Qt.ItemDataRole, Qt.Orientation.Horizontal
         heads = [model.headerData(i, across, roles.AccessibleTextRole) or model.headerData(i, across) for i in columns]
-        lines = [[_cell_text(model.index(row, column)) for column in columns] for row in rows]
-        return "\n".join("\t".join(cells) for cells in [map(_single_line, heads), *lines])
+
+        def text(index: QModelIndex) -> object:
+            state = index.data(roles.CheckStateRole)
+            return index.data() if state is None else "yes" if state == Qt.CheckState.Checked else "no"
+
+        lines = [heads, *([text(model.index(row, column)) for column in columns] for row in rows)]
+        return "\n".join("\t".join(" ".join(str(cell or "").split()) for cell in cells) for cells in lines)
 
     def copy(self) -> None:
         QGuiApplication.clipboard().setText(self.as_text(self.selected_rows()))
@@ -257,14 +259,3 @@ class BaseTable(QTableView):
             self.activated.emit(self.currentIndex())  # on macOS Qt would start editing
         else:
             super().keyPressEvent(event)
-
-
-def _cell_text(index: QModelIndex) -> str:
-    check_state = index.data(Qt.ItemDataRole.CheckStateRole)
-    if check_state is not None:
-        return "yes" if check_state == Qt.CheckState.Checked else "no"
-    return _single_line(index.data())
-
-
-def _single_line(value: object) -> str:
-    return " ".join(str(value or "").split())

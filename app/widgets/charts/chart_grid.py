@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal
 from PySide6.QtGui import QAction, QActionGroup, QResizeEvent, QShowEvent
@@ -32,9 +32,8 @@ TURN_MS = 12
 SMOOTHING = {0.0: "No smoothing", 0.6: "Light smoothing", 0.9: "Strong smoothing"}
 
 
-@dataclass(frozen=True, slots=True)
-class ChartContent:
-    """What a plot shows: traces and marks, or the sentence `waiting` and the link `offer` while there is no number."""
+class ChartContent(NamedTuple):
+    """Arguments of `Plot.show_traces`."""
 
     traces: Sequence[Trace] = ()
     waiting: str = ""
@@ -71,9 +70,10 @@ class ChartGrid(TabArea):
         # One plot per timeout: all visible ones in a single handler would hold up input.
         self.turns = configure(QTimer(self, interval=TURN_MS), timeout=self._draw_next)
         # A click on a zoomed plot may be the first half of a double click, which shows all steps.
-        self._click = QTimer(self, singleShot=True)
         self._clicked_step = 0
-        self._click.timeout.connect(lambda: self.step_chosen.emit(self._clicked_step))
+        self._click = configure(
+            QTimer(self, singleShot=True), timeout=lambda: self.step_chosen.emit(self._clicked_step)
+        )
         self._grid = grid((), into=page, spacing=(theme.SPACE, theme.SPACE))
         for plot in self.plots:
             plot.setParent(page)
@@ -104,7 +104,7 @@ class ChartGrid(TabArea):
 
     def set_smoothing(self, weight: float) -> None:
         for plot in self.plots:
-            plot.set_smoothing(weight)
+            plot.smoothing = weight
         self.refresh(self._all_steps)
 
     def forget_span(self) -> None:
@@ -129,9 +129,8 @@ class ChartGrid(TabArea):
     def draw(self, plot: Plot) -> None:
         i = self.plots.index(plot)
         self.stale.pop(i, None)
-        content = self._content_of(i)
-        plot.set_span(self.span, self._all_steps)
-        plot.show_traces(content.traces, content.waiting, content.marks, content.offer)
+        plot.span, plot.all_steps = self.span, self._all_steps
+        plot.show_traces(*self._content_of(i))
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -240,12 +239,10 @@ class ZoomButton(QPushButton):
 
 
 class ChartExport(QObject):
-    """Saves one chart of a grid, or all into a folder.
-
-    `run_name()` begins the files' names; `report` shows one sentence about what was written, or why not.
-    """
+    """Saves one chart of a grid, or all into a folder."""
 
     def __init__(self, grid: ChartGrid, run_name: Callable[[], str], report: Callable[[str], object]) -> None:
+        """`run_name()` begins the files' names; `report` shows one sentence about what was written, or why not."""
         super().__init__(grid)
         self._grid, self._run_name, self._report = grid, run_name, report
         for plot in grid.plots:

@@ -15,21 +15,16 @@ EMPTY = np.empty(0)
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One curve: steps `x` `[n]`, ascending; values `y` `[n]`, NaN in gaps; a band from `low` to `high` `[n]`.
-
-    `colour` is a role of the palette, or `reward:NAME` for a reward function, `reward:N` for a compared run. A
-    `stacked` trace is an area on top of those before it. `columns` names the columns of a table: the curve and the
-    edges of its band.
-    """
+    """One curve: steps `x` `[n]`, ascending; values `y` `[n]`, NaN in gaps; a band from `low` to `high` `[n]`."""
 
     label: str
-    colour: str
+    colour: str  # a role of the palette, or reward:NAME for a reward function, reward:N for a compared run
     x: np.ndarray = field(default_factory=lambda: EMPTY)
     y: np.ndarray = field(default_factory=lambda: EMPTY)
     low: np.ndarray | None = None
     high: np.ndarray | None = None
-    stacked: bool = False
-    columns: tuple[str, ...] = ()
+    stacked: bool = False  # an area on top of those before it
+    columns: tuple[str, ...] = ()  # names in a table: of the curve and the edges of its band
 
     @property
     def has_data(self) -> bool:

@@ -122,9 +122,10 @@ class Plot(QFrame):
         self.hidden: set[str] = set()
         self.view: PlotView | None = None
         self._log_wanted = False
-        self._smoothing = 0.0
-        self._span: tuple[float, float] | None = None
-        self._all_steps: tuple[float, float] | None = None
+        # These three take effect when the plot is drawn next.
+        self.smoothing = 0.0  # decay of the moving average, 0 (off) to below 1
+        self.span: tuple[float, float] | None = None
+        self.all_steps: tuple[float, float] | None = None
         self.step: int | None = None
         self._step_title, self._is_time = "step", False
         self._step_text: Callable[[int], str] = lambda step: f"step {step:,}"
@@ -183,7 +184,7 @@ class Plot(QFrame):
             self.view = view = PlotView(self.axis, self.unit)
             view.hovered.connect(lambda x: self.hovered.emit(self._nearest_step(x)))
             view.point_clicked.connect(lambda x: self.step_chosen.emit(self._nearest_step(x)))
-            view.double_clicked.connect(lambda x: self.zoomed.emit(None) if self._span else view.point_clicked.emit(x))
+            view.double_clicked.connect(lambda x: self.zoomed.emit(None) if self.span else view.point_clicked.emit(x))
             view.span_chosen.connect(self.zoomed)
             self._body.addWidget(self.view)
         shown = self.visible_traces()
@@ -191,7 +192,7 @@ class Plot(QFrame):
         self.view.set_step_axis(self._step_title, self._step_text, is_time=self._is_time)
         self.log_button.setVisible(self.is_log or has_spike(*(trace.y for trace in shown)))
         drawn = shown if self.is_log else pile(shown)  # on a logarithmic axis heights do not add up
-        self.view.draw(drawn, marks, self._span or self._all_steps, self._smoothing, log=self.is_log)
+        self.view.draw(drawn, marks, self.span or self.all_steps, self.smoothing, log=self.is_log)
         self.view.set_step(self.step)
         self._show_values()
 
@@ -233,16 +234,8 @@ class Plot(QFrame):
         self._show_again()
         self.log_changed.emit(on)
 
-    # These three take effect when the plot is drawn next.
-
-    def set_smoothing(self, weight: float) -> None:
-        """Decay of the moving average, 0 (off) to below 1."""
-        self._smoothing = weight
-
-    def set_span(self, span: tuple[float, float] | None, all_steps: tuple[float, float] | None = None) -> None:
-        self._span, self._all_steps = span, all_steps
-
     def set_step_axis(self, title: str, text: Callable[[int], str], *, is_time: bool = False) -> None:
+        """Takes effect when the plot is drawn next."""
         self._step_title, self._step_text, self._is_time = title, text, is_time
 
     def set_step(self, step: int | None) -> None:
@@ -256,10 +249,10 @@ class Plot(QFrame):
     def _show_values(self) -> None:
         if self.step is not None:
             where = self._step_text(self.step)
-        elif self._span is None:
+        elif self.span is None:
             where = ""
         else:
-            first, last = map(round, self._span)
+            first, last = map(round, self.span)
             is_step = self._step_title == "step"
             where = f"steps {first:,} – {last:,}" if is_step else f"{self._step_text(first)} – {self._step_text(last)}"
         self.step_label.setText(where)
@@ -310,8 +303,8 @@ class Plot(QFrame):
             self.copy()
         elif key in (Qt.Key.Key_Left, Qt.Key.Key_Right, Qt.Key.Key_Home, Qt.Key.Key_End):
             steps = steps_of(self.traces)
-            if self._span is not None:
-                steps = steps[(steps >= self._span[0]) & (steps <= self._span[1])]
+            if self.span is not None:
+                steps = steps[(steps >= self.span[0]) & (steps <= self.span[1])]
             if len(steps):
                 last = len(steps) - 1
                 here = last + 1 if self.step is None else nearest_index(steps, self.step) or 0
@@ -319,7 +312,7 @@ class Plot(QFrame):
                 self.hovered.emit(int(steps[min(max(0, moves.get(key, last)), last)]))
         elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.step is not None:
             self.step_chosen.emit(self.step)
-        elif key == Qt.Key.Key_Escape and (self.step is not None or self._span is not None):
+        elif key == Qt.Key.Key_Escape and (self.step is not None or self.span is not None):
             (self.zoomed if self.step is None else self.hovered).emit(None)
         else:
             super().keyPressEvent(event)
@@ -349,7 +342,7 @@ class Plot(QFrame):
         add("Completions of this step", lambda: self.step_chosen.emit(self.step), enabled=has_step)
         toggle_log = partial(self.set_log, not self._log_wanted)
         add("Logarithmic axis", toggle_log, enabled=has_data and self.can_be_log, ticked=is_log)
-        add("Show all steps", lambda: self.zoomed.emit(None), enabled=self._span is not None)
+        add("Show all steps", lambda: self.zoomed.emit(None), enabled=self.span is not None)
         if place_about(self):
             menu.addSeparator()
             add("About this chart", self.explanation_requested.emit)

@@ -245,7 +245,6 @@ class PlotView(pg.GraphicsView):
     def draw(
         self, traces: Sequence[Trace], marks: Sequence[Mark], span: Span | None, smoothing: float, *, log: bool = False
     ) -> None:
-        """Draw the traces and marks over the steps `span`, None for all."""
         while len(self.curves) > len(traces):
             for item in self.curves.pop().items:
                 self.box.removeItem(item)

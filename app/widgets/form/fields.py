@@ -163,8 +163,6 @@ class ProseField(Field):
 
 
 class MappingField(ProseField):
-    """A mapping as YAML."""
-
     write = staticmethod(value_text.mapping_text)
     read = staticmethod(value_text.mapping_value)
 
@@ -250,19 +248,17 @@ class PathField(LineField):
             self.control.end(False)  # the name of the file tells more than the folders before it
 
     def build(self) -> QWidget:
-        has_menu = self.setting.kind in ("dataset", "adapter")
-        menu = QMenu(self) if has_menu else None
+        has_menu, self.menu = self.setting.kind in ("dataset", "adapter"), QMenu(self)
+        self.menu.addAction("File…", self.choose_file)
+        self.menu.addAction("Folder…", self.choose_folder)
         self.browse = button(
             "Import…" if self.setting.key == "reward_functions_file" else "Browse…",
             None if has_menu else self.choose_folder if self.setting.kind == "model" else self.choose_file,
-            menu=menu,
+            menu=self.menu if has_menu else None,
             name=f"Browse for {self.setting.label}",
             minimumWidth=theme.scaled(116),  # with and without a menu's arrow, so that the fields align
         )
         self.tab_stops.append(self.browse)
-        if menu is not None:
-            menu.addAction("File…", self.choose_file)
-            menu.addAction("Folder…", self.choose_folder)
         return holder(row((super().build(), 1), self.browse))
 
     def take(self, path: Path | str | None) -> None:
@@ -305,10 +301,8 @@ class AdapterField(PathField):
         built = holder(column(super().build(), (self.import_button, 0, Qt.AlignmentFlag.AlignLeft)))
         self.tab_stops.append(self.import_button)
         self.control.textChanged.connect(self._offer_import)
-        menu = self.browse.menu()
-        assert menu is not None
-        menu.addSection("Your runs")
-        menu.aboutToShow.connect(lambda: self._list_runs(menu))
+        self.menu.addSection("Your runs")
+        self.menu.aboutToShow.connect(self._list_runs)
         return built
 
     def show_importing(self, sentence: str) -> None:
@@ -321,15 +315,15 @@ class AdapterField(PathField):
         self.import_button.setVisible(is_peft)
         self.show_note("An adapter of peft, as TRL and others train them." if is_peft else "")
 
-    def _list_runs(self, menu: QMenu) -> None:
-        for action in menu.actions()[3:]:  # after File, Folder and the heading
-            menu.removeAction(action)
+    def _list_runs(self) -> None:
+        for action in self.menu.actions()[3:]:  # after File, Folder and the heading
+            self.menu.removeAction(action)
         names = runs_with_adapters()
         for name in names:
-            of_run = menu.addMenu(name.replace("&", "&&"))
+            of_run = self.menu.addMenu(name.replace("&", "&&"))
             of_run.aboutToShow.connect(partial(self._fill_checkpoints, of_run, name))
         if not names:
-            menu.addAction("None has adapters yet").setEnabled(False)
+            self.menu.addAction("None has adapters yet").setEnabled(False)
 
     def _fill_checkpoints(self, menu: QMenu, name: str) -> None:
         menu.clear()

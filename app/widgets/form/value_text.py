@@ -125,7 +125,6 @@ def mapping_value(text: str) -> dict[str, Any] | str:
 
 
 def stages_text(value: Any) -> str:
-    """One stage per line, as a JSON object."""
     if not isinstance(value, list):
         return str(value)
     return "\n".join(json.dumps(stage, ensure_ascii=False) for stage in value)
