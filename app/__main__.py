@@ -14,7 +14,7 @@ from backend.utils import places
 from backend.utils.command import backend_command, backend_environment
 from backend.utils.errors import UserError
 from backend.utils.files import resolved, user_path
-from backend.utils.machine import require_environment
+from backend.utils.hub_cache import require_hub_address
 
 if TYPE_CHECKING:
     from PySide6.QtWidgets import QApplication
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
             os.environ[places.RUNS_VARIABLE] = str(resolved(user_path(options.runs_dir, "runs-dir")))
         for folder in (places.runs_folder, places.preferences_folder):
             folder()  # the environment may name one that no path is
-        require_environment()
+        require_hub_address()
     except UserError as mistake:
         print(mistake, file=sys.stderr)
         return 2

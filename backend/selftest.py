@@ -30,8 +30,7 @@ from backend.export.export_run import Export, export_run
 from backend.rewards.bench import RewardBench
 from backend.rewards.functions import math_equality
 from backend.runs import checkpoint
-from backend.runs.checkpoint import arrays_of
-from backend.runs.checkpoint_writer import CheckpointWriter, snapshot
+from backend.runs.checkpoint import CheckpointWriter, arrays_of, snapshot
 from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
 from backend.trainer.run_context import RunContext, load_context

@@ -16,12 +16,11 @@ from app.state.run_state import LIVE, RunState, State
 from backend.config.config import Config, parse, read
 from backend.config.setting import has_default_rewards
 from backend.rewards.catalogue import DEFAULT_REWARDS, metric_name, split_names
-from backend.runs.archive import STARTUP_GRACE_S, may_be_starting
 from backend.runs.completion_files import CompletionIndex
 from backend.runs.events import Follower
 from backend.runs.metric_names import measure_of
 from backend.runs.queue import is_waiting
-from backend.runs.run_folder import RunFolder
+from backend.runs.run_folder import STARTUP_GRACE_S, RunFolder, may_be_starting
 from backend.runs.start_progress import StartProgress
 from backend.runs.steering import Change, changed, config_at, read_changes, request_change
 from backend.utils import file_lock

@@ -13,9 +13,16 @@ import numpy as np
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.state.completion_facts import CompletionFacts, Query, select
-from backend.runs.completion_files import LineReader, parse_group_row, read_line
-from backend.runs.completion_rows import GroupRow, TokenData, listed_completions, logged_of, without_token_data
-from backend.runs.conversation import conversation_text
+from backend.runs.completion_files import parse_group_row, read_line
+from backend.runs.completion_rows import (
+    GroupRow,
+    TokenData,
+    conversation_text,
+    listed_completions,
+    logged_of,
+    without_token_data,
+)
+from backend.runs.events import Follower
 
 READ_BYTES = 128 << 10
 """Bytes that facts and search read at a time."""
@@ -37,7 +44,7 @@ class FactsReader:
         self.matches: list[int] = []  # numbers among `facts`, at most MOST_HITS
         self.is_done = False  # the end of the file, or MOST_HITS, was reached
         self.is_void = False  # the file was cut back
-        self._lines = LineReader(path, READ_BYTES)
+        self._lines = Follower(path, limit=READ_BYTES)
         is_call = not set(text).isdisjoint("→←✕(=")  # shown so, and written as JSON
         self._in_line = re.compile(b"" if is_call else b"".join(map(_spelled, text)), re.IGNORECASE)
         self._in_text = re.compile(re.escape(text), re.IGNORECASE)
@@ -55,12 +62,12 @@ class FactsReader:
         deadline = time.perf_counter() + seconds
         self.is_done = self.is_void or self.is_cut_short
         while not self.is_done and time.perf_counter() < deadline:
-            placed = self._lines.read()
-            self.is_void = self._lines.was_cut
+            placed = self._lines.lines()
+            self.is_void = self._lines.restarted
             for offset, line in placed:
                 if self._in_line.search(line) and not self.is_cut_short:
                     self._take(offset, line)
-            self.is_done = not placed or self.is_cut_short
+            self.is_done = not placed or self.is_void or self.is_cut_short
         return not self.is_done
 
     def _take(self, offset: int, line: bytes) -> None:

@@ -233,7 +233,7 @@ class RunQueue(QObject):
             self.refused.emit(f"{run.path} could not be moved to the trash.")
 
     def set_paused(self, paused: bool) -> None:
-        if self.change(self.file.set_paused, paused):
+        if self.change(self.file.change, is_paused=paused):
             self.ensure_runner()
 
     def ensure_runner(self) -> bool:
@@ -266,11 +266,11 @@ class RunQueue(QObject):
             self.edited = None
             self.changed.emit()
 
-    def change(self, change: Callable[..., object], *arguments: Any) -> bool:
+    def change(self, change: Callable[..., object], *arguments: Any, **fields: Any) -> bool:
         """Call a method of `file`; False if that was not possible."""
         is_done = False
         with problems_to(self.refused.emit):
-            change(*arguments)
+            change(*arguments, **fields)
             is_done = True
         self.refresh()
         return is_done

@@ -18,8 +18,17 @@ from app.widgets.basic.layout import column, configure, holder, row, splitter
 from app.widgets.basic.number_format import figure, signed
 from app.widgets.completion_table import STOP_LABELS, advantage_colour, logged_text
 from app.widgets.pictures import PictureStrip
-from backend.runs.completion_rows import EXPLANATION, explanation_of, images_of, logged_of, policy_tokens, scores_of
-from backend.runs.conversation import Kind, conversation_parts, turns_mark
+from backend.runs.completion_rows import (
+    EXPLANATION,
+    Kind,
+    conversation_parts,
+    explanation_of,
+    images_of,
+    logged_of,
+    policy_tokens,
+    scores_of,
+    turns_mark,
+)
 from backend.utils.text import visible
 
 SHADE = 0.12

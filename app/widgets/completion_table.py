@@ -24,8 +24,8 @@ from backend.runs.completion_rows import (
     logged_of,
     policy_tokens,
     scores_of,
+    turns_mark,
 )
-from backend.runs.conversation import turns_mark
 from backend.utils.text import visible
 
 ROLE = Qt.ItemDataRole

@@ -208,7 +208,7 @@ class ExportChoices(QWidget):
             f"A {what} of that name exists.": is_taken and not self.overwrite.isChecked(),
         }
         if weights and size is not None and room is not None:
-            obstacles[f"The disk has only {figure(room.bytes / 1e9, 'GB')} free."] = size > room.bytes
+            obstacles[f"The disk has only {figure(room / 1e9, 'GB')} free."] = size > room
         self.obstacle = next((sentence for sentence, holds in obstacles.items() if holds and sentence), "")
         self.changed.emit()
 

@@ -21,7 +21,7 @@ from backend.trainer.machine import fault_of_gpu
 from backend.utils.disk import DiskError, fault_of, writing
 from backend.utils.errors import UserError, log_traceback
 from backend.utils.files import append_regular, require_plain_files, user_path, write_all
-from backend.utils.machine import require_environment
+from backend.utils.hub_cache import require_hub_address
 from backend.utils.text import visible
 
 IS_LOG_VARIABLE = "GRPO_STUDIO_STDOUT_IS_LOG"  # set when the process that reads stdout writes log.txt
@@ -73,7 +73,7 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
-            require_environment()
+            require_hub_address()
             return function(*args, **kwargs)
         except (UserError, OSError, RuntimeError, MemoryError) as error:
             # A full or broken disk, met by code that is not ours, and want of memory; everything else may be a bug.

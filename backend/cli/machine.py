@@ -114,7 +114,7 @@ def _stored_places() -> list[dict[str, Any]]:
 @verb
 def serve() -> None:
     """Answer the window's requests, as JSON lines on stdin and stdout, until stdin closes."""
-    from backend.serve.loop import run
+    from backend.serve.questions import run
 
     run()
 

@@ -23,7 +23,7 @@ from backend.cli.common import (
 from backend.cli.completions import Changes, run_names
 from backend.config.config import read
 from backend.rewards.allowed_code import require_allowed
-from backend.runs.queue import QueueFile
+from backend.runs.queue import QueueFile, train_queue
 from backend.runs.run_folder import find_run
 from backend.utils.errors import UserError
 from backend.utils.files import exists, is_folder
@@ -116,7 +116,6 @@ def move(
 @ignore_sighup
 def run_queue(runs_dir: ExistingRunsDir = None) -> None:
     """Train the waiting runs one after the other until the queue is empty. Waits for a run that is already training."""
-    from backend.runs.queue_runner import QueueRunner
     from backend.trainer.control import StopRequested, raising_stop
 
     file = QueueFile(runs_dir)
@@ -124,7 +123,7 @@ def run_queue(runs_dir: ExistingRunsDir = None) -> None:
         raise UserError("queue", "The queue is paused; `queue resume` lets it go on.")
     try:
         with raising_stop():
-            reason = QueueRunner(file, lambda sentence: tell(sentence, flush=True)).run()
+            reason = train_queue(file, lambda sentence: tell(sentence, flush=True))
     except StopRequested:
         tell("\nThe queue stops here. A run that trains goes on; `queue run` goes on with the rest.")
         raise typer.Exit(STOPPED) from None
@@ -145,9 +144,9 @@ def pause(
     """Pause the queue. A run that is training continues."""
     file = QueueFile(runs_dir)
     if after_failure is None:
-        file.set_paused(True)
+        file.change(is_paused=True)
     else:
-        file.set_pauses_after_failure(after_failure)
+        file.change(pauses_after_failure=after_failure)
     tell(_state_sentence(file))
 
 
@@ -156,7 +155,7 @@ def pause(
 def resume(runs_dir: ExistingRunsDir = None) -> None:
     """Resume the queue."""
     file = QueueFile(runs_dir)
-    file.set_paused(False)
+    file.change(is_paused=False)
     tell(_state_sentence(file))
 
 

@@ -378,7 +378,7 @@ def facts(model: str = "", reward_file: str = "") -> MachineFacts:
         memory=memory.total,
         memory_free=memory.available,
         memory_usable=machine_bytes(),
-        disk_free=None if room is None else room.bytes,
+        disk_free=room,
         python=platform.python_version(),
         grpo_studio=_version("grpo-studio"),
         code="" if is_bundled() else code.hexdigest()[:12],

@@ -20,9 +20,8 @@ from backend.export.trained_weights import TrainedWeights
 from backend.export.writer import SAFETENSORS_TYPES
 from backend.models import hub
 from backend.models.inventory import is_incomplete
-from backend.models.loading import loading
+from backend.models.loading import loading, model_classes
 from backend.models.model_folder import header_of
-from backend.models.text_part import model_classes
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder
 

@@ -17,7 +17,7 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from backend.config.setting import AdapterSettings
 from backend.engine.model_probe import tracing_error
-from backend.models.adapter_types import ALL_LINEAR, adapter_scale, is_named
+from backend.models.architectures import ALL_LINEAR, adapter_scale, is_named
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 
@@ -35,10 +35,8 @@ _WITHIN_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.\d+\.(.+)$")
 def attach_adapters(
     model: nn.Module, config: AdapterSettings, note: Callable[[str], None] = lambda sentence: None
 ) -> list[str]:
-    """Freeze the base and attach adapters to its last `num_layers` layers, initialised from `seed`.
-
-    Returns the adapted layers, [] for all possible. Raises UserError.
-    """
+    """Freeze the base and attach adapters to its last `num_layers` layers, initialised from `seed`; returns the adapted
+    layers, [] for all possible. Raises UserError."""
     model.freeze()
     layers, adapted_layers = len(model.layers), adapted_layer_count(model, config.num_layers)  # pyright: ignore
     if config.num_layers > layers:
@@ -81,10 +79,7 @@ def without_adapters(model: nn.Module) -> nn.Module:
 
 
 def _attach(model: nn.Module, config: AdapterSettings, keys: list[str]) -> str:
-    """Attach adapters to the layers `keys`, [] for all. Returns the model's own error, or "".
-
-    Raises UserError if mlx-lm has no such adapter for a layer.
-    """
+    """Attach adapters to the layers `keys`, [] for all; returns the model's own error, or "". Raises UserError."""
     parameters, is_dora = lora_parameters(config, keys), config.train_type == "dora"
     mx.random.seed(config.seed)
     try:
@@ -99,11 +94,8 @@ def _attach(model: nn.Module, config: AdapterSettings, keys: list[str]) -> str:
 def _keys_whose_adapters_run(
     model: nn.Module, config: AdapterSettings, base: Any, note: Callable[[str], None]
 ) -> list[str]:
-    """Layers that work with adapters in a model where not all do, or [].
-
-    Some model code reads a layer's weight directly (mlx_lm/models/gemma3n.py). `base`: leaf modules without adapters,
-    restored afterwards.
-    """
+    """Layers that work with adapters where not all do, or []: some model code reads a layer's weight directly
+    (mlx_lm/models/gemma3n.py). `base`: leaf modules without adapters, restored afterwards."""
     model.update_modules(base)
     names, working = sorted(_names_in_layers(model)), list[str]()
     for name in names:
@@ -117,10 +109,8 @@ def _keys_whose_adapters_run(
 
 
 def layer_names(model: nn.Module, keys: list[str]) -> list[str]:
-    """Layer names that `keys` match, within a layer or the model; [] for all adaptable ones.
-
-    Raises UserError for a key without a match, which mlx-lm would ignore.
-    """
+    """Layer names that `keys` match, within a layer or the model; [] for all adaptable ones. Raises UserError for a key
+    without a match, which mlx-lm would ignore."""
     inside, everywhere = _names_in_layers(model), set(adaptable_layers(model))
     outside = {name for name in everywhere if "layers." not in name}
     names: dict[str, None] = {}
@@ -167,14 +157,9 @@ def lora_parameters(config: AdapterSettings, keys: list[str]) -> dict[str, Any]:
     return parameters | ({"keys": keys} if keys else {})
 
 
-# Modules trained as a whole
-
-
 def whole_modules(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
-    """Modules matching `names` (full names or ends), by full name.
-
-    Raises UserError for an unknown name or quantised weights, which have no gradient.
-    """
+    """Modules matching `names` (full names or ends), by full name. Raises UserError for an unknown name or quantised
+    weights, which have no gradient."""
     if not (names := list(names)):
         return {}
     modules = {name: module for name, module in model.named_modules() if name and tree_flatten(module.parameters())}

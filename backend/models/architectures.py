@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import math
 import pkgutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
+from backend.config.setting import AdapterSettings
 from backend.utils.text import quote
 
 WEIGHTS = "model*.safetensors"
@@ -78,10 +80,8 @@ def rotary_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def quantization_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Quantisation: bits, group_size, mode and exceptions by layer; {} for floats.
-
-    Reads mlx-lm's `quantization` first, then `quantization_config` of other tools, also inside `text_config`.
-    """
+    """Quantisation: bits, group_size, mode and exceptions by layer; {} for floats. mlx-lm's `quantization` wins over
+    `quantization_config` of other tools, also inside `text_config`."""
     theirs = config.get("quantization_config") or language_model(config).get("quantization_config")
     return {**_mapping(theirs), **_mapping(config.get("quantization"))}
 
@@ -108,10 +108,7 @@ def precision_of(config: Mapping[str, Any]) -> str:
 
 
 def refusal(config: Mapping[str, Any] | None, names: Collection[str]) -> str:
-    """Reason why mlx-lm cannot load this model, or "".
-
-    `config` is its config.json or None, `names` the files of its folder.
-    """
+    """Reason why mlx-lm cannot load this model, or "". `config` is its config.json, `names` the files of its folder."""
     has_gguf = any(name.endswith(".gguf") for name in names)
     if config is None:
         if "adapter_config.json" in names:
@@ -193,3 +190,21 @@ def _mlx_lm() -> Path:
     spec = importlib.util.find_spec("mlx_lm")
     assert spec is not None and spec.submodule_search_locations, "mlx-lm is one of our requirements"
     return Path(next(iter(spec.submodule_search_locations)))
+
+
+ALL_LINEAR = "all-linear"
+"""peft's name for every linear layer but the output layer."""
+
+
+def adapter_scale(config: AdapterSettings) -> float:
+    """alpha / rank (arXiv:2106.09685, section 4.1), with rsLoRA alpha / √rank (arXiv:2312.03732); `scale` without
+    alpha.
+    """
+    if config.lora_alpha is None:
+        return config.scale
+    return config.lora_alpha / (math.sqrt(config.rank) if config.use_rslora else config.rank)
+
+
+def is_named(name: str, keys: Iterable[str]) -> bool:
+    """True if one of `keys` equals the layer's name or its end after a dot (q_proj: self_attn.q_proj)."""
+    return any(name == key or name.endswith(f".{key}") for key in keys)

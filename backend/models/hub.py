@@ -1,6 +1,6 @@
 """Search, list and download Hugging Face repositories, resuming into huggingface_hub's cache.
 
-Requests have a timeout and no retries. `download` fetches bytes itself, because huggingface_hub deletes partial files.
+`download` fetches bytes itself, because huggingface_hub deletes partial files.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from huggingface_hub import HfApi, constants, hf_hub_download, hf_hub_url, snapshot_download
 from huggingface_hub import try_to_load_from_cache as find_in_cache
@@ -33,6 +33,9 @@ from backend.utils.file_lock import take
 from backend.utils.hub_cache import RepoType, split_revision
 from backend.utils.safetensors import BYTES
 
+if TYPE_CHECKING:
+    from backend.serve.questions import QuestionCall
+
 TIMEOUT_S = 6.0
 MAX_RESULTS = 20
 DOWNLOADED = {
@@ -44,8 +47,6 @@ DOWNLOADED = {
 }
 """File patterns to download; for models mlx-lm's (mlx_lm.utils.DEFAULT_ALLOW_PATTERNS)."""
 
-# Search
-
 _EXPAND = {
     "model": ("downloads", "lastModified", "gated", "tags", "safetensors", "config"),
     "dataset": ("downloads", "lastModified", "gated", "tags", "mainSize"),
@@ -53,20 +54,19 @@ _EXPAND = {
 
 
 def search(words: str, repo_type: RepoType, *, is_reward: bool = False) -> list[dict[str, Any]]:
-    """Matching repositories, MLX models first, then by downloads; with `is_reward` models that classify.
-
-    Each is {id, size, kind, precision, changed, downloads, gated, refusal}: bytes, unix seconds, None if unknown.
-    Raises UserError.
+    """Matching repositories, MLX models first, then by downloads; with `is_reward` models that classify. Each is {id,
+    size, kind, precision, changed, downloads, gated, refusal}: bytes, unix seconds, None if unknown. Raises UserError.
     """
     found: dict[str, dict[str, Any]] = {}
+    filters: list[dict[str, str]] = [{}]
+    if repo_type == "model":
+        filters = [{"filter": "mlx"}, {"pipeline_tag": "text-generation"}]
+    if is_reward:
+        filters = [{"pipeline_tag": "text-classification"}]
     with hub_errors("", repo_type):
-        for filter_ in ("mlx", "") if repo_type == "model" and not is_reward else ("",):
-            query: dict[str, Any] = {"search": words, "sort": "downloads", "limit": MAX_RESULTS}
+        for filter_ in filters:
+            query: dict[str, Any] = {"search": words, "sort": "downloads", "limit": MAX_RESULTS, **filter_}
             query["expand"] = list(_EXPAND[repo_type])
-            if filter_:
-                query["filter"] = filter_
-            elif repo_type == "model":
-                query["pipeline_tag"] = "text-classification" if is_reward else "text-generation"
             url = f"{constants.ENDPOINT}/api/{repo_type}s"
             response = get_session().get(url, params=query, headers=build_hf_headers(), timeout=TIMEOUT_S)
             hf_raise_for_status(response)
@@ -108,9 +108,6 @@ def _search_result(repo: Mapping[str, Any], repo_type: RepoType) -> dict[str, An
         "precision": architectures.precision_of(config) or bits or usual,
         "refusal": "" if is_usable and not config.get("model_type") else architectures.refusal(known, files),
     }
-
-
-# One repository
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,36 +156,17 @@ def config_file(repo_id: str, setting: str = "model") -> Path:
         return Path(hf_hub_download(repo, "config.json", revision=revision, etag_timeout=TIMEOUT_S))
 
 
-# Downloads
-
-PARALLEL = 4
-"""Files at a time."""
-SPARE = 64 << 20
-"""Bytes to leave free on the disk."""
-RETRIES, RETRY_S = 3, 0.5
-"""Retries without a new byte, and seconds before the first; each waits twice as long."""
-READ_TIMEOUT_S = 20.0
-"""Seconds without data after which a connection counts as broken."""
-LOCK_TIMEOUT_S = 3.0
-"""Seconds to wait for another download of the same file."""
-PROGRESS_S = 0.2
-"""Minimum seconds between progress reports."""
+PARALLEL = 4  # files at a time
+SPARE = 64 << 20  # bytes to leave free on the disk
+RETRIES, RETRY_S = 3, 0.5  # without a new byte, and seconds before the first; each waits twice as long
+READ_TIMEOUT_S = 20.0  # without data, after which a connection counts as broken
+LOCK_TIMEOUT_S = 3.0  # to wait for another download of the same file
+PROGRESS_S = 0.2  # least seconds between progress reports
 
 
-class DownloadListener(Protocol):
-    """Receives progress; cancels by raising in `check` or `sleep` (`backend.serve.questions.QuestionCall`)."""
-
-    report: Callable[[dict[str, Any]], None]
-
-    def check(self) -> None: ...
-    def sleep(self, seconds: float) -> None: ...
-
-
-def download(repo_id: str, repo_type: RepoType, listener: DownloadListener) -> Path:
-    """Download a repository into the cache; returns its snapshot folder. Progress: {done, total, phase}, in bytes.
-
-    A cancelled download resumes later; only complete files get their final names. Raises UserError.
-    """
+def download(repo_id: str, repo_type: RepoType, listener: QuestionCall) -> Path:
+    """Download a repository into the cache; returns its snapshot folder. Progress: {done, total, phase}, in bytes. A
+    download that `listener` cancels resumes later; only complete files get their final names. Raises UserError."""
     disable_progress_bars()
     listener.report({"done": 0, "total": None, "phase": "asking"})
     with hub_errors(repo_id, repo_type):
@@ -212,7 +190,7 @@ class _StoppedError(BaseException):  # as Cancelled
 
 
 class _Download:
-    def __init__(self, plan: DownloadPlan, listener: DownloadListener) -> None:
+    def __init__(self, plan: DownloadPlan, listener: QuestionCall) -> None:
         self.plan, self.listener, self.setting = plan, listener, SETTING[plan.repo_type]
         self.blobs = _blobs(plan.repo_id, plan.repo_type)
         self._counting, self._failed = threading.Lock(), threading.Event()
@@ -303,11 +281,8 @@ class _Download:
                     file.truncate()
                     raise NotTheHubError(f"{name} does not end")
                 file.write(chunk)
-                self._count(hash_, file.tell())
-
-    def _count(self, hash_: str, size: int) -> None:
-        self._arrived[hash_] = size
-        self._report("downloading")
+                self._arrived[hash_] = file.tell()
+                self._report("downloading")
 
     def _report(self, phase: str, *, now: bool = False) -> None:
         with self._counting:

@@ -103,10 +103,7 @@ logging.set_verbosity_error()  # it would log every retry
 
 @contextlib.contextmanager
 def hub_errors(repo_id: str, repo_type: str = "model", setting: str = "", token: str = "") -> Iterator[None]:
-    """Raise network, Hub, token and disk errors as a UserError naming the repository.
-
-    `token` is that of an upload; no message contains it.
-    """
+    """Raise network, Hub, token and disk errors as a UserError naming the repository, without an upload's `token`."""
     try:
         yield
     except UserError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from backend.models import architectures
 from backend.models.architectures import model_type
 from backend.models.model_folder import object_or_empty
 from backend.runs.run_folder import all_runs
-from backend.utils.files import possible_path
+from backend.utils.files import possible_path, walk
 from backend.utils.hub_cache import RepoType, hub_cache, snapshot_of
 from backend.utils.places import demo_folder, lm_studio_models
 
@@ -26,10 +27,8 @@ DATA_ENDINGS = (*DATA_SUFFIXES, ".jsonl.gz", ".json.gz", ".csv.gz", ".json.zst",
 
 @dataclass(slots=True)
 class InventoryItem:
-    """A model or dataset. `id` is the setting's value; sizes in bytes, `changed` in unix seconds.
-
-    `refusal`: reason why it is unusable; `remarks`: other messages; `partial`: bytes of an unfinished download.
-    """
+    """A model or dataset. `id` is the setting's value; sizes in bytes, `changed` in unix seconds. `refusal`: reason why
+    it is unusable; `remarks`: other messages; `partial`: bytes of an unfinished download."""
 
     id: str
     name: str
@@ -46,7 +45,7 @@ class InventoryItem:
 
 def models(folders: Iterable[str] = ()) -> list[InventoryItem]:
     """All local models, newest first. `folders`: models or model folders chosen earlier."""
-    found = [item for repo in _repos("model") if (item := _cached(repo, "model")) is not None]
+    found = _cached("model")
     for publisher in _folders(lm_studio_models()):
         in_folder = [folder for folder in _folders(publisher) if _files(folder)]
         found += [model_at(folder, f"{publisher.name}/{folder.name}", "lmstudio") for folder in in_folder]
@@ -75,9 +74,8 @@ def reward_models(folders: Iterable[str] = ()) -> list[InventoryItem]:
 
 def datasets(paths: Iterable[str] = ()) -> list[InventoryItem]:
     """All cached datasets and the existing `paths`, newest first."""
-    items = [_cached(repo, "dataset") for repo in _repos("dataset")]
-    items += [dataset_at(path) for path in filter(None, map(possible_path, dict.fromkeys(paths)))]
-    return sorted((item for item in items if item is not None), key=lambda item: -item.changed)
+    named = map(dataset_at, filter(None, map(possible_path, dict.fromkeys(paths))))
+    return sorted([*_cached("dataset"), *filter(None, named)], key=lambda item: -item.changed)
 
 
 def bundled(repo_type: RepoType) -> InventoryItem:
@@ -120,21 +118,25 @@ def is_incomplete(snapshot: Path) -> bool:
     return not has_other_weights and not architectures.refusal(config, [*files, "model.safetensors", "tokenizer.json"])
 
 
-def _cached(repo: Path, repo_type: RepoType) -> InventoryItem | None:
-    """A repository of the cache; None if no more than its description was fetched, by a search or a check."""
-    id_, snapshot = "/".join(repo.name.split("--")[1:]), snapshot_of(repo)
-    partial = sum(size for name, (size, _) in _files(repo / "blobs").items() if name.endswith(".incomplete"))
-    if snapshot is None:
-        item = InventoryItem(id_, id_, "cache", str(repo)) if partial else None
-    else:
-        item = (model_at if repo_type == "model" else dataset_at)(snapshot, id_, "cache", id_)
-        is_described = repo_type == "dataset" or set(_files(snapshot)) <= {"config.json", "README.md"}
-        if item is not None and item.refusal and not partial and is_described:
-            return None
-    if item is not None and partial and (repo_type == "dataset" or snapshot is None or item.refusal):
-        item.partial, item.refusal = partial, "Its download is unfinished: resume it."
-        item.changed = item.changed or repo.stat().st_mtime
-    return item
+def _cached(repo_type: RepoType) -> list[InventoryItem]:
+    """The repositories of the cache, but those of which only a description was fetched, by a search or a check."""
+    found: list[InventoryItem] = []
+    for repo in _folders(hub_cache()):
+        if not repo.name.startswith(f"{repo_type}s--"):
+            continue
+        id_, snapshot = "/".join(repo.name.split("--")[1:]), snapshot_of(repo)
+        partial = sum(size for name, (size, _) in _files(repo / "blobs").items() if name.endswith(".incomplete"))
+        item = InventoryItem(id_, id_, "cache", str(repo), refusal="It is not here.")
+        is_described = True
+        if snapshot is not None:
+            item = (model_at if repo_type == "model" else dataset_at)(snapshot, id_, "cache", id_) or item
+            is_described = repo_type == "dataset" or set(_files(snapshot)) <= {"config.json", "README.md"}
+        if partial and (repo_type == "dataset" or item.refusal):
+            item.partial, item.refusal = partial, "Its download is unfinished: resume it."
+            item.changed = item.changed or repo.stat().st_mtime
+        if partial or not item.refusal or not is_described:
+            found.append(item)
+    return found
 
 
 def _config(folder: Path) -> dict[str, Any] | None:
@@ -160,43 +162,24 @@ def dataset_at(path: Path, name: str = "", where: Where = "folder", id_: str = "
     item = InventoryItem(id_ or str(path), name or path.name, where, str(path))
     item.size = sum(size for size, _ in (data or files).values())
     item.changed = max((t for _, t in files.values()), default=0.0)
-    item.kind = ", ".join(sorted({_format(name) for name in data}))
+    bare = (name.removesuffix(".gz").removesuffix(".zst") for name in data)
+    item.kind = ", ".join(sorted({name.rpartition(".")[2] for name in bare}))
     if not data:
         item.refusal = "It holds no rows: no jsonl, json, csv or parquet."
     return item
 
 
-def _format(name: str) -> str:
-    suffixes = Path(name).suffixes
-    is_compressed = len(suffixes) > 1 and suffixes[-1] in (".gz", ".zst")
-    return suffixes[-2 if is_compressed else -1].lstrip(".")
-
-
-def _repos(repo_type: RepoType) -> list[Path]:
-    return [folder for folder in _folders(hub_cache()) if folder.name.startswith(f"{repo_type}s--")]
-
-
 def _folders(parent: Path) -> list[Path]:
-    try:
-        with os.scandir(parent) as entries:
-            return sorted(Path(entry.path) for entry in entries if not entry.name.startswith(".") and entry.is_dir())
-    except OSError:
-        return []
+    with suppress(OSError):
+        return sorted(path for path in parent.iterdir() if not path.name.startswith(".") and path.is_dir())
+    return []
 
 
 def _files(folder: Path, *, deep: bool = False) -> FileStats:
     stats: FileStats = {}
-    try:
-        entries = list(os.scandir(folder))
-    except OSError:
-        return stats
-    for entry in entries:
-        try:
-            if not entry.is_dir():
-                stats[entry.name] = (entry.stat().st_size, entry.stat().st_mtime)
-            elif deep and not entry.name.startswith("."):
-                below = _files(Path(entry.path), deep=True)
-                stats |= {f"{entry.name}/{name}": file_stats for name, file_stats in below.items()}
-        except OSError:
-            continue
+    with suppress(OSError):
+        for entry in walk(folder) if deep else os.scandir(folder):
+            with suppress(OSError):  # a link to nothing, or deleted meanwhile
+                if not entry.is_dir():
+                    stats[os.path.relpath(entry.path, folder)] = (entry.stat().st_size, entry.stat().st_mtime)
     return stats

@@ -1,23 +1,18 @@
-"""Check a model or adapter folder before opening it.
-
-Only `model*.safetensors` weights are opened, and models with their own code are refused.
-"""
+"""Check a model or adapter folder before opening it: only `model*.safetensors` are opened, and code is refused."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from backend.utils import documents
+from backend.utils.documents import BrokenJson, parse_loose_json
 from backend.utils.errors import UserError
 from backend.utils.files import read_text
 from backend.utils.safetensors import BrokenFile, StoredArray, read_header
 from backend.utils.text import quote
 
-CONFIG_LIMIT = 16 * 2**20
-"""Maximum bytes of config.json and the weight index."""
 PATH = 70
 """Characters of a path in a message."""
 LARGEST_RANK = 2**16
@@ -25,15 +20,14 @@ LARGEST_RANK = 2**16
 
 def read_object(file: Path, setting: str) -> dict[str, Any]:
     """The JSON object in a file. Raises UserError naming the file."""
-    text = read_text(file, setting, CONFIG_LIMIT)
     try:
-        value = documents.parse_loose_json(text)
-    except documents.BrokenJson as error:
+        value: Any = parse_loose_json(read_text(file, setting))
+    except BrokenJson as error:
         line = f" at line {error.line}" if error.line else ""
         raise UserError(setting, f"The JSON in {quote(file, PATH)} is broken{line}: {error.why}.") from None
     if not isinstance(value, dict):
         raise UserError(setting, f"{quote(file, PATH)} must hold a JSON object.")
-    return cast("dict[str, Any]", value)
+    return value
 
 
 def object_or_empty(file: Path) -> dict[str, Any]:
@@ -55,14 +49,8 @@ def check_config(file: Path, name: str, setting: str) -> dict[str, Any]:
 
 def check_arrays(folder: Path, setting: str) -> None:
     """Raise UserError if weights are incomplete."""
-    arrays: dict[str, tuple[str, StoredArray]] = {}
-    for file in sorted(folder.glob("model*.safetensors")):
-        header = header_of(file, setting)
-        if twice := next((name for name in header if name in arrays), None):
-            both = f"{quote(arrays[twice][0], 40)} and {quote(file.name, 40)}"
-            raise UserError(setting, f"{quote(folder, 50)} has {quote(twice, 40)} in both {both}.")
-        arrays |= {name: (file.name, array) for name, array in header.items()}
-    if not arrays:
+    there = {file.name for file in sorted(folder.glob("model*.safetensors")) if header_of(file, setting)}
+    if not there:
         missing = "holds no weights: model*.safetensors is missing or empty"
         raise UserError(setting, f"The folder {quote(folder, PATH)} {missing}.")
     index = folder / "model.safetensors.index.json"
@@ -71,8 +59,7 @@ def check_arrays(folder: Path, setting: str) -> None:
     named = read_object(index, setting).get("weight_map")
     if not isinstance(named, dict):
         raise UserError(setting, f"{quote(index, PATH)} names no weights.")
-    there = {file for file, _ in arrays.values()}
-    files = dict.fromkeys(quote(name, 40) for name in cast("dict[str, Any]", named).values())
+    files = dict.fromkeys(quote(name, 40) for name in named.values())
     if missing := [name for name in files if name not in there]:
         what = f"{len(missing):,} weight files that are missing, {missing[0]} among them"
         raise UserError(setting, f"{quote(index, PATH)} names {what}.")

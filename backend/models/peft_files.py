@@ -1,8 +1,5 @@
-"""Read a peft adapter and match its layers with mlx-lm's model.
-
-Checks headers before reading arrays and unpickles nothing. Settings follow `peft.LoraConfig` (peft 0.21); the arrays
-determine the adapted layers.
-"""
+"""Read a peft adapter and match its layers with mlx-lm's model. Settings follow `peft.LoraConfig` (peft 0.21); the
+arrays determine the adapted layers. Unpickles nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from backend.config.other_programs.peft import kind_sentence
 from backend.export.original_files import Fetch, OriginalFiles, find_original
 from backend.export.original_rows import LowRank, RowRun, Trace, trace
-from backend.models.adapter_types import is_named
+from backend.models.architectures import is_named
 from backend.models.model_folder import LARGEST_RANK, PATH, header_of, read_object
 from backend.utils.errors import UserError
 from backend.utils.files import is_file
@@ -54,9 +51,6 @@ OTHER_KINDS = {
 }
 """Unsupported peft settings → description."""
 _LORA = re.compile(r"(?P<layer>.+)\.lora_(?P<part>A\.weight|B\.weight|magnitude_vector(?:\.weight)?)")
-
-
-# adapter_config.json
 
 
 Rank = Annotated[int, Field(ge=1, le=LARGEST_RANK)]
@@ -156,9 +150,6 @@ def read_settings(file: Path) -> PeftSettings:
         raise UserError(SETTING, f"{where} has {quote(wrong['loc'][0], 40)} {quote(wrong['input'], 40)}.") from None
 
 
-# Its arrays
-
-
 @dataclass(frozen=True, slots=True)
 class PeftAdapter:
     """`layers` by original name; `whole`: original tensors that replace the base's. Lazy float32."""
@@ -179,7 +170,18 @@ def read_peft_adapter(folder: Path) -> PeftAdapter:
     header = header_of(folder / ARRAYS, SETTING)
     parts, whole = _sorted_by_layer(header)
     for layer, found in parts.items():
-        _check_layer(layer, found, header, settings)
+        adapter = f"The adapter of {quote(layer, NAME)}"
+        wanted = ["A", "B", *(["magnitude"] if settings.uses_dora else [])]
+        if missing := [part for part in wanted if part not in found]:
+            raise UserError(SETTING, f"{adapter} is not whole: its {missing[0]} is missing.")
+        if "magnitude" in found and not settings.uses_dora:
+            raise UserError(SETTING, f"{adapter} has a magnitude, and adapter_config.json says that it is no DoRA.")
+        a, b, rank = header[found["A"]].shape, header[found["B"]].shape, settings.rank_of(layer)
+        if len(a) != 2 or len(b) != 2 or a[0] != rank or b[1] != rank:
+            raise UserError(SETTING, f"{adapter} is A {list(a)} and B {list(b)}, and its rank is {rank}.")
+        if "magnitude" in found and (magnitude := header[found["magnitude"]].shape) != (b[0],):
+            has = f"is {list(magnitude)}, and B has {b[0]} rows"
+            raise UserError(SETTING, f"The magnitude of {quote(layer, NAME)} {has}.")
     try:
         arrays: Any = mx.load(str(folder / ARRAYS))
     except RuntimeError as error:
@@ -226,31 +228,10 @@ def _sorted_by_layer(header: Mapping[str, StoredArray]) -> tuple[dict[str, dict[
     return layers, whole
 
 
-def _check_layer(
-    layer: str, found: Mapping[str, str], header: Mapping[str, StoredArray], settings: PeftSettings
-) -> None:
-    adapter = f"The adapter of {quote(layer, NAME)}"
-    wanted = ["A", "B", *(["magnitude"] if settings.uses_dora else [])]
-    if missing := [part for part in wanted if part not in found]:
-        raise UserError(SETTING, f"{adapter} is not whole: its {missing[0]} is missing.")
-    if "magnitude" in found and not settings.uses_dora:
-        raise UserError(SETTING, f"{adapter} has a magnitude, and adapter_config.json says that it is no DoRA.")
-    a, b, rank = header[found["A"]].shape, header[found["B"]].shape, settings.rank_of(layer)
-    if len(a) != 2 or len(b) != 2 or a[0] != rank or b[1] != rank:
-        raise UserError(SETTING, f"{adapter} is A {list(a)} and B {list(b)}, and its rank is {rank}.")
-    if "magnitude" in found and (magnitude := header[found["magnitude"]].shape) != (b[0],):
-        raise UserError(SETTING, f"The magnitude of {quote(layer, NAME)} is {list(magnitude)}, and B has {b[0]} rows.")
-
-
-# The original weights of the model that an adapter is for
-
-
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Origin of mlx-lm's arrays: original `shapes`, the trace `traced`, and local files if any.
-
-    `is_tied`: the output layer is the embedding.
-    """
+    """Origin of mlx-lm's arrays: original `shapes`, the trace `traced`, and local files if any. `is_tied`: the output
+    layer is the embedding."""
 
     shapes: Mapping[str, tuple[int, ...]]
     traced: Trace
@@ -268,11 +249,8 @@ class Origin:
 def origin_of(
     base: Path, name: str, model: nn.Module, config: Mapping[str, Any], layers: Iterable[str], fetch: Fetch | None
 ) -> Origin:
-    """Origin of the arrays of `model`, from folder `base`, called `name`.
-
-    `layers`: those in the adapter. `fetch` downloads missing original weights. Raises UserError if the origin is
-    unknown.
-    """
+    """Origin of the arrays of `model`, from folder `base`, called `name`; `layers` are those in the adapter. `fetch`
+    downloads missing original weights. Raises UserError if the origin is unknown."""
     try:
         files = find_original(base, name, fetch)
     except UserError:

@@ -1,7 +1,5 @@
-"""Import a peft adapter as an mlx-lm adapter folder, verified by logits.
-
-The inverse of `backend.export.peft_export`.
-"""
+"""Import a peft adapter as an mlx-lm adapter folder, verified by logits: the inverse of
+`backend.export.peft_export`."""
 
 from __future__ import annotations
 
@@ -72,11 +70,8 @@ def import_adapter(
     fetch: Fetch | None = None,
     progress: Progress = silent,
 ) -> ImportedAdapter:
-    """Import the adapter in `folder` onto `model_name` ("" for its own base) into the folder `to`.
-
-    Raises UserError naming an unsupported layer; RuntimeError if the result differs from peft's model. Neither leaves a
-    folder.
-    """
+    """Import the adapter in `folder` onto `model_name` ("" for its own base) into the folder `to`. Raises UserError
+    naming an unsupported layer, RuntimeError if the result differs from peft's model; neither leaves a folder."""
     if to.exists() and not overwrite:
         raise UserError("output", f"{quote(to)} is there already; take another name, or --overwrite.")
     if to.exists() and not is_file(to / ARRAYS):
@@ -96,18 +91,13 @@ def import_adapter(
         save_arrays(draft / ARRAYS, carried.arrays())
         (draft / CONFIG).write_text(json.dumps(about, indent=2), encoding="utf-8")
         progress("Loading it back and comparing.")
-        verification = _verified(adapter, origin, base, AdapterFiles(draft / ARRAYS, draft / CONFIG))
+        files, verification = AdapterFiles(draft / ARRAYS, draft / CONFIG), None
+        TrainedWeights(base, str(base), base, files).open()
+        if (original := origin.files) is not None:
+            trained = TrainedWeights(original.folder, original.name, base, files, untrained=original.folder)
+            reference = make_reference(trained, load_tokenizer(base), SAMPLES, TOLERANCE["float32"])
+            verification = compare(draft, reference, lambda: merged_model(adapter, original))
     return ImportedAdapter(to, len(carried.layers), verification, tuple(_notes(adapter, carried, origin, name)))
-
-
-def _verified(adapter: PeftAdapter, origin: Origin, base: Path, files: AdapterFiles) -> Verification | None:
-    TrainedWeights(base, str(base), base, files).open()
-    if origin.files is None:
-        return None
-    original = origin.files
-    trained = TrainedWeights(original.folder, original.name, base, files, untrained=original.folder)
-    reference = make_reference(trained, load_tokenizer(base), SAMPLES, TOLERANCE["float32"])
-    return compare(files.arrays.parent, reference, lambda: merged_model(adapter, original))
 
 
 def _notes(adapter: PeftAdapter, carried: CarriedAdapter, origin: Origin, name: str) -> Iterator[str]:
@@ -126,9 +116,6 @@ def _notes(adapter: PeftAdapter, carried: CarriedAdapter, origin: Origin, name: 
     if origin.files is None:
         taken = "the adapter's names were taken for those of the model's layers, and no logits compared"
         yield f"The original weights of {quote(name, 60)} are not on this disk: {taken}; --fetch does both."
-
-
-# The adapters of mlx-lm's layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,10 +227,7 @@ def _low_rank(runs: list[RowRun], tensors: Mapping[str, LowRank]) -> tuple[mx.ar
 
 
 def wider(a: mx.array, b: mx.array, rank: int) -> tuple[mx.array, mx.array]:
-    """Widen A [.., r, in] and B [.., out, r] to `rank` without changing the result.
-
-    New columns of B are zero; new rows of A are initialised as in LoRA.
-    """
+    """Widen A [.., r, in] and B [.., out, r] to `rank` without changing B A: new columns of B are zero."""
     missing = rank - a.shape[-2]
     if not missing:
         return a, b
@@ -283,9 +267,6 @@ def _whole_arrays(adapter: PeftAdapter, origin: Origin, model: nn.Module) -> dic
     return found
 
 
-# adapter_config.json
-
-
 def _adapter_config(name: str, carried: CarriedAdapter, settings: PeftSettings, model: nn.Module) -> dict[str, Any]:
     count, keys = _layers_and_keys(model, set(carried.layers))
     parameters = {"rank": carried.rank, "scale": carried.scale, "dropout": settings.dropout}
@@ -307,10 +288,8 @@ def _adapter_config(name: str, carried: CarriedAdapter, settings: PeftSettings, 
 
 
 def _layers_and_keys(model: nn.Module, adapted: set[str]) -> tuple[int, list[str]]:
-    """mlx-lm's `num_layers` and `keys` for exactly these layers; [] for all.
-
-    Full names if layers are adapted differently.
-    """
+    """mlx-lm's `num_layers` and `keys` for exactly these layers; [] for all. Full names if layers are adapted
+    differently."""
     layers: list[nn.Module] = model.layers  # pyright: ignore
     full = {id(module): f"{name}." for name, module in model.named_modules()}
     prefixes = [full[id(layer)] for layer in layers]

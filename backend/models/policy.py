@@ -11,7 +11,7 @@ import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from typing import cast as typed
 
 import mlx.core as mx
@@ -53,6 +53,7 @@ DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 """Values of `dtype` except "auto"."""
 
 
+@dataclass(eq=False, repr=False)
 class Policy:
     """Model, tokenizer and reference of one run. Built by `load_policy`.
 
@@ -61,46 +62,38 @@ class Policy:
     shared with other policies.
     """
 
-    is_sharded = False
+    model: nn.Module
+    tokenizer: Any
+    model_config: dict[str, Any]
+    reference_model: nn.Module | None
+    original_dtypes: dict[str, mx.Dtype] = field(default_factory=dict[str, mx.Dtype])
+    masters: Any = None
+    adapted_keys: list[str] = field(default_factory=list[str])
+    shared_weights: SharedWeights | None = None
+
+    is_sharded: ClassVar[bool] = False
     """True if several ranks compute one model."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        tokenizer: Any,
-        model_config: dict[str, Any],
-        reference: nn.Module | None,
-        original_dtypes: dict[str, mx.Dtype] | None = None,
-        masters: Any = None,
-        adapted_keys: list[str] | None = None,
-        shared_weights: SharedWeights | None = None,
-    ) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.model_config = model_config
-        self.original_dtypes = original_dtypes or {}
-        self.masters = masters
-        self.adapted_keys = adapted_keys or []
-        self.shared_weights = shared_weights
-        self.split_model = split(model)
-        self._set_reference(reference)
+    def __post_init__(self) -> None:
+        self.split_model = split(self.model)
+        self.reference = split(self.reference_model) if self.reference_model is not None else None
         self.teacher_model: nn.Module | None = None  # of distillation (`load_teacher`)
         self.teacher: SplitModel | None = None
-        self.eos_ids = sorted(int(token) for token in tokenizer.eos_token_ids)
-        pad = getattr(tokenizer, "pad_token_id", None)
+        self.eos_ids = sorted(int(token) for token in self.tokenizer.eos_token_ids)
+        pad = getattr(self.tokenizer, "pad_token_id", None)
         self.pad_id = pad if pad is not None else self.eos_ids[0]
         self.vision: VisionTower | None = None  # opened with the first picture
 
     def images_of(self, problems: Iterable[Problem]) -> list[PromptImages | None]:
         """The pictures of each problem as the model reads them, None where there are none. Raises UserError."""
-        return [self._read(problem) if problem.images else None for problem in problems]
+        found: list[PromptImages | None] = []
+        for problem in problems:
+            if problem.images and self.vision is None:
+                from backend.vision.tower import VisionTower
 
-    def _read(self, problem: Problem) -> PromptImages:
-        if self.vision is None:
-            from backend.vision.tower import VisionTower
-
-            self.vision = VisionTower(self.tokenizer, self.split_model.dtype)
-        return self.vision.read(problem)
+                self.vision = VisionTower(self.tokenizer, self.split_model.dtype)
+            found.append(self.vision.read(problem) if problem.images and self.vision is not None else None)
+        return found
 
     def parameters(self) -> Any:
         """Trainable arrays as the optimizer has them."""
@@ -142,22 +135,18 @@ class Policy:
         self.restore_reference({name: (1 - alpha) * reference[name] + alpha * policy[name] for name in policy})
 
     def use_reference(self, config: ModelSettings) -> None:
-        """Load or drop the reference as configured. Raises UserError if it cannot be loaded.
-
-        Under full fine-tuning a dropped reference cannot be loaded again.
-        """
+        """Load or drop the reference as configured; under full fine-tuning a dropped one cannot be loaded again. Raises
+        UserError."""
         if config.needs_reference == (self.reference is not None):
             return
-        reference = None
+        self.reference_model = self.reference = None
         if config.needs_reference:
             assert config.train_type != "full" and not config.modules_to_save
-            reference = _load_reference(without_adapters(copy_sharing_arrays(self.model)), self.tokenizer, config, {})
-            mx.eval(reference.parameters() if reference else [])
-        self._set_reference(reference)
-
-    def _set_reference(self, reference: nn.Module | None) -> None:
-        self.reference_model = reference
-        self.reference = split(reference) if reference is not None else None
+            model = without_adapters(copy_sharing_arrays(self.model))
+            self.reference_model = reference = _load_reference(model, self.tokenizer, config, {})
+            assert reference is not None
+            mx.eval(reference.parameters())
+            self.reference = split(reference)
 
     def reference_arrays(self) -> dict[str, mx.array]:
         """Reference values of the trainable arrays. Complete only with `moves_reference` or full fine-tuning."""
@@ -175,10 +164,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A model in the configured precision without adapters; fields as in `Policy`.
-
-    Several adapter policies can share its arrays.
-    """
+    """A model in the configured precision without adapters, which adapter policies can share; fields as in `Policy`."""
 
     model: nn.Module
     tokenizer: Any
@@ -226,11 +212,8 @@ def check_learns(model: nn.Module, model_config: dict[str, Any], config: ModelSe
 def load_policy(
     config: ModelSettings, note: Callable[[str], None] = lambda sentence: None, shared: Base | None = None
 ) -> Policy:
-    """Build a run's policy before its first step; `note` takes messages for the user.
-
-    `shared`: a base with the same `model`, `quantization` and `dtype`, for adapters only. Raises UserError naming the
-    setting.
-    """
+    """Build a run's policy before its first step. `shared`: a base with the same `model`, `quantization` and `dtype`,
+    for adapters only. Raises UserError naming the setting."""
     if sentence := cpu.check_compiler():
         note(sentence)
     is_full = config.train_type == "full"
@@ -254,12 +237,9 @@ def load_policy(
 
 
 def cast(model: nn.Module, dtype: str, keep: bool = False) -> Any:
-    """Cast float arrays, quantised layers' scales and biases included; "auto" does nothing.
-
-    On a CPU, whose quantised products are slow, float32 expands quantised layers to the same values. Arrays that need
-    float32 (routers, state-space decays) stay, as in mlx-lm. `keep`: return the arrays before rounding to 16 bits, else
-    None.
-    """
+    """Cast float arrays, quantised layers' scales and biases included; "auto" does nothing. Arrays that need float32
+    (routers, state-space decays) stay, as in mlx-lm. On a CPU, whose quantised products are slow, float32 expands
+    quantised layers. `keep`: return the arrays before rounding to 16 bits, else None."""
     if dtype == "auto":
         return None
     casts: Callable[[str], bool] = getattr(model, "cast_predicate", lambda name: True)  # mlx-lm's name
@@ -327,10 +307,8 @@ def is_quantised(model: nn.Module) -> bool:
 
 
 def _prepare_full_training(model: nn.Module, note: Callable[[str], None]) -> dict[str, mx.Dtype]:
-    """Cast the model to float32, since 16-bit weights lose small updates.
-
-    Returns the original types by name. Raises UserError for a quantised model.
-    """
+    """Cast the model to float32, since 16-bit weights lose small updates; returns the original types by name. Raises
+    UserError for a quantised model."""
     if is_quantised(model):
         packed = "Full fine-tuning has no gradient for quantised weights, and this model is quantised"
         raise UserError("train_type", f"{packed}; choose LoRA.")

@@ -58,10 +58,8 @@ def save_arrays(path: Path, arrays: Arrays | HostArrays) -> None:
 
 
 def save_model(policy: Policy, config: ModelSettings, folder: Path) -> None:
-    """Replace `folder` by the whole model in its loaded precision, with the run's tokenizer.
-
-    Raises DiskError and then keeps the older model; both briefly exist.
-    """
+    """Replace `folder` by the whole model in its loaded precision, with the run's tokenizer. Raises DiskError and then
+    keeps the older model; both briefly exist."""
     # A folder, never an id: for an id mlx-lm requests a model card from the Hub, and a run must be able to end offline.
     path = Path(config.model).expanduser() if names_folder(config.model) else mlx_lm_utils.hf_repo_to_path(config.model)
     vision, _ = open_vision_part(path, policy.model_config)

@@ -1,7 +1,5 @@
-"""A policy sharded over several machines with mlx-lm's `model.shard(group)`.
-
-Layers sum over ranks in the forward pass, so all ranks must run the same passes in the same order.
-"""
+"""A policy sharded over several machines with mlx-lm's `model.shard(group)`. Layers sum over ranks in the forward pass,
+so all ranks must run the same passes in the same order."""
 
 from __future__ import annotations
 
@@ -9,7 +7,8 @@ import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -33,7 +32,7 @@ from backend.utils.text import quote
 class ShardedPolicy(Policy):
     """This rank's part of a policy. `masters` are the whole float32 adapters, equal on all ranks."""
 
-    is_sharded = True
+    is_sharded: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -86,10 +85,8 @@ def load_sharded_policy(
     note: Callable[[str], None] = lambda sentence: None,
     add_up: Sum | None = None,
 ) -> ShardedPolicy:
-    """This rank's part of `load_policy`. All ranks of `group` must call it together, after a barrier.
-
-    `add_up`: sum of gradients over ranks, if not plain. Raises UserError on every rank if the model cannot be sharded.
-    """
+    """This rank's part of `load_policy`; all ranks of `group` call it together, after a barrier. `add_up`: sum of
+    gradients over ranks, if not plain. Raises UserError on every rank if the model cannot be sharded."""
     device.use(config.device)
     if sentence := cpu.check_compiler():
         note(sentence)
@@ -122,24 +119,11 @@ def load_sharded_policy(
 
 def check_divides(model: nn.Module, config: ModelSettings, size: int) -> None:
     """Raise `load_sharded_policy`'s UserError without the weights of `model`, which is unusable afterwards."""
-    group: Any = AbsentGroup(size)
+    group: Any = SimpleNamespace(rank=lambda: 0, size=lambda: size)  # without other ranks, so that it cannot compute
     adapted = copy_sharing_arrays(model)
     attach_adapters(adapted, config)
     with _refusals(config, size):
         install_adapters(model, adapted, shard(model, group), 0, size)
-
-
-class AbsentGroup:
-    """Rank 0 of a group without other ranks, to test sharding. It cannot compute."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-
-    def rank(self) -> int:
-        return 0
-
-    def size(self) -> int:
-        return self._size
 
 
 @contextmanager
@@ -164,17 +148,13 @@ WITHOUT_GRADIENT = {
 def sharding_refusal(config: Mapping[str, Any]) -> str:
     """Reason why this model cannot be trained sharded, or ""."""
     kind, module = quote(model_type(config), 40), module_of(config)
-    if not divides(module):
+    try:
+        can_divide = hasattr(importlib.import_module(f"mlx_lm.models.{module}").Model, "shard")
+    except SystemExit:  # a package that its code needs is not installed
+        can_divide = False
+    if not can_divide:
         advice = "each machine needs all of it: choose Prompts"
         return f"mlx-lm has no code that divides a model of the kind {kind}; {advice}."
     if reason := WITHOUT_GRADIENT.get(module):
         return f"A model of the kind {kind} cannot be trained divided by mlx-lm's code: {reason}."
     return ""
-
-
-def divides(module: str) -> bool:
-    """True if this module of mlx_lm.models supports sharding."""
-    try:
-        return hasattr(importlib.import_module(f"mlx_lm.models.{module}").Model, "shard")
-    except SystemExit:  # a package that its code needs is not installed
-        return False

@@ -27,10 +27,7 @@ _first_import = threading.Lock()
 
 
 def import_mlx_lm() -> None:
-    """Import mlx-lm; call before importing parts of it from threads.
-
-    Concurrent imports of the package and a part end in `_DeadlockError`.
-    """
+    """Import mlx-lm before threads import parts of it: concurrent imports of both end in `_DeadlockError`."""
     with _first_import:
         import mlx_lm  # noqa: F401  # pyright: ignore[reportUnusedImport]
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
@@ -18,7 +16,7 @@ from backend.config.setting import step_parts
 from backend.runs.events import ENDINGS, Event, first_and_last_events, is_number
 from backend.runs.metric_names import measure_of
 from backend.runs.queue import is_waiting
-from backend.runs.run_folder import RunFolder, all_runs, modified_at
+from backend.runs.run_folder import RunFolder, may_be_starting, modified_at
 from backend.runs.steering import changed_values, read_changes
 from backend.utils.documents import FAST_LOADER, YAML_LIMIT, parse_yaml
 from backend.utils.errors import UserError
@@ -26,7 +24,6 @@ from backend.utils.files import read_text
 from backend.utils.text import quote
 
 State = Literal["queued", "starting", "running", "finished", "stopped", "failed", "crashed"]
-STARTUP_GRACE_S = 20.0  # a process without a lock counts as crashed after this: it imports first
 IDLE_PHASES = ("loading", "paused", "waiting")
 
 
@@ -124,12 +121,6 @@ def first_and_last_means(values: Iterable[Any], count: int | None = None) -> tup
     return sum(numbers[:size]) / size, sum(numbers[-size:]) / size
 
 
-def may_be_starting(run: RunFolder) -> bool:
-    """True for a folder written so recently that a trainer may still be importing, before it takes the lock."""
-    # abs: a clock that was set back leaves files of the future.
-    return abs(time.time() - max(modified_at(run.config), modified_at(run.log))) < STARTUP_GRACE_S
-
-
 def state_of(
     ending: Event | None, *, is_locked: bool, has_started: bool, may_be_coming: bool, is_queued: bool = False
 ) -> State:
@@ -142,16 +133,6 @@ def state_of(
     if is_queued:
         return "queued"
     return "starting" if may_be_coming else "crashed"
-
-
-def training_run(folder: Path | None = None) -> RunFolder | None:
-    """A run in `folder` (the runs folder by default) that trains here, or was just launched and may still be
-    importing."""
-
-    def is_training(run: RunFolder) -> bool:
-        return run.is_locked() or (not run.has_event_log and may_be_starting(run) and not is_waiting(run))
-
-    return next((run for run in all_runs(folder) if not run.is_remote and is_training(run)), None)
 
 
 def raw_settings(run: RunFolder) -> dict[str, Any]:

@@ -6,15 +6,24 @@ each random number is a function of the seed and of its position in the run.
 
 After a kill, events.jsonl and completions.jsonl are ahead of the newest checkpoint; a resume truncates them to the byte
 lengths in its state.json.
+
+A thread writes them: the next step samples while the last one goes to disk. An evaluated mlx array is immutable, so a
+snapshot is a set of references, and nothing is copied. The trainer waits for the thread before the next update: after
+it the snapshot alone would keep a second copy of the model alive.
 """
 
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,8 +33,17 @@ import xxhash
 from backend.config.changeable import STAGE_DATA
 from backend.config.checks import default_score
 from backend.config.config import Config
-from backend.models.saving import Arrays, HostArrays, save_arrays
-from backend.runs.events import RUN_FORMAT, end_of_step, first_and_last_events, is_number, read_events
+from backend.models.policy import Policy
+from backend.models.saving import Arrays, HostArrays, adapter_config, on_host, save_arrays
+from backend.runs.events import (
+    RUN_FORMAT,
+    EventLog,
+    JsonLines,
+    end_of_step,
+    first_and_last_events,
+    is_number,
+    read_events,
+)
 from backend.runs.metric_names import EVALUATION
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.saved_weights import (
@@ -41,7 +59,10 @@ from backend.runs.saved_weights import (
     read_checkpoint,
 )
 from backend.trainer.machine import gpu_error
-from backend.utils.disk import clear_drafts, remove_folder, restore_folder, whole_folder, writing
+from backend.trainer.not_finite import weights_error
+from backend.training.learner import Learner
+from backend.training.not_finite import not_finite_arrays
+from backend.utils.disk import clear_drafts, remove_folder, replace_file, restore_folder, whole_folder, writing
 from backend.utils.errors import UserError
 from backend.utils.files import remove_tree
 from backend.utils.text import quote
@@ -167,7 +188,7 @@ def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[Damaged]]:
 
 def set_aside(damaged: Damaged) -> str:
     """Rename a damaged checkpoint's folder, so that nobody reads it; returns a message. Raises UserError."""
-    names = (f"damaged-{damaged.path.name}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
+    names = chain([f"damaged-{damaged.path.name}"], (f"damaged-{damaged.path.name}-{number}" for number in count(2)))
     aside = next(path for path in map(damaged.path.with_name, names) if not path.exists())
     try:
         damaged.path.rename(aside)
@@ -295,3 +316,129 @@ def observe_score(state: TrainingState, score: float | None, step: int, config: 
         state.scores_without_gain += 1
     if state.best_score is None or sign * score > sign * state.best_score:
         state.best_score, state.best_step = score, step
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state and arrays of a run between two steps, every array evaluated."""
+
+    state: TrainingState
+    weights: Arrays | HostArrays
+    optimizer: Arrays | HostArrays | None  # None with `save_only_model`
+    reference: Arrays | HostArrays | None
+    adapter_config: dict[str, Any] | None  # None under full fine-tuning
+    pass_rates: HostArrays | None = None
+
+
+def snapshot(
+    state: TrainingState, policy: Policy, learner: Learner, config: Config, pass_rates: HostArrays | None = None
+) -> Snapshot:
+    """References to everything that a checkpoint holds. Raises UserError for an array that is not finite."""
+    weights, optimizer = policy.trainable(), None if config.save_only_model else learner.state_arrays()
+    reference = policy.reference_arrays() if config.moves_reference else None
+    mx.eval(weights, optimizer, reference)  # a lazy array can be evaluated only in the thread that made its graph
+    if policy.is_sharded:
+        # A pass that a lost rank has left hanging may hold all the work that mlx takes on at once: asking it for more
+        # would hang too.
+        weights = on_host(weights)
+        optimizer, reference = optimizer and on_host(optimizer), reference and on_host(reference)
+    named = (pair for arrays in (weights, optimizer or {}, reference or {}) for pair in arrays.items())
+    if odd := not_finite_arrays(named):
+        raise weights_error(config, state.step, odd)
+    about = None if config.train_type == "full" else adapter_config(policy, config)
+    # `replace` makes a copy: the trainer sets fields of its own state while this one is written.
+    return Snapshot(replace(state), weights, optimizer, reference, about, pass_rates)
+
+
+class CheckpointWriter:
+    """Writes one checkpoint of a run at a time, and its event once it is complete: `begin`, then `wait`."""
+
+    def __init__(
+        self,
+        run: RunFolder,
+        event_log: EventLog,
+        completions: JsonLines,
+        keep: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.run = run
+        self.saved_step: int | None = None
+        self._event_log, self._completions, self._keep, self._clock = event_log, completions, keep, clock
+        # One thread for all of them: mlx gives every thread that touches an array a stream, and keeps it.
+        self._writer = ThreadPoolExecutor(1, "checkpoints")
+        self._pending: Future[tuple[int, Path]] | None = None
+        self._seconds = 0.0
+
+    def begin(self, take: Callable[[], Snapshot]) -> None:
+        """Take a snapshot and begin to write it. Raises DiskError if the checkpoint before could not be written, and
+        the errors of `take`."""
+        self.wait()
+        began = self._clock()
+        self._pending = self._writer.submit(self._write, [take()])
+        self._seconds += self._clock() - began
+
+    @property
+    def is_done(self) -> bool:
+        """True if `wait` has an event to write and does not block."""
+        return self._pending is not None and self._pending.done()
+
+    def wait(self) -> None:
+        """Wait for the checkpoint that was begun, and write its event. Raises DiskError if it could not be written."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            began = self._clock()
+            self.tell(*pending.result())
+            self._seconds += self._clock() - began
+
+    def write_here(self, taken: Snapshot) -> None:
+        """In the calling thread and on its stream."""
+        assert self._pending is None
+        self.tell(*self._write([taken]))
+
+    def tell(self, step: int, path: Path) -> None:
+        self.saved_step = step
+        self._event_log.write("checkpoint", step=step, path=str(path.relative_to(self.run.path)))
+
+    def take_seconds(self) -> float:
+        """Seconds that saving has held the run up since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def close(self) -> None:
+        self._writer.shutdown()
+
+    def _write(self, only: list[Snapshot]) -> tuple[int, Path]:
+        # Popped from a list, because the executor keeps its arguments until after `wait`: the arrays would live on.
+        taken = only.pop()
+        # Before the checkpoint exists: a resume truncates these files to the lengths in state.json, and after a power
+        # cut, bytes that were never synced could be missing below them.
+        self._event_log.sync()
+        self._completions.sync()
+        arrays = (taken.weights, taken.optimizer, taken.reference, taken.pass_rates)
+        is_full_model = taken.adapter_config is None
+        path = save(self.run, taken.state, *arrays, is_full_model=is_full_model, keep=self._keep)
+        if taken.adapter_config is not None:
+            publish_adapters(self.run, path / "adapters.safetensors", taken.adapter_config)
+        return taken.state.step, path
+
+
+def publish_adapters(run: RunFolder, arrays: Path, about: Mapping[str, Any]) -> None:
+    """Put the adapters of a checkpoint into `adapters/`, where mlx-lm loads them. Raises DiskError."""
+    folder = run.adapters
+    with writing(folder):
+        folder.mkdir(exist_ok=True)  # without parents: a run's folder that is gone must not come back half
+    # Weights before config: readers need both files.
+    published = folder / "adapters.safetensors"
+    with writing(published), arrays.open("rb") as file:
+        replace_file(published, iter(partial(file.read, 1 << 20), b""))
+    replace_file(folder / "adapter_config.json", json.dumps(about, indent=2) + "\n")
+
+
+def refresh_adapters(run: RunFolder, saved: Checkpoint, policy: Policy, config: Config) -> None:
+    """Publish the newest checkpoint's adapters, where a process was killed before it did. Raises DiskError."""
+    if config.train_type == "full":
+        return
+    published = run.adapters / "adapters.safetensors"
+    is_whole = published.exists() and (run.adapters / "adapter_config.json").exists()
+    if not is_whole or not filecmp.cmp(saved.weights_file, published, shallow=False):
+        publish_adapters(run, saved.weights_file, adapter_config(policy, config))

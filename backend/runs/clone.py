@@ -9,10 +9,10 @@ changes of settings that the parent had by that step.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -102,10 +102,16 @@ def clone(
     before, after = clone_settings(parent, which, changes or {}, warm=warm)
     if reference == "clone" and (warm or after.train_type == "full"):
         raise UserError("reference", "Only a cold clone of LoRA or DoRA can stay near the weights that it starts from.")
-    saved = find_checkpoint(parent, which)
-    folder = _free_folder(runs_dir or parent.path.parent, name or f"{parent.name}-from-{saved.state.step}", bool(name))
+    saved, runs_dir = find_checkpoint(parent, which), runs_dir or parent.path.parent
+    wanted = name or f"{parent.name}-from-{saved.state.step}"
+    names = (wanted if number == 1 else f"{wanted}-{number}" for number in count(1))
+    free = (runs_dir / each for each in names if not any((runs_dir / each).glob("*")))
+    folder = RunFolder(next(free))
+    if name and folder.name != name:
+        raise UserError("run_name", f"There is a run {name} already; choose another name for the clone.")
     after = parse(after.model_dump() | {"run_name": name})
     try:
+        runs_dir.mkdir(parents=True, exist_ok=True)
         # Of one name for one clone: the next one clears what a killed one has left.
         with staging_folder(folder.path.parent, folder.path, "clone") as staging:
             draft = RunFolder(staging)  # itself, so that nothing is left of it once it has its name
@@ -138,25 +144,9 @@ def clone(
     return folder
 
 
-def _free_folder(runs_dir: Path, name: str, is_given: bool) -> RunFolder:
-    """The folder of a clone: `name`, with a number where that is taken and was not `is_given`. Raises UserError."""
-    try:
-        runs_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError("runs_dir", f"The runs folder {runs_dir} cannot be written: {error.strerror}.") from None
-    for number in range(1, 1000):
-        path = runs_dir / (name if number == 1 else f"{name}-{number}")
-        if not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir())):
-            return RunFolder(path)
-        if is_given:
-            raise UserError("run_name", f"There is a run {name} already; choose another name for the clone.")
-    raise UserError("run_name", f"There are a thousand runs called {name}; choose another name.")
-
-
 def _copy_warm(parent: RunFolder, saved: Checkpoint, changed: Mapping[str, tuple[Any, Any]], draft: RunFolder) -> None:
     """The checkpoint, and event log and completions up to it; the changes are the event log's next line."""
-    state = saved.state
-    target = draft.checkpoints / saved.path.name
+    state, target = saved.state, draft.checkpoints / saved.path.name
     target.mkdir(parents=True)
     for file in saved.path.iterdir():
         shutil.copy2(file, target)

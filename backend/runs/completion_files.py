@@ -1,4 +1,4 @@
-"""completions.jsonl: its lines while it grows, an index by step, and export."""
+"""completions.jsonl: an index by step, and export."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from backend.runs.completion_rows import GroupRow, listed_completions, logged_of, scores_of, without_token_data
-from backend.runs.conversation import conversation_text
-from backend.runs.events import is_step, parse_line
+from backend.runs.completion_rows import (
+    GroupRow,
+    conversation_text,
+    listed_completions,
+    logged_of,
+    scores_of,
+    without_token_data,
+)
+from backend.runs.events import Follower, is_step, parse_line, placed_lines
 from backend.utils.disk import cause
 from backend.utils.errors import UserError
 from backend.utils.files import open_regular
@@ -26,48 +32,6 @@ def parse_group_row(line: bytes) -> GroupRow | None:
     """The row of one line of completions.jsonl; None for anything but a JSON object with a step."""
     row: Any = parse_line(line)
     return row if row is not None and is_step(row.get("step")) else None
-
-
-class LineReader:
-    """Complete lines of a growing file in order.
-
-    `offset`: where the next line begins; `was_cut`: the file had become shorter, so everything read before is void and
-    the next call reads from the start.
-    """
-
-    def __init__(self, path: Path, slice_size: int) -> None:
-        self.path, self._slice_size = path, slice_size
-        self.offset = self._size = 0
-        self.was_cut = False
-
-    @property
-    def share(self) -> float:
-        return self.offset / self._size if self._size else 1.0
-
-    def read(self) -> list[tuple[int, bytes]]:
-        """(offset, line) of the next slice, or of one longer line; none at the end of the file."""
-        try:
-            with open_regular(self.path) as file:
-                self._size = os.fstat(file.fileno()).st_size
-                file.seek(self.offset)
-                chunk = file.read(self._slice_size)
-                if b"\n" not in chunk:
-                    chunk += file.readline()
-        except OSError:
-            self._size, chunk = 0, b""
-        self.was_cut = self._size < self.offset
-        complete = chunk[: chunk.rfind(b"\n") + 1]
-        lines = placed(complete, self.offset)
-        self.offset = 0 if self.was_cut else self.offset + len(complete)
-        return lines
-
-
-def placed(text: bytes, offset: int) -> list[tuple[int, bytes]]:
-    placed = []
-    for line in text.splitlines(keepends=True):
-        placed.append((offset, line))
-        offset += len(line)
-    return placed
 
 
 def read_line(path: Path, offset: int) -> bytes:
@@ -87,7 +51,7 @@ class CompletionIndex:
         self.clear()
 
     def clear(self) -> None:
-        self._lines = LineReader(self.path, SLICE)
+        self._lines = Follower(self.path, limit=SLICE)
         self._ranges: dict[int, tuple[int, int]] = {}
 
     def steps(self) -> list[int]:
@@ -95,10 +59,9 @@ class CompletionIndex:
 
     def advance(self) -> bool:
         """Index the next slice of the file; True if there may be more."""
-        placed = self._lines.read()
-        if self._lines.was_cut:
-            self.clear()
-            return True
+        placed = self._lines.lines()
+        if self._lines.restarted:
+            self._ranges.clear()
         for start, line in placed:
             match = _STEP.match(line)
             row = None if match else parse_group_row(line)
@@ -113,15 +76,16 @@ class CompletionIndex:
 
     def placed_rows(self, step: int | None = None) -> list[tuple[int, GroupRow]]:
         """As `rows`, each with its offset in the file."""
-        wanted = next(reversed(self._ranges), None) if step is None else step
-        start, end = self._ranges.get(wanted, (0, 0)) if wanted is not None else (0, 0)
+        wanted = next(reversed(self._ranges), -1) if step is None else step
+        start, end = self._ranges.get(wanted, (0, 0))
         try:
             with open_regular(self.path) as file:
                 file.seek(start)
                 text = file.read(end - start)
         except OSError:
             return []
-        rows = ((offset, parse_group_row(without_token_data(line))) for offset, line in placed(text, start))
+        lines = placed_lines(text, start)
+        rows = ((offset, parse_group_row(without_token_data(line))) for offset, line in lines)
         return [(offset, row) for offset, row in rows if row is not None and row["step"] == wanted]
 
 
@@ -137,8 +101,7 @@ def export_completions(source: Path, places: Sequence[Place], target: Path) -> G
     """
     if target.suffix not in SUFFIXES:
         raise UserError("export", f"{target.name} must end in .jsonl or .md.")
-    write, written = _jsonl if target.suffix == ".jsonl" else _markdown, 0
-    partial = target.with_name(f".{target.name}.part")
+    written, partial = 0, target.with_name(f".{target.name}.part")
     try:
         with open_regular(source) as file, partial.open("w", encoding="utf-8", errors="replace") as out:
             for offset, group in groupby(places, key=lambda place: place[0]):  # a row's line is parsed once
@@ -147,7 +110,9 @@ def export_completions(source: Path, places: Sequence[Place], target: Path) -> G
                 completions = listed_completions(row)
                 for _, place in group:
                     if place < len(completions):
-                        out.write(write(row, completions[place]))
+                        about = {key: row.get(key) for key in ("step", "prompt", "answer", "type")}
+                        line = json.dumps(about | dict(completions[place]), ensure_ascii=False) + "\n"
+                        out.write(line if target.suffix == ".jsonl" else _markdown(row, completions[place]))
                         written += 1
                         yield written
             out.flush()
@@ -157,11 +122,6 @@ def export_completions(source: Path, places: Sequence[Place], target: Path) -> G
         raise UserError("export", f"{quote(target)} cannot be written: {cause(error)}.") from None
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _jsonl(row: Mapping[str, Any], completion: Mapping[str, Any]) -> str:
-    about = {key: row.get(key) for key in ("step", "prompt", "answer", "type")}
-    return json.dumps(about | dict(completion), ensure_ascii=False) + "\n"
 
 
 def _markdown(row: Mapping[str, Any], completion: Mapping[str, Any]) -> str:

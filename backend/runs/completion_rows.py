@@ -1,9 +1,12 @@
-"""Rows of completions as typed dictionaries: one line of a run's completions.jsonl, and one group to be scored. Only
-the step of a row is checked: code that shows a row must expect missing keys."""
+"""Rows of completions as typed dictionaries: one line of a run's completions.jsonl, and one group to be scored; and a
+completion with tools as a text to read. Only the step of a row is checked: code that shows one must expect missing
+keys."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any, Literal, NotRequired, TypedDict
 
 Stop = Literal["eos", "length", "string"]  # an end-of-sequence token, the length limit, or one of the `stop` strings
@@ -99,9 +102,13 @@ def without_token_data(line: bytes) -> bytes:
     return b"".join([*kept, line[start:]]) if kept else line
 
 
+def _listed(row: Mapping[str, Any], key: str, kind: type) -> list[Any]:
+    found = row.get(key)
+    return [item for item in found if isinstance(item, kind)] if isinstance(found, list) else []
+
+
 def images_of(row: Mapping[str, Any]) -> list[str]:
-    listed = row.get("images")
-    return [path for path in listed if isinstance(path, str)] if isinstance(listed, list) else []
+    return _listed(row, "images", str)
 
 
 def prompt_key(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -110,8 +117,7 @@ def prompt_key(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def listed_completions(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    listed = row.get("completions")
-    return [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+    return _listed(row, "completions", dict)
 
 
 def scores_of(completion: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -151,3 +157,59 @@ def token_count(tokens: Any) -> int | None:
     if isinstance(tokens, list):
         return len(tokens)
     return tokens if isinstance(tokens, int) else None
+
+
+Kind = Literal["head", "text", "call", "note", "result", "failed", "warning"]
+"""What a part is: the number of a turn, what the model wrote, a call, its time, its result or error, why it ends."""
+Part = tuple[Kind, str]
+
+LEFT_OUT = "The results did not fit within the completion length: they were left out, and the completion ended here."
+NOT_RUN = "Not run: the completion has no tool turns left."
+
+
+def turns_of(completion: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The turns of a row of completions.jsonl; none for a run without tools."""
+    return _listed(completion, "turns", dict)
+
+
+def turns_mark(completion: Mapping[str, Any]) -> str:
+    """“3 turns, 2 calls, 1 failed”, “no call”; "" for a completion without turns."""
+    turns = turns_of(completion)
+    calls = sum(len(turn.get("calls") or ()) for turn in turns)
+    failed = sum(bool(result.get("failed")) for turn in turns for result in turn.get("results") or ())
+    if not calls:
+        return "no call" if turns else ""
+    mark = f"{len(turns)} turn{'s' * (len(turns) > 1)}, {calls} call{'s' * (calls > 1)}"
+    return f"{mark}, {failed} failed" if failed else mark
+
+
+def conversation_parts(completion: Mapping[str, Any]) -> list[Part]:
+    """The whole text of a completion in parts that are shown differently; one part where it has a single turn."""
+    turns = turns_of(completion)
+    if len(turns) < 2 and not any(turn.get("calls") for turn in turns):
+        text = completion.get("text")
+        return [("text", text if isinstance(text, str) else "")]
+    parts: list[Part] = []
+    for number, turn in enumerate(turns, 1):
+        parts.append(("head", f"{chr(10) * (number > 1)}Turn {number}, {turn.get('tokens')} tokens\n"))
+        if text := str(turn.get("text") or "").strip("\n"):
+            parts.append(("text", f"{text}\n"))
+        calls, results = turn.get("calls") or [], turn.get("results") or []
+        for call, result in zip_longest(calls, results):
+            arguments = ((call or {}).get("arguments") or {}).items()
+            inside = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in arguments)
+            parts.append(("call", f"→ {(call or result).get('name')}({inside})"))
+            if result is None:
+                parts.append(("warning", f"\n{NOT_RUN}\n"))
+                continue
+            seconds, content = result.get("seconds") or 0.0, str(result.get("content")).replace("\n", "\n  ")
+            parts.append(("note", f"  {seconds:.3g} s\n" if seconds >= 1 else f"  {seconds * 1000:.3g} ms\n"))
+            parts.append(("failed", f"✕ {content}\n") if result.get("failed") else ("result", f"← {content}\n"))
+        if results and not turn.get("result_tokens"):
+            parts.append(("warning", f"{LEFT_OUT}\n"))
+    kind, last = parts.pop()
+    return [*parts, (kind, last.removesuffix("\n"))]
+
+
+def conversation_text(completion: Mapping[str, Any]) -> str:
+    return "".join(text for _, text in conversation_parts(completion))

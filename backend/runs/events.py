@@ -12,6 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
 from pathlib import Path
 from types import NoneType
 from typing import Any, BinaryIO, TypeGuard
@@ -25,8 +26,7 @@ from backend.utils.errors import UserError
 from backend.utils.files import json_safe, open_regular, reason, write_all
 from backend.utils.text import quote
 
-VERSION = 1
-RUN_FORMAT = VERSION
+RUN_FORMAT = 1
 """`v` of event log, changes.json and state.json; it goes up when an older program would misread a run."""
 
 ENDINGS = ("finished", "stopped", "failed")
@@ -73,15 +73,16 @@ def is_number(value: Any) -> TypeGuard[float]:
         return False
 
 
-def _is_text(value: object) -> bool:
-    return type(value) is str
-
-
 _FIELDS: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(("step", "iterations", "seq", "resumed_from", "until", "since"), is_step),
     **dict.fromkeys(("mono", "progress", "value", "threshold", "seconds", "done", "total"), is_number),
-    **dict.fromkeys(("sentence", "advice", "code", "level", "metric", "phase", "word", "source", "reason"), _is_text),
-    **dict.fromkeys(("split", "path", "model", "command", "device"), _is_text),
+    **dict.fromkeys(
+        (
+            *("sentence", "advice", "code", "level", "metric", "phase", "word", "source", "reason"),
+            *("split", "path", "model", "command", "device"),
+        ),
+        lambda value: type(value) is str,
+    ),
     **dict.fromkeys(("metrics", "versions", "reward_files", "settings"), lambda value: isinstance(value, dict)),
     "t": lambda value: is_number(value) and 0 <= value < 253_402_300_800,  # the year 10,000
 }
@@ -180,7 +181,7 @@ class EventLog(JsonLines):
         if (error := self.take_echo_error()) is not None:
             raise error
         times = {} if "t" in fields else {"t": time.time(), "mono": round(time.monotonic(), 3)}
-        event = json_safe({"v": VERSION, "seq": self.seq, **times, "kind": kind, **fields})
+        event = json_safe({"v": RUN_FORMAT, "seq": self.seq, **times, "kind": kind, **fields})
         self.append(event)
         self.seq += 1
         if self._echo is not None:
@@ -201,33 +202,42 @@ class EventLog(JsonLines):
 class Follower:
     """Reads a growing file of JSON lines incrementally. Never raises for anything a writer may do.
 
-    After `read`, `restarted` says that the file was truncated or replaced, so that earlier events are void. To notice
-    it, each `read` compares the last line read before.
+    After a read, `restarted` says that the file was truncated or replaced, so that everything read before is void. To
+    notice it, each read compares the last line read before.
     """
 
     def __init__(self, path: Path, *, limit: int = 4 << 20) -> None:
-        """`limit`: bytes per `read`, except for a longer line."""
+        """`limit`: bytes per read, except for a longer line."""
         self.path, self.limit = path, limit
         self.restarted = False
-        self.offset, self._last = 0, b""
+        self.offset, self._last, self._size = 0, b"", 0
+
+    @property
+    def share(self) -> float:
+        """How much of the file has been read: 0 to 1."""
+        return self.offset / self._size if self._size else 1.0
 
     def read(self) -> list[Event]:
         """The events since the last call, about `limit` bytes at most: call again until it returns none."""
+        return [event for _, line in self.lines() if (event := parse_line(line)) is not None]
+
+    def lines(self) -> list[tuple[int, bytes]]:
+        """(offset, line) of the complete lines since the last call, about `limit` bytes at most."""
         self.restarted = False
-        lines = self._complete_lines()
-        if lines is None:  # truncated or replaced: read again from the start
-            self.offset, self._last = 0, b""
-            self.restarted = True
-            lines = self._complete_lines() or b""
-        self.offset += len(lines)
+        text = self._complete_lines()
+        if text is None:  # truncated or replaced: read again from the start
+            self.offset, self._last, self.restarted = 0, b"", True
+            text = self._complete_lines() or b""
+        lines = placed_lines(text, self.offset)
         if lines:
-            self._last = lines[lines.rfind(b"\n", 0, -1) + 1 :]
-        return [event for event in map(parse_line, lines.split(b"\n")) if event is not None]
+            self.offset, self._last = self.offset + len(text), lines[-1][1]
+        return lines
 
     def _complete_lines(self) -> bytes | None:
         """The bytes after the offset up to the last newline; None when the file was truncated or replaced."""
         try:
             with open_regular(self.path) as file:
+                self._size = os.fstat(file.fileno()).st_size
                 file.seek(self.offset - len(self._last))
                 if file.read(len(self._last)) != self._last:
                     return None
@@ -238,6 +248,12 @@ class Follower:
             return None if self.offset else b""
         # Without a newline rfind gives -1 and the slice is empty: half a line is read again once it is complete.
         return chunk[: chunk.rfind(b"\n") + 1]
+
+
+def placed_lines(text: bytes, offset: int) -> list[tuple[int, bytes]]:
+    """(offset, line) of each line of a part of a file that begins at `offset`."""
+    lines = text.splitlines(keepends=True)
+    return list(zip(accumulate(map(len, lines), initial=offset), lines, strict=False))
 
 
 def read_events(path: Path) -> Iterator[Event]:

@@ -6,10 +6,8 @@ import fcntl
 import os
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
-from typing import Literal
 
 from backend.config.config import Config
 from backend.runs.events import EventLog
@@ -21,14 +19,6 @@ from backend.utils.disk import LONGEST_PLACE, gigabytes, room_on
 from backend.utils.text import quote
 
 LOOK_EVERY_S = 0.3
-
-
-@dataclass(frozen=True, slots=True)
-class FolderPlace:
-    """Where a run's folder is now; `path` is the old place of one that is deleted or out of reach."""
-
-    state: Literal["here", "moved", "deleted", "out of reach"]
-    path: Path
 
 
 class RunFolderGuard:
@@ -45,51 +35,28 @@ class RunFolderGuard:
         now = time.monotonic()
         if now - self._looked >= LOOK_EVERY_S:
             self._looked = now
-            if (place := self.place()).state != "here":
-                raise Stopped(f"its folder was {place.state}")
+            if self.place() != self._run.path:
+                raise Stopped("its folder was moved or deleted")
 
-    def place(self) -> FolderPlace:
-        try:
+    def place(self) -> Path | None:
+        """Where the folder is now; None for one that was deleted or emptied, or whose disk is gone."""
+        with suppress(OSError):
             about = os.fstat(self._folder)
-        except OSError:  # of a disk that is gone, or of a folder that was deleted on a server
-            return FolderPlace("out of reach", self._run.path)
-        found = _identity(self._run.path)
-        if found != (about.st_dev, about.st_ino):
-            if about.st_nlink and (now := _path_of(self._folder)) is not None:
-                return FolderPlace("moved", now)
-            disk = _identity(self._run.path.parent)
-            is_deleted = not about.st_nlink or (disk is not None and disk[0] == about.st_dev)
-            return FolderPlace("deleted" if is_deleted else "out of reach", self._run.path)
-        is_emptied = not self._run.config.exists() and not self._run.events.exists()
-        return FolderPlace("deleted" if is_emptied else "here", self._run.path)
+            if self._run.path.exists() and os.path.samestat(about, self._run.path.stat()):
+                return self._run.path if self._run.config.exists() or self._run.events.exists() else None
+            if sys.platform == "darwin":
+                named = fcntl.fcntl(self._folder, fcntl.F_GETPATH, bytes(1024))  # MAXPATHLEN of macOS
+                path = Path(os.fsdecode(named.rstrip(b"\0")))
+            else:
+                path = Path(os.readlink(f"/proc/self/fd/{self._folder}"))
+            return path if about.st_nlink and os.path.samestat(path.stat(), about) else None
+        return None
 
     def close(self) -> None:
         os.close(self._folder)
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        about = path.stat()
-    except OSError:
-        return None
-    return about.st_dev, about.st_ino
-
-
-def _path_of(folder: int) -> Path | None:
-    try:
-        if sys.platform == "darwin":
-            named = fcntl.fcntl(folder, fcntl.F_GETPATH, bytes(1024))  # MAXPATHLEN of macOS
-            path = Path(os.fsdecode(named.rstrip(b"\0")))
-        else:
-            path = Path(os.readlink(f"/proc/self/fd/{folder}"))
-        return path if os.path.samestat(path.stat(), os.fstat(folder)) else None
-    except OSError:
-        return None
-
-
 RESERVE = 16 << 20  # bytes kept free for the event log, the completions and the log
-RESERVED_FILES = 32  # a save makes fewer
-CHECK_EVERY_S = 2.0
 
 
 class DiskSpaceGuard:
@@ -99,25 +66,16 @@ class DiskSpaceGuard:
         self._run, self._event_log, self._control = run, event_log, control
         self._is_overruled = False
 
-    def wait(self, needed: Callable[[], int] = lambda: 0) -> None:
+    def wait(self, needed: int = 0) -> None:
         """Return once there is space for `needed` bytes and the reserve. Raises Stopped if asked to stop meanwhile."""
-        lacks = self._lacking(needed() + RESERVE)
+        lacks = self._lacking(needed + RESERVE)
         if not lacks:
             self._is_overruled = False
             return
         if self._is_overruled or self._control.stop_requested:
             return
         self._event_log.write("note", level="warning", sentence=lacks, during="pause")
-        looked = time.monotonic()
-
-        def is_over() -> bool:
-            nonlocal looked
-            if time.monotonic() - looked < CHECK_EVERY_S:
-                return False
-            looked = time.monotonic()
-            return not self._lacking(needed() + RESERVE)
-
-        has_space = self._control.pause_until(is_over, lacks)
+        has_space = self._control.pause_until(lambda: not self._lacking(needed + RESERVE), lacks)
         self._is_overruled = not has_space
         if has_space:
             again = "There is space on the disk again; the run continues."
@@ -126,14 +84,11 @@ class DiskSpaceGuard:
 
     def _lacking(self, needed: int) -> str:
         room = room_on(self._run.path)
-        has_files = room is None or room.files is None or room.files >= RESERVED_FILES
-        if room is None or (room.bytes >= needed and has_files):
+        if room is None or room >= needed:
             return ""
-        where = f"The disk of {quote(self._run.path, LONGEST_PLACE)}"
-        if not has_files:
-            return f"{where} has room for {room.files} more files only. The run is paused until there are more."
-        needs = f"{gigabytes(room.bytes)} free, and {gigabytes(needed)} are needed"
-        return f"{where} has {needs}. The run is paused until there is room."
+        needs = f"{gigabytes(room)} free, and {gigabytes(needed)} are needed"
+        where = quote(self._run.path, LONGEST_PLACE)
+        return f"The disk of {where} has {needs}. The run is paused until there is room."
 
 
 def run_bytes(config: Config, shape: ModelShape) -> int:

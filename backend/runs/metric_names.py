@@ -28,7 +28,6 @@ OCCASIONAL_METRICS = (
     *(f"self_distillation/{name}" for name in ("loss", "reprompted", "solved_groups", "too_long")),
     *("speculation/accepted", "speculation/share"),
     *("curriculum/pass_rate", "curriculum/expected_signal", "curriculum/signal"),
-    *("warmup/loss", "warmup/entropy", "warmup/learning_rate", "warmup/pass_rate"),
     *("tools/call_frequency", "tools/failure_frequency", "tools/turns", "tools/dropped_frequency"),
 )
 """Metrics that only some steps have, besides `METRICS`."""

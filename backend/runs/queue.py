@@ -1,25 +1,31 @@
-"""The queue: runs that wait their turn, in the order of queue.json in the folder of runs.
+"""The queue: runs that wait their turn, in the order of queue.json in the folder of runs, and the process that trains
+them, `queue run`.
 
 An entry is the name of a run that has never begun, or of one to be resumed. It waits as long as its event log is as it
-was when it joined, so nothing has to be undone when a process dies.
+was when it joined, so nothing has to be undone when a process dies. A runner that is killed leaves a training that
+continues and a queue in which nothing is missing.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
+import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NotRequired
+from typing import Any, Literal, NotRequired
 
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from backend.runs.events import has_finished
-from backend.runs.run_folder import RunFolder
+from backend.runs.run_folder import RunFolder, all_runs, may_be_starting
 from backend.utils import file_lock, places
+from backend.utils.child_process import start_beside
+from backend.utils.command import backend_command
 from backend.utils.disk import replace_file
 from backend.utils.documents import read_json
 from backend.utils.errors import UserError
@@ -27,6 +33,8 @@ from backend.utils.files import is_folder_name, make_private_folder, resolved
 from backend.utils.text import about_path, quote
 
 FILE, LOCK, RUNNER_LOCK, LOG = "queue.json", "queue.lock", "queue-runner.lock", "queue.log"
+POLL_S = 1.0
+GOOD_ENDINGS = (0, 3)  # exit codes: finished, stopped on request
 _ADVICE = "fix or delete it, the runs keep their folders"
 
 
@@ -54,7 +62,7 @@ class Queue:
     diaries: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def place_of(self, run: RunFolder) -> int | None:
-        """The place of a run, from 0; None for one that does not wait."""
+        """From 0; None for a run that does not wait."""
         return self.waiting.index(run) if run in self.waiting else None
 
     def without(self, run: RunFolder) -> Queue:
@@ -115,13 +123,10 @@ class QueueFile:
             entry = self._waiting(run)
             self._write(self._listed().moved(entry, max(0, place)))
 
-    def set_paused(self, paused: bool) -> None:
+    def change(self, **changes: Any) -> None:
+        """Change `is_paused` or `pauses_after_failure`."""
         with self._locked():
-            self._write(replace(self._listed(), is_paused=paused))
-
-    def set_pauses_after_failure(self, pauses: bool) -> None:
-        with self._locked():
-            self._write(replace(self._listed(), pauses_after_failure=pauses))
+            self._write(replace(self._listed(), **changes))
 
     def rewrite_settings(self, run: RunFolder, text: str) -> None:
         """Replace a waiting run's config.yaml; refused once the run has begun."""
@@ -162,14 +167,12 @@ class QueueFile:
 
     @contextmanager
     def _locked(self) -> Generator[None]:
-        try:
-            make_private_folder(self.folder)
-            writable = os.access(self.folder, os.W_OK)
-        except OSError:
-            writable = False
-        if not writable:
-            raise UserError("queue", f"The queue cannot be written in {quote(self.folder)}.")
-        with file_lock.held(self.folder / LOCK):
+        with ExitStack() as stack:
+            try:
+                make_private_folder(self.folder)
+                stack.enter_context(file_lock.held(self.folder / LOCK))
+            except OSError:
+                raise UserError("queue", f"The queue cannot be written in {quote(self.folder)}.") from None
             yield
 
     def _write(self, queue: Queue) -> None:
@@ -234,3 +237,66 @@ def _event_log_written(run: RunFolder) -> int | None:
     except OSError:
         return None
     return status.st_mtime_ns if status.st_size else None
+
+
+def training_run(folder: Path | None = None) -> RunFolder | None:
+    """A run in `folder` (the runs folder by default) that trains here, or was just launched and may still import."""
+    for run in all_runs(folder):
+        is_coming = not run.has_event_log and may_be_starting(run) and not is_waiting(run)
+        if not run.is_remote and (run.is_locked() or is_coming):
+            return run
+    return None
+
+
+def train_in_process(run: RunFolder) -> int:
+    """Train a prepared run, or resume one that has begun, in a process of its own session, which survives Ctrl-C and
+    the runner; returns its exit code, below 0 for a signal."""
+    verb = ("train", "--run") if is_fresh(run) else ("resume",)
+    with run.log.open("ab") as log:
+        return start_beside(backend_command(*verb, str(run.path)), run.path, log).wait()
+
+
+def train_queue(
+    queue: QueueFile, say: Callable[[str], None], train: Callable[[RunFolder], int] = train_in_process
+) -> Literal["empty", "paused"]:
+    """Train until the queue is empty or paused; returns which. Raises UserError where another process runs the queue,
+    or its file is broken."""
+    lock = queue.hold_runner_lock()
+    left = Queue()
+
+    def give_up(queue: Queue) -> None:
+        nonlocal left, lock
+        os.close(lock)
+        left, lock = queue, -1
+
+    try:
+        while True:
+            waits_for: RunFolder | None = None
+            while queue.read().waiting and (other := training_run(queue.folder)) is not None:
+                if other != waits_for:
+                    waits_for = other
+                    say(f"Waits for {other.name}, which is training.")
+                time.sleep(POLL_S)
+            run = queue.start_next(give_up)
+            if run is None:
+                return "paused" if left.waiting else "empty"
+            say(f"{run.name} begins.")
+            code = train(run)
+            is_held = run.is_locked()  # another process trains it: this one was refused, and that is no failure
+            queue.settle(run)
+            if is_held:
+                continue
+            if code in GOOD_ENDINGS:
+                say(f"{run.name} has {'finished' if code == 0 else 'stopped'}.")
+                continue
+            if code == -signal.SIGKILL:
+                hint = "a smaller Group or Completion helps. It goes on from its last checkpoint."
+                say(f"{run.name} was killed, as a system does that runs out of memory: {hint}")
+            else:
+                say(f"{run.name} failed{f' (signal {-code})' if code < 0 else ''}; its log tells why.")
+            if queue.read().pauses_after_failure:
+                queue.change(is_paused=True)
+                say("The queue is paused, as after every failure.")
+    finally:
+        if lock >= 0:
+            os.close(lock)

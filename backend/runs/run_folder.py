@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 
 from backend.utils import file_lock
@@ -29,6 +30,7 @@ from backend.utils.text import quote, shown_path
 
 LOCK_VARIABLE = "GRPO_STUDIO_LOCK"  # the file descriptor of a lock from the program before this one
 LAUNCH_VARIABLE = "GRPO_STUDIO_LAUNCHED"  # the folder of the run that this process or its launcher holds
+STARTUP_GRACE_S = 20.0  # a process without a lock counts as crashed after this: it imports first
 LOCK_PATIENCE_S = 0.5  # a window that tests whether a run is alive holds its lock for an instant
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
@@ -108,6 +110,12 @@ def modified_at(path: Path) -> float:
         return 0.0
 
 
+def may_be_starting(run: RunFolder) -> bool:
+    """True for a folder written so recently that a trainer may still be importing, before it takes the lock."""
+    # abs: a clock that was set back leaves files of the future.
+    return abs(time.time() - max(modified_at(run.config), modified_at(run.log))) < STARTUP_GRACE_S
+
+
 def find_run(name: str | Path, folder: Path | None = None) -> RunFolder:
     """A run by path, or by name inside the runs folder. Raises UserError when there is none."""
     for candidate in (user_path(str(name), "run"), (folder or runs_folder()) / name):
@@ -131,7 +139,9 @@ def make_run_folder(name: str, folder: Path | None = None, *, reuse: bool = Fals
     parent = folder or runs_folder()
     if not is_folder_name(name):
         raise UserError("run_name", f"A run cannot be called {quote(name, 40)}: that is no name of a folder.")
-    for number in range(1, 1000):
+    numbers = count(1)
+    while True:
+        number = next(numbers)
         run = RunFolder(parent / (name if number == 1 else f"{name}-{number}"))
         try:
             make_private_folder(run.path, exist_ok=reuse)
@@ -147,7 +157,6 @@ def make_run_folder(name: str, folder: Path | None = None, *, reuse: bool = Fals
             raise UserError("run_name", f"The run {name} exists already; choose another name, or resume it.")
         restrict_to_user(run.path)  # with `reuse` it may be a folder that was there
         return run
-    raise UserError("run_name", f"There are a thousand runs called {name}; choose another name.")
 
 
 def hold_lock(run: RunFolder) -> int:

@@ -1,4 +1,5 @@
-"""What a list of runs shows of one: summary, notes, parent, disk use, reward curve; and the comparison of runs."""
+"""What a list of runs shows of one: summary, notes, parent, disk use, reward curve; the comparison of runs; and their
+checkpoints that can be deleted: all but the best and the newest."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import io
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -21,15 +23,15 @@ from backend.config.config import SETTINGS
 from backend.config.other_programs.translation import translate
 from backend.runs import archive
 from backend.runs.archive import Summary, first_and_last_means, raw_settings
-from backend.runs.disk_use import disk_use
 from backend.runs.events import EVALUATION_KIND, Event, is_number, lines_from_end, parse_line
 from backend.runs.metric_names import MEASURES, measure_of
-from backend.runs.run_folder import RunFolder
+from backend.runs.run_folder import RunFolder, hold_lock
+from backend.runs.saved_weights import Checkpoint, all_checkpoints, best_of
 from backend.runs.steering import read_changes
-from backend.utils.disk import replace_file
-from backend.utils.documents import read_json, whole_number
+from backend.utils.disk import remove_folder, replace_file
+from backend.utils.documents import read_json
 from backend.utils.errors import UserError
-from backend.utils.files import open_regular, user_path
+from backend.utils.files import open_regular, remove_tree, walk
 from backend.utils.places import path_text
 from backend.utils.text import about_path, quote, visible
 
@@ -53,15 +55,15 @@ _NOTES = TypeAdapter(RunNotes)
 
 def read_notes(run: RunFolder) -> RunNotes:
     """The notes of a run, empty without a file. Raises UserError for a file that holds something else."""
-    return _notes(_content(run), run)
+    return _notes(run)[1]
 
 
 def change_notes(run: RunFolder, **changes: Any) -> RunNotes:
     """Change some fields and return the notes as saved, with unknown fields of a later version. The file is read again
     first, so that two windows lose nothing. Raises UserError for a file that cannot be read, which stays as it is, or
     written."""
-    content = _content(run)
-    notes = replace(_notes(content, run), **changes)
+    content, notes = _notes(run)
+    notes = replace(notes, **changes)
     replace_file(run.about, json.dumps({**content, **asdict(notes)}, ensure_ascii=False, indent=1) + "\n")
     return notes
 
@@ -71,22 +73,18 @@ def tags_in(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word for word in re.split(r"[\s,]+", text) if word))
 
 
-def _content(run: RunFolder) -> dict[str, Any]:
+def _notes(run: RunFolder) -> tuple[dict[str, Any], RunNotes]:
     content = read_json(run.about, "about", advice="fix or delete it") if os.path.lexists(run.about) else {}
-    if not isinstance(content, dict):
-        raise UserError("about", about_path(run.about, " does not hold the notes of a run; fix or delete it."))
-    return content
-
-
-def _notes(content: dict[str, Any], run: RunFolder) -> RunNotes:
     try:
         notes = _NOTES.validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
-        name = error.errors()[0]["loc"][0]
-        raise UserError("about", about_path(run.about, f" has a wrong value for {name}; fix or delete it.")) from None
+        wrong = "".join(f" has a wrong value for {name}" for name in error.errors()[0]["loc"][:1])
+        wrong = wrong or " does not hold the notes of a run"
+        raise UserError("about", about_path(run.about, f"{wrong}; fix or delete it.")) from None
     # Escape what cannot be seen: a title must not turn the letters of the row that it stands in.
     tags = tuple(map(visible, notes.tags))
-    return replace(notes, title=visible(notes.title), label=visible(notes.label), note=visible(notes.note), tags=tags)
+    notes = replace(notes, title=visible(notes.title), label=visible(notes.label), note=visible(notes.note), tags=tags)
+    return content, notes
 
 
 POINTS = 40  # of a reward curve
@@ -150,17 +148,16 @@ class Parent:
     changed: dict[str, tuple[Any, Any]]
 
 
+_PARENT = TypeAdapter(Parent)
+
+
 def read_parent(run: RunFolder) -> Parent | None:
     """The parent of a clone; None for any other run. Raises UserError for a file that cannot be read."""
     if not os.path.lexists(run.parent):
         return None
     try:
-        kept = read_json(run.parent, "run")
-        changed = {str(key): (old, new) for key, (old, new) in kept["changed"].items()}
-        path = user_path(str(kept["path"]), "run")
-        name = str(user_path(str(kept["run"]), "run"))
-        return Parent(name, path, whole_number(kept["step"], "step"), bool(kept["warm"]), changed)
-    except (ValueError, TypeError, KeyError, AttributeError, UserError):
+        return _PARENT.validate_python(read_json(run.parent, "run"))
+    except (ValidationError, UserError):
         problem = f" does not tell the parent of the run {quote(run.name, 40)}; fix or delete it."
         raise UserError("run", about_path(run.parent, problem)) from None
 
@@ -350,13 +347,13 @@ def settings_table(titles: Sequence[str], settings: Mapping[str, Sequence[Any]])
     return [["Setting", *titles], *([SETTINGS[key].label, *map(value_text, row)] for key, row in settings.items())]
 
 
-def result_text(name: str, value: Any) -> str:
-    return f"{value:,.0f} s" if name == "worked_s" and value is not None else value_text(value)
-
-
 def results_table(results: Sequence[RunResult]) -> list[list[str]]:
-    rows = ([one["title"], *(with_measure(key, one, result_text(key, one[key])) for key in RESULTS)] for one in results)
-    return [["Run", *RESULTS.values()], *rows]
+    def text(one: RunResult, key: str) -> str:
+        value = one[key]
+        is_time = key == "worked_s" and value is not None
+        return with_measure(key, one, f"{value:,.0f} s" if is_time else value_text(value))
+
+    return [["Run", *RESULTS.values()], *([one["title"], *(text(one, key) for key in RESULTS)] for one in results)]
 
 
 def with_measure(name: str, result: RunResult, text: str) -> str:
@@ -388,3 +385,82 @@ def as_markdown(table: Sequence[Sequence[str]], rest: str = "---") -> str:
     """A GitHub table; a bar inside a cell is escaped. `rest`: the alignment of all columns but the first."""
     lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in table]
     return "\n".join([lines[0], f"|---|{f'{rest}|' * (len(table[0]) - 1)}", *lines[1:]]) + "\n"
+
+
+PARTS = {
+    "checkpoints": "Checkpoints",
+    "adapters": "Adapters",
+    "model": "Model",
+    "fused": "Fused model",
+    "completions.jsonl": "Completions",
+    "events.jsonl": "Event log",
+    "evaluations": "Evaluations",
+    "uploads": "Uploads",
+    "log.txt": "Log",
+    "other": "Other",
+}
+"""File or folder of a run → its title."""
+
+
+def disk_use(run: RunFolder) -> dict[str, int]:
+    """Part (a key of PARTS) → bytes, the largest first. Links are not followed."""
+    sizes: Counter[str] = Counter()
+    start = len(os.fspath(run.path)) + 1
+    for path, size in _files(run.path):
+        part = path[start:].split(os.sep, 1)[0]
+        sizes[part if part in PARTS else "other"] += size
+    return {part: size for part, size in sizes.most_common() if size}
+
+
+def _files(folder: Path) -> Iterable[tuple[str, int]]:
+    for entry in walk(folder):
+        try:
+            if not entry.is_dir(follow_symlinks=False):
+                yield entry.path, entry.stat(follow_symlinks=False).st_size
+        except OSError:  # deleted meanwhile
+            continue
+
+
+def _folder_size(folder: Path) -> int:
+    return sum(size for _, size in _files(folder))
+
+
+def spare_checkpoints(run: RunFolder) -> list[Checkpoint]:
+    """Complete checkpoints that are neither the best nor the newest, oldest first."""
+    checkpoints = all_checkpoints(run)
+    kept = [best_of(checkpoints), *checkpoints[-1:]]
+    return [saved for saved in checkpoints if saved not in kept]
+
+
+@dataclass(frozen=True, slots=True)
+class FreeableSpace:
+    """The checkpoints that `free_space` would delete of a run."""
+
+    run: RunFolder
+    checkpoints: tuple[Checkpoint, ...]
+    bytes: int
+
+
+def freeable_space(runs: Iterable[RunFolder]) -> list[FreeableSpace]:
+    """The runs that have checkpoints to spare and are not being trained, the largest saving first."""
+    found: list[FreeableSpace] = []
+    for run in runs:
+        spare = spare_checkpoints(run)
+        if spare and not run.is_locked():
+            found.append(FreeableSpace(run, tuple(spare), sum(_folder_size(saved.path) for saved in spare)))
+    return sorted(found, key=lambda space: -space.bytes)
+
+
+def free_space(run: RunFolder) -> int:
+    """Delete a run's checkpoints but the best and the newest; returns the bytes freed. Raises UserError for a run that
+    is trained."""
+    handle = hold_lock(run)
+    before = _folder_size(run.checkpoints)
+    try:
+        for saved in spare_checkpoints(run):
+            remove_folder(saved.path)
+        for folder in run.checkpoints.glob(".*.deleted"):  # by a process that was killed
+            remove_tree(folder)
+    finally:
+        os.close(handle)
+    return before - _folder_size(run.checkpoints)

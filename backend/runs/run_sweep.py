@@ -13,8 +13,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -81,17 +81,19 @@ class SweepCommands:
         self._ended.set()
         self._watcher.join()
 
-    def begin_turn(self, run: RunFolder) -> None:
+    @contextlib.contextmanager
+    def turn(self, run: RunFolder) -> Iterator[None]:
         self.current = run
         if self._word:  # it came between two turns
             run.say(self._word)
-
-    def end_turn(self) -> None:
-        run, self.current = self.current, None
-        if run is not None and self._word and read_word(run.control) == self._word:
-            run.control.unlink(missing_ok=True)  # not read before the turn's end: it is for the next run
-        elif self._word != "stop":
-            self._word = ""
+        try:
+            yield
+        finally:
+            self.current = None
+            if self._word and read_word(run.control) == self._word:
+                run.control.unlink(missing_ok=True)  # not read before the turn's end: it is for the next run
+            elif self._word != "stop":
+                self._word = ""
 
     def _watch(self) -> None:
         while not self._ended.wait(POLL_S):
@@ -194,8 +196,7 @@ class Sweep:
         try:
             for rung in [*self.plan.rungs(), END]:
                 if rung.step not in [judged.step for judged in self.results.rungs]:
-                    # Every run that is still in the sweep, base by base.
-                    groups = [group for group in map(self._unfinished, self.plan.groups()) if group]
+                    groups = list(filter(None, map(self._unfinished, self.plan.groups())))
                     for group in groups:
                         self._train_group(group, rung, parks=len(groups) > 1)
                     if rung is not END:
@@ -239,24 +240,21 @@ class Sweep:
             mx.clear_cache()
 
     def _unfinished(self, group: list[Member]) -> list[MemberRun]:
-        alive = {run.run for each in self.results.alive for run in each.runs}
-        runs = [self.members[member.run] for member in group if member.run in alive]
-        return [run for run in runs if run.ending is None and not self._has_finished(run)]
-
-    def _has_finished(self, run: MemberRun) -> bool:
-        last = {} if run.is_open else last_event(run.folder)
-        if last.get("kind") != "finished":
-            return False
-        run.result.state, run.result.step, run.result.sentence = "finished", last["step"], str(last.get("sentence", ""))
-        self._read_value(run)
-        return True
+        """The runs that are still in the sweep."""
+        alive, found = {run.run for each in self.results.alive for run in each.runs}, list[MemberRun]()
+        for run in (self.members[member.run] for member in group if member.run in alive):
+            last = {} if run.is_open else last_event(run.folder)
+            if last.get("kind") == "finished":
+                run.result.state, run.result.step = "finished", last["step"]
+                run.result.sentence = str(last.get("sentence", ""))
+                self._read_value(run)
+            elif run.ending is None:
+                found.append(run)
+        return found
 
     def _turn(self, run: MemberRun, work: Callable[[], None]) -> None:
-        self.commands.begin_turn(run.folder)
-        try:
+        with self.commands.turn(run.folder):
             work()
-        finally:
-            self.commands.end_turn()
         self._read_value(run)
         self.report()
         if self.commands.stop_reason or (run.ending is not None and run.ending.gpu_error is not None):
@@ -312,27 +310,24 @@ class Sweep:
 TURN_OVER = "turn over"  # the kind of an ending after which the run continues at its next turn
 
 
+@dataclass(eq=False)
 class MemberRun:
     """One run of a sweep. `result` is its line of the sweep's results, `ending` its end in this process. `gpu_retries`:
-    how often a GPU error may be answered by a RESTART."""
+    how often a GPU error may be answered by a RESTART. `commands` have the signals of its process."""
 
-    def __init__(
-        self,
-        config: Config,
-        folder: RunFolder,
-        result: MemberResult,
-        read_inputs: Callable[[], RunInputs],
-        command: str,
-        gpu_retries: int,
-        commands: SweepCommands,
-    ) -> None:
-        self.config, self.folder, self.result = config, folder, result
-        self.ending: Ending | None = None
-        self._read_inputs, self._command, self._gpu_retries = read_inputs, command, gpu_retries
-        self._commands = commands
-        self.trainer: Trainer | None = None
-        self._lock: int | None = None
-        self._completions_before = result.completions
+    config: Config
+    folder: RunFolder
+    result: MemberResult
+    read_inputs: Callable[[], RunInputs]
+    command: str
+    gpu_retries: int
+    commands: SweepCommands
+    ending: Ending | None = None
+    trainer: Trainer | None = None
+    _lock: int | None = None
+
+    def __post_init__(self) -> None:
+        self._completions_before = self.result.completions
 
     @property
     def is_open(self) -> bool:
@@ -348,34 +343,22 @@ class MemberRun:
             return self._unpark(shared)
         # The lock stays with the sweep until the run has ended: a run that waits for its turn is not crashed.
         self._lock = hold_lock(self.folder)
-        trainer, saved = open_run(self.config, self.folder, shared=shared)
-        self.trainer = trainer
+        self.trainer, saved = open_run(self.config, self.folder, shared=shared)
         self.result.state = "training"
 
-        def load() -> Ending | None:
-            trainer.load(saved, self._command, self._read_inputs())
-            return self._train(trainer.state.step)  # an evaluation that is due before the next step
+        def load(trainer: Trainer) -> Ending | None:
+            trainer.load(saved, self.command, self.read_inputs())
+            return _train(trainer, trainer.state.step)  # an evaluation that is due before the next step
 
         self._guarded(load)
 
     def train(self, until: int) -> None:
-        self._guarded(lambda: self._train(until))
-
-    def _train(self, until: int) -> Ending | None:
-        trainer = self.trainer
-        assert trainer is not None
-        if trainer.train_until(until if until < trainer.parts.steps else None):
-            return trainer.complete()
-        trainer.saver.wait()  # no thread writes while another run has its turn
-        trainer.event_log.write("phase", phase="waiting")
-        return None
+        self._guarded(lambda trainer: _train(trainer, until))
 
     def park(self) -> None:
         """Save the run and free its memory, until the next `load`."""
-        trainer = self.trainer
-        assert trainer is not None
 
-        def save() -> None:
+        def save(trainer: Trainer) -> None:
             if trainer.saver.saved_step != trainer.state.step:
                 trainer.save()
             trainer.saver.wait()
@@ -386,13 +369,10 @@ class MemberRun:
         self._completions_before = self.result.completions
 
     def _unpark(self, shared: SharedResources) -> None:
-        trainer = self.trainer
-        assert trainer is not None
-
-        def load() -> None:
+        def load(trainer: Trainer) -> None:
             # Its notes are in the event log since the first time.
             size, stages = trainer.gpu_errors.step_size, stage_configs(trainer.steering.config)
-            parts = load_context(trainer.config, lambda sentence: None, self._read_inputs(), size, shared, stages)
+            parts = load_context(trainer.config, lambda sentence: None, self.read_inputs(), size, shared, stages)
             saved = checkpoint.newest(self.folder)
             if saved is None:
                 raise UserError("run", f"The checkpoints of {self.folder.name} were deleted while it waited.")
@@ -401,18 +381,18 @@ class MemberRun:
 
         self._guarded(load)
 
-    def _guarded(self, work: Callable[[], Ending | None]) -> None:
+    def _guarded(self, work: Callable[[Trainer], Ending | None]) -> None:
         """Do a part of the run's work; end the run where `work` returns its ending, fails or is stopped."""
         trainer = self.trainer
         assert trainer is not None
 
-        def obey_signal() -> None:  # the sweep has the signals of its process
-            if reason := self._commands.stop_reason:
+        def obey_signal() -> None:
+            if reason := self.commands.stop_reason:
                 raise Stopped(reason)
 
         def part() -> Ending:
             with stops_as_exceptions(trainer, obey_signal):
-                return work() or Ending(TURN_OVER, trainer.state.step, "", 0)
+                return work(trainer) or Ending(TURN_OVER, trainer.state.step, "", 0)
 
         rollout = trainer.parts.rollout if trainer.has_parts else None  # the end of a run drops its parts
         ending = ending_of(part, trainer)
@@ -433,10 +413,9 @@ class MemberRun:
 
     def _end(self, ending: Ending) -> None:
         """Write the run's ending and close it. After a GPU error it may be left open for the next process (RESTART)."""
-        trainer, self.trainer = self.trainer, None
-        assert trainer is not None
-        self.ending = end_run(trainer, ending, self._gpu_retries)
-        self._release(trainer)
+        assert self.trainer is not None
+        self.ending = end_run(self.trainer, ending, self.gpu_retries)
+        self._release()
         if self.ending.kind in ("finished", "stopped", "failed"):
             self.result.state, self.result.sentence = self.ending.kind, self.ending.sentence
             # Only now: as many processes as a sweep has runs would wait for their turns.
@@ -450,18 +429,26 @@ class MemberRun:
 
     def leave(self) -> None:
         """Close the run without an ending, for the next process."""
-        trainer, self.trainer = self.trainer, None
-        if trainer is not None:
-            trainer.close()
-            self._release(trainer)
-            self.ending = Ending(RESTART, trainer.state.step, "", 0)
+        if self.trainer is not None:
+            self.trainer.close()
+            self.ending = Ending(RESTART, self.trainer.state.step, "", 0)
+            self._release()
 
-    def _release(self, trainer: Trainer) -> None:
-        if trainer.has_parts:
-            del trainer.parts
+    def _release(self) -> None:
+        if self.trainer is not None and self.trainer.has_parts:
+            del self.trainer.parts
+        self.trainer = None
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def _train(trainer: Trainer, until: int) -> Ending | None:
+    if trainer.train_until(until if until < trainer.parts.steps else None):
+        return trainer.complete()
+    trainer.saver.wait()  # no thread writes while another run has its turn
+    trainer.event_log.write("phase", phase="waiting")
+    return None
 
 
 class SweepInputs:
@@ -491,6 +478,7 @@ class SweepInputs:
         return self._read[member.run]
 
     def _shared(self, inputs: RunInputs) -> RunInputs:
+        """Equal rows of several runs become one object."""
         rows: dict[str, Any] = {split: self._known(inputs.splits.rows(split)) for split in SPLITS}
         stages = {id(stage): replace(stage, rows=self._known(stage.rows)) for stage in inputs.stages}
         of_stages = tuple(stages[id(stage)] for stage in inputs.stages)  # two stages may have the same object

@@ -78,7 +78,7 @@ def telling(
     *,
     amount: Callable[[int], float] = float,
     unit: str = "rows",
-    looked: int | None = None,
+    looked: int = LOOKED,
 ) -> Iterator[T]:
     """The items, with reports such as “Checking rows.jsonl: 35%, 1,204,000 rows, 310,000 rows/s.” `share` and `amount`
     of the number of items so far: 0 to 1, and in `unit`. `looked`: items between two looks at the clock."""
@@ -86,7 +86,6 @@ def telling(
     if listener is None:
         yield from items
         return
-    every = looked or LOOKED
     began = time.monotonic()
     due = began + FIRST_S
 
@@ -98,7 +97,7 @@ def telling(
 
     number, was_said = 0, False
     for item in items:
-        if number % every == 0 and (now := time.monotonic()) > due:
+        if number % looked == 0 and (now := time.monotonic()) > due:
             say(number, share(number))
             due, was_said = now + EVERY_S, True
         yield item

@@ -17,14 +17,13 @@ from backend.config.config import SETTINGS, Config, load, parse, problems
 from backend.config.other_programs.translation import translate
 from backend.config.stages import faults_in_course, first_step, scoring_of, stage_at, stage_data, stage_settings
 from backend.config.updates import OF_THE_RATE, OWN
-from backend.runs.events import first_and_last_events
+from backend.runs.events import RUN_FORMAT, first_and_last_events
 from backend.runs.run_folder import RunFolder
 from backend.utils.disk import replace_file
 from backend.utils.documents import read_json
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import about_path, quote
 
-VERSION = 1
 _ADVICE = "fix or delete it (the run then goes on without its changes)"
 
 
@@ -125,7 +124,7 @@ def read_changes(run: RunFolder) -> list[Change]:
 
 def write_changes(run: RunFolder, changes: Sequence[Change]) -> None:
     """Replace the file of changes: it is on disk when this returns. Raises DiskError."""
-    kept = {"v": VERSION, "changes": [change.to_dict() for change in changes]}
+    kept = {"v": RUN_FORMAT, "changes": [change.to_dict() for change in changes]}
     replace_file(run.changes, json.dumps(kept, ensure_ascii=False, indent=1) + "\n")
 
 

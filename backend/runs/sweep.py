@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -215,32 +215,41 @@ def parse_sweep(raw: Mapping[str, Any]) -> SweepPlan:
         found += translation.faults
     else:
         found.append(ConfigProblem("base", "The base must be a file of settings, or the settings themselves."))
-    search, over = raw.get("search", "grid"), dict[str, Any]()
-    if search not in ("grid", "random"):
-        found.append(ConfigProblem("search", f"The search cannot be {quote(search)}; it is grid or random."))
-    varied = raw.get("over")
-    if not isinstance(varied, dict) or not varied:
-        found.append(ConfigProblem("over", "Over must list at least one setting with its values."))
-        varied = {}
-    for key, values in varied.items():
+    search, over, varied = raw.get("search", "grid"), dict[str, Any](), raw.get("over")
+    for key, values in varied.items() if isinstance(varied, dict) else ():
         try:
             over[str(key)] = _range_of(str(key), values, search)
         except UserError as error:
             found += error.faults
     numbers = {"seeds": [0], "trials": None, "search_seed": 0, "round_steps": ROUND_STEPS} | dict(raw)
-    found += _number_problems(numbers, search)
-    halving = raw.get("halving", "off")
-    found += (of_halving := _halving_problems(halving))
+    seeds, trials, is_random = numbers["seeds"], numbers["trials"], search == "random"
+    are_seeds = isinstance(seeds, list) and bool(seeds) and all(_is_count(seed, 0) for seed in seeds)
+    has_trials = _is_count(trials, 1)
     metric = raw.get("metric", "loss" if base.get("train_mode") == "sft" else "reward")
     # Under the name that evaluations have it by in the event log.
     metric = our_name(metric).removeprefix(EVALUATION) if isinstance(metric, str) else ""
-    if not metric:
-        found.append(ConfigProblem("metric", "The metric must be the name of a held-out metric, such as reward."))
-    if (rank_by := raw.get("rank_by", "held_out")) not in RANKS:
-        found.append(ConfigProblem("rank_by", f"rank_by cannot be {quote(rank_by)}; it is held_out or training."))
-    name = raw.get("name", "sweep")
-    if not isinstance(name, str) or not name or set(name) & set('/\\:\n\t"') or name.startswith("."):
-        found.append(ConfigProblem("name", f"The name {quote(name)} cannot be a folder's name."))
+    rank_by, name, halving = raw.get("rank_by", "held_out"), raw.get("name", "sweep"), raw.get("halving", "off")
+    is_name = isinstance(name, str) and name and not set(name) & set('/\\:\n\t"') and not name.startswith(".")
+    is_single = not are_seeds or len(set(seeds)) == len(seeds)
+
+    def must(key: str, is_right: Any, sentence: str) -> None:
+        if not is_right:
+            found.append(ConfigProblem(key, sentence))
+
+    must("search", search in ("grid", "random"), f"The search cannot be {quote(search)}; it is grid or random.")
+    must("over", isinstance(varied, dict) and varied, "Over must list at least one setting with its values.")
+    must("seeds", are_seeds, "Seeds must be a list of whole numbers, such as [0, 1, 2].")
+    must("seeds", is_single, "A seed is listed twice; the same seed gives the same run.")
+    must("trials", has_trials or not is_random, "A random search needs trials, the number of configurations to draw.")
+    too_many = f"There are {quote(trials)} trials; at most {MOST_RUNS} can be trained."
+    must("trials", not is_random or not has_trials or trials <= MOST_RUNS, too_many)
+    must("trials", search != "grid" or trials is None, "Trials go with search: random; a grid has every combination.")
+    must("search_seed", _is_count(numbers["search_seed"], 0), "The search seed must be a whole number.")
+    must("round_steps", _is_count(numbers["round_steps"], 1), "Round steps must be a whole number of at least 1.")
+    must("metric", metric, "The metric must be the name of a held-out metric, such as reward.")
+    must("rank_by", rank_by in RANKS, f"rank_by cannot be {quote(rank_by)}; it is held_out or training.")
+    must("name", is_name, f"The name {quote(name)} cannot be a folder's name.")
+    found += (of_halving := _halving_problems(halving))
     if found:
         raise UserError(found)
     has_halving = not of_halving and isinstance(halving, dict)
@@ -293,24 +302,6 @@ def _range_of(key: str, values: Any, search: str) -> list[Any] | dict[str, list[
     if kind == "log_uniform" and low <= 0:
         raise UserError(key, f"{label}: log_uniform needs limits above 0, not {low:g}.")
     return {kind: [low, high]}
-
-
-def _number_problems(numbers: Mapping[str, Any], search: str) -> Iterator[ConfigProblem]:
-    seeds, trials = numbers["seeds"], numbers["trials"]
-    if not isinstance(seeds, list) or not seeds or not all(_is_count(seed, 0) for seed in seeds):
-        yield ConfigProblem("seeds", "Seeds must be a list of whole numbers, such as [0, 1, 2].")
-    elif len(set(seeds)) < len(seeds):
-        yield ConfigProblem("seeds", "A seed is listed twice; the same seed gives the same run.")
-    if search == "random" and not _is_count(trials, 1):
-        yield ConfigProblem("trials", "A random search needs trials, the number of configurations to draw.")
-    elif search == "random" and trials > MOST_RUNS:
-        yield ConfigProblem("trials", f"There are {quote(trials)} trials; at most {MOST_RUNS} can be trained.")
-    if search == "grid" and trials is not None:
-        yield ConfigProblem("trials", "Trials go with search: random; a grid has every combination.")
-    if not _is_count(numbers["search_seed"], 0):
-        yield ConfigProblem("search_seed", "The search seed must be a whole number.")
-    if not _is_count(numbers["round_steps"], 1):
-        yield ConfigProblem("round_steps", "Round steps must be a whole number of at least 1.")
 
 
 def _is_count(value: Any, least: int) -> bool:

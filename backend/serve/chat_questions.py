@@ -1,8 +1,5 @@
-"""Handlers for the Chat page: load a run or a model, answer a prompt, show a row of the held-out split.
-
-The page asks them of a separate process with one model, whose memory is free when it ends. The page has the
-conversation and sends it with every prompt.
-"""
+"""Handlers for the Chat page, in a process of their own with one model, whose memory is free when it ends. The page has
+the conversation and sends it with every prompt."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Handlers for the Dataset page: rows, the rendered prompt of one, token counts of all.
-
-Every question carries the settings that its answer depends on. Opened datasets and token counts are cached.
-"""
+"""Handlers for the Dataset page: rows, the rendered prompt of one, token counts of all. Every question carries the
+settings that its answer depends on; opened datasets and token counts are cached."""
 
 from __future__ import annotations
 
@@ -185,9 +183,7 @@ def _with_prompt(
 
 def preview_counts(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     """`settings`, `split`, `most` → `PromptLengths.summary` and `no_tokens`, the reason why there are no lengths.
-
-    Reports the same while it counts the first `most` rows, or all, in `preview_order`.
-    """
+    Reports the same while it counts the first `most` rows, or all, in `preview_order`."""
     config = settings_of(request["settings"])
     opened = open_dataset(config, map_rows_of(config)[0])
     answer: dict[str, Any] = {"faults": []}

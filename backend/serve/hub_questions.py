@@ -112,9 +112,7 @@ def model_facts(request: dict[str, Any], call: QuestionCall) -> dict[str, Any] |
 
 def check_machines(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     """{hosts: the content of a hosts file, name, backend, model, reward_file, copies} → a MachineReport as a mapping.
-
-    Reports {rank, stage, share}. A cancelled check leaves no process on any machine, and of a copy what has arrived.
-    """
+    Reports {rank, stage, share}. A cancelled check leaves no process, and of a copy what has arrived."""
     from backend.distributed.machine_check import CheckProgress, Wanted, check_machines
 
     name = str(request["name"])

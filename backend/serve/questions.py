@@ -1,25 +1,40 @@
-"""The questions that the window may ask; a handler's module is imported when it is first asked.
+"""The loop of `python -m backend serve`, and the questions that the window may ask.
 
-A handler is `def name(request: dict[str, Any], call: QuestionCall) -> Any`. It returns JSON values or raises
-UserError. It may cache costly results, keyed by everything that they depend on (a path and its modification time).
+They come in as JSON lines on stdin, answers go out in any order. The other end is `app.state.processes`.
+
+    in:   {"id": 7, "ask": "preview", "with": {…}}   and   {"cancel": 7}
+    out:  {"id": 7, "progress": {…}} any number of times, then exactly one of
+          {"id": 7, "answer": …}   {"id": 7, "faults": [{"setting", "sentence"}]}   {"id": 7, "cancelled": true}
+
+A handler is `def name(request: dict[str, Any], call: QuestionCall) -> Any` in a module that is imported when it is
+first asked. It returns JSON values or raises UserError; any other exception is answered as a fault with a "traceback".
+It may cache costly results, keyed by everything that they depend on (a path and its modification time).
 """
 
 from __future__ import annotations
 
+import atexit
 import importlib
+import json
+import os
+import sys
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from backend.models.tokenizers import import_mlx_lm
+from backend.trainer.machine import fault_of_gpu
+from backend.utils.child_process import claim_stdout, json_line
+from backend.utils.disk import fault_of
+from backend.utils.errors import ConfigProblem, UserError
+from backend.utils.files import json_safe
 
 
 class Cancelled(BaseException):
-    """The question was cancelled. A handler leaves everything on disk sound.
-
-    A BaseException, so that it does not pass for an error of the user's data.
-    """
+    """The question was cancelled. A BaseException, so that it does not pass for an error of the user's data."""
 
 
 class QuestionCall:
@@ -68,11 +83,10 @@ _NAMES = {
     ("hub_questions", "quick"): "models reward_models datasets model_facts hub_search hub_files discard hub_login",
     ("hub_questions", "model"): "import_adapter",
     ("hub_questions", "long"): "download check_machines newer_release hub_account hub_hardware",
-    ("reward_questions", "quick"): "score run_completions read_completions reward_cases tools",
+    ("reward_questions", "quick"): "score run_completions read_completions reward_cases tools judge_servers judge_key",
     ("reward_questions", "model"): "sample judge_agreement",
     ("dataset_questions", "quick"): "preview_rows preview_row",
     ("dataset_questions", "long"): "preview preview_choices preview_counts preview_variety preview_difficulty",
-    ("judge_questions", "quick"): "judge_servers judge_key",
     ("chat_questions", "quick"): "chat_row",
     ("chat_questions", "model"): "chat_load chat_reply",
 }
@@ -82,3 +96,74 @@ QUESTIONS: dict[str, Question] = {
     for (module, pool), names in _NAMES.items()
     for name in names.split()
 }
+
+
+class Server:
+    """Answers questions. `write` gets whole lines, one at a time, from any thread."""
+
+    def __init__(self, write: Callable[[str], None], questions: Mapping[str, Question] = QUESTIONS) -> None:
+        self._write, self._questions = write, questions
+        self._write_lock, self._calls = threading.Lock(), dict[int, QuestionCall]()
+        self._pools = {name: ThreadPoolExecutor(threads, name) for name, threads in POOLS.items()}
+
+    def serve(self, lines: Iterable[bytes]) -> None:
+        """Answer until the lines end and every question has its answer."""
+        for line in lines:
+            if line.strip():
+                self.receive(line)
+        for pool in self._pools.values():
+            pool.shutdown()
+
+    def receive(self, line: bytes) -> None:
+        """Start to answer one line; does not wait for the answer."""
+        message = json.loads(line)
+        if "cancel" in message:
+            if call := self._calls.get(message["cancel"]):  # None: it has been answered
+                call.cancel()
+            return
+        number, name, request = message["id"], message["ask"], message.get("with") or {}
+        question = self._questions.get(name)
+        call = self._calls[number] = QuestionCall(lambda progress: self._send({"id": number, "progress": progress}))
+
+        def work() -> None:
+            try:
+                call.check()  # it may have been cancelled while it waited for a thread
+                if question is None:
+                    raise UserError("", f"There is no question {name}.")
+                ending: dict[str, Any] = {"answer": json_safe(question.handler()(request, call))}
+                json.dumps(ending, allow_nan=False)
+            except Cancelled:
+                ending = {"cancelled": True}
+            except Exception as error:
+                known = error if isinstance(error, UserError) else fault_of(error) or fault_of_gpu(error)
+                sentence = f"Something went wrong inside GRPO Studio ({type(error).__name__}: {error})."
+                faults = known.faults if known is not None else [ConfigProblem("", sentence)]
+                ending = {"faults": [problem.to_dict() for problem in faults]}
+                if known is None:
+                    ending["traceback"] = traceback.format_exc()
+            self._calls.pop(number, None)
+            self._send({"id": number, **ending})
+
+        self._pools[question.pool if question is not None else "quick"].submit(work)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        line = json_line(message)
+        with self._write_lock:
+            self._write(line)
+
+
+def run() -> None:
+    """Answer the lines of this process's stdin until it ends; only answers reach stdout."""
+    out = claim_stdout()
+
+    def write(line: str) -> None:
+        try:
+            out.write(line)
+            out.flush()
+        except BrokenPipeError:  # the window has ended, so no answer would be read
+            os._exit(0)
+
+    Server(write).serve(sys.stdin.buffer)
+    out.flush()
+    atexit._run_exitfuncs()
+    os._exit(0)  # mlx's threads, which began in ours, often abort a process that unloads its libraries

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from backend.config.config import Config, keys_used_by, parse
 from backend.rewards.allowed_code import AllowedServers, code_files, read_code
@@ -29,8 +30,9 @@ from backend.rewards.bench import (
 from backend.rewards.cases import cases_file, is_same, new_case, read_cases, rerun, write_cases
 from backend.rewards.catalogue import DEFAULT_REWARDS, locate_reward_file
 from backend.rewards.errors import RewardError
-from backend.runs.completion_files import parse_group_row
-from backend.runs.completion_rows import GroupRow, ScoringRow
+from backend.runs.completion_files import CompletionIndex
+from backend.runs.completion_rows import ScoringRow
+from backend.runs.run_folder import RunFolder
 from backend.serve.questions import QuestionCall
 from backend.tools.host import ToolHost
 from backend.tools.load import shown_tools, uses_tools
@@ -146,30 +148,24 @@ def _trial_sampler() -> Any:
 
 
 def run_completions(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{"run": folder, "step": number or None for the newest} → {"steps": that have completions, "step", "groups"}.
-
-    Groups are in the form for scoring, without columns; `tokens` stays the count where there are no ids.
-    """
-    path = Path(request["run"]) / "completions.jsonl"
-    by_step: dict[int, list[GroupRow]] = {}
-    with suppress(OSError), path.open("rb") as file:
-        for number, written_line in enumerate(file):
-            if number % 500 == 0:
-                call.check()
-            if row := parse_group_row(written_line):  # None for the unfinished last line
-                by_step.setdefault(row["step"], []).append(row)
-    if not by_step:
-        raise UserError("run", f"The run {path.parent.name} has no completions yet.")
+    """{"run": folder, "step": number or None for the newest} → {"steps": that have completions, "step", "groups"}, in
+    the form for scoring, without columns; `tokens` stays the count where there are no ids."""
+    run = RunFolder(Path(request["run"]))
+    index = CompletionIndex(run.completions)
+    while index.advance():
+        call.check()
+    if not (steps := sorted(index.steps())):
+        raise UserError("run", f"The run {run.name} has no completions yet.")
     last = request.get("step")
-    step = max((step for step in by_step if last is None or step <= last), default=min(by_step))
+    step = max((step for step in steps if last is None or step <= last), default=steps[0])
     lines: list[dict[str, Any]] = []
-    for index, row in enumerate(by_step[step]):
-        line: dict[str, Any] = {**line_of(group_of(row, index, f"Group {index + 1} of step {step}"))}
+    for number, row in enumerate(index.rows(step)):
+        line: dict[str, Any] = {**line_of(group_of(row, number, f"Group {number + 1} of step {step}"))}
         for completion, written in zip(line["completions"], row["completions"], strict=True):
             completion["tokens"] = completion["tokens"] or written.get("tokens")
         del line["columns"]
         lines.append(line)
-    return {"steps": sorted(by_step), "step": step, "groups": lines}
+    return {"steps": steps, "step": step, "groups": lines}
 
 
 def read_completions(request: dict[str, Any], call: QuestionCall) -> list[ScoringRow]:
@@ -186,11 +182,8 @@ def read_completions(request: dict[str, Any], call: QuestionCall) -> list[Scorin
 
 
 def reward_cases(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{"file", "do": list | keep | drop, "group"?, "completion"?, "expected"?, "place"?} → {"path", "cases"}.
-
-    keep: add one completion of a group with its scores, in place of a case about the same completion. drop: delete the
-    case at index `place`.
-    """
+    """{"file", "do": list | keep | drop, "group"?, "completion"?, "expected"?, "place"?} → {"path", "cases"}. keep: add
+    one completion with its scores, in place of a case about the same one. drop: delete the case at index `place`."""
     file = locate_reward_file(request["file"]).resolve()
     cases = read_cases(file)
     if request.get("do") == "keep":
@@ -201,3 +194,17 @@ def reward_cases(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
         del cases[int(request["place"])]
         write_cases(file, cases)
     return {"path": str(cases_file(file)), "cases": cases}
+
+
+def judge_servers(request: dict[str, Any], call: QuestionCall) -> list[dict[str, Any]]:
+    """{} → the servers on this machine that could judge, {name, url, models}."""
+    from backend.judges.server import find_servers
+
+    return [asdict(server) for server in find_servers()]
+
+
+def judge_key(request: dict[str, Any], call: QuestionCall) -> None:
+    """{url, key}: the key of a server, kept in the system's keychain; an empty one is deleted."""
+    from backend.judges.server import save_key
+
+    save_key(urlsplit(request["url"]).hostname or "", str(request["key"]))

@@ -170,18 +170,15 @@ def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0, *, goes_on: 
     """Save what is not saved yet, write the event log's last line unless the run goes on, and close the files.
     `gpu_retries`: how often a GPU error may become a RESTART."""
     place, step = trainer.held.place(), trainer.state.step
-    if place.state in ("deleted", "out of reach"):
+    if place is None:
         trainer.close()
-        lost, advice = "was deleted while it trained", ""
-        if place.state == "out of reach":
-            lost, advice = "is out of reach, its disk unmounted perhaps", " Resume the run once it is back."
-        sentence = f"run: The folder of the run {place.path.name} {lost}, so step {step} could not be saved.{advice}"
-        return Ending("failed", step, sentence, 2)
-    if place.state == "moved" and ending.kind != "finished":
+        lost = f"The folder of the run {trainer.folder.name} was deleted while it trained, or its disk is gone"
+        return Ending("failed", step, f"run: {lost}, so step {step} could not be saved.", 2)
+    if place != trainer.folder.path and ending.kind != "finished":
         with contextlib.suppress(UserError):  # it was begun where the folder no longer is
             trainer.saver.wait()
-        trainer.folder = trainer.control.run = trainer.saver.run = RunFolder(place.path)
-        moved = f"because its folder was moved to {place.path}; everything is saved there."
+        trainer.folder = trainer.control.run = trainer.saver.run = RunFolder(place)
+        moved = f"because its folder was moved to {place}; everything is saved there."
         ending = Ending("stopped", ending.step, f"Stopped at step {ending.step} {moved}", 3)
     try:
         if ending.gpu_error is not None:

@@ -20,8 +20,16 @@ from backend.export.export_run import export_finished, exports
 from backend.judges.model_reward import UnreachableJudgeError
 from backend.models.policy import load_start
 from backend.models.saving import adapter_config, model_bytes, save_model
-from backend.runs.checkpoint import CheckpointScore, arrays_of, first_start
-from backend.runs.checkpoint_writer import CheckpointWriter, Snapshot, publish_adapters, refresh_adapters, snapshot
+from backend.runs.checkpoint import (
+    CheckpointScore,
+    CheckpointWriter,
+    Snapshot,
+    arrays_of,
+    first_start,
+    publish_adapters,
+    refresh_adapters,
+    snapshot,
+)
 from backend.runs.events import Event, EventLog, JsonLines, read_events
 from backend.runs.guards import DiskSpaceGuard, RunFolderGuard
 from backend.runs.run_folder import RunFolder
@@ -344,7 +352,7 @@ class Trainer:
         if self.parts.test:
             self.evaluate("test")
         if config.train_type == "full":
-            self.room.wait(lambda: model_bytes(self.parts.policy))
+            self.room.wait(model_bytes(self.parts.policy))
             save_model(self.parts.policy, config, self.folder.model)
         if exports(config):
             self.event_log.write("phase", phase="exporting")
@@ -376,7 +384,7 @@ class Trainer:
         self.ends_with = best.step
 
     def save_when_there_is_room(self) -> None:
-        self.room.wait(lambda: self.parts.checkpoint_bytes(self.config))
+        self.room.wait(self.parts.checkpoint_bytes(self.config))
         self.save()
 
     def save(self) -> None:

@@ -14,6 +14,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
 from backend.config.config import SETTINGS
 from backend.utils.errors import UserError
 from backend.utils.places import project_root, resources
@@ -33,10 +37,8 @@ _ORDINARY = {"root", "user", "admin", "runner", "ubuntu"}  # user names that ide
 
 
 def without_private(text: str, folders: Iterable[str] = ()) -> str:
-    """`text` without the user's name, access tokens and passwords, and with short paths.
-
-    The home folder becomes ~, each of `folders` (such as a temporary one) its last part, homes of others /home/….
-    """
+    """`text` without the user's name, access tokens and passwords. The home folder becomes ~, each of `folders` its
+    last part, homes of others /home/…."""
     for folder in sorted(filter(None, folders), key=len, reverse=True):
         text = text.replace(folder, Path(folder).name)
     home = str(Path.home())
@@ -70,10 +72,8 @@ class ProblemFacts:
 
 
 def report(problem: ProblemFacts) -> str:
-    """The report as plain text.
-
-    Of settings those that differ from their defaults: of paths the last name, of texts and lists their length.
-    """
+    """The report as plain text. Of settings those that differ from their defaults: of paths the last name, of texts and
+    lists their length."""
     settings: list[str] = []
     for key, value in problem.settings.items():
         setting = SETTINGS.get(key)
@@ -117,16 +117,16 @@ def feed() -> str:
 
 
 def release_in(content: Any) -> dict[str, str]:
-    """The version of the latest release that a feed names, and its page for people or "". Raises UserError.
-
-    Forms: {version, page}, a package index's {info: {version, project_url}}, a forge's {tag_name, html_url}.
-    """
+    """The version of the latest release that a feed names, and its page or "". Raises UserError. Forms: {version,
+    page}, a package index's {info: {version, project_url}}, a forge's {tag_name, html_url}."""
     fields = content if isinstance(content, dict) else {}
     fields = fields["info"] if fields.get("info") and isinstance(fields["info"], dict) else fields
-    version = fields.get("version") or fields.get("tag_name")
+    version = str(fields.get("version") or fields.get("tag_name"))
     page = fields.get("page") or fields.get("html_url") or fields.get("project_url") or ""
-    if not isinstance(version, str) or not _numbers(version):
-        raise UserError("updates", "The list of releases names no version.")
+    try:
+        Version(version)
+    except InvalidVersion:
+        raise UserError("updates", "The list of releases names no version.") from None
     # Shown to a person, who may open it: nothing but an ordinary address.
     is_address = isinstance(page, str) and re.fullmatch(r"https?://[^\s\"'<>]+", page)
     return {"version": version.removeprefix("v"), "page": str(page) if is_address else ""}
@@ -138,22 +138,11 @@ def our_version() -> str:
 
 def is_newer(version: str, than: str) -> bool:
     """True if a released version comes after another. One that is no release, such as 1.0rc1, never does."""
-    return re.fullmatch(r"v?[\d.]+", version) is not None and _numbers(version) > _numbers(than)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    match = re.match(r"v?(\d+(?:\.\d+)*)", version)
-    numbers = [int(part) for part in match.group(1).split(".")] if match else []
-    while len(numbers) > 1 and not numbers[-1]:
-        numbers.pop()
-    return tuple(numbers)
+    return not Version(version).is_prerelease and Version(version) > Version(than)
 
 
 OURS = "grpo-studio"
 LONGEST_LICENCE = 60  # characters of the metadata's field License that can be a name; longer ones are the text itself
-_REQUIREMENT = re.compile(r"[\w.-]+(\[[^\]]*\])?")
-"""The name of a requirement, with the extras that it asks for: mlx[cpu]."""
-_EXTRA = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
 _LICENCE_FILE = re.compile(r"(^|/)(licen[cs]e|copying|notice|authors|copyright)[^/]*$", re.IGNORECASE)
 GENERAL_TEXTS = {
     "Apache": ("Apache-2.0.txt",),
@@ -187,24 +176,20 @@ def components() -> tuple[Component, ...]:
 
 def needed(name: str = OURS) -> list[str]:
     """A distribution and all that it requires and is installed here; of extras those that a requirement asks for."""
-    found, seen, waiting = dict[str, None](), set[str](), [name]
+    found, seen, waiting = dict[str, None](), set[str](), [Requirement(name)]
     while waiting:
-        wanted, *extras = (_plain(part) for part in re.split(r"[\[\],]", waiting.pop()) if part.strip())
+        wanted = waiting.pop()
         try:
-            requirements = _metadata(wanted).get_all("Requires-Dist") or []
+            lines = _metadata(wanted.name).get_all("Requires-Dist") or []
         except metadata.PackageNotFoundError:
             continue  # for another platform or Python
-        for line in requirements:
-            extra, match = _EXTRA.search(line), _REQUIREMENT.match(line)
-            if match and match.group() not in seen and (extra is None or _plain(extra.group(1)) in extras):
-                waiting.append(match.group())
-        seen.update(waiting)
-        found[wanted] = None
+        found[canonicalize_name(wanted.name)] = None
+        for each in map(Requirement, lines):
+            is_asked = each.marker is None or any(each.marker.evaluate({"extra": e}) for e in ("", *wanted.extras))
+            if is_asked and (key := f"{canonicalize_name(each.name)} {sorted(each.extras)}") not in seen:
+                seen.add(key)
+                waiting.append(each)
     return list(found)
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 
 _metadata = cache(metadata.metadata)  # parsing one takes a millisecond or two
@@ -221,7 +206,7 @@ def component(name: str) -> Component:
     # The folder is listed, and not RECORD read, which the frozen app has not. A package's code may have files of such
     # names that are not its licence.
     texts: list[str] = []
-    for folder in _info_folders(packages).get(_plain(about["Name"]), ()):
+    for folder in _info_folders(packages).get(canonicalize_name(about["Name"]), ()):
         for path in sorted(folder.rglob("*")):
             if path.is_file() and _LICENCE_FILE.search(path.relative_to(folder).as_posix()):
                 texts.append(path.read_text(encoding="utf-8", errors="replace").strip())
@@ -238,7 +223,7 @@ def component(name: str) -> Component:
 def _info_folders(packages: str) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     for folder in sorted(Path(packages).glob("*.dist-info")):
-        found.setdefault(_plain(folder.name.partition("-")[0]), []).append(folder)
+        found.setdefault(canonicalize_name(folder.name.partition("-")[0]), []).append(folder)
     return found
 
 

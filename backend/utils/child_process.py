@@ -72,10 +72,7 @@ class ChildTimeout(Exception):
 
 
 def module_command(module: str) -> list[str]:
-    """Command that runs one of our modules, which has a `main(arguments)`.
-
-    `-P` keeps a folder named `backend` in the working directory from being run in place of ours.
-    """
+    """Command that runs one of our modules, which has a `main(arguments)` (`-P`: see `backend_command`)."""
     if is_bundled():
         return backend_command(CHILD_VERB, module)
     return [sys.executable, "-P", "-m", module]
@@ -128,11 +125,9 @@ class ChildProcess:
         return self._process is not None
 
     def request(self, message: Any, timeout_s: float | None = None, poll: Callable[[], None] = lambda: None) -> Any:
-        """Send `message`, to a new child if there is none, and wait for the answer.
-
-        `poll` is called every `POLL_S` and may raise to give up. Raises ChildEnded, ChildTimeout, and what `poll`
-        raises; the child is gone then, for the answer to this request would be taken for the answer to the next.
-        """
+        """Send `message`, to a new child if there is none, and wait for the answer. `poll` is called every `POLL_S` and
+        may raise to give up. After ChildEnded, ChildTimeout and what `poll` raises the child is gone, for its answer
+        would be taken for that to the next request."""
         self.start()
         assert self._process is not None
         stdin: Any = self._process.stdin

@@ -41,10 +41,8 @@ def _program(package: str, bundled: str) -> list[str]:
 
 
 def backend_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Environment for a backend process: our own packages first, output unbuffered and in UTF-8.
-
-    A bundled program ignores Python's variables and has all of this built in (`packaging/grpo-studio.spec`).
-    """
+    """Environment for a backend process: our own packages first, output unbuffered and in UTF-8, all of which a bundled
+    program has built in."""
     environment = dict(os.environ if base is None else base)
     if is_bundled():
         return environment

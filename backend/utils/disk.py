@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from backend.utils.errors import UserError
@@ -78,10 +78,8 @@ def is_of_mlx(error: RuntimeError) -> bool:
 
 @contextmanager
 def writing(path: Path, *, also_computes: bool = False) -> Generator[None]:
-    """Turn errors of the block, which writes `path`, into DiskError naming it.
-
-    Of a block that also reads and computes, only errors of disks are turned; others may be a missing file or a bug.
-    """
+    """Turn errors of the block, which writes `path`, into DiskError naming it. Of a block that also reads and computes,
+    only errors of disks are turned."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -102,10 +100,8 @@ def fault_of(error: BaseException) -> DiskError | None:
 
 
 def replace_file(path: Path, content: str | Iterable[bytes], *, mode: int | None = None) -> None:
-    """Replace a file, with the permissions `mode`, or those that it has, or those of a new file. Raises DiskError.
-
-    Half of a surrogate pair, which UTF-8 cannot hold, is written as JSON writes it.
-    """
+    """Replace a file, with the permissions `mode`, or those that it has, or those of a new file. Half of a surrogate
+    pair is written as JSON writes it. Raises DiskError."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with writing(path):
         clear_drafts(path.parent, path.name)
@@ -213,28 +209,19 @@ def clear_drafts(folder: Path, of: str = "") -> None:
             (folder / name).unlink(missing_ok=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What a user without special rights may still write to a disk; `files` is None without such a limit."""
-
-    bytes: int
-    files: int | None
-
-
-def room_on(folder: Path) -> Room | None:
-    """Room on the disk of `folder`, which need not exist yet; None where the system does not say."""
+def room_on(folder: Path) -> int | None:
+    """Free bytes on the disk of `folder`, which need not exist yet; None where the system does not say."""
     try:
-        about = os.statvfs(next(path for path in (folder, *folder.parents) if path.exists()))
+        return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     except (OSError, StopIteration):
         return None
-    return Room(about.f_bavail * about.f_frsize, about.f_favail if about.f_files else None)
 
 
 def require_room(path: Path, needed: int, what: str) -> None:
     """Raise DiskError unless the disk of `path` has `needed` bytes free for `what`, as far as the system says."""
     room = room_on(path)
-    if room is not None and room.bytes < needed:
-        where = f"on the disk of {quote(path, LONGEST_PLACE)}, which has {gigabytes(room.bytes)} free"
+    if room is not None and room < needed:
+        where = f"on the disk of {quote(path, LONGEST_PLACE)}, which has {gigabytes(room)} free"
         raise DiskError(f"{what} needs {gigabytes(needed)} {where}.")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -122,18 +122,15 @@ def _loads(text: str, most_levels: int, **options: Any) -> Any:
 
 
 def validation_error(value: object) -> str:
-    """Why a nested value of settings is unusable, as the end of a sentence; "" if it is fine.
-
-    Checks for text that no file can hold, whole numbers beyond the range of a float, more than DEPTH levels, and more
-    than VALUES parts.
-    """
+    """Why a nested value of settings is unusable, as the end of a sentence; "" if it is fine. Of text that no file can
+    hold, numbers beyond the range of a float, more than DEPTH levels, and more than VALUES parts."""
     level, count = [value], 0
     for _ in range(DEPTH + 1):
         inner: list[Any] = []
         for part in level:
             if isinstance(part, str) and not part.isascii() and not is_text(part):
                 return f"contains characters that are not valid text: {quote(part)}"
-            if isinstance(part, int) and not fits_a_float(part):
+            if isinstance(part, int) and abs(part) > sys.float_info.max:
                 return f"contains {quote(part)}, which is beyond every limit"
             if isinstance(part, dict):
                 inner += [*part, *part.values()]
@@ -148,22 +145,7 @@ def validation_error(value: object) -> str:
     return f"is nested more than {DEPTH} levels deep"
 
 
-def whole_number(value: object, setting: str) -> int:
-    """A whole number; 3.0 is one, true and "3" are not. Raises UserError."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not fits_a_float(value) or value != int(value):
-        raise UserError(setting, f"{setting} must be a whole number, not {quote(value)}.")
-    return int(value)
-
-
 def written_whole(text: str) -> int | None:
     """The whole number of up to 30 decimal digits that a text writes; None for any other text."""
     digits = text.strip()
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 30 else None
-
-
-def fits_a_float(value: float) -> bool:
-    """True for a number that is finite as a float; an int may have any size."""
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False

@@ -59,10 +59,8 @@ class UserError(Exception):
 
 
 def user_traceback(error: BaseException, file: Path | None = None) -> str:
-    """The traceback of an exception that the user's code raised, with its causes. Never raises.
-
-    It begins in `file`, where that is known, else in the first module outside of this program.
-    """
+    """The traceback of an exception that the user's code raised, with its causes, from `file` on, where that is known,
+    else from the first module outside of this program. Never raises."""
     nodes = []
     while node := nodes[-1].tb_next if nodes else error.__traceback__:
         nodes.append(node)

@@ -32,10 +32,8 @@ _KINDS = {
 
 
 def user_path(text: str, setting: str, base: Path | None = None) -> Path:
-    """The path that a user wrote, with ~ expanded and, where it is relative, below `base`. Looks at no file.
-
-    Raises UserError for a path that no file system takes and for an unknown home folder.
-    """
+    """The path that a user wrote, with ~ expanded and, where it is relative, below `base`. Looks at no file. Raises
+    UserError for a path that no file system takes and for an unknown home folder."""
     if "\0" in text or not is_text(text):
         what = "a NUL character" if "\0" in text else "characters that are not valid text"
         raise UserError(setting, f"{quote(text)} cannot be a path: it contains {what}.")
@@ -115,10 +113,7 @@ def read_bytes(path: Path, setting: str, limit: int = TEXT_LIMIT) -> bytes:
 
 
 def read_text(path: Path, setting: str, limit: int = TEXT_LIMIT) -> str:
-    """Text of a regular UTF-8 file, with or without a byte order mark, with newlines as line ends.
-
-    Raises UserError as `read_bytes`, and for another encoding.
-    """
+    """Text of a regular UTF-8 file, with or without a byte order mark, with newlines as line ends. Raises UserError."""
     content = read_bytes(path, setting, limit)
     try:
         text = content.decode("utf-8-sig")
@@ -235,10 +230,8 @@ def _emptied(folder: str) -> list[str]:
 
 
 def require_plain_files(folder: Path) -> None:
-    """Raise UserError if a run's folder holds a link, a pipe or the like, at any depth.
-
-    Writing, deleting or copying would reach through a link, and wait at a pipe for ever.
-    """
+    """Raise UserError if a run's folder holds a link, a pipe or the like, at any depth: writing or copying would reach
+    through a link, and wait at a pipe for ever."""
     for entry in walk(folder):
         with suppress(OSError):  # deleted meanwhile, or deeper than a path may be
             mode = entry.stat(follow_symlinks=False).st_mode

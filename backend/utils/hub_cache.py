@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -26,15 +27,13 @@ def require_hub_address() -> None:
     address = os.environ.get(ENDPOINT_VARIABLE)
     if not address:
         return
-    try:
+    is_address = re.fullmatch(r"https?://[^\s\x00-\x1f]+", address) is not None
+    with suppress(ValueError):  # of a port that is no number up to 65535, or half an IPv6 address
         parts = urlsplit(address)
-        port = parts.port  # raises ValueError for one that is no number up to 65535
-        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0
-    except ValueError:
-        is_address = False
-    if not is_address or any(letter.isspace() or not letter.isprintable() for letter in address):
-        advice = "write one that begins with https://, or unset the variable."
-        raise UserError(ENDPOINT_VARIABLE, f"{quote(address, 70)} is no web address; {advice}")
+        if is_address and parts.port != 0 and parts.hostname:
+            return
+    advice = "write one that begins with https://, or unset the variable."
+    raise UserError(ENDPOINT_VARIABLE, f"{quote(address, 70)} is no web address; {advice}")
 
 
 def split_revision(name: str) -> tuple[str, str | None]:
@@ -105,10 +104,8 @@ def is_own(path: Path, folder: Path) -> bool:
 
 
 def own_file(path: Path, folder: Path, setting: str) -> Path:
-    """`path`, a file below `folder`. Raises UserError on `setting` for a link that leads out of the folder.
-
-    Other programs' folders of models have links into Hugging Face's cache: what lies there was downloaded.
-    """
+    """`path`, a file below `folder`. Raises UserError on `setting` for a link that leads out of the folder and not into
+    Hugging Face's cache, where only downloads lie."""
     if is_own(path, folder) or resolved(path).is_relative_to(resolved(hub_cache())):
         return path
     advice = "put what it leads to in its place."
@@ -116,11 +113,9 @@ def own_file(path: Path, folder: Path, setting: str) -> Path:
 
 
 def own_files(folder: Path, setting: str, *, but: tuple[str, ...] = ()) -> list[Path]:
-    """Files of a folder and of the folders in it, by name, without hidden ones and those named in `but`.
-
-    Raises UserError on `setting` for a link that `own_file` refuses and for any to a folder, which may have no end;
-    OSError for a folder that cannot be read.
-    """
+    """Files of a folder and of the folders in it, by name, without hidden ones and those named in `but`. Raises
+    UserError on `setting` for a link that `own_file` refuses and for any to a folder; OSError for a folder that cannot
+    be read."""
 
     def fail(error: OSError) -> None:
         raise error

@@ -5,36 +5,18 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import resource
 import subprocess
 import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from backend.utils.errors import UserError
-from backend.utils.hub_cache import require_hub_address
-
 TREAT_CPU_AS = "GRPO_STUDIO_TREAT_CPU_AS"
 """The environment variable that makes a CPU take the choices of a GPU (`backend.engine.device`)."""
 PROCESS_BYTES = 600_000_000  # memory of Python and the libraries beside MLX's arrays, data and tokenizer included
 USABLE_SHARE = 0.75  # share of the memory that a run may use; the rest is for the system and other programs
 GB_36 = 36 << 30
-LEAST_ADDRESS_SPACE = 3 << 29
-"""Bytes that `ulimit -v` must allow. With less, libraries crash or wait for ever, without a word."""
 READ_S = 2.0
-
-
-def require_environment() -> None:
-    """Raise UserError where no verb could work with what the system and the user's shell set for this process.
-
-    That is an invalid HF_ENDPOINT, and too little memory for Python, mlx and their libraries.
-    """
-    require_hub_address()
-    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if allowed != resource.RLIM_INFINITY and allowed < LEAST_ADDRESS_SPACE:
-        allows = f"The system lets this process have {allowed / 2**30:.2g} GB of address space (ulimit -v)"
-        raise UserError("memory_limit", f"{allows}; {LEAST_ADDRESS_SPACE / 2**30:.2g} GB is the least that works.")
 
 
 def treats_cpu_as_gpu() -> bool:
@@ -80,11 +62,8 @@ def sysctl(name: str) -> bytes:
 
 
 def machine_bytes(held: int = 0, working_set: int | None = None) -> int:
-    """Bytes that a run may use of this machine, without what the process holds beside its arrays.
-
-    On a Mac a share of all memory, at most Metal's `working_set` where a process with mlx knows it. Elsewhere a share
-    of what is available, plus what the run holds already (`held`).
-    """
+    """Bytes that a run may use for its arrays. On a Mac a share of all memory, at most Metal's `working_set` where a
+    process with mlx knows it; elsewhere of what is available and what the run holds already (`held`)."""
     if sys.platform == "darwin":
         physical = _physical()
         share = min(USABLE_SHARE * physical, working_set or working_set_of(physical))
@@ -100,10 +79,8 @@ def usable_bytes(available: int) -> int:
 
 
 def working_set_of(physical: int) -> int:
-    """About Metal's `recommendedMaxWorkingSetSize` on a Mac with that many bytes.
-
-    Two thirds of the memory up to 36 GB, three quarters above; or the user's `sysctl iogpu.wired_limit_mb`.
-    """
+    """About Metal's `recommendedMaxWorkingSetSize` on a Mac with that many bytes: two thirds up to 36 GB, three
+    quarters above; or the user's `sysctl iogpu.wired_limit_mb`."""
     if megabytes := int.from_bytes(sysctl("iogpu.wired_limit_mb"), sys.byteorder):
         return megabytes << 20
     return physical * 2 // 3 if physical <= GB_36 else physical * 3 // 4

@@ -1,8 +1,5 @@
-"""The header of a safetensors file, checked against the file: its arrays with their types, shapes and places.
-
-The format: eight bytes of length, little-endian; a JSON header of that length; the arrays' bytes without gaps. mlx
-reads the arrays and trusts the header: hence this.
-"""
+"""The header of a safetensors file, which mlx trusts, checked against the file. The format: eight bytes of length,
+little-endian; a JSON header of that length; the arrays' bytes without gaps."""
 
 from __future__ import annotations
 
@@ -58,7 +55,7 @@ def read_header_and_metadata(file: Path) -> tuple[dict[str, StoredArray], dict[s
     except OSError as error:
         raise BrokenFile(f"cannot be read: {reason(error)}") from None
     try:
-        header = json.loads(text.decode(), object_pairs_hook=_without_repetition)
+        header = json.loads(text.decode())  # of a name given twice, one leaves a gap
     except (ValueError, RecursionError):
         raise BrokenFile("has a header that is no JSON") from None
     if not isinstance(header, dict):
@@ -79,15 +76,6 @@ def read_header_and_metadata(file: Path) -> tuple[dict[str, StoredArray], dict[s
     if place < data:
         raise BrokenFile(f"has {data - place:,} bytes after its last array")
     return arrays, metadata
-
-
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in content:
-            raise BrokenFile(f"holds {quote(name, 60)} twice")
-        content[name] = value
-    return content
 
 
 def _array(name: str, about: Any) -> StoredArray:

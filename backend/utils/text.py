@@ -20,10 +20,8 @@ _UNSEEN = re.compile("[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\
 
 
 def visible(text: str) -> str:
-    """A text of any number of lines, with control characters and bidirectional controls escaped as in Python.
-
-    Letters of every script, spaces of every width, and the joiners of emoji and of Persian stay.
-    """
+    """A text of any number of lines, with control characters and bidirectional controls escaped as in Python. Letters
+    and spaces of every script and the joiners of emoji stay."""
     return _UNSEEN.sub(lambda found: _escape(found[0]), text)
 
 
@@ -44,10 +42,8 @@ _repr.maxstring = _repr.maxother = LONGEST
 
 def quote(value: object, limit: int | None = None) -> str:
     """Any value on one printable line of at most `limit` characters (SHOWN; PATH_SHOWN of a path), with an ellipsis.
-
-    White space becomes single spaces; what does not print is escaped as in Python. A path is cut in its middle, since
-    its last part says most.
-    """
+    White space becomes single spaces; what does not print is escaped. A path is cut in its middle: its end says
+    most."""
     limit = limit or (PATH_SHOWN if isinstance(value, PurePath) else SHOWN)
     if isinstance(value, PurePath):
         return shown_path(str(value), limit)
@@ -101,10 +97,8 @@ def cut_in_the_middle(line: str, limit: int) -> str:
 
 
 def shorten(sentence: str) -> str:
-    """Cut the longest words of a sentence in their middle until it has SENTENCE characters.
-
-    Such words are paths, names and other values that somebody supplied. A sentence of short words ends at LONGEST.
-    """
+    """Cut the longest words of a sentence, the values in it, in their middle until it has SENTENCE characters; a
+    sentence of short words ends at LONGEST."""
     words = sentence.split(" ") if len(sentence) > SENTENCE else []
     while words and (excess := sum(map(len, words)) + len(words) - 1 - SENTENCE) > 0:
         at = max(range(len(words)), key=lambda index: len(words[index]))

@@ -19,7 +19,7 @@ from app.widgets.job_dialog import JobDialog
 from app.window import Window
 from backend.config.config import load, parse
 from backend.jobs.job_file import JobFile, write_job
-from backend.runs.archive import training_run
+from backend.runs.queue import training_run
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import read_record
 from backend.utils.errors import ConfigProblem, UserError

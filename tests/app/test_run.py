@@ -17,9 +17,8 @@ from app.state.run import Run
 from app.state.run_files import log_lines, problem_of
 from app.state.run_state import MOST_METRICS, RunState, Series
 from backend.cli import training
-from backend.runs.archive import STARTUP_GRACE_S
 from backend.runs.events import EventLog, JsonLines, truncate_file
-from backend.runs.run_folder import RunFolder
+from backend.runs.run_folder import STARTUP_GRACE_S, RunFolder
 from backend.runs.start_progress import StartProgress
 from tests.support import made_up_runs
 from tests.support.latency import LatencyProbe

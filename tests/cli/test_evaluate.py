@@ -212,7 +212,7 @@ SAID = {"lr-1": "The gradient of update 2 is not a number", "crashed": "crashed,
 
 @pytest.mark.parametrize(("name", "sentence"), SAID.items())
 def test_a_failed_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, sentence: str) -> None:
-    monkeypatch.setattr("backend.runs.archive.STARTUP_GRACE_S", 0.0)
+    monkeypatch.setattr("backend.runs.run_folder.STARTUP_GRACE_S", 0.0)
     text = doctor(recording(name).unpack(tmp_path / name).path)
     assert sentence in text
     assert ("There is no finished step to look at." in text) == (name == "lr-1")

@@ -16,7 +16,7 @@ import pytest
 from app.state.run_state import RunState
 from backend.cli import runs
 from backend.runs.events import Follower, read_events
-from backend.runs.queue_runner import QueueRunner
+from backend.runs.queue import train_queue
 from backend.runs.run_folder import LOCK_VARIABLE, RunFolder, all_runs, hand_on_lock, hold_lock, inherited_lock
 from backend.runs.steering import read_changes
 from backend.trainer.machine import gpu_error
@@ -131,8 +131,7 @@ def test_a_queue_is_filled_ordered_paused_and_emptied(config: Path, monkeypatch:
         run.events.write_text('{"v": 1, "seq": 0, "t": 1.0, "kind": "started"}\n')
         return 0
 
-    monkeypatch.setattr(QueueRunner, "_note_end", lambda *_: None)
-    monkeypatch.setattr(QueueRunner.__init__, "__defaults__", (train,))
+    monkeypatch.setattr(train_queue, "__defaults__", (train,))
     assert "No run waits." in typed("queue", "run")
     assert trained == ["two", "one"]
 

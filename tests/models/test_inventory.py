@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import os
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from backend.models import architectures, inventory
-from backend.utils.command import backend_environment
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import hub_cache, is_dataset_cached, local_folder, require_hub_address
 from tests.support.cases import cases
@@ -78,18 +75,6 @@ REFUSED: list[tuple[dict[str, Any] | None, tuple[str, ...], str]] = [
 def test_a_model_that_cannot_be_loaded_has_a_reason(config: dict[str, Any] | None, names: tuple[str, ...], words: str):
     sentence = architectures.refusal(config, names)
     assert words in sentence and bool(sentence) == bool(words) and (not sentence or sentence.endswith("."))
-
-
-def test_listing_models_imports_no_engine():
-    """A listing must not wait three seconds for mlx-lm, nor lower the limits of this process as importing it does."""
-    look = (
-        "import sys; from backend.models import inventory; inventory.models(); "
-        "print([name for name in ('mlx', 'mlx_lm', 'transformers', 'datasets') if name in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", look], env=backend_environment(), capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
 
 
 def test_models_are_listed_from_the_cache_lm_studio_folders_and_runs(home: Path, monkeypatch: pytest.MonkeyPatch):

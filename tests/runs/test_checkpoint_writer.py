@@ -16,8 +16,7 @@ import pytest
 
 from backend.config.config import parse
 from backend.runs import checkpoint
-from backend.runs.checkpoint import arrays_of, newest, newest_whole
-from backend.runs.checkpoint_writer import CheckpointWriter, Snapshot, snapshot
+from backend.runs.checkpoint import CheckpointWriter, Snapshot, arrays_of, newest, newest_whole, snapshot
 from backend.runs.events import EventLog, JsonLines, read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import TrainingState, all_checkpoints
@@ -258,13 +257,6 @@ def test_a_checkpoint_loads_as_it_was_saved(run: RunFolder, is_full_model: bool)
         assert all(loaded[key].dtype == saved[key].dtype and mx.array_equal(loaded[key], saved[key]) for key in saved)
 
 
-def test_a_checkpoint_may_have_a_reference_and_no_optimizer(run: RunFolder) -> None:
-    checkpoint.save(run, TrainingState(step=1), WEIGHTS, None, WEIGHTS, is_full_model=False, keep=3)
-    saved = newest(run)
-    assert saved and not saved.has("optimizer") and saved.has("reference")
-    assert all(mx.array_equal(array, WEIGHTS[name]) for name, array in arrays_of(saved, "reference").items())
-
-
 def test_an_incomplete_folder_is_no_checkpoint_and_one_of_a_later_version_is(run: RunFolder) -> None:
     assert newest(run) is None
     file = save(run, 1) / "state.json"
@@ -285,17 +277,6 @@ def test_leftovers_of_a_killed_process_are_ignored_and_deleted_by_the_next_save(
     assert [folder.name for folder in run.checkpoints.iterdir()] == ["000002"]
     (run.checkpoints / "000002").rename(run.checkpoints / ".000002.old")  # killed while it saved step 2 again
     assert newest_whole(run)[0] == newest(run) and steps(run) == [2]
-
-
-@pytest.mark.parametrize(
-    ("scores", "keep", "kept"),
-    [((0.1, 0.9, 0.2, None, 0.3, 0.4), 2, [2, 5, 6]), ((0.1, 0.9, 0.9, 0.9, 0.2, 0.2), 1, [2, 6])],
-    ids=["the newest few and the best", "a score is repeated until the next evaluation"],
-)
-def test_rotation(run: RunFolder, scores: tuple[float | None, ...], keep: int, kept: list[int]) -> None:
-    for step, score in enumerate(scores, 1):
-        save(run, step, score, keep=keep)
-    assert steps(run) == kept
 
 
 def test_a_gpu_error_while_saving_is_not_taken_for_a_full_disk(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,15 +120,6 @@ def event_log_of(path: Path, count: int, *, t0: float = 0.0) -> list[int]:
     return sizes
 
 
-def test_a_file_truncated_below_the_readers_offset_restarts_it(path: Path) -> None:
-    sizes = event_log_of(path, 10)
-    follower = Follower(path)
-    follower.read()
-    truncate_file(path, sizes[3])
-    assert steps(follower.read()) == [0, 1, 2, 3] and follower.restarted
-    assert follower.read() == [] and not follower.restarted
-
-
 @pytest.mark.parametrize("shift", range(-30, 31, 3))
 def test_a_file_truncated_and_grown_past_the_reader_restarts_it(path: Path, shift: int) -> None:
     """Between two reads, a resumed run may truncate the file and grow it past the reader's offset. The reader must then

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from backend.runs import archive, queue_runner
+from backend.runs import archive
+from backend.runs import queue as queues
 from backend.runs.events import EventLog, read_events
-from backend.runs.queue import QueueFile
-from backend.runs.queue_runner import QueueRunner
+from backend.runs.queue import QueueFile, train_queue
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.utils import places
 from backend.utils.command import backend_command, backend_environment
@@ -45,12 +45,6 @@ def queue() -> QueueFile:
     for name in "abc":
         queue.add(prepared(name))
     return queue
-
-
-def test_runs_wait_in_the_order_in_which_they_came(queue: QueueFile) -> None:
-    assert names(queue) == ["a", "b", "c"]
-    assert queue.add(prepared("d"), first=True) == 0
-    assert names(QueueFile()) == ["d", "a", "b", "c"], "another process reads the same"
 
 
 @pytest.mark.parametrize(("place", "order"), [(0, "bac"), (2, "acb"), (99, "acb"), (-5, "bac")])
@@ -94,7 +88,7 @@ def test_a_run_that_has_begun_waits_until_it_goes_on(queue: QueueFile) -> None:
     with stopped.events.open("r+") as event_log:  # what the first moment of a resume does
         event_log.truncate(50)
     assert names(queue) == ["a", "b", "c", "d"]
-    queue.set_paused(True)
+    queue.change(is_paused=True)
     assert json.loads(queue.path.read_text())["diaries"] == {}
     queue.add(stopped)
     assert names(queue)[-1] == "stopped", "stopped once more, it may wait once more"
@@ -132,7 +126,7 @@ WRONG = [{"diaries": {"a": "x"}}, {"runs": "a"}, {"runs": ["../a"]}, {"paused": 
 @pytest.mark.parametrize("text", ["{half", "[]", *(json.dumps({"runs": []} | wrong) for wrong in WRONG)])
 def test_a_broken_file_is_told_and_stays_as_it_is(queue: QueueFile, text: str) -> None:
     queue.path.write_text(text)
-    for change in (queue.read, lambda: queue.add(prepared("d")), lambda: queue.set_paused(True)):
+    for change in (queue.read, lambda: queue.add(prepared("d")), lambda: queue.change(is_paused=True)):
         with pytest.raises(UserError, match=r"queue\.json (is no queue|is not valid JSON).* fix or delete it"):
             change()
     assert queue.path.read_text() == text
@@ -178,21 +172,21 @@ def test_two_processes_lose_none_of_each_others_changes(tmp_path: Path) -> None:
 
 
 def test_a_run_that_trains_or_was_just_launched_is_found(queue: QueueFile) -> None:
-    assert archive.training_run() is None, "waiting is no training"
+    assert queues.training_run() is None, "waiting is no training"
     launched = prepared("launched")
     launched.log.touch()
-    assert archive.training_run() == launched
+    assert queues.training_run() == launched
     os.utime(launched.log, (1e9, 1e9))
-    assert archive.training_run() is None
+    assert queues.training_run() is None
     lock = hold_lock(launched)
-    assert archive.training_run() == launched
+    assert queues.training_run() == launched
     os.close(lock)
 
 
 @pytest.fixture
 def runner_queue(monkeypatch: pytest.MonkeyPatch) -> QueueFile:
     """Runs a, b and c wait."""
-    monkeypatch.setattr(queue_runner, "POLL_S", 0.01)
+    monkeypatch.setattr(queues, "POLL_S", 0.01)
     queue = QueueFile()
     for name in "abc":
         queue.add(prepared(name))
@@ -220,7 +214,7 @@ class Trainings:
 
 def test_every_run_trains_once_in_its_turn(runner_queue: QueueFile) -> None:
     trainings, said = Trainings(), []
-    assert QueueRunner(runner_queue, said.append, trainings).run() == "empty"
+    assert train_queue(runner_queue, said.append, trainings) == "empty"
     assert trainings.order == ["a", "b", "c"]
     assert said[:2] == ["a begins.", "a has finished."]
     assert not runner_queue.has_runner() and runner_queue.read().waiting == ()
@@ -229,19 +223,19 @@ def test_every_run_trains_once_in_its_turn(runner_queue: QueueFile) -> None:
 @pytest.mark.parametrize("code", [1, 2, -signal.SIGKILL], ids=["bug", "mistake", "killed"])
 def test_the_queue_goes_on_after_a_failure(runner_queue: QueueFile, code: int) -> None:
     trainings, said = Trainings({"a": code}), list[str]()
-    QueueRunner(runner_queue, said.append, trainings).run()
+    train_queue(runner_queue, said.append, trainings)
     assert trainings.order == ["a", "b", "c"]
     assert any("runs out of memory" in sentence for sentence in said) == (code < 0)
 
 
 def test_a_failure_pauses_the_queue_where_that_is_wanted_and_a_stop_does_not(runner_queue: QueueFile) -> None:
-    runner_queue.set_pauses_after_failure(True)
+    runner_queue.change(pauses_after_failure=True)
     trainings = Trainings({"a": 3, "b": 2})
-    assert QueueRunner(runner_queue, lambda _: None, trainings).run() == "paused"
+    assert train_queue(runner_queue, lambda _: None, trainings) == "paused"
     assert trainings.order == ["a", "b"]
     assert runner_queue.read().is_paused and [run.name for run in runner_queue.read().waiting] == ["c"]
-    runner_queue.set_paused(False)
-    assert QueueRunner(runner_queue, lambda _: None, trainings).run() == "empty"
+    runner_queue.change(is_paused=False)
+    assert train_queue(runner_queue, lambda _: None, trainings) == "empty"
     assert trainings.order == ["a", "b", "c"]
 
 
@@ -253,7 +247,7 @@ def test_what_is_added_and_moved_while_a_run_trains_counts(runner_queue: QueueFi
             runner_queue.move(RunFolder(places.runs_folder() / "c"), 0)
         return trainings(run)
 
-    QueueRunner(runner_queue, lambda _: None, train).run()
+    train_queue(runner_queue, lambda _: None, train)
     assert trainings.order == ["a", "c", "b"]
 
 
@@ -267,7 +261,7 @@ def test_a_run_of_another_process_is_waited_for(runner_queue: QueueFile) -> None
         if sentence == "Waits for other, which is training.":
             waits.set()
 
-    runner = threading.Thread(target=QueueRunner(runner_queue, say, trainings).run)
+    runner = threading.Thread(target=train_queue, args=(runner_queue, say, trainings))
     runner.start()
     assert waits.wait(5)
     assert trainings.order == []

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from backend.config.checks import cross_setting_faults
-from backend.runs.disk_use import disk_use
 from backend.runs.events import EventLog
 from backend.runs.run_folder import (
     LAUNCH_VARIABLE,
@@ -28,6 +27,7 @@ from backend.runs.run_folder import (
     hold_lock,
     make_run_folder,
 )
+from backend.runs.run_record import disk_use
 from backend.utils import places
 from backend.utils.command import backend_environment
 from backend.utils.disk import gigabytes
@@ -139,13 +139,6 @@ def test_a_run_is_found_by_path_and_by_name(made_run: RunFolder, monkeypatch: py
         match=re.escape(f"There is no run yours: neither a run folder at that path nor one in {quote(runs, 80)}."),
     ):
         find_run("yours")
-
-
-def test_a_control_word_replaces_the_one_before(made_run: RunFolder) -> None:
-    made_run.say("pause")
-    made_run.say("stop")
-    assert made_run.control.read_text() == "stop", "the newer word counts"
-    assert sorted(path.name for path in made_run.path.iterdir()) == ["config.yaml", "control"]
 
 
 TRIES = """

@@ -1,4 +1,4 @@
-"""Adapters on disk as a run leaves them (`backend.runs.checkpoint_writer`), without a run."""
+"""Adapters on disk as a run leaves them (`backend.runs.checkpoint`), without a run."""
 
 from __future__ import annotations
 

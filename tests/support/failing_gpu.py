@@ -26,7 +26,7 @@ IGNORED = (
 
 # The functions, by file, whose evaluations fail, and what they do
 NAMES = {("rollout.py", "sample"): "sampling", ("learner.py", "update"): "learning"}
-NAMES |= {("learner.py", "_apply"): "update", ("checkpoint_writer.py", "snapshot"): "saving"}
+NAMES |= {("learner.py", "_apply"): "update", ("checkpoint.py", "snapshot"): "saving"}
 
 WRAPPED = ("eval", "async_eval", "synchronize")
 

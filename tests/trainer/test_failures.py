@@ -35,7 +35,7 @@ from backend.trainer.preflight import check
 from backend.trainer.trainer import RESTART
 from backend.training.learner import Learner
 from backend.utils import disk
-from backend.utils.disk import LONGEST_PLACE, Room
+from backend.utils.disk import LONGEST_PLACE
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 from tests.support import failing_gpu, small_run
@@ -367,10 +367,9 @@ def test_an_unwritable_model_leaves_the_old(inputs: Path, tmp_path: Path, monkey
     assert json.loads((run.model / "config.json").read_text()) and (run.model / "model.safetensors").exists()
 
 
-def rooms(monkeypatch: pytest.MonkeyPatch, *free: Room | None) -> list[Room | None]:
+def rooms(monkeypatch: pytest.MonkeyPatch, *free: int | None) -> list[int | None]:
     """The disk has these rooms at its next looks, the last of them for good."""
     left = list(free)
-    monkeypatch.setattr(guards, "CHECK_EVERY_S", 0.05)
     monkeypatch.setattr(guards, "room_on", lambda path: left.pop(0) if len(left) > 1 else left[0])
     return left
 
@@ -380,7 +379,7 @@ def notes(run: RunFolder) -> list[str]:
 
 
 def test_waiting_for_room(inputs: Path, unbroken: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, plenty, none = RunFolder(tmp_path / "run"), Room(10**12, None), Room(3_000_000, None)
+    run, plenty, none = RunFolder(tmp_path / "run"), 10**12, 3_000_000
     rooms(monkeypatch, plenty, none, none, none, plenty)
     assert small_run.train_here(disk_settings(inputs), run).kind == "finished"
     lacks, again = notes(run)
@@ -391,9 +390,8 @@ def test_waiting_for_room(inputs: Path, unbroken: RunFolder, tmp_path: Path, mon
     assert run.completions.read_bytes() == unbroken.completions.read_bytes()
 
 
-@pytest.mark.parametrize("room", [Room(3_000_000, None), Room(10**12, 3)])
-def test_a_waiting_run_obeys(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: Room) -> None:
-    rooms(monkeypatch, room)
+def test_a_waiting_run_obeys(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rooms(monkeypatch, 3_000_000)
     for word, kind in (("stop", "stopped"), ("resume", "finished")):
         run = RunFolder(tmp_path / word)
 
@@ -403,12 +401,12 @@ def test_a_waiting_run_obeys(inputs: Path, tmp_path: Path, monkeypatch: pytest.M
 
         ending = small_run.train_here(disk_settings(inputs, iters=2), run, on_pause)
         assert ending.kind == kind and len(notes(run)) == 1
-    assert ("3 more files" if room.files else "3 MB free") in notes(run)[0]
+    assert "3 MB free" in notes(run)[0]
 
 
 def test_a_run_without_room_is_refused(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = disk_settings(inputs)
-    monkeypatch.setattr(disk, "room_on", lambda folder: Room(5_000_000, None))
+    monkeypatch.setattr(disk, "room_on", lambda folder: 5_000_000)
     (fault,) = check(raw)
     assert fault.setting == "disk"
     assert re.fullmatch(r"The run needs 1[67]\.?\d* MB on the disk of .*, which has 5 MB free\.", fault.sentence)

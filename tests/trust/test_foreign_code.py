@@ -154,7 +154,7 @@ def test_code_is_found_however_a_run_folder_names_it(named: dict[str, Any], thei
 
 def test_a_queue_of_somebody_else_starts_no_code(theirs: Path, tmp_path: Path) -> None:
     """Nobody is asked when a queue's runner begins a run, so it is refused there."""
-    from backend.runs.queue_runner import QueueRunner
+    from backend.runs.queue import train_queue
 
     folder = shutil.copytree(theirs, tmp_path / "runs")
     (folder / "theirs.py").unlink()  # the files name that of the first folder
@@ -167,7 +167,7 @@ def test_a_queue_of_somebody_else_starts_no_code(theirs: Path, tmp_path: Path) -
         return call("train", "--run", run.path).exit_code
 
     said: list[str] = []
-    QueueRunner(QueueFile(folder), said.append, train).run()
+    train_queue(QueueFile(folder), said.append, train)
     assert said[-1] == "fresh failed; its log tells why." and not (theirs / "it-ran").exists()
 
 

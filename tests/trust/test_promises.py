@@ -20,7 +20,7 @@ from app.widgets.basic.labels import label, plain_tip
 from backend.cli.common import logging_to
 from backend.config.checks import cross_setting_faults
 from backend.export.destinations import safe_name
-from backend.runs import disk_use
+from backend.runs import run_record
 from backend.runs.queue import QueueFile
 from backend.runs.run_folder import default_run_name, hold_lock, make_run_folder
 from backend.utils.documents import parse_yaml
@@ -116,7 +116,7 @@ def test_no_link_of_a_run_folder_is_written_through(place: str, tmp_path: Path) 
     link.unlink(missing_ok=True)
     link.symlink_to(mine.checkpoints if place == "checkpoints" else mine.events)
     before = sorted(mine.path.rglob("*"))
-    for work in (disk_use.free_space, hold_lock):
+    for work in (run_record.free_space, hold_lock):
         with pytest.raises(UserError, match="is a link"):
             work(theirs)
     assert sorted(mine.path.rglob("*")) == before
@@ -178,7 +178,7 @@ def open_umask() -> Iterator[None]:
 def test_folders_of_runs_and_preferences_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RUNS_VARIABLE, str(tmp_path / "data" / "runs"))
     run = make_run_folder(default_run_name("m", "lora", "grpo"))
-    QueueFile(tmp_path / "other" / "runs").set_paused(True)
+    QueueFile(tmp_path / "other" / "runs").change(is_paused=True)
     Prefs()
     made = [run.path, tmp_path / "data", tmp_path / "data" / "runs", tmp_path / "other", preferences_folder()]
     assert [mode(folder) for folder in made] == [0o700] * len(made)

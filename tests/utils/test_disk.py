@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from backend.runs.events import TAIL_BYTES, JsonLines, read_events
-from backend.utils import disk, places
+from backend.utils import disk
 from backend.utils.child_process import ChildEnded, ChildProcess, ChildTimeout, module_command
 from backend.utils.command import backend_command, backend_environment
-from backend.utils.disk import DiskError, Room, fault_of, remove_folder, replace_file, room_on, save_as, whole_folder
+from backend.utils.disk import DiskError, fault_of, remove_folder, replace_file, room_on, save_as, whole_folder
 from tests.support.cases import cases
 
 
@@ -173,7 +173,7 @@ def test_the_last_net_takes_what_disks_do_and_no_bug(error: Exception, says: str
 
 def test_room_is_that_of_the_nearest_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     room = room_on(tmp_path / "not" / "yet")
-    assert isinstance(room, Room) and room.bytes > 0
+    assert room is not None and room > 0
     monkeypatch.setattr(os, "statvfs", lambda path: (_ for _ in ()).throw(OSError(errno.ENOSYS, "x")))
     assert room_on(tmp_path) is None
 
@@ -258,11 +258,3 @@ def test_a_bundled_app_starts_the_trainers_executable(monkeypatch: pytest.Monkey
         assert backend_command("train", "x") == ["/opt/GRPO Studio/grpo-studio-backend", "train", "x"]
         assert module_command("backend.a")[1:] == ["child", "backend.a"]
     assert backend_environment({"HOME": "/h"}) == {"HOME": "/h"}, "a program of the user's must not import our packages"
-
-
-def test_the_environment_puts_our_packages_first() -> None:
-    root = str(places.project_root())
-    assert backend_environment({})["PYTHONPATH"] == root
-    environment = backend_environment({"PYTHONPATH": "/theirs", "HOME": "/h"})
-    assert environment["PYTHONPATH"] == f"{root}{os.pathsep}/theirs" and environment["HOME"] == "/h"
-    assert environment["PYTHONUNBUFFERED"] == "1" and environment["PYTHONIOENCODING"] == "utf-8"

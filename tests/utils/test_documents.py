@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import socket
 import time
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from backend.utils.documents import parse_json, parse_yaml, read_json, read_yaml, validation_error, whole_number
+from backend.utils.documents import parse_json, parse_yaml, read_json, read_yaml, validation_error
 from backend.utils.errors import UserError
 from backend.utils.files import DEPTH, names_folder, possible_path, read_bytes, read_text, user_path
 from tests.support.cases import cases
@@ -120,16 +119,6 @@ def test_what_nothing_can_work_with_is_named() -> None:
     for value in (nested(DEPTH + 1), nested(10**5), itself):
         assert validation_error(value) == "is nested more than 50 levels deep"
     assert validation_error([0] * 12_000) == "contains more than 10,000 values"
-
-
-HOSTILE = [2.5, True, None, "3", [], {}, math.nan, math.inf, -math.inf, 10**400, -(10**5000)]
-
-
-@cases("value", HOSTILE)
-def test_what_is_no_whole_number_is_named(value: object) -> None:
-    with pytest.raises(UserError, match=r"^iters: iters must be a whole number, not .{0,150}$"):
-        whole_number(value, "iters")
-    assert isinstance(whole_number(3.0, "n"), int) and whole_number(10**300, "n") == 10**300
 
 
 def sentence(call: object, *arguments: object) -> str:

@@ -21,7 +21,7 @@ from app.widgets.basic.labels import label, show_text
 from app.widgets.basic.layout import configure, row, set_shown
 from app.widgets.basic.number_format import counted, figure, finite, signed
 from app.widgets.completion_detail import CompletionPane, conversation_format, show_parts
-from backend.runs.conversation import Kind, conversation_parts, conversation_text
+from backend.runs.completion_rows import Kind, conversation_parts, conversation_text
 from backend.utils.text import visible
 
 STRONGEST, CHANGED = 0.45, 0.30

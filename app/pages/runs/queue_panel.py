@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import Qt, Signal
@@ -98,7 +99,8 @@ class QueuePanel(QFrame):
         self.edit_button = button("Edit settings", self._edit, tip="Load its settings into the form (Return)")
         self.remove_button = button("Remove", self._remove)
         self.after_failure = CheckBox("Pause after a failure")
-        self.after_failure.clicked.connect(lambda on: self._queue.change(self._queue.file.set_pauses_after_failure, on))
+        change = partial(session.queue.change, session.queue.file.change)
+        self.after_failure.clicked.connect(lambda on: change(pauses_after_failure=on))
         self.pause = button("Pause", lambda: self._queue.set_paused(self._queue.is_active))
         self._parts = (self.next_button, self.edit_button, self.remove_button, self.after_failure)
         title = label("Queue", theme.heading_font())

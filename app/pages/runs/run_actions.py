@@ -20,10 +20,9 @@ from app.widgets.basic.dialogs import Dialog, open_path
 from app.widgets.basic.labels import REMOVE_KEYS, button, key_name, label
 from app.widgets.basic.layout import column, configure, row
 from app.widgets.basic.number_format import counted, file_size
-from backend.runs.disk_use import FreeableSpace, free_space
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.run_names import name_of
-from backend.runs.run_record import RunRecord, change_notes, tags_in
+from backend.runs.run_record import FreeableSpace, RunRecord, change_notes, free_space, tags_in
 from backend.utils.errors import UserError
 
 RESUMABLE = ("stopped", "failed", "crashed")

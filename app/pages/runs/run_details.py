@@ -18,9 +18,8 @@ from app.widgets.basic.number_format import file_size, moment
 from app.widgets.run_header import StateChip
 from backend.config.config import SETTINGS
 from backend.jobs.job_file import read_job
-from backend.runs.disk_use import PARTS
 from backend.runs.run_folder import RunFolder
-from backend.runs.run_record import RunRecord, tags_in, value_text
+from backend.runs.run_record import PARTS, RunRecord, tags_in, value_text
 from backend.utils.errors import UserError
 
 SAVE_AFTER_MS = 600

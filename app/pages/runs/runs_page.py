@@ -22,9 +22,8 @@ from app.state.session import Session
 from app.widgets.basic.controls import CheckBox
 from app.widgets.basic.labels import EmptyState, button, label, show_text
 from app.widgets.basic.layout import card, column, configure, connect, holder, row, splitter, stack, wrap_in_card
-from backend.runs.disk_use import freeable_space
 from backend.runs.run_folder import RunFolder
-from backend.runs.run_record import RunRecord
+from backend.runs.run_record import RunRecord, freeable_space
 from backend.runs.run_search import HINT, all_keys, asks_for_archived, search
 from backend.utils import places
 from backend.utils.errors import UserError

@@ -16,7 +16,7 @@ from backend.config.other_programs.mlx_lm import MLX_LM_LORA, QUANTIZATION_FLAGS
 from backend.config.other_programs.translation import DEFAULTS, Translation, read_file
 from backend.config.setting import NEVER
 from backend.config.updates import final_rate, warmup_updates
-from backend.models.adapter_types import ALL_LINEAR, adapter_scale
+from backend.models.architectures import ALL_LINEAR, adapter_scale
 from backend.runs.saved_weights import find_adapter
 from backend.utils.documents import read_json, read_yaml
 from backend.utils.errors import ConfigProblem, UserError

@@ -15,7 +15,7 @@ from backend.config.other_programs.keys import Translated, plain
 from backend.config.other_programs.trl import SDPO_TABLE, TRL
 from backend.config.setting import NEVER
 from backend.config.updates import OWN, final_rate, warmup_updates
-from backend.models.adapter_types import adapter_scale
+from backend.models.architectures import adapter_scale
 from backend.runs.metric_names import EVALUATION, transformers_name
 from backend.tools.mcp_settings import openenv_servers
 from backend.utils.errors import UserError

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from backend.config.other_programs.keys import TABLES, Refused, Translator, as_bool, tables_of
-from backend.models.adapter_types import ALL_LINEAR
+from backend.models.architectures import ALL_LINEAR
 from backend.rewards.catalogue import split_names
 from backend.utils.text import quote
 

@@ -30,7 +30,7 @@ from backend.trainer.library.own_functions import (
 from backend.trainer.machine import relax_gpu_timeout
 from backend.utils.disk import replace_file
 from backend.utils.errors import UserError, user_traceback
-from backend.utils.machine import require_environment
+from backend.utils.hub_cache import require_hub_address
 from backend.utils.text import quote
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def train(
     before the first step, with nothing left behind; as RunFailed after it, with everything saved. Raises RuntimeError
     for a bug of ours, whose traceback is on stderr and in the run's event log.
     """
-    require_environment()
+    require_hub_address()
     if isinstance(config, Config):
         raw = config.model_dump(exclude_unset=True)
         if raw.get("epochs"):  # they decide; `iters` is set as well where the settings came from a file
@@ -264,7 +264,7 @@ def resume(
 ) -> TrainedRun:
     """Continue a run, its folder or its name, from its newest whole checkpoint; `changes` are settings from its next
     step on. Whatever was an object of the program is needed again, callables by the same names. Raises as `train`."""
-    require_environment()
+    require_hub_address()
     folder = find_run(os.fspath(run))
     check_format(folder)
     settings = load(folder.config)

@@ -19,7 +19,7 @@ from backend.engine.chunk_sizes import (
     capacity,
 )
 from backend.judges.model_reward import loaded_models
-from backend.models.adapter_types import ALL_LINEAR, is_named
+from backend.models.architectures import ALL_LINEAR, is_named
 from backend.runs.saved_weights import WeightChoice
 from backend.sampling.row_costs import RowCosts, row_costs
 from backend.trainer.memory.model_shape import (

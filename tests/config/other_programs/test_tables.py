@@ -23,7 +23,7 @@ from backend.config.other_programs.peft import LORA_WORDS, OTHER_KINDS
 from backend.config.other_programs.translation import PROGRAMS, TranslatedKey, is_ours, read_words
 from backend.config.other_programs.trl import NO_REMOTE_CODE, TRL
 from backend.config.updates import final_rate
-from backend.models.adapter_types import adapter_scale
+from backend.models.architectures import adapter_scale
 from backend.models.peft_files import OTHER_KINDS as NOT_CARRIED
 from backend.models.peft_files import read_settings
 from backend.utils.errors import UserError
