@@ -23,13 +23,12 @@ _SECTION = re.compile(r"^\s*(?:Args|Arguments|Returns|Raises|Example|Examples|Yi
 
 @dataclass(frozen=True, slots=True)
 class ListedTool:
-    """A tool and where it is from: a file's name, a class, or "MCP server". `schema` is a function's JSON schema;
-    `is_exact`: it is the one that the model reads, not the source's own words. `environment`: rows that have it."""
+    """A tool and where it is from: a file's name, a class, or "MCP server". `schema` is a function's JSON schema.
+    `environment`: rows that have it."""
 
     schema: Mapping[str, Any]
     origin: str
     environment: str | None = None
-    is_exact: bool = False
 
     @property
     def is_optional(self) -> bool:
@@ -103,8 +102,8 @@ def with_exact(listed: Sequence[ListedTool], schemas: ToolSchemas) -> list[Liste
     found: list[ListedTool] = []
     for each in listed:
         schema = exact.pop((each.environment, each.name), None)
-        found.append(each if schema is None else replace(each, schema=schema, is_exact=True))
-    return found + [ListedTool(schema, OF_SERVER, name, is_exact=True) for (name, _), schema in exact.items()]
+        found.append(each if schema is None else replace(each, schema=schema))
+    return found + [ListedTool(schema, OF_SERVER, name) for (name, _), schema in exact.items()]
 
 
 def _methods(tree: ast.Module, kind: str, path: Path) -> Iterator[Function]:
