@@ -93,11 +93,9 @@ def print_problems(error: UserError) -> None:
 
 
 class LastingStream:
-    """A text stream that outlives its terminal or pipe, and may write to a run's log.txt too.
-
-    With a `log` any error of the stream ends its use; without one, only that the terminal or pipe has closed.
-    `is_log`: the stream leads to log.txt itself, and is not used.
-    """
+    """A text stream that outlives its terminal or pipe, and may write to a run's log.txt too. With a `log` any error of
+    the stream ends its use; without one, only that the terminal or pipe has closed. `is_log`: the stream leads to
+    log.txt itself, and is not used."""
 
     def __init__(self, stream: Any, log: RunLog | None = None, *, is_log: bool = False) -> None:
         self._stream, self._log = stream, log

@@ -90,7 +90,6 @@ def _end_with(parent: int) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket, bound before the model loads. Raises UserError."""
     made = socket.socket()
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

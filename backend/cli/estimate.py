@@ -136,9 +136,7 @@ def measured_link(config: Config, file: Path) -> LinkSpeed:
 
 def network_cost(config: Config, shape: ModelShape, link: LinkSpeed) -> dict[str, Any]:
     """Seconds of network time and bytes per step with the longest completions, none of it overlapped with computation.
-
-    A sum over R ranks is a ring of 2 (R − 1) messages, of which `link` has the time of all.
-    """
+    A sum over R ranks is a ring of 2 (R − 1) messages, of which `link` has the time of all."""
     ranks, updates = link.ranks, config.updates_per_step
     messages = 2 * (ranks - 1)
     latency_s, bytes_per_second = link.latency_s / messages, link.bytes_per_second * messages / ranks

@@ -134,7 +134,6 @@ def _ks(text: str, most: int) -> tuple[int, ...]:
 
 @contextmanager
 def _progress(is_stream: bool) -> Iterator[Report]:
-    """Yield a progress callback: JSON lines on stdout, a bar on a terminal, else one stderr line per phase."""
     console = new_console(stderr=True)
     phase, printed = "", 0.0
 

@@ -22,6 +22,7 @@ MODULES = {
     **dict.fromkeys(("where", "machines", "bench", "serve"), "machine"),
     "generate": "chat",
     "sessions": "endpoint",
+    "hub": "export",
 }
 """Verb → the module of `backend.cli` that has its function, where the name differs."""
 

@@ -82,7 +82,6 @@ def _kernel_cache() -> Path:
 
 
 def _stored_places() -> list[dict[str, Any]]:
-    """Everything that is stored, ours first."""
     by_hand, preferences = "Delete the folder by hand.", places.preferences_folder()
     keep_runs = "Move runs to the trash on the Runs page, or delete the folder by hand: they hold what was trained."
     models = places.lm_studio_models() / "grpo-studio"

@@ -164,7 +164,6 @@ class RunTools:
         return self.run_status(str(folder.path), 1)
 
     async def _verb(self, *arguments: str) -> Any:
-        """What a verb prints: JSON, else text. Raises UserError with its message."""
         pipe, none = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
         command, environment = backend_command(*arguments), backend_environment()
         process = await asyncio.create_subprocess_exec(*command, stdin=none, stdout=pipe, stderr=pipe, env=environment)
@@ -180,7 +179,6 @@ class RunTools:
 
 
 def _answering(tool: Callable[..., Any]) -> Callable[..., Any]:
-    """The tool with its result as JSON and a UserError as an answer."""
     from mcp.server.mcpserver.exceptions import ToolError
 
     @functools.wraps(tool)

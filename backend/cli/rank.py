@@ -53,8 +53,7 @@ def rank(
 
 def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
     """Join the other ranks and work until the run ends. Returns the exit code."""
-    folder, channel, collectives = ranks.OrdersFolder.given(), None, None
-    orders = folder.orders()
+    orders, channel, collectives = ranks.Orders.given(), None, None
     if backend := ranks.backend_of():
         from backend.distributed.channel import WorkerChannel, open_channel
         from backend.distributed.collectives import init_collectives
@@ -65,7 +64,7 @@ def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
                 cpu_setup.use_own_kernel_folder()
                 ranks.leave_stops_to_leader()
             else:
-                folder.report(pid=os.getpid())
+                orders.report(pid=os.getpid())
             channel = open_channel(collectives)
         except (UserError, OSError) as error:
             if isinstance(error, OSError):
@@ -89,7 +88,7 @@ def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
     try:
         shared = None
         if channel is not None and collectives is not None:
-            shared = _shared_by_leader(channel, collectives, backend, orders, folder)
+            shared = _shared_by_leader(channel, collectives, backend, orders)
         code = _train(run, orders, stream, progress, shared)
     except UserError as error:
         print_problems(error)
@@ -100,23 +99,22 @@ def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
         if channel is not None:
             channel.close()
     with suppress(OSError):
-        folder.report(exit_code=code)  # the launcher cannot see it: mpirun would hide it
+        orders.report(exit_code=code)  # the launcher cannot see it: mpirun would hide it
     return code
 
 
 def _shared_by_leader(
-    channel: LeaderChannel, collectives: MlxCollectives, backend: str, orders: ranks.Orders, folder: ranks.OrdersFolder
+    channel: LeaderChannel, collectives: MlxCollectives, backend: str, orders: ranks.Orders
 ) -> dict[str, Any]:
-    """Arguments of the trainer on rank 0."""
     from backend.distributed.leader import Leader
 
     def report_lost(failure: UserError) -> None:
         if isinstance(failure, ranks.LostRankError):
             with suppress(OSError):
-                folder.report(lost=[failure.rank, failure.faults[0].sentence])
+                orders.report(lost=[failure.rank, failure.faults[0].sentence])
 
     collectives.check, channel.on_failure = channel.check, report_lost
-    folder.report(met=True)
+    orders.report(met=True)
     leader = Leader(channel, collectives, backend)
 
     def load_context(config: Any, note: Callable[[str], None], *rest: Any) -> Any:
@@ -128,7 +126,6 @@ def _shared_by_leader(
 
 
 def _train(run: Path, orders: ranks.Orders, stream: bool, progress: bool | None, shared: dict[str, Any] | None) -> int:
-    """Train the run, from its checkpoint if any; check it first if no launcher has. Raises UserError."""
     folder = RunFolder(run)
     try:
         if not orders.is_checked and not folder.has_event_log:

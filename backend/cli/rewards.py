@@ -155,10 +155,8 @@ def _scoring_settings(config: Path) -> Config:
 
 
 def score_all(lines: Sequence[Any], settings: Config, *, tracebacks: bool = False) -> dict[str, Any]:
-    """Score groups in the sandbox. Raises UserError if a function fails, since a run would stop there.
-
-    `tracebacks`: print them first, on stderr.
-    """
+    """Score groups in the sandbox. Raises UserError if a function fails, since a run would stop there. `tracebacks`:
+    print them first, on stderr."""
     try:
         with closing(RewardBench()) as bench:
             scored = score_lines(bench, lines, settings)
@@ -172,7 +170,6 @@ def score_all(lines: Sequence[Any], settings: Config, *, tracebacks: bool = Fals
 
 
 def _print_scores(scored: dict[str, Any], as_json: bool, lines: Sequence[Any] = ()) -> None:
-    """Print a line per completion on stdout and findings on stderr. `lines` adds advantages and texts."""
     from backend.cli.display import format_number
 
     completions = [completion for group in scored["scored"] for completion in group]

@@ -110,7 +110,6 @@ def resume_sweep(name: str, runs_dir: Path | None, *, allow_code: bool = False, 
 
 
 def _checked(plan: SweepPlan) -> tuple[SweepPlan, SweepInputs]:
-    """The plan, and the inputs of its runs. Without held-out rows, a plan that ranks by training reward."""
     base = parse(plan.base)
     relax_gpu_timeout(base)  # before the imports below, which import mlx
     from backend.distributed.machine_check import require_one_machine

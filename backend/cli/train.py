@@ -128,7 +128,6 @@ def resume(
 
 
 def _taken_back(run: RunFolder, which: str, *, yes: bool) -> tuple[str, ...]:
-    """Go back to a checkpoint after confirmation. Returns the message for the event log, or none. Raises UserError."""
     from backend.runs.checkpoint import go_back, last_step
 
     chosen, last = find_checkpoint(run, which).step, last_step(run)

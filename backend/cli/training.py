@@ -51,12 +51,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """A run folder with config.yaml, its settings, and the rows and rewards loaded to check them.
-
-    `lock`: the run's lock, if this process already has it. `changes`: settings of a resumed run to change from its next
-    step on. `warnings`: messages for the event log. `origin`: a message that the event log will have, and the terminal
-    has had.
-    """
+    """A run folder with config.yaml, its settings, and the rows and rewards loaded to check them. `lock`: the run's
+    lock, if this process already has it. `changes`: settings of a resumed run to change from its next step on.
+    `warnings`: messages for the event log. `origin`: a message that the event log will have, and the terminal has
+    had."""
 
     folder: RunFolder
     settings: Config
@@ -105,11 +103,9 @@ def write_new_run(settings: Config, runs_dir: Path | None, origin: str = "") -> 
 
 
 def prepared_run(path: Path, *, allow_code: bool = False) -> PreparedRun:
-    """Prepare a folder that the window created, with config.yaml and no event log.
-
-    Logs errors and stops for the window. Raises UserError, also for a reward file without permission unless
-    `allow_code`. Exits with STOPPED on a stop request.
-    """
+    """Prepare a folder that the window created, with config.yaml and no event log. Logs errors and stops for the
+    window. Raises UserError, also for a reward file without permission unless `allow_code`. Exits with STOPPED on a
+    stop request."""
     folder = RunFolder(Path(os.path.realpath(user_path(str(path), "run"))))
     if not folder.config.is_file():
         raise UserError("run", f"The folder {path} holds no config.yaml.")
@@ -143,11 +139,8 @@ def end_before_start(folder: RunFolder, lock: int, kind: str, sentence: str) -> 
 def read_settings(
     path: str | Path, changes: Sequence[str] | None = None, *, explain: bool = False
 ) -> tuple[dict[str, Any], str]:
-    """(the settings of a YAML file in our keys with `--set` changes, what was made of a file for another program).
-
-    Says the latter on stderr, with `explain` each key. Raises UserError with every problem if a key cannot be
-    translated.
-    """
+    """(the settings of a YAML file in our keys with `--set` changes, what was made of a file for another program). Says
+    the latter on stderr, with `explain` each key. Raises UserError with every problem if a key cannot be translated."""
     raw, changed = read(path), parse_changes(changes or [])
     translation = read_file(raw, changed)
     origin = summary(translation, Path(path).name)
@@ -202,11 +195,9 @@ def machine_settings(run: PreparedRun) -> Config:
 
 
 def train_and_exit(run: PreparedRun, stream: bool, progress: bool | None) -> NoReturn:
-    """Train here or on the machines of the run's settings, then exit with the run's code.
-
-    Raises UserError, also in the event log, if another process trains the run, if the machines cannot, and for a hosts
-    file without permission here.
-    """
+    """Train here or on the machines of the run's settings, then exit with the run's code. Raises UserError, also in the
+    event log, if another process trains the run, if the machines cannot, and for a hosts file without permission
+    here."""
     config = machine_settings(run)
     if not config.hosts:
         train_or_exit(run, stream, progress)
@@ -260,12 +251,9 @@ def train_or_exit(
     shared: Mapping[str, Any] | None = None,
     command: str = "",
 ) -> None:
-    """Train, and exit unless the run finished.
-
-    After a GPU error, may replace this process by the verb and arguments `go_on_with` (default: `resume` of this
-    run), except on rank 0 of several machines (`shared`: more arguments of the trainer). `quiet` leaves stdout to the
-    caller. `command` is for the event log.
-    """
+    """Train, and exit unless the run finished. After a GPU error, may replace this process by the verb and arguments
+    `go_on_with` (default: `resume` of this run), except on rank 0 of several machines (`shared`: more arguments of the
+    trainer). `quiet` leaves stdout to the caller. `command` is for the event log."""
     from backend.engine import cpu_setup
     from backend.runs.start_progress import progress_listener
     from backend.trainer.run_process import train

@@ -66,10 +66,8 @@ def listen(addresses: Sequence[str]) -> list[socket.socket]:
 def accept(
     listeners: Sequence[socket.socket], secret: bytes, ranks: set[int], deadline: float
 ) -> dict[int, socket.socket]:
-    """The proven connection of each of `ranks`, until `deadline` (monotonic). Closes the listeners.
-
-    A stranger holds up nobody: no call waits for a single connection, and each has PROOF_PATIENCE_S for its proof.
-    """
+    """The proven connection of each of `ranks`, until `deadline` (monotonic). Closes the listeners. A stranger holds up
+    nobody: no call waits for a single connection, and each has PROOF_PATIENCE_S for its proof."""
     proven: dict[int, socket.socket] = {}
     strangers: dict[socket.socket, tuple[bytes, bytearray, float]] = {}
     """The oldest first: challenge, answer so far, deadline of the proof."""
@@ -175,10 +173,8 @@ class ChannelMessage:
 
 class Connection:
     """A proven connection to `rank`, with a reading and a writing thread. `take` receives messages, in the reading
-    thread; `lost` the reason, once, unless a goodbye came; `pulse` returns the body of a heartbeat.
-
-    Silence is counted in seconds of listening, so a process that was asleep does not blame the other end.
-    """
+    thread; `lost` the reason, once, unless a goodbye came; `pulse` returns the body of a heartbeat. Silence is counted
+    in seconds of listening, so a process that was asleep does not blame the other end."""
 
     def __init__(
         self,
@@ -276,9 +272,7 @@ class Connection:
 
 def open_channel(ranks: FlatCollectives) -> LeaderChannel | WorkerChannel:
     """Connect this rank; every rank calls it at the same time. Raises LostRankError on rank 0, OSError on the others.
-
-    One gather carries rank 0's addresses and secret, so the secret is in no command line, environment or file.
-    """
+    One gather carries rank 0's addresses and secret, so the secret is in no command line, environment or file."""
     own = asdict(RankInfo.of_this_process(ranks.rank))
     if ranks.rank != 0:
         meeting = ranks.gather({"info": own})[0]

@@ -80,11 +80,9 @@ def wait_for(
     is_of_link: Callable[[BaseException], object],
     waiting: Callable[[float], None] = do_nothing,
 ) -> T:
-    """The result of a call in another thread, which may never return.
-
-    Meanwhile calls `check`, which raises for a lost rank, and `waiting` with the seconds so far. After an error for
-    which `is_of_link`, lets `check` raise what becomes known of the rank whose link has failed.
-    """
+    """The result of a call in another thread, which may never return. Meanwhile calls `check`, which raises for a lost
+    rank, and `waiting` with the seconds so far. After an error for which `is_of_link`, lets `check` raise what becomes
+    known of the rank whose link has failed."""
     began = time.monotonic()
     while True:
         try:
@@ -271,11 +269,8 @@ def _bit_sum(arrays: dict[str, mx.array]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepSnapshot:
-    """The state before a step's updates, to take the step back when a machine is lost.
-
-    Evaluated arrays are immutable, so references are enough; they keep a second copy of trained arrays and optimizer
-    state while a step learns.
-    """
+    """The state before a step's updates, to take the step back when a machine is lost. Evaluated arrays are immutable,
+    so references are enough; they keep a second copy of trained arrays and optimizer state while a step learns."""
 
     trained: dict[str, mx.array]
     moments: dict[str, mx.array]

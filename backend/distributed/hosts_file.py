@@ -228,10 +228,8 @@ class BackendChoice(NamedTuple):
 
 
 def choose_backend(hosts: HostsFile, wanted: str = AUTO, *, has_mpi: bool, has_cuda: bool = False) -> BackendChoice:
-    """The backend for these machines; `wanted` is `distributed_backend`.
-
-    Raises UserError("distributed_backend", …) where the file or this machine lacks what it needs.
-    """
+    """The backend for these machines; `wanted` is `distributed_backend`. Raises UserError("distributed_backend", …)
+    where the file or this machine lacks what it needs."""
     count = len(hosts.hosts)
     if wanted != AUTO:
         backend, why = wanted, f"over {wanted}, as the settings say"

@@ -130,7 +130,7 @@ class _Start:
     def __init__(self, launch: Launch, folder: Path, requests: Sequence[int]) -> None:
         self._launch, self._hosts, self._requests = launch, launch.hosts, requests
         self._ranks = range(len(self._hosts.hosts))
-        self._orders = ranks.OrdersFolder(folder)
+        self._orders = replace(launch.orders, report_file=str(folder / "report.json"))
         self._logs = launch.run.path / "ranks"
         self._by_mpi = launch.backend == "mpi" and len(self._ranks) > 1
         self._processes: dict[int, subprocess.Popen[bytes]] = {}  # of each rank; under mpirun only mpirun's
@@ -138,7 +138,7 @@ class _Start:
         self._why = ""
 
     def run(self) -> LaunchEnd:
-        self._orders.give(self._launch.orders)
+        Path(self._orders.report_file).unlink(missing_ok=True)  # of the start before
         with writing(self._logs):
             make_private_folder(self._logs)
         exit_code = 1
@@ -167,7 +167,7 @@ class _Start:
         if rank:
             variables |= {ranks.WATCH_VARIABLE: "1", ranks.LOG_VARIABLE: f"ranks/rank-{rank}.log in the run folder"}
         else:
-            variables |= {ranks.ORDERS_VARIABLE: str(self._orders.path), ranks.ADDRESSES_VARIABLE: ",".join(host.ips)}
+            variables |= {ranks.ORDERS_VARIABLE: self._orders.encoded(), ranks.ADDRESSES_VARIABLE: ",".join(host.ips)}
         command = commands.rank_program(host, "rank", "--run", str(launch.run.path), *launch.options)
         environment = backend_environment() | variables
         relaxed = os.environ.get(GPU_TIMEOUT_VARIABLE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import platform
@@ -27,7 +28,7 @@ from backend.utils.text import quote
 
 MACHINE_VARIABLE = "GRPO_STUDIO_MACHINE"  # this machine's name in the hosts file
 LOG_VARIABLE = "GRPO_STUDIO_RANK_LOG"  # the place of this process's output
-ORDERS_VARIABLE = "GRPO_STUDIO_LAUNCH"  # names the folder of rank 0's orders
+ORDERS_VARIABLE = "GRPO_STUDIO_LAUNCH"  # rank 0's orders
 WATCH_VARIABLE = "GRPO_STUDIO_WATCH_STDIN"  # variable: end with stdin, which the launcher holds open
 BACKEND_VARIABLE = "GRPO_STUDIO_BACKEND"  # the backend over which the ranks meet
 ADDRESSES_VARIABLE = "GRPO_STUDIO_ADDRESSES"  # rank 0's addresses, separated by commas
@@ -113,51 +114,39 @@ class WorkerError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Orders:
+    """The launcher's orders to rank 0. Its report has `pid`, `met` (all connected), `lost` ([rank, sentence]) and
+    `exit_code`; there is none where it was started by hand."""
+
     command: str  # the launcher's command line, for the event log
     is_checked: bool = False  # settings and files were checked already
     goes_on: bool = False  # restart without a lost rank
     notes: list[str] = field(default_factory=list)  # for the event log, as the warnings
     warnings: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class OrdersFolder:
-    """The launcher's private folder: its orders, and rank 0's report: `pid`, `met` (all connected), `lost` ([rank,
-    sentence]) and `exit_code`. `path`: None for a rank that was started by hand."""
-
-    path: Path | None
+    report_file: str = ""
 
     @classmethod
-    def given(cls) -> OrdersFolder:
-        """Of the launcher that started this process, if any."""
-        named = os.environ.get(ORDERS_VARIABLE, "")
-        return cls(Path(named) if named and Path(named, "orders.json").is_file() else None)
+    def given(cls) -> Orders:
+        """Those of the launcher that started this process, if any."""
+        given = os.environ.get(ORDERS_VARIABLE)
+        return cls(**json.loads(base64.b64decode(given))) if given else cls(shlex.join(sys.argv))
 
-    def give(self, orders: Orders) -> None:
-        self._write("orders", asdict(orders))
-        self._write("report", {})
-
-    def orders(self) -> Orders:
-        return Orders(**self._read("orders")) if self.path else Orders(shlex.join(sys.argv))
+    def encoded(self) -> str:
+        """For the environment, in letters that mpirun leaves as they are."""
+        return base64.b64encode(json.dumps(asdict(self)).encode()).decode()
 
     def report(self, **news: Any) -> None:
         """Add to rank 0's report, from any thread. Raises OSError."""
-        if self.path is not None:
+        if self.report_file:
             with _REPORTING:
-                self._write("report", self.reported() | news)
+                half = Path(f"{self.report_file}.half")
+                half.write_text(json.dumps(self.reported() | news), encoding="utf-8")
+                half.rename(self.report_file)  # whole or not at all, for a reader that comes at any moment
 
     def reported(self) -> dict[str, Any]:
-        return self._read("report")
-
-    def _read(self, name: str) -> dict[str, Any]:
-        assert self.path is not None
-        return json.loads((self.path / f"{name}.json").read_text(encoding="utf-8"))
-
-    def _write(self, name: str, value: Any) -> None:
-        assert self.path is not None
-        half = self.path / f"{name}.half"
-        half.write_text(json.dumps(value), encoding="utf-8")
-        half.rename(half.with_suffix(".json"))  # whole or not at all, for a reader that comes at any moment
+        try:
+            return json.loads(Path(self.report_file).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
 
 
 def backend_of() -> str:

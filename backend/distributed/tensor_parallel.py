@@ -85,11 +85,9 @@ class ModelParts:
 
 
 class LeadingEngine(Engine):
-    """Announces a call, and makes it once all ranks have begun it.
-
-    One thread does all of the model's work, since mlx ties graphs to threads; the main thread watches the other ranks.
-    The process must end with `os._exit`: a sum with a lost rank never returns.
-    """
+    """Announces a call, and makes it once all ranks have begun it. One thread does all of the model's work, since mlx
+    ties graphs to threads; the main thread watches the other ranks. The process must end with `os._exit`: a sum with a
+    lost rank never returns."""
 
     parts: ModelParts
 

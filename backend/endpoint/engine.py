@@ -125,7 +125,6 @@ class Engine:
         self._lanes[key].arrived.append(job)
 
     def _refresh(self, model: ServedModel) -> None:
-        """Compute the merged weights of a model, and drop those of models that decode nothing."""
         used = {name for name, _ in self._lanes} | {model.name}
         for other in [other for other in self._refreshed if other.name not in used]:
             other.sampler.fused.release()
@@ -289,7 +288,6 @@ class PrefixCache:
 
 
 def _common(a: np.ndarray, b: np.ndarray) -> int:
-    """How many first numbers are equal."""
     count = min(len(a), len(b))
     differs = a[:count] != b[:count]
     return int(differs.argmax()) if differs.any() else count

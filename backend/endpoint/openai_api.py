@@ -250,7 +250,6 @@ def tool_call(call: ToolCall) -> Message:
 
 
 def _beginning_of_mark(text: str, marks: Sequence[str]) -> int:
-    """How many last characters may be the beginning of a mark."""
     longest = max(map(len, marks), default=1) - 1
     ends = range(min(longest, len(text)), 0, -1)
     return next((count for count in ends if any(mark.startswith(text[-count:]) for mark in marks)), 0)

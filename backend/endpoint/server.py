@@ -234,7 +234,6 @@ class Endpoint:
                 task.cancel()
 
     def _record(self, asked: Asked, choices: Sequence[Choice]) -> None:
-        """Append what was answered; of several choices the first goes on as the session."""
         if self._recorder is None or not asked.session:
             return
         for choice in choices:
@@ -332,7 +331,6 @@ def _usage(asked: Asked, choices: Sequence[Choice]) -> Message:
 
 
 async def _body(request: Request, kind: type[R]) -> R:
-    """The request's fields. Raises RequestError."""
     if "application/json" not in request.headers.get("content-type", ""):  # which a web page may not send unasked
         raise RequestError(415, "The content type must be application/json.")
     body = bytearray()

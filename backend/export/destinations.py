@@ -139,10 +139,8 @@ def _ollama(*arguments: str) -> str:
 
 @contextlib.contextmanager
 def staging_folder(parent: Path, target: Path, made_by: str = "export") -> Iterator[Path]:
-    """Yield an empty hidden folder in `parent`; a lock keeps two exports of one `target` apart.
-
-    Clears what a killed export left. Raises UserError if the target is being exported or `parent` is not writable.
-    """
+    """Yield an empty hidden folder in `parent`; a lock keeps two exports of one `target` apart. Clears what a killed
+    export left. Raises UserError if the target is being exported or `parent` is not writable."""
     folder = parent / f".grpo-studio-{target.name}"
     try:
         folder.mkdir(exist_ok=True)

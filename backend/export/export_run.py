@@ -91,10 +91,8 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutDifference:
-    """Mean held-out rewards before and after the export, one completion per prompt.
-
-    `error` is the standard error of the mean difference; None for one prompt.
-    """
+    """Mean held-out rewards before and after the export, one completion per prompt. `error` is the standard error of
+    the mean difference; None for one prompt."""
 
     split: str
     prompts: int
@@ -148,10 +146,8 @@ class ExportedModel:
 
 
 def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> ExportedModel:
-    """Export a run's weights; on any error an existing model stays.
-
-    Raises UserError for problems with settings, target, disk or model; RuntimeError if the written model differs.
-    """
+    """Export a run's weights; on any error an existing model stays. Raises UserError for problems with settings,
+    target, disk or model; RuntimeError if the written model differs."""
     format_ = format_named(export.format)
     target_for(export.to, format_)
     destination = destinations.destination_of(run, export.to, export.name, export.folder, export.overwrite)
@@ -223,7 +219,6 @@ def fuse_run(run: RunFolder) -> Path:
 
 
 def _needed_bytes(trained: TrainedWeights, format_: ExportFormat) -> int:
-    """Estimate the disk space of an export, temporary files included."""
     adapters = 2 * trained.adapters.arrays.stat().st_size if trained.adapters else 0
     if format_.kind == "adapter":
         return adapters
@@ -358,10 +353,8 @@ def run_samples(run: RunFolder, config: Config) -> list[AnsweredPrompt]:
 
 
 class HeldOutComparison:
-    """Compares held-out rewards before and after the export, with the same prompts and random numbers.
-
-    Create it before the export; call `compare` once the model is written.
-    """
+    """Compares held-out rewards before and after the export, with the same prompts and random numbers. Create it before
+    the export; call `compare` once the model is written."""
 
     def __init__(self, config: Config, inputs: RunInputs, count: int) -> None:
         if count < 1:

@@ -85,10 +85,8 @@ def target_for(key: str, format_: ExportFormat) -> ExportTarget:
 
 
 def exported_bytes(base: Path, format_: ExportFormat, quantization: str = "none") -> int | None:
-    """Estimate the bytes of a complete model; None if the sizes of `base` are unknown.
-
-    `quantization` is the run's setting.
-    """
+    """Estimate the bytes of a complete model; None if the sizes of `base` are unknown. `quantization` is the run's
+    setting."""
     shape = shape_of(base)
     if shape is None or not shape.exact:
         return None

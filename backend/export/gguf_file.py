@@ -103,10 +103,8 @@ class GgufFamily:
         return name
 
     def laid_out(self, original: str, array: np.ndarray, *, undo: bool = False) -> np.ndarray:
-        """Permute a tensor's rows to llama.cpp's order, or back.
-
-        llama.cpp's Llama rotates neighbouring numbers of a head, transformers the two halves.
-        """
+        """Permute a tensor's rows to llama.cpp's order, or back. llama.cpp's Llama rotates neighbouring numbers of a
+        head, transformers the two halves."""
         is_query = ".q_proj." in original
         if self.architecture != gguf.MODEL_ARCH.LLAMA or not (is_query or ".k_proj." in original):
             return array
@@ -285,10 +283,8 @@ Render = Callable[[list[Message]], str]
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """Text around messages.
-
-    `opening`, or the two texts `around_system`; then each user text and `after_user`, each answer and `after_answer`.
-    """
+    """Text around messages. `opening`, or the two texts `around_system`; then each user text and `after_user`, each
+    answer and `after_answer`."""
 
     opening: str
     around_system: tuple[str, str] | None  # none if the template refuses a system message
@@ -316,11 +312,9 @@ class ChatFormat:
 
 
 def chat_format(render: Render, beginning: str = "") -> ChatFormat | None:
-    """Extract a chat template's text around messages; None if it does more.
-
-    A Jinja template is rendered on a sample chat; the text between its messages must reproduce other chats.
-    `beginning` is the token that Ollama itself adds before every prompt.
-    """
+    """Extract a chat template's text around messages; None if it does more. A Jinja template is rendered on a sample
+    chat; the text between its messages must reproduce other chats. `beginning` is the token that Ollama itself adds
+    before every prompt."""
     user = {"role": "user", "content": MARKS["first"]}
     answered = [user, {"role": "assistant", "content": MARKS["answer"]}, {"role": "user", "content": MARKS["second"]}]
     system = {"role": "system", "content": MARKS["system"]}

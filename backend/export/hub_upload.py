@@ -144,10 +144,8 @@ def files_of(folder: Path) -> list[Path]:
 def upload(
     repo: str, folder: Path, token: str, progress: ByteProgress, *, private: bool = True, overwrite: bool = False
 ) -> Uploaded:
-    """Upload a folder in one commit.
-
-    Raises UserError for network, Hub and account errors, another visibility, or other content without `overwrite`.
-    """
+    """Upload a folder in one commit. Raises UserError for network, Hub and account errors, another visibility, or other
+    content without `overwrite`."""
     disable_progress_bars()
     api = HfApi(token=token)
     ours = {path.relative_to(folder).as_posix(): path for path in files_of(folder)}

@@ -107,10 +107,8 @@ def is_hub_id(name: str) -> bool:
 def read_facts(
     run: RunFolder, repo_id: str, format_: ExportFormat, checkpoint: str, original: str | None = None
 ) -> CardFacts:
-    """Read a run's facts. Raises UserError.
-
-    `checkpoint` as in an export; `original` is the model whose weights are exported, if not the run's own.
-    """
+    """Read a run's facts. Raises UserError. `checkpoint` as in an export; `original` is the model whose weights are
+    exported, if not the run's own."""
     events = list(read_events(run.events))
     steps = [event for event in events if event["kind"] == "step"]
     started = next((event for event in reversed(events) if event["kind"] == "started"), {})
@@ -147,7 +145,6 @@ def read_facts(
 
 
 def _rewards(config: Config, steps: list[Event], step: int | None) -> Iterator[tuple[str, list[RewardEnds]]]:
-    """Each stage up to `step`, and its reward functions over its steps."""
     last_step = step or 0
     for index in range(stage_at(config.stages, last_step) + 1) if config.stages else (0,):
         title, of_stage, entries, weights = "", steps, config.reward_functions, config.weights

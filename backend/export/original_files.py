@@ -71,10 +71,8 @@ class OriginalFiles:
 
 
 def find_original(base: Path, name: str, fetch: Fetch | None = None) -> OriginalFiles:
-    """Original weights of the model in `base`: its own files, or those that its card names.
-
-    `fetch` downloads them. Raises UserError if they are unknown, missing, or of unsupported types.
-    """
+    """Original weights of the model in `base`: its own files, or those that its card names. `fetch` downloads them.
+    Raises UserError if they are unknown, missing, or of unsupported types."""
     folder, called = base, name
     for _ in range(FURTHEST):
         if not _is_converted(folder):
@@ -92,10 +90,8 @@ def find_original(base: Path, name: str, fetch: Fetch | None = None) -> Original
 
 
 def converted_from(base: Path, name: str) -> tuple[str | None, int]:
-    """(repository that an mlx model was converted from, or None; bits of packed weights, 0 for floats).
-
-    Follows cards on this disk only. Raises UserError if the card names no repository.
-    """
+    """(repository that an mlx model was converted from, or None; bits of packed weights, 0 for floats). Follows cards
+    on this disk only. Raises UserError if the card names no repository."""
     folder: Path | None = base
     called, tries = name, FURTHEST
     while folder is not None and _is_converted(folder) and tries:

@@ -99,7 +99,6 @@ def _flat(shape: Shape) -> tuple[int, int]:
 
 
 def _numbered(shape: Shape) -> tuple[mx.array, mx.array]:
-    """(row, column) of every number of a tensor, float32."""
     rows, width = _flat(shape)
     ends = (*shape[:-1], 1) if len(shape) > 1 else shape
     row = mx.arange(rows, dtype=mx.float32).reshape(ends)
@@ -143,10 +142,8 @@ def _runs(
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """Adapter of a weight [R, in]: scale · b a.
-
-    `a` [E, r, in] for E experts of R/E rows (E = 1 otherwise); `b` [R, r]; DoRA's `magnitude` [R].
-    """
+    """Adapter of a weight [R, in]: scale · b a. `a` [E, r, in] for E experts of R/E rows (E = 1 otherwise); `b` [R, r];
+    DoRA's `magnitude` [R]."""
 
     a: mx.array
     b: mx.array
@@ -217,10 +214,8 @@ def _low_rank(name: str, module: nn.Module) -> LowRank:
 
 
 def write_merged(trained: TrainedWeights, original: OriginalFiles, to: Path, done: Done) -> None:
-    """Write the merged original files into a new folder, one tensor in memory at a time.
-
-    Raises UserError if a trained array has no counterpart.
-    """
+    """Write the merged original files into a new folder, one tensor in memory at a time. Raises UserError if a trained
+    array has no counterpart."""
     arrays = merged_arrays(trained, original)
     written = counter(sum(array.nbytes for array in arrays.values()), done)
     to.mkdir(parents=True)

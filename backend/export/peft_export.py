@@ -83,7 +83,6 @@ def _check_names(original: OriginalFiles, learned: TrainedRows, traced: Trace) -
 
 
 def _layer(runs: list[RowRun], adapters: Mapping[str, LowRank], shape: tuple[int, ...], weight: mx.array) -> LowRank:
-    """Combine the adapters of the mlx-lm layers in one original layer [out, in] along the rank."""
     arrays = list(dict.fromkeys(run.array for run in runs))
     first = adapters[arrays[0]]
     column: dict[str, int] = {}
@@ -105,10 +104,8 @@ def _layer(runs: list[RowRun], adapters: Mapping[str, LowRank], shape: tuple[int
 
 
 def _config(base: str, layers: Mapping[str, LowRank], about: Mapping[str, Any]) -> dict[str, Any]:
-    """peft's adapter_config.json; `about` is mlx-lm's.
-
-    alpha is scale · rank, with rsLoRA scale · √rank. Full layer names keep other layers out.
-    """
+    """peft's adapter_config.json; `about` is mlx-lm's. alpha is scale · rank, with rsLoRA scale · √rank. Full layer
+    names keep other layers out."""
     ranks = {name: layer.rank for name, layer in layers.items()}
     usual = min(ranks.values())
     others = {name: rank for name, rank in ranks.items() if rank != usual}

@@ -103,10 +103,7 @@ class TrlFolder:
 def export_trl(
     config: Config, name: str, parent: Path | None, *, overwrite: bool = False, tell: Tell = lambda _: None
 ) -> TrlFolder:
-    """Write settings as a TRL folder `parent`/`name`.
-
-    Raises UserError; an existing folder then stays.
-    """
+    """Write settings as a TRL folder `parent`/`name`. Raises UserError; an existing folder then stays."""
     parent = resolved((parent or Path.cwd()).expanduser())
     target = parent / safe_name(name)
     if target.exists():
@@ -246,10 +243,8 @@ def reward_models(config: Config) -> list[TrlModel]:
 
 
 def trl_model(config: Config) -> TrlModel:
-    """The Hub id, the original of an MLX conversion, or a folder copy.
-
-    Raises UserError for a packed model whose card does not name its original.
-    """
+    """The Hub id, the original of an MLX conversion, or a folder copy. Raises UserError for a packed model whose card
+    does not name its original."""
     folder = local_folder(config.model)
     if folder is None:
         return TrlModel(config.model)
@@ -268,10 +263,8 @@ def trl_model(config: Config) -> TrlModel:
 
 
 def write_rows(config: Config, folder: Path, tell: Tell) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(row sources by split, evaluation sets with their settings).
-
-    Writes local rows below `folder`. Raises UserError for unreadable rows.
-    """
+    """(row sources by split, evaluation sets with their settings). Writes local rows below `folder`. Raises UserError
+    for unreadable rows."""
     reading, rows = Reading(streamed=config.streaming), dict[str, Any]()
     if not config.data.strip() or is_local(config.data):  # without data, rows of an environment
         rows = {split: _copied(found, split, folder, tell) for split, found in own_splits(config, reading).items()}

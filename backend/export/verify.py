@@ -62,11 +62,9 @@ class TokenizedSample:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Difference between written and trained model over the compared tokens.
-
-    `max_error`: largest logit difference. `nats`: mean absolute log-probability difference. `agreement`: share of equal
-    top tokens. `lost`: RMS logit difference over the RMS change by training, or None.
-    """
+    """Difference between written and trained model over the compared tokens. `max_error`: largest logit difference.
+    `nats`: mean absolute log-probability difference. `agreement`: share of equal top tokens. `lost`: RMS logit
+    difference over the RMS change by training, or None."""
 
     max_error: float
     nats: float
@@ -76,11 +74,9 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A trained model's logits on samples.
-
-    `logits`: for each of `tokens` the [≤48, V] float32 logits that predict its compared tokens. `effect`: RMS change by
-    training, or None. `tolerance`: a value of TOLERANCE, or None if the export quantises.
-    """
+    """A trained model's logits on samples. `logits`: for each of `tokens` the [≤48, V] float32 logits that predict its
+    compared tokens. `effect`: RMS change by training, or None. `tolerance`: a value of TOLERANCE, or None if the export
+    quantises."""
 
     samples: list[AnsweredPrompt]
     tokens: list[TokenizedSample]
@@ -123,10 +119,8 @@ def tokenize_samples(tokenizer: Any, samples: list[AnsweredPrompt]) -> list[Toke
 
 
 def verify_folder(folder: Path, tokenizer: Any, reference: Reference, open_: OpenModel) -> Verification:
-    """Compare the complete model in `folder`, read with `tokenizer`, with the reference.
-
-    Raises RuntimeError if files, tokenizer or logits differ beyond rounding.
-    """
+    """Compare the complete model in `folder`, read with `tokenizer`, with the reference. Raises RuntimeError if files,
+    tokenizer or logits differ beyond rounding."""
     if broken := lm_studio_rules.faults(folder):
         raise RuntimeError(f"{folder} is not a model that LM Studio opens. {broken[0]}")
     if tokenize_samples(tokenizer, reference.samples) != reference.tokens:
@@ -135,10 +129,8 @@ def verify_folder(folder: Path, tokenizer: Any, reference: Reference, open_: Ope
 
 
 def compare(folder: Path, reference: Reference, open_: OpenModel) -> Verification:
-    """Compare the model in `folder` with the reference.
-
-    Raises RuntimeError beyond its tolerance, NotFiniteError for logits that are not finite.
-    """
+    """Compare the model in `folder` with the reference. Raises RuntimeError beyond its tolerance, NotFiniteError for
+    logits that are not finite."""
     typical: list[mx.array] = []
     largest, same, nats, squares = 0.0, 0.0, 0.0, 0.0
     written = answer_logits(open_, reference.tokens)

@@ -60,10 +60,8 @@ def reads_images(folder: Path) -> bool:
 
 
 def open_vision_part(folder: Path, config: dict[str, Any]) -> tuple[VisionPart | None, str]:
-    """(the part of the model in `folder` that reads images, lazily, or None; why it cannot be kept, or "").
-
-    It is as in the base, unpacked unless `config`, of the export, has the base's quantisation.
-    """
+    """(the part of the model in `folder` that reads images, lazily, or None; why it cannot be kept, or ""). It is as in
+    the base, unpacked unless `config`, of the export, has the base's quantisation."""
     if not reads_images(folder):
         return None, ""
     if find_spec("mlx_vlm") is None:

@@ -47,10 +47,8 @@ Done = Callable[[float], None]  # receives the fraction written
 
 
 def in_format(model: nn.Module, config: dict[str, Any], format_: ExportFormat) -> tuple[nn.Module, dict[str, Any]]:
-    """(model without adapters in this format, its config.json). Changes `model`.
-
-    Raises UserError for a quantised layer that mlx-lm cannot unpack.
-    """
+    """(model without adapters in this format, its config.json). Changes `model`. Raises UserError for a quantised layer
+    that mlx-lm cannot unpack."""
     keeps_bits, dtype = format_.keeps_bits, float_type(model)
     adapted = {name for name, module in model.named_modules() if hasattr(module, "fuse")}
     changed = [
@@ -145,9 +143,7 @@ def write_model(
     vision: VisionPart | None = None,
 ) -> None:
     """Write weights, with those of `vision`, config.json and tokenizer files into an empty folder. Empties the model.
-
-    Raises UserError as `kept_files`.
-    """
+    Raises UserError as `kept_files`."""
     to.mkdir(parents=True, exist_ok=True)
     # By default mlx-lm drops `vision_config`, which a model that keeps its vision tower needs for loading.
     keep_vision = "vision_tower" in getattr(model, "model", {}) or vision is not None or is_text_part(config)
@@ -171,10 +167,8 @@ def kept_files(base: Path) -> list[Path]:
 
 
 def write_weights(weights: dict[str, mx.array], to: Path, done: Done) -> None:
-    """Write model.safetensors, or indexed shards of mlx-lm's size. Empties `weights`.
-
-    Evaluates and frees arrays one by one, so a lazy model is never in memory as a whole.
-    """
+    """Write model.safetensors, or indexed shards of mlx-lm's size. Empties `weights`. Evaluates and frees arrays one by
+    one, so a lazy model is never in memory as a whole."""
     total = sum(array.nbytes for array in weights.values())
     shards = mlx_lm_utils.make_shards(weights)
     weights.clear()  # from here only `shards` holds the arrays
@@ -207,10 +201,8 @@ def write_safetensors(
     written: Callable[[int], None] = lambda size: None,
     metadata: dict[str, str] = METADATA,
 ) -> None:
-    """Write mlx or numpy arrays one by one, removing each from `arrays`; `written` receives their bytes.
-
-    Format: https://github.com/huggingface/safetensors. mlx's own writer holds all arrays of a file in memory.
-    """
+    """Write mlx or numpy arrays one by one, removing each from `arrays`; `written` receives their bytes. Format:
+    https://github.com/huggingface/safetensors. mlx's own writer holds all arrays of a file in memory."""
     header: dict[str, Any] = {"__metadata__": metadata}
     at = 0
     for name, array in arrays.items():

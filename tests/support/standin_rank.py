@@ -18,7 +18,6 @@ from backend.distributed.ranks import (
     RESTART_RANKS,
     LostRankError,
     Orders,
-    OrdersFolder,
     WorkerError,
     end_with_launcher,
 )
@@ -63,7 +62,7 @@ def main() -> NoReturn:
     if wrong == "hang at start":
         time.sleep(600)
     end_with_launcher()
-    orders = OrdersFolder.given()
+    orders = Orders.given()
     if rank == 0:
         orders.report(pid=os.getpid())
     if size == 1:
@@ -91,8 +90,7 @@ def work(channel: WorkerChannel, wrong: str) -> NoReturn:
     os._exit(0)
 
 
-def lead(run: RunFolder, orders: OrdersFolder, channel: LeaderChannel | None, wrong: str) -> NoReturn:
-    given = orders.orders()
+def lead(run: RunFolder, orders: Orders, channel: LeaderChannel | None, wrong: str) -> NoReturn:
     if channel:
         channel.on_failure = lambda failure: (
             orders.report(lost=[failure.rank, failure.faults[0].sentence])
@@ -106,9 +104,9 @@ def lead(run: RunFolder, orders: OrdersFolder, channel: LeaderChannel | None, wr
     event_log = EventLog(run.events)
     pids = [info.pid for info in channel.machines] if channel else []
     event_log.write("started", ranks=len(pids) or 1, pids=pids)
-    for sentence in given.warnings:
+    for sentence in orders.warnings:
         event_log.write("note", level="warning", sentence=sentence)
-    code = _steps(event_log, given, channel, stops, wrong)
+    code = _steps(event_log, orders, channel, stops, wrong)
     if channel:
         channel.close()
     orders.report(exit_code=code)
