@@ -84,8 +84,6 @@ def safe_name(name: str) -> str:
     return name
 
 
-# Ollama
-
 OLLAMA_PLACES = ("/usr/local/bin", "/opt/homebrew/bin", "/Applications/Ollama.app/Contents/Resources", "~/.local/bin")
 """Usual locations: the PATH of a macOS app lacks them."""
 OLLAMA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}(:[A-Za-z0-9._-]{1,80})?")
@@ -132,9 +130,6 @@ def _ollama(*arguments: str) -> str:
         reason = lines[-1].rstrip(".") if lines else "it gave no reason"
         raise UserError("to", f"`ollama {arguments[0]}` failed: {reason}.")
     return done.stdout
-
-
-# Folders that appear complete or not at all
 
 
 @contextlib.contextmanager

@@ -279,9 +279,6 @@ def write_in_format(
         mx.clear_cache()
 
 
-# At the end of a run
-
-
 def exports(config: Config) -> bool:
     """True if a run with these settings exports when it finishes."""
     return (config.fuse and config.train_type != "full") or bool(config.lm_studio_name)
@@ -300,9 +297,6 @@ def export_finished(config: Config, run: RunFolder, event_log: EventLog) -> None
         problems = " ".join(fault.sentence for fault in error.faults)
         level, sentence = "warning", f"The model was not put into LM Studio. {problems}"
     event_log.write("note", level=level, sentence=sentence)
-
-
-# The weights of a run, and the completions to compare them on
 
 
 def run_weights(run: RunFolder, config: Config, checkpoint: str = "") -> TrainedWeights:
@@ -347,9 +341,6 @@ def run_samples(run: RunFolder, config: Config) -> list[AnsweredPrompt]:
                 answer = group["completions"][0]["text"]
                 samples.append(AnsweredPrompt(messages, answer, config.chat_template_kwargs))
     return samples[-4:] or SAMPLES
-
-
-# Rewards on held-out prompts
 
 
 class HeldOutComparison:

@@ -107,9 +107,6 @@ def _matrix_bytes(matrix: Linear, shape: ModelShape, format_: ExportFormat, quan
     return matrix.numbers * (2 if format_.dtype else shape.width)
 
 
-# Choices for one run
-
-
 def weights_choices(run: RunFolder) -> dict[str, str]:
     """Value of `--checkpoint` → label: end of the run, best checkpoint, then all checkpoints, newest first."""
 

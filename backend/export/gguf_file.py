@@ -144,9 +144,6 @@ class GgufFamily:
         return {ROPE_FACTORS: (1 / ((1 - share) / factor + share)).astype(np.float32)}
 
 
-# The tokenizer
-
-
 def _read_tokenizer(folder: Path) -> tuple[dict[str, Any], str]:
     file = folder / "tokenizer.json"
     if not file.is_file():
@@ -187,9 +184,6 @@ def _write_vocabulary(folder: Path, size: int, writer: gguf.GGUFWriter) -> None:
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     gguf.SpecialVocab(folder, load_merges=True, n_vocab=size).add_to_gguf(writer, quiet=True)
-
-
-# The file
 
 
 def check(original: OriginalFiles, tokenizer: Path) -> None:

@@ -32,8 +32,6 @@ STALE = (".safetensors", ".json", ".jinja", ".model", ".tiktoken", ".py", ".gguf
 """Files of an older model that would be loaded with the new one's."""
 
 
-# The token
-
 Source = Literal["HF_TOKEN", "keychain", "hf auth login"]
 
 
@@ -94,9 +92,6 @@ def log_in(value: str) -> Account:
 def log_out() -> bool:
     """Delete our keychain entry; False if there was none. Raises UserError."""
     return keychain.forget(ENTRY, "token", "token")
-
-
-# Uploads
 
 
 @contextlib.contextmanager

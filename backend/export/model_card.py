@@ -101,9 +101,6 @@ def is_hub_id(name: str) -> bool:
     return re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII) is not None
 
 
-# Facts
-
-
 def read_facts(
     run: RunFolder, repo_id: str, format_: ExportFormat, checkpoint: str, original: str | None = None
 ) -> CardFacts:
@@ -249,8 +246,6 @@ def base_licence(model: str, id_: str) -> dict[str, str | None]:
     keys = ("license", "license_name", "license_link")
     return {key: about.get(key) for key in keys} if about.get("license") else {}
 
-
-# The text
 
 TAGS = {"mlx": ("mlx", "mlx-lm"), "transformers": ("transformers",), "peft": ("peft",)}  # tags by library
 

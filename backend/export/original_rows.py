@@ -34,9 +34,6 @@ LARGEST = 1 << 24  # largest exact integer in float32
 Shape = tuple[int, ...]
 
 
-# Where mlx-lm's arrays come from
-
-
 @dataclass(frozen=True, slots=True)
 class RowRun:
     """`count` rows of `array` from `start` on are those of `original` from `original_start` on."""
@@ -208,9 +205,6 @@ def _low_rank(name: str, module: nn.Module) -> LowRank:
             return LowRank(a, b, None, layer.scale, is_linear=False)
     kind = f"of a kind ({type(layer).__name__}) that only mlx-lm knows"
     raise UserError("format", f"The adapter of {name} is {kind}; choose its format.")
-
-
-# Merging
 
 
 def write_merged(trained: TrainedWeights, original: OriginalFiles, to: Path, done: Done) -> None:

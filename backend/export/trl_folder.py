@@ -191,9 +191,6 @@ def _write(
     return settings
 
 
-# The model
-
-
 @dataclass(frozen=True, slots=True)
 class TrlModel:
     """TRL's model `name`, the folder to copy, further arguments, and differences."""
@@ -375,9 +372,6 @@ def reward_names(config: Config) -> dict[str, str]:
             plain = f"reward_{plain}"
         names[metric_name(entry)] = plain + "_" * sum(name.rstrip("_") == plain for name in names.values())
     return names
-
-
-# The user's files
 
 
 def copy_user_files(config: Config, scorers: Sequence[TrlModel], folder: Path) -> Config:

@@ -164,9 +164,6 @@ def _number(array: mx.array) -> float:
     return float(array.item())  # pyright: ignore[reportArgumentType]
 
 
-# The forward pass
-
-
 def answer_logits(open_: OpenModel, tokens: list[TokenizedSample]) -> Iterator[mx.array]:
     """Per sample the logits [compared, V], float32, of its compared tokens, computed layer by layer to save memory."""
     longest, most = max(len(sample.ids) for sample in tokens), max(sample.compared for sample in tokens)

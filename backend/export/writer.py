@@ -43,9 +43,6 @@ BLOCK = 1 << 22  # numbers to quantise at once
 Done = Callable[[float], None]  # receives the fraction written
 
 
-# The model in a format
-
-
 def in_format(model: nn.Module, config: dict[str, Any], format_: ExportFormat) -> tuple[nn.Module, dict[str, Any]]:
     """(model without adapters in this format, its config.json). Changes `model`. Raises UserError for a quantised layer
     that mlx-lm cannot unpack."""
@@ -129,9 +126,6 @@ def float_type(model: nn.Module) -> mx.Dtype:
         if mx.issubdtype(array.dtype, mx.floating) and not name.endswith((".lora_a", ".lora_b", ".m")):
             sizes[array.dtype] += array.size
     return sizes.most_common(1)[0][0]
-
-
-# Its files
 
 
 def write_model(
