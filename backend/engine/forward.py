@@ -117,6 +117,7 @@ def completion_logps(
         entropy_gradient=entropy_gradient,
         history=rows.history(penalties) if penalties else None,
         teacher=teacher,
+        is_product=split_model.is_product,
     )
     if rows.full:
         return TokenScores(*(x.reshape(B, T) for x in scored.arrays))

@@ -72,14 +72,21 @@ def token_logps(
     entropy_gradient: bool = False,
     history: CompletionHistory | None = None,
     teacher: Teacher | None = None,
+    is_product: bool = False,
 ) -> TokenScores:
     """log π(target), entropy and divergence under softmax(project(hidden) / temperature), in float32. `head`: the
     module that `project` uses, None where hidden states are logits. `chunk`: tokens at a time (None: all). `history`:
-    what precedes each position, where logits are penalised."""
+    what precedes each position, where logits are penalised. `is_product`: logits are hidden states times the head's
+    weight."""
     targets = _Targets(target_N, temperature, chunk or hidden_NH.shape[0], history, teacher)
+    # In 16 bits W[target] − Σ p W would leave little of a gradient where p is close to one-hot.
+    by_vocabulary = is_product and hidden_NH.dtype == mx.float32 and not (history or teacher or entropy_gradient)
     if head is not None and with_gradient:
-        score = _trained_head if tree_flatten(head.trainable_parameters()) else _frozen_head
-        return score(project, head, hidden_NH, targets, entropy_gradient)
+        if tree_flatten(head.trainable_parameters()):
+            return _trained_head(project, head, hidden_NH, targets, entropy_gradient)
+        return _frozen_head(project, head if by_vocabulary else None, hidden_NH, targets, entropy_gradient)
+    if by_vocabulary:
+        return TokenScores(*_over_vocabulary(head, hidden_NH, targets, False)[:2])
     chunks: list[TokenScores] = []
     for span in targets.spans:
         if not with_gradient:
@@ -234,13 +241,15 @@ def _normalised(scaled_NV: mx.array, exp: Exp = exp_nonpositive) -> _Softmax:
 
 
 def _frozen_head(
-    project: Project, head: nn.Module, hidden_NH: mx.array, targets: _Targets, entropy_gradient: bool
+    project: Project, product: nn.Module | None, hidden_NH: mx.array, targets: _Targets, entropy_gradient: bool
 ) -> TokenScores:
     learned = targets.learned(entropy_gradient)
     count = len(learned)
 
     @mx.custom_function
     def score(hidden_NH: mx.array) -> tuple[mx.array, ...]:
+        if product is not None:
+            return _over_vocabulary(product, hidden_NH, targets, True)
         outputs: list[tuple[mx.array, ...]] = []
         for span in targets.spans:
             x = evaluate_after(hidden_NH[span], list(outputs[-1]) if outputs else [])  # one chunk's [n, V] at a time
@@ -261,6 +270,33 @@ def _frozen_head(
 
     outputs: Any = score(hidden_NH)
     return TokenScores(*outputs[:count])
+
+
+def _over_vocabulary(head: Any, hidden_NH: mx.array, targets: _Targets, differentiate: bool) -> tuple[mx.array, ...]:
+    """log π, entropy, and to `differentiate` ∂ log π / ∂h = (W[target] − Σ p W) / temperature, for logits W h: a slice
+    of the vocabulary at a time, as attention with keys and values W (arXiv:2112.05682). A BLAS packs W once."""
+    weight_VH, N = head.weight, len(hidden_NH)
+    size = max(1, targets.size * len(weight_VH) // N)  # as many logits as in `targets.size` tokens
+    x_NH = targets.scaled(hidden_NH)
+    at_target_NH = weight_VH[targets.target_N]
+    peak_N1, total_N1, dot_N1, sum_NH = (
+        mx.full((N, 1), -mx.inf),
+        *(mx.zeros((N, n)) for n in (1, 1, hidden_NH.shape[-1])),
+    )
+    for start in range(0, len(weight_VH), size):
+        weight_vH = weight_VH[start : start + size]
+        logits_Nv = evaluate_after(x_NH, [total_N1, dot_N1, sum_NH]) @ weight_vH.T
+        highest_N1 = mx.maximum(peak_N1, logits_Nv.max(axis=-1, keepdims=True))
+        exp_Nv, rescale_N1 = exp_nonpositive(logits_Nv - highest_N1), mx.exp(peak_N1 - highest_N1)
+        total_N1 = total_N1 * rescale_N1 + row_sums(exp_Nv)
+        dot_N1 = dot_N1 * rescale_N1 + _dot(exp_Nv, logits_Nv)[:, None]
+        if differentiate:
+            sum_NH = mx.addmm(sum_NH * rescale_N1, exp_Nv, weight_vH)
+        peak_N1 = highest_N1
+    log_total_N = (peak_N1 + mx.log(total_N1))[:, 0]
+    logp_N = _dot(x_NH, at_target_NH) - log_total_N
+    gradient_NH = at_target_NH - sum_NH / total_N1
+    return logp_N, log_total_N - (dot_N1 / total_N1)[:, 0], targets.scaled(gradient_NH)
 
 
 def _trained_head(

@@ -105,7 +105,7 @@ def _cut_before_head(model: nn.Module) -> SplitModel:
         return matmul_transposed(hidden, head.weight) if is_product else own_logits(hidden)
 
     split_model = SplitModel(lambda tokens, cache=None: body(tokens, cache=cache), logits, head, cut=_cut_before_head)
-    split_model.body = body
+    split_model.body, split_model.is_product = body, is_product
     return split_model
 
 

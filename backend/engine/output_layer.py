@@ -24,6 +24,7 @@ class SplitModel:
     hidden: Callable[..., mx.array]
     logits: Callable[[mx.array], mx.array]
     head: nn.Module | None = None  # the module whose weights `logits` uses; None where the model is kept whole
+    is_product: bool = False  # logits are hidden states times the head's weight
     prefix_layers: int = 0  # the number of layers, where all can share a prompt; else 0
     vocab_size: int = 0
     dtype: mx.Dtype = mx.float32  # of the hidden states

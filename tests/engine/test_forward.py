@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx_lm.utils import load_model
@@ -123,6 +125,29 @@ def test_logits_whose_exponentials_overflow_float32_are_scored(temperature: floa
         )
         np.testing.assert_allclose(scores.logp_N, logp_NV[target, target], rtol=1e-5, atol=2e-4)
         np.testing.assert_allclose(scores.entropy_N, entropy_N, atol=2e-4)
+
+
+@pytest.mark.parametrize("chunk", [None, 3, 1])
+@pytest.mark.parametrize("size", [1.0, 300.0], ids=["usual logits", "exponentials overflow"])
+def test_logits_of_a_product_are_scored_by_slices_of_the_vocabulary(size: float, chunk: int | None) -> None:
+    rng = np.random.default_rng(0)
+    head, target, cotangent = nn.Linear(8, 50, bias=False), rng.integers(0, 50, 6), rng.normal(size=6)
+    head.freeze()
+    weight, hidden = np.array(head.weight, np.float64), size * rng.normal(size=(6, 8)).astype(np.float32)
+    scaled_NV = hidden @ weight.T / 0.7
+    logp_NV = scaled_NV - np.logaddexp.reduce(scaled_NV, axis=-1, keepdims=True)
+    p_NV = np.exp(logp_NV)
+
+    def scores(hidden_NH: mx.array, **options: Any) -> list[mx.array]:
+        options |= {"temperature": 0.7, "chunk": chunk, "is_product": True}
+        return list(token_logps(head, head, hidden_NH, mx.array(target), **options)[:2])
+
+    actual, gradient = mx.vjp(scores, [mx.array(hidden)], [mx.array(cotangent, mx.float32), mx.zeros(6)])
+    for logp_N, entropy_N in (actual, scores(mx.array(hidden), with_gradient=False)):
+        np.testing.assert_allclose(logp_N, logp_NV[np.arange(6), target], rtol=1e-6, atol=1e-6 * size)
+        np.testing.assert_allclose(entropy_N, -(p_NV * logp_NV).sum(-1), atol=2e-6 * size)
+    expected = cotangent[:, None] * (weight[target] - p_NV @ weight) / 0.7
+    np.testing.assert_allclose(gradient[0], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("trained", ["adapters", "everything"])
