@@ -293,10 +293,10 @@ def _over_vocabulary(head: Any, hidden_NH: mx.array, targets: _Targets, differen
         if differentiate:
             sum_NH = mx.addmm(sum_NH * rescale_N1, exp_Nv, weight_vH)
         peak_N1 = highest_N1
-    log_total_N = (peak_N1 + mx.log(total_N1))[:, 0]
-    logp_N = _dot(x_NH, at_target_NH) - log_total_N
-    gradient_NH = at_target_NH - sum_NH / total_N1
-    return logp_N, log_total_N - (dot_N1 / total_N1)[:, 0], targets.scaled(gradient_NH)
+    log_total_N, peak_N = mx.log(total_N1)[:, 0], peak_N1[:, 0]
+    logp_N = _dot(x_NH, at_target_NH) - peak_N - log_total_N
+    entropy_N = log_total_N - ((dot_N1 / total_N1)[:, 0] - peak_N)
+    return logp_N, entropy_N, targets.scaled(at_target_NH - sum_NH / total_N1)
 
 
 def _trained_head(
