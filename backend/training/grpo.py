@@ -174,8 +174,10 @@ class Grpo(Algorithm):
             return {"entropy_tokens": total(forward.ranks, own)}
         # One forward pass more for each update: the first micro-batch's backward pass needs a quantile over all of
         # them.
-        how = {"with_gradient": False, "entropy_gradient": has_bonus}  # as in the update, or ties would differ
-        entropies = [forward.scores(self.policy.split_model, part, **how).entropy_N for part in micro_batches]
+        entropies = [  # computed as in the update, or ties would differ
+            forward.scores(self.policy.split_model, part, with_gradient=False, entropy_gradient=has_bonus).entropy_N
+            for part in micro_batches
+        ]
         entropy_1N, mask_1N = entropies_of_all(forward.ranks, entropies, [part.batch.mask_BT for part in micro_batches])
         threshold = entropy_quantile(entropy_1N, mask_1N, top)
         # Counted, not top · N: ties at the threshold are kept, and the bonus averages over the tokens that are.

@@ -1,15 +1,14 @@
-"""Plans which rows go through the model together, on plain lists, for the fewest tokens with padding: sort by length
-into buckets, merge neighbours where padding costs less than another pass (dynamic programming), split what exceeds the
-limits, largest first, so that the allocator's cache serves the rest."""
+"""Plans which rows go through the model together, on plain lists: of rows sorted by length, the runs with the fewest
+tokens, padding and the cost of a pass included (dynamic programming), largest first, so that the allocator's cache
+serves the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby, pairwise
 from typing import Literal
 
-LENGTH_BUCKET = 32  # tokens
+BUCKETS = 1, 32, 1 << 30  # tokens
 
 PASS_OVERHEAD = 256  # cost of one more pass, in tokens
 
@@ -41,14 +40,18 @@ def plan_micro_batches(
     # Prefilled for all micro-batches, a prompt costs none of them anything, wherever its rows are.
     if prompts == "prefilled":
         rows = [replace(row, prompt=0) for row in rows]
-    # By group within a length, so that ties keep rows of one prompt together.
-    by_length = sorted(rows, key=lambda row: (-_own_tokens(row, shared), row.group))
-    buckets = [
-        MicroBatchRows(shared, list(same))
-        for _, same in groupby(by_length, key=lambda row: -(-_own_tokens(row, shared) // LENGTH_BUCKET))
-    ]
-    planned = [part for merged in _merge_buckets(buckets) for part in _split_to_limits(merged, most_rows, token_budget)]
-    return [[row.index for row in part.rows] for part in sorted(planned, key=lambda part: -part.tokens)]
+
+    def plan(bucket: int) -> list[MicroBatchRows]:
+        # By group within a bucket of lengths, which keeps rows of one prompt together.
+        by_length = sorted(rows, key=lambda row: (-_own_tokens(row, shared), row.index))
+        by_length.sort(key=lambda row: (-(_own_tokens(row, shared) // bucket), row.group))
+        return _cheapest_runs(by_length, shared, most_rows, token_budget)
+
+    # Where a prompt costs something for each micro-batch, wider buckets may save more of them than they pad.
+    plans = map(plan, BUCKETS if prompts == "per_micro_batch" else BUCKETS[:1])
+    cheapest = min(plans, key=lambda parts: sum(part.tokens + PASS_OVERHEAD for part in parts))
+    in_order = [sorted(part.rows, key=lambda row: (row.group, row.index)) for part in cheapest]
+    return [[row.index for row in part] for part in in_order]
 
 
 class MicroBatchRows:
@@ -79,39 +82,27 @@ class MicroBatchRows:
         self.longest = max(self.longest, _own_tokens(row, self.shared))
         self.longest_prompt = max(self.longest_prompt, row.prompt)
 
-    def __add__(self, other: MicroBatchRows) -> MicroBatchRows:
-        return MicroBatchRows(self.shared, self.rows + other.rows)
-
 
 def _own_tokens(row: RowLengths, shared: bool) -> int:
     return row.length if shared else row.prompt + row.length
 
 
-def _merge_buckets(buckets: list[MicroBatchRows]) -> list[MicroBatchRows]:
-    """`cost[i]` is the least cost of buckets i…, `next_border[i]` the end of its first merged run."""
-    borders = len(buckets)
-    cost, next_border = [0.0] * (borders + 1), [borders] * (borders + 1)
-    # At most a few dozen buckets (max_completion_length / LENGTH_BUCKET), so all O(n²) merged runs are tried.
-    for start in reversed(range(borders)):
-        options = []
-        for end, merged in enumerate(accumulate(buckets[start:]), start + 1):
-            options.append((merged.tokens + PASS_OVERHEAD + cost[end], end))
-        # Ties by the nearer border, so the plan depends on the lengths alone.
-        cost[start], next_border[start] = min(options)
-    path = [0]
-    while path[-1] < borders:
-        path.append(next_border[path[-1]])
-    return [sum(buckets[start + 1 : end], buckets[start]) for start, end in pairwise(path)]
-
-
-def _split_to_limits(part: MicroBatchRows, most_rows: int | None, token_budget: int | None) -> list[MicroBatchRows]:
-    parts = [MicroBatchRows(part.shared)]
-    # First fit in the order of groups: a prompt is in two micro-batches only where a limit falls among its rows.
-    for row in sorted(part.rows, key=lambda row: (row.group, row.index)):
-        last = parts[-1]
-        too_many = most_rows is not None and len(last.rows) == most_rows
-        too_large = token_budget is not None and last.tokens_with(row) > token_budget
-        if last.rows and (too_many or too_large):
-            parts.append(MicroBatchRows(part.shared))
-        parts[-1].add(row)
-    return parts
+def _cheapest_runs(
+    rows: Sequence[RowLengths], shared: bool, most_rows: int | None, token_budget: int | None
+) -> list[MicroBatchRows]:
+    """Runs of consecutive rows within the limits, largest first. `best[i]`: cost and first run of rows i…"""
+    best: list[tuple[float, MicroBatchRows]] = [(0.0, MicroBatchRows(shared))] * (len(rows) + 1)
+    for start in reversed(range(len(rows))):
+        run, options = MicroBatchRows(shared), []
+        for stop, row in enumerate(rows[start:], start + 1):
+            too_many = most_rows is not None and len(run.rows) == most_rows
+            if run.rows and (too_many or (token_budget is not None and run.tokens_with(row) > token_budget)):
+                break
+            run.add(row)
+            options.append((run.tokens + PASS_OVERHEAD + best[stop][0], stop))
+        cost, stop = min(options)  # ties by the nearer border, so the plan depends on the lengths alone
+        best[start] = cost, MicroBatchRows(shared, rows[start:stop])
+    parts: list[MicroBatchRows] = []
+    while (done := sum(len(part.rows) for part in parts)) < len(rows):
+        parts.append(best[done][1])
+    return sorted(parts, key=lambda part: -part.tokens)

@@ -24,7 +24,6 @@ from backend.training.grpo import grpo_learner
 from backend.training.importance_sampling import importance_ratio, logp_gap
 from backend.training.losses import TRL_DEFAULTS, merge, policy_terms, token_weights
 from backend.training.microbatch import (
-    LENGTH_BUCKET,
     PASS_OVERHEAD,
     MicroBatchRows,
     PromptMode,
@@ -236,13 +235,8 @@ def test_the_plan_is_the_cheapest_split_by_length(lengths: list[int], prompt: in
     )
     size = {row.index: row.length + (0 if shared else row.prompt) for row in many}
     falling = sorted(many, key=lambda row: -size[row.index])
-    steps = [
-        i
-        for i in range(1, len(many))
-        if -(-size[falling[i].index] // LENGTH_BUCKET) != -(-size[falling[i - 1].index] // LENGTH_BUCKET)
-    ]
-    for count in range(len(steps) + 1):
-        for chosen in combinations(steps, count):
+    for count in range(len(many)):
+        for chosen in combinations(range(1, len(many)), count):
             borders = [0, *chosen, len(many)]
             split = [falling[a:b] for a, b in pairwise(borders)]
             assert planned <= sum(MicroBatchRows(shared, part).tokens + PASS_OVERHEAD for part in split)
