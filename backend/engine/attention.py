@@ -57,21 +57,34 @@ def blocked_attention(
     length_P = prompts.length_P if prompts else None
 
     def by_key_head(x_BHNd: mx.array, span: slice) -> mx.array:
-        # Query heads that share keys become rows of one matrix, so nothing is repeated (head h reads key head
-        # h // (H / J), as in mlx): [P, B / P, J, H / J · n, d].
-        return x_BHNd[:, :, span].reshape(P, B // P, J, -1, x_BHNd.shape[-1])
+        # No gather: the rows of a prompt are consecutive, and so are the query heads of a key head (head h reads key
+        # head h // (H / J), as in mlx). [P, J, B / P, H / J · n, d]
+        x = x_BHNd[:, :, span]
+        x = x.reshape(P, B // P, J, -1, *x.shape[2:]).swapaxes(1, 2)
+        return x.reshape(P, J, B // P, -1, x.shape[-1])
+
+    def by_row(x: mx.array, heads: int) -> mx.array:
+        """Of [P, J, B / P, heads · n, d] the inverse: [B, J · heads, n, d]."""
+        return x.reshape(P, J, B // P, heads, -1, x.shape[-1]).swapaxes(1, 2).reshape(B, J * heads, -1, x.shape[-1])
 
     def segments(arrays: Sequence[mx.array], span: slice) -> list[mx.array]:
-        """Keys or values that the span attends to, [P, B / P or 1, J, ·, d]: own ones and the prompts'."""
+        """Keys or values that the span attends to: own ones [P, J, B / P, ·, d] and the prompts' [P, J, K, d]."""
         # Keys after the block's last query are all masked: they are left out instead of computed.
         own, *prompt = arrays
-        return [x.astype(mx.float32) for x in (by_key_head(own, slice(span.stop)), *(y[:, None] for y in prompt))]
+        return [x.astype(mx.float32) for x in (by_key_head(own, slice(span.stop)), *prompt)]
+
+    def of_prompt(x: mx.array) -> mx.array:
+        # Queries that share keys become rows of one matrix, so nothing is repeated.
+        return x.reshape(P, J, -1, x.shape[-1])
+
+    def product(a: mx.array, b: mx.array) -> mx.array:
+        return a @ b if b.ndim == 5 else (of_prompt(a) @ b).reshape(*a.shape[:-1], b.shape[-1])
 
     def scores(q: mx.array, keys: Sequence[mx.array], span: slice, causal: mx.array) -> list[mx.array]:
-        own, *prompt = (q @ x.swapaxes(-1, -2) for x in keys)
+        own, *prompt = (product(q, x.swapaxes(-1, -2)) for x in keys)
         n = span.stop - span.start
         if n > 1:  # a single query is the last of its keys, so nothing is to be masked
-            by_head = own.reshape(P, B // P, H, n, span.stop)
+            by_head = own.reshape(P, J, -1, n, span.stop)
             own = (by_head + causal[:n, N - span.start : N + n]).reshape(own.shape)
         if length_P is not None:
             allowed = mx.where(mx.arange(K) < length_P[:, None], 0.0, -mx.inf)
@@ -89,8 +102,8 @@ def blocked_attention(
             peak = reduce(mx.maximum, [x.max(axis=-1, keepdims=True) for x in parts])
             weights = [exp_nonpositive(x - peak) for x in parts]
             total = reduce(add, map(row_sums, weights))
-            out = reduce(add, map(mx.matmul, weights, segments(arrays[1::2], span))) / total
-            blocks.append(tuple(x.reshape(B, H, -1, x.shape[-1]) for x in (out, peak + mx.log(total))))
+            out = reduce(add, map(product, weights, segments(arrays[1::2], span))) / total
+            blocks.append((by_row(out, H // J), by_row(peak + mx.log(total), H // J)))
         out, logsumexp = (_concatenate_queries(column) for column in zip(*blocks, strict=True))
         # L stays float32: the backward pass exponentiates S − L, where bfloat16 would be wrong by several per cent.
         return out.astype(arrays[1].dtype), logsumexp
@@ -116,13 +129,17 @@ def blocked_attention(
             # positive.
             weights = [exp_nonpositive(x - lse) for x in scores(q, keys, span, causal)]
             # dP and D nearly cancel where P is close to one-hot: in 16 bits little of the difference would be left.
-            d_scores = [w * (d_o @ v.swapaxes(-1, -2) - d) for w, v in zip(weights, values, strict=True)]
-            d_queries.append(reduce(add, map(mx.matmul, d_scores, keys)).reshape(B, H, -1, q.shape[-1]))
-            pairs = zip(d_scores, weights, strict=True)
-            (*own,), *prompt = [(ds.swapaxes(-1, -2) @ q, w.swapaxes(-1, -2) @ d_o) for ds, w in pairs]
+            d_scores = [w * (product(d_o, v.swapaxes(-1, -2)) - d) for w, v in zip(weights, values, strict=True)]
+            d_queries.append(by_row(reduce(add, map(product, d_scores, keys)), H // J))
             padding = [(0, 0), (0, 0), (0, N - span.stop), (0, 0)]
-            of_block = [mx.pad(x.reshape(B, J, span.stop, -1), padding) for x in own]
-            of_block += [x.sum(axis=1) for pair in prompt for x in pair]
+            of_block = [
+                mx.pad(by_row(x[0].swapaxes(-1, -2) @ y, 1), padding) for x, y in ((d_scores, q), (weights, d_o))
+            ]
+            of_block += [
+                of_prompt(a).swapaxes(-1, -2) @ of_prompt(b)
+                for ds, w in zip(d_scores[1:], weights[1:], strict=True)
+                for a, b in ((ds, q), (w, d_o))
+            ]
             d_arrays = [x + y for x, y in zip(d_arrays, of_block, strict=True)] if d_arrays else of_block
         return (
             _concatenate_queries(d_queries[::-1]),
