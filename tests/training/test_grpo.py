@@ -77,7 +77,7 @@ def test_tokens_at_the_entropy_threshold_count_for_the_bonus() -> None:
         SimpleNamespace(batch=SimpleNamespace(mask_BT=mx.array(mask)), entropy_N=mx.array(entropies))
         for entropies, mask in (([[1.0, 2.0], [2.0, 5.0]], [[1.0, 1.0], [1.0, 1.0]]), ([[2.0, 9.0]], [[1.0, 0.0]]))
     ]
-    forward: Any = SimpleNamespace(ranks=ALONE, scores=lambda model, part, with_gradient: part)
+    forward: Any = SimpleNamespace(ranks=ALONE, scores=lambda model, part, **how: part)
     totals = algorithm.batch_totals(parts, forward)
     assert {name: x.item() for name, x in totals.items()} == {"entropy_threshold": 2.0, "entropy_tokens": 4.0}
 
