@@ -48,8 +48,7 @@ TEMPLATE = (
 )
 TOKENIZER = TOKENIZER_CONFIG | {"chat_template": TEMPLATE}
 MODEL: dict[str, Any] = CONFIG | {"num_hidden_layers": 2, "intermediate_size": 256, "vocab_size": 128}
-TOOLS = [{"type": "function", "function": {"name": "calculate"}}]
-"""What the template shows of the tool."""
+TOOLS = [{"type": "function", "function": {"name": "calculate"}}]  # what the template shows of the tool
 OPERATIONS = {"+": ("sum", operator.add), "-": ("difference", operator.sub), "*": ("product", operator.mul)}
 QUESTIONS_PER_SIGN, TEST_ROWS, VALID_ROWS, TRAIN_ROWS = 4000, 256, 128, 1280
 STEPS, ROWS = 600, 64

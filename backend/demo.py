@@ -37,8 +37,7 @@ from backend.training.schedules import schedule
 PAD, UNKNOWN, START, END = "<|endoftext|>", "<unk>", "<|im_start|>", "<|im_end|>"
 SPECIAL = (PAD, UNKNOWN, START, END)
 WORDS = ("<think>", "</think>", "<answer>", "</answer>", "system", "user", "assistant")
-VOCABULARY = SPECIAL + WORDS + tuple("\n 0123456789+=,")
-"""Every token; its index is its id."""
+VOCABULARY = SPECIAL + WORDS + tuple("\n 0123456789+=,")  # every token; its index is its id
 TOKENIZER_CONFIG = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "unk_token": UNKNOWN,

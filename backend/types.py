@@ -8,8 +8,7 @@ from typing import Any, TypeGuard
 
 from backend.runs.completion_rows import Stop, TurnRow
 
-IMAGES = ("image", "images")
-"""Columns with images, as TRL names them."""
+IMAGES = ("image", "images")  # columns with images, as TRL names them
 
 
 def is_chat(value: Any) -> TypeGuard[list[dict[str, Any]]]:
@@ -50,12 +49,9 @@ class Problem:
     image token per feature."""
     answer: str
     type: str | None = None
-    row: dict[str, Any] = field(default_factory=dict)
-    """Every column of the dataset's row, unchanged."""
-    label: Label | None = None
-    """The row's answer to imitate, in supervised fine-tuning."""
-    recorded: Sequence[Mapping[str, Any]] = ()
-    """Completions that were sampled before, in place of new ones."""
+    row: dict[str, Any] = field(default_factory=dict)  # every column of the dataset's row, unchanged
+    label: Label | None = None  # the row's answer to imitate, in supervised fine-tuning
+    recorded: Sequence[Mapping[str, Any]] = ()  # completions that were sampled before, in place of new ones
 
     @property
     def images(self) -> list[str]:
@@ -132,13 +128,11 @@ class Turn:
 class Completion:
     """One sampled answer. Every per-token list is as long as `tokens`."""
 
-    tokens: list[int]
-    """The sampled ids, end-of-sequence included."""
+    tokens: list[int]  # the sampled ids, end-of-sequence included
     logps: list[float]
     """log π(tokens[t] | prompt, tokens[<t]) in nats under the policy that sampled, after dividing the logits by the
     temperature and before top-p, top-k and min-p filter anything. Not read where `mask` is 0."""
-    text: str
-    """`tokens` decoded, without the end-of-sequence token."""
+    text: str  # `tokens` decoded, without the end-of-sequence token
     stop: Stop
     log_kept: list[float] = field(default_factory=list)
     """log of the share of the policy's probability mass that top-p, top-k and min-p left at each token, so that
@@ -177,5 +171,4 @@ class Group:
 
     problem: Problem
     completions: list[Completion]
-    images: Any = None
-    """The problem's pictures as the model reads them (`PromptImages`), while the step is computed."""
+    images: Any = None  # the problem's pictures as the model reads them (`PromptImages`), while the step is computed

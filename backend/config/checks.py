@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from backend.config.row_settings import evaluation_set_fault, evaluation_sets, pattern_fault, template_fault
-from backend.config.setting import LARGEST_WEIGHT, MOST_COMPLETIONS, step_parts
+from backend.config.setting import LARGEST_WEIGHT, MOST_COMPLETIONS, Modes
 from backend.config.settings.training import EIGHT_BIT
 from backend.config.updates import DEFAULT_FINAL, OF_THE_RATE, OWN
 from backend.runs.metric_names import EVALUATION, condition_fault, metric_fault
@@ -26,19 +26,6 @@ RESERVED_TEMPLATE_OPTIONS = (
 )
 """Options of `apply_chat_template` that the trainer sets itself."""
 _ONE_PROCESS = "An object of a program is in one process, and a hosts file trains in several; clear one of the two."
-
-
-def reference_is_needed(settings: Any) -> bool:
-    """True if a step computes log-probabilities under the reference policy."""
-    if "policy" not in step_parts(vars(settings)):
-        return False
-    measures = settings.beta > 0 or settings.log_kl or settings.ratio_against == "reference"
-    return measures or (settings.teacher_model_kind == "base" and self_distillation_weight(settings) > 0)
-
-
-def self_distillation_weight(settings: Any) -> float:
-    """Share of the loss that is self-distillation."""
-    return (settings.distillation_weight or 0.0) if settings.train_mode == "grpo" else 0.0
 
 
 def default_score(values: Mapping[str, Any]) -> str:
@@ -57,13 +44,11 @@ class _InvalidSettingError(Exception):
     """A check reads a setting that is not valid, and so does not apply."""
 
 
-class _Values(SimpleNamespace):
+class CheckedValues(Modes, SimpleNamespace):
+    """Valid values by key."""
+
     def __getattr__(self, key: str) -> Any:
         raise _InvalidSettingError(key)
-
-    @property
-    def is_divided(self) -> bool:
-        return bool(self.hosts) and self.parallelism == "tensor"
 
 
 _NOT_DIVIDED = {
@@ -81,7 +66,7 @@ _NOT_DIVIDED = {
     "follows off.",
 }
 """Settings without a meaning for a model that is divided among machines."""
-RULES: list[tuple[str, Callable[[_Values], Any], str]] = [
+RULES: list[tuple[str, Callable[[CheckedValues], Any], str]] = [
     ("model", lambda c: not c.model.strip(), "Choose a base model: a folder, or an id on Hugging Face."),
     (
         "data",
@@ -110,15 +95,13 @@ RULES: list[tuple[str, Callable[[_Values], Any], str]] = [
     ),
     (
         "reward_functions",
-        lambda c: (
-            c.train_mode == "distill" and "policy" in step_parts(vars(c)) and not (c.reward_functions or c.environment)
-        ),
+        lambda c: c.train_mode == "distill" and c.learns_from_rewards and not (c.reward_functions or c.environment),
         "Below Distillation weight 1 the rest of the loss learns from rewards: choose a reward function, or clear the "
         "weight.",
     ),
     (
         "group_size",
-        lambda c: c.group_size < 2 and "policy" in step_parts(vars(c)),
+        lambda c: c.group_size < 2 and c.learns_from_rewards,
         "GRPO compares the completions of a prompt with each other; set Group to at least 2.",
     ),
     ("tools", lambda c: not c.tools_file and quote(", ".join(c.tools), 40), "No tools file is given that has {found}."),
@@ -144,7 +127,7 @@ RULES: list[tuple[str, Callable[[_Values], Any], str]] = [
     (
         "max_completion_length",
         lambda c: (
-            (c.train_mode != "sft" or c.reward_functions)  # which score what is sampled
+            (not c.imitates or c.reward_functions)  # which score what is sampled
             and c.max_completion_length >= c.max_seq_length
             and f"{c.max_seq_length} tokens"
         ),
@@ -245,21 +228,21 @@ RULES: list[tuple[str, Callable[[_Values], Any], str]] = [
     ),
     (
         "warmup_steps",
-        lambda c: c.train_mode != "sft" and not (c.epochs or c.stages) and c.warmup_steps >= c.iters,
+        lambda c: not c.imitates and not (c.epochs or c.stages) and c.warmup_steps >= c.iters,
         "A warm-up of {warmup_steps} steps leaves none of the {iters} Iterations; lower it, or raise Iterations.",
     ),
     (
         "reward_functions",
         lambda c: (
             not (c.reward_functions or c.environment)
-            and (c.train_mode == "sft" or c.warmup_steps)
-            and (c.sft_targets == "best_of_n" or (c.train_mode != "sft" and c.warmup_pass_rate))
+            and (c.imitates or c.warmup_steps)
+            and (c.sft_targets == "best_of_n" or (not c.imitates and c.warmup_pass_rate))
         ),
         "The best of the model's own completions and the warm-up's goal go by rewards; choose a reward function.",
     ),
     (
         "warmup_steps",
-        lambda c: c.train_mode != "sft" and c.warmup_steps and c.hosts.strip(),
+        lambda c: not c.imitates and c.warmup_steps and c.hosts.strip(),
         "A supervised warm-up runs on one machine; warm up there, and start from its adapter.",
     ),
     ("optimizer", lambda c: c.hosts.strip() and c.optimizer == OWN, _ONE_PROCESS),
@@ -273,7 +256,7 @@ RULES: list[tuple[str, Callable[[_Values], Any], str]] = [
     ),
     (
         "sync_ref_model",
-        lambda c: c.sync_ref_model and not reference_is_needed(c),
+        lambda c: c.sync_ref_model and not c.needs_reference,
         "Reference follows is on, but Beta (KL weight) is 0, so there is no reference to move.",
     ),
     (
@@ -299,7 +282,7 @@ RULES: list[tuple[str, Callable[[_Values], Any], str]] = [
     ),
     (
         "repetition_penalty",
-        lambda c: c.repetition_penalty != 1 and self_distillation_weight(c),
+        lambda c: c.repetition_penalty != 1 and c.self_distillation_weight,
         "A repetition penalty would punish the teacher of self-distillation for the solution that it reads; set it to "
         "1, or Distillation weight to 0.",
     ),
@@ -381,7 +364,7 @@ def _unsafe(name: str) -> str:
 def cross_setting_faults(values: Mapping[str, Any]) -> list[ConfigProblem]:
     """The problems of every check whose settings are all in `values` (valid values by key)."""
     faults: list[ConfigProblem] = []
-    settings = _Values(**values)
+    settings = CheckedValues(**values)
     for key, test, message in RULES:
         with suppress(_InvalidSettingError):
             if found := test(settings):
@@ -391,7 +374,7 @@ def cross_setting_faults(values: Mapping[str, Any]) -> list[ConfigProblem]:
     return faults
 
 
-def _known_metrics(c: _Values) -> tuple[list[str], bool, list[str]]:
+def _known_metrics(c: CheckedValues) -> tuple[list[str], bool, list[str]]:
     names = [*c.reward_functions, *(name for stage in c.stages for name in stage.get("reward_functions") or ())]
     own_code = bool(c.reward_functions_file) or any("::" in name for name in names)
     return names, own_code, list(c.eval_data)

@@ -8,23 +8,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Annotated, Any, cast
 
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from backend.config.checks import (
-    cross_setting_faults,
-    default_score,
-    reference_is_needed,
-    self_distillation_weight,
-)
+from backend.config.checks import CheckedValues, cross_setting_faults, default_score
 from backend.config.form import SECTIONS, in_form_order
 from backend.config.other_programs.translation import FOREIGN_WORDS, NAMES, read_file
 from backend.config.other_programs.trl import reward_entries
 from backend.config.row_settings import prompt_limit
-from backend.config.setting import Setting, Use, has_default_rewards, setting_from_field, step_parts
+from backend.config.setting import Modes, Setting, Use, has_default_rewards, setting_from_field
 from backend.config.settings.grpo import GrpoFields
 from backend.config.settings.model_and_data import DataFields, ModelFields
 from backend.config.settings.training import TrainingFields
@@ -37,11 +31,10 @@ from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import exists, read_text, user_path
 from backend.utils.text import SENTENCE, quote
 
-LONGEST_LIST = 1_000
-"""Entries of a setting that is a list."""
+LONGEST_LIST = 1_000  # entries of a setting that is a list
 
 
-class Config(GrpoFields, DataFields, TrainingFields, ModelFields):  # pydantic collects fields from the last base first
+class Config(GrpoFields, DataFields, TrainingFields, ModelFields, Modes):  # fields of the last base come first
     """The settings of one run, validated. Build it with `load` or `parse`, which explain every problem."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
@@ -64,21 +57,6 @@ class Config(GrpoFields, DataFields, TrainingFields, ModelFields):  # pydantic c
         return 1 if self.imitates else self.num_iterations * self.steps_per_generation
 
     @property
-    def imitates(self) -> bool:
-        """True for supervised fine-tuning: one update a step."""
-        return self.train_mode == "sft"
-
-    @property
-    def learns_labels(self) -> bool:
-        """True for supervised fine-tuning on the labels of its rows."""
-        return self.imitates and self.sft_targets == "dataset"
-
-    @property
-    def reads_labels(self) -> bool:
-        """True if a step imitates the labels of its rows."""
-        return self.sft_targets == "dataset" and (self.imitates or self.warms_up)
-
-    @property
     def weights(self) -> list[float]:
         """One weight per reward function."""
         return self.reward_weights or [1.0] * len(self.reward_functions)
@@ -95,29 +73,6 @@ class Config(GrpoFields, DataFields, TrainingFields, ModelFields):  # pydantic c
     def holds_output(self) -> bool:
         return bool(self.output_regex or self.output_schema)
 
-    @property
-    def needs_reference(self) -> bool:
-        return reference_is_needed(self)
-
-    @property
-    def learns_from_rewards(self) -> bool:
-        """True if the loss has GRPO's terms."""
-        return "policy" in step_parts(vars(self))
-
-    @property
-    def self_distillation_weight(self) -> float:
-        return self_distillation_weight(self)
-
-    @property
-    def warms_up(self) -> bool:
-        """True for a run whose first steps are supervised, and its others not."""
-        return self.warmup_steps > 0 and not self.imitates
-
-    @property
-    def moves_reference(self) -> bool:
-        """True if the reference is the run's own at some step: that of the end of a warm-up, or one that follows."""
-        return self.needs_reference and not self.reference_model_path and (self.sync_ref_model or self.warms_up)
-
 
 SETTINGS: dict[str, Setting] = in_form_order(
     setting_from_field(key, field) for key, field in Config.model_fields.items()
@@ -127,8 +82,7 @@ SETTINGS: dict[str, Setting] = in_form_order(
 TEXTS = ("text", "prose", "model", "adapter", "dataset", "file", "hosts", "choice")
 """Kinds of settings whose value is text even where YAML reads a number."""
 
-FILES = ("model", "adapter", "dataset", "file", "hosts")
-"""Kinds of settings whose value may be a file or folder."""
+FILES = ("model", "adapter", "dataset", "file", "hosts")  # kinds of settings whose value may be a file or folder
 
 PATHS = (*(key for key, about in SETTINGS.items() if about.kind in FILES), "output_schema")
 """Keys whose value may be a path, relative to its file."""
@@ -146,7 +100,7 @@ def needs_reference(raw: Mapping[str, Any]) -> bool:
     for key in values:
         with suppress(UserError):
             values[key] = values[key] if raw.get(key) is None else valid_value(key, raw[key])
-    return reference_is_needed(SimpleNamespace(**values))
+    return CheckedValues(**values).needs_reference
 
 
 def sections() -> dict[str, list[Setting]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-MODEL = "mlx-community/Qwen3-0.6B-4bit"
-"""Small enough for every Mac, and good enough to learn something."""
+MODEL = "mlx-community/Qwen3-0.6B-4bit"  # small enough for every Mac, and good enough to learn something
 DATASET = "mlx-community/Dolci-Think-RL-7B-2k"
 """The default of MLX LoRA Studio's guide to GRPO, with the columns `prompt` and `answer`."""
 DATASET_ABOUT = "about 2,000 reasoning tasks, from Hugging Face"

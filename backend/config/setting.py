@@ -16,13 +16,10 @@ from pydantic.fields import FieldInfo
 
 # Upper limits that several settings share: higher values are slips.
 MOST_TOKENS = 10_000_000
-NEVER = 1_000_000_000
-"""Of settings that count steps between two events."""
-MOST_COMPLETIONS = 1_000_000
-"""Completions of one step."""
+NEVER = 1_000_000_000  # of settings that count steps between two events
+MOST_COMPLETIONS = 1_000_000  # completions of one step
 MOST_STEPS = 100_000_000
-LARGEST_WEIGHT = 1_000_000
-"""Of a reward: products with larger ones leave float32's exact range."""
+LARGEST_WEIGHT = 1_000_000  # of a reward: products with larger ones leave float32's exact range
 
 Kind = (
     Literal["int", "float", "bool", "text", "prose", "choice", "file", "hosts", "model", "adapter", "dataset"]
@@ -59,6 +56,57 @@ def has_default_rewards(values: Mapping[str, Any]) -> bool:
     return samples and not values.get("environment")
 
 
+class Modes:
+    """What the settings of a `Config`, or values that are being checked, say together about its way of training."""
+
+    @property
+    def imitates(self: Any) -> bool:
+        """True for supervised fine-tuning: one update a step."""
+        return self.train_mode == "sft"
+
+    @property
+    def learns_labels(self: Any) -> bool:
+        """True for supervised fine-tuning on the labels of its rows."""
+        return self.imitates and self.sft_targets == "dataset"
+
+    @property
+    def reads_labels(self: Any) -> bool:
+        """True if a step imitates the labels of its rows."""
+        return self.sft_targets == "dataset" and (self.imitates or self.warms_up)
+
+    @property
+    def warms_up(self: Any) -> bool:
+        """True for a run whose first steps are supervised, and its others not."""
+        return self.warmup_steps > 0 and not self.imitates
+
+    @property
+    def learns_from_rewards(self: Any) -> bool:
+        """True if the loss has GRPO's terms."""
+        return "policy" in step_parts(vars(self))
+
+    @property
+    def self_distillation_weight(self: Any) -> float:
+        return (self.distillation_weight or 0.0) if self.train_mode == "grpo" else 0.0
+
+    @property
+    def needs_reference(self: Any) -> bool:
+        """True if a step computes log-probabilities under the reference policy."""
+        if not self.learns_from_rewards:
+            return False
+        measures = self.beta > 0 or self.log_kl or self.ratio_against == "reference"
+        return measures or (self.teacher_model_kind == "base" and self.self_distillation_weight > 0)
+
+    @property
+    def moves_reference(self: Any) -> bool:
+        """True if the reference is the run's own at some step: that of the end of a warm-up, or one that follows."""
+        return self.needs_reference and not self.reference_model_path and (self.sync_ref_model or self.warms_up)
+
+    @property
+    def is_divided(self: Any) -> bool:
+        """True for a model that is divided among machines."""
+        return bool(self.hosts) and self.parallelism == "tensor"
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """One entry of a menu: the value in the file, its label, one sentence on when to choose it."""
@@ -66,8 +114,7 @@ class Choice:
     value: str
     label: str
     sentence: str = ""
-    is_hidden: bool = False
-    """A program writes this value, or it is never right: menus leave it out."""
+    is_hidden: bool = False  # a program writes this value, or it is never right: menus leave it out
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,25 +133,17 @@ class Setting:
     high: float | None = None
     low_open: bool = False
     high_open: bool = False
-    optional: bool = False
-    """Empty is a valid value, None."""
+    optional: bool = False  # empty is a valid value, None
     advanced: bool = False
-    when: tuple[str, tuple[Any, ...]] | None = None
-    """(other key, values it must have for this setting to apply)."""
+    when: tuple[str, tuple[Any, ...]] | None = None  # (other key, values it must have for this setting to apply)
     part: Part = ""
     used_by: tuple[Use, ...] = ()
-    stays_visible: bool = False
-    """The form disables it where `when` does not hold, instead of hiding it."""
-    empty_is_default: bool = False
-    """An empty list means the default, as in mlx-lm-lora."""
-    note: str = ""
-    """A sentence that the form always shows below the control."""
-    group: str = ""
-    """Heading in the form (`backend.config.form`)."""
-    default_entry: str = ""
-    """Label of an additional first menu entry for the default."""
-    known_as: tuple[str, ...] = ()
-    """Other labels that people search for."""
+    stays_visible: bool = False  # the form disables it where `when` does not hold, instead of hiding it
+    empty_is_default: bool = False  # an empty list means the default, as in mlx-lm-lora
+    note: str = ""  # a sentence that the form always shows below the control
+    group: str = ""  # heading in the form (`backend.config.form`)
+    default_entry: str = ""  # label of an additional first menu entry for the default
+    known_as: tuple[str, ...] = ()  # other labels that people search for
 
     def applies(self, values: Mapping[str, Any]) -> bool:
         """Whether the setting has any effect with these values."""
@@ -165,15 +204,9 @@ def setting_from_field(key: str, field: FieldInfo) -> Setting:
 
 
 # Names by which a signature says which part of a `Config` it reads; any object with these settings will do.
-AdapterSettings = Any
-"""Which weights learn, and the shape of the adapters."""
-ColumnSettings = Any
-"""Which columns hold prompt, answer, type and system text, and whether rewards need an answer."""
-DatasetSettings = Any
-"""Which rows there are."""
-ModelSettings = Any
-"""Which model is loaded and how, with adapters and reference."""
-PromptSettings = Any
-"""How a row becomes a prompt, and how long it may be."""
-RewardSettings = Any
-"""Reward functions of a run and its stages, and where they run."""
+AdapterSettings = Any  # which weights learn, and the shape of the adapters
+ColumnSettings = Any  # which columns hold prompt, answer, type and system text, and whether rewards need an answer
+DatasetSettings = Any  # which rows there are
+ModelSettings = Any  # which model is loaded and how, with adapters and reference
+PromptSettings = Any  # how a row becomes a prompt, and how long it may be
+RewardSettings = Any  # reward functions of a run and its stages, and where they run

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from types import SimpleNamespace
 from typing import Any
 
 from backend.config.changeable import STAGE_DATA, STAGE_KEYS, STAGE_OWN, STAGE_SETTINGS
-from backend.config.checks import cross_setting_faults, reference_is_needed
+from backend.config.checks import CheckedValues, cross_setting_faults
 from backend.config.other_programs.translation import translate
 from backend.config.settings.model_and_data import DataFields
 from backend.utils.errors import ConfigProblem, UserError
@@ -126,13 +125,10 @@ def faults_in_course(before: Mapping[str, Any], after: Mapping[str, Any]) -> Ite
     keys = ("beta", "log_kl", "ratio_against")
     is_full = before.get("train_type") == "full"
     is_warmed = bool(before.get("warmup_steps"))
-    if (is_full or is_warmed or before.get("modules_to_save")) and all(key in before for key in keys):
-        had, has = (reference_is_needed(SimpleNamespace(**values)) for values in (before, after))
-        if has and not had:
-            weights = "the weights after its warm-up" if is_warmed else "its Modules to save"
-            weights = "under full fine-tuning its weights" if is_full else weights
-            sentence = (
-                f"This run began with Beta (KL weight) 0, so it keeps no reference model, and {weights} are "
-                "overwritten; clone the run to add one."
-            )
-            yield ConfigProblem("beta", sentence)
+    if not (is_full or is_warmed or before.get("modules_to_save")) or any(key not in before for key in keys):
+        return
+    if CheckedValues(**after).needs_reference and not CheckedValues(**before).needs_reference:
+        weights = "the weights after its warm-up" if is_warmed else "its Modules to save"
+        weights = "under full fine-tuning its weights" if is_full else weights
+        what = f"This run began with Beta (KL weight) 0, so it keeps no reference model, and {weights} are overwritten"
+        yield ConfigProblem("beta", f"{what}; clone the run to add one.")

@@ -8,13 +8,10 @@ from typing import Any
 
 from backend.utils.errors import ConfigProblem, UserError
 
-OWN = "own"
-"""Value of `optimizer` and `lr_schedule` for an object of the program that calls `backend.train`."""
-OF_THE_RATE = ("learning_rate", "lr_final")
-"""Settings without effect where the schedule is such an object."""
+OWN = "own"  # value of `optimizer` and `lr_schedule` for an object of the program that calls `backend.train`
+OF_THE_RATE = ("learning_rate", "lr_final")  # settings without effect where the schedule is such an object
 DEFAULT_FINAL = 2e-6
-FINAL_SHARE = 0.2
-"""Final rate as a share of the learning rate where none is given."""
+FINAL_SHARE = 0.2  # final rate as a share of the learning rate where none is given
 
 
 def final_rate(learning_rate: float, lr_final: float | None) -> float:

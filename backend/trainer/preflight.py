@@ -154,7 +154,7 @@ def _check_learns(folder: Path, config: Config, problems: list[ConfigProblem]) -
     tokenizer = _caught(problems, lambda: run_tokenizer(config.tokenizer, own, model))
     if tokenizer is not None:
         tokenizer = with_vision(tokenizer, folder, config.image_max_pixels)
-    if not problems and config.parallelism == "tensor" and config.hosts:
+    if not problems and config.is_divided:
         size = len(read_hosts(config.hosts).hosts)
         if refusal := sharding_refusal(model_config):
             problems.append(ConfigProblem("parallelism", refusal))

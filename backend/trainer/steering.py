@@ -78,8 +78,7 @@ class Steering:
         return change
 
 
-PlannedEnd = tuple[str, str]
-"""Why a run finishes before its last step: "stop_when" or "early_stopping", and a sentence."""
+PlannedEnd = tuple[str, str]  # why a run finishes before its last step: "stop_when" or "early_stopping", and a sentence
 
 
 class MetricWatch:

@@ -295,8 +295,7 @@ class Trainer:
 
     def after_step(self, step: int) -> None:
         """Evaluate and save when due; obey commands that had to wait for the end of the step."""
-        if self._evaluation_is_due(step):
-            self.evaluate("valid")
+        self.evaluate_if_due()
         self.room.wait()
         is_due = self._is_turn(self.config.save_every)
         if is_due:
@@ -320,14 +319,12 @@ class Trainer:
         """True if something that happens every so many steps, or once per epoch, follows the last finished step."""
         return self.state.step % every == 0 if every > 0 else self.state.ended_epoch
 
-    def _evaluation_is_due(self, step: int) -> bool:
-        if not self.has_evaluations:
-            return False
-        is_turn = self._is_turn(self.config.steps_per_eval) and step >= self.config.eval_delay
-        return is_turn or step in (0, self.parts.steps)
-
     def evaluate_if_due(self) -> None:
-        if self._evaluation_is_due(self.state.step) and self.state.evaluated < self.state.step:
+        """Evaluate after the last finished step, unless that is done already."""
+        step = self.state.step
+        is_turn = self._is_turn(self.config.steps_per_eval) and step >= self.config.eval_delay
+        is_due = self.has_evaluations and (is_turn or step in (0, self.parts.steps))
+        if is_due and self.state.evaluated < step:
             self.evaluate("valid")
 
     def evaluate(self, split: str) -> None:

@@ -76,10 +76,8 @@ _UNLESS_DEFAULT = (
     *("tracker_project", "run_name"),
 )
 """Settings that are off in TRL too at their default, and then not written."""
-NO_LIMIT = 1_000_000
-"""For a correction without an upper limit: as large as the setting may be."""
-WHOLE_RUN = 0.999999
-"""A warm-up over all updates, as a share below 1."""
+NO_LIMIT = 1_000_000  # for a correction without an upper limit: as large as the setting may be
+WHOLE_RUN = 0.999999  # a warm-up over all updates, as a share below 1
 _OPTIM = {
     ("adamw", ""): "adamw_torch",
     ("adamw", "8"): "adamw_bnb_8bit",

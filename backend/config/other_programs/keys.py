@@ -15,8 +15,7 @@ from backend.utils.text import quote
 
 ASKS_FOR_NOTHING = ("", "none", "no", "false", "off", "null")
 """Values, as lower-case text, with which a refused key is accepted."""
-TABLES: dict[str, Any] = read_resource("other_programs.yaml")
-"""The tables; the head of the file explains them."""
+TABLES: dict[str, Any] = read_resource("other_programs.yaml")  # the tables; the head of the file explains them
 CHOICE_ALIASES: dict[str, dict[str, str]] = {
     key: {other: ours for ours, others in menu.items() for other in others} for key, menu in TABLES["choices"].items()
 }

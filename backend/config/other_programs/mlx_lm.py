@@ -19,8 +19,7 @@ from backend.config.other_programs.keys import (
 from backend.utils.text import quote
 
 QUANTIZATION_FLAGS = {"load_in_4bits": "4", "load_in_6bits": "6", "load_in_8bits": "8", "load_in_mxfp4": "mxfp4"}
-_ITERS = 1000
-"""Default of `iters`, here and in mlx-lm."""
+_ITERS = 1000  # default of `iters`, here and in mlx-lm
 OTHER_MODES = {mode: nearest for nearest, modes in TABLES["modes"].items() for mode in modes.split()}
 """Mode that is not built → what is nearest here, as a clause."""
 

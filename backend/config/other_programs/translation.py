@@ -35,8 +35,7 @@ KEY_ALIASES = {
     "early_stopping_threshold": "early_stopping_min_delta",
 }
 """Another key → ours, where no table has it."""
-DEFAULTS = "defaults"
-"""The key of another program's file that says whose defaults it takes: `theirs` or `ours`."""
+DEFAULTS = "defaults"  # the key of another program's file that says whose defaults it takes: `theirs` or `ours`
 _LENGTHS = ("iters", "epochs")
 _OF_ADAPTERS = {"train_type", "num_layers", "rank", "scale", "lora_keys", "modules_to_save", "lora_alpha"}
 """Settings that the adapter decides from which a run starts."""
@@ -78,8 +77,7 @@ class Translation:
         return ", ".join(f"{key} {_as_yaml(value)}" for key, value in self.defaults.items())
 
 
-HOMONYMS = ("warmup_steps",)
-"""Keys of a table that are settings of ours with another meaning."""
+HOMONYMS = ("warmup_steps",)  # keys of a table that are settings of ours with another meaning
 
 
 def is_ours(word: str) -> bool:

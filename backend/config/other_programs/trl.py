@@ -28,17 +28,14 @@ from backend.utils.text import about_value, quote
 _BATCH = ("per_device_train_batch_size", "per_gpu_train_batch_size")
 _TRL_BATCH, _OUR_GROUP, _TRL_LOGGING = 8, 4, 10
 """TRL's default batch in completions, our default group, TRL's default of logging_steps."""
-_MOST = MOST_COMPLETIONS**2
-"""Completions of an update: as many as Batch and Gradient accumulation allow together."""
-_TRL_PROMPT, _OUR_MAX_SEQ = 512, 2048
-"""Tokens of a prompt in TRL's former default; our default of max_seq_length."""
+_MOST = MOST_COMPLETIONS**2  # completions of an update: as many as Batch and Gradient accumulation allow together
+_TRL_PROMPT, _OUR_MAX_SEQ = 512, 2048  # tokens of a prompt in TRL's former default; our default of max_seq_length
 _TEACHER = "teacher_model_name_or_path"
 SDPO_TABLE = "Self-distillation (SDPOConfig of trl.experimental)"
 _SDPO = {*TABLES["trl"][SDPO_TABLE]["same"].split(), *TABLES["trl"][SDPO_TABLE]["converted"]}
 SCHEDULES = {name: ours for ours, names in TABLES["schedules"].items() for name in names.split()}
 """transformers' name of a schedule → ours."""
-_POLYNOMIAL_END = 1e-7
-"""Of `get_polynomial_decay_schedule_with_warmup`; the others end at 0."""
+_POLYNOMIAL_END = 1e-7  # of `get_polynomial_decay_schedule_with_warmup`; the others end at 0
 OPTIMIZERS = {name: (ours, bits) for names, ours, bits in TABLES["optimizers"] for name in names.split()}
 """transformers' name of an optimizer → (ours, bits of its state)."""
 _OPTIM_ARGS = {"weight_decay": "weight_decay", "eps": "adam_epsilon", "beta1": "adam_beta1", "beta2": "adam_beta2"}

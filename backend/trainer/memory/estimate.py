@@ -122,7 +122,7 @@ def estimate_run(
     prompt; None for what `max_seq_length` leaves beside the completion. `gpu` None: as this machine. `dtype`: what the
     run computes in, where it was chosen already. Of a model that is divided among machines, the memory of each."""
     gpu = has_gpu() and config.device != "cpu" if gpu is None else gpu
-    if config.parallelism == "tensor" and config.hosts:
+    if config.is_divided:
         with suppress(UserError):  # whoever starts the run says so
             shape = share_of(shape, max(1, len(read_hosts(config.hosts).hosts)))
     estimates: list[Estimate] = []
