@@ -51,7 +51,6 @@ def file_problems(
 
 
 def key_lines(path: Path, raw: Mapping[str, Any]) -> dict[str, int]:
-    """The line of each key of a file, also under our names for it."""
     lines, program, read = dict[str, int](), program_of(raw), set[int]()
     nodes: list[Any] = [yaml.compose(read_text(path, "config", YAML_LIMIT), Loader=yaml.SafeLoader)]
     for node in nodes:  # those within a mapping come after it

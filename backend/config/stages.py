@@ -35,7 +35,6 @@ def stage_at(stages: Stages, step: int | None) -> int:
 
 
 def first_step(stages: Stages, index: int) -> int:
-    """The first step, from 1, of a stage."""
     return 1 + sum(stage["iters"] for stage in stages[:index])
 
 

@@ -119,7 +119,7 @@ class StepContext:
     def close(self) -> None:
         if self.rollout.tools is not None:
             self.rollout.tools.host.close()
-        self.scoring.close()
+        self.scoring.scorer.close()
 
 
 @dataclass(frozen=True, slots=True)

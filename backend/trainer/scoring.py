@@ -6,12 +6,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from backend.config.config import Config
 from backend.config.stages import scoring_of
-from backend.judges.model_reward import UnreachableJudgeError
 from backend.rewards.allowed_code import code_files, read_code
 from backend.rewards.calls import Poll, wait_on
 from backend.rewards.inputs import TrainerState
@@ -49,7 +47,7 @@ class ScoringStages:
     def __init__(self, config: Config, scorer: Scorer, steps: int) -> None:
         self.config = config
         self.poll: Poll = wait_on
-        self._scorer = scorer
+        self.scorer = scorer
         self.stages = scoring_stages(config, scorer.load(), steps)
         self.steps = self.stages[-1].last
         files = {function.file for stage in self.stages for function in stage.functions if function.file}
@@ -57,22 +55,15 @@ class ScoringStages:
         self.uses_mlx |= any(MLX.search(file.read_text(encoding="utf-8", errors="replace")) for file in files)
         self.on_leader = scorer.has_models
 
-    def load_models(self, folder: Path) -> None:
-        self._scorer.load_models(folder)
-
     def finished(self, step: int) -> Callable[[Group], None] | None:
         """What `Sampler.sample` calls with groups that have ended, so that models may begin in the background."""
-        models = self._scorer.stage_models(self.stage(step).index).values()
+        models = self.scorer.stage_models(self.stage(step).index).values()
 
         def begin(group: Group) -> None:
             for model in models:
                 model.start(group)
 
         return None if all(model.uses_mlx for model in models) else begin
-
-    def pause_by(self, pause: Callable[[UnreachableJudgeError], None]) -> None:
-        """Call `pause` where a judge's server is gone; it returns when the judge should try again, or raises."""
-        self._scorer.pause = pause
 
     def change(self, config: Config, steps: int) -> None:
         state, functions = self.state(), [stage.functions for stage in self.stages]
@@ -96,7 +87,7 @@ class ScoringStages:
             return {}
         state = TrainerState(max(step - 1, 0), self.steps, epoch, self.config.max_completion_length)
         limit_s, weights = self.config.reward_timeout, stage.weights.at(step)
-        report = self._scorer.score(groups, stage.index, weights, limit_s, state, polled)
+        report = self.scorer.score(groups, stage.index, weights, limit_s, state, polled)
         completions = [completion for group in groups for completion in group.completions]
         for name, column in report.columns.items():
             for completion, value in zip(completions, column, strict=True):
@@ -135,15 +126,12 @@ class ScoringStages:
 
     def new_notes(self) -> list[str]:
         """Messages of models since the last call."""
-        notes, self._scorer.model_notes = self._scorer.model_notes, []
+        notes, self.scorer.model_notes = self.scorer.model_notes, []
         return notes
 
     def notes(self) -> list[str]:
         functions = [function for stage in self.stages for function in stage.functions]
-        return list(dict.fromkeys([*(function.note for function in functions if function.note), *self._scorer.notes()]))
-
-    def close(self) -> None:
-        self._scorer.close()
+        return list(dict.fromkeys([*(function.note for function in functions if function.note), *self.scorer.notes()]))
 
     def state(self) -> list[dict[str, Any]]:
         return [stage.weights.state() if stage.weights.kind == "adaptive" else {} for stage in self.stages]

@@ -104,21 +104,6 @@ def _nine_digits(values: Sequence[float]) -> list[float | None]:
     return [float(f"{x:.9g}") if math.isfinite(x) else None for x in values]
 
 
-class PhaseReporter:
-    """Writes the current phase of a step to the event log, at most every PHASE_EVERY_S seconds."""
-
-    def __init__(self, event_log: EventLog) -> None:
-        self._event_log = event_log
-        self._last = 0.0
-
-    def report(self, phase: str, progress: float | None = None) -> None:
-        now = time.monotonic()
-        if now - self._last >= PHASE_EVERY_S:
-            self._last = now
-            fields = {} if progress is None else {"progress": round(progress, 3)}
-            self._event_log.write("phase", phase=phase, **fields)
-
-
 def report_health(event_log: EventLog, settings: Mapping[str, Any], events: Iterable[Event]) -> None:
     """From now on, log what the health rules find. `events`: the event log of a resumed run so far."""
     watch = Watch.resumed(settings, events)

@@ -44,7 +44,7 @@ from backend.trainer.run_context import LoadContext, RunContext, SamplingContext
 from backend.trainer.run_inputs import RunInputs
 from backend.trainer.scoring import changed_files, fingerprints
 from backend.trainer.steering import MetricWatch, PlannedEnd, Steering, early_stop
-from backend.trainer.telemetry import PhaseReporter, StepTimer, group_row, report_health, token_data_of, versions
+from backend.trainer.telemetry import PHASE_EVERY_S, StepTimer, group_row, report_health, token_data_of, versions
 from backend.trainer.warmup import reason_of_end
 from backend.training.batch import completion_metrics
 from backend.training.variety import variety_metrics
@@ -108,7 +108,7 @@ class Trainer:
         self.state = TrainingState()
         self.saver = CheckpointWriter(run, event_log, self.completions, config.keep_checkpoints, self.clock)
         self.timer = StepTimer(self.clock)
-        self.phases = PhaseReporter(event_log)
+        self._reported = 0.0  # when the present phase of a step was written last
         self.score = CheckpointScore()
         self.metrics = MetricWatch()
         self.reward_files: Mapping[str, str] = {}  # `fingerprints` when the last process of this run began
@@ -138,7 +138,7 @@ class Trainer:
             shared = SharedResources(None, (saved.state.dtype, ""))
         with with_stop_check(self.control.look_for_stop):
             parts = self.load_parts(self.config, self.note, inputs, self.gpu_errors.step_size, shared, stages)
-            parts.scoring.load_models(self.folder.path)
+            parts.scoring.scorer.load_models(self.folder.path)
         if saved is not None:
             parts.restore(saved, self.config, self.note)
             refresh_adapters(self.folder, saved, parts.policy, self.config)
@@ -184,7 +184,7 @@ class Trainer:
 
     def take_parts(self, parts: RunContext) -> None:
         parts.scoring.poll = self.control.look_for_stop  # no function keeps the run from stopping
-        parts.scoring.pause_by(self.pause_for_judge)
+        parts.scoring.scorer.pause = self.pause_for_judge
         self.parts = parts
 
     def train_until(self, last: int | None) -> bool:
@@ -220,10 +220,10 @@ class Trainer:
     def step(self, step: int) -> None:
         """One rollout and its updates. A stop before the updates leaves the run at its last finished step."""
         self.timer = StepTimer(self.clock, self.timer.use)
-        work = SamplingContext(self.timer, self.poll, self.phases.report)
+        work = SamplingContext(self.timer, self.poll, self.report)
 
         def poll_learning() -> None:
-            self.phases.report("learning")
+            self.report("learning")
             # A stop between two updates of one rollout would leave weights that belong to no step.
             self.control.obey(may_stop=False)
 
@@ -246,8 +246,13 @@ class Trainer:
             f"The supervised warm-up ended after step {step}{why}. From here on the mode is {self.config.train_mode}."
         )
 
+    def report(self, phase: str, progress: float | None = None) -> None:
+        if (now := time.monotonic()) - self._reported >= PHASE_EVERY_S:
+            self._reported = now
+            self.event_log.write("phase", phase=phase, **({} if progress is None else {"progress": round(progress, 3)}))
+
     def poll(self, phase: str, progress: float | None = None) -> None:
-        self.phases.report(phase, progress)
+        self.report(phase, progress)
         if self.saver.is_done:  # so that its event follows soon after the files
             self.saver.wait()
         self.control.obey()

@@ -152,7 +152,7 @@ def mlx_lm_lora_yaml(config: Config) -> tuple[str, dict[str, Any]]:
 
 
 def _schedule(config: Config) -> dict[str, Any]:
-    """mlx-lm's `lr_schedule` mapping; {} for another schedule, and for epochs, since it counts the decay in steps."""
+    """{} for a schedule that mlx-lm has not, and for epochs, since it counts the decay in steps."""
     if config.lr_schedule not in ("cosine", "linear") or config.epochs:
         return {}
     peak, final = config.learning_rate, final_rate(config.learning_rate, config.lr_final)

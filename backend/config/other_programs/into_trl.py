@@ -125,7 +125,6 @@ class TrlSettings:
         return None if self.config.epochs else self.config.iters * self.config.updates_per_step
 
     def put(self, **words: Any) -> None:
-        """Set arguments; None leaves one out."""
         self.words |= {word: plain(value) if isinstance(value, float) else value for word, value in words.items()}
 
     def leave(self, setting: str, instead: str) -> None:
@@ -140,7 +139,6 @@ class TrlSettings:
 
 
 def trl_yaml(words: Mapping[str, Any], heading: str) -> str:
-    """A file for `trl grpo --config`: the words under the titles of their tables."""
     parts = [f"# {heading}\n"]
     for title, section in TRL.sections.items():
         if chosen := {word: words[word] for word in section if word in words}:
@@ -149,7 +147,6 @@ def trl_yaml(words: Mapping[str, Any], heading: str) -> str:
 
 
 def require_grpo(config: Config) -> None:
-    """Raises UserError for a run that the folder for TRL cannot train."""
     if config.imitates:
         rows = "trl sft reads rows with prompt and completion, or messages, as they are"
         raise UserError("train_mode", f"The folder is for TRL's GRPO, and this run imitates answers; {rows}.")
@@ -186,7 +183,6 @@ def into_trl(config: Config) -> TrlSettings:
 
 
 def _length(to: TrlSettings, config: Config) -> None:
-    """Prompts of a batch → completions; batches of an update, and those sampled at once; steps → updates."""
     accumulated = config.gradient_accumulation_steps
     to.put(
         output_dir="output",
@@ -203,7 +199,6 @@ def _length(to: TrlSettings, config: Config) -> None:
 
 
 def _rhythm(to: TrlSettings, config: Config) -> None:
-    """When to evaluate, save and report, in updates, and where to."""
     updates, save, evaluate = config.updates_per_step, config.save_every, config.steps_per_eval
     group = config.num_generations_eval or config.group_size
     to.put(
@@ -326,7 +321,6 @@ def _sampling(to: TrlSettings, config: Config) -> None:
 
 
 def _optimizer(to: TrlSettings, config: Config) -> None:
-    """`optim`, with the nearest where transformers has none of that name."""
     bits = "8" if config.optimizer_bits == "8" and to.applies("optimizer_bits") else ""
     to.put(optim=_OPTIM.get((config.optimizer, bits), _OPTIM["adamw", bits]))
     if config.optimizer == "adam":
@@ -337,7 +331,6 @@ def _optimizer(to: TrlSettings, config: Config) -> None:
 
 
 def _schedule(to: TrlSettings, config: Config) -> None:
-    """`lr_scheduler_type`, its options and the warm-up."""
     kind, options = _curve(to, config)
     to.put(lr_scheduler_type=kind, lr_scheduler_kwargs=options or None)
     ratio = config.lr_warmup_ratio

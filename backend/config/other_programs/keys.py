@@ -61,7 +61,6 @@ Words = Mapping[str, Word]
 
 
 def tables_of(program: str) -> dict[str, dict[str, Word]]:
-    """Title → table of keys, of one program in TABLES."""
     return {title: _table(**rows) for title, rows in TABLES[program].items()}
 
 
@@ -102,7 +101,6 @@ class Translator:
         return any(word in self.values for word in words)
 
     def first(self, *words: str) -> str:
-        """The first of these keys that the file has, else the first."""
         return next((word for word in words if word in self.values), words[0])
 
     def take(self, *words: str) -> Any:

@@ -62,7 +62,6 @@ def _distillation(to: Translator) -> None:
 
 
 def _batches(to: Translator) -> None:
-    """Completions per batch, batches per update and batches per rollout → our prompts and batches of a step."""
     counts_batches = to.has("steps_per_generation") and to.program == "trl" and not to.has("batch_size")
     if not to.has(*_BATCH, "generation_batch_size") and not counts_batches:
         return
@@ -102,7 +101,6 @@ def _batches(to: Translator) -> None:
 
 
 def _updates_a_step(to: Translator) -> int:
-    """Updates of the weights in a step of ours, after `_batches`."""
     return max(1, int(to.peek("num_iterations", default=1) * to.peek("steps_per_generation", default=1)))
 
 
@@ -124,8 +122,6 @@ def _length(to: Translator) -> None:
 
 
 def _rhythm(to: Translator) -> None:
-    """When to evaluate, save and report, after `_length`."""
-
     def strategy_of(*words: str) -> str:
         """`no`, `steps`, `epoch` or nothing."""
         word, value = to.first(*words), to.take(*words)
@@ -283,7 +279,6 @@ def _adapters(to: Translator) -> None:
 
 
 def _dataset(to: Translator) -> None:
-    """`datasets`, TRL's mixture, where it has one entry; prompts that are too long."""
     entries: Any = to.take("datasets") or [{}]
     if not (isinstance(entries, list) and len(cast("list[Any]", entries)) == 1 and isinstance(entries[0], Mapping)):
         sentence = "datasets must list one dataset here, with its path: mix several into one file, and give it as data."

@@ -211,7 +211,7 @@ def evaluate_model(
     results = _sample_sides(evaluated, choices, policy, sampler, scoring, problems, report, check)
     if inputs.tools is not None:
         inputs.tools.close()
-    scoring.close()
+    inputs.scorer.close()
     row_list: list[EvaluatedRow] = []
     for i, problem in enumerate(problems):
         about = {"index": problem.index, "prompt": problem.prompt, "answer": problem.answer, "type": problem.type}

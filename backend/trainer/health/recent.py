@@ -97,7 +97,6 @@ class Recent:
         return statistics.median(values) if values else None
 
     def rewards(self) -> list[str]:
-        """Names of the reward functions of the newest step."""
         names = [*self.steps[-1], *sorted(self.not_numbers)]
         return [name.split("/")[1] for name in names if name.startswith("rewards/") and name.endswith("/mean")]
 
@@ -118,8 +117,6 @@ class Recent:
 
 @dataclass(frozen=True, slots=True)
 class MeanChange:
-    """From one mean to another, and its standard error."""
-
     before: float
     after: float
     error: float
@@ -151,7 +148,6 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def known(steps: Sequence[Metrics] | deque[Metrics], name: str) -> list[float]:
-    """The metric's values in these steps, where it was measured."""
     return [step[name] for step in steps if name in step]
 
 

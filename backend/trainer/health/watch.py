@@ -78,7 +78,6 @@ class Watch:
         return reports
 
     def _look(self) -> dict[str, Finding]:
-        """Code → finding at the newest step."""
         found = {finding.code: finding for rule in RULES.values() if (finding := rule.look(self.recent, rule))}
         self._held_at |= dict.fromkeys(found, self.recent.step)
         return found
@@ -135,7 +134,6 @@ class Episode:
 
 
 def reported(health: Iterable[Event]) -> list[Episode]:
-    """The episodes that `health` events report, in the order in which they began."""
     episodes: list[Episode] = []
     open_at: dict[str, int] = {}
     for event in health:
