@@ -28,8 +28,6 @@ from backend.training.learner import TokenRecord
 from backend.types import Completion, Group
 from backend.utils.machine import printed_by
 
-PHASE_EVERY_S = 0.5  # least seconds between two `phase` events within a step
-
 GB = 1e9
 CHILDREN_EVERY_S = 30.0  # least seconds between two searches for child processes, which take milliseconds
 GPU_EVERY_S = 2.0  # seconds between two readings of the GPU, each of a command that takes some 10 ms

@@ -44,7 +44,7 @@ from backend.trainer.run_context import LoadContext, RunContext, SamplingContext
 from backend.trainer.run_inputs import RunInputs
 from backend.trainer.scoring import changed_files, fingerprints
 from backend.trainer.steering import MetricWatch, PlannedEnd, Steering, early_stop
-from backend.trainer.telemetry import PHASE_EVERY_S, StepTimer, group_row, report_health, token_data_of, versions
+from backend.trainer.telemetry import StepTimer, group_row, report_health, token_data_of, versions
 from backend.trainer.warmup import reason_of_end
 from backend.training.batch import completion_metrics
 from backend.training.variety import variety_metrics
@@ -52,6 +52,7 @@ from backend.types import Group
 from backend.utils.errors import UserError
 
 RESTART = "restart"
+PHASE_EVERY_S = 0.5  # least seconds between two `phase` events within a step
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,6 @@ from backend.config.config import (
     problems,
     read,
     resolve_paths,
-    sections,
 )
 from backend.config.notes import USUAL, unusual
 from backend.config.setting import Setting
@@ -128,12 +127,6 @@ def test_a_value_of_another_type_is_refused_with_the_label(about: Setting) -> No
         assert faults[0].startswith(f"{about.label} must be ") and faults[0].endswith(".")
 
 
-def test_sections_hold_every_setting_once_in_order() -> None:
-    by_section = sections()
-    assert list(by_section) == list(SECTIONS) and all(by_section.values())
-    assert [setting.key for members in by_section.values() for setting in members] == list(SETTINGS)
-
-
 SPEC_FORM: dict[str, Any] = (
     {"train_mode": "grpo", "model": "", "data": "", "lm_studio_name": "", "train_type": "lora", "num_layers": 16}
     | {"rank": 8, "scale": 20.0, "dropout": 0.0, "quantization": "none", "iters": 1000, "epochs": 0, "batch_size": 1}
@@ -184,11 +177,6 @@ def test_what_several_settings_come_to() -> None:
     assert (config.prompts_per_step, config.updates_per_step) == (30, 35)
     assert config.prompts_per_evaluation_batch == 30
     assert parse(SOUND | pieces | {"eval_batch_size": 4}).prompts_per_evaluation_batch == 4
-    assert not config.penalises and not config.holds_output
-    for penalty in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
-        assert parse(SOUND | {penalty: 0.5}).penalises, penalty
-    for held in ({"output_regex": "a+"}, {"output_schema": "{}"}):
-        assert parse(SOUND | held).holds_output
 
 
 SPELLINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [

@@ -20,7 +20,7 @@ from backend.runs import checkpoint
 from backend.runs.events import EventLog, read_events
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.steering import Change, read_changes, request_change
-from backend.trainer import telemetry
+from backend.trainer import trainer
 from backend.trainer.control import STOP_SIGNALS, Control, Stopped, handlers_restored
 from backend.trainer.run_process import train
 from tests.support import small_run
@@ -78,19 +78,6 @@ def test_control_files_of_an_earlier_process_are_not_obeyed(made_run: RunFolder)
     control = Control(made_run, EventLog(made_run.events))
     control.obey()
     assert not control.stop_requested and not made_run.control.exists() and not made_run.control_taken.exists()
-
-
-def test_a_pause_lasts_until_resume_and_frees_memory_once(made_run: RunFolder) -> None:
-    calls: list[str] = []
-    before, after = (lambda: calls.append("before")), (lambda: calls.append("after"))
-    control = Control(made_run, EventLog(made_run.events), before_pause=before, after_pause=after)
-    threading.Timer(0.3, made_run.say, ["resume"]).start()
-    made_run.say("pause")
-    control.obey()
-    assert calls == ["before", "after"] and 0.2 < control.paused_s < 2 and words(made_run) == ["pause", "resume"]
-    paused = [event for event in read_events(made_run.events) if event["kind"] == "phase"]
-    assert [event["phase"] for event in paused] == ["paused"]
-    assert not control.stop_requested and not control.save_requested
 
 
 def test_a_word_that_came_since_the_run_was_locked_is_obeyed(inputs: Path, made_run: RunFolder) -> None:
@@ -260,7 +247,7 @@ def test_a_change_to_other_values_and_back_changes_nothing(
     raw: dict[str, Any], unchanged: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a pause in the middle of step 3: both changes are taken up before step 4, the second over the first."""
-    monkeypatch.setattr(telemetry, "PHASE_EVERY_S", 0)
+    monkeypatch.setattr(trainer, "PHASE_EVERY_S", 0)
     back = {key: parse(raw).model_dump()[key] for key in CHANGED}
     answers: list[dict[str, Any]] = []
 
@@ -298,7 +285,7 @@ def test_a_damaged_request_is_refused_and_the_run_goes_on(raw: dict[str, Any], r
 
 
 def test_finish_step(raw: dict[str, Any], unchanged: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(telemetry, "PHASE_EVERY_S", 0)
+    monkeypatch.setattr(trainer, "PHASE_EVERY_S", 0)
 
     def echo(event: dict[str, Any]) -> None:
         if event.get("phase") == "sampling" and small_run.steps(run)[-1:] == [2]:

@@ -29,7 +29,7 @@ from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer import machine
 from backend.trainer.machine import IS_COOL, IS_HOT, POWER_SETTINGS, THERMAL_LEVEL, SlowdownWatch
-from backend.trainer.telemetry import ResourceUse, StepTimer, gpu_share, token_texts
+from backend.trainer.telemetry import ResourceUse, StepTimer, gpu_share
 from tests.support import small_run
 from tests.support.cases import cases
 
@@ -187,19 +187,6 @@ def test_token_texts_make_up_the_completion(runs: tuple[RunFolder, RunFolder]) -
     for row in completions(runs[1], 1):
         assert "".join(row["token_data"]["text"]).startswith(row["text"])
         assert {len(values) for values in row["token_data"].values()} == {row["tokens"]}
-
-
-class Bytes:
-    """A tokenizer of single bytes."""
-
-    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
-        return bytes(ids).decode("utf-8", errors="replace")
-
-
-def test_a_character_of_several_tokens_belongs_to_the_last() -> None:
-    assert token_texts(list("aé€".encode()), Bytes()) == ["a", "", "é", "", "", "€"]
-    assert token_texts(list("a€".encode())[:-1], Bytes()) == ["a", "", "�"]
-    assert token_texts([], Bytes()) == []
 
 
 SCRIPT = """#!/bin/sh

@@ -23,7 +23,7 @@ from backend.runs.events import EventLog, JsonLines, truncate_file
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.trainer.trackers import follow, packages
 from backend.trainer.trackers.follow import MAKERS, about_run, track
-from backend.trainer.trackers.packages import AboutRun, RecordReader, Sent, StepRecord
+from backend.trainer.trackers.packages import AboutRun, Sent, StepRecord
 from backend.utils.command import backend_environment
 from tests.support import small_run
 from tests.support.cases import cases
@@ -115,24 +115,6 @@ class MadeUpRun:
 def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeUpRun:
     monkeypatch.setattr(follow, "POLL_S", 0.01)
     return MadeUpRun(tmp_path / "runs" / "one")
-
-
-def test_a_record_is_whole_before_it_is_told(made_up: MadeUpRun) -> None:
-    """The evaluation after a step belongs to it, so it waits until the next step samples, or the run ends."""
-    reader = RecordReader(made_up.folder, {})
-    made_up.evaluate(0)
-    made_up.step(1, evaluated=True)
-    assert [(r.step, dict(r.training), r.groups) for r in reader.read()] == [(0, {}, ())]
-    made_up.step(2)
-    (first,) = reader.read()
-    assert first.step == 1 and first.training["loss"] == 1.0 and first.evaluations == {"valid": {"reward": 11.0}}
-    assert "kl" not in first.training, "null in the event log: a gap"
-    assert [group["prompt"] for group in first.groups] == ["p1"]
-    made_up.evaluate(2, "test")
-    made_up.end()
-    (last,) = reader.read()
-    assert last.step == 2 and last.evaluations["test"] == {"reward": 12.0} and reader.ending == "finished"
-    assert [group["prompt"] for group in last.groups] == ["p2"] and [*reader.rest()] == []
 
 
 def test_csv_has_a_row_a_step_and_a_row_a_completion(made_up: MadeUpRun) -> None:

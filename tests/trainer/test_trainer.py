@@ -23,7 +23,7 @@ from mlx_lm import load
 from backend.runs import checkpoint
 from backend.runs.events import METRICS, PHASES, read_events
 from backend.runs.run_folder import RunFolder
-from backend.trainer import run_context, telemetry
+from backend.trainer import run_context, trainer
 from backend.trainer.control import handlers_restored
 from backend.training.learner import Learner
 from backend.utils.command import backend_command, backend_environment
@@ -190,7 +190,7 @@ def test_a_stop_leaves_the_last_finished_step_and_loses_nothing(
 ) -> None:
     """A stop before the updates of step 3 discards it; after they began, it is finished. An evaluation or save that was
     due is repeated after the resume."""
-    monkeypatch.setattr(telemetry, "PHASE_EVERY_S", 0)
+    monkeypatch.setattr(trainer, "PHASE_EVERY_S", 0)
     asked_in = {"evaluating": 3, "saving": 4}.get(phase, 2)
     ending = small_run.train_here(settings(inputs, **WHOLE), run, stop_in(run, phase, asked_in))
     assert (ending.kind, ending.exit_code, ending.step) == ("stopped", 3, last_step)
@@ -213,7 +213,7 @@ def test_a_run_saves_and_evaluates_once_per_epoch(
     assert small_run.train_here(raw, whole).kind == "finished"
     assert [event["step"] for event in events(whole, "eval")] == [0, 2, 3, 4]
     assert [event["step"] for event in events(whole, "checkpoint")] == [2, 3, 4]
-    monkeypatch.setattr(telemetry, "PHASE_EVERY_S", 0)
+    monkeypatch.setattr(trainer, "PHASE_EVERY_S", 0)
     assert small_run.train_here(raw, run, stop_in(run, "evaluating", 2)).kind == "stopped"
     assert small_run.train_here(raw, run).kind == "finished"
     assert_same_run(run, whole)
@@ -221,7 +221,7 @@ def test_a_run_saves_and_evaluates_once_per_epoch(
 
 def test_a_paused_run(inputs: Path, uninterrupted: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens per second are computed from these times: a pause in the middle of a rollout must not halve them."""
-    monkeypatch.setattr(telemetry, "PHASE_EVERY_S", 0)
+    monkeypatch.setattr(trainer, "PHASE_EVERY_S", 0)
 
     def echo(event: dict[str, Any]) -> None:
         if event.get("phase") == "sampling" and small_run.steps(run) == [1]:

@@ -107,6 +107,16 @@ def rule(needs: int = WINDOW) -> Callable[[Look], Look]:
     return register
 
 
+def mean_rule(find: Callable[[Recent, Rule, float], Finding]) -> None:
+    """Make a function the rule of its name; it gets the mean of the rule's metric where it exceeds the threshold."""
+
+    def look(recent: Recent, rule: Rule) -> Finding | None:
+        value = rule.mean_above(recent)
+        return None if value is None else find(recent, rule, value)
+
+    _LOOKS[find.__name__] = look, WINDOW
+
+
 @rule()
 def never_scores(recent: Recent, rule: Rule) -> Finding | None:
     if len(recent.steps) < WINDOW:
@@ -286,10 +296,8 @@ def self_distillation_idle(recent: Recent, rule: Rule) -> Finding | None:
     )
 
 
-@rule()
-def moving_fast(recent: Recent, rule: Rule) -> Finding | None:
-    if (clipped := rule.mean_above(recent)) is None:
-        return None
+@mean_rule
+def moving_fast(recent: Recent, rule: Rule, clipped: float) -> Finding:
     epsilon = recent.setting("epsilon")
     narrow = epsilon < MUST_WIDEN and recent.setting("importance_sampling_level") in ("", "token", None)
     return rule.finding(
@@ -370,10 +378,8 @@ def not_a_number(recent: Recent, rule: Rule) -> Finding | None:
     )
 
 
-@rule()
-def sampler_differs(recent: Recent, rule: Rule) -> Finding | None:
-    if (gap := rule.mean_above(recent)) is None:
-        return None
+@mean_rule
+def sampler_differs(recent: Recent, rule: Rule, gap: float) -> Finding:
     return rule.finding(
         gap,
         f"“Sampler and learner” differ by {gap:.2g} nats a token in the log-probability of the same token, "
@@ -439,10 +445,8 @@ def entropy_collapse(recent: Recent, rule: Rule) -> Finding | None:
     )
 
 
-@rule()
-def repetition(recent: Recent, rule: Rule) -> Finding | None:
-    if (share := rule.mean_above(recent)) is None:
-        return None
+@mean_rule
+def repetition(recent: Recent, rule: Rule, share: float) -> Finding:
     return rule.finding(
         share,
         f"{share:.0%} of what a completion says stood in it before, word for word, {OVER_WINDOW} (above "
@@ -451,10 +455,8 @@ def repetition(recent: Recent, rule: Rule) -> Finding | None:
     )
 
 
-@rule()
-def cut_off(recent: Recent, rule: Rule) -> Finding | None:
-    if (share := rule.mean_above(recent)) is None:
-        return None
+@mean_rule
+def cut_off(recent: Recent, rule: Rule, share: float) -> Finding:
     length = recent.setting("max_completion_length")
     sentence = (
         f"“Cut off at the limit” is {share:.0%} {OVER_WINDOW} (above {rule.threshold:.0%} too many answers are never "
@@ -495,10 +497,8 @@ def tools_unused(recent: Recent, rule: Rule) -> Finding | None:
     return rule.finding(0.0, f"No completion of the last {SETTLED} steps has called a tool.")
 
 
-@rule()
-def tools_fail(recent: Recent, rule: Rule) -> Finding | None:
-    if (share := rule.mean_above(recent)) is None:
-        return None
+@mean_rule
+def tools_fail(recent: Recent, rule: Rule, share: float) -> Finding:
     return rule.finding(
         share,
         f"{share:.0%} of tool calls fail {OVER_WINDOW} (above {rule.threshold:.0%} a model learns not to call): they "
@@ -506,10 +506,8 @@ def tools_fail(recent: Recent, rule: Rule) -> Finding | None:
     )
 
 
-@rule()
-def results_dropped(recent: Recent, rule: Rule) -> Finding | None:
-    if (share := rule.mean_above(recent)) is None:
-        return None
+@mean_rule
+def results_dropped(recent: Recent, rule: Rule, share: float) -> Finding:
     length = recent.setting("max_completion_length")
     return rule.finding(
         share,
@@ -597,10 +595,8 @@ def seen_often(recent: Recent, rule: Rule) -> Finding | None:
     )
 
 
-@rule()
-def machines_wait(recent: Recent, rule: Rule) -> Finding | None:
-    if (share := rule.mean_above(recent)) is None:
-        return None
+@mean_rule
+def machines_wait(recent: Recent, rule: Rule, share: float) -> Finding:
     waits = {rank: recent.mean(f"ranks/{rank}/waiting") for rank in range(MOST_HOSTS)}
     waited = {rank: seconds for rank, seconds in waits.items() if seconds is not None}
     # Who waits least is who the others wait for.

@@ -45,11 +45,6 @@ def recorded_words(name: str) -> dict[str, Any]:
     return yaml.safe_load((HERE / f"{name}.yaml").read_text())
 
 
-@cases("name", FILES)
-def test_every_word_of_a_program_is_in_its_table(name: str) -> None:
-    assert [word for word in recorded_words(name) if word not in FILES[name].words] == []
-
-
 def test_every_setting_that_a_table_names_exists() -> None:
     fates = [fate for program in PROGRAMS for fate in program.words.values()]
     named = {key for fate in fates if isinstance(fate, Translated) for key in fate.settings}
@@ -325,13 +320,6 @@ def test_check_says_on_stderr_what_was_made_of_each_word_and_keeps_stdout_to_its
     assert "use_vllm: without effect here: completions are sampled" in told
 
 
-PEFT_0_21_2 = (
-    "PROMPT_TUNING MULTITASK_PROMPT_TUNING P_TUNING PREFIX_TUNING LORA ADALORA ADAMSS BOFT ADAPTION_PROMPT IA3 "
-    "BEFT LILY LOHA LOKR OFT POLY LN_TUNING VERA FROD PVERA FOURIERFT GLORA XLORA HRA VBLORA UNILORA CPT MISS "
-    "RANDLORA ROAD TRAINABLE_TOKENS HIRA SHIRA C3A WAVEFT OSF DELORA GRALORA CARTRIDGE TINYLORA PSOFT PEANUT "
-    "SHADOW SUPERTUNING DEFT "
-)
-"""Every value of its PeftType."""
 LORA_CONFIG = (
     "task_type peft_type auto_mapping peft_version base_model_name_or_path revision inference_mode r "
     "target_modules exclude_modules lora_alpha lora_dropout fan_in_fan_out bias use_rslora modules_to_save "
@@ -358,11 +346,6 @@ def adapter_file(folder: Path, **about: Any) -> Path:
     file = folder / "adapter_config.json"
     file.write_text(json.dumps(ADAPTER | about))
     return file
-
-
-def test_the_table_has_every_kind_of_peft() -> None:
-    assert {*OTHER_KINDS, "LORA"} == set(PEFT_0_21_2.split())
-    assert set(LORA_WORDS) == set(LORA_CONFIG.split())
 
 
 @pytest.mark.parametrize("kind", OTHER_KINDS)
