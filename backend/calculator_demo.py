@@ -114,6 +114,5 @@ def rebuild(folder: Path, seed: int = 0, progress: Progress = lambda sentence: N
         ]
 
     demo.warm_up(model, batch, steps, progress)
-    rows = {name: [question.row() for question in splits[name]] for name in ("train", "valid", "test")}
-    demo.write(folder, model, tokenizer, {"config.json": MODEL, "tokenizer_config.json": TOKENIZER}, rows)
+    demo.write(folder, model, tokenizer, {"config.json": MODEL, "tokenizer_config.json": TOKENIZER}, splits)
     progress(f"The model and data of the calculator demo are in {folder}.")

@@ -225,13 +225,12 @@ def rebuild(folder: Path, seed: int = 0, progress: Progress = lambda sentence: N
         ]
 
     warm_up(model, batch, steps, progress)
-    rows = {name: [problem.row() for problem in splits[name]] for name in ("train", "valid", "test")}
-    write(folder, model, tokenizer, {"config.json": CONFIG, "tokenizer_config.json": TOKENIZER_CONFIG}, rows)
+    write(folder, model, tokenizer, {"config.json": CONFIG, "tokenizer_config.json": TOKENIZER_CONFIG}, splits)
     progress(f"The demo's model and data are in {folder}.")
 
 
-def write(folder: Path, model: nn.Module, tokenizer: Any, configs: dict[str, Any], rows: dict[str, Any]) -> None:
-    """Write `folder`/model and `folder`/data. `configs`: of the model and the tokenizer, by file; `rows`: by split."""
+def write(folder: Path, model: nn.Module, tokenizer: Any, configs: dict[str, Any], splits: dict[str, Any]) -> None:
+    """Write `folder`/model and `folder`/data. `configs`: of the model and the tokenizer, by file; `splits`: of problems."""
     model_folder, data_folder = folder / "model", folder / "data"
     model_folder.mkdir(parents=True, exist_ok=True)
     data_folder.mkdir(exist_ok=True)
@@ -241,8 +240,8 @@ def write(folder: Path, model: nn.Module, tokenizer: Any, configs: dict[str, Any
         (model_folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     weights: dict[str, mx.array] = dict(tree_flatten(model.parameters()))  # pyright: ignore[reportArgumentType]
     mx.save_safetensors(str(model_folder / "model.safetensors"), weights, metadata={"format": "mlx"})
-    for split, part in rows.items():
-        lines = "".join(json.dumps(row) + "\n" for row in part)
+    for split in ("train", "valid", "test"):
+        lines = "".join(json.dumps(problem.row()) + "\n" for problem in splits[split])
         (data_folder / f"{split}.jsonl").write_text(lines, encoding="utf-8")
 
 

@@ -109,8 +109,7 @@ def rebuild(folder: Path, seed: int = 0, progress: Progress = lambda sentence: N
         return [encode(part, lambda: rng.random() < CAREFUL_SHARE) for part in asked]
 
     demo.warm_up(model, batch, steps, progress)
-    rows = {split: [question.row() for question in part] for split, part in splits.items()}
-    demo.write(folder, model, TOKENIZER, dict(zip(FILES, (config, of_tokenizer, of_images), strict=True)), rows)
+    demo.write(folder, model, TOKENIZER, dict(zip(FILES, (config, of_tokenizer, of_images), strict=True)), splits)
     (folder / "data" / "pictures").mkdir(exist_ok=True)
     for question in {question.file: question for part in splits.values() for question in part}.values():
         drawn(question.picture, random.Random(question.file)).save(folder / "data" / question.file, optimize=True)

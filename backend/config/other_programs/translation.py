@@ -19,8 +19,7 @@ from backend.config.other_programs.keys import (
     as_bool,
     choice,
 )
-from backend.config.other_programs.mlx_grpo import MLX_GRPO
-from backend.config.other_programs.mlx_lm import MLX_LM_LORA
+from backend.config.other_programs.mlx_lm import MLX_GRPO, MLX_LM_LORA
 from backend.config.other_programs.trl import TRL
 from backend.rewards.catalogue import split_names
 from backend.utils.errors import ConfigProblem

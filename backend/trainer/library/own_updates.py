@@ -205,14 +205,13 @@ class GivenUpdates:
         for argument, key in (("optimizer", "optimizer"), ("schedule", "lr_schedule")):
             text = f"own_{argument}"
             before, given = getattr(config, text) if getattr(config, key) == OWN else "", now.get(text, "")
-            if before == given:
-                continue
-            what = f"with {quote(before, 55)}, and given is {quote(given, 55)}; only the same goes on exactly."
+            what = f"{quote(before, 55)}, and given is {quote(given, 55)}; only the same goes on exactly."
             if not given:
-                what = f"with {quote(before, 80)} of a program; give it again: backend.resume(run, {argument}=…)."
+                what = f"{quote(before, 80)} of a program; give it again: backend.resume(run, {argument}=…)."
             elif not before:
-                what = f"with {getattr(config, key)}, by its settings; an object may only replace it from the start."
-            problems.append(ConfigProblem(argument, f"The run was trained {what}"))
+                what = f"{getattr(config, key)}, by its settings; an object may only replace it from the start."
+            if before != given:
+                problems.append(ConfigProblem(argument, f"The run was trained with {what}"))
         if not problems and (rate := now.get("learning_rate", config.learning_rate)) != config.learning_rate:
             asked = f"the optimizer given has {rate:g}; to change it: changes={{'learning_rate': {rate:g}}}"
             what = f"The run began with the learning rate {config.learning_rate:g}, and {asked}."

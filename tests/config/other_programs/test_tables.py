@@ -17,8 +17,7 @@ from backend.config.config import SETTINGS, Config, load, parse, problems, read
 from backend.config.other_programs.files import import_file
 from backend.config.other_programs.into_trl import BY_FILES, INSTEAD, TrlSettings, into_trl
 from backend.config.other_programs.keys import OtherProgram, Refused, Translated
-from backend.config.other_programs.mlx_grpo import MLX_GRPO
-from backend.config.other_programs.mlx_lm import MLX_LM_LORA
+from backend.config.other_programs.mlx_lm import MLX_GRPO, MLX_LM_LORA
 from backend.config.other_programs.peft import LORA_WORDS, OTHER_KINDS
 from backend.config.other_programs.translation import PROGRAMS, TranslatedKey, is_ours, read_words
 from backend.config.other_programs.trl import NO_REMOTE_CODE, TRL
