@@ -230,7 +230,7 @@ def rebuild(folder: Path, seed: int = 0, progress: Progress = lambda sentence: N
 
 
 def write(folder: Path, model: nn.Module, tokenizer: Any, configs: dict[str, Any], splits: dict[str, Any]) -> None:
-    """Write `folder`/model and `folder`/data. `configs`: of the model and the tokenizer, by file; `splits`: of problems."""
+    """Write `folder`/model and `folder`/data. `configs`: of the model and the tokenizer, by file."""
     model_folder, data_folder = folder / "model", folder / "data"
     model_folder.mkdir(parents=True, exist_ok=True)
     data_folder.mkdir(exist_ok=True)
@@ -256,9 +256,9 @@ def test_accuracy(config: Config, run: RunFolder | None) -> float:
     prompts = TokenizedPrompts(rows, policy.tokenizer, PromptFormat.of(config, inputs.schemas), source)
     sampler = Sampler(policy, config.max_completion_length)
     sampler.tools = Tools.of(config, inputs.tools, policy.tokenizer) if inputs.tools else None
-    inputs.scorer.close()
     problems, correct = prompts.first(-1), 0
     for start in range(0, len(problems), 64):
         groups = sampler.sample(problems[start : start + 64], 1, GREEDY, EVAL_SEED, 0)
         correct += sum(extract_answer(group.completions[0].text) == group.problem.answer.strip() for group in groups)
+    inputs.scorer.close()
     return correct / len(problems)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from backend.config.config import Config
@@ -134,11 +135,12 @@ def estimate_run(
         settings = settings.model_copy(update={"dtype": dtype or config.dtype})
         if loaded_models(entries):  # those of all stages stay in memory
             settings = settings.model_copy(update={"reward_functions": entries})
-        fitted = replace(_fit(settings, shape, machine, prompt, gpu), dtype=settings.dtype, speed_note=speed_note)
+        fit = partial(_fit, shape=shape, machine=machine, prompt=prompt, gpu=gpu)
+        fitted = replace(fit(settings), dtype=settings.dtype, speed_note=speed_note)
         if not fitted.fits:
-            fitted = replace(fitted, advice=_advice(settings, shape, machine, prompt, gpu))
+            fitted = replace(fitted, advice=_advice(settings, shape, fit))
         elif gpu and not settings.learns_labels:
-            fitted = replace(fitted, speed_note=_row_tip(settings, shape, prompt, fitted))
+            fitted = replace(fitted, speed_note=_row_tip(settings, shape, fitted, fit))
         estimates.append(fitted)
     return max(estimates, key=lambda result: (not result.fits, result.total))
 
@@ -269,27 +271,25 @@ def _halvings(first: int, last: int) -> Iterator[int]:
     yield min(first, last)
 
 
-def _advice(config: Config, shape: ModelShape, machine: int, prompt: int | None, gpu: bool) -> str:
-    changes: list[tuple[str, dict[str, Any]]] = []
+def _advice(config: Config, shape: ModelShape, fit: Callable[[Config], Estimate]) -> str:
+    changes: dict[str, dict[str, Any]] = {}
     if config.train_type == "full":
-        changes.append(("With LoRA instead of full fine-tuning", {"train_type": "lora"}))
+        changes["With LoRA instead of full fine-tuning"] = {"train_type": "lora"}
     elif not shape.quantised and config.quantization in ("none", "8", "6"):
-        changes.append(("With 4-bit quantization", {"quantization": "4"}))
-    completion, row = config.max_completion_length, config.max_seq_length
-    while config.learns_labels and row > 128:
-        row //= 2
-        changes.append((f"With Max Seq at {row} tokens", {"max_seq_length": row}))
-    while not config.learns_labels and completion > 128:
-        completion //= 2
-        # Max Seq shrinks too, or longer prompts could fill the space that shorter completions free.
-        shorter = config.max_seq_length - config.max_completion_length + completion
-        change = {"max_completion_length": completion, "max_seq_length": shorter}
-        changes.append((f"With Completion at {completion} tokens", change))
+        changes["With 4-bit quantization"] = {"quantization": "4"}
+    length = row = config.max_seq_length if config.learns_labels else config.max_completion_length
+    while length > 128:
+        length //= 2
+        # Max Seq shrinks with Completion, or longer prompts could fill the space that shorter completions free.
+        change = {"max_seq_length": config.max_seq_length - row + length}
+        if not config.learns_labels:
+            change["max_completion_length"] = length
+        changes[f"With {'Max Seq' if config.learns_labels else 'Completion'} at {length} tokens"] = change
     if config.train_type == "full" and not shape.quantised:
-        changes.append(("With LoRA on the model in 4 bits", {"train_type": "lora", "quantization": "4"}))
+        changes["With LoRA on the model in 4 bits"] = {"train_type": "lora", "quantization": "4"}
     tried: dict[str, int] = {}
-    for condition, change in changes:
-        changed = _fit(config.model_copy(update=change), shape, machine, prompt, gpu)
+    for condition, change in changes.items():
+        changed = fit(config.model_copy(update=change))
         if changed.fits:
             return f"{condition} it would need {format_bytes(changed.total)}."
         tried[condition] = changed.total
@@ -300,7 +300,7 @@ def _advice(config: Config, shape: ModelShape, machine: int, prompt: int | None,
     return f"Choose a smaller model; {condition} this one still needs {format_bytes(needed)}."
 
 
-def _row_tip(config: Config, shape: ModelShape, prompt: int | None, now: Estimate) -> str:
+def _row_tip(config: Config, shape: ModelShape, now: Estimate, fit: Callable[[Config], Estimate]) -> str:
     count = config.prompts_per_step * config.group_size
     costs = row_costs_of(config, shape, gpu=True)
     full = costs.filled(count)
@@ -310,8 +310,7 @@ def _row_tip(config: Config, shape: ModelShape, prompt: int | None, now: Estimat
     if not shape.has_full_attention or gain < LEAST_GAIN or now.plan.rows < costs.planned(count):
         return ""
     # About: the product of whole prompts and a whole group is not always `full`.
-    more = config.model_copy(update={"group_size": -(-full // config.prompts_per_step)})
-    filled = _fit(more, shape, now.machine, prompt, gpu=True)
+    filled = fit(config.model_copy(update={"group_size": -(-full // config.prompts_per_step)}))
     if not filled.fits or filled.plan.rows < full:
         return ""
     time = "the same time" if slower < 1.05 else f"{slower:.1f} times the time"
