@@ -89,6 +89,9 @@ class Workbench:
     def __init__(self, folder: Path) -> None:
         self.folder, self.run = folder, RunFolder(folder / "runs" / "selftest")
 
+    def settings(self) -> dict[str, Any]:
+        return read(demo_config()) | ONE_STEP
+
     def batch(self) -> Batch:
         return pack(self.groups, pad_id=self.parts.policy.pad_id, mask_truncated_completions=False)
 
@@ -128,7 +131,7 @@ def check_blas(_: Workbench) -> str:
 
 def load_demo(bench: Workbench) -> str:
     bench.run.path.mkdir(parents=True, exist_ok=True)
-    bench.run.config.write_text(yaml.safe_dump(read(demo_config()) | ONE_STEP), encoding="utf-8")
+    bench.run.config.write_text(yaml.safe_dump(bench.settings()), encoding="utf-8")
     bench.parts = load_context(load(bench.run.config), lambda sentence: None)
     count = sum(array.size for array in bench.parts.policy.trainable().values())
     return f"The bundled model is loaded: {count:,} weights, {len(bench.parts.prompt_stream.take(1))} prompt ready."
