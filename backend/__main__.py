@@ -1,5 +1,4 @@
-"""`python -m backend VERB …`: the command line. Exit codes: 0 finished, 2 a problem that the user can fix, 3 stopped, 1
-a bug."""
+"""`python -m backend VERB …`. Exit codes: 0 finished, 2 a problem that the user can fix, 3 stopped, 1 a bug."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ def version(is_requested: bool) -> None:
 
 
 def app(only: str = "") -> typer.Typer:
-    """`only` one of its verbs: without the others, whose modules take longer to import than most processes need for
-    all."""
+    """`only` one of its verbs: the modules of the others take longer to import than most processes need for all."""
     verbs = typer.Typer(
         name="grpo-studio-backend",
         no_args_is_help=True,

@@ -128,8 +128,7 @@ class Sum(NamedTuple):
 
 
 def pools(seed: int) -> dict[str, list[Sum]]:
-    """Disjoint splits of the 4095 unordered pairs of numbers. valid and test have each pair in one order, train and
-    warmup, which is not shipped, in both."""
+    """Disjoint splits of the 4095 unordered pairs; train and warmup, which is not shipped, have each in both orders."""
     rng = random.Random(f"pools {seed}")
     pairs = [Sum(*rng.sample((a, b), 2)) for a in NUMBERS for b in NUMBERS if a <= b]
     rng.shuffle(pairs)
@@ -246,8 +245,7 @@ def write(folder: Path, model: nn.Module, tokenizer: Any, configs: dict[str, Any
 
 
 def test_accuracy(config: Config, run: RunFolder | None) -> float:
-    """Fraction of exact greedy answers over the test split: before training (`run` None), or by its newest
-    checkpoint."""
+    """Fraction of exact greedy answers over the test split: before training (`run` None), or by its checkpoint."""
     policy = load_policy(config)
     if run is not None and (saved := newest(run)) is not None:
         policy.assign(arrays_of(saved, "weights"))

@@ -108,8 +108,8 @@ def sections() -> dict[str, list[Setting]]:
 
 
 def problems(raw: Mapping[str, Any]) -> list[ConfigProblem]:
-    """Every problem of raw settings, in the order of the form. Each field is validated by itself, and each cross-check
-    runs if the settings it reads are valid. Reads no files."""
+    """Every problem of raw settings, in the form's order; a cross-check runs if what it reads is valid. Reads no
+    files."""
     return _validate(raw)[1]
 
 
@@ -188,8 +188,7 @@ def origin_of(path: Path) -> str:
 
 
 def dump(config: Config | Mapping[str, Any], origin: str = "") -> str:
-    """All settings as YAML text, section by section. `origin`: a line that begins with “From ”, as a comment at the
-    top."""
+    """All settings as YAML text, by section. `origin`: a line that begins with “From ”, as a comment at the top."""
     values = config.model_dump() if isinstance(config, Config) else dict(config)
     if values.get("epochs"):
         values.pop("iters", None)

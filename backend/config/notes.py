@@ -1,5 +1,4 @@
-"""Remarks on valid settings that are probably not meant, and on values far from the usual, mostly an order of magnitude
-around TRL's and our defaults. They stop nothing."""
+"""Remarks on valid settings that are probably not meant, and on values far from the usual. They stop nothing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The stages of a run: consecutive parts of it with settings and training rows of their own. What a stage does not name
-is the run's own."""
+"""The stages of a run: consecutive parts with settings and training rows of their own, beside those of the run."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ def first_step(stages: Stages, index: int) -> int:
 
 
 def stage_settings(values: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """Settings other than data that a stage replaces in `values`, those of its run. Evaluations keep their size, so
-    that their metrics can be compared across stages."""
+    """Settings other than data that a stage replaces in its run's `values`. Evaluations keep their size."""
     replaced = {key: value for key, value in values["stages"][index].items() if key in STAGE_SETTINGS}
     if "batch_size" in replaced and values["eval_batch_size"] is None:
         batches = values["gradient_accumulation_steps"] * values["steps_per_generation"]

@@ -35,8 +35,7 @@ class Stopped(Exception):
 
 
 class StopPending(BaseException):
-    """Raised out of a wait that a stop ends, in any thread. A BaseException, so that it is no error of a user's
-    data."""
+    """Raised out of a wait that a stop ends, in any thread; no Exception, so that it is no error of a user's data."""
 
 
 def read_word(control: Path) -> str:
@@ -167,8 +166,7 @@ class Control:
         return word
 
     def pause_until(self, is_over: Callable[[], bool], why: str = "") -> bool:
-        """Pause until `is_over` or until a command ends the pause. → True if `is_over` ended it. `why`: a sentence,
-        where nobody asked for the pause."""
+        """Pause until `is_over` (→ True) or until a command ends it. `why`: a sentence, where nobody asked for it."""
         self._before_pause()
         self.event_log.write("phase", phase="paused", **({"sentence": why} if why else {}))
         began, word = time.monotonic(), None
@@ -222,8 +220,7 @@ class StopRequested(BaseException):
 
 @contextmanager
 def raising_stop() -> Iterator[None]:
-    """Raise StopRequested in the main thread at the first stop signal and ignore later ones, for work whose files are
-    complete or absent at any moment."""
+    """Raise StopRequested in the main thread at the first stop signal, for work whose files are always complete."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         on_stop_signals(signal.SIG_IGN)

@@ -145,8 +145,7 @@ class LoggedError(BaseModel):
 
 
 class GpuErrorLog:
-    """A run's gpu_errors.jsonl, one error a line; later processes keep to its limits. Raises UserError for a damaged
-    one."""
+    """A run's gpu_errors.jsonl, whose limits later processes keep to. Raises UserError for a damaged one."""
 
     def __init__(self, run: RunFolder) -> None:
         self._path = run.gpu_errors
@@ -162,8 +161,7 @@ class GpuErrorLog:
         return StepSize(self.errors[-1].micro_batch_tokens, self.errors[-1].rows) if self.errors else StepSize()
 
     def add(self, error: GpuError, text: str, *, step: int, in_use: StepSize, retries: int) -> LoggedError:
-        """Log an error after step `step` of a process whose steps had the size `in_use`. `retries`: restarts in a row
-        that are allowed without a finished step."""
+        """Log an error of a process whose steps had the size `in_use`. `retries`: allowed without a finished step."""
         done = 0
         for earlier in reversed(self.errors):
             if not earlier.is_retried or earlier.step < step:

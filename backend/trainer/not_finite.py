@@ -1,5 +1,4 @@
-"""A step with a number that is not finite ends the run at the step before, with its likely cause and the batch in
-files."""
+"""A step with a number that is not finite ends the run before it, with its likely cause and the batch in files."""
 
 from __future__ import annotations
 

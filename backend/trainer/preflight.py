@@ -189,8 +189,7 @@ def _opened(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict
 
 
 def check_model(name: str, setting: str) -> Path:
-    """The folder with the model's config.json, from the Hub for an id. Raises UserError where mlx-lm has no code for
-    it."""
+    """The folder with the model's config.json, from the Hub for an id. Raises UserError."""
     source = Path(model_source(name, setting))
     file = source / "config.json" if source.is_dir() else config_file(name, setting)
     if refusal := architecture_refusal(check_config(file, name, setting)):

@@ -240,8 +240,7 @@ class RunContext(StepContext):
         return metrics | self.scoring.fill_advantages(work.groups, step), logged
 
     def labelled_groups(self, step: int, config: Config, work: SamplingContext) -> CollectMetrics:
-        """Take the labels of the step's rows, a group of one each. A warm-up may sample them first, for its pass
-        rate."""
+        """Take the labels of the step's rows. A warm-up may sample them first, for its pass rate."""
         position, metrics = self.prompt_stream.cursor, dict[str, float]()
         problems = self.prompt_stream.take(config.prompts_per_step)
         if not config.imitates:
@@ -267,8 +266,8 @@ class RunContext(StepContext):
     def sample_and_score(
         self, problems: list[Problem], position: int, step: int, config: Config, work: SamplingContext
     ) -> dict[str, float]:
-        """Append a scored group of every problem to `work.groups`; `position`: the first one's number in the run. → the
-        metrics that reward functions logged."""
+        """Append scored groups to `work.groups`; `position`: the first one's number. → metrics that functions
+        logged."""
         most_tokens = len(problems) * config.group_size * config.max_completion_length
         with work.timer.phase("rollout"):
             vocabulary = self.policy.split_model.vocab_size
@@ -357,8 +356,7 @@ class RunContext(StepContext):
         return sum(array.nbytes for group in arrays for array in group.values())
 
     def restore(self, saved: Checkpoint, config: Config, note: Note) -> None:
-        """Bring everything to the state of a checkpoint; `config`: the settings of its step. Raises DamagedCheckpoint
-        for arrays that are not this model's."""
+        """Bring everything to the state of a checkpoint. Raises DamagedCheckpoint for another model's arrays."""
         state = saved.state
         if self.waiting_learner is not None and state.warmup_end is not None:
             self.end_warmup(state.warmup_end, config)
@@ -406,8 +404,7 @@ BEST_OF_N = Mode(sft_learner, RunContext.best_of_n)  # SFT on the policy's own b
 
 
 class Engine:
-    """Loads the model of a run and builds what computes with it. `own`: the optimizer and schedule of the program that
-    trains."""
+    """Loads the model of a run and builds what computes with it. `own`: optimizer and schedule of the program."""
 
     def __init__(self, own: OwnUpdates = SETTINGS_DECIDE, sampler: Callable[..., Sampler] = Sampler) -> None:
         self.own, self.sampler = own, sampler

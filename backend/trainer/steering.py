@@ -1,5 +1,4 @@
-"""How a run changes and ends on its way: changed settings, stop conditions, early stopping. A change is on disk before
-any step uses it."""
+"""How a run changes and ends on its way: changed settings, stop conditions, early stopping."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ from backend.utils.errors import UserError
 
 
 class Steering:
-    """The changes of settings of one run; `config`: those of config.yaml. Raises UserError for a damaged
-    changes.json."""
+    """The changes of settings of one run; `config`: those of config.yaml. Raises UserError."""
 
     def __init__(self, run: RunFolder, config: Config) -> None:
         self._run, self.config = run, config
@@ -36,8 +34,7 @@ class Steering:
         self._in_event_log: list[Any] = []  # the changes that the event log holds after its last step
 
     def note_past(self, event: Mapping[str, Any]) -> None:
-        """Take an event that the event log holds: a resume may apply a change once more that was logged before the
-        kill."""
+        """Take an event of the event log: a resume may apply a change once more that was logged before the kill."""
         if event.get("kind") == "step":
             self._in_event_log.clear()
         elif event.get("kind") == "change":

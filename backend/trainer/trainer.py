@@ -400,8 +400,7 @@ class Trainer:
             self.saver.wait()
 
     def save_without_gpu(self) -> None:
-        """`save_last_step` in this thread and on the CPU: after an error the GPU may refuse all further work. Prints
-        errors."""
+        """`save_last_step` on the CPU: after an error the GPU may refuse all further work. Prints errors."""
         try:
             if self._has_unsaved_step():
                 with mx.stream(mx.cpu):
@@ -454,8 +453,7 @@ class Trainer:
 
     @property
     def has_whole_step(self) -> bool:
-        """True if the weights are those of the last finished step: loaded, and neither in nor between the next
-        step's updates."""
+        """True if the weights are those of the last finished step, and not in or between the next one's updates."""
         return self.has_parts and self.parts.learner.is_whole and self.parts.learner.updates == self.state.updates
 
     def close(self) -> None:

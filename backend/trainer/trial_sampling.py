@@ -85,8 +85,7 @@ class TrialSampler:
         check: Callable[[], None] = lambda: None,
         tools: ToolHost | None = None,
     ) -> list[Group]:
-        """`group_size` completions of each picked row. `report` takes {"phase", "done"?, "of"?}; `check` is called
-        often and may raise to stop. Raises UserError."""
+        """Completions of each picked row. `report` takes {"phase", "done"?, "of"?}; `check` may raise to stop."""
         report({"phase": "reading the dataset"})
         dataset = open_dataset(config)
         check()

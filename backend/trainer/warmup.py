@@ -34,8 +34,7 @@ def pass_rate(groups: Sequence[Group], config: Config) -> float:
 
 
 def keep_best(groups: Sequence[Group]) -> None:
-    """Rejection sampling: the best completion of each group has the advantage 1 where its reward is above the group's
-    mean, all others 0."""
+    """Rejection sampling: a group's best completion, if above its mean, has the advantage 1, all others 0."""
     for group in groups:
         rewards = [-math.inf if completion.reward is None else completion.reward for completion in group.completions]
         known = [reward for reward in rewards if reward > -math.inf]

@@ -96,8 +96,7 @@ _SHARED = [
 
 
 def mlx_lm_lora_yaml(config: Config) -> tuple[str, dict[str, Any]]:
-    """(YAML text, settings away from their defaults that have no counterpart → their values, which the text lists
-    too)."""
+    """(YAML text, settings away from their defaults without a counterpart → values, which the text lists too)."""
     missing = {
         key
         for key, about in SETTINGS.items()

@@ -1,5 +1,4 @@
-"""Tables of the keys of another program, key → `Translated`, `IgnoredKey` or `Refused`, and the file whose keys are
-being translated."""
+"""Tables of the keys of another program, and the file whose keys are being translated."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ CHOICE_ALIASES: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """A key that becomes one or several of our settings. `is_converted`: its value or unit differs too. `is_switch`:
-    only true has an effect; with `value`, it sets that."""
+    """A key that becomes our settings. `is_converted`: its value or unit differs too. `is_switch`: only true counts."""
 
     settings: tuple[str, ...]
     is_converted: bool = False
@@ -157,8 +155,7 @@ class Translator:
     def spread(
         self, word: str, options: Mapping[str, Any], names: Mapping[str, str], ignored: Iterable[str] = ()
     ) -> None:
-        """Set our settings to the options of a key. `names`: its option → our setting; others but `ignored` are
-        refused."""
+        """Set our settings to a key's options. `names`: its option → our setting; others but `ignored` are refused."""
         for name, value in options.items():
             if value is not None and name in names:
                 self.fill(names[name], value, word)

@@ -48,8 +48,7 @@ EMPTY_MEANS_DEFAULT = (
 
 @dataclass(frozen=True, slots=True)
 class TranslatedKey:
-    """What became of one key of another program. `sentence` begins in lower case, to follow the key. `as here`: it asks
-    for what is the default here."""
+    """What became of one key. `sentence` follows the key. `as here`: it asks for what is the default here."""
 
     word: str
     fate: Literal["translated", "without effect", "as here"]

@@ -107,8 +107,7 @@ def default_pass_rule(entries: Iterable[str]) -> PassRule | None:
 
 
 def read_pass_rule(text: str, entries: Iterable[str]) -> PassRule:
-    """The rule NAME>=SCORE, or NAME for a function whose score of a right answer is known; NAME is one of `entries` or
-    TOTAL. Raises UserError on `pass`."""
+    """The rule NAME>=SCORE, or NAME where a right answer's score is known; NAME is of `entries`, or TOTAL."""
     name, _, score = (part.strip() for part in text.partition(">="))
     known = _full_scores(entries) | {TOTAL: None}
     full_name = name if name in known else metric_name(canonical_entry(name))

@@ -30,8 +30,7 @@ LIKELY, CERTAIN = 2.0, 4.0
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """The held-out reward (or negative loss) after a step, and the mean training reward of the WINDOW steps before
-    it."""
+    """The held-out reward (or negative loss) after a step, and the mean training reward of WINDOW steps before it."""
 
     step: int
     reward: float

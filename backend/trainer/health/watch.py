@@ -20,8 +20,7 @@ QUIET = WINDOW  # steps without a finding after which it is over
 
 
 class Watch:
-    """`standing`: code → the fields of the `health` event of each finding that still holds, with the figures of the
-    last step at which it held."""
+    """`standing`: code → fields of the `health` event of a finding that holds, with the figures of its last step."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.recent = Recent(settings)
@@ -56,8 +55,7 @@ class Watch:
         return watch
 
     def take(self, event: Event) -> list[dict[str, Any]]:
-        """Apply one event. → the fields of the `health` events that follow: for each finding that begins, and, with
-        `until`, for each that is over."""
+        """Apply one event. → the `health` events that follow: of findings that begin and, with `until`, are over."""
         self.recent.take(event)
         if event.get("kind") != "step":
             return []
@@ -90,8 +88,7 @@ def title_of(code: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One finding from `since` to `until`, both steps; `until` None: it holds at the newest step. `setting`: the one to
-    look at first. `settings`: setting → proposed value."""
+    """One finding from `since` to `until`, both steps; None: it still holds. `setting`: the one to look at first."""
 
     code: str
     title: str
@@ -154,8 +151,7 @@ def examined(settings: Mapping[str, Any], events: Iterable[Event]) -> list[Episo
 
 @dataclass(slots=True)
 class Examination:
-    """`not_measured`: code of a rule → the metric that it needs and no step has; `too_short`: code → steps that it
-    needs."""
+    """`not_measured`: code of a rule → the metric that no step has; `too_short`: code → steps that it needs."""
 
     run: str
     state: str = ""

@@ -168,8 +168,7 @@ def begin_own_scorer(settings: Config, calls: Mapping[str, Callable[..., Any]], 
 
 
 def mark_rollout(folder: Path, function: Any, config: Config) -> None:
-    """Note in a new run's folder that a function of the program samples, if one does. Raises UserError for tools
-    besides."""
+    """Note in a new run's folder that a function of the program samples. Raises UserError for tools besides."""
     if function is not None:
         if uses_tools(config):
             raise UserError("rollout_func", "The run's own sampler calls tools; leave out rollout_func, or the tools.")

@@ -51,8 +51,7 @@ Environments = Callable[..., Any] | Mapping[str, Callable[..., Any]]
 
 @dataclass(frozen=True, slots=True)
 class TrainedRun:
-    """`ending` and the last finished `step`, with the event log's last `sentence`. Every verb takes `folder`;
-    `adapters` or `model` in it is the result."""
+    """`ending` and the last finished `step`, with the event log's last `sentence`. Every verb takes `folder`."""
 
     folder: Path
     ending: Literal["finished", "stopped", "failed"]
@@ -82,13 +81,11 @@ class RunFailed(UserError):
 
 
 class StopTraining(Exception):
-    """Raised by a callback, it stops the run, saved, after the step. Its text completes “Stopped at step 20 because
-    …”."""
+    """Stops the run, saved, after the step. Its text completes “Stopped at step 20 because …”."""
 
 
 class Callback:
-    """Follows a run as it trains. Each method may raise StopTraining; any other exception ends the run as failed,
-    saved, with a sentence that names the method."""
+    """Follows a run. Each method may raise StopTraining; other exceptions end the run as failed, saved."""
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step is finished; `metrics` are those of the event log."""

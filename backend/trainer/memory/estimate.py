@@ -146,8 +146,7 @@ def estimate_run(
 
 
 def choose_dtype(configs: Sequence[Config], machine: int, *, gpu: bool) -> tuple[str, str]:
-    """(`dtype` that runs with these settings compute in, a sentence on it): on a CPU float32 for "auto" where all
-    fit."""
+    """(`dtype` that runs compute in, a sentence on it): on a CPU float32 for "auto" where all fit."""
     folder = local_folder(configs[0].model)
     shape = shape_of(folder) if folder is not None else None
     if gpu or shape is None:

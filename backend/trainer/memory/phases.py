@@ -342,8 +342,7 @@ class MemoryModel:
         return self.width * sum(linear.numbers for linear in self.adapted if linear.experts == 1)
 
     def training(self, plan: MemoryPlan) -> Phase:
-        """The peak of training: in the backward pass of the largest micro-batch or of shared prompts, or in the
-        update."""
+        """The peak of training: in the backward pass of a micro-batch or of shared prompts, or in the update."""
         config, group, prompt, budget = self.config, self.group, self.prompt, plan.micro_batch_tokens
         prompts = config.batch_size * config.gradient_accumulation_steps
         # A prompt's keys and values may be shared by its group's micro-batches (`backend.training.shared_prefix`).
@@ -414,8 +413,7 @@ class MemoryModel:
         return self.cache(1, tokens) + temporaries, self._logits(rows * completion, plan)
 
     def _backward(self, rows: int, prompts: int, plan: MemoryPlan) -> tuple[int, int]:
-        """(activations, logits) at the peak of a pass with gradient over `rows` completions, and `prompts` that are
-        computed once for their group."""
+        """(activations, logits) at the peak of a pass over `rows` completions and `prompts` that are computed once."""
         shape, width = self.shape, self.width
         is_dora, prompt, completion = self.config.train_type == "dora", self.prompt, self.completion
         tokens = rows * (completion + (0 if self.shares_prompts else prompt)) + prompts * prompt

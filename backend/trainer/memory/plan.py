@@ -1,5 +1,4 @@
-"""The memory plan of a run on this machine, and MLX's memory limit set to it. `backend.trainer.memory.estimate` does
-the arithmetic."""
+"""The memory plan of a run on this machine, and MLX's memory limit set to it."""
 
 from __future__ import annotations
 

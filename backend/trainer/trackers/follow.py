@@ -98,8 +98,7 @@ class RunTrackers:
 
 
 def track(run: RunFolder, name: str, *, may_upload: bool = False, waits: bool = False, say: Say) -> None:
-    """Send all of a run to a tracker, until the run is over. Raises UserError, without `waits` also where another
-    process is at work."""
+    """Send all of a run to a tracker, until the run is over. `waits` for another process at work. Raises UserError."""
     if fault := missing_fault(name):
         raise UserError([fault])
     require_plain_files(run.path)
@@ -174,8 +173,7 @@ def _follow(about: AboutRun, tracker: Tracker, say: Say) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """A tracker's process: NAME FOLDER → the exit code. Problems go to its log, and to the run's log where the run does
-    not report them."""
+    """A tracker's process: NAME FOLDER → the exit code. Problems go to its log, and to that of a run that is over."""
     name, run = arguments[0], RunFolder(Path(arguments[1]))
 
     def tell(sentence: str, in_run: bool = True) -> None:

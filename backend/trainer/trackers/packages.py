@@ -203,8 +203,7 @@ class Tracker:
     """One run in one tracker. Its methods may raise anything and take any time: the run does not wait for them."""
 
     def open(self, about: AboutRun) -> Sent:
-        """Begin, or continue after an earlier process. → how far that was; `Sent()` where everything is written
-        again."""
+        """Begin, or continue after an earlier process. → how far that was; `Sent()`: all is written again."""
         raise NotImplementedError
 
     def send(self, record: StepRecord) -> None:
