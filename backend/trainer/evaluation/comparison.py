@@ -448,12 +448,8 @@ def decoding_of(
     for group, of_group in columns.items():
         own = {key: next(means) for key in of_group}
         figures[group] = Figures(
-            reward=own[TOTAL],
+            **{key: mean for key, mean in own.items() if "/" not in key},
             rewards={key.removeprefix("rewards/"): mean for key, mean in own.items() if key.startswith("rewards/")},
-            tokens=own["tokens"],
-            cut_off=own["cut_off"],
-            spread=own.get("spread"),
-            different=own.get("different"),
             pass_at={int(key.removeprefix("pass/")): mean for key, mean in own.items() if key.startswith("pass/")},
         )
     results: dict[SideName, SideResult] = {}

@@ -294,9 +294,9 @@ def _advice(config: Config, shape: ModelShape, fit: Callable[[Config], Estimate]
         tried[condition] = changed.total
     if not tried:
         return "Choose a smaller model."
-    needed, least = min((needed, condition) for condition, needed in tried.items())
+    least = min(tried, key=lambda condition: tried[condition])
     condition = f"{least[0].lower()}{least[1:]}"
-    return f"Choose a smaller model; {condition} this one still needs {format_bytes(needed)}."
+    return f"Choose a smaller model; {condition} this one still needs {format_bytes(tried[least])}."
 
 
 def _row_tip(config: Config, shape: ModelShape, now: Estimate, fit: Callable[[Config], Estimate]) -> str:

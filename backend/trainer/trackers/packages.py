@@ -68,11 +68,8 @@ class StepRecord:
 
 
 def reward_columns(groups: Iterable[GroupRow]) -> list[str]:
-    names: dict[str, None] = {}
-    for group in groups:
-        for completion in group.get("completions") or ():
-            names |= dict.fromkeys(map(str, _mapping(completion.get("rewards"))))
-    return list(names)
+    rows = (completion for group in groups for completion in group.get("completions") or ())
+    return list(dict.fromkeys(str(name) for row in rows for name in _mapping(row.get("rewards"))))
 
 
 def table(groups: Iterable[GroupRow], rewards: Sequence[str]) -> tuple[list[str], Iterator[list[Any]]]:
@@ -208,14 +205,12 @@ class Tracker:
 
     def send(self, record: StepRecord) -> None:
         """Take one record, of which nothing was sent yet."""
-        raise NotImplementedError
 
     def flush(self, sent: Sent) -> None:
         """After all present records. Raises DiskError, and is called again then."""
 
     def close(self, ending: str) -> None:
         """The run is over: finished, stopped, failed, or "" where it was cut off."""
-        raise NotImplementedError
 
 
 METRICS, COMPLETIONS = "metrics.csv", "completions.csv"
@@ -260,8 +255,7 @@ def write_tables(about: AboutRun) -> None:
         yield from reader.read()
         yield from reader.rest()
 
-    names: dict[str, None] = {}
-    rewards: dict[str, None] = {}
+    names, rewards = dict[str, None](), dict[str, None]()
     for record in all_records():  # the columns first: a function of a later stage has one too
         names |= dict.fromkeys(record.metrics())
         rewards |= dict.fromkeys(reward_columns(record.groups))
