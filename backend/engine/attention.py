@@ -153,25 +153,38 @@ def blocked_attention(
     return attention(scaled, keys_BJNd, values_BJNe, *own)[0]  # pyright: ignore[reportIndexIssue]
 
 
-def decode_attention(
-    queries_BHNd: mx.array, keys_BJCd: mx.array, values_BJCe: mx.array, scale: float, mask_B1NC: mx.array
+def cached_attention(
+    queries_BHNd: mx.array, keys_BJCd: mx.array, values_BJCe: mx.array, scale: float, mask: Any = None
 ) -> mx.array:
-    """Attention of few queries per row to the cache columns that `mask_B1NC` allows: [B, H, N, e], no gradient. For a
-    CPU: on x86 mlx's exponentials are scalar."""
-    dtype = values_BJCe.dtype
-    queries_BHNd, keys_BJCd, values_BJCe = (x.astype(mx.float32) for x in (queries_BHNd, keys_BJCd, values_BJCe))
-    (B, H, N, d), J = queries_BHNd.shape, keys_BJCd.shape[1]
+    """softmax(scale · q kᵀ) v of N queries a row and C cached columns: [B, H, N, e], no gradient. For x86, where mlx's
+    exponentials are scalar. `mask`: "causal", the columns allowed [..., N or 1, C], or numbers to add."""
+    (B, H, N, d), (J, C) = queries_BHNd.shape, keys_BJCd.shape[1:3]
+    is_causal = isinstance(mask, str)
+    if (size := attention_block(B * H, N, C, gpu=False)) < N:
+        blocks: list[mx.array] = []
+        for start in range(0, N, size):
+            end = min(start + size, N)
+            columns = C - N + end if is_causal else C
+            own_mask = mask[..., start:end, :] if isinstance(mask, mx.array) and mask.shape[-2] > 1 else mask
+            q = evaluate_after(queries_BHNd[:, :, start:end], blocks[-1:])
+            blocks.append(cached_attention(q, keys_BJCd[:, :, :columns], values_BJCe[:, :, :columns], scale, own_mask))
+        return mx.concatenate(blocks, axis=2)
+    queries, keys, values = (x.astype(mx.float32) for x in (queries_BHNd, keys_BJCd, values_BJCe))
     # The H / J query heads of a key head become rows of one product, so no key is repeated.
-    scores = (queries_BHNd * scale).reshape(B, J, H // J * N, d) @ keys_BJCd.swapaxes(-1, -2)
-    allowed = mx.where(mask_B1NC, 0.0, -mx.inf)
-    scores = scores + (allowed if N == 1 else mx.tile(allowed, (1, 1, H // J, 1)))
+    scores = (queries * scale).reshape(B, J, H // J * N, d) @ keys.swapaxes(-1, -2)
+    if is_causal:
+        mask = mx.arange(C - N, C)[:, None] >= mx.arange(C)
+    if mask is not None:
+        # Not −∞: a query in a prompt's padding has no column, and −∞ − −∞ would be NaN.
+        added = mx.where(mask, 0.0, mx.finfo(mx.float32).min) if mask.dtype == mx.bool_ else mask
+        scores = (scores.reshape(B, H, N, C) + added).reshape(scores.shape)
     if scores.size < MIN_SCORES:
-        out = mx.softmax(scores, axis=-1) @ values_BJCe
+        out = mx.softmax(scores, axis=-1) @ values
     else:
         weights = exp_nonpositive(scores - scores.max(axis=-1, keepdims=True))
         # Normalised after the product: e numbers a query to divide instead of C.
-        out = (weights @ values_BJCe) / weights.sum(axis=-1, keepdims=True)
-    return out.astype(dtype).reshape(B, H, N, -1)
+        out = (weights @ values) / row_sums(weights)
+    return out.astype(values_BJCe.dtype).reshape(B, H, N, -1)
 
 
 def _causal(n: int, N: int) -> mx.array:

@@ -43,6 +43,12 @@ class StepContext:
         """The stream that `x` is the rounded form of, or `x` itself."""
         return self.stream[0] if self.stream and self.stream[1] is x else x
 
+    def by_row(self, x: mx.array) -> mx.array:
+        """[B · N, …, 1, d] of tokens → [B, …, N, d]."""
+        if self.tokens is None:
+            return x
+        return mx.moveaxis(x.squeeze(-2).reshape(-1, self.tokens, *x.shape[1:-2], x.shape[-1]), 1, -2)
+
     def mask(self, heads: int = 1) -> mx.array:
         """[B, heads, N, C]: allows the columns between a row's padding and the slot. Metal copies a mask that heads
         share for each head and layer, so it is made once for all heads."""
@@ -102,8 +108,8 @@ class SlotCache:
 
 
 class PackedSlotCache:
-    """A layer's keys and values in one array [B, J, 2, C, d], for `DecodingBlock`, to which each token is a row of its
-    own. Metal's attention copies arrays whose (row, head) pairs lie at uneven distances; here they do not."""
+    """A layer's keys and values in one array [B, J, 2, C, d], which a GPU writes in one launch. Metal's attention
+    copies arrays whose (row, head) pairs lie at uneven distances; here they do not."""
 
     def __init__(self, kv: mx.array, step: StepContext) -> None:
         self.kv, self.step, self.offset = kv, step, step.position_B
@@ -112,16 +118,13 @@ class PackedSlotCache:
     def arrays(self) -> tuple[mx.array, ...]:
         return (self.kv,)
 
-    def write(self, kv_BJ21d: mx.array) -> tuple[mx.array, mx.array]:
+    def write(self, kv_BJ2Nd: mx.array) -> tuple[mx.array, mx.array]:
         """Write this step's columns; return all C columns of keys and values, as views."""
-        self.kv = written(self.kv, self.by_row(kv_BJ21d), self.step)
+        self.kv = written(self.kv, kv_BJ2Nd, self.step)
         return self.kv[:, :, 0], self.kv[:, :, 1]
 
-    def by_row(self, x: mx.array) -> mx.array:
-        """[B · N, …, 1, d] of tokens → [B, …, N, d]."""
-        if (N := self.step.tokens) is None:
-            return x
-        return mx.moveaxis(x.squeeze(-2).reshape(-1, N, *x.shape[1:-2], x.shape[-1]), 1, -2)
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        return self.write(mx.stack([keys, values], axis=2))
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
         return self.step.mask()

@@ -101,33 +101,33 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """RMS norms of queries and keys (Qwen3): `weight` [H + J, size]."""
+    """RMS norms of queries and keys (Qwen3): `weight` [H + J, 1, size]."""
 
     weight: mx.array
     eps: float
 
 
 def rotated_heads_plain(
-    qkv_B1E: mx.array, rotation_B2d: mx.array, heads: Heads, norms: HeadNorms | None
-) -> tuple[mx.array, mx.array]:
-    """Queries [B, H, 1, d], and keys and values [B, J, 2, 1, d], from a projection [B, 1, (H + 2J) d]; queries and keys
-    normed and rotated (`StepContext.rotation`). Rounded where the learner rounds."""
-    B, H, turned = len(qkv_B1E), heads.queries, heads.queries + heads.keys
-    heads_BN1d = qkv_B1E.reshape(B, heads.all, 1, heads.size)
+    heads_BN1d: mx.array, rotation_B2d: mx.array, heads: Heads, norms: HeadNorms | None
+) -> tuple[mx.array, mx.array, mx.array]:
+    """Queries [B, H, 1, d], keys and values [B, J, 1, d], from their projection; queries and keys normed and rotated
+    (`StepContext.rotation`). Rounded where the learner rounds."""
+    turned = heads.queries + heads.keys
     x, values = heads_BN1d[:, :turned], heads_BN1d[:, turned:]
     if norms:
-        x = mx.fast.rms_norm(x, None, norms.eps) * norms.weight[:, None]
+        x = mx.fast.rms_norm(x, None, norms.eps) * norms.weight
     # Each half of a head, times both halves of its rotation.
-    of_first, of_second = mx.split(rotation_B2d.reshape(B, 1, 2, 2, -1), 2, axis=2)
+    of_first, of_second = mx.split(rotation_B2d.reshape(len(x), 1, 2, 2, -1), 2, axis=2)
     first, second = mx.split(x.astype(mx.float32), 2, axis=-1)
     x = (first * of_first.squeeze(2) + second * of_second.squeeze(2)).astype(x.dtype).reshape(x.shape)
-    return x[:, :H], mx.stack([x[:, H:], values], axis=2)
+    return x[:, : heads.queries], x[:, heads.queries :], values
 
 
 def rotated_heads(
     qkv_B1E: mx.array, rotation_B2d: mx.array, heads: Heads, norms: HeadNorms | None
 ) -> tuple[mx.array, mx.array]:
-    """`rotated_heads_plain` in one kernel of our own."""
+    """Queries [B, H, 1, d], and keys and values [B, J, 2, 1, d], from a projection [B, 1, (H + 2J) d]:
+    `rotated_heads_plain` in one kernel of our own."""
     B, H, J, size, dtype = len(qkv_B1E), heads.queries, heads.keys, heads.size, qkv_B1E.dtype
     # Without norms the body reads no weights; the rotation takes their place.
     weight = norms.weight if norms else rotation_B2d

@@ -23,10 +23,11 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import activations, base, gated_delta, rwkv7, switch_layers
+from mlx_lm.models.cache import _BaseCache
 from mlx_lm.tuner.lora import LoRAEmbedding
 
 from backend.engine import cpu, layers
-from backend.engine.attention import blocked_attention, decode_attention
+from backend.engine.attention import blocked_attention, cached_attention
 from backend.engine.caches import AttentionInputs, PrefixReader, PrefixRecorder, SlotCache
 from backend.engine.cpu import exp_is_scalar
 from backend.engine.device import on_cpu, on_gpu
@@ -116,15 +117,14 @@ def active() -> list[str]:
 def scaled_dot_product_attention(
     queries: mx.array, keys: mx.array, values: mx.array, cache: Any, scale: float, mask: Any, sinks: Any = None
 ) -> mx.array:
-    """Blocked attention in training, vectors in a decoding step on x86; else mlx-lm's own."""
+    """Blocked attention in training, vectors with a cache on x86; else mlx-lm's own."""
     if sinks is None:  # an extra logit in each head's softmax (gpt-oss), which neither of ours computes
         inputs = _training_inputs(keys, values, cache, mask)
         if inputs is not None:
             return blocked_attention(queries, inputs.keys, inputs.values, scale, inputs.prompts)
-        # `is`: a model that has changed the mask must get attention with its own mask.
-        is_step = isinstance(cache, SlotCache) and mask is cache.mask
-        if is_step and exp_is_scalar():
-            return decode_attention(queries, keys, values, scale, mask)
+        # No other cache stands in a pass that is differentiated.
+        if isinstance(cache, (SlotCache, _BaseCache)) and not hasattr(cache, "bits") and exp_is_scalar():
+            return cached_attention(queries, keys, values, scale, mask)
     if hasattr(cache, "bits") or keys.dtype == mx.float32 or not on_cpu():
         return MLX_LM_ATTENTION(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
     # On a CPU mlx composes attention of plain operations and rounds queries, scores and weights to 16 bits; on a GPU,

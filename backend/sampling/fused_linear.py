@@ -48,8 +48,23 @@ class FusedProjection(nn.Module):
         if with_kernel and self._fits_kernel():
             after = GATE if is_gate else NOTHING
             return adapted(self._base(x)[:, 0], x[:, 0], self["a"], self["b"], after)[:, None]
-        y = self(x)
-        return swiglu(*mx.split(y, 2, axis=-1)) if is_gate else y
+        if not is_gate:
+            return self(x)
+        if (slices := self._slices(x)) is None or len(slices) % 2:
+            return swiglu(*mx.split(self(x), 2, axis=-1))
+        return swiglu(*mx.split(slices, 2)).swapaxes(0, 1).reshape(len(x), 1, -1)
+
+    def heads(self, x: mx.array, size: int) -> mx.array:
+        """The outputs of one token a row [B, 1, in] as heads [B, out / size, 1, size]."""
+        slices = self._slices(x)
+        if slices is None or slices.shape[-1] != size:
+            return self(x).reshape(len(x), -1, 1, size)
+        return slices.swapaxes(0, 1)[:, :, None]
+
+    def _slices(self, x: mx.array) -> mx.array | None:
+        """The outputs of one token a row [B, 1, in] as `sliced` weights give them, [out / width, B, width]."""
+        weight = self["weight"]
+        return None if weight.ndim == 2 or "bias" in self else x.swapaxes(0, 1) @ weight
 
     def added_step(self, x: mx.array, stream: mx.array, *, with_kernel: bool = False) -> mx.array:
         """stream + y for one token a row [B, 1, out], in the type of x."""

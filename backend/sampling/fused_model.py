@@ -16,7 +16,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from backend.engine import device, patches, residual_stream
-from backend.engine.attention import decode_attention
+from backend.engine.attention import cached_attention
 from backend.engine.caches import PackedSlotCache, SlotCache, StepContext
 from backend.engine.metal import HeadNorms, Heads, rotated_heads, rotated_heads_plain
 from backend.engine.model_probe import describe_error
@@ -61,7 +61,7 @@ class DecodingBlock(nn.Module):
         q_norm, k_norm = (self.block.self_attn.get(name) for name in ("q_norm", "k_norm"))
         if q_norm is not None:
             weights = [q_norm.weight] * self.heads.queries + [k_norm.weight] * self.heads.keys
-            self.norm_weight = mx.stack(weights)  # an array of the module, so an input of compiled steps
+            self.norm_weight = mx.stack(weights)[:, None]  # an array of the module, so an input of compiled steps
             mx.eval(self.norm_weight)
 
     def rotate_as(self, rope: Any) -> None:
@@ -71,36 +71,40 @@ class DecodingBlock(nn.Module):
         return self[name] if name in self else getattr(self.get("block"), name)
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None, *rest: Any, **more: Any) -> mx.array:
-        if isinstance(cache, PackedSlotCache):
+        if isinstance(cache, (PackedSlotCache, SlotCache)):
             return self.step(x, cache)
         return self.block(x, mask, cache, *rest, **more)
 
-    def step(self, x_B1H: mx.array, cache: PackedSlotCache) -> mx.array:
+    def step(self, x_B1H: mx.array, cache: PackedSlotCache | SlotCache) -> mx.array:
         """One token a row of `x`, though several may share a row of the cache. Returns the residual stream, rounded
         where it is kept in float32; its float32 passes from block to block in the cache's step."""
         block = self.block
         attention, mlp, heads = block.self_attn, block.mlp, self.heads
         normed = block.input_layernorm(x_B1H)
         stream_B1H = cache.step.stream_of(x_B1H)
-        qkv = attention.q_proj.output.projection.step(normed, with_kernel=self.uses_kernels)
-        rotation = cache.step.rotation(self.rope(), heads.size)
-        rotate = rotated_heads if self.uses_kernels else rotated_heads_plain
+        projection, step = attention.q_proj.output.projection, cache.step
+        rotation = step.rotation(self.rope(), heads.size)
         norms = HeadNorms(self.norm_weight, attention.q_norm.eps) if "norm_weight" in self else None
-        queries, kv = rotate(qkv, rotation, heads, norms)
-        keys, values = cache.write(kv)
-        queries = cache.by_row(queries)
+        if self.uses_kernels:
+            assert isinstance(cache, PackedSlotCache)
+            queries, kv = rotated_heads(projection.step(normed, with_kernel=True), rotation, heads, norms)
+            keys, values = cache.write(step.by_row(kv))
+        else:
+            queries, *new = rotated_heads_plain(projection.heads(normed, heads.size), rotation, heads, norms)
+            keys, values = cache.update_and_fetch(*map(step.by_row, new))
+        queries = step.by_row(queries)
         if device.on_gpu():
             attended = mx.fast.scaled_dot_product_attention(
-                queries, keys, values, scale=attention.scale, mask=cache.step.mask(heads.queries)
+                queries, keys, values, scale=attention.scale, mask=step.mask(heads.queries)
             )
         else:
-            attended = decode_attention(queries, keys, values, attention.scale, cache.step.mask())
-        if cache.step.tokens is not None:
+            attended = cached_attention(queries, keys, values, attention.scale, step.mask())
+        if step.tokens is not None:
             attended = attended.swapaxes(1, 2)
         stream_B1H, x_B1H = self._added(stream_B1H, attention.o_proj, attended.reshape(len(x_B1H), 1, -1))
         normed = block.post_attention_layernorm(x_B1H)
         gated = mlp.gate_proj.output.projection.step(normed, is_gate=True, with_kernel=self.uses_kernels)
-        cache.step.stream = stream_B1H, x_B1H = self._added(stream_B1H, mlp.down_proj, gated)
+        step.stream = stream_B1H, x_B1H = self._added(stream_B1H, mlp.down_proj, gated)
         return x_B1H
 
     def _added(self, stream: mx.array, layer: Any, x: mx.array) -> tuple[mx.array, mx.array]:
@@ -201,7 +205,7 @@ class FusedModel:
     @property
     def packs_cache(self) -> bool:
         """True if decoding steps run on `PackedSlotCache`."""
-        return bool(self.decoding_blocks)
+        return bool(self.decoding_blocks) and device.on_gpu()
 
     def use_kernels(self, on: bool) -> None:
         """Run decoding steps with or without our own kernels. Compiled steps have to be traced again."""
@@ -262,7 +266,7 @@ class FusedModel:
         kv = [mx.random.normal(shape, key=mx.random.key(i)).astype(dtype) for i, shape in enumerate(shapes)]
         step = StepContext(mx.array(5), mx.array([0, 2, 4]), mx.arange(8))
 
-        def trial(model: SplitModel, packed: bool) -> mx.array:
+        def trial(model: SplitModel, packed: bool = False) -> mx.array:
             """Logits and written caches, flat, of a step of three rows at different positions."""
             cache = [PackedSlotCache(x, step) if packed else SlotCache(x[:, :, 0], x[:, :, 1], step) for x in kv]
             logits = model.logits(model.hidden(mx.array([[1], [2], [3]]), cache))
@@ -273,7 +277,7 @@ class FusedModel:
 
         with self._noisy_adapters():
             try:
-                expected = trial(self.split_model, packed=False)
+                expected = trial(self.split_model)
             # The model decodes no rows at different positions: `Rollout` finds that out too, and tells it.
             except Exception:
                 return ""
@@ -285,14 +289,14 @@ class FusedModel:
             copies: list[tuple[nn.Module, nn.Module]] = []
             model = replace_modules(self.model, blocks, copies)
             split_model = self.split_model.of_tree(model)
-            if reason := difference("the fused blocks", lambda: (expected, trial(split_model, packed=True))):
+            if reason := difference("the fused blocks", lambda: (expected, trial(split_model, device.on_gpu()))):
                 return reason
             self._copies += copies
             self.model, self.split_model, self.decoding_blocks = model, split_model, list(blocks.values())
             if not device.has_metal():
                 return ""
             self.use_kernels(True)
-            if reason := difference("kernels of our own", lambda: (expected, trial(split_model, packed=True))):
+            if reason := difference("kernels of our own", lambda: (expected, trial(split_model, device.on_gpu()))):
                 self.use_kernels(False)
             return reason
 

@@ -233,10 +233,11 @@ class Sampler:
     def _prefilled(
         self, hidden_PH: mx.array, cache: list[BatchKVCache], pad_P: np.ndarray, shift_P: np.ndarray | None
     ) -> Prefilled:
-        keys, values = zip(*(layer.keys_and_values() for layer in cache), strict=True)
+        # Copies: values may be a view of what the product computed for queries and keys too.
+        keys, values = (list(map(mx.contiguous, x)) for x in zip(*(c.keys_and_values() for c in cache), strict=True))
         if self.fused.packs_cache:
             keys, values = [mx.stack([k, v], axis=2) for k, v in zip(keys, values, strict=True)], []
-        return Prefilled(self.fused.split_model.logits(hidden_PH), list(keys), list(values), pad_P, shift_P)
+        return Prefilled(self.fused.split_model.logits(hidden_PH), keys, values, pad_P, shift_P)
 
     def read_on(self, rows: list[ParkedRow]) -> Prefilled:
         """Read the unread tokens of parked rows together: padded on the left before what they have read, on the right
@@ -281,7 +282,9 @@ class Sampler:
                 if N is None:
                     logits = split_model.logits(split_model.hidden(token_B[:, None], cache)[:, -1])
                 else:
-                    hidden = split_model.hidden(token_B.reshape(-1, 1) if self.fused.packs_cache else token_B, cache)
+                    hidden = split_model.hidden(
+                        token_B.reshape(-1, 1) if self.fused.decoding_blocks else token_B, cache
+                    )
                     logits = split_model.logits(hidden.reshape(-1, hidden.shape[-1]))
                 keys, values = ([layer.arrays[i] for layer in cache if i < len(layer.arrays)] for i in (0, 1))
                 if sampling.grammar is not None:

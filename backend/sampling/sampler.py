@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from backend.config.config import Config
-from backend.engine.cpu import exp_nonpositive
+from backend.engine.cpu import exp_nonpositive, row_sums
 from backend.engine.device import on_cpu, on_gpu
 from backend.engine.graph import evaluate_after
 from backend.engine.penalties import IN_COMPLETION, NO_PENALTIES, Penalties, SeenTokens, distinct_tokens, penalised
@@ -262,7 +262,7 @@ def _inverse_cdf(kept_BV: mx.array, uniform_B1: mx.array) -> tuple[mx.array, mx.
     1]. Two levels, blocks of about √V tokens and tokens in a block. For a CPU."""
     B, V = kept_BV.shape
     blocks_BNW = kept_BV.reshape(B, -1, _block_width(V))
-    sum_BN = blocks_BNW.sum(axis=-1)
+    sum_BN = row_sums(blocks_BNW)[..., 0]
     kept_sum_B1 = sum_BN.sum(axis=-1, keepdims=True)
     target_B1 = uniform_B1 * kept_sum_B1
     block_B1, before_B1 = _first_reaching(sum_BN, target_B1)

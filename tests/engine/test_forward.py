@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from mlx_lm.utils import load_model
 
-from backend.engine.attention import PromptKV, blocked_attention, decode_attention
+from backend.engine.attention import PromptKV, blocked_attention, cached_attention
 from backend.engine.chunk_sizes import attention_block
 from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.engine.lm_head import token_logps
@@ -368,18 +368,36 @@ def test_all_scores_are_never_in_memory_at_once() -> None:
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
-def test_decode_attention_is_the_plain_attention(key_heads: int, dtype: mx.Dtype) -> None:
+def test_cached_attention_is_the_plain_attention(key_heads: int, dtype: mx.Dtype) -> None:
     rng = np.random.default_rng(0)
     shapes = [(3, 4, 1, 8), (3, key_heads, 10, 8), (3, key_heads, 10, 12)]
     queries, keys, values = (mx.array(rng.normal(size=shape), mx.float32).astype(dtype) for shape in shapes)
     columns = np.arange(10)
     mask = mx.array(((columns <= 6) & (columns >= np.array([[0], [6], [3]])))[:, None, None])
-    out = decode_attention(queries, keys, values, 0.3, mask)
+    out = cached_attention(queries, keys, values, 0.3, mask)
     exact = [x.astype(mx.float32) for x in (queries, keys, values)]
     plain = mx.fast.scaled_dot_product_attention(*exact, scale=0.3, mask=mask)
     assert out.dtype == dtype and out.shape == (3, 4, 1, 12)
     assert error(out, plain) < (1e-6 if dtype == mx.float32 else 1e-2)
     # and of scores whose exponentials overflow float32
-    far = decode_attention(100 * queries, keys, values, 3.0, mask)
+    far = cached_attention(100 * queries, keys, values, 3.0, mask)
     plain = mx.fast.scaled_dot_product_attention(100 * exact[0], *exact[1:], scale=3.0, mask=mask)
     assert error(far, plain) < (1e-4 if dtype == mx.float32 else 1e-2)
+
+
+@pytest.mark.parametrize("kind", ["causal", "all", "padded", "numbers"])
+def test_cached_attention_of_many_queries_is_the_plain_attention(kind: str) -> None:
+    """In blocks of queries, the last of 900 columns; a query in the padding, which has no column, stays finite."""
+    rng = np.random.default_rng(0)
+    shapes = [(2, 4, 700, 16), (2, 2, 900, 16), (2, 2, 900, 16)]
+    queries, keys, values = (mx.array(rng.normal(size=shape), mx.float32) for shape in shapes)
+    is_seen = mx.arange(200, 900)[:, None] >= mx.arange(900)
+    padded = is_seen & (mx.arange(900) >= mx.array([[[0]], [[300]]]))
+    numbers = mx.where(is_seen, mx.arange(900) / 900, -1e9)
+    mask = {"causal": "causal", "all": None, "padded": padded[:, None], "numbers": numbers}[kind]
+    assert attention_block(2 * 4, 700, 900, gpu=False) < 700
+    out = cached_attention(queries, keys, values, 0.3, mask)
+    plain = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=0.3, mask=mask)
+    real = 100 if kind == "padded" else 0
+    assert error(out[:, :, real:], plain[:, :, real:]) < 1e-6
+    assert bool(mx.isfinite(out).all())

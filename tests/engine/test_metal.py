@@ -92,12 +92,12 @@ def test_heads(shape: Heads, has_norms: bool, dtype: mx.Dtype, kernels: None) ->
     step = StepContext(mx.array(40), mx.array([0, 7, 40]), mx.arange(64))
     rotation = step.rotation(nn.RoPE(shape.size, base=1e4), shape.size)
     q_weight, k_weight = (1 + 0.3 * mx.random.normal((2, shape.size), key=mx.random.key(1))).astype(dtype)
-    weights = mx.stack([q_weight] * shape.queries + [k_weight] * shape.keys)
+    weights = mx.stack([q_weight] * shape.queries + [k_weight] * shape.keys)[:, None]
     norms = HeadNorms(weights, 1e-6) if has_norms else None
     queries, kv = metal.rotated_heads(qkv, rotation, shape, norms)
-    expected_queries, expected_kv = metal.rotated_heads_plain(qkv, rotation, shape, norms)
-    assert_equal(queries, expected_queries)
-    assert_equal(kv, expected_kv)
+    expected, *new = metal.rotated_heads_plain(qkv.reshape(3, -1, 1, shape.size), rotation, shape, norms)
+    assert_equal(queries, expected)
+    assert_equal(kv, mx.stack(new, axis=2))
 
 
 @pytest.mark.parametrize(("H", "J"), [(2, 2), (4, 2), (6, 2), (7, 1), (1, 1)])
@@ -109,14 +109,15 @@ def test_rotated_heads_are_those_of_a_norm_and_a_rotary_embedding(H: int, J: int
     weights = 1 + 0.3 * mx.random.normal((2, size), key=mx.random.key(1))
     rope: Any = nn.RoPE(size, base=1e4)
     step = StepContext(mx.array(40), mx.array([0, 7, 40]), mx.arange(64))
-    queries, kv = metal.rotated_heads_plain(
-        qkv,
+    queries, *new = metal.rotated_heads_plain(
+        qkv.reshape(3, -1, 1, size),
         step.rotation(rope, size),
         Heads(H, J, size),
-        HeadNorms(mx.stack([weights[0]] * H + [weights[1]] * J), 1e-6) if has_norms else None,
+        HeadNorms(mx.stack([weights[0]] * H + [weights[1]] * J)[:, None], 1e-6) if has_norms else None,
     )
     parts = [part.reshape(3, -1, 1, size) for part in mx.split(qkv, [H * size, (H + J) * size], axis=-1)]
     for i, part in enumerate(parts[:2]):
         parts[i] = rope(mx.fast.rms_norm(part, weights[i], 1e-6) if has_norms else part, offset=step.position_B)
     assert_equal(queries, parts[0])
-    assert_equal(kv, mx.stack(parts[1:], axis=2))
+    for found, part in zip(new, parts[1:], strict=True):
+        assert_equal(found, part)

@@ -44,7 +44,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return lambda *args: counted.update([name]) or real(*args)
 
     monkeypatch.setattr(patches, "blocked_attention", spied("blocked_attention", patches.blocked_attention))
-    monkeypatch.setattr(patches, "decode_attention", spied("decode_attention", patches.decode_attention))
+    monkeypatch.setattr(patches, "cached_attention", spied("cached_attention", patches.cached_attention))
     monkeypatch.setattr(cpu, "swiglu", spied("swiglu", cpu.swiglu))
     monkeypatch.setattr(patches, "exp_is_scalar", lambda: True)
     monkeypatch.setattr(patches, "MIN_SWIGLU", 1)

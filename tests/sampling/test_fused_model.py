@@ -188,6 +188,13 @@ def test_same_completions(arch: str, bits: int | None, models: Path, gpu: None, 
     assert_same_completions(policy, fused, monkeypatch)
 
 
+def packed_heads(qkv: mx.array, rotation: mx.array, heads: Any, norms: Any) -> tuple[mx.array, mx.array]:
+    """What `metal.rotated_heads` computes."""
+    split = qkv.reshape(len(qkv), -1, 1, heads.size)
+    queries, *new = metal.rotated_heads_plain(split, rotation, heads, norms)
+    return queries, mx.stack(new, axis=2)
+
+
 def test_our_kernels_get_what_they_compute(models: Path, gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plain forms stand for the kernels: the same arguments, so a wrong one would show."""
     calls: list[str] = []
@@ -199,7 +206,7 @@ def test_our_kernels_get_what_they_compute(models: Path, gpu: None, monkeypatch:
 
     def rotated(*arguments: Any) -> tuple[mx.array, mx.array]:
         calls.append("heads")
-        return metal.rotated_heads_plain(*arguments)
+        return packed_heads(*arguments)
 
     monkeypatch.setattr(fused_linear, "adapted", adapted)
     monkeypatch.setattr(fused_model, "rotated_heads", rotated)
@@ -225,7 +232,7 @@ def test_parts_with_other_logits_are_not_used(models: Path, part: str, gpu: None
         monkeypatch.setattr(fused_model, "rotated_heads_plain", lambda *given: right(*given[:3], None))
     else:
         monkeypatch.setattr(device, "has_metal", lambda: True)
-        monkeypatch.setattr(fused_model, "rotated_heads", metal.rotated_heads_plain)
+        monkeypatch.setattr(fused_model, "rotated_heads", packed_heads)
         monkeypatch.setattr(fused_linear, "adapted", lambda base, *rest: 2 * metal_shim.adapted_plain(base, *rest))
     fused = Sampler(policy, 12)
     assert fused.fused.packs_cache == (part != "the fused blocks")

@@ -293,10 +293,12 @@ class MemoryModel:
             drafted = min(rows, self.row_costs.drafted_rows)
             cache += self.draft.cache(drafted, capacity(self.prompt + self.completion))
         # Prefill: one layer's temporaries on a chunk of the prompts. Attention scores [B, heads, chunk, K] before the
-        # mask, after it and after softmax, or the four arrays of the gated MLP. On a CPU attention is composed in
-        # float32, and the MLP's exponential of plain operations in some more.
+        # mask, after it and after softmax, or the four arrays of the gated MLP. On a CPU scores are float32, of a block
+        # of queries, and the MLP's exponential takes some arrays more.
         chunk = min(plan.prefill_chunk, max(1, PREFILL_TOKENS // prefilled), self.prompt)
-        scores = prefilled * shape.heads * chunk * self.prompt * (self.width if self.gpu else FLOAT_BYTES)
+        heads = prefilled * shape.heads
+        queries = chunk if self.gpu else attention_block(heads, chunk, self.prompt, gpu=False)
+        scores = heads * queries * self.prompt * (self.width if self.gpu else FLOAT_BYTES)
         mlp_width = prefilled * chunk * self.mlp_width(shape.layers[-1])
         exponential = 0 if self.gpu else mlp_width * FLOAT_BYTES
         prefill = max(3 * scores + 3 * exponential, 4 * mlp_width * self.width + 7 * exponential)
