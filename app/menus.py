@@ -25,7 +25,7 @@ STANDARD = QKeySequence.StandardKey
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A menu entry. `slot` is a method of the window, or of its page `page`, which is then shown."""
+    """A menu entry. `slot` is a method of the window, or of its page `page`, which is then shown; "" does no more."""
 
     name: str
     text: str
@@ -34,7 +34,7 @@ class Entry:
     icon: str = ""  # the name of our icon, for actions in the toolbar
     tip: str = ""
     page: str = ""
-    is_off: bool = False  # until that page enables it
+    is_off: bool = False  # until it is enabled
 
 
 QUEUE_TIP = "Train what the form says when its turn comes"
@@ -53,8 +53,8 @@ MENUS: dict[str, tuple[Entry | None, ...]] = {
         Entry("quit", "Quit", STANDARD.Quit, "close"),
     ),
     "Edit": (
-        Entry("undo", "Undo", STANDARD.Undo, "undo"),
-        Entry("redo", "Redo", "Ctrl+Shift+Z", "redo"),
+        Entry("undo", "Undo", STANDARD.Undo, "undo", is_off=True),
+        Entry("redo", "Redo", "Ctrl+Shift+Z", "redo", is_off=True),
         None,
         Entry("copy", "Copy", STANDARD.Copy, "copy"),
         Entry("copy_command", "Copy the command", "Ctrl+Shift+C", "files.copy_command"),
@@ -109,41 +109,41 @@ MENUS: dict[str, tuple[Entry | None, ...]] = {
         Entry("next_prompt", "Next prompt", "Ctrl+Alt+Down", "rows.next.click", page="chat", is_off=True),
         Entry("random_prompt", "Random prompt", "Ctrl+Alt+Right", "rows.random.click", page="chat", is_off=True),
     ),
+    "View": (
+        *(Entry(page.key, page.title, page.shortcut, "", page=page.key) for page in PAGES),
+        None,
+        Entry("earlier", "Earlier completions", "Ctrl+[", "head.earlier.click", page="completions"),
+        Entry("later", "Later completions", "Ctrl+]", "head.later.click", page="completions"),
+        Entry("next_kind", "Next completion of the filter", "Ctrl+G", "bar.next.click", page="completions"),
+        Entry(
+            "prior_kind", "Previous completion of the filter", "Ctrl+Shift+G", "bar.previous.click", page="completions"
+        ),
+        None,
+        Entry("next_group", "Next group of settings", "Ctrl+PgDown", "show_next_group", page="train"),
+        Entry("previous_group", "Previous group of settings", "Ctrl+PgUp", "show_previous_group", page="train"),
+        None,
+        Entry("back", "Back in the guide", "Ctrl+Alt+Left", "go_back", page="guide"),
+        None,
+        Entry("sidebar", "Collapse sidebar", "Ctrl+B", "toggle_sidebar"),
+        None,
+    ),
+    "Help": (
+        Entry("help_here", "Help on this field", "F1", "help.show_help_here"),
+        None,
+        Entry("read_guide", "Guide", "Ctrl+?", "help.show_guide"),
+        Entry("glossary", "Glossary", "Ctrl+Alt+G", "help.show_glossary"),
+        Entry("shortcuts", "Keyboard shortcuts", "Ctrl+/", "help.show_shortcuts"),
+        Entry("files", "What is stored where", "Ctrl+Alt+W", "help.show_files"),
+        None,
+        Entry("updates", "Check for updates", "Ctrl+Alt+U", "session.updates.check_now"),
+        Entry("update_checks", "Check for updates at start", "Ctrl+Alt+Shift+U", "help.set_update_checks"),
+        None,
+        Entry("report", "Report a problem…", "Ctrl+Alt+P", "help.report_problem"),
+        None,
+        Entry("about", "About GRPO Studio", "Ctrl+Alt+I", "help.show_about"),
+    ),
 }
 """None is a separator."""
-VIEW: tuple[Entry | None, ...] = (
-    Entry("earlier", "Earlier completions", "Ctrl+[", "head.earlier.click", page="completions"),
-    Entry("later", "Later completions", "Ctrl+]", "head.later.click", page="completions"),
-    Entry("next_kind", "Next completion of the filter", "Ctrl+G", "bar.next.click", page="completions"),
-    Entry(
-        "previous_kind", "Previous completion of the filter", "Ctrl+Shift+G", "bar.previous.click", page="completions"
-    ),
-    None,
-    Entry("next_group", "Next group of settings", "Ctrl+PgDown", "show_next_group", page="train"),
-    Entry("previous_group", "Previous group of settings", "Ctrl+PgUp", "show_previous_group", page="train"),
-    None,
-    Entry("back", "Back in the guide", "Ctrl+Alt+Left", "go_back", page="guide"),
-    None,
-    Entry("sidebar", "Collapse sidebar", "Ctrl+B", "toggle_sidebar"),
-    None,
-)
-"""Of the View menu, between the pages and the themes."""
-HELP: tuple[Entry | None, ...] = (
-    Entry("help_here", "Help on this field", "F1", "help.show_help_here"),
-    None,
-    Entry("read_guide", "Guide", "Ctrl+?", "help.show_guide"),
-    Entry("glossary", "Glossary", "Ctrl+Alt+G", "help.show_glossary"),
-    Entry("shortcuts", "Keyboard shortcuts", "Ctrl+/", "help.show_shortcuts"),
-    Entry("files", "What is stored where", "Ctrl+Alt+W", "help.show_files"),
-    None,
-    Entry("updates", "Check for updates", "Ctrl+Alt+U", "session.updates.check_now"),
-    Entry("update_checks", "Check for updates at start", "Ctrl+Alt+Shift+U", "help.set_update_checks"),
-    None,
-    Entry("report", "Report a problem…", "Ctrl+Alt+P", "help.report_problem"),
-    None,
-    Entry("about", "About GRPO Studio", "Ctrl+Alt+I", "help.show_about"),
-)
-"""The last menu, after View. macOS moves About into the app's own menu."""
 RUN_ACTIONS = ("run", "pause", "stop", "save_now")
 THEMES = {"system": ("System", "Ctrl+Alt+0"), "light": ("Light", "Ctrl+Alt+1"), "dark": ("Dark", "Ctrl+Alt+2")}
 
@@ -156,34 +156,26 @@ class Menus(QObject):
         self._is_paused = False
         self.by_name: dict[str, QAction] = {}
         self._window = window
+        menus = {title: window.menuBar().addMenu(title) for title in MENUS}
         for title, entries in MENUS.items():
-            self._fill(window.menuBar().addMenu(title), entries)
+            for entry in entries:
+                menus[title].addAction(self._action(entry)) if entry else menus[title].addSeparator()
         self.recent = QMenu("Open recent", window)
         self.recent.aboutToShow.connect(self._fill_recent)  # every time: another window may have opened a file
-        file_menu = next(menu for menu in self["presets"].associatedObjects() if isinstance(menu, QMenu))
-        file_menu.insertMenu(self["presets"], self.recent)
-        menu = window.menuBar().addMenu("View")
-        for page in PAGES:
-            entry = Entry(page.key, page.title, page.shortcut, "show_page")
-            menu.addAction(self._action(entry, partial(window.show_page, page.key)))
-        menu.addSeparator()
-        self._fill(menu, VIEW)
-        group = QActionGroup(window)
+        menus["File"].insertMenu(self["presets"], self.recent)
+        themes = QActionGroup(window)
         for mode, (text, keys) in THEMES.items():
-            action = self._action(Entry(f"theme {mode}", text, keys, "set_theme"), partial(window.set_theme, mode))
+            action = self._action(Entry(f"theme {mode}", text, keys, ""), partial(window.set_theme, mode))
             action.setCheckable(True)
             action.setChecked(mode == theme.mode())
-            menu.addAction(action)
-            group.addAction(action)
-        self._fill(window.menuBar().addMenu("Help"), HELP)
+            menus["View"].addAction(action)
+            themes.addAction(action)
         self["update_checks"].setCheckable(True)
         self["update_checks"].setChecked(window.session.prefs.check_updates)
         self["preferences"].setMenuRole(QAction.MenuRole.PreferencesRole)
         self["about"].setMenuRole(QAction.MenuRole.AboutRole)
         self.update_icons()
         history = window.session.draft.history
-        for name in ("undo", "redo"):
-            self[name].setEnabled(False)
         history.canUndoChanged.connect(self["undo"].setEnabled)
         history.canRedoChanged.connect(self["redo"].setEnabled)
         # Bound methods are disconnected when the window is deleted; the history still emits after that.
@@ -226,10 +218,6 @@ class Menus(QObject):
     def _name_redo(self, what: str) -> None:
         self["redo"].setText(f"Redo {what}".strip())
 
-    def _fill(self, menu: QMenu, entries: tuple[Entry | None, ...]) -> None:
-        for entry in entries:
-            menu.addAction(self._action(entry)) if entry else menu.addSeparator()
-
     def _fill_recent(self) -> None:
         self.recent.clear()
         prefs = self._window.session.prefs
@@ -247,8 +235,10 @@ class Menus(QObject):
         action.setShortcut(QKeySequence(entry.keys))
         keys = key_name(action.shortcut())
         action.setToolTip(f"{entry.tip or entry.text} ({keys})" if keys else entry.tip or entry.text)
-        on_page = partial(self._window.do_on_page, entry.page, entry.slot) if entry.page else None
-        run = call or on_page or attrgetter(entry.slot)(self._window)
+        if call is None and entry.page:
+            do, slot = (self._window.do_on_page, [entry.slot]) if entry.slot else (self._window.show_page, [])
+            call = partial(do, entry.page, *slot)
+        run = call or attrgetter(entry.slot)(self._window)
         # Not connected directly: `triggered` passes whether the action is checked, which our slots do not take.
         action.triggered.connect(lambda _checked: run())
         action.setIconVisibleInMenu(False)  # it would repeat what the toolbar shows
