@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from PySide6.QtWidgets import QApplication
 
 from app import theme
+from app.pages.train.reward_panel import RewardPanel
+from app.state.consent import Consent
+from app.state.draft import Draft
 from app.state.prefs import Prefs
 from app.state.processes import Service
+from app.state.reward_bench import RewardBench
 from app.state.session import Session
 from app.window import Window
-from tests.support.windows import PatientQtBot
+from tests.support.windows import PatientQtBot, ServiceByHand
 
 
 @pytest.fixture
@@ -36,8 +41,35 @@ def qtbot(qapp: QApplication, request: pytest.FixtureRequest) -> PatientQtBot:
 
 
 @pytest.fixture
-def window(tmp_path: Path, qtbot) -> Window:
-    """A window with preferences of its own, not yet shown."""
-    window = Window(Session(Prefs(tmp_path / "prefs")))
-    qtbot.addWidget(window)
+def session(tmp_path: Path, qapp: QApplication) -> Iterator[Session]:
+    """With preferences of its own."""
+    session = Session(Prefs(tmp_path / "prefs"))
+    yield session
+    session.close_run()
+
+
+@pytest.fixture
+def window(session: Session, qtbot) -> Window:
+    """Not yet shown."""
+    window = Window(session)
+    qtbot.addWidget(window, before_close_func=lambda window: window.session.close_run())
     return window
+
+
+@pytest.fixture
+def draft(qapp: QApplication) -> Draft:
+    return Draft()
+
+
+@pytest.fixture
+def panel(qtbot, draft: Draft, tmp_path: Path) -> RewardPanel:
+    """The table of rewards with the draft behind it, as the Train page joins them."""
+    panel = RewardPanel(RewardBench(draft, ServiceByHand(), Consent(tmp_path / "trusted.json")))  # pyright: ignore
+
+    def show(_key: str = "") -> None:
+        panel.show_rewards(draft.rewards(), draft.value("reward_functions"), draft.value("reward_weights"))
+
+    panel.picked.connect(lambda names, weights: draft.update({"reward_functions": names, "reward_weights": weights}))
+    draft.changed.connect(show)
+    show()
+    return qtbot.show(panel, 900, 700)

@@ -15,9 +15,6 @@ from PySide6.QtWidgets import QComboBox, QInputDialog, QLabel, QLineEdit, QPushB
 from app.pages.rewards.rewards_page import RewardsPage
 from app.pages.train.reward_panel import LABEL, SCORES, SOURCE, USE, RewardPanel
 from app.state.consent import Consent
-from app.state.draft import Draft
-from app.state.prefs import Prefs
-from app.state.reward_bench import RewardBench
 from app.state.session import Session
 from app.widgets.consent_dialog import AllowDialog, ConsentDialog, HostsDialog, ServersDialog
 from app.widgets.rubric_editor import CHOICES, NAME, WEIGHT, RubricEditor
@@ -78,10 +75,9 @@ def test_consent_is_asked_once(reward_file: Path, tmp_path: Path) -> None:
         assert consent.obtain(ours) and len(dialog.requests) == 2, "what ships needs no consent"
 
 
-def test_run_starts_nothing_without_consent(qtbot, tmp_path: Path, monkeypatch) -> None:
+def test_run_starts_nothing_without_consent(session: Session, tmp_path: Path, monkeypatch) -> None:
     started: list[Any] = []
     monkeypatch.setattr("app.state.run_starter.start_detached", lambda *arguments: started.append(arguments))
-    session = Session(Prefs(tmp_path / "prefs"))
     session.draft.update(small_run.settings_for(tmp_path) | small_run.low_half(tmp_path))
     assert session.draft.problems() == []
     session.consent.ask = dialog = FakeDialog(False)
@@ -99,7 +95,6 @@ def test_run_starts_nothing_without_consent(qtbot, tmp_path: Path, monkeypatch) 
     dialog.answer = True
     session.starter.start()
     assert len(started) == 1
-    session.close_run()
 
 
 HOSTS = [{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}, {"ssh": "mac-b", "ips": ["10.0.0.2"], "program": "~/bin/python"}]
@@ -112,10 +107,9 @@ def hosts_file(tmp_path: Path) -> Path:
     return file
 
 
-def test_machines_need_consent(qtbot, tmp_path: Path, hosts_file: Path, monkeypatch) -> None:
+def test_machines_need_consent(session: Session, tmp_path: Path, hosts_file: Path, monkeypatch) -> None:
     started: list[Any] = []
     monkeypatch.setattr("app.state.run_starter.start_detached", lambda *arguments: started.append(arguments))
-    session = Session(Prefs(tmp_path / "prefs"))
     asked: list[HostsToAllow] = []
     messages: list[str] = []
     session.messages.said.connect(messages.append)
@@ -139,7 +133,6 @@ def test_machines_need_consent(qtbot, tmp_path: Path, hosts_file: Path, monkeypa
     hosts_file.write_text(json.dumps(HOSTS))
     assert session.consent.hosts.missing("") is None and not session.consent.obtain_hosts(str(hosts_file))
     assert asked[-1].changed
-    session.close_run()
 
 
 def test_machines_question(qtbot, tmp_path: Path, hosts_file: Path) -> None:
@@ -165,11 +158,9 @@ def test_mcp_server_question(qtbot) -> None:
     assert not any("File" in button.text() and not button.isHidden() for button in dialog.findChildren(QPushButton))
 
 
-def test_dropped_file_is_not_run(qtbot, tmp_path: Path) -> None:
+def test_dropped_file_is_not_run(window: Window, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(small_run.LOW_HALF + "from pathlib import Path\nPath(__file__).with_name('it-ran').touch()\n")
-    window = Window(Session(Prefs(tmp_path / "prefs")))
-    qtbot.addWidget(window)
     window.show_page("rewards")
     dialog = window.session.consent.ask = FakeDialog(False)
     window.open_dropped("reward_functions_file", file)
@@ -201,22 +192,6 @@ GROUP = {"prompt": "6 × 7?", "answer": "42", "completions": [{"text": text} for
 FOUND: dict[str, Any] = {"name": "judge", "kind": "group", "calls": 6, "failed": 0.0, "spread": 0.2, "pairs": 30}
 FOUND |= {"accuracy": 0.9, "spearman": 0.8, "itself": 0.95, "places": [], "which": "the first place", "concerns": []}
 FOUND |= {"place": {"points": 0.0, "z": 0.0}, "length": {"points": 0.01, "z": 0.4}, "verdict": "Agrees on 90%."}
-
-
-@pytest.fixture
-def panel(qtbot, qapp, tmp_path: Path) -> RewardPanel:
-    """The panel with the draft behind it, as the Train page joins them."""
-    draft = Draft()
-    bench = RewardBench(draft, ServiceByHand(), Consent(tmp_path / "trusted.json"))  # pyright: ignore
-    panel = RewardPanel(bench)
-
-    def show(_key: str = "") -> None:
-        panel.show_rewards(draft.rewards(), draft.value("reward_functions"), draft.value("reward_weights"))
-
-    panel.picked.connect(lambda names, weights: draft.update({"reward_functions": names, "reward_weights": weights}))
-    draft.changed.connect(show)
-    show()
-    return qtbot.show(panel, 900, 700)
 
 
 def added(panel: RewardPanel) -> list[Any]:
@@ -349,14 +324,12 @@ def test_rubric_is_tried_before_it_is_saved(editor: RubricEditor) -> None:
     assert editor.problem.text() == "Nothing answers." and editor.try_button.isEnabled()
 
 
-def test_labels_and_check(qtbot, qapp, tmp_path: Path) -> None:
-    session = Session(Prefs(tmp_path / "prefs"))
+def test_labels_and_check(qtbot, session: Session, tmp_path: Path) -> None:
     service = session.service = ServiceByHand()  # pyright: ignore
     rubric = tmp_path / "mine.toml"
     Rubric(title="Mine", text="Say what is good.").save(rubric)
     session.draft.update({"reward_functions": [f'judge(rubric="{rubric}")']})
     page = RewardsPage(session)
-    page.keep_alive = session
     qtbot.show(page, 1080, 700)
     session.reward_bench.groups = [GROUP]
     session.reward_bench.changed.emit()

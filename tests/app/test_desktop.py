@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
@@ -19,7 +18,6 @@ from app.__main__ import connect_desktop
 from app.desktop import LauncherIcon, Notifier
 from app.state.prefs import Prefs
 from app.state.run import Run
-from app.state.session import Session
 from app.widgets.preferences import PreferencesDialog
 from app.window import Window
 from backend.runs.run_folder import RunFolder, hold_lock
@@ -125,10 +123,8 @@ def heard(monkeypatch) -> Heard:
 
 
 @pytest.fixture
-def window(tmp_path: Path, qapp: QApplication, qtbot, heard: Heard, monkeypatch) -> Window:
+def window(window: Window, qapp: QApplication, heard: Heard, monkeypatch) -> Window:
     """A window with a desktop, behind the windows of other programs."""
-    window = Window(Session(Prefs(tmp_path / "prefs")))
-    qtbot.addWidget(window, before_close_func=lambda window: window.session.close_run())
     monkeypatch.setattr(window, "is_in_front", lambda: False)
     connect_desktop(qapp, window)
     return window

@@ -7,16 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from PySide6.QtCore import Qt
 from PySide6.QtGui import QUndoStack
-from PySide6.QtTest import QTest
 
 from app.state.draft import PAUSE_S, Draft
-from app.state.prefs import Prefs
 from app.state.presets import presets
 from app.state.run_summary import details, summary
-from app.state.session import Session
-from app.window import Window
 from backend.config import config
 from backend.config.config import SETTINGS
 from backend.utils import places
@@ -272,43 +267,3 @@ def test_every_setting_can_be_undone(draft: Draft, history: QUndoStack):
     while history.canUndo():
         history.undo()
     assert draft.values() == before
-
-
-@pytest.fixture
-def window(tmp_path: Path, qtbot, monkeypatch) -> Window:
-    (tmp_path / "demo.yaml").write_text("model: a/b\ndata: a/b\niters: 60\n")
-    monkeypatch.setattr(places, "demo_config", lambda: tmp_path / "demo.yaml")
-    session = Session(Prefs(tmp_path / "prefs"))
-    window = Window(session)
-    session.restore()
-    qtbot.addWidget(window)
-    window.resize(1280, 800)
-    with qtbot.waitActive(window):
-        window.show()
-        window.activateWindow()
-    window.show_page("train")
-    return window
-
-
-def test_the_menu_names_the_next_undo_step(window: Window):
-    undo, redo = window.menus["undo"], window.menus["redo"]
-    assert not undo.isEnabled(), "the demo that the first launch shows is no edit"
-    window.session.draft.set("temperature", 0.5)
-    assert (undo.isEnabled(), undo.text()) == (True, "Undo Temp")
-    undo.trigger()
-    assert (undo.isEnabled(), redo.text()) == (False, "Redo Temp")
-    redo.trigger()
-    assert window.session.draft.value("temperature") == 0.5
-
-
-def test_undo_keys_undo_the_form_and_not_the_line_edit(window: Window, qtbot):
-    window.pages["train"].build_all()
-    field = window.pages["train"].form.fields["run_name"]
-    field.control.setFocus()
-    QTest.keyClicks(field.control, "first")
-    assert window.session.draft.value("run_name") == "first"
-    QTest.keyClick(field.control, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier)
-    assert (field.control.text(), window.session.draft.value("run_name")) == ("", "")
-    assert field.control.hasFocus(), "the cursor stays where it was"
-    QTest.keyClick(field.control, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier)
-    assert field.control.text() == "first"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,16 +24,7 @@ from tests.support.trainer_by_hand import add_checkpoints, locked, write_event
 
 
 @pytest.fixture
-def session(tmp_path: Path, qapp) -> Iterator[Session]:
-    session = Session(Prefs(tmp_path / "prefs"))
-    yield session
-    session.close_run()
-
-
-@pytest.fixture
-def window(session: Session, qtbot) -> Window:
-    window = Window(session)
-    qtbot.addWidget(window, before_close_func=lambda window: window.session.close_run())
+def window(window: Window) -> Window:
     window.resize(1280, 800)
     window.show()
     window.show_page("monitor")

@@ -29,7 +29,7 @@ from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import as_markdown, read_record
 from tests.support import made_up_evaluations, made_up_runs
 from tests.support.trainer_by_hand import add_checkpoints, locked
-from tests.support.windows import PatientQtBot, ProcessByHand, SilentService, table_texts
+from tests.support.windows import PatientQtBot, ProcessByHand, table_texts
 
 
 @pytest.fixture
@@ -44,7 +44,6 @@ def page(qtbot, qapp, run: RunFolder, monkeypatch):
     ProcessByHand.made.clear()
     monkeypatch.setattr("app.state.evaluations.VerbProcess", ProcessByHand)
     session = Session()
-    session.service = SilentService()
     session.open_run(run.path)
     shown = qtbot.show(EvaluatePage(session), 1060, 700)
     qtbot.waitUntil(lambda: session.run is not None and session.run.state == "finished")

@@ -43,9 +43,7 @@ def window(tmp_path_factory: pytest.TempPathFactory, qapp: QApplication) -> Iter
 
 
 @pytest.fixture
-def new_window(tmp_path: Path, qtbot) -> Iterator[Window]:
-    session = Session(Prefs(tmp_path / "prefs"))
-    session.service = SilentService()
+def new_window(session: Session, qtbot) -> Iterator[Window]:
     with active_window(session, qtbot, restored=True) as window:
         yield window
 

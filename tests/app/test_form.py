@@ -41,7 +41,7 @@ from backend.utils.hub_cache import local_folder
 from backend.utils.machine import machine_bytes
 from backend.utils.places import demo_config
 from tests.support.trainer_by_hand import add_checkpoints
-from tests.support.windows import ServiceByHand, SilentService, table_texts
+from tests.support.windows import ServiceByHand, table_texts
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FILLED = yaml.safe_load((GOLDEN / "filled_form.yaml").read_text())
@@ -51,14 +51,11 @@ NOT_TYPED |= {"tools_file", "tools", "environment", "mcp_servers", "teacher_mode
 
 
 @pytest.fixture
-def page(qtbot, tmp_path: Path, monkeypatch) -> TrainPage:
+def page(qtbot, session: Session, tmp_path: Path, monkeypatch) -> TrainPage:
     (tmp_path / "demo.yaml").write_text("model: demo/model\ndata: demo/data\niters: 60\n")
     monkeypatch.setattr(places, "demo_config", lambda: tmp_path / "demo.yaml")
     monkeypatch.setattr(train_page, "SETTLE_MS", 0)  # problems are shown once the event loop turns, not after a pause
-    session = Session(Prefs(tmp_path / "prefs"))
-    session.service = SilentService()  # a model that was typed is looked up; nobody waits for the answer
     page = TrainPage(session)
-    page.keep = session
     qtbot.show(page, 1100, 760)
     return page
 
@@ -111,7 +108,6 @@ def test_every_setting_survives_save_and_load(page: TrainPage, tmp_path: Path, q
     assert page.draft.config() == parse(FILLED)
     page.draft.save(tmp_path / "typed.yaml")
     fresh = Window(Session(Prefs(tmp_path / "other")))
-    fresh.session.service = SilentService()
     qtbot.addWidget(fresh)
     fresh.files.open_path(tmp_path / "typed.yaml")
     assert fresh.session.draft.config() == parse(FILLED)
@@ -214,10 +210,8 @@ def test_a_mode_hides_what_it_has_no_use_for(page: TrainPage, qtbot):
     assert said.args == ["Beta (KL weight) applies only with another choice of Mode."]
 
 
-def test_essentials_keep_their_places(qtbot, tmp_path: Path):
+def test_essentials_keep_their_places(qtbot, window: Window, session: Session, tmp_path: Path):
     """Thirteen fields and the rewards, on one screen without scrolling, in the same places for every config."""
-    window = Window(session := Session(Prefs(tmp_path / "prefs")))
-    session.service = SilentService()
     session.restore()
     window.show_page("train")
     qtbot.show(window, 1440, 900)
@@ -508,7 +502,6 @@ def test_too_large_run_needs_confirmation(page: TrainPage, monkeypatch):
     page.session.starter.confirm_over_memory = lambda memory_parts: True
     page.session.starter.start()
     assert len(started) == 1
-    page.session.close_run()
 
 
 def test_run_with_problems_shows_the_first_problem(page: TrainPage):
@@ -553,9 +546,7 @@ def run(apart: Path) -> RunFolder:
     return run
 
 
-def test_run_as_adapter(qtbot, tmp_path: Path, run: RunFolder) -> None:
-    page = TrainPage(session := Session(Prefs(tmp_path / "prefs")))
-    qtbot.addWidget(page)
+def test_run_as_adapter(page: TrainPage, session: Session, run: RunFolder) -> None:
     session.draft.update({"model": "", "rank": 8})
     field = page.form.fields["adapter"]
     assert isinstance(field, AdapterField)
@@ -575,11 +566,9 @@ def test_run_as_adapter(qtbot, tmp_path: Path, run: RunFolder) -> None:
     assert session.draft.value("adapter") == "gone" and session.draft.value("rank") == 5
 
 
-def test_peft_adapter(qtbot, tmp_path: Path) -> None:
+def test_peft_adapter(page: TrainPage, session: Session, tmp_path: Path) -> None:
     (folder := tmp_path / "checkpoint-200").mkdir()
     (folder / "adapter_model.safetensors").write_bytes(b"x")
-    page = TrainPage(session := Session(Prefs(tmp_path / "prefs")))
-    qtbot.addWidget(page)
     session.draft.update({"model": "someone/base"})
     field = page.form.fields["adapter"]
     assert isinstance(field, AdapterField) and field.import_button.isHidden()

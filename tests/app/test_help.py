@@ -20,11 +20,10 @@ from PySide6.QtWidgets import QApplication, QPushButton
 from app.crash_catcher import CrashCatcher
 from app.state import messages
 from app.state.messages import Messages, Offer
-from app.state.prefs import Prefs
 from app.state.processes import Service
 from app.state.run_starter import START
 from app.state.run_state import RunState
-from app.state.session import FORMAT, SERVICE_FAILED, Session
+from app.state.session import FORMAT, SERVICE_FAILED
 from app.widgets.basic.dialogs import TextDialog
 from app.widgets.menu_dialogs import NO_TEXT, AboutDialog, GlossaryDialog, ProblemDialog
 from app.window import Window
@@ -37,7 +36,6 @@ from backend.utils import about as components
 from backend.utils.errors import UserError
 from backend.utils.places import resources
 from tests.support import made_up_runs
-from tests.support.windows import SilentService
 
 
 def test_about_shows_versions_and_every_licence(window: Window) -> None:
@@ -159,11 +157,7 @@ def test_only_https_is_asked(address: str) -> None:
 
 
 @pytest.fixture
-def message_window(tmp_path: Path, qtbot) -> Window:
-    session = Session(Prefs(tmp_path / "prefs"))
-    session.service = SilentService()
-    window = Window(session)
-    qtbot.addWidget(window, before_close_func=lambda window: setattr(window.session, "run", None))
+def message_window(window: Window) -> Window:
     window.show()
     return window
 

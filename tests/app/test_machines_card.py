@@ -55,11 +55,6 @@ def service(qapp) -> ServiceByHand:
 
 
 @pytest.fixture
-def draft(qtbot: QtBot) -> Draft:
-    return Draft()
-
-
-@pytest.fixture
 def consent(tmp_path: Path) -> Consent:
     """Of a user who allows every file."""
     consent = Consent(tmp_path / "trusted.json")

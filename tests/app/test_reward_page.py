@@ -18,16 +18,14 @@ from app.pages.rewards.reward_file import CodeEditor
 from app.pages.rewards.rewards_page import RewardsPage
 from app.pages.train.reward_panel import LABEL, SCORES, SOURCE, USE, RewardPanel
 from app.state import reward_bench
-from app.state.consent import Consent
 from app.state.draft import Draft
 from app.state.prefs import Prefs
 from app.state.processes import Service
-from app.state.reward_bench import RewardBench
 from app.state.session import Session
 from app.widgets.basic.dialogs import TextDialog
 from backend.rewards.catalogue import DEFAULT_REWARDS
 from tests.support import small_run
-from tests.support.windows import SilentService, table_texts
+from tests.support.windows import table_texts
 
 MINE = '''from backend.rewards import register_reward_function
 
@@ -280,29 +278,6 @@ def test_ctrl_s_saves_the_file(editor: CodeEditor, qtbot) -> None:
 
 
 A, B, C, D, E = DEFAULT_REWARDS
-
-
-@pytest.fixture
-def draft(qapp) -> Draft:
-    return Draft()
-
-
-@pytest.fixture
-def panel(qtbot, draft: Draft, tmp_path: Path) -> RewardPanel:
-    """The panel with the draft behind it, as the Train page joins them."""
-    bench = RewardBench(draft, SilentService(), Consent(tmp_path / "trusted.json"))  # pyright: ignore
-    panel = RewardPanel(bench)
-    qtbot.addWidget(panel)
-
-    def show(_key: str = "") -> None:
-        panel.show_rewards(draft.rewards(), draft.value("reward_functions"), draft.value("reward_weights"))
-
-    panel.picked.connect(lambda names, weights: draft.update({"reward_functions": names, "reward_weights": weights}))
-    draft.changed.connect(show)
-    show()
-    panel.resize(900, 500)
-    panel.show()
-    return panel
 
 
 def drag(panel: RewardPanel, row: int, to: int) -> None:

@@ -272,8 +272,8 @@ def shift(path: Path, seconds: float) -> None:
     os.utime(path, (now + seconds, now + seconds))
 
 
-def test_a_starting_run_says_how_far_it_has_come_with_its_rows(folder: RunFolder, qapp) -> None:
-    run = Run(folder)
+def test_a_starting_run_says_how_far_it_has_come_with_its_rows(follow_run, folder: RunFolder) -> None:
+    run = follow_run(folder)
     with locked(folder):
         folder.log.write_text("a warning of some library\n")
         run.poll()
@@ -295,13 +295,12 @@ def test_a_starting_run_says_how_far_it_has_come_with_its_rows(folder: RunFolder
         run.poll()
         assert run.start_progress is None and run.state == "running"
         event_log.close()
-    run.close()
 
 
-def test_long_check_of_rows_is_no_crash(folder: RunFolder, monkeypatch, qapp) -> None:
+def test_long_check_of_rows_is_no_crash(follow_run, folder: RunFolder, monkeypatch) -> None:
     """The lock was taken after the check only: from 20 seconds without a line in the log on, the window said Crashed
     and offered to run another."""
-    run = Run(folder)
+    run = follow_run(folder)
     seen: list[str] = []
 
     def check(*_: object) -> None:
@@ -316,7 +315,6 @@ def test_long_check_of_rows_is_no_crash(folder: RunFolder, monkeypatch, qapp) ->
         training.prepared_run(folder.path)
     run.poll()
     assert seen == ["starting"] and run.state == "failed" and not folder.is_locked()
-    run.close()
 
 
 def test_lines_that_every_run_prints_are_nobodys_last_words(folder: RunFolder) -> None:
@@ -329,9 +327,9 @@ def test_lines_that_every_run_prints_are_nobodys_last_words(folder: RunFolder) -
     assert said.endswith("Its last words: libc++abi: terminating due to an uncaught exception")
 
 
-def test_a_stop_while_the_rows_are_checked_ends_the_run(folder: RunFolder, monkeypatch, qapp) -> None:
+def test_a_stop_while_the_rows_are_checked_ends_the_run(follow_run, folder: RunFolder, monkeypatch) -> None:
     """It was obeyed when the check was over, minutes later."""
-    run = Run(folder)
+    run = follow_run(folder)
 
     def check(raw: object, runs_dir: object, look: Callable[[], None]) -> None:
         look()
@@ -347,4 +345,3 @@ def test_a_stop_while_the_rows_are_checked_ends_the_run(folder: RunFolder, monke
     run.poll()
     assert ended.value.exit_code == 3 and run.state == "stopped" and not folder.is_locked()
     assert not folder.control.exists()
-    run.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QModelIndex, Qt
@@ -12,7 +11,6 @@ from PySide6.QtTest import QTest
 from app.pages.monitor.monitor_page import MonitorPage
 from app.pages.runs.queue_panel import QueuePanel
 from app.pages.runs.runs_page import RunsPage
-from app.state.prefs import Prefs
 from app.state.run_list import RunQueue
 from app.state.session import Session
 from backend.runs.run_folder import RunFolder
@@ -32,8 +30,7 @@ def runners(monkeypatch) -> list[list[str]]:
 
 
 @pytest.fixture
-def session(tmp_path: Path, qapp, runners) -> Session:
-    session = Session(Prefs(tmp_path / "prefs"))
+def session(session: Session, runners) -> Session:
     session.restore()
     return session
 
@@ -122,20 +119,16 @@ def test_the_next_run_is_shown_to_who_watched_the_one_before(session: Session, s
     assert session.is_training
     assert session.messages.current and session.messages.current.sentence == "next has left the queue and begins."
     os.close(lock)
-    session.close_run()
 
 
 @pytest.fixture
-def panel(tmp_path: Path, qtbot, monkeypatch) -> QueuePanel:
-    monkeypatch.setattr("app.state.run_list.start_detached", lambda *_: None)
-    session = Session(Prefs(tmp_path / "prefs"))
+def panel(session: Session, qtbot) -> QueuePanel:
     for name in "abc":
         run = RunFolder(places.runs_folder() / name)
         run.path.mkdir(parents=True)
         run.config.write_text("model: owner/model\niters: 300\n")
         session.queue.add(run)
-    panel = qtbot.show(QueuePanel(session))
-    return panel
+    return qtbot.show(QueuePanel(session))
 
 
 def names(panel: QueuePanel) -> str:
@@ -157,7 +150,6 @@ def test_charts_of_a_waiting_run_wait(session: Session, qtbot) -> None:
     qtbot.waitUntil(lambda: session.run is not None and session.run.state == "queued")
     page.grid.draw(page.grid.plots[0])
     assert page.grid.plots[0].waiting.text() == "Waits for the first step."
-    session.close_run()
 
 
 def test_settings_of_a_run_that_has_begun_stand(panel: QueuePanel, qtbot) -> None:
@@ -268,4 +260,3 @@ def test_runs_are_named_by_what_differs(session: Session) -> None:
     clone.config.write_text("model: a\n")
     write_parent(clone, Parent("sums", first.path, 20, True, {"learning_rate": (1e-4, 3e-4)}))
     assert name_of(clone) == "sums · lr 3e-4 · from step 20"
-    session.close_run()

@@ -28,7 +28,7 @@ from backend.runs.sweep_results import (
 from backend.utils.errors import UserError
 from backend.utils.places import demo_config, runs_folder
 from tests.support.trainer_by_hand import locked, write_event
-from tests.support.windows import SilentService, point_at, table_texts
+from tests.support.windows import point_at, table_texts
 
 BASE: dict[str, Any] = {"model": "m", "data": "d", "iters": 80, "steps_per_eval": 10, "group_size": 4, "batch_size": 2}
 
@@ -51,7 +51,6 @@ def finished(name: str = "earlier") -> SweepFolder:
 @pytest.fixture
 def page(qtbot: Any, qapp: Any) -> Any:
     session = Session()
-    session.service = SilentService(session)
     session.draft.load(demo_config())
     shown = SweepsPage(session)
     qtbot.addWidget(shown)

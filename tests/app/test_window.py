@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import QMimeData, QPointF, Qt, QUrl
 from PySide6.QtGui import QDropEvent, QFileOpenEvent
+from PySide6.QtTest import QTest
 from typer.testing import CliRunner
 
 import app.__main__ as start
@@ -32,23 +33,15 @@ from backend.utils.command import backend_command
 from tests.support import made_up_runs
 
 
-@pytest.fixture
-def demo(tmp_path: Path, monkeypatch) -> Path:
+@pytest.fixture(autouse=True)
+def demo(tmp_path: Path, monkeypatch) -> None:
     file = tmp_path / "demo.yaml"
     file.write_text("model: demo/model\ndata: demo/data\niters: 60\n")
     monkeypatch.setattr(places, "demo_config", lambda: file)
-    return file
 
 
 @pytest.fixture
-def session(tmp_path: Path, demo: Path, qapp) -> Session:
-    return Session(Prefs(tmp_path / "prefs"))
-
-
-@pytest.fixture
-def window(session: Session, qtbot) -> Window:
-    window = Window(session)
-    qtbot.addWidget(window, before_close_func=lambda window: setattr(window.session, "run", None))
+def window(window: Window) -> Window:
     window.resize(1280, 800)
     window.show()
     return window
@@ -321,6 +314,34 @@ def test_unsaved_edits(window: Window, tmp_path: Path, monkeypatch, answer: str,
     name = "kept.yaml" if answer == "cancel" else "other.yaml"
     assert not window.isWindowModified() and window.document.text() == name
     assert window.session.prefs.config_file == tmp_path / name
+
+
+def test_the_menu_names_the_next_undo_step(window: Window):
+    window.session.restore()
+    undo, redo = window.menus["undo"], window.menus["redo"]
+    assert not undo.isEnabled(), "the demo that the first launch shows is no edit"
+    window.session.draft.set("temperature", 0.5)
+    assert (undo.isEnabled(), undo.text()) == (True, "Undo Temp")
+    undo.trigger()
+    assert (undo.isEnabled(), redo.text()) == (False, "Redo Temp")
+    redo.trigger()
+    assert window.session.draft.value("temperature") == 0.5
+
+
+def test_undo_keys_undo_the_form_and_not_the_line_edit(window: Window, qtbot):
+    with qtbot.waitActive(window):
+        window.activateWindow()
+        window.show_page("train")
+    window.pages["train"].build_all()
+    field = window.pages["train"].form.fields["run_name"]
+    field.control.setFocus()
+    QTest.keyClicks(field.control, "first")
+    assert window.session.draft.value("run_name") == "first"
+    QTest.keyClick(field.control, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier)
+    assert (field.control.text(), window.session.draft.value("run_name")) == ("", "")
+    assert field.control.hasFocus(), "the cursor stays where it was"
+    QTest.keyClick(field.control, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier)
+    assert field.control.text() == "first"
 
 
 def test_first_launch_and_later(session: Session):
