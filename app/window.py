@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -113,9 +114,9 @@ class Window(QMainWindow):
         self.strip.waiting.clicked.connect(lambda: self.show_page("runs"))
         session.page_requested.connect(self.show_page)
         session.guide_requested.connect(self.help.show_guide)
-        session.completions_requested.connect(self.show_completions)
-        session.comparison_requested.connect(self.show_comparison)
-        session.prompt_requested.connect(self.show_evaluated)
+        session.completions_requested.connect(partial(self.do_on_page, "completions", "show_requested"))
+        session.comparison_requested.connect(partial(self.do_on_page, "runs", "compare_folders"))
+        session.prompt_requested.connect(partial(self.do_on_page, "evaluate", "show_prompt"))
         session.undo_requested.connect(self.undo)
         session.presets_requested.connect(self.files.show_presets)
         session.settings_requested.connect(session.load_settings)
@@ -147,15 +148,6 @@ class Window(QMainWindow):
         self.sidebar.buttons[key].setFocus()
         if hasattr(page, "first_focus") and page.first_focus.isVisible():
             page.first_focus.setFocus()
-
-    def show_completions(self, step: int, filter_name: str | None) -> None:
-        self.do_on_page("completions", "show_requested", step, filter_name)
-
-    def show_comparison(self, runs: list[Path]) -> None:
-        self.do_on_page("runs", "compare_folders", runs)
-
-    def show_evaluated(self, prompt: tuple[str, ...]) -> None:
-        self.do_on_page("evaluate", "show_prompt", prompt)
 
     def find_text(self) -> None:
         """Find something on the page that is shown, if it can, else a setting."""
@@ -464,8 +456,6 @@ class PageStack(QStackedWidget):
 
     def show_page(self, key: str) -> QWidget:
         """Build it the first time. Raises KeyError."""
-        if key not in self._entries:
-            raise KeyError(f"There is no page {key}.")
         if key not in self.pages:
             self.pages[key] = self._entries[key].load()(self._session, self)
             self.addWidget(self.pages[key])

@@ -423,7 +423,7 @@ def test_no_text_is_cut(qtbot: QtBot, session: Session, real_runs: Path, monkeyp
     show_run(qtbot, session, real_runs / "lora")
     for key in (*(page.key for page in PAGES), "compare"):
         if key == "compare":
-            window.show_comparison([real_runs / name for name in ("lora", "full", "stages")])
+            window.session.comparison_requested.emit([real_runs / name for name in ("lora", "full", "stages")])
         else:
             window.show_page(key)
         for _ in range(20):  # texts come from threads and processes, and the layout after them
