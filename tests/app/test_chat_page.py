@@ -50,12 +50,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def page(qtbot, qapp, made: Path, tmp_path: Path, monkeypatch) -> Iterator[ChatPage]:
+def page(qtbot, session: Session, made: Path, monkeypatch) -> Iterator[ChatPage]:
     monkeypatch.setenv("GRPO_STUDIO_RUNS", str(made))
-    session = Session(Prefs(tmp_path / "prefs"))
     session.service = ServiceByHand()  # pyright: ignore
     page = ChatPage(session)
-    page.keep_alive = session  # pyright: ignore
     page.chat._make_service = ServiceByHand  # pyright: ignore
     qtbot.show(page, 1080, 700)
     yield page

@@ -35,11 +35,8 @@ ROLE = Qt.ItemDataRole
 
 
 @pytest.fixture
-def page(qtbot, qapp, tmp_path: Path):
-    session = Session()
-    shown = qtbot.show(CompletionsPage(session), 1060, 700)
-    yield shown
-    session.close_run()
+def page(qtbot, session: Session) -> CompletionsPage:
+    return qtbot.show(CompletionsPage(session), 1060, 700)
 
 
 def show_run(qtbot, page: CompletionsPage, folder) -> None:

@@ -79,8 +79,7 @@ def quick(monkeypatch) -> None:
 
 
 @pytest.fixture
-def session(qtbot) -> Session:
-    session = Session()
+def session(session: Session) -> Session:
     session.service = FakeService()  # type: ignore[assignment]
     return session
 

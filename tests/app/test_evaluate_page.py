@@ -40,15 +40,13 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 @pytest.fixture
-def page(qtbot, qapp, run: RunFolder, monkeypatch):
+def page(qtbot, session: Session, run: RunFolder, monkeypatch) -> EvaluatePage:
     ProcessByHand.made.clear()
     monkeypatch.setattr("app.state.evaluations.VerbProcess", ProcessByHand)
-    session = Session()
     session.open_run(run.path)
     shown = qtbot.show(EvaluatePage(session), 1060, 700)
     qtbot.waitUntil(lambda: session.run is not None and session.run.state == "finished")
-    yield shown
-    session.close_run()
+    return shown
 
 
 def shows_rows(qtbot, page: EvaluatePage, count: int) -> None:

@@ -11,9 +11,7 @@ from PySide6.QtWidgets import QLabel, QPushButton
 
 from app.pages.runs.run_details import RunDetails
 from app.state.chat import live_run
-from app.state.prefs import Prefs
 from app.state.run_files import NOT_FOLLOWED, crash_offer
-from app.state.session import Session
 from app.widgets.export_panel import ExportPanel
 from app.widgets.job_dialog import JobDialog
 from app.window import Window
@@ -37,12 +35,11 @@ JOB = JobFile("6a1", "a-lab", "a100-large", 2.5, 2.5, "https://hub/jobs/6a1", "a
 
 
 @pytest.fixture
-def window(qtbot, tmp_path: Path, monkeypatch) -> Window:
+def window(window: Window, tmp_path: Path, monkeypatch) -> Window:
     monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path / "runs"))
-    session = Session(Prefs(tmp_path / "prefs"))
-    session.service = ServiceByHand()  # pyright: ignore
-    window = qtbot.show(Window(session), 1280, 800)
-    window.leave_training = lambda: True  # no question at the end of a test
+    window.session.service = ServiceByHand()  # pyright: ignore
+    window.resize(1280, 800)
+    window.show()
     return window
 
 

@@ -135,8 +135,7 @@ def test_check(draft: Draft, machines: Machines, service: ServiceByHand, file: P
     assert service.cancelled == [2, 5]
 
 
-def test_card(qtbot: QtBot, file: Path, service: ServiceByHand, monkeypatch):
-    session = Session()
+def test_card(qtbot: QtBot, session: Session, file: Path, service: ServiceByHand):
     session.consent.ask_hosts = lambda _: True
     session.service = service  # pyright: ignore[reportAttributeAccessIssue]
     page = QWidget()
@@ -202,15 +201,14 @@ def live(tmp_path: Path) -> Iterator[LiveRun]:
 
 
 @pytest.fixture
-def steering(qtbot, qapp, live: LiveRun) -> Iterator[RunSteering]:
-    session, parent = Session(), QWidget()
+def steering(qtbot, session: Session, live: LiveRun) -> RunSteering:
+    parent = QWidget()
     qtbot.addWidget(parent)
     steered = RunSteering(session, parent)
     session.open_run(live.folder.path)
     qtbot.waitUntil(lambda: run_of(session).state == "running")
     steered.open()
-    yield steered
-    session.close_run()
+    return steered
 
 
 def run_of(session: Session) -> Run:

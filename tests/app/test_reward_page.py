@@ -19,7 +19,6 @@ from app.pages.rewards.rewards_page import RewardsPage
 from app.pages.train.reward_panel import LABEL, SCORES, SOURCE, USE, RewardPanel
 from app.state import reward_bench
 from app.state.draft import Draft
-from app.state.prefs import Prefs
 from app.state.processes import Service
 from app.state.session import Session
 from app.widgets.basic.dialogs import TextDialog
@@ -45,16 +44,12 @@ def service(qapp):
 
 
 @pytest.fixture
-def page(qtbot, qapp, service: Service, tmp_path: Path, monkeypatch, helper) -> RewardsPage:
+def page(qtbot, session: Session, service: Service, monkeypatch, helper) -> RewardsPage:
     monkeypatch.setattr(reward_bench, "SETTLE_MS", 20)
-    session = Session(Prefs(tmp_path / "prefs"))
     session.service = service
     session.draft.update({"model": "m", "data": "d"})
     session.consent.ask = lambda requests: True
-    page = RewardsPage(session)
-    page.keep_alive = session
-    qtbot.show(page, 1080, 700)
-    return page
+    return qtbot.show(RewardsPage(session), 1080, 700)
 
 
 @pytest.fixture

@@ -39,12 +39,10 @@ def archive(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def page(qtbot, qapp, archive: Path):
-    session = Session()
+def page(qtbot, session: Session, archive: Path) -> RunsPage:
     shown = qtbot.show(RunsPage(session), 1060, 700)
     settle(qtbot, shown)
-    yield shown
-    session.close_run()
+    return shown
 
 
 def settle(qtbot, page: RunsPage) -> None:

@@ -49,14 +49,12 @@ def finished(name: str = "earlier") -> SweepFolder:
 
 
 @pytest.fixture
-def page(qtbot: Any, qapp: Any) -> Any:
-    session = Session()
+def page(qtbot: Any, session: Session) -> SweepsPage:
     session.draft.load(demo_config())
     shown = SweepsPage(session)
     qtbot.addWidget(shown)
     shown.resize(1060, 700)
-    yield shown
-    session.close_run()
+    return shown
 
 
 def test_the_fields_are_a_sweep_over_the_form(page: SweepsPage) -> None:
