@@ -139,7 +139,7 @@ def test_filter_and_next(qtbot, page: CompletionsPage, run) -> None:
     page.pick(1)
     page.bar.show_filter("cut_off")
     assert texts_shown(page) == ["four"] and page.bar.found.text() == "1 of 2 completions of this step"
-    qtbot.waitUntil(lambda: len(page.completions.facts) == 6)
+    qtbot.waitUntil(lambda: len(page.completions.facts) == 6 and page.completions.shown.is_done)
     page.bar.next.click()
     assert page._shown[1] == 3 and page.table.current_line.completion["text"] == "last"
     told = []
