@@ -28,6 +28,7 @@ def test_generate_prints_the_answer_and_nothing_else(run: Path):
     assert tuned.stdout and base.stdout and tuned.stdout != base.stdout
     both = call("generate", run, "--prompt", "Hi", *GREEDY, "--both").stdout
     assert both == f"base\n{base.stdout}tuned\n{tuned.stdout}"
+    assert call("generate", run, "--prompt", "-", *GREEDY, keys="Hi").stdout == tuned.stdout
 
 
 def test_generate_ends_with_a_line_of_json(run: Path):
@@ -38,12 +39,6 @@ def test_generate_ends_with_a_line_of_json(run: Path):
     answer = line["answers"]["tuned"]
     assert answer["tokens"] <= 12 and set(answer["rewards"]) == {"r1_int_reward_func", "r1_count_xml"}
     assert answer["reward"] == answer["rewards"]["r1_int_reward_func"] + 0.5 * answer["rewards"]["r1_count_xml"]
-
-
-def test_a_prompt_comes_from_stdin_too(run: Path):
-    from_option = call("generate", run, "--prompt", "What is 2?", *GREEDY)
-    from_stdin = call("generate", run, "--prompt", "-", *GREEDY, keys="What is 2?")
-    assert from_stdin.stdout == from_option.stdout
 
 
 @pytest.mark.parametrize(

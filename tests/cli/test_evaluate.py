@@ -170,9 +170,7 @@ def test_runs_are_compared_in_the_terminal(runs: Path) -> None:
     assert "Learning Rate" in printed and "…" not in printed and "Held-out, last" in printed
     assert name in run_ok("runs").stdout
     assert call("compare", "slow").exit_code == 2
-
-
-def test_a_setting_changed_during_the_run_differs_though_it_ends_the_same(runs: Path) -> None:
+    # A setting that changed during the run differs though it ends the same.
     change = {"step": 3, "settings": {"learning_rate": [1e-6, 1e-4]}}
     RunFolder(runs / "slow").changes.write_text(json.dumps({"v": 1, "changes": [change]}))
     compared = json.loads(run_ok("compare", "slow", "fast", "--json").stdout)

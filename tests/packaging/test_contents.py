@@ -38,14 +38,11 @@ def contents(script: Callable[[str], ModuleType]) -> ModuleType:
     return script("bundle_contents")
 
 
-def test_models_of_transformers_are_left_out_and_every_pattern_keeps_something(contents) -> None:
+def test_models_of_transformers_are_left_out_and_what_one_program_lacks_is_in_the_other(contents) -> None:
     kept, left_out = contents.transformers_modules()
     assert "transformers.models.qwen3.modeling_qwen3" in left_out and "transformers.trainer" in left_out
     assert "transformers.models.qwen2.tokenization_qwen2" in kept and "transformers.models.qwen3" in kept
     assert not [name for name in contents.TRANSFORMERS if not any(fnmatchcase(module, name) for module in kept)]
-
-
-def test_packages_that_are_left_out_of_one_program_are_in_the_other(contents) -> None:
     assert not {*contents.ENGINE, *contents.WINDOW} & set(contents.NEVER)
     assert not [name for name in (*contents.ENGINE, *contents.WINDOW) if importlib.util.find_spec(name) is None]
 
@@ -57,14 +54,10 @@ def test_reward_files_may_import_the_standard_library(contents) -> None:
     assert not {name for name in names if "test" in name.split(".")}
 
 
-def test_sources_that_menus_read_are_in_the_bundle(contents) -> None:
+def test_sources_and_documents_that_menus_read_are_in_the_bundle(contents) -> None:
     inside = {file for pattern in contents.READ_AS_TEXT for file in ROOT.glob(pattern)}
     rewards = (catalogue._REWARDS_FOLDER / f"{name}.py" for name in catalogue._REWARD_MODULES)
-    read = {ROOT / "backend" / "training" / "losses.py", *rewards}
-    assert read <= inside
-
-
-def test_the_documents_of_the_help_menu_are_in_the_bundle(contents) -> None:
+    assert {ROOT / "backend" / "training" / "losses.py", *rewards} <= inside
     there = {file.relative_to(ROOT / "docs").as_posix() for file in contents.documents() if file.is_file()}
     assert there == {*DOCUMENTS.values(), GLOSSARY.name} | guide.documents()
 
